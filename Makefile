@@ -1,0 +1,97 @@
+# Everything a developer or CI runs. `make demo` and `make test` set up what they need.
+
+PYTHON ?= python3
+VENV ?= .venv
+# Which torch: a version (TORCH=2.6.0), and an index for those who want another build than PyPI's.
+TORCH ?=
+TORCH_INDEX ?=
+
+BIN := $(VENV)/bin
+TORCH_SPEC := torch$(if $(TORCH),==$(TORCH))
+PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock pyproject.toml README.md
+PYTHON_SOURCES := $(wildcard python/ringloader/*)
+WHEEL_STAMP := $(VENV)/.wheel
+
+.PHONY: help test test-fast demo bench bench-smoke bench-rust lint rust-test python-test python-test-fast stubs loom loom-fast tsan tsan-fast storm storm-fast portable clean
+
+help:
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+
+$(VENV)/.test:
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install -U pip
+	$(PIP) install $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$(TORCH_SPEC)"
+	$(PIP) freeze | grep -iE '^torch==' > $(VENV)/constraints.txt
+	$(PIP) install -c $(VENV)/constraints.txt "maturin>=1.9,<2" numpy --group test
+	touch $@
+
+$(VENV)/.demo: $(VENV)/.test
+	$(PIP) install -c $(VENV)/constraints.txt --group demo
+	touch $@
+
+# Optimised but for link-time optimisation; what is tested is the installed wheel.
+$(WHEEL_STAMP): $(VENV)/.test $(RUST_SOURCES) $(PYTHON_SOURCES)
+	rm -rf build/wheels
+	$(BIN)/maturin build -q --profile dev-wheel --out build/wheels -i $(BIN)/python
+	$(PIP) install --no-deps --force-reinstall build/wheels/*.whl
+	touch $@
+
+test: lint rust-test loom-fast tsan-fast storm-fast portable python-test stubs ## every gate that ends within minutes
+
+test-fast: rust-test python-test-fast ## while working
+
+rust-test: ## the crates' own tests
+	cargo test -q --workspace
+
+python-test: $(WHEEL_STAMP) ## all Python tests
+	$(BIN)/python -m pytest
+
+python-test-fast: $(WHEEL_STAMP)
+	$(BIN)/python -m pytest -m "not slow"
+
+lint: $(VENV)/.test ## formatting, clippy, ruff
+	cargo fmt --all --check
+	cargo clippy -q --workspace --all-targets -- -D warnings
+	$(BIN)/ruff check python tests benches examples
+	$(BIN)/ruff format --check python tests benches examples
+
+stubs: $(WHEEL_STAMP) ## mypy, and the stub against the binary
+	$(BIN)/mypy
+	$(BIN)/python -m mypy.stubtest ringloader._native
+
+loom: ## all models of the memory model, and their planted faults
+	ci/loom.sh
+
+loom-fast:
+	ci/loom.sh --fast
+
+tsan: ## ThreadSanitizer, and its planted faults
+	ci/tsan.sh
+
+tsan-fast:
+	ci/tsan.sh --fast
+
+storm: ## SIGKILL at random and at each named moment, with successors
+	ci/storm.sh
+
+storm-fast:
+	ci/storm.sh --fast
+
+portable: ## the build for systems without memfd
+	RUSTFLAGS="--cfg ringloader_portable" cargo check -q --workspace --target-dir target/portable
+
+demo: $(VENV)/.demo $(WHEEL_STAMP) ## train on photographs through both loaders
+	$(BIN)/python examples/photographs/train.py
+
+bench: $(VENV)/.demo $(WHEEL_STAMP) ## the table of ratios to torch's loader
+	$(BIN)/python -m benches.python
+
+bench-smoke: $(VENV)/.demo $(WHEEL_STAMP) ## checks every row of the benchmark, times it once
+	$(BIN)/python -m benches.python --quick
+
+bench-rust: ## criterion
+	cargo bench -p ringloader-core
+
+clean:
+	rm -rf $(VENV) build target

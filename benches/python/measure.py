@@ -1,0 +1,100 @@
+"""One timed run of one loader over one workload, in the process that calls it."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from .loaders import LOADERS
+from .memory import tree_bytes
+from .workloads import BY_NAME, NUM_WORKERS, PREFETCH_FACTOR
+
+IN_FLIGHT = NUM_WORKERS * PREFETCH_FACTOR
+WARM_UP_BATCHES = IN_FLIGHT + 4
+WARM_UP_SECONDS = 0.3
+MEMORY_SAMPLES = 4
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One run. Times are those of the window from the last warm-up batch to the last timed batch."""
+
+    batches: int
+    seconds: float
+    main_cpu_seconds: float
+    worker_cpu_seconds: float
+    memory_bytes: int
+    path: str
+    reason: str
+    counters: dict[str, int]
+
+
+def process_cpu_ns(pid: int) -> int:
+    """Processor time of another process with all its threads, in nanoseconds.
+
+    The clock's number is made as the C library's ``clock_getcpuclockid`` makes it; /proc/<pid>/stat counts in
+    hundredths of a second, too coarse for a window of one.
+    """
+    return time.clock_gettime_ns((~pid << 3) | 2)
+
+
+def timed_run(loader_name: str, workload_name: str, seconds: float) -> dict[str, Any]:
+    """Runs the loader for about ``seconds`` after a warm-up and returns a ``Timing`` as a dict.
+
+    The consumer holds one batch and does not touch its bytes.
+    """
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    loader = LOADERS[loader_name]
+    workload = BY_NAME[workload_name]
+    made = loader.make(workload.dataset(), **workload.loader_arguments())
+    iterator = iter(made)
+    # The end of an epoch is another regime (nothing is dispatched any more): stay clear of it.
+    supply = len(made) - IN_FLIGHT - MEMORY_SAMPLES - 1
+    warm_until = time.perf_counter() + min(seconds, WARM_UP_SECONDS)
+    warmed = 0
+    while warmed < WARM_UP_BATCHES or (warmed < supply // 4 and time.perf_counter() < warm_until):
+        batch = next(iterator)
+        warmed += 1
+    supply -= warmed
+    workers = [process.pid for process in multiprocessing.active_children() if process.pid is not None]
+    gc.collect()
+
+    clock = time.perf_counter_ns
+    batches = 0
+    worker_cpu = -sum(map(process_cpu_ns, workers))
+    main_cpu = -time.process_time_ns()
+    start = clock()
+    deadline = start + int(seconds * 1e9)
+    now = start
+    while now < deadline and batches < supply:
+        batch = next(iterator)
+        batches += 1
+        now = clock()
+    main_cpu += time.process_time_ns()
+    worker_cpu += sum(map(process_cpu_ns, workers))
+
+    memory = 0
+    for _ in range(MEMORY_SAMPLES):
+        memory = max(memory, tree_bytes([os.getpid(), *workers]))
+        batch = next(iterator)
+    taken = loader.checked(iterator)
+    del batch, iterator
+    return asdict(
+        Timing(
+            batches=batches,
+            seconds=(now - start) / 1e9,
+            main_cpu_seconds=main_cpu / 1e9,
+            worker_cpu_seconds=worker_cpu / 1e9,
+            memory_bytes=memory,
+            path=taken.path,
+            reason=taken.reason,
+            counters=taken.counters,
+        )
+    )

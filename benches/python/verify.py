@@ -1,0 +1,76 @@
+"""Batches as fingerprints, so that two loaders can be compared without keeping what they gave."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from typing import Any
+
+import numpy as np
+import torch
+
+from .loaders import LOADERS
+from .measure import timed_run
+from .workloads import BY_NAME
+
+# A batch is looked at only when this many later ones have come: a slot that is reused too early shows.
+HELD_BATCHES = 3
+
+
+def fingerprint(batch: object) -> str:
+    """A digest of types, structure, dtypes, shapes, strides and bytes.
+
+    Raises:
+        TypeError: a leaf of a type that this function cannot compare.
+    """
+    digest = hashlib.sha1(usedforsecurity=False)
+    _add(digest, batch)
+    return digest.hexdigest()
+
+
+def _add(digest: Any, value: object) -> None:
+    digest.update(type(value).__qualname__.encode())
+    if isinstance(value, torch.Tensor):
+        digest.update(f"{value.dtype} {tuple(value.shape)} {value.stride()} {value.requires_grad}".encode())
+        digest.update(memoryview(value.contiguous().reshape(-1).view(torch.uint8).numpy()))
+    elif isinstance(value, np.ndarray):
+        digest.update(f"{value.dtype} {value.shape} {value.strides}".encode())
+        digest.update(value.tobytes())
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            _add(digest, key)
+            _add(digest, item)
+        digest.update(b"}")
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            _add(digest, item)
+        digest.update(b"]")
+    elif isinstance(value, (str, int, float, bytes, bool)) or value is None:
+        digest.update(repr(value).encode() + b"\0")
+    else:
+        raise TypeError(f"cannot compare a leaf of type {type(value)}; add it to {__name__}")
+
+
+def fingerprints(loader_name: str, workload_name: str, batches: int) -> list[str]:
+    """The first batches of a loader, each looked at late; also checks the path that the loader took."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    loader = LOADERS[loader_name]
+    workload = BY_NAME[workload_name]
+    iterator = iter(loader.make(workload.dataset(), **workload.loader_arguments()))
+    held: deque[object] = deque()
+    found = []
+    for _ in range(batches):
+        held.append(next(iterator))
+        if len(held) > HELD_BATCHES:
+            found.append(fingerprint(held.popleft()))
+    found += map(fingerprint, held)
+    loader.checked(iterator)
+    return found
+
+
+def smoke_run(
+    loader_name: str, workload_name: str, batches: int, seconds: float
+) -> tuple[list[str], dict[str, Any]]:
+    """Fingerprints and a brief timing in one process."""
+    return fingerprints(loader_name, workload_name, batches), timed_run(loader_name, workload_name, seconds)

@@ -1,0 +1,169 @@
+"""The workloads: what is loaded, and with which arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from . import datasets
+
+NUM_WORKERS = 2
+PREFETCH_FACTOR = 2
+BUILD = Path(__file__).resolve().parents[2] / "build"
+FILES = BUILD / "bench"
+# Samples in an epoch: enough for a fast loader in the timed window, few enough for a permutation.
+ENDLESS = 1 << 40
+SHUFFLED = 1_000_000
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One row. ``seconds`` scales the timed window: rows of slow batches need longer for as many of them."""
+
+    name: str
+    text: str
+    dataset: Callable[[], Dataset[Any]]
+    arguments: dict[str, Any] = field(default_factory=dict)
+    prepare: Callable[[], object] | None = None
+    available: Callable[[], bool] | None = None
+    seconds: float = 1.0
+    verified_batches: int = 64
+
+    def loader_arguments(self) -> dict[str, Any]:
+        """All arguments of the loader but the dataset."""
+        return {"num_workers": NUM_WORKERS, "prefetch_factor": PREFETCH_FACTOR, **self.arguments}
+
+
+def write_tokens() -> None:
+    """A file of 16 million tokens."""
+    path = FILES / "tokens.bin"
+    if not path.exists():
+        FILES.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(".part")
+        np.random.default_rng(0).integers(0, 50_000, 1 << 24, dtype=np.uint16).tofile(part)
+        part.rename(path)
+
+
+def write_jpegs() -> None:
+    """64 synthetic JPEG files of 600 KB: smooth colour with grain, as costly to decode as a photograph."""
+    from PIL import Image
+
+    directory = FILES / "jpeg"
+    if len(list(directory.glob("*.jpg"))) == 64:
+        return
+    directory.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(0)
+    grain = rng.normal(0, 11, (1200, 1600, 1)).astype(np.float32)
+    for number in range(64):
+        coarse = Image.fromarray(rng.integers(0, 256, (12, 16, 3), dtype=np.uint8))
+        smooth = np.asarray(coarse.resize((1600, 1200), Image.Resampling.BICUBIC), dtype=np.float32)
+        pixels = np.clip(smooth + np.roll(grain, 37 * number, axis=1), 0, 255).astype(np.uint8)
+        part = directory / f"{number}.part"
+        Image.fromarray(pixels).save(part, format="JPEG", quality=85)
+        part.rename(part.with_suffix(".jpg"))
+
+
+def crop_paths() -> list[Path]:
+    """The crops that the example ``examples/photographs`` has cut; none before it ran."""
+    return sorted((BUILD / "photographs" / "train").glob("*/*.jpg"))
+
+
+def _fresh(size_bytes: int) -> Callable[[], Dataset[Any]]:
+    return lambda: datasets.Fresh(ENDLESS, size_bytes)
+
+
+WORKLOADS = [
+    Workload("tensor-1kb", "one tensor of 1 KB", _fresh(1024), {"batch_size": None}),
+    Workload(
+        "tensors-40x1kb",
+        "dict of 40 tensors of 1 KB",
+        lambda: datasets.FreshMany(ENDLESS, 40),
+        {"batch_size": None},
+    ),
+    Workload("tensor-1mb", "one fresh tensor of 1 MB", _fresh(1 << 20), {"batch_size": None}),
+    Workload(
+        "tensor-38mb",
+        "one fresh tensor of 38 MB",
+        _fresh(38 << 20),
+        {"batch_size": None},
+        verified_batches=16,
+    ),
+    Workload(
+        "images-uint8",
+        "64 uint8 images 3x224x224, default_collate",
+        lambda: datasets.Slices(ENDLESS, (3, 224, 224), torch.uint8),
+        {"batch_size": 64},
+        verified_batches=24,
+    ),
+    Workload(
+        "images-float32",
+        "64 float32 images 3x224x224, default_collate",
+        lambda: datasets.Slices(ENDLESS, (3, 224, 224), torch.float32),
+        {"batch_size": 64},
+        verified_batches=16,
+    ),
+    Workload(
+        "tiny-1",
+        "1 sample of 8 floats and an int, shuffled",
+        lambda: datasets.Tabular(SHUFFLED),
+        {"batch_size": 1, "shuffle": True},
+    ),
+    Workload(
+        "tiny-64",
+        "64 samples of 8 floats and an int, shuffled",
+        lambda: datasets.Tabular(SHUFFLED),
+        {"batch_size": 64, "shuffle": True},
+    ),
+    Workload(
+        "tokens",
+        "8 windows of 2048 tokens from a mapped file, shuffled",
+        lambda: datasets.TokenWindows(SHUFFLED, FILES / "tokens.bin", 2048),
+        {"batch_size": 8, "shuffle": True},
+        prepare=write_tokens,
+    ),
+    Workload(
+        "click-log",
+        "256 rows of 28 scalar tensors in a dict",
+        lambda: datasets.ClickLog(ENDLESS, 28),
+        {"batch_size": 256},
+        verified_batches=32,
+    ),
+    Workload(
+        "graphs",
+        "32 ragged graphs: padded tensor, 32 tensors, strings",
+        lambda: datasets.Graphs(ENDLESS),
+        {"batch_size": 32, "collate_fn": datasets.collate_graphs},
+    ),
+    Workload(
+        "collated-10mb",
+        "16 float32 samples, 10 MB collated",
+        lambda: datasets.Slices(ENDLESS, (160, 1024), torch.float32),
+        {"batch_size": 16},
+        verified_batches=24,
+    ),
+    Workload(
+        "jpeg",
+        "8 JPEG files of 600 KB, decoded with Pillow, 224x224",
+        lambda: datasets.Jpegs(SHUFFLED, sorted((FILES / "jpeg").glob("*.jpg")), 224),
+        {"batch_size": 8, "shuffle": True},
+        prepare=write_jpegs,
+        seconds=3.0,
+        verified_batches=12,
+    ),
+    Workload(
+        "jpeg-crops",
+        "64 JPEG crops of real photographs, decoded with Pillow",
+        lambda: datasets.Jpegs(SHUFFLED, crop_paths(), None),
+        {"batch_size": 64, "shuffle": True},
+        available=lambda: bool(crop_paths()),
+        seconds=2.0,
+        verified_batches=12,
+    ),
+]
+BY_NAME = {workload.name: workload for workload in WORKLOADS}

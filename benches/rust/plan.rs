@@ -1,0 +1,151 @@
+//! What control costs per batch: reading the sampler, and sending, reordering and handing out one task.
+//!
+//! Every candidate is checked before it is timed. Dispatch and reorder must cost the same for any number of workers.
+
+use std::collections::VecDeque;
+use std::hint::black_box;
+
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use ringloader_core::plan::{
+    BatchRule, Dispatch, Draw, Indices, Next, Order, ReorderBuffer, Source, Step, Stream, Supply,
+};
+
+const LEN: u64 = 1 << 20;
+
+/// A permutation that every draw returns, without a copy.
+#[derive(Debug)]
+struct Reversed(&'static [i64]);
+
+impl Indices for Reversed {
+    fn as_slice(&self) -> &[i64] {
+        self.0
+    }
+}
+
+fn reversed() -> &'static [i64] {
+    (0..LEN as i64).rev().collect::<Vec<_>>().leak()
+}
+
+fn answer(need: Draw, permutation: &'static [i64]) -> Supply {
+    match need {
+        Draw::NumSamples => Supply::NumSamples(u64::MAX - u64::MAX % LEN),
+        Draw::Permutation { n: LEN } => Supply::Indices(Box::new(Reversed(permutation))),
+        need => panic!("{need:?} was not expected"),
+    }
+}
+
+/// One batch; the last of its indices.
+fn batch(stream: &mut Stream, permutation: &'static [i64]) -> i64 {
+    loop {
+        let need = match stream.next() {
+            Ok(Step::Batch(batch)) => return *batch.last().expect("a batch is not empty"),
+            Ok(Step::Need(need)) => need,
+            other => panic!("{other:?}"),
+        };
+        stream.supply(answer(need, permutation)).expect("what was asked for");
+    }
+}
+
+fn streams(criterion: &mut Criterion) {
+    let permutation = reversed();
+    let mut group = criterion.benchmark_group("plan/stream");
+    for size in [1, 64, 1024] {
+        let rule = Some(BatchRule { size, drop_last: false });
+        let sources = [
+            ("random", Source::Random { n: LEN, replacement: false, private_generator: false }),
+            ("sequential", Source::Sequential { len: i64::MAX as u64 }),
+        ];
+        for (name, source) in sources {
+            let mut stream = Stream::new(source, rule).expect("a good source");
+            for number in 1..=2 * LEN / size {
+                let read = (number * size - 1) as i64;
+                let expected = if name == "random" { LEN as i64 - 1 - read % LEN as i64 } else { read };
+                assert_eq!(batch(&mut stream, permutation), expected);
+            }
+            group.throughput(Throughput::Elements(size));
+            group.bench_function(format!("{name}, batches of {size}"), |bencher| {
+                bencher.iter(|| black_box(batch(&mut stream, permutation)));
+            });
+        }
+    }
+    group.finish();
+}
+
+/// An epoch without end whose workers answer at once, but not in order.
+struct Epoch {
+    dispatch: Dispatch,
+    tasks: ReorderBuffer<u64>,
+    /// Tasks under way. The youngest but one arrives first, so that results wait in the buffer.
+    under_way: VecDeque<u64>,
+    in_order: bool,
+}
+
+impl Epoch {
+    fn new(workers: u32, order: Order) -> Self {
+        let mut this = Self {
+            dispatch: Dispatch::new(workers, 2, order),
+            tasks: ReorderBuffer::new(),
+            under_way: VecDeque::new(),
+            in_order: order == Order::InOrder,
+        };
+        (0..this.dispatch.max_tasks()).for_each(|_| this.put());
+        this
+    }
+
+    fn put(&mut self) {
+        let worker = self.dispatch.choose().expect("a worker with room");
+        let seq = self.tasks.send(worker);
+        self.dispatch.sent(worker);
+        self.under_way.push_back(seq);
+    }
+
+    /// One batch: its task's number.
+    fn step(&mut self) -> u64 {
+        loop {
+            let (seq, worker) = match self.tasks.next(|worker| self.dispatch.is_active(worker)) {
+                Next::Ready { seq, worker, .. } => (seq, worker),
+                Next::End => panic!("the epoch has no end"),
+                Next::Wait { .. } => {
+                    let index = usize::from(self.under_way.len() > 1);
+                    let seq = self.under_way.remove(index).expect("a task under way");
+                    if self.in_order {
+                        self.tasks.arrive(seq, seq).expect("a task under way");
+                        continue;
+                    }
+                    (seq, self.tasks.take(seq).expect("a task under way"))
+                }
+            };
+            self.dispatch.delivered(worker);
+            self.put();
+            return seq;
+        }
+    }
+}
+
+fn control(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("plan/dispatch and reorder");
+    for (name, order) in [("in order", Order::InOrder), ("as completed", Order::AsCompleted)] {
+        for workers in [1, 2, 8, 64] {
+            let mut epoch = Epoch::new(workers, order);
+            let mut seen = vec![0_u32; 4096];
+            for number in 0..4096 {
+                let seq = epoch.step();
+                if order == Order::InOrder {
+                    assert_eq!(seq, number);
+                }
+                if let Some(times) = seen.get_mut(seq as usize) {
+                    *times += 1;
+                }
+            }
+            assert!(seen.iter().all(|&times| times <= 1), "a batch came twice");
+            assert_eq!(epoch.tasks.outstanding(), epoch.under_way.len() as u64);
+            group.bench_function(format!("{name}, {workers} workers"), |bencher| {
+                bencher.iter(|| black_box(epoch.step()));
+            });
+        }
+    }
+    group.finish();
+}
+
+criterion_group!(benches, streams, control);
+criterion_main!(benches);

@@ -1,0 +1,98 @@
+#!/usr/bin/env bash
+# The models of the core. All must hold, and each planted fault must be caught for its own reason.
+#
+#   ci/loom.sh           up to 4 preemptions; the code as it ships, and the build with planted faults
+#   ci/loom.sh --fast    up to 3 preemptions; the build with planted faults only, first with none selected
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+# Test binaries: rust/core/tests/NAME.rs.
+BINARIES=(
+  loom_ring
+  loom_pool
+)
+
+# binary | test | fault, as the sources name it | what the failing model says
+FAULTS=(
+  'loom_ring|tail_publishes_and_head_hands_back|tail_relaxed|Causality violation'
+  'loom_ring|tail_publishes_and_head_hands_back|tail_load_relaxed|Causality violation'
+  'loom_ring|tail_publishes_and_head_hands_back|head_relaxed|Causality violation'
+  'loom_ring|tail_publishes_and_head_hands_back|head_load_relaxed|Causality violation'
+  'loom_ring|tail_publishes_and_head_hands_back|hand_back_before_read|Causality violation'
+  'loom_ring|bytes_come_back_through_head|head_relaxed|Causality violation'
+  'loom_ring|bytes_come_back_through_head|head_load_relaxed|Causality violation'
+  'loom_ring|a_producer_may_die_before_any_store|tail_before_words|torn descriptor'
+  'loom_ring|a_consumer_may_die_before_any_store|head_relaxed|Causality violation'
+  'loom_ring|no_wake_up_is_lost|announce_without_fence|deadlock; threads'
+  'loom_ring|no_wake_up_is_lost|take_without_fence|deadlock; threads'
+  'loom_ring|no_wake_up_is_lost|sleep_without_second_look|deadlock; threads'
+  'loom_ring|two_ringers_lose_no_wake_up|announce_without_fence|deadlock; threads'
+  'loom_ring|two_ringers_lose_no_wake_up|take_without_fence|deadlock; threads'
+  'loom_ring|two_ringers_lose_no_wake_up|sleep_without_second_look|deadlock; threads'
+  'loom_pool|two_leases_in_turn|slot_returned_relaxed|Causality violation'
+  'loom_pool|two_leases_in_turn|sweep_relaxed|Causality violation'
+  'loom_pool|a_dead_worker_passes_no_edge_on|take_over_relaxed|Causality violation'
+  'loom_pool|take_over_after_a_death_before_any_store|unheld_before_returned|came back without being out'
+  'loom_pool|take_over_after_a_death_before_any_store|busy_read_after_swap|came back without being out'
+  'loom_pool|held_again_while_the_old_release_is_between_its_stores|hold_as_mark|a held slot was handed out'
+  'loom_pool|a_pin_is_dropped_while_the_slot_comes_back|pin_ignored|Causality violation'
+  'loom_pool|counts_cover_the_memory_at_any_death|uncounted_before_punch|bytes are there'
+)
+
+RUN_LIMIT_S=600
+
+case "${1:-}" in
+  '') fast=0 LOOM_MAX_PREEMPTIONS=4 ;;
+  --fast) fast=1 LOOM_MAX_PREEMPTIONS=3 ;;
+  *) echo "usage: $0 [--fast]" >&2; exit 2 ;;
+esac
+export LOOM_MAX_PREEMPTIONS
+unset LOOM_LOG LOOM_MAX_BRANCHES LOOM_MAX_PERMUTATIONS LOOM_MAX_DURATION LOOM_CHECKPOINT_FILE
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+
+fail() {
+  tail -n 60 "$log" >&2
+  echo "loom: FAILED: $*" >&2
+  exit 1
+}
+
+# run CONFIGURATION FAULT ARGUMENTS...: the tests of one configuration, built in a directory of its own.
+run() {
+  local flags='--cfg ringloader_loom'
+  [[ $1 == loom ]] || flags+=' --cfg ringloader_planted'
+  CARGO_TARGET_DIR="target/$1" RUSTFLAGS="$flags" RINGLOADER_PLANTED="$2" timeout "$RUN_LIMIT_S" \
+    cargo test -p ringloader-core --profile loom "${@:3}" >"$log" 2>&1
+}
+
+models=0 executions=0
+hold() {
+  local binary passed found
+  run "$1" '' --no-run "${BINARIES[@]/#/--test=}" || fail "$1 does not build"
+  for binary in "${BINARIES[@]}"; do
+    run "$1" '' --test "$binary" -- --nocapture --test-threads=1 || fail "$1: a model of $binary does not hold"
+    passed=$(sed -nE 's/^test result: ok\. ([0-9]+) passed.*/\1/p' "$log")
+    found=$(grep -cE 'model .*: [0-9]+ executions$' "$log" || true)
+    ((${passed:-0} > 0 && found > 0)) || fail "$1: $binary ran no model"
+    models=$((models + found))
+    executions=$((executions + $(sed -nE 's/.*model .*: ([0-9]+) executions$/\1/p' "$log" | paste -sd+)))
+  done
+}
+
+caught=0
+catch() {
+  local binary test fault reason status=0
+  IFS='|' read -r binary test fault reason <<<"$1"
+  run loom-planted "$fault" --test "$binary" -- --nocapture --exact "$test" || status=$?
+  grep -q '^running 1 test$' "$log" || fail "$binary has no test $test"
+  ((status != 0)) || fail "$test holds with $fault planted"
+  ((status != 124)) || fail "$test with $fault planted has not ended in $RUN_LIMIT_S s"
+  grep -qF "$reason" "$log" || fail "$test with $fault planted fails, but not with '$reason'"
+  caught=$((caught + 1))
+}
+
+((fast)) || hold loom
+hold loom-planted
+for row in "${FAULTS[@]}"; do catch "$row"; done
+((models > 0 && caught > 0)) || fail "nothing ran"
+echo "loom: $models models hold ($executions executions, $LOOM_MAX_PREEMPTIONS preemptions), $caught planted faults caught"

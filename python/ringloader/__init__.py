@@ -1,0 +1,6 @@
+"""A drop-in replacement for PyTorch's ``DataLoader`` whose hot path is Rust over shared-memory rings."""
+
+from ringloader._path import PathReport, path
+from ringloader.dataloader import DataLoader
+
+__all__ = ["DataLoader", "PathReport", "path"]

@@ -1,0 +1,172 @@
+"""What of a batch goes through pickle, and what the native encoder asks of numpy and of classes."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import io
+import pickle
+import sys
+from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import numpy as np
+import torch
+from torch.multiprocessing import reductions
+
+# Where a leaf's content lies, for the native encoder: object to keep, address, bytes, itemsize, whether
+# column-major, dtype tag, shape.
+_ArrayParts = tuple[object, int, int, int, bool, bytes, list[int]]
+
+_BY_NAME = b"s"
+_BY_PICKLE = b"p"
+
+
+class _BatchPickler(ForkingPickler):
+    """Pickles a batch whose tensors, arrays and storages travel beside it, as numbered leaves."""
+
+    def __init__(self, file: io.BytesIO, leaves: Callable[[object], int | None]) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        if self.dispatch_table.get(torch.Tensor) is reductions.reduce_tensor:
+            self.dispatch_table = {**self.dispatch_table, torch.Tensor: _reduce_tensor}
+        # An attribute of the instance is called by the C pickler without a Python frame in between.
+        self.persistent_id = leaves  # type: ignore[method-assign]
+
+
+def _reduce_tensor(tensor: Any) -> Any:
+    if tensor.is_quantized:
+        # torch's reduction for other processes loses scale and zero point.
+        return tensor.__reduce_ex__(2)
+    return reductions.reduce_tensor(tensor)  # type: ignore[no-untyped-call]
+
+
+class _BatchUnpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, leaves: list[object]) -> None:
+        super().__init__(file)
+        self.persistent_load = leaves.__getitem__  # type: ignore[method-assign]
+
+
+def dumps(batch: object, leaves: Callable[[object], int | None]) -> bytes:
+    """Pickles ``batch``.
+
+    Args:
+        batch: Any object that ``multiprocessing`` can pickle.
+        leaves: Asked for each object that comes up: the number of the leaf that stands for it, or None.
+
+    Raises:
+        Exception: What pickling raises for what cannot be pickled.
+    """
+    file = io.BytesIO()
+    _BatchPickler(file, leaves).dump(batch)
+    return file.getvalue()
+
+
+def loads(data: bytes, leaves: list[object]) -> object:
+    """Unpickles what :func:`dumps` made, with the leaves by their numbers."""
+    return _BatchUnpickler(io.BytesIO(data), leaves).load()
+
+
+def dumps_index(index: object) -> bytes:
+    """Pickles the index of a task, or a whole message.
+
+    Raises:
+        TypeError: When it cannot be pickled, in the main process and not, as with a queue's thread, never.
+    """
+    try:
+        return bytes(ForkingPickler.dumps(index))
+    except Exception as error:
+        raise TypeError(
+            f"the index {index!r:.200} that the sampler yielded cannot be sent to a worker process "
+            f"({type(error).__name__}: {error}); yield something that can be pickled, or use num_workers=0"
+        ) from error
+
+
+def loads_index(data: bytes) -> object:
+    """Unpickles what :func:`dumps_index` made."""
+    return pickle.loads(data)
+
+
+def _dtype_tag(dtype: np.dtype[Any]) -> bytes | None:
+    """How ``dtype`` is written; None when its items are not their bytes."""
+    if dtype.hasobject or dtype.kind not in "biufcmMSUV":
+        return None
+    if dtype.kind == "V" or dtype.metadata is not None:
+        # Equal dtypes of this sort may still differ, so nothing is remembered by them.
+        return _BY_PICKLE + pickle.dumps(dtype)
+    return _plain_tag(dtype)
+
+
+@functools.lru_cache(maxsize=256)
+def _plain_tag(dtype: np.dtype[Any]) -> bytes:
+    name = dtype.str
+    try:
+        if np.dtype(name) == dtype:
+            return _BY_NAME + name.encode()
+    except TypeError:
+        # A name that numpy does not know.
+        pass
+    # Those of other packages, which may look like numpy's by name.
+    return _BY_PICKLE + pickle.dumps(dtype)
+
+
+def array_dtype(tag: bytes) -> np.dtype[Any]:
+    """The dtype that a tag stands for; a new one, where its fields can be renamed."""
+    if tag[:1] == _BY_NAME:
+        return np.dtype(tag[1:].decode())
+    dtype = pickle.loads(tag[1:])
+    if not isinstance(dtype, np.dtype):
+        raise TypeError(f"the tag of an array's dtype holds {dtype!r}")
+    return dtype
+
+
+def array_tag(array: np.ndarray[Any, Any]) -> _ArrayParts | None:
+    """Where the content of ``array`` lies; None when numpy itself must pickle it.
+
+    Like a pickled one, an array that is neither C- nor Fortran-contiguous arrives C-contiguous, and one of
+    the other byte order arrives in the machine's own.
+    """
+    if array.dtype.kind != "V" and not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    tag = _dtype_tag(array.dtype)
+    if tag is None or array.size == 0:
+        # There is nothing to carry, and pickle has strides of its own for it.
+        return None
+    flags = array.flags
+    if not flags.forc:
+        array = array.copy(order="C")
+        flags = array.flags
+    fortran = flags.fnc
+    return array, array.ctypes.data, array.nbytes, array.itemsize, fortran, tag, list(array.shape)
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_plain_named_tuple(cls: type) -> bool:
+    return (
+        cls.__bases__ == (tuple,)
+        and isinstance(getattr(cls, "_fields", None), tuple)
+        and cls.__dictoffset__ == 0
+        and not {"__reduce__", "__reduce_ex__", "__getstate__", "__setstate__"} & cls.__dict__.keys()
+        and cls not in getattr(ForkingPickler, "_extra_reducers", {})
+    )
+
+
+def named_tuple_name(cls: type) -> tuple[str, str] | None:
+    """Module and name of a plain named tuple class; None for any other subclass of tuple."""
+    if not _is_plain_named_tuple(cls):
+        return None
+    found: object = sys.modules.get(cls.__module__)
+    for name in cls.__qualname__.split("."):
+        found = getattr(found, name, None)
+    # A class that its name does not find, or no longer: the pickler says so in its own words.
+    return (cls.__module__, cls.__qualname__) if found is cls else None
+
+
+def find_class(module: str, qualname: str) -> type:
+    """The class that :func:`named_tuple_name` named, as pickle finds it: imported, and the one of now."""
+    found: Any = importlib.import_module(module)
+    for name in qualname.split("."):
+        found = getattr(found, name)
+    if not isinstance(found, type):
+        raise TypeError(f"{module}.{qualname} is {found!r}, not a named tuple's class")
+    return found

@@ -1,0 +1,59 @@
+"""How much shared memory a loader's batches may take."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+_SMALLEST_SHARE = 1 << 20
+
+
+def share_per_worker(num_workers: int, max_shared_bytes: int | None, available: int) -> int:
+    """Bytes for each worker.
+
+    Args:
+        num_workers: Workers that share equally.
+        max_shared_bytes: What the user allows for the loader; None: a quarter of ``available`` for all
+            processes of this job on the machine.
+        available: Bytes that the machine and the control group have left.
+    """
+    if max_shared_bytes is None:
+        return max(available // 4 // _local_world_size() // num_workers, _SMALLEST_SHARE)
+    return max(max_shared_bytes // num_workers, 1)
+
+
+def _local_world_size() -> int:
+    """Processes of a distributed job on this machine, as its launcher tells."""
+    try:
+        return max(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
+    except ValueError:
+        return 1
+
+
+def say_oversize(nbytes: int, share: int, largest: int, num_workers: int) -> None:
+    """Logs, for the first oversize batch of an iterator, the figures and what to turn.
+
+    Args:
+        nbytes: Bytes of the batch.
+        share: Bytes of shared memory that each worker has.
+        largest: Bytes of the largest batch that one of its slots takes.
+        num_workers: Workers of the loader.
+    """
+    # Half a share holds it, with room for the table and for rounding.
+    enough = num_workers * 2 * (nbytes + (1 << 20))
+    if nbytes <= largest:
+        why = f"had no room beside the batches that are held or on their way in its worker's {share} bytes"
+        what = f"pass max_shared_bytes={max(enough, 2 * num_workers * share)}"
+    elif share // 2 < nbytes:
+        why = f"is larger than half of its worker's {share} bytes"
+        what = f"pass max_shared_bytes={enough}"
+    else:
+        why = f"is larger than the {largest} bytes of address space for one batch with {num_workers} workers"
+        what = "use fewer workers or a smaller prefetch_factor"
+    logging.getLogger("ringloader").warning(
+        "a batch of %d bytes %s of shared memory, so it travels more slowly, in memory of its own; %s, "
+        "or use a smaller batch_size",
+        nbytes,
+        why,
+        what,
+    )

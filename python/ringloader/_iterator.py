@@ -1,0 +1,103 @@
+"""Native control: torch's iterator, with the hot path in Rust."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+from torch.utils.data import _utils
+
+from ringloader import _native, _samplers, _seam, _transport
+
+
+class RingIterator(_transport.TransportIterator):
+    """An iterator that reads the sampler, hands out tasks, reorders and waits natively.
+
+    torch's own constructor runs, so draws, warnings, the order of starts and every attribute are torch's;
+    ``_reset``, its last call, takes over.
+    """
+
+    _scheduler: _native.Scheduler
+    _stream: _samplers.SamplerStream | None
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        _seam.BaseIterator._reset(self, loader, first_iter)
+        self._workers_status = [True] * self._num_workers
+        self._stream = _samplers.stream_of(self._index_sampler)
+        if first_iter:
+            # torch's registry would raise in unrelated code, before what a dead worker committed is drained.
+            _utils.signal_handling._remove_worker_pids(id(self))  # type: ignore[attr-defined]
+            self._worker_pids_set = False
+            self._scheduler = _native.Scheduler(
+                self._transport.engine,
+                self._num_workers,
+                self._prefetch_factor,
+                _order(self._in_order),
+                self._dataset_kind == _seam.ITERABLE,
+                self._timeout,
+            )
+        else:
+            # Behind the tasks of an abandoned epoch, which still run, as torch's do. Nobody waits for them:
+            # their results are told by their epoch.
+            for index_queue in self._index_queues:
+                index_queue.put(_utils.worker._ResumeIteration(self._shared_seed))
+            self._scheduler.reset()
+        for _ in range(self._prefetch_factor * self._num_workers):
+            self._try_put_index()
+
+    def _next_data(self) -> Any:
+        return self._scheduler.next(self)
+
+    def _try_put_index(self) -> None:
+        self._scheduler.put_index(self)
+
+    def _note_retired(self, worker_id: int) -> None:
+        """A worker's iterable dataset has ended. MIRRORS torch dataloader.py::_next_data."""
+        if self._persistent_workers:
+            self._workers_status[worker_id] = False
+        else:
+            self._mark_worker_as_unavailable(worker_id)
+
+    def _raise_timeout(self) -> None:
+        raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
+
+    def _raise_lost(self, worker_id: int) -> None:
+        """Raises for a worker whose process has ended, in the words of torch's signal handler."""
+        process = self._workers[worker_id]
+        process.join(1.0)
+        self._workers_status[worker_id] = False
+        code = process.exitcode
+        if code is None or code == 0:
+            raise RuntimeError(f"DataLoader worker (pid(s) {process.pid}) exited unexpectedly")
+        if code > 0:
+            raise RuntimeError(
+                f"DataLoader worker (pid {process.pid}) exited unexpectedly with exit code {code}. "
+                "Details are lost due to multiprocessing. "
+                "Rerunning with num_workers=0 may give better error trace."
+            )
+        hint = ""
+        if -code == signal.SIGBUS:
+            hint = (
+                "It is possible that dataloader's workers are out of shared memory. "
+                "Please try to raise your shared memory limit."
+            )
+        name = signal.strsignal(-code)
+        raise RuntimeError(f"DataLoader worker (pid {process.pid}) is killed by signal: {name}. {hint}")
+
+    @property
+    def _send_idx(self) -> int:
+        return self._scheduler.positions()[0]
+
+    @property
+    def _rcvd_idx(self) -> int:
+        return self._scheduler.positions()[1]
+
+    @property
+    def _tasks_outstanding(self) -> int:
+        return self._scheduler.positions()[2]
+
+
+def _order(in_order: bool) -> str:
+    if in_order:
+        return "in_order"
+    return "as_completed" if _seam.COUNTS_TASKS_PER_WORKER else "as_completed_round_robin"

@@ -1,0 +1,78 @@
+"""Which path a loader took, why, and what went over it."""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+PathName = Literal["native", "rings", "torch"]
+
+
+@dataclasses.dataclass(frozen=True)
+class PathReport:
+    """How the batches of one iterator travel.
+
+    Attributes:
+        path: ``"native"``: over shared-memory rings, under native control; ``"rings"``: over the rings,
+            under torch's own control; ``"torch"``: torch's own iterator and transport.
+        reason: Why, in a sentence.
+        counters: What went over it until now: ``batches``; storages that collate wrote ``in_place`` or that
+            were ``copied`` into shared memory once; batches whose tree was ``pickled``; ``oversize`` batches,
+            in shared memory of their own; batches ``copied_out`` because the user held too many. Empty on
+            torch's path.
+    """
+
+    path: PathName
+    reason: str
+    counters: Mapping[str, int]
+
+
+@dataclasses.dataclass
+class _Record:
+    path: PathName
+    reason: str
+    counters: Callable[[], Mapping[str, int]]
+
+
+# Beside the objects and not on them: frameworks copy, pickle and rebuild loaders.
+_records: weakref.WeakKeyDictionary[Any, _Record] = weakref.WeakKeyDictionary()
+
+
+def record(
+    loader: object,
+    iterator: object,
+    path: PathName,
+    reason: str,
+    counters: Callable[[], Mapping[str, int]] = dict,
+) -> None:
+    """Notes how ``iterator``, made by ``loader``, gets its batches."""
+    noted = _Record(path, reason, counters)
+    for key in (loader, iterator):
+        try:
+            _records[key] = noted
+        except TypeError:
+            # A subclass that cannot be hashed or weakly referenced goes without.
+            continue
+
+
+def path(iterator_or_loader: object) -> PathReport:
+    """Tells which path an iterator, or the last iterator of a loader, took.
+
+    Args:
+        iterator_or_loader: A :class:`ringloader.DataLoader`, or what ``iter`` made of it.
+
+    Raises:
+        ValueError: When the loader was not iterated yet, or is none of ringloader's.
+    """
+    try:
+        found = _records.get(iterator_or_loader)
+    except TypeError:
+        found = None
+    if found is None:
+        raise ValueError(
+            f"no path is known for {iterator_or_loader!r:.200}: pass a ringloader.DataLoader after iter() "
+            "was called on it, or what iter() returned"
+        )
+    return PathReport(found.path, found.reason, dict(found.counters()))

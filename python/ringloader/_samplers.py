@@ -1,0 +1,192 @@
+"""Which of torch's samplers are read natively, and what torch draws for them.
+
+The native stream never draws. Where the body of torch's generator would, it asks the objects here, so that
+every draw is torch's own, at torch's moment.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils.data import sampler as torch_sampler
+from torch.utils.data.dataloader import _InfiniteConstantSampler
+from torch.utils.data.distributed import DistributedSampler
+
+from ringloader import _native, _seam
+
+_Batch = tuple[int, bool] | None
+
+
+def stream_of(index_sampler: Any) -> SamplerStream | None:
+    """The native stream for a loader's index sampler; None if Python must iterate it."""
+    batch: _Batch = None
+    sampler = index_sampler
+    if type(sampler) is torch_sampler.BatchSampler:
+        if not _seam.is_torchs_own(torch_sampler.BatchSampler.__iter__):
+            return None
+        size, drop_last = sampler.batch_size, sampler.drop_last
+        if type(size) is not int or size < 1 or type(drop_last) is not bool:
+            return None
+        batch = (size, drop_last)
+        sampler = sampler.sampler
+    opener = _OPENERS.get(type(sampler))
+    if opener is None or not _seam.is_torchs_own(type(sampler).__iter__):
+        return None
+    stream = opener(sampler, batch)
+    return stream if stream.is_plain() else None
+
+
+class SamplerStream:
+    """One epoch of a sampler. The stream asks it for numbers; :attr:`native` is made at the first index."""
+
+    def __init__(self, sampler: Any, batch: _Batch) -> None:
+        self.sampler = sampler
+        self.batch = batch
+        self.native: _native.Stream | None = None
+
+    def is_plain(self) -> bool:
+        """Whether this very sampler can be read natively. Reads nothing that torch reads later."""
+        return True
+
+    def open(self) -> _native.Stream | None:
+        """Reads what torch's generator reads before it yields, and makes the native stream.
+
+        None for a sampler that torch is about to refuse, in words of its own.
+        """
+        try:
+            self.native = self._make()
+        except ValueError:
+            return None
+        return self.native
+
+    def _make(self) -> _native.Stream:
+        raise NotImplementedError
+
+
+def _is_cpu(generator: Any) -> bool:
+    return generator is None or (type(generator) is torch.Generator and generator.device.type == "cpu")
+
+
+class _Sequential(SamplerStream):
+    """MIRRORS torch sampler.py::SequentialSampler."""
+
+    def is_plain(self) -> bool:
+        # Without batches torch reads the length inside iter(), and the iterator it made then is a range's.
+        return self.batch is not None
+
+    def _make(self) -> _native.Stream:
+        return _native.Stream.sequential(len(self.sampler.data_source), self.batch)
+
+
+class _Random(SamplerStream):
+    """MIRRORS torch sampler.py::RandomSampler."""
+
+    _generator: torch.Generator
+
+    def is_plain(self) -> bool:
+        return _is_cpu(self.sampler.generator)
+
+    def _make(self) -> _native.Stream:
+        n = len(self.sampler.data_source)
+        private = self.sampler.generator is None
+        if not private:
+            self._generator = self.sampler.generator
+        return _native.Stream.random(n, self.sampler.replacement, private, self.batch)
+
+    def seed(self) -> None:
+        seed = int(torch.empty((), dtype=torch.int64).random_().item())
+        self._generator = torch.Generator()
+        self._generator.manual_seed(seed)
+
+    def num_samples(self) -> int:
+        return int(self.sampler.num_samples)
+
+    def permutation(self, n: int) -> torch.Tensor:
+        return torch.randperm(n, generator=self._generator)
+
+    def integers(self, high: int, count: int) -> torch.Tensor:
+        return torch.randint(high=high, size=(count,), dtype=torch.int64, generator=self._generator)
+
+
+class _Subset(SamplerStream):
+    """MIRRORS torch sampler.py::SubsetRandomSampler."""
+
+    def is_plain(self) -> bool:
+        indices = self.sampler.indices
+        if not _is_cpu(self.sampler.generator):
+            return False
+        if type(indices) is range:
+            return True
+        return type(indices) is list and all(type(index) is int for index in indices)
+
+    def _make(self) -> _native.Stream:
+        indices = self.sampler.indices
+        if type(indices) is range:
+            made = torch.arange(indices.start, indices.stop, indices.step, dtype=torch.int64, device="cpu")
+        else:
+            made = torch.tensor(indices, dtype=torch.int64, device="cpu")
+        return _native.Stream.subset(made, self.batch)
+
+    def permutation(self, n: int) -> torch.Tensor:
+        return torch.randperm(n, generator=self.sampler.generator)
+
+
+class _Weighted(SamplerStream):
+    """MIRRORS torch sampler.py::WeightedRandomSampler."""
+
+    def is_plain(self) -> bool:
+        weights = self.sampler.weights
+        plain = type(weights) is torch.Tensor and weights.device.type == "cpu" and weights.dim() == 1
+        return plain and _is_cpu(self.sampler.generator)
+
+    def _make(self) -> _native.Stream:
+        return _native.Stream.weighted(len(self.sampler.weights), self.sampler.num_samples, self.batch)
+
+    def multinomial(self) -> torch.Tensor:
+        sampler = self.sampler
+        return torch.multinomial(
+            sampler.weights, sampler.num_samples, sampler.replacement, generator=sampler.generator
+        )
+
+
+class _Distributed(SamplerStream):
+    """MIRRORS torch distributed.py::DistributedSampler."""
+
+    def is_plain(self) -> bool:
+        # Without batches torch draws inside iter(), which torch's own constructor calls in any case.
+        return self.batch is not None
+
+    def _make(self) -> _native.Stream:
+        sampler = self.sampler
+        return _native.Stream.distributed(
+            len(sampler.dataset),
+            sampler.num_samples,
+            sampler.num_replicas,
+            sampler.rank,
+            bool(sampler.shuffle),
+            bool(sampler.drop_last),
+            self.batch,
+        )
+
+    def permutation(self, n: int) -> torch.Tensor:
+        generator = torch.Generator()
+        generator.manual_seed(self.sampler.seed + self.sampler.epoch)
+        return torch.randperm(n, generator=generator)
+
+
+class _Nones(SamplerStream):
+    """MIRRORS torch dataloader.py::_InfiniteConstantSampler."""
+
+    def _make(self) -> _native.Stream:
+        return _native.Stream.nones(self.batch)
+
+
+_OPENERS: dict[type, type[SamplerStream]] = {
+    torch_sampler.SequentialSampler: _Sequential,
+    torch_sampler.RandomSampler: _Random,
+    torch_sampler.SubsetRandomSampler: _Subset,
+    torch_sampler.WeightedRandomSampler: _Weighted,
+    DistributedSampler: _Distributed,
+    _InfiniteConstantSampler: _Nones,
+}

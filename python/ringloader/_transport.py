@@ -1,0 +1,254 @@
+"""torch's own control over shared-memory rings: context, queues, event, iterator.
+
+``_MultiProcessingDataLoaderIter`` takes everything that moves data or starts processes from the loader's
+``multiprocessing_context``. A view of the loader with a context of ours is all that it takes to run torch's
+iterator, and torch's worker loop, unchanged.
+"""
+
+from __future__ import annotations
+
+import atexit
+import collections
+import os
+import queue
+from typing import Any
+
+import torch.multiprocessing
+
+from ringloader import _budget, _native, _processes, _seam
+
+# A thread that waits natively when the interpreter goes must not come back to it.
+if _native.SUPPORTED:
+    atexit.register(_native.note_exit)
+
+
+class TaskQueue:
+    """The parent's end of one worker's task ring, as torch's iterator uses a queue."""
+
+    def __init__(self, engine: _native.Engine, worker: int) -> None:
+        self._engine = engine
+        self.worker = worker
+        # Whether torch's final signal was sent: the worker's end is no failure then.
+        self.ended = False
+
+    def put(self, message: object) -> None:
+        """Sends a message without ever waiting."""
+        self._engine.put(self.worker, message)
+        self.ended = self.ended or message is None
+
+    def cancel_join_thread(self) -> None:
+        """Does nothing: there is no thread."""
+
+    def close(self) -> None:
+        """Does nothing: the transport is closed as a whole."""
+
+
+class ResultQueue:
+    """The parent's end of all result rings, as torch's iterator and pin thread use a queue."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._local: collections.deque[object] = collections.deque()
+
+    def put(self, message: object) -> None:
+        """Wakes whoever is in :meth:`get` with a message of the main process's own."""
+        self._local.append(message)
+        self._transport.engine.wake()
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        """Takes the next result.
+
+        Raises:
+            queue.Empty: When there is none in time, or a worker has ended: whoever called looks which.
+        """
+        while True:
+            if self._local:
+                return self._local.popleft()
+            found = self._transport.engine.next(timeout if block else 0.0)
+            if isinstance(found, tuple):
+                return found[0]
+            if found is not None:
+                if not self._transport.note_end(found):
+                    continue
+                raise queue.Empty
+            if not self._local:
+                raise queue.Empty
+
+    def qsize(self) -> int:
+        """Results that are there."""
+        return len(self._local) + self._transport.engine.committed()
+
+    def empty(self) -> bool:
+        """Whether none is there."""
+        return self.qsize() == 0
+
+    def cancel_join_thread(self) -> None:
+        """Does nothing: there is no thread."""
+
+    def close(self) -> None:
+        """Does nothing: the transport is closed as a whole."""
+
+
+class DoneEvent:
+    """The event by which torch's iterator ends its workers."""
+
+    def __init__(self, engine: _native.Engine) -> None:
+        self._engine = engine
+
+    def set(self) -> None:
+        """Sets it and wakes the workers."""
+        self._engine.set_done()
+
+    def is_set(self) -> bool:
+        """Whether it is set."""
+        return self._engine.is_done()
+
+
+class Transport:
+    """Everything of one iterator that must be closed; also the ``multiprocessing_context`` it is given."""
+
+    def __init__(self, engine: _native.Engine, context: Any) -> None:
+        self.engine = engine
+        self.owner = os.getpid()
+        self._context = context
+        self._queues: list[TaskQueue] = []
+        self._processes: dict[int, Any] = {}
+        self._results_made = False
+        self._closed = False
+        self._final: dict[str, int] = {}
+
+    def Queue(self) -> ResultQueue | TaskQueue:  # noqa: N802
+        """The first is for results, the others are the workers' in order."""
+        if not self._results_made:
+            self._results_made = True
+            # Not kept here: without a cycle everything goes as soon as the iterator does.
+            return ResultQueue(self)
+        made = TaskQueue(self.engine, len(self._queues))
+        self._queues.append(made)
+        return made
+
+    def Event(self) -> DoneEvent:  # noqa: N802
+        """The event that ends the workers."""
+        return DoneEvent(self.engine)
+
+    def Process(self, *, target: Any, args: tuple[Any, ...]) -> Any:  # noqa: N802
+        """A process of the user's context that runs ``target`` at a worker's end."""
+        worker = next(arg.worker for arg in args if isinstance(arg, TaskQueue))
+        seated = tuple(self._seat(arg) for arg in args)
+        berth = _processes.Berth(self.engine, worker)
+        process = self._context.Process(target=_processes.run_worker, args=(berth, target, seated))
+        return _processes.watched(process, lambda pid: self._started(worker, process, pid))
+
+    @staticmethod
+    def _seat(argument: object) -> object:
+        if isinstance(argument, TaskQueue):
+            return _processes.Seat.TASKS
+        if isinstance(argument, ResultQueue):
+            return _processes.Seat.RESULTS
+        if isinstance(argument, DoneEvent):
+            return _processes.Seat.DONE
+        return argument
+
+    def _started(self, worker: int, process: Any, pid: int) -> None:
+        self._processes[worker] = process
+        try:
+            self.engine.watch_worker(worker, pid)
+        except BaseException:
+            # torch does not list it yet, so nobody else would end it.
+            process.terminate()
+            process.join()
+            raise
+
+    def note_end(self, worker: int) -> bool:
+        """Looks at a worker whose process has ended. Returns whether it should not have.
+
+        Raises:
+            RuntimeError: In torch's words, where the process object will never tell.
+        """
+        if self._queues[worker].ended or self.engine.is_done():
+            return False
+        process = self._processes[worker]
+        # The handle tells before the exit code is known, and earlier still under forkserver.
+        process.join(1.0)
+        if process.is_alive():
+            raise RuntimeError(f"DataLoader worker (pid(s) {process.pid}) exited unexpectedly")
+        return True
+
+    def counters(self) -> dict[str, int]:
+        """What went over the rings."""
+        return dict(self._final) if self._closed else dict(self.engine.counters())
+
+    def close(self) -> None:
+        """Gives back all memory that no tensor holds. A forked child that inherited this does nothing."""
+        if self._closed or os.getpid() != self.owner:
+            return
+        self._final = dict(self.engine.counters())
+        self._closed = True
+        self.engine.close()
+        self._processes.clear()
+
+
+class _LoaderView:
+    """A loader as torch's iterator sees it: the same, with another context."""
+
+    def __init__(self, loader: Any, transport: Transport) -> None:
+        self._loader = loader
+        self.multiprocessing_context = transport
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
+class TransportIterator(_seam.Iterator):  # type: ignore[misc]
+    """torch's own iterator, with rings in place of its queues."""
+
+    def __init__(self, loader: Any, transport: Transport) -> None:
+        self._transport = transport
+        # torch's shutdown reads them, also when its constructor has failed half-way.
+        self._shutdown = False
+        self._worker_pids_set = False
+        self._workers: list[Any] = []
+        self._index_queues: list[Any] = []
+        self._workers_status = [True] * loader.num_workers
+        self._persistent_workers = loader.persistent_workers
+        self._workers_done_event = transport.Event()
+        try:
+            super().__init__(_LoaderView(loader, transport))
+        except BaseException:
+            self._shutdown_workers()
+            raise
+        # What analysers of traces look for.
+        self._profile_name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+
+    def _shutdown_workers(self) -> None:
+        if os.getpid() != self._transport.owner:
+            # A forked child inherited this iterator: workers and memory are its parent's.
+            return
+        try:
+            super()._shutdown_workers()
+        finally:
+            if self._shutdown:
+                self._transport.close()
+
+
+def make_transport(loader: Any, max_shared_bytes: int | None) -> Transport:
+    """The transport for one iterator of a loader with workers.
+
+    Raises:
+        OSError: When shared memory or descriptors cannot be had. Nothing is left then.
+        ValueError: When so many workers with so many tasks have no room in the address space.
+    """
+    workers = loader.num_workers
+    share = _budget.share_per_worker(workers, max_shared_bytes, _native.available_memory())
+    engine = _native.Engine(workers, _most_tasks(loader), share)
+    return Transport(engine, loader.multiprocessing_context or torch.multiprocessing)
+
+
+def _most_tasks(loader: Any) -> int:
+    """Batches of one worker that can be on their way at once."""
+    per_worker = max(loader.prefetch_factor or 0, 1)
+    if loader.in_order and loader._dataset_kind != _seam.ITERABLE:
+        # In turn, so an equal part each; after a reset in mid-epoch, those of the epoch before too.
+        return 2 * per_worker + 1
+    # Where the others have ended, or are slow, one worker may be asked for all.
+    return per_worker * int(loader.num_workers) + per_worker + 1

@@ -1,0 +1,80 @@
+"""The loader: torch's class with another iterator."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import torch.utils.data
+
+from ringloader import _decide, _path, _seam
+
+_T_co = TypeVar("_T_co", covariant=True)
+
+
+class DataLoader(torch.utils.data.DataLoader[_T_co]):
+    """``torch.utils.data.DataLoader`` whose batches travel over shared-memory rings.
+
+    Takes all arguments of torch's ``DataLoader``, which checks them, and gives the same batches in the same
+    order with the same random numbers. Without workers, and wherever the rings cannot stand in for torch's
+    own transport, it *is* torch's loader; :func:`ringloader.path` tells.
+
+    Tensors of a batch lie in shared memory and are the consumer's, to read and to write, for as long as they
+    live: also after the epoch, and after the loader is gone. Who keeps many large batches gets copies.
+
+    Args:
+        *args: As torch's ``DataLoader``.
+        max_shared_bytes: Shared memory that the batches on their way may take, in bytes, over all workers
+            (default: a quarter of what the machine and the control group have left, divided by
+            ``LOCAL_WORLD_SIZE``). Each worker has an equal share; a batch larger than half a share
+            travels more slowly, in memory of its own.
+        **kwargs: As torch's ``DataLoader``.
+
+    Raises:
+        ValueError: For wrong arguments, in torch's words; for a ``max_shared_bytes`` that is not positive.
+        TypeError: For a ``max_shared_bytes`` that is not an int.
+    """
+
+    max_shared_bytes: int | None
+
+    def __init__(self, *args: Any, max_shared_bytes: int | None = None, **kwargs: Any) -> None:
+        if max_shared_bytes is not None:
+            if not isinstance(max_shared_bytes, int) or isinstance(max_shared_bytes, bool):
+                raise TypeError(f"max_shared_bytes must be an int or None, not {max_shared_bytes!r}")
+            if max_shared_bytes <= 0:
+                raise ValueError(f"max_shared_bytes must be positive, not {max_shared_bytes}")
+        super().__init__(*args, **kwargs)
+        self.max_shared_bytes = max_shared_bytes
+
+    def _get_iterator(self) -> Any:
+        reason = _decide.reason_for_torch(self)
+        if reason is None:
+            return _seam.get_iterator(self, _make_iterator)
+        iterator = super()._get_iterator()
+        _path.record(self, iterator, "torch", reason)
+        return iterator
+
+
+def _make_iterator(loader: DataLoader[Any]) -> Any:
+    """Stands in for torch's iterator class."""
+    from ringloader import _iterator, _transport
+
+    iterator: Any
+    # Before torch's constructor, which draws: after it there is no way back.
+    try:
+        transport = _transport.make_transport(loader, loader.max_shared_bytes)
+    except (OSError, ValueError) as error:
+        reason = f"shared memory could not be had: {error}"
+        _decide.say_once(f"{reason}; batches travel by torch's own transport")
+        iterator = _seam.Iterator(loader)
+        _path.record(loader, iterator, "torch", reason)
+        return iterator
+    why_rings = _decide.reason_for_rings(loader)
+    if why_rings is None:
+        iterator = _iterator.RingIterator(loader, transport)
+        _path.record(
+            loader, iterator, "native", "native control over shared-memory rings", transport.counters
+        )
+    else:
+        iterator = _transport.TransportIterator(loader, transport)
+        _path.record(loader, iterator, "rings", why_rings, transport.counters)
+    return iterator

@@ -1,0 +1,78 @@
+#![forbid(unsafe_code)]
+//! The tree around the leaves, as a flat stream of tokens in prefix order.
+//!
+//! A token is one byte that says which it is, then its fields: lengths and indices as shortest LEB128, integers
+//! zigzag first, floats as eight bytes, text and bytes after their length. One value makes a skeleton; a container
+//! is followed by its items. Nothing is nested in the encoding, so how deep a reader recurses is its own concern:
+//! the depth is bounded only by the bytes.
+//!
+//! **Memo.** A list, dict, tuple, named tuple, leaf or string takes the next number, from 0, when its token is met,
+//! by whoever writes and whoever reads, so that no number is on the wire. [`Token::Memo`] stands for the object
+//! with a number that is already taken. A list or dict may be meant from inside itself: readers make it before its
+//! items. A tuple may not; a reader must refuse a number whose object is not made yet.
+//!
+//! **Classes.** The first named tuple of a class carries its module and qualified name, and the class takes the next
+//! index; later ones carry the index.
+
+mod reader;
+mod writer;
+
+pub use reader::{Class, SkeletonReader};
+pub use writer::{Mark, SkeletonWriter};
+
+/// One token of a skeleton.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub enum Token<'a> {
+    /// `None`.
+    None,
+    /// `True`.
+    True,
+    /// `False`.
+    False,
+    /// An exact `int` of 64 bits.
+    Int(i64),
+    /// An exact `float`, bit for bit.
+    Float(f64),
+    /// An exact `str`. Memoised.
+    Str(&'a str),
+    /// An exact `bytes` object, small enough to lie in the skeleton.
+    Bytes(&'a [u8]),
+    /// A list of so many items, which follow. Memoised.
+    List(u32),
+    /// A tuple of so many items, which follow. Memoised.
+    Tuple(u32),
+    /// A dict of so many pairs, which follow: key, value, key, value. Memoised.
+    Dict(u32),
+    /// A named tuple, whose items follow. Memoised.
+    NamedTuple {
+        /// Index of its class, see [`SkeletonReader::class`].
+        class: u32,
+        /// Number of items.
+        len: u32,
+    },
+    /// The leaf with this index in the table. Memoised.
+    Leaf(u32),
+    /// The object with this memo number once more.
+    Memo(u32),
+    /// A pickled object.
+    Pickle(&'a [u8]),
+}
+
+mod tag {
+    pub(super) const NONE: u8 = 0;
+    pub(super) const TRUE: u8 = 1;
+    pub(super) const FALSE: u8 = 2;
+    pub(super) const INT: u8 = 3;
+    pub(super) const FLOAT: u8 = 4;
+    pub(super) const STR: u8 = 5;
+    pub(super) const BYTES: u8 = 6;
+    pub(super) const LIST: u8 = 7;
+    pub(super) const TUPLE: u8 = 8;
+    pub(super) const DICT: u8 = 9;
+    pub(super) const NAMED_TUPLE: u8 = 10;
+    pub(super) const NAMED_TUPLE_NEW_CLASS: u8 = 11;
+    pub(super) const LEAF: u8 = 12;
+    pub(super) const MEMO: u8 = 13;
+    pub(super) const PICKLE: u8 = 14;
+}

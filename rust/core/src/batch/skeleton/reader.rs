@@ -1,0 +1,179 @@
+#![forbid(unsafe_code)]
+//! Reading tokens.
+
+use super::{Token, tag};
+use crate::batch::varint;
+use crate::{Error, Result};
+
+/// A named tuple's class.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Class<'a> {
+    /// Its `__module__`.
+    pub module: &'a str,
+    /// Its `__qualname__`.
+    pub qualname: &'a str,
+}
+
+/// The tokens of a skeleton, each checked when it is read.
+///
+/// A token's bytes are inside the skeleton, text is UTF-8, leaf, memo and class numbers exist, and a container is
+/// only returned if all items still owed, its own included, have at least a byte each: memory reserved for announced
+/// lengths stays within the length of the skeleton. The iterator ends after exactly one value; bytes beyond it, or
+/// too few, are an error. After an error it ends.
+#[derive(Debug, Clone)]
+pub struct SkeletonReader<'a> {
+    rest: &'a [u8],
+    /// Values that must still come.
+    owed: u64,
+    memo: u32,
+    leaves: u32,
+    classes: Vec<Class<'a>>,
+    position: usize,
+}
+
+impl<'a> SkeletonReader<'a> {
+    /// Reads `bytes`, in which leaves are numbered below `leaf_count`.
+    pub fn new(bytes: &'a [u8], leaf_count: u32) -> Self {
+        Self { rest: bytes, owed: 1, memo: 0, leaves: leaf_count, classes: Vec::new(), position: 0 }
+    }
+
+    /// Bytes not read yet.
+    pub fn remaining(&self) -> usize {
+        self.rest.len()
+    }
+
+    /// Memo numbers taken so far: one less is the number of the memoisable token just read.
+    pub fn memo_count(&self) -> u32 {
+        self.memo
+    }
+
+    /// The class with this index. Classes are numbered in the order in which their first named tuple is read.
+    pub fn class(&self, index: u32) -> Option<Class<'a>> {
+        self.classes.get(index as usize).copied()
+    }
+
+    /// The next token, for a walker that knows it must come.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if the token is bad, or the value is complete and nothing may follow.
+    pub fn next_token(&mut self) -> Result<Token<'a>> {
+        self.next().unwrap_or_else(|| Err(self.corrupt("a value is asked for after the last")))
+    }
+
+    fn token(&mut self) -> Result<Token<'a>> {
+        let Some((&tag, rest)) = self.rest.split_first() else {
+            return Err(self.corrupt("the bytes end before the value does"));
+        };
+        self.rest = rest;
+        let token = match tag {
+            tag::NONE => Token::None,
+            tag::TRUE => Token::True,
+            tag::FALSE => Token::False,
+            tag::INT => Token::Int(varint::unzigzag(self.number()?)),
+            tag::FLOAT => {
+                let (bytes, rest) =
+                    self.rest.split_first_chunk().ok_or_else(|| self.corrupt("a float is cut off"))?;
+                self.rest = rest;
+                Token::Float(f64::from_le_bytes(*bytes))
+            }
+            tag::STR => Token::Str(self.text()?),
+            tag::BYTES => Token::Bytes(self.blob()?),
+            tag::LIST => Token::List(self.length(1)?),
+            tag::TUPLE => Token::Tuple(self.length(1)?),
+            tag::DICT => Token::Dict(self.length(2)?),
+            tag::NAMED_TUPLE => {
+                let class = self.below(self.classes.len() as u64, "class")?;
+                Token::NamedTuple { class, len: self.length(1)? }
+            }
+            tag::NAMED_TUPLE_NEW_CLASS => {
+                let class = self.classes.len() as u32;
+                let (module, qualname) = (self.text()?, self.text()?);
+                self.classes.push(Class { module, qualname });
+                Token::NamedTuple { class, len: self.length(1)? }
+            }
+            tag::LEAF => Token::Leaf(self.below(u64::from(self.leaves), "leaf")?),
+            tag::MEMO => Token::Memo(self.below(u64::from(self.memo), "memo number")?),
+            tag::PICKLE => Token::Pickle(self.blob()?),
+            _ => return Err(self.corrupt(&format!("{tag} is no token"))),
+        };
+        self.owed -= 1;
+        if let Token::Str(_)
+        | Token::List(_)
+        | Token::Tuple(_)
+        | Token::Dict(_)
+        | Token::NamedTuple { .. }
+        | Token::Leaf(_) = token
+        {
+            self.memo =
+                self.memo.checked_add(1).ok_or_else(|| self.corrupt("more than 32 bits of memo numbers"))?;
+        }
+        Ok(token)
+    }
+
+    fn number(&mut self) -> Result<u64> {
+        varint::take(&mut self.rest)
+            .ok_or_else(|| self.corrupt("a number is cut off or not in its shortest form"))
+    }
+
+    fn below(&mut self, limit: u64, what: &str) -> Result<u32> {
+        let number = self.number()?;
+        match u32::try_from(number) {
+            Ok(index) if number < limit => Ok(index),
+            _ => Err(self.corrupt(&format!("{what} {number}, where there are {limit}"))),
+        }
+    }
+
+    /// A container's length, of which each item is `values` values.
+    fn length(&mut self, values: u64) -> Result<u32> {
+        let number = self.number()?;
+        let owed = number.checked_mul(values).and_then(|items| items.checked_add(self.owed));
+        // The container itself is still among those owed.
+        match (u32::try_from(number), owed) {
+            (Ok(length), Some(owed)) if owed - 1 <= self.rest.len() as u64 => {
+                self.owed = owed;
+                Ok(length)
+            }
+            _ => Err(self.corrupt(&format!("a container of {number} with {} bytes left", self.rest.len()))),
+        }
+    }
+
+    fn blob(&mut self) -> Result<&'a [u8]> {
+        let length = self.number()?;
+        let blob = usize::try_from(length).ok().and_then(|length| self.rest.split_off(..length));
+        blob.ok_or_else(|| self.corrupt(&format!("a length of {length} with {} bytes left", self.rest.len())))
+    }
+
+    fn text(&mut self) -> Result<&'a str> {
+        let blob = self.blob()?;
+        std::str::from_utf8(blob).map_err(|error| self.corrupt(&format!("text is not UTF-8: {error}")))
+    }
+
+    #[cold]
+    fn corrupt(&self, what: &str) -> Error {
+        Error::Corrupt(format!("batch skeleton, token {}: {what}", self.position))
+    }
+}
+
+impl<'a> Iterator for SkeletonReader<'a> {
+    type Item = Result<Token<'a>>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.owed == 0 {
+            if self.rest.is_empty() {
+                return None;
+            }
+            let error = self.corrupt(&format!("{} bytes follow the value", self.rest.len()));
+            self.rest = &[];
+            return Some(Err(error));
+        }
+        let token = self.token();
+        self.position += 1;
+        if token.is_err() {
+            self.owed = 0;
+            self.rest = &[];
+        }
+        Some(token)
+    }
+}
+
+impl std::iter::FusedIterator for SkeletonReader<'_> {}

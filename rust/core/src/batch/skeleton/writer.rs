@@ -1,0 +1,178 @@
+#![forbid(unsafe_code)]
+//! Writing tokens.
+
+use super::tag;
+use crate::batch::varint;
+use std::ops::Range;
+
+/// Writes a skeleton token by token. What takes a memo number returns it.
+///
+/// The writer does not check that containers get the items they announce; the reader does.
+#[derive(Debug, Default)]
+pub struct SkeletonWriter {
+    bytes: Vec<u8>,
+    memo: u32,
+    classes: Vec<WrittenClass>,
+}
+
+/// Where in the written bytes a class has its names.
+#[derive(Debug)]
+struct WrittenClass {
+    module: Range<usize>,
+    qualname: Range<usize>,
+}
+
+/// A place to go back to, see [`SkeletonWriter::mark`].
+#[derive(Debug, Clone, Copy)]
+pub struct Mark {
+    bytes: usize,
+    memo: u32,
+    classes: usize,
+}
+
+impl SkeletonWriter {
+    /// An empty skeleton.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Forgets what was written and keeps the memory.
+    pub fn clear(&mut self) {
+        self.bytes.clear();
+        self.memo = 0;
+        self.classes.clear();
+    }
+
+    /// What was written so far.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Memo numbers taken so far.
+    pub fn memo_count(&self) -> u32 {
+        self.memo
+    }
+
+    /// This place, for a walker that may find out inside a container that it must be pickled instead.
+    pub fn mark(&self) -> Mark {
+        Mark { bytes: self.bytes.len(), memo: self.memo, classes: self.classes.len() }
+    }
+
+    /// Takes back everything written since the mark. Memo numbers from since then are void. A mark from before a
+    /// [`clear`](Self::clear), or from further on, means nothing.
+    pub fn rollback(&mut self, mark: Mark) {
+        self.bytes.truncate(mark.bytes);
+        self.memo = mark.memo;
+        self.classes.truncate(mark.classes);
+    }
+
+    /// `None`.
+    pub fn none(&mut self) {
+        self.bytes.push(tag::NONE);
+    }
+
+    /// `True` or `False`.
+    pub fn bool(&mut self, value: bool) {
+        self.bytes.push(if value { tag::TRUE } else { tag::FALSE });
+    }
+
+    /// An integer.
+    pub fn int(&mut self, value: i64) {
+        self.number(tag::INT, varint::zigzag(value));
+    }
+
+    /// A float, bit for bit.
+    pub fn float(&mut self, value: f64) {
+        self.bytes.push(tag::FLOAT);
+        self.bytes.extend_from_slice(&value.to_le_bytes());
+    }
+
+    /// A string. Returns its memo number.
+    pub fn str(&mut self, value: &str) -> u32 {
+        self.blob(tag::STR, value.as_bytes());
+        self.take_memo()
+    }
+
+    /// A `bytes` object.
+    pub fn bytes(&mut self, value: &[u8]) {
+        self.blob(tag::BYTES, value);
+    }
+
+    /// A list; `len` values must follow. Returns its memo number.
+    pub fn list(&mut self, len: u32) -> u32 {
+        self.number(tag::LIST, u64::from(len));
+        self.take_memo()
+    }
+
+    /// A tuple; `len` values must follow. Returns its memo number, to be used only once its items are written.
+    pub fn tuple(&mut self, len: u32) -> u32 {
+        self.number(tag::TUPLE, u64::from(len));
+        self.take_memo()
+    }
+
+    /// A dict; `pairs` times a key and a value must follow. Returns its memo number.
+    pub fn dict(&mut self, pairs: u32) -> u32 {
+        self.number(tag::DICT, u64::from(pairs));
+        self.take_memo()
+    }
+
+    /// A named tuple of the class with this module and qualified name; `len` values must follow. Returns its memo
+    /// number, to be used only once its items are written.
+    pub fn named_tuple(&mut self, module: &str, qualname: &str, len: u32) -> u32 {
+        let bytes = &self.bytes;
+        let known = self.classes.iter().position(|class| {
+            &bytes[class.module.clone()] == module.as_bytes()
+                && &bytes[class.qualname.clone()] == qualname.as_bytes()
+        });
+        match known {
+            Some(index) => self.number(tag::NAMED_TUPLE, index as u64),
+            None => {
+                self.bytes.push(tag::NAMED_TUPLE_NEW_CLASS);
+                let module = self.text(module.as_bytes());
+                let qualname = self.text(qualname.as_bytes());
+                self.classes.push(WrittenClass { module, qualname });
+            }
+        }
+        varint::put(&mut self.bytes, u64::from(len));
+        self.take_memo()
+    }
+
+    /// A leaf of the table. Returns its memo number.
+    pub fn leaf(&mut self, index: u32) -> u32 {
+        self.number(tag::LEAF, u64::from(index));
+        self.take_memo()
+    }
+
+    /// The object with this memo number once more.
+    pub fn memo(&mut self, number: u32) {
+        self.number(tag::MEMO, u64::from(number));
+    }
+
+    /// A pickled object.
+    pub fn pickle(&mut self, value: &[u8]) {
+        self.blob(tag::PICKLE, value);
+    }
+
+    fn take_memo(&mut self) -> u32 {
+        let number = self.memo;
+        self.memo += 1;
+        number
+    }
+
+    fn number(&mut self, tag: u8, value: u64) {
+        self.bytes.push(tag);
+        varint::put(&mut self.bytes, value);
+    }
+
+    fn blob(&mut self, tag: u8, value: &[u8]) {
+        self.bytes.push(tag);
+        self.text(value);
+    }
+
+    fn text(&mut self, value: &[u8]) -> Range<usize> {
+        varint::put(&mut self.bytes, value.len() as u64);
+        let start = self.bytes.len();
+        self.bytes.extend_from_slice(value);
+        start..self.bytes.len()
+    }
+}

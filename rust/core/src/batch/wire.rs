@@ -1,0 +1,76 @@
+#![forbid(unsafe_code)]
+//! The block that describes a batch: a table of storages and leaves, and the skeleton.
+//!
+//! All numbers are little endian; nothing in the block is aligned, and nothing follows the skeleton.
+//!
+//! | section | bytes | holds |
+//! |---|---|---|
+//! | header | 40 | see below |
+//! | storages | 16 each | offset from the start of the window `u64`, nbytes `u64` |
+//! | leaves | 32 each | see below |
+//! | dims | 8 each | `i64`: shape, then for tensors strides, of each leaf in turn |
+//! | tags | | dtype tags of arrays, each as length `u32` and bytes |
+//! | skeleton | | tokens, see [`skeleton`](super::skeleton) |
+//!
+//! Header: magic `[u8; 4]`, version `u16`, zero `u16`, generation `u64`, then the number of storages, leaves and dims
+//! and the bytes of tags (`u32` each), and the bytes of the skeleton `u64`.
+//!
+//! Leaf: kind `u8` (0 tensor, 1 array, 2 storage, 3 bytes), detail `u8` (a tensor's dtype code; 1 for an array in
+//! Fortran order), ndim `u8`, zero `u8`, storage `u32`, byte offset in the storage `u64`, index of its first dim
+//! `u32`, start of its tag `u32`, itemsize `u64` (arrays only). Fields that a kind does not have are zero. A leaf's
+//! dims begin where those of the leaf before end, so that one pass checks that the table is whole.
+
+mod extent;
+mod reader;
+mod writer;
+
+use super::Dtype;
+
+pub use extent::{check_array, check_tensor};
+pub use reader::{Dims, Leaf, Meta};
+pub use writer::MetaWriter;
+
+/// Version of the block, skeleton included: both ends must agree.
+pub const LAYOUT_VERSION: u16 = 1;
+
+/// Alignment of every storage in the window that has any bytes.
+pub const STORAGE_ALIGN: u64 = 64;
+
+/// Most dimensions of a leaf: more than torch's iterators or numpy take.
+pub const MAX_NDIM: usize = 64;
+
+const MAGIC: [u8; 4] = *b"RLmb";
+const HEADER_BYTES: usize = 40;
+const STORAGE_BYTES: usize = 16;
+const LEAF_BYTES: usize = 32;
+const DIM_BYTES: usize = 8;
+
+const KIND_TENSOR: u8 = 0;
+const KIND_ARRAY: u8 = 1;
+const KIND_STORAGE: u8 = 2;
+const KIND_BYTES: u8 = 3;
+
+/// Where one storage lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StorageRecord {
+    /// From the start of the slot's window, a multiple of [`STORAGE_ALIGN`] unless the storage is empty.
+    pub offset: u64,
+    /// Length in bytes.
+    pub nbytes: u64,
+}
+
+/// What a leaf is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LeafKind {
+    /// A tensor: shape, strides, part of a storage.
+    Tensor(Dtype),
+    /// A contiguous numpy array, whose dtype is an opaque tag.
+    Array {
+        /// Column-major: the first index varies fastest.
+        fortran: bool,
+    },
+    /// A whole storage as an object of its own.
+    Storage,
+    /// A `bytes` object whose content is a whole storage.
+    Bytes,
+}

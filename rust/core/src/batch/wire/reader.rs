@@ -1,0 +1,338 @@
+#![forbid(unsafe_code)]
+//! Checking and reading a block.
+
+use super::extent::{array_extent, tensor_extent};
+use super::{
+    DIM_BYTES, HEADER_BYTES, KIND_ARRAY, KIND_BYTES, KIND_STORAGE, KIND_TENSOR, LAYOUT_VERSION, LEAF_BYTES,
+    LeafKind, MAGIC, MAX_NDIM, STORAGE_ALIGN, STORAGE_BYTES, StorageRecord,
+};
+use crate::batch::{Dtype, SkeletonReader};
+use crate::{Error, Result};
+
+/// The block of one batch, checked.
+///
+/// INVARIANT: for every storage, `offset + nbytes` is at most the payload's length, and `offset` is a multiple of
+/// [`STORAGE_ALIGN`] unless `nbytes` is zero. For every leaf, the storage exists; shape and strides are not
+/// negative and at most [`MAX_NDIM`] long; `numel` fits an `i64`; each element lies inside the storage; a tensor's
+/// byte offset is a multiple of its itemsize. An array's tag and any leaf's dims lie inside the block.
+///
+/// It reads the bytes anew at each access, so they must not change while it lives, which a shared slice promises.
+#[derive(Debug, Clone, Copy)]
+pub struct Meta<'a> {
+    storages: &'a [[u8; STORAGE_BYTES]],
+    leaves: &'a [[u8; LEAF_BYTES]],
+    dims: &'a [[u8; DIM_BYTES]],
+    tags: &'a [u8],
+    skeleton: &'a [u8],
+}
+
+impl<'a> Meta<'a> {
+    /// Checks all of a block but its skeleton, whose reader checks as it goes. No allocation; one pass.
+    ///
+    /// `payload_len` is the length of the memory that the storages' offsets count in.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if the block is none, of another version or generation, not whole, or breaks the invariant.
+    pub fn parse(bytes: &'a [u8], expected_generation: u64, payload_len: u64) -> Result<Self> {
+        let meta = Self::sections(bytes, expected_generation)?;
+        for (index, record) in meta.storages.iter().enumerate() {
+            check_storage(index, storage_record(record), payload_len)?;
+        }
+        let mut next_dim = 0;
+        for (index, record) in meta.leaves.iter().enumerate() {
+            next_dim = meta.check_leaf(index, record, next_dim)?;
+        }
+        if next_dim != meta.dims.len() {
+            return Err(corrupt(format!(
+                "{} dims follow those of the last leaf",
+                meta.dims.len() - next_dim
+            )));
+        }
+        Ok(meta)
+    }
+
+    fn sections(bytes: &'a [u8], expected_generation: u64) -> Result<Self> {
+        let Some((header, body)) = bytes.split_first_chunk::<HEADER_BYTES>() else {
+            return Err(corrupt(format!("{} bytes are too few for a header of {HEADER_BYTES}", bytes.len())));
+        };
+        let (magic, version, zero) = (&header[..4], u16_at(header, 4), u16_at(header, 6));
+        if magic != MAGIC || version != LAYOUT_VERSION || zero != 0 {
+            return Err(corrupt(format!(
+                "magic {magic:?}, version {version}, reserved {zero}: expected {MAGIC:?}, {LAYOUT_VERSION}, 0"
+            )));
+        }
+        let generation = u64_at(header, 8);
+        if generation != expected_generation {
+            return Err(corrupt(format!("generation {generation}: expected {expected_generation}")));
+        }
+        let [storages, leaves, dims, tags] = [16, 20, 24, 28].map(|at| u32_at(header, at));
+        let skeleton = u64_at(header, 32);
+        let mut rest = body;
+        let meta = (|| {
+            Some(Self {
+                storages: take_records(&mut rest, storages)?,
+                leaves: take_records(&mut rest, leaves)?,
+                dims: take_records(&mut rest, dims)?,
+                tags: rest.split_off(..usize::try_from(tags).ok()?)?,
+                skeleton: rest.split_off(..usize::try_from(skeleton).ok()?)?,
+            })
+        })();
+        meta.filter(|_| rest.is_empty()).ok_or_else(|| {
+            corrupt(format!(
+                "{} bytes after the header, which claims {storages} storages, {leaves} leaves, {dims} dims, {tags} \
+                 bytes of tags and {skeleton} of skeleton",
+                body.len()
+            ))
+        })
+    }
+
+    /// Checks one leaf, whose dims begin at `first_dim`, and returns where the next leaf's begin.
+    #[inline]
+    fn check_leaf(&self, index: usize, record: &'a [u8; LEAF_BYTES], first_dim: usize) -> Result<usize> {
+        let [kind, detail, ndim, zero, ..] = *record;
+        let refuse = |what: &str| Err(corrupt(format!("leaf {index} has {what}; its record is {record:?}")));
+        let Some(storage) = self.storages.get(u32_at(record, 4) as usize).map(storage_record) else {
+            return refuse("no such storage");
+        };
+        if zero != 0 || usize::from(ndim) > MAX_NDIM || u32_at(record, 16) as usize != first_dim {
+            return refuse(
+                "a reserved byte, too many dimensions, or dims not next to those of the leaf before",
+            );
+        }
+        let (ndim, byte_offset) = (usize::from(ndim), u64_at(record, 8));
+        let (tag, itemsize) = (u32_at(record, 20), u64_at(record, 24));
+        let used = if kind == KIND_TENSOR { 2 * ndim } else { ndim };
+        let Some(dims) = self.dims.get(first_dim..first_dim + used) else {
+            return refuse("dims beyond the end of the block");
+        };
+        let (shape, strides) = dims.split_at(ndim);
+        let (shape, strides) = (Dims(shape).iter(), Dims(strides).iter());
+        let extent = match kind {
+            KIND_TENSOR => match Dtype::from_code(detail) {
+                Some(dtype) if tag == 0 && itemsize == 0 => {
+                    tensor_extent(dtype, shape, strides, byte_offset, storage.nbytes)
+                }
+                _ => Err("no known dtype, or fields of an array"),
+            },
+            KIND_ARRAY if detail > 1 || self.tag(tag).is_none() => Err("no such order or tag"),
+            KIND_ARRAY => array_extent(itemsize, shape, byte_offset, storage.nbytes),
+            KIND_STORAGE | KIND_BYTES
+                if record[8..16] == [0; 8] && record[20..] == [0; 12] && detail == 0 && ndim == 0 =>
+            {
+                Ok(0)
+            }
+            _ => Err("no known kind, or fields of another kind"),
+        };
+        match extent {
+            Ok(_) => Ok(first_dim + used),
+            Err(what) => refuse(what),
+        }
+    }
+
+    fn tag(&self, start: u32) -> Option<&'a [u8]> {
+        let (length, rest) = self.tags.get(start as usize..)?.split_first_chunk::<4>()?;
+        rest.get(..u32::from_le_bytes(*length) as usize)
+    }
+
+    /// Number of storages.
+    pub fn storage_count(&self) -> u32 {
+        self.storages.len() as u32
+    }
+
+    /// Number of leaves.
+    pub fn leaf_count(&self) -> u32 {
+        self.leaves.len() as u32
+    }
+
+    /// One storage.
+    pub fn storage(&self, index: u32) -> Option<StorageRecord> {
+        self.storages.get(index as usize).map(storage_record)
+    }
+
+    /// All storages, in the order of their indices.
+    pub fn storages(&self) -> impl ExactSizeIterator<Item = StorageRecord> + Clone + use<'a> {
+        self.storages.iter().map(storage_record)
+    }
+
+    /// One leaf.
+    pub fn leaf(&self, index: u32) -> Option<Leaf<'a>> {
+        self.leaves.get(index as usize).map(|record| Leaf { meta: *self, record })
+    }
+
+    /// All leaves, in the order of their indices.
+    pub fn leaves(&self) -> impl ExactSizeIterator<Item = Leaf<'a>> + Clone + use<'a> {
+        let meta = *self;
+        self.leaves.iter().map(move |record| Leaf { meta, record })
+    }
+
+    /// The tree around the leaves, from its start.
+    pub fn skeleton(&self) -> SkeletonReader<'a> {
+        SkeletonReader::new(self.skeleton, self.leaf_count())
+    }
+}
+
+/// One leaf of a checked block.
+#[derive(Debug, Clone, Copy)]
+pub struct Leaf<'a> {
+    meta: Meta<'a>,
+    record: &'a [u8; LEAF_BYTES],
+}
+
+impl<'a> Leaf<'a> {
+    /// What it is.
+    pub fn kind(&self) -> LeafKind {
+        match self.record[0] {
+            // The code was checked: the default is never taken.
+            KIND_TENSOR => LeafKind::Tensor(Dtype::from_code(self.record[1]).unwrap_or(Dtype::U8)),
+            KIND_ARRAY => LeafKind::Array { fortran: self.record[1] == 1 },
+            KIND_STORAGE => LeafKind::Storage,
+            _ => LeafKind::Bytes,
+        }
+    }
+
+    /// Index of its storage.
+    pub fn storage(&self) -> u32 {
+        u32_at(self.record, 4)
+    }
+
+    /// Where in its storage it begins.
+    pub fn byte_offset(&self) -> u64 {
+        u64_at(self.record, 8)
+    }
+
+    /// Bytes of one element; 1 for whole storages and `bytes`.
+    pub fn itemsize(&self) -> u64 {
+        match self.kind() {
+            LeafKind::Tensor(dtype) => dtype.itemsize() as u64,
+            LeafKind::Array { .. } => u64_at(self.record, 24),
+            LeafKind::Storage | LeafKind::Bytes => 1,
+        }
+    }
+
+    /// Number of dimensions.
+    pub fn ndim(&self) -> usize {
+        usize::from(self.record[2])
+    }
+
+    /// Number of elements; the number of bytes for whole storages and `bytes`.
+    pub fn numel(&self) -> u64 {
+        match self.kind() {
+            LeafKind::Tensor(_) | LeafKind::Array { .. } => {
+                let shape = self.shape();
+                if shape.iter().any(|size| size == 0) {
+                    0
+                } else {
+                    shape.iter().product::<i64>().unsigned_abs()
+                }
+            }
+            LeafKind::Storage | LeafKind::Bytes => self.meta.storage(self.storage()).map_or(0, |s| s.nbytes),
+        }
+    }
+
+    /// Shape; empty for whole storages and `bytes`.
+    pub fn shape(&self) -> Dims<'a> {
+        self.dims(0, self.ndim())
+    }
+
+    /// Strides in elements; empty for all but tensors.
+    pub fn strides(&self) -> Dims<'a> {
+        let ndim = if self.record[0] == KIND_TENSOR { self.ndim() } else { 0 };
+        self.dims(self.ndim(), ndim)
+    }
+
+    /// An array's dtype, as the sender gave it; empty for the other kinds.
+    pub fn dtype_tag(&self) -> &'a [u8] {
+        if self.record[0] == KIND_ARRAY {
+            self.meta.tag(u32_at(self.record, 20)).unwrap_or_default()
+        } else {
+            &[]
+        }
+    }
+
+    fn dims(&self, skip: usize, length: usize) -> Dims<'a> {
+        let start = u32_at(self.record, 16) as usize + skip;
+        Dims(self.meta.dims.get(start..start + length).unwrap_or_default())
+    }
+}
+
+/// Sizes or strides, read from unaligned bytes on demand.
+#[derive(Debug, Clone, Copy)]
+pub struct Dims<'a>(&'a [[u8; DIM_BYTES]]);
+
+impl<'a> Dims<'a> {
+    /// How many there are, at most [`MAX_NDIM`].
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// One of them.
+    pub fn get(&self, index: usize) -> Option<i64> {
+        self.0.get(index).map(|bytes| i64::from_le_bytes(*bytes))
+    }
+
+    /// All of them, in order.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = i64> + DoubleEndedIterator + Clone + use<'a> {
+        self.0.iter().map(|bytes| i64::from_le_bytes(*bytes))
+    }
+
+    /// Copies them to the front of `room` and returns that part, for callers that need aligned numbers.
+    pub fn copy_into<'r>(&self, room: &'r mut [i64; MAX_NDIM]) -> &'r [i64] {
+        let room = &mut room[..self.len()];
+        for (to, from) in room.iter_mut().zip(self.iter()) {
+            *to = from;
+        }
+        room
+    }
+}
+
+fn check_storage(index: usize, record: StorageRecord, payload_len: u64) -> Result<()> {
+    let StorageRecord { offset, nbytes } = record;
+    let inside = offset.checked_add(nbytes).is_some_and(|end| end <= payload_len);
+    if inside && (nbytes == 0 || offset % STORAGE_ALIGN == 0) {
+        return Ok(());
+    }
+    Err(corrupt(format!(
+        "storage {index} of {nbytes} bytes at {offset} is not aligned to {STORAGE_ALIGN} or not inside a payload of \
+         {payload_len} bytes"
+    )))
+}
+
+fn storage_record(bytes: &[u8; STORAGE_BYTES]) -> StorageRecord {
+    StorageRecord { offset: u64_at(bytes, 0), nbytes: u64_at(bytes, 8) }
+}
+
+/// Takes `count` records of `N` bytes off the front.
+fn take_records<'a, const N: usize>(bytes: &mut &'a [u8], count: u32) -> Option<&'a [[u8; N]]> {
+    let length = usize::try_from(count).ok()?.checked_mul(N)?;
+    Some(bytes.split_off(..length)?.as_chunks().0)
+}
+
+fn u16_at<const N: usize>(bytes: &[u8; N], at: usize) -> u16 {
+    u16::from_le_bytes(field(bytes, at))
+}
+
+fn u32_at<const N: usize>(bytes: &[u8; N], at: usize) -> u32 {
+    u32::from_le_bytes(field(bytes, at))
+}
+
+fn u64_at<const N: usize>(bytes: &[u8; N], at: usize) -> u64 {
+    u64::from_le_bytes(field(bytes, at))
+}
+
+/// A field of a record of fixed length: always called with constants, so the bounds are decided when compiled.
+#[inline(always)]
+fn field<const N: usize, const M: usize>(bytes: &[u8; N], at: usize) -> [u8; M] {
+    let mut out = [0; M];
+    out.copy_from_slice(&bytes[at..at + M]);
+    out
+}
+
+#[cold]
+fn corrupt(what: String) -> Error {
+    Error::Corrupt(format!("batch table: {what}"))
+}

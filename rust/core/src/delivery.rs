@@ -1,0 +1,225 @@
+//! A batch that has arrived: its bytes, and who keeps them until when.
+
+use std::ptr::NonNull;
+
+use crate::batch::Meta;
+use crate::error::{Error, Result};
+use crate::message::ResultKind;
+use crate::pool::{Ledger, SlotId};
+use crate::shm::{Control, Segment};
+use crate::sync::{Arc, AtomicBool, Bell, Ordering};
+
+/// What the parent knows of one worker, and every lease on that worker's slots with it.
+///
+/// INVARIANT: all of it is usable from any thread, without the interpreter, at interpreter exit.
+#[derive(Debug)]
+pub(crate) struct Seat {
+    pub(crate) control: Arc<Control>,
+    pub(crate) worker: u32,
+    /// The worker's bell: it sleeps for tasks and for room.
+    pub(crate) bell: Bell,
+    pub(crate) ledger: Ledger,
+    /// The process that may release: a forked child inherits leases and must leave them alone.
+    pub(crate) owner: u32,
+    closed: AtomicBool,
+}
+
+impl Seat {
+    pub(crate) fn new(control: Arc<Control>, worker: u32, bell: Bell, ledger: Ledger) -> Self {
+        Self { control, worker, bell, ledger, owner: std::process::id(), closed: AtomicBool::new(false) }
+    }
+
+    /// Wakes the worker if it sleeps.
+    pub(crate) fn wake(&self) {
+        if self.control.worker(self.worker).worker_sleeps.take() {
+            self.bell.ring();
+        }
+    }
+
+    /// Gives the memory of all slots that nobody holds back, now and at every later release.
+    ///
+    /// To be called when the worker has ended: nothing is filled any more.
+    pub(crate) fn close(&self) {
+        // ORDERING close: an exchange here and in `release`, so that whichever comes second sees what
+        // the first one did: this side the lowered hold, or that side the flag.
+        self.closed.swap(true, Ordering::AcqRel);
+        self.control.retire(self.worker, (0..self.control.geometry().slots).map(SlotId::new));
+        let arena = self.control.arena(self.worker);
+        self.control.segment().punch(arena.start, arena.end - arena.start);
+    }
+
+    fn release(&self, slot: SlotId, cost: Option<u64>) {
+        if std::process::id() != self.owner {
+            return;
+        }
+        self.ledger.release(self.control.worker(self.worker).slots, slot, cost);
+        // ORDERING close: see `close`. A read-modify-write that changes nothing, to read the newest value.
+        if self.closed.fetch_or(false, Ordering::AcqRel) {
+            // While this thread was between the two stores of its release, the slot may have come round:
+            // then it is held, and who holds it now gives it back.
+            self.control.retire(self.worker, std::iter::once(slot));
+        } else {
+            self.wake();
+        }
+    }
+}
+
+/// Keeps the bytes of one batch where they are. Dropping it, on any thread, gives them back.
+#[derive(Debug)]
+pub enum Backing {
+    /// A slot of a worker, held; the worker fills it again once this is dropped.
+    Slot(HeldSlot),
+    /// A segment that carries this batch alone; gone once this is dropped.
+    Own(OwnSegment),
+}
+
+impl Backing {
+    /// The address of `len` bytes at `offset` of the batch, valid while this lives.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`](crate::Error::Corrupt) when they do not lie in it.
+    pub fn pointer(&self, offset: u64, len: u64) -> Result<NonNull<u8>> {
+        match self {
+            Self::Slot(held) => {
+                let window = held.seat.control.window(held.seat.worker, held.slot);
+                held.seat.control.segment().pointer(window.start.saturating_add(offset), len)
+            }
+            Self::Own(own) => own.segment.pointer(offset, len),
+        }
+    }
+
+    /// Replaces `into` by a copy of `len` bytes at `offset` of the batch.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`](crate::Error::Corrupt) when they do not lie in it.
+    pub fn copy_out(&self, offset: u64, len: u64, into: &mut Vec<u8>) -> Result<()> {
+        match self {
+            Self::Slot(held) => {
+                let window = held.seat.control.window(held.seat.worker, held.slot);
+                held.seat.control.segment().copy_out(window.start.saturating_add(offset), len, into)
+            }
+            Self::Own(own) => own.segment.copy_out(offset, len, into),
+        }
+    }
+}
+
+/// The segment of an oversize batch, delivered.
+#[derive(Debug)]
+pub struct OwnSegment {
+    segment: Segment,
+    /// The process that it was delivered to.
+    owner: u32,
+}
+
+impl OwnSegment {
+    pub(crate) fn new(segment: Segment) -> Self {
+        Self { segment, owner: std::process::id() }
+    }
+}
+
+impl Drop for OwnSegment {
+    fn drop(&mut self) {
+        // A child forked meanwhile has a mapping of its own: unmapping ours alone would free nothing.
+        if std::process::id() == self.owner {
+            self.segment.punch(0, self.segment.len());
+        }
+    }
+}
+
+/// A slot that the parent holds.
+#[derive(Debug)]
+pub struct HeldSlot {
+    seat: Arc<Seat>,
+    slot: SlotId,
+    /// Bytes counted against the user's half of the worker's share; `None` until it is a lease.
+    cost: Option<u64>,
+}
+
+impl HeldSlot {
+    /// Raises the hold of a slot that was just drained.
+    pub(crate) fn new(seat: Arc<Seat>, slot: SlotId) -> Self {
+        seat.ledger.hold(seat.control.worker(seat.worker).slots, slot);
+        Self { seat, slot, cost: None }
+    }
+}
+
+impl Drop for HeldSlot {
+    fn drop(&mut self) {
+        self.seat.release(self.slot, self.cost);
+    }
+}
+
+/// A result, drained from its worker's ring.
+#[derive(Debug)]
+pub struct Delivery {
+    /// Who made it.
+    pub worker: u32,
+    /// The task that it answers.
+    pub seq: u64,
+    /// What it is.
+    pub kind: ResultKind,
+    pub(crate) generation: u64,
+    pub(crate) used: u64,
+    pub(crate) meta: Vec<u8>,
+    pub(crate) backing: Arc<Backing>,
+}
+
+impl Delivery {
+    /// The table of the batch, validated against the bytes in use.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`](crate::Error::Corrupt) when it is not what a worker writes.
+    pub fn meta(&self) -> Result<Meta<'_>> {
+        Meta::parse(&self.meta, self.generation, self.used)
+    }
+
+    /// The address of `len` bytes at `offset` of the batch, valid while the backing lives.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`](crate::Error::Corrupt) when they do not lie in it.
+    pub fn pointer(&self, offset: u64, len: u64) -> Result<NonNull<u8>> {
+        if offset.checked_add(len).is_none_or(|end| end > self.used) {
+            return Err(Error::Corrupt(format!("{len} bytes at {offset} of a batch of {}", self.used)));
+        }
+        self.backing.pointer(offset, len)
+    }
+
+    /// Whether the batch came in a segment of its own.
+    #[must_use]
+    pub fn is_oversize(&self) -> bool {
+        matches!(*self.backing, Backing::Own(_))
+    }
+
+    /// Bytes of the batch.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.used
+    }
+
+    /// Whether it has no bytes; it has at least its table.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.used == 0
+    }
+
+    /// Makes the batch the user's, for as long as he likes. `false`: he holds as much of this worker
+    /// as he may, and gets a copy.
+    pub fn lease(&mut self) -> bool {
+        match Arc::get_mut(&mut self.backing) {
+            Some(Backing::Slot(held)) => {
+                if held.cost.is_none() {
+                    let slots = held.seat.control.worker(held.seat.worker).slots;
+                    held.cost = held.seat.ledger.try_lease(slots, held.slot);
+                }
+                held.cost.is_some()
+            }
+            Some(Backing::Own(_)) | None => true,
+        }
+    }
+
+    /// What keeps the bytes, and nothing else of the batch.
+    #[must_use]
+    pub fn backing(&self) -> &Arc<Backing> {
+        &self.backing
+    }
+}

@@ -1,0 +1,436 @@
+//! The parent's side: hands out tasks, takes results, waits. Composition only.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::delivery::{Backing, Delivery, HeldSlot, OwnSegment, Seat};
+use crate::error::{Error, Result};
+use crate::message::{Place, ResultDescriptor, Task, TaskDescriptor};
+use crate::pool::{Ledger, Limits};
+use crate::ring::{ByteFifo, Consumer, Producer, Words};
+use crate::shm::{Control, Geometry, Segment, handover};
+use crate::sync::pause::pause;
+use crate::sync::{Arc, Bell, Watch, process_handle};
+
+/// The longest sleep: insurance against signal handlers that restart system calls.
+pub const LONGEST_SLEEP: Duration = Duration::from_millis(100);
+
+/// The parent's end of the transport between it and its workers.
+///
+/// May be used from several threads: one takes results at a time, any may close.
+#[derive(Debug)]
+pub struct Engine {
+    control: Arc<Control>,
+    /// For workers to attach to.
+    memfd: OwnedFd,
+    share: u64,
+    watch: Watch,
+    /// A handle of the parent for its workers, which end when it does.
+    parent: OwnedFd,
+    seats: Vec<Arc<Seat>>,
+    sockets: Vec<(OwnedFd, OwnedFd)>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    lines: Vec<Line>,
+    /// The worker whose ring is looked at first, so that none starves.
+    first: usize,
+    ended: VecDeque<u32>,
+    woken: bool,
+    closed: bool,
+}
+
+/// The parent's ends of one worker's two rings.
+#[derive(Debug)]
+struct Line {
+    tasks: Producer,
+    arena: ByteFifo,
+    /// Tasks for which ring or arena had no room: INVARIANT in order, and before any later task.
+    pending: VecDeque<Task>,
+    results: Consumer,
+    handle: Option<OwnedFd>,
+}
+
+/// The descriptors that a worker inherits or is sent.
+#[derive(Debug)]
+pub struct WorkerFds<'a> {
+    /// The segment.
+    pub segment: BorrowedFd<'a>,
+    /// The bell that wakes the worker.
+    pub bell: BorrowedFd<'a>,
+    /// The bell that wakes the parent.
+    pub parent_bell: BorrowedFd<'a>,
+    /// The handle that tells the parent's end.
+    pub parent: BorrowedFd<'a>,
+    /// The worker's end of the socket pair.
+    pub socket: BorrowedFd<'a>,
+}
+
+impl Engine {
+    /// Makes the transport for `workers` workers, of which each may have `max_tasks` tasks undelivered
+    /// and take `share` bytes of shared memory.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for impossible figures, [`Error::Os`] when the system refuses; nothing is left then.
+    pub fn new(workers: u32, max_tasks: u32, share: u64) -> Result<Self> {
+        let geometry = Geometry::new(workers, max_tasks, share.div_ceil(2))?;
+        let (control, memfd) = Control::create(geometry)?;
+        let control = Arc::new(control);
+        let limits = limits(&control, share);
+        let mut engine = Self {
+            share,
+            watch: Watch::new(Bell::new()?)?,
+            parent: process_handle(0)?,
+            seats: Vec::new(),
+            sockets: Vec::new(),
+            state: Mutex::new(State {
+                lines: Vec::new(),
+                first: 0,
+                ended: VecDeque::new(),
+                woken: false,
+                closed: false,
+            }),
+            memfd,
+            control,
+        };
+        for worker in 0..workers {
+            let view = engine.control.worker(worker);
+            engine.lock().lines.push(Line {
+                tasks: Producer::attach(view.tasks)?,
+                arena: ByteFifo::new(engine.control.geometry().arena),
+                pending: VecDeque::new(),
+                results: Consumer::attach(view.results)?,
+                handle: None,
+            });
+            let ledger = Ledger::new(limits, view.slots.slots());
+            let seat = Seat::new(engine.control.clone(), worker, Bell::new()?, ledger);
+            engine.seats.push(Arc::new(seat));
+            engine.sockets.push(handover::pair()?);
+        }
+        Ok(engine)
+    }
+
+    /// The segment and its geometry.
+    #[must_use]
+    pub fn control(&self) -> &Arc<Control> {
+        &self.control
+    }
+
+    /// Bytes of shared memory that each worker may take.
+    #[must_use]
+    pub fn share(&self) -> u64 {
+        self.share
+    }
+
+    /// Bytes of the largest batch that a slot takes.
+    #[must_use]
+    pub fn largest(&self) -> u64 {
+        limits(&self.control, self.share).half()
+    }
+
+    /// What `worker` must have to attach.
+    #[must_use]
+    pub fn worker_fds(&self, worker: u32) -> WorkerFds<'_> {
+        WorkerFds {
+            segment: self.memfd.as_fd(),
+            bell: self.seats[worker as usize].bell.as_fd(),
+            parent_bell: self.watch.bell().as_fd(),
+            parent: self.parent.as_fd(),
+            socket: self.sockets[worker as usize].1.as_fd(),
+        }
+    }
+
+    /// Watches the process that runs as `worker`.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the system refuses for another reason than that it has ended already.
+    pub fn watch_worker(&self, worker: u32, pid: u32) -> Result<()> {
+        let mut state = self.lock();
+        match process_handle(pid) {
+            Ok(handle) => {
+                self.watch.add(worker, handle.as_fd())?;
+                state.lines[worker as usize].handle = Some(handle);
+            }
+            Err(Error::Os { errno, .. }) if errno == rustix::io::Errno::SRCH.raw_os_error() => {
+                state.ended.push_back(worker);
+            }
+            Err(other) => return Err(other),
+        }
+        Ok(())
+    }
+
+    /// Makes the rings of `worker`, whose process has ended, ready for a successor. Returns the slots
+    /// that are still held, for [`Port::take_over`](crate::port::Port::take_over). To be called after
+    /// [`take_ended`](Self::take_ended) has named the worker and [`try_next`](Self::try_next) has
+    /// given all that it had committed; then start the successor, [`watch_worker`](Self::watch_worker)
+    /// it, and send again every task whose result has not come.
+    ///
+    /// Tasks that were sent and not taken are dropped: the one that the worker had taken and not
+    /// answered comes before them, is no longer in the ring, and results must ascend. The rings
+    /// go on at their positions instead of being reset, so that neither end ever sees a position go
+    /// back: for the moment the parent is both ends of the task ring.
+    ///
+    /// # Errors
+    /// [`Error::Config`] when the worker is not known to have ended, when results of it are still in
+    /// the ring, which would take their slots for free, or after [`close`](Self::close);
+    /// [`Error::Corrupt`] from a ring.
+    pub fn succeed(&self, worker: u32) -> Result<Vec<u64>> {
+        let mut state = self.lock();
+        let refuse = |why| Err(Error::Config(format!("worker {worker} cannot be succeeded: {why}")));
+        if state.closed {
+            return refuse("the engine is closed");
+        }
+        let view = self.control.worker(worker);
+        let line = &mut state.lines[worker as usize];
+        if line.handle.is_some() {
+            return refuse("it has not ended yet; wait until take_ended() names it");
+        }
+        if line.results.peek(view.results)?.is_some() {
+            return refuse("it has committed results that were not taken; call try_next() first");
+        }
+        line.pending.clear();
+        let mut untaken = Consumer::attach(view.tasks)?;
+        while untaken.pop(view.tasks)?.is_some() {}
+        line.arena.reclaim(line.tasks.head(view.tasks)?);
+        state.ended.retain(|&ended| ended != worker);
+        handover::discard(self.sockets[worker as usize].0.as_fd());
+        Ok(Ledger::busy(view.slots))
+    }
+
+    /// Sends `task` to `worker`, or keeps it until there is room. Never blocks.
+    ///
+    /// # Errors
+    /// [`Error::TaskTooLarge`] when it can never be sent, [`Error::Corrupt`] from the ring.
+    pub fn put_task(&self, worker: u32, task: Task) -> Result<()> {
+        let mut state = self.lock();
+        let line = &mut state.lines[worker as usize];
+        if !line.arena.fits(task.bytes.len() as u64) {
+            let (len, capacity) = (task.bytes.len() as u64, self.control.geometry().arena);
+            return Err(Error::TaskTooLarge { len, capacity });
+        }
+        line.pending.push_back(task);
+        self.flush(worker, line)
+    }
+
+    /// Sends what is pending, as far as there is room.
+    fn flush(&self, worker: u32, line: &mut Line) -> Result<()> {
+        let view = self.control.worker(worker);
+        let mut sent = false;
+        while let Some(task) = line.pending.front() {
+            line.arena.reclaim(line.tasks.head(view.tasks)?);
+            let len = task.bytes.len() as u64;
+            if line.tasks.tail() - line.tasks.head(view.tasks)? >= view.tasks.capacity() {
+                break;
+            }
+            let Some(offset) = line.arena.reserve(len) else { break };
+            self.control.segment().copy_in(self.control.arena(worker).start + offset, &task.bytes)?;
+            let words = TaskDescriptor { seq: task.seq, kind: task.kind, offset, len }.to_words();
+            line.arena.commit(line.tasks.tail());
+            if !line.tasks.push(view.tasks, &words)? {
+                return Err(Error::Corrupt("a task ring filled up without a producer".into()));
+            }
+            line.pending.pop_front();
+            sent = true;
+        }
+        if sent {
+            self.seats[worker as usize].wake();
+        }
+        Ok(())
+    }
+
+    /// The next result of any worker that is there, without waiting; none after [`close`](Self::close).
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] when a worker wrote what none writes; [`Error::Os`] when the memory of an
+    /// oversize batch cannot be mapped.
+    pub fn try_next(&self) -> Result<Option<Delivery>> {
+        let mut state = self.lock();
+        if state.closed {
+            return Ok(None);
+        }
+        let workers = state.lines.len();
+        for step in 0..workers {
+            let worker = (state.first + step) % workers;
+            if let Some(words) = self.pop(worker as u32, &mut state.lines[worker])? {
+                state.first = (worker + 1) % workers;
+                // INVARIANT: under the lock, so that closing comes before the descriptor is taken or
+                // after its hold is raised, and gives no pages back in between.
+                return self.open(worker as u32, &words).map(Some);
+            }
+        }
+        Ok(None)
+    }
+
+    /// As [`try_next`](Self::try_next), of one worker.
+    ///
+    /// # Errors
+    /// As [`try_next`](Self::try_next).
+    pub fn try_next_of(&self, worker: u32) -> Result<Option<Delivery>> {
+        let words = self.pop(worker, &mut self.lock().lines[worker as usize])?;
+        words.map(|words| self.open(worker, &words)).transpose()
+    }
+
+    /// Whether no result of `worker` is there.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] from the ring.
+    pub fn has_none_of(&self, worker: u32) -> Result<bool> {
+        let results = self.control.worker(worker).results;
+        Ok(self.lock().lines[worker as usize].results.peek(results)?.is_none())
+    }
+
+    fn pop(&self, worker: u32, line: &mut Line) -> Result<Option<Words>> {
+        if !line.pending.is_empty() {
+            self.flush(worker, line)?;
+        }
+        line.results.pop(self.control.worker(worker).results)
+    }
+
+    /// Turns a descriptor into a delivery.
+    fn open(&self, worker: u32, words: &Words) -> Result<Delivery> {
+        let geometry = self.control.geometry();
+        let descriptor = ResultDescriptor::from_words(words, geometry.slots, geometry.window)?;
+        let ResultDescriptor { seq, kind, place, meta_offset, meta_len, used, generation } = descriptor;
+        let mut meta = Vec::new();
+        let backing = match place {
+            Place::Slot(slot) => {
+                pause("drained-unheld");
+                let held = HeldSlot::new(self.seats[worker as usize].clone(), slot);
+                let start = self.control.window(worker, slot).start;
+                self.control.segment().copy_out(start + meta_offset, meta_len, &mut meta)?;
+                Backing::Slot(held)
+            }
+            Place::Own => {
+                let fd = handover::receive(self.sockets[worker as usize].0.as_fd(), generation)?;
+                let segment = Segment::attach(fd.as_fd())?;
+                segment.copy_out(meta_offset, meta_len, &mut meta)?;
+                segment.pointer(0, used)?;
+                Backing::Own(OwnSegment::new(segment))
+            }
+        };
+        Ok(Delivery { worker, seq, kind, generation, used, meta, backing: Arc::new(backing) })
+    }
+
+    /// As [`wait_for`](Self::wait_for), for any worker.
+    ///
+    /// # Errors
+    /// As [`wait_for`](Self::wait_for).
+    pub fn wait(&self, limit: Duration) -> Result<()> {
+        self.wait_for(None, limit)
+    }
+
+    /// Sleeps until a result of `only` (of any worker, if `None`) may be there, a worker ends,
+    /// [`wake`](Self::wake) is called, a signal comes, or `limit` or [`LONGEST_SLEEP`] is over. Look
+    /// again after.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] from a ring, [`Error::Os`] when the system refuses.
+    pub fn wait_for(&self, only: Option<u32>, limit: Duration) -> Result<()> {
+        let awaited = match only {
+            Some(worker) => worker..worker + 1,
+            None => 0..self.seats.len() as u32,
+        };
+        for worker in awaited.clone() {
+            self.control.worker(worker).parent_sleeps.announce();
+        }
+        let mut idle = true;
+        for worker in awaited.clone() {
+            idle &= self.has_none_of(worker)?;
+        }
+        let ended = if idle { self.watch.sleep(limit.min(LONGEST_SLEEP)) } else { Ok(Vec::new()) };
+        for worker in awaited {
+            self.control.worker(worker).parent_sleeps.withdraw();
+        }
+        for worker in ended? {
+            let mut state = self.lock();
+            if let Some(handle) = state.lines[worker as usize].handle.take() {
+                self.watch.remove(handle.as_fd());
+                state.ended.push_back(worker);
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the sleep of whoever waits.
+    pub fn wake(&self) {
+        self.lock().woken = true;
+        self.watch.bell().ring();
+    }
+
+    /// Whether [`wake`](Self::wake) was called and not yet taken.
+    #[must_use]
+    pub fn is_woken(&self) -> bool {
+        self.lock().woken
+    }
+
+    /// Whether [`wake`](Self::wake) was called since.
+    pub fn take_wake(&self) -> bool {
+        std::mem::take(&mut self.lock().woken)
+    }
+
+    /// A worker whose process has ended since, each once. All it had committed was there before.
+    pub fn take_ended(&self) -> Option<u32> {
+        self.lock().ended.pop_front()
+    }
+
+    /// Results that are committed and not yet drained.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] from a ring.
+    pub fn committed(&self) -> Result<u64> {
+        // Under the lock the consumer's positions stand still, which `len` needs.
+        let state = self.lock();
+        let workers = 0..state.lines.len() as u32;
+        workers.map(|worker| self.control.worker(worker).results.len()).sum()
+    }
+
+    /// Tells the workers that nothing more is wanted and wakes those that sleep.
+    pub fn set_done(&self) {
+        self.control.set_done();
+        for seat in &self.seats {
+            seat.bell.ring();
+        }
+    }
+
+    /// Gives back all memory that the user does not hold. To be called when the workers have ended;
+    /// calling it again does nothing.
+    pub fn close(&self) {
+        if std::mem::replace(&mut self.lock().closed, true) {
+            return;
+        }
+        self.set_done();
+        self.wake();
+        for seat in &self.seats {
+            seat.close();
+        }
+    }
+
+    /// Whether [`close`](Self::close) was called.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.lock().closed
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing in the state is left half-changed by a panic, so a poisoned lock is as good as any.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        // A forked child that inherits an engine must not disturb the parent's workers.
+        if self.seats.first().is_some_and(|seat| seat.owner == std::process::id()) {
+            self.close();
+        }
+    }
+}
+
+/// The limits of every worker of a segment.
+pub(crate) fn limits(control: &Control, share: u64) -> Limits {
+    Limits { share, window: control.geometry().window }
+}

@@ -1,0 +1,76 @@
+//! What can go wrong, one variant for each thing that a caller can act on.
+
+/// An error of the core. The text says what happened, with the values, and what to change.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Shared control words, or a batch, hold values that no correct peer writes.
+    #[error("shared memory is corrupt: {0}")]
+    Corrupt(String),
+
+    /// A system call was refused.
+    #[error("{call} failed: {message} (os error {errno})")]
+    Os {
+        /// What was asked of the system.
+        call: &'static str,
+        /// The system's words.
+        message: String,
+        /// The error number.
+        errno: i32,
+    },
+
+    /// The machine or the control group cannot give the memory that a batch needs.
+    #[error(
+        "a batch needs {needed} more bytes of shared memory, but only {available} are available \
+         ({limit}); use fewer workers, a smaller batch_size or prefetch_factor, or raise the limit"
+    )]
+    OutOfMemory {
+        /// Bytes that were to be taken.
+        needed: u64,
+        /// Bytes that can still be taken.
+        available: u64,
+        /// What sets the limit: the machine or a control group.
+        limit: String,
+    },
+
+    /// The process's own allocator has no memory left.
+    #[error("{len} bytes of private memory could not be allocated")]
+    Allocation {
+        /// Bytes that were asked for.
+        len: u64,
+    },
+
+    /// One task's indices are larger than the region that carries them.
+    #[error("the indices of one batch take {len} bytes, more than the {capacity} that can travel at once")]
+    TaskTooLarge {
+        /// Bytes of the task.
+        len: u64,
+        /// Bytes of the region.
+        capacity: u64,
+    },
+
+    /// What was supplied to a stream of indices is not what it asked for.
+    #[error("the random numbers of a sampler cannot be used: {0}")]
+    Indices(String),
+
+    /// A `RandomSampler` without replacement stands over nothing: torch divides by the length.
+    #[error(
+        "integer division or modulo by zero: a RandomSampler without replacement has a data_source of length 0"
+    )]
+    EmptySource,
+
+    /// The configuration of the transport is impossible.
+    #[error("{0}")]
+    Config(String),
+}
+
+impl Error {
+    /// A refused system call.
+    #[cfg(all(target_os = "linux", not(ringloader_portable), not(ringloader_loom)))]
+    pub(crate) fn os(call: &'static str, errno: rustix::io::Errno) -> Self {
+        Self::Os { call, message: errno.to_string(), errno: errno.raw_os_error() }
+    }
+}
+
+/// `Result` with the core's [`Error`].
+pub type Result<T> = std::result::Result<T, Error>;

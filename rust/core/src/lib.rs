@@ -1,0 +1,50 @@
+//! The Python-free core of ringloader: batches travel from worker processes to the main process
+//! through shared memory.
+//!
+//! ```text
+//!   main process                    one sealed memfd                    worker w
+//!   Engine  --- tasks -->  [ ring of descriptors | task arena ]  --->   Port
+//!           <-- results -  [ ring of descriptors ]               <---   fills a slot, commits
+//!   Delivery  -- lease -->  [ slot windows ]      <-- free bit, when the last tensor is dropped
+//! ```
+//!
+//! | module | what it knows |
+//! |---|---|
+//! | [`scheduler`] | native control: torch's rules over the engine |
+//! | [`engine`] | the parent's side of the transport: all of the below, composed |
+//! | [`port`] | a worker's side, likewise |
+//! | [`delivery`] | a batch that arrived, and who keeps its bytes |
+//! | [`batch`] | a batch as bytes; nothing of rings or memory |
+//! | [`pool`] | who has which slot; nothing of rings |
+//! | [`ring`] | rings of descriptors; nothing of slots |
+//! | [`plan`] | samplers, dispatch, reorder buffer: torch's rules; nothing of processes or memory |
+//! | [`shm`] | the segment, what lies where in it, what memory is left |
+//! | [`sync`] | atomics, the doorbell, bells |
+//! | [`error`] | what can go wrong |
+//!
+//! Guarantees: push, pop, begin, commit and release are wait-free and allocate nothing; a worker may
+//! die at any instruction and leaves nothing half-visible; whatever another process wrote is
+//! validated before it is used as an offset or a length.
+
+pub mod batch;
+pub mod error;
+pub mod plan;
+pub mod pool;
+pub mod ring;
+pub mod sync;
+
+// Linux with memfd, and not under loom, whose atomics cannot lie in a mapping.
+#[cfg(all(target_os = "linux", not(ringloader_portable), not(ringloader_loom)))]
+pub mod delivery;
+#[cfg(all(target_os = "linux", not(ringloader_portable), not(ringloader_loom)))]
+pub mod engine;
+#[cfg(all(target_os = "linux", not(ringloader_portable), not(ringloader_loom)))]
+pub mod message;
+#[cfg(all(target_os = "linux", not(ringloader_portable), not(ringloader_loom)))]
+pub mod port;
+#[cfg(all(target_os = "linux", not(ringloader_portable), not(ringloader_loom)))]
+pub mod scheduler;
+#[cfg(all(target_os = "linux", not(ringloader_portable), not(ringloader_loom)))]
+pub mod shm;
+
+pub use error::{Error, Result};

@@ -1,0 +1,156 @@
+//! Who gets the next task.
+#![forbid(unsafe_code)]
+
+/// Torch's rules of dispatch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Order {
+    /// The next active worker, round and round: `in_order=True`.
+    InOrder,
+    /// The next active worker that has fewer tasks than its part of all that may be outstanding: `in_order=False` from
+    /// torch 2.7 on.
+    AsCompleted,
+    /// Round and round although results are handed out as they come: `in_order=False` of torch 2.6.
+    AsCompletedRoundRobin,
+}
+
+/// Chooses a worker for each task.
+///
+/// MIRRORS torch dataloader.py::_try_put_index
+///
+/// Every operation but `new`, `retire` and `reset` takes one step for each 64 workers, and none allocates. The methods
+/// that take a worker panic if it is none of the workers.
+#[derive(Debug, Clone)]
+pub struct Dispatch {
+    order: Order,
+    max_tasks: u64,
+    /// The worker that the cycle names next.
+    position: usize,
+    workers: Vec<Worker>,
+    active: u32,
+    /// Tasks that an active worker must have fewer than, by `Order::AsCompleted`.
+    limit: u64,
+    /// INVARIANT: a worker's bit is set exactly if the rule lets it have the next task.
+    eligible: Bits,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Worker {
+    active: bool,
+    outstanding: u64,
+}
+
+impl Dispatch {
+    /// All `workers` active and without tasks, the cycle at worker 0.
+    pub fn new(workers: u32, prefetch_factor: u32, order: Order) -> Self {
+        let mut dispatch = Self {
+            order,
+            max_tasks: u64::from(workers) * u64::from(prefetch_factor),
+            position: 0,
+            workers: vec![Worker { active: true, outstanding: 0 }; workers as usize],
+            active: workers,
+            limit: 0,
+            eligible: Bits::new(workers as usize),
+        };
+        dispatch.judge_all();
+        dispatch
+    }
+
+    /// How many tasks may be outstanding at once, and how many are asked for when an epoch begins.
+    pub fn max_tasks(&self) -> u64 {
+        self.max_tasks
+    }
+
+    /// The worker for the next task, or none: then the index that was to go is lost, as it is in torch.
+    ///
+    /// The cycle moves on as torch's does: past the worker that is chosen, once round if none is.
+    pub fn choose(&mut self) -> Option<u32> {
+        let chosen = self.eligible.first_from(self.position)?;
+        self.position = (chosen + 1) % self.workers.len();
+        Some(chosen as u32)
+    }
+
+    /// A task went to `worker`.
+    pub fn sent(&mut self, worker: u32) {
+        self.workers[worker as usize].outstanding += 1;
+        self.judge(worker as usize);
+    }
+
+    /// A result of `worker` is about to be handed out. Torch does not say so of the end of an iterable dataset.
+    pub fn delivered(&mut self, worker: u32) {
+        let outstanding = &mut self.workers[worker as usize].outstanding;
+        debug_assert!(*outstanding > 0, "worker {worker} delivers without a task");
+        *outstanding = outstanding.saturating_sub(1);
+        self.judge(worker as usize);
+    }
+
+    /// `worker` gets no more tasks in this epoch: its part of an iterable dataset has ended, or it died. Again does
+    /// nothing.
+    pub fn retire(&mut self, worker: u32) {
+        let worker = &mut self.workers[worker as usize];
+        if worker.active {
+            worker.active = false;
+            self.active -= 1;
+            self.judge_all();
+        }
+    }
+
+    /// Whether `worker` has not been retired in this epoch.
+    pub fn is_active(&self, worker: u32) -> bool {
+        self.workers[worker as usize].active
+    }
+
+    /// How many workers are active.
+    pub fn active(&self) -> u32 {
+        self.active
+    }
+
+    /// How many tasks went to `worker` whose results were not handed out. Those that a retired worker will never
+    /// answer stay counted, as in torch.
+    pub fn outstanding(&self, worker: u32) -> u64 {
+        self.workers[worker as usize].outstanding
+    }
+
+    /// A new epoch with the same workers: all active, no tasks, the cycle at worker 0.
+    pub fn reset(&mut self) {
+        self.position = 0;
+        self.active = self.workers.len() as u32;
+        self.workers.fill(Worker { active: true, outstanding: 0 });
+        self.judge_all();
+    }
+
+    fn judge_all(&mut self) {
+        self.limit = self.max_tasks.checked_div(u64::from(self.active)).unwrap_or(0);
+        (0..self.workers.len()).for_each(|worker| self.judge(worker));
+    }
+
+    fn judge(&mut self, worker: usize) {
+        let Worker { active, outstanding } = self.workers[worker];
+        let has_room = self.order != Order::AsCompleted || outstanding < self.limit;
+        self.eligible.set(worker, active && has_room);
+    }
+}
+
+/// A set of workers that is searched in a circle.
+#[derive(Debug, Clone)]
+struct Bits(Vec<u64>);
+
+impl Bits {
+    fn new(len: usize) -> Self {
+        Self(vec![0; len.div_ceil(64)])
+    }
+
+    fn set(&mut self, index: usize, value: bool) {
+        let (word, bit) = (&mut self.0[index / 64], 1 << (index % 64));
+        *word = if value { *word | bit } else { *word & !bit };
+    }
+
+    /// The first member at `from` or after it, then from 0 on.
+    fn first_from(&self, from: usize) -> Option<usize> {
+        let first = from / 64;
+        let word = self.0.get(first)? & (u64::MAX << (from % 64));
+        let in_word = |word: u64, at: usize| (word != 0).then(|| at * 64 + word.trailing_zeros() as usize);
+        in_word(word, first)
+            .or_else(|| (first + 1..self.0.len()).find_map(|at| in_word(self.0[at], at)))
+            .or_else(|| (0..=first).find_map(|at| in_word(self.0[at], at)))
+    }
+}

@@ -1,0 +1,37 @@
+//! What is asked of whom, and in which order the answers are handed out: torch's rules, without processes or memory.
+//!
+//! | module | is about |
+//! |---|---|
+//! | [`sampler`] | torch's samplers as streams of indices, over random numbers that torch drew |
+//! | [`dispatch`] | which worker gets the next task |
+//! | [`reorder`] | tasks that were sent, results that arrived, and whose turn it is |
+//!
+//! Nothing here draws, waits or sends: a stream says what it needs, and the caller fetches it at that moment.
+//!
+//! ```
+//! use ringloader_core::plan::{BatchRule, Dispatch, Next, Order, ReorderBuffer, Source, Step, Stream};
+//!
+//! let mut stream = Stream::new(Source::Sequential { len: 5 }, Some(BatchRule { size: 2, drop_last: false }))?;
+//! let mut dispatch = Dispatch::new(2, 1, Order::InOrder);
+//! let mut tasks = ReorderBuffer::new();
+//! while let Step::Batch(_indices) = stream.next()? {
+//!     let worker = dispatch.choose().expect("all workers are active");
+//!     dispatch.sent(worker);
+//!     tasks.send(worker);
+//! }
+//!
+//! tasks.arrive(1, "second")?;
+//! assert_eq!(tasks.next(|worker| dispatch.is_active(worker)), Next::Wait { seq: 0, worker: 0 });
+//! tasks.arrive(0, "first")?;
+//! let next = tasks.next(|worker| dispatch.is_active(worker));
+//! assert_eq!(next, Next::Ready { seq: 0, worker: 0, data: "first" });
+//! # Ok::<(), ringloader_core::Error>(())
+//! ```
+
+pub mod dispatch;
+pub mod reorder;
+pub mod sampler;
+
+pub use dispatch::{Dispatch, Order};
+pub use reorder::{Next, ReorderBuffer};
+pub use sampler::{BatchRule, Draw, Indices, Source, Step, Stream, Supply};

@@ -1,0 +1,267 @@
+//! Results come in any order and are handed out in the order of their tasks.
+#![forbid(unsafe_code)]
+
+use crate::{Error, Result};
+
+/// What [`ReorderBuffer::next`] found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Next<T> {
+    /// The result whose turn it is; it is out of the buffer.
+    Ready {
+        /// The task's sequence number.
+        seq: u64,
+        /// Who did it.
+        worker: u32,
+        /// The result.
+        data: T,
+    },
+    /// It is the turn of a result that has not arrived.
+    Wait {
+        /// The task's sequence number.
+        seq: u64,
+        /// Who is to do it.
+        worker: u32,
+    },
+    /// No task is left whose result will come.
+    End,
+}
+
+/// The tasks of an epoch from the first that was not handed out to the last that was sent, with what has arrived.
+///
+/// MIRRORS torch dataloader.py::_next_data (`_task_info`, `_rcvd_idx`, `_send_idx`, `_tasks_outstanding`)
+///
+/// Tasks lie in a ring at their sequence number. An `in_order=False` epoch may go far ahead of one slow task: such a
+/// task moves aside, so that memory grows with the tasks that are alive and not with the distance. Every operation is
+/// O(1), amortised, and does not allocate once the ring has its size; for a task that was moved aside it takes a search
+/// among those.
+#[derive(Debug)]
+pub struct ReorderBuffer<T> {
+    /// INVARIANT: the length is zero or a power of two, and a task lies at its `seq` modulo the length.
+    ring: Vec<Option<Task<T>>>,
+    /// Tasks whose place another one needed.
+    aside: Vec<Task<T>>,
+    /// Tasks in the ring and aside.
+    alive: usize,
+    send_idx: u64,
+    rcvd_idx: u64,
+    outstanding: u64,
+}
+
+#[derive(Debug)]
+struct Task<T> {
+    seq: u64,
+    worker: u32,
+    state: State<T>,
+}
+
+#[derive(Debug)]
+enum State<T> {
+    Sent,
+    Arrived(T),
+    /// The worker's part of an iterable dataset had ended.
+    Ended,
+}
+
+#[derive(Clone, Copy)]
+enum Place {
+    Ring(usize),
+    Aside(usize),
+}
+
+impl<T> ReorderBuffer<T> {
+    /// An empty buffer; it allocates with the first task.
+    pub fn new() -> Self {
+        Self { ring: Vec::new(), aside: Vec::new(), alive: 0, send_idx: 0, rcvd_idx: 0, outstanding: 0 }
+    }
+
+    /// A task goes to `worker`; returns its sequence number.
+    pub fn send(&mut self, worker: u32) -> u64 {
+        let seq = self.send_idx;
+        self.send_idx += 1;
+        self.outstanding += 1;
+        self.alive += 1;
+        self.insert(Task { seq, worker, state: State::Sent });
+        seq
+    }
+
+    /// The result of task `seq` has come; [`next`](Self::next) hands it out in its turn.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if no result of that task is awaited.
+    pub fn arrive(&mut self, seq: u64, data: T) -> Result<()> {
+        let place = self.awaited(seq)?;
+        self.outstanding -= 1;
+        self.at(place).state = State::Arrived(data);
+        Ok(())
+    }
+
+    /// The result of task `seq` has come and is handed out at once, as `in_order=False` does. Returns its worker.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if no result of that task is awaited.
+    pub fn take(&mut self, seq: u64) -> Result<u32> {
+        let place = self.awaited(seq)?;
+        self.outstanding -= 1;
+        if seq == self.rcvd_idx {
+            self.rcvd_idx += 1;
+        }
+        Ok(self.remove(place).worker)
+    }
+
+    /// Instead of a result, task `seq` brought the end of its worker's part of an iterable dataset. Returns the worker,
+    /// which must be retired; then one more task may be sent. `next` passes over the task in its turn.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if no result of that task is awaited.
+    pub fn ended(&mut self, seq: u64) -> Result<u32> {
+        let place = self.awaited(seq)?;
+        self.outstanding -= 1;
+        let task = self.at(place);
+        task.state = State::Ended;
+        Ok(task.worker)
+    }
+
+    /// Takes the result whose turn it is, or says whose it is. Tasks that will bring nothing, because their worker is not
+    /// `active` and no result has arrived, are passed over and forgotten.
+    pub fn next(&mut self, active: impl Fn(u32) -> bool) -> Next<T> {
+        while self.rcvd_idx < self.send_idx {
+            let seq = self.rcvd_idx;
+            if let Some(place) = self.find(seq) {
+                let task = self.at(place);
+                let worker = task.worker;
+                match task.state {
+                    State::Arrived(_) => {}
+                    State::Sent if active(worker) => return Next::Wait { seq, worker },
+                    State::Sent | State::Ended => {}
+                }
+                self.rcvd_idx += 1;
+                if let State::Arrived(data) = self.remove(place).state {
+                    return Next::Ready { seq, worker, data };
+                }
+            } else {
+                self.rcvd_idx += 1;
+            }
+        }
+        Next::End
+    }
+
+    /// How many tasks were sent and brought nothing so far, with those that a retired worker will never answer: torch's
+    /// `_tasks_outstanding`.
+    pub fn outstanding(&self) -> u64 {
+        self.outstanding
+    }
+
+    /// The sequence number of the next task.
+    pub fn send_idx(&self) -> u64 {
+        self.send_idx
+    }
+
+    /// The sequence number whose turn it is.
+    pub fn rcvd_idx(&self) -> u64 {
+        self.rcvd_idx
+    }
+
+    /// A new epoch: drops every task and result, and counts from 0 again. A late result of an old task is the caller's to
+    /// recognise: the numbers are the same.
+    pub fn reset(&mut self) {
+        self.ring.fill_with(|| None);
+        self.aside.clear();
+        (self.alive, self.send_idx, self.rcvd_idx, self.outstanding) = (0, 0, 0, 0);
+    }
+
+    fn index(&self, seq: u64) -> usize {
+        (seq & (self.ring.len() as u64).wrapping_sub(1)) as usize
+    }
+
+    fn insert(&mut self, task: Task<T>) {
+        if self.alive * 2 > self.ring.len() {
+            self.grow();
+        }
+        self.put(task);
+    }
+
+    fn put(&mut self, task: Task<T>) {
+        let index = self.index(task.seq);
+        let older = self.ring[index].replace(task);
+        self.aside.extend(older);
+    }
+
+    fn grow(&mut self) {
+        let len = (self.ring.len() * 2).max(8);
+        let mut tasks: Vec<_> = self.ring.drain(..).flatten().chain(self.aside.drain(..)).collect();
+        self.ring.resize_with(len, || None);
+        // Of two that want the same place the older one moves aside, here as in `insert`.
+        tasks.sort_unstable_by_key(|task| task.seq);
+        tasks.into_iter().for_each(|task| self.put(task));
+    }
+
+    fn find(&self, seq: u64) -> Option<Place> {
+        let index = self.index(seq);
+        match self.ring.get(index) {
+            Some(Some(task)) if task.seq == seq => Some(Place::Ring(index)),
+            _ => self.aside.iter().position(|task| task.seq == seq).map(Place::Aside),
+        }
+    }
+
+    fn awaited(&mut self, seq: u64) -> Result<Place> {
+        match self.find(seq) {
+            Some(place) if matches!(self.at(place).state, State::Sent) => Ok(place),
+            found => Err(self.unexpected(seq, found.is_some())),
+        }
+    }
+
+    fn at(&mut self, place: Place) -> &mut Task<T> {
+        match place {
+            Place::Ring(index) => self.ring[index].as_mut().expect("a place that was just found"),
+            Place::Aside(index) => &mut self.aside[index],
+        }
+    }
+
+    fn remove(&mut self, place: Place) -> Task<T> {
+        self.alive -= 1;
+        match place {
+            Place::Ring(index) => self.ring[index].take().expect("a place that was just found"),
+            Place::Aside(index) => self.aside.swap_remove(index),
+        }
+    }
+
+    #[cold]
+    fn unexpected(&self, seq: u64, known: bool) -> Error {
+        let (first, end) = (self.rcvd_idx, self.send_idx);
+        let why = if known { "which has brought its result before" } else { "which nobody waits for" };
+        Error::Corrupt(format!(
+            "a worker sent the result of task {seq}, {why}; tasks under way lie in {first}..{end}; stop the worker and \
+             start a new one"
+        ))
+    }
+}
+
+impl<T> Default for ReorderBuffer<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_grows_with_the_tasks_and_not_with_their_distance() {
+        let mut buffer = ReorderBuffer::<()>::new();
+        for slow in [0, 1, 2] {
+            assert_eq!(buffer.send(slow), slow.into());
+        }
+        for _ in 0..100_000 {
+            let seq = buffer.send(3);
+            assert_eq!(buffer.take(seq), Ok(3));
+        }
+        assert!(buffer.ring.len() <= 8 && buffer.aside.capacity() <= 8);
+        for slow in [0, 1, 2] {
+            assert_eq!(buffer.next(|_| true), Next::Wait { seq: slow.into(), worker: slow });
+            assert_eq!(buffer.take(slow.into()), Ok(slow));
+        }
+        assert_eq!(buffer.next(|_| true), Next::End);
+        assert_eq!((buffer.rcvd_idx(), buffer.alive), (100_003, 0));
+    }
+}

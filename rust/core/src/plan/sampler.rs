@@ -1,0 +1,329 @@
+//! Torch's samplers as streams of indices, over random numbers that torch drew.
+//!
+//! A stream is the generator that torch's `__iter__` returns, turned inside out: where the generator's body would draw,
+//! [`Stream::next`] returns [`Step::Need`], and after [`Stream::supply`] it goes on at that point. So every draw belongs to
+//! the same request as in torch, an epoch that is abandoned leaves the generators where torch leaves them, and there is
+//! never a list of all indices.
+//!
+//! MIRRORS torch sampler.py and distributed.py, of 2.6 to 2.15: the classes' `__iter__`
+//!
+//! - A stream is made when torch's body would run: at the first request, except for what `DistributedSampler` and
+//!   `SequentialSampler` read inside `iter` when they are iterated without a `BatchSampler`.
+//! - A request that follows an unanswered need finds the stream ended: so does a generator whose body raised.
+//! - A stream that has ended stays so, and needs nothing more.
+#![forbid(unsafe_code)]
+
+mod drawn;
+mod once;
+mod random;
+
+use std::fmt::Debug;
+
+use crate::{Error, Result};
+use once::Once;
+use random::Random;
+
+/// Indices in memory that somebody else owns, such as a tensor's.
+pub trait Indices: Send + Debug {
+    /// The indices. Their number does not change while a stream has them.
+    fn as_slice(&self) -> &[i64];
+}
+
+impl Indices for Vec<i64> {
+    fn as_slice(&self) -> &[i64] {
+        self
+    }
+}
+
+/// What a stream needs before it can go on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Draw {
+    /// One int64, `torch.empty((), dtype=torch.int64).random_()`, from the global generator, and a private generator that
+    /// is seeded with it: all later needs of this stream draw from that one.
+    Seed,
+    /// The sampler's `num_samples`, which torch reads before the first index and again after the last full
+    /// permutation or chunk, since a dataset may have grown. It is asked for before the last permutation, where torch
+    /// reads it right after.
+    NumSamples,
+    /// `randperm(n)`
+    Permutation {
+        /// How many.
+        n: u64,
+    },
+    /// `randint(high, (count,))`
+    Integers {
+        /// The bound.
+        high: u64,
+        /// How many, perhaps none: that is asked for all the same.
+        count: u64,
+    },
+    /// `multinomial` over the sampler's weights.
+    Multinomial {
+        /// How many weights there are.
+        categories: u64,
+        /// How many to draw.
+        count: u64,
+    },
+}
+
+/// The answer to a need.
+#[derive(Debug)]
+pub enum Supply {
+    /// To [`Draw::Seed`]: the private generator is seeded.
+    Seeded,
+    /// To [`Draw::NumSamples`].
+    NumSamples(u64),
+    /// To the others.
+    Indices(Box<dyn Indices>),
+}
+
+impl Supply {
+    /// For a message: the indices themselves may be millions.
+    fn what(&self) -> String {
+        match self {
+            Self::Seeded => "a seed was".into(),
+            Self::NumSamples(count) => format!("a number of samples, {count}, was"),
+            Self::Indices(indices) => format!("{} indices were", indices.as_slice().len()),
+        }
+    }
+}
+
+/// One request's outcome.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step<'a> {
+    /// The indices of one batch.
+    Batch(&'a [i64]),
+    /// One index, from a stream without batches.
+    Index(i64),
+    /// As many times `None`, one batch for an iterable dataset.
+    Nones(u64),
+    /// `None`, from a stream without batches.
+    None,
+    /// Supply this, and ask again.
+    Need(Draw),
+    /// There are no more: `StopIteration`, now and ever after.
+    End,
+}
+
+/// Which of torch's samplers a stream stands for, with what the sampler reads before it draws.
+#[derive(Debug)]
+pub enum Source {
+    /// `SequentialSampler`
+    Sequential {
+        /// `len(data_source)`
+        len: u64,
+    },
+    /// `RandomSampler`
+    Random {
+        /// `len(data_source)`
+        n: u64,
+        /// With replacement.
+        replacement: bool,
+        /// The sampler has no generator of its own: it seeds one from the global generator.
+        private_generator: bool,
+    },
+    /// `SubsetRandomSampler`
+    Subset {
+        /// The sampler's `indices`.
+        indices: Box<dyn Indices>,
+    },
+    /// `WeightedRandomSampler`
+    Weighted {
+        /// `len(weights)`
+        categories: u64,
+        /// The sampler's `num_samples`.
+        num_samples: u64,
+    },
+    /// `DistributedSampler`. Its permutation comes from a generator of its own, seeded with `seed + epoch`.
+    Distributed {
+        /// `len(dataset)`
+        len: u64,
+        /// The sampler's `num_samples`: indices for this rank.
+        num_samples: u64,
+        /// The sampler's `num_replicas`.
+        num_replicas: u64,
+        /// The sampler's `rank`.
+        rank: u64,
+        /// Permuted, or in order.
+        shuffle: bool,
+        /// What is too much for equal ranks is cut off, instead of repeating what is missing.
+        drop_last: bool,
+    },
+    /// `_InfiniteConstantSampler`: `None`, for ever.
+    InfiniteNone,
+}
+
+/// `BatchSampler`'s arguments.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BatchRule {
+    /// Indices in a batch; not 0.
+    pub size: u64,
+    /// An incomplete last batch is read and dropped.
+    pub drop_last: bool,
+}
+
+/// A sampler's iterator, or its `BatchSampler`'s.
+#[derive(Debug)]
+pub struct Stream {
+    generator: Generator,
+    rule: Option<BatchRule>,
+    /// Indices of the batch that is being read; after it was handed out, until the next request.
+    batch: Vec<i64>,
+    state: State,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// Nothing of the next batch has been read.
+    Ready,
+    /// A need was answered while the batch was being read.
+    Answered,
+    /// A need was told.
+    Needs(Draw),
+    Ended,
+}
+
+#[derive(Debug)]
+enum Generator {
+    Random(Random),
+    Once(Once),
+    InfiniteNone,
+}
+
+/// What a generator does when it is asked for some indices.
+enum Pull {
+    /// It appended at least one.
+    Some,
+    Need(Draw),
+    End,
+}
+
+impl Stream {
+    /// A stream that has not been asked yet; `rule` is `None` for `batch_size=None`.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a batch size of 0, and for a distributed sampler that would fail in torch (its dataset no
+    /// longer has the length that it was made for): iterate that one in Python.
+    pub fn new(source: Source, rule: Option<BatchRule>) -> Result<Self> {
+        if rule.is_some_and(|rule| rule.size == 0) {
+            return Err(Error::Config("a batch needs a size of at least 1, not 0".into()));
+        }
+        let generator = match source {
+            Source::Random { n, replacement, private_generator } => {
+                Generator::Random(Random::new(n, replacement, private_generator))
+            }
+            Source::InfiniteNone => Generator::InfiniteNone,
+            source => Generator::Once(Once::new(source)?),
+        };
+        Ok(Self { generator, rule, batch: Vec::new(), state: State::Ready })
+    }
+
+    /// The next batch or index, or what is needed for it. Costs what the batch has indices; allocates only while the
+    /// largest batch grows.
+    ///
+    /// # Errors
+    /// [`Error::EmptySource`] where torch divides by zero, [`Error::Indices`] for a supplied index that is out of range.
+    /// The stream has then ended.
+    #[expect(clippy::should_implement_trait, reason = "it lends the batch, which an iterator cannot")]
+    pub fn next(&mut self) -> Result<Step<'_>> {
+        match std::mem::replace(&mut self.state, State::Ended) {
+            State::Ready => self.batch.clear(),
+            State::Answered => {}
+            State::Needs(_) | State::Ended => return Ok(self.end()),
+        }
+        if let Generator::InfiniteNone = self.generator {
+            self.state = State::Ready;
+            return Ok(self.rule.map_or(Step::None, |rule| Step::Nones(rule.size)));
+        }
+        let size = self.rule.map_or(1, |rule| rule.size);
+        loop {
+            let missing = size - self.batch.len() as u64;
+            if missing == 0 {
+                self.state = State::Ready;
+                return Ok(match self.rule {
+                    Some(_) => Step::Batch(&self.batch),
+                    None => Step::Index(self.batch[0]),
+                });
+            }
+            match self.generator.pull(missing, &mut self.batch)? {
+                Pull::Some => {}
+                Pull::Need(draw) => {
+                    self.state = State::Needs(draw);
+                    return Ok(Step::Need(draw));
+                }
+                Pull::End => return Ok(self.last()),
+            }
+        }
+    }
+
+    /// Answers the need that the last request told.
+    ///
+    /// # Errors
+    /// [`Error::Indices`] if nothing is needed, something else is, or the indices are not as many as were asked for. The
+    /// need then stays unanswered.
+    pub fn supply(&mut self, supply: Supply) -> Result<()> {
+        let State::Needs(draw) = self.state else {
+            return Err(Error::Indices(format!("{} supplied and nothing was asked for", supply.what())));
+        };
+        check(draw, &supply)?;
+        self.generator.supply(supply);
+        self.state = State::Answered;
+        Ok(())
+    }
+
+    /// The generator has ended within a batch.
+    fn last(&mut self) -> Step<'_> {
+        match self.rule {
+            Some(BatchRule { drop_last: false, .. }) if !self.batch.is_empty() => {
+                // `islice` hands it out, and finds the ended generator with the next request.
+                self.generator = Generator::Once(Once::empty());
+                Step::Batch(&self.batch)
+            }
+            _ => self.end(),
+        }
+    }
+
+    /// Gives the memory of draws and indices back.
+    fn end(&mut self) -> Step<'_> {
+        self.generator = Generator::Once(Once::empty());
+        self.batch = Vec::new();
+        Step::End
+    }
+}
+
+impl Generator {
+    /// Appends 1 to `limit` indices, in order.
+    fn pull(&mut self, limit: u64, out: &mut Vec<i64>) -> Result<Pull> {
+        match self {
+            Self::Random(random) => random.pull(limit, out),
+            Self::Once(once) => once.pull(limit, out),
+            Self::InfiniteNone => Ok(Pull::End),
+        }
+    }
+
+    /// Takes the checked answer to its last need.
+    fn supply(&mut self, supply: Supply) {
+        match self {
+            Self::Random(random) => random.supply(supply),
+            Self::Once(once) => once.supply(supply),
+            Self::InfiniteNone => {}
+        }
+    }
+}
+
+/// Whether this is an answer to that.
+fn check(draw: Draw, supply: &Supply) -> Result<()> {
+    let (want, given) = match (draw, supply) {
+        (Draw::Seed, Supply::Seeded) | (Draw::NumSamples, Supply::NumSamples(_)) => return Ok(()),
+        (Draw::Permutation { n: count }, Supply::Indices(indices))
+        | (Draw::Integers { count, .. } | Draw::Multinomial { count, .. }, Supply::Indices(indices)) => {
+            (count, indices.as_slice().len() as u64)
+        }
+        _ => return Err(Error::Indices(format!("{draw:?} was asked for, and {} supplied", supply.what()))),
+    };
+    if want == given {
+        Ok(())
+    } else {
+        Err(Error::Indices(format!("{draw:?} has {want} indices, and {given} were supplied")))
+    }
+}

@@ -1,0 +1,149 @@
+//! The samplers that draw once or never.
+#![forbid(unsafe_code)]
+
+use super::drawn::{Drawn, same_length, within};
+use super::{Draw, Indices, Pull, Source, Supply};
+use crate::{Error, Result};
+
+/// At most one draw, and then indices that are made of it one by one.
+///
+/// MIRRORS torch sampler.py::SequentialSampler.__iter__, SubsetRandomSampler.__iter__, WeightedRandomSampler.__iter__;
+/// distributed.py::DistributedSampler.__iter__
+#[derive(Debug)]
+pub(super) enum Once {
+    /// Still to be drawn.
+    Draw(Draw, Use),
+    /// The draw's indices as they are.
+    Plain(Drawn),
+    /// The draw's indices are positions in `indices`.
+    Subset { drawn: Drawn, indices: Box<dyn Indices> },
+    /// Every so many-th of all indices, in order or permuted.
+    Strided { permutation: Option<Box<dyn Indices>>, stride: Stride },
+}
+
+/// What becomes of a draw.
+#[derive(Debug)]
+pub(super) enum Use {
+    Plain,
+    Subset(Box<dyn Indices>),
+    Strided(Stride),
+}
+
+/// Every so many-th position in `len` indices that are repeated without end.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Stride {
+    // INVARIANT: `at` and `step` are less than `len`, unless nothing is `left`; twice `len` is no overflow.
+    at: u64,
+    step: u64,
+    left: u64,
+    len: u64,
+}
+
+impl Once {
+    /// A stream that has ended.
+    pub(super) fn empty() -> Self {
+        Self::Strided { permutation: None, stride: Stride::default() }
+    }
+
+    /// The iterator of `source`, which is none of those that go on.
+    pub(super) fn new(source: Source) -> Result<Self> {
+        Ok(match source {
+            Source::Sequential { len } => {
+                Self::Strided { permutation: None, stride: Stride::new(len, 0, 1, len)? }
+            }
+            Source::Subset { indices } => {
+                Self::Draw(Draw::Permutation { n: indices.as_slice().len() as u64 }, Use::Subset(indices))
+            }
+            Source::Weighted { categories, num_samples } => {
+                Self::Draw(Draw::Multinomial { categories, count: num_samples }, Use::Plain)
+            }
+            Source::Distributed { len, num_samples, num_replicas, rank, shuffle, drop_last } => {
+                let stride = distributed(len, num_samples, num_replicas, rank, drop_last)?;
+                if shuffle {
+                    Self::Draw(Draw::Permutation { n: len }, Use::Strided(stride))
+                } else {
+                    Self::Strided { permutation: None, stride }
+                }
+            }
+            Source::Random { .. } | Source::InfiniteNone => unreachable!("{source:?} goes on"),
+        })
+    }
+
+    pub(super) fn pull(&mut self, limit: u64, out: &mut Vec<i64>) -> Result<Pull> {
+        match self {
+            Self::Draw(draw, _) => return Ok(Pull::Need(*draw)),
+            Self::Plain(drawn) | Self::Subset { drawn, .. } if drawn.is_empty() => return Ok(Pull::End),
+            Self::Strided { stride, .. } if stride.left == 0 => return Ok(Pull::End),
+            Self::Plain(drawn) => drawn.take(limit, out)?,
+            Self::Subset { drawn, indices } => drawn.take_through(indices.as_slice(), limit, out)?,
+            Self::Strided { permutation: None, stride } => {
+                out.extend(stride.take(limit).map(|position| position as i64));
+            }
+            Self::Strided { permutation: Some(permutation), stride } => {
+                let (permutation, len, before) = (permutation.as_slice(), stride.len, out.len());
+                same_length(permutation, len)?;
+                out.extend(stride.take(limit).map(|position| permutation[position as usize]));
+                within(&out[before..], len)?;
+            }
+        }
+        Ok(Pull::Some)
+    }
+
+    pub(super) fn supply(&mut self, supply: Supply) {
+        let (Self::Draw(draw, used), Supply::Indices(drawn)) =
+            (std::mem::replace(self, Self::empty()), supply)
+        else {
+            unreachable!("only one draw is asked for")
+        };
+        let (Draw::Permutation { n: bound } | Draw::Multinomial { categories: bound, .. }) = draw else {
+            unreachable!("{draw:?} is a need of RandomSampler")
+        };
+        let count = drawn.as_slice().len() as u64;
+        *self = match used {
+            Use::Plain => Self::Plain(Drawn::new(drawn, count, bound)),
+            Use::Subset(indices) => Self::Subset { drawn: Drawn::new(drawn, count, bound), indices },
+            Use::Strided(stride) => Self::Strided { permutation: Some(drawn), stride },
+        };
+    }
+}
+
+impl Stride {
+    /// So `many` positions: `first`, `first + step`, ...
+    fn new(len: u64, first: u64, step: u64, many: u64) -> Result<Self> {
+        if len > i64::MAX as u64 {
+            return Err(Error::Config(format!("a dataset of length {len} has indices that are no int64")));
+        }
+        let within = |position: u64| position.checked_rem(len).unwrap_or(0);
+        Ok(Self { at: within(first), step: within(step), left: many, len })
+    }
+
+    /// The next positions, at most `limit`.
+    fn take(&mut self, limit: u64) -> impl Iterator<Item = u64> {
+        let count = limit.min(self.left);
+        self.left -= count;
+        let (step, len) = (self.step, self.len);
+        let at = &mut self.at;
+        (0..count).map(move |_| {
+            let position = *at;
+            *at += step;
+            if *at >= len {
+                *at -= len;
+            }
+            position
+        })
+    }
+}
+
+/// What this rank reads of `len` indices that are repeated, or cut, to the same number for every rank.
+fn distributed(len: u64, num_samples: u64, num_replicas: u64, rank: u64, drop_last: bool) -> Result<Stride> {
+    let total = num_samples.checked_mul(num_replicas);
+    let fits = |total: u64| if drop_last { total <= len } else { total >= len && (len > 0 || total == 0) };
+    if rank >= num_replicas || !total.is_some_and(fits) {
+        let what = if drop_last { "cut" } else { "padded" };
+        return Err(Error::Config(format!(
+            "{len} indices cannot be {what} to {num_samples} for each of {num_replicas} replicas, of which this is \
+             number {rank}; make a new DistributedSampler when the length of its dataset changes"
+        )));
+    }
+    Stride::new(len, rank, num_replicas, num_samples)
+}

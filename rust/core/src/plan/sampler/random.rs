@@ -1,0 +1,126 @@
+//! `RandomSampler`
+#![forbid(unsafe_code)]
+
+use super::drawn::Drawn;
+use super::{Draw, Pull, Supply};
+use crate::{Error, Result};
+
+/// How many indices torch draws at once with replacement.
+const CHUNK: u64 = 32;
+
+/// Full draws, and then what is left over.
+///
+/// MIRRORS torch sampler.py::RandomSampler.__iter__
+#[derive(Debug)]
+pub(super) struct Random {
+    n: u64,
+    replacement: bool,
+    private_generator: bool,
+    state: State,
+}
+
+#[derive(Debug)]
+enum State {
+    Start,
+    Seeded,
+    /// `num_samples` was read for the first time.
+    Counted {
+        num_samples: u64,
+    },
+    /// So many full draws are to come.
+    Full {
+        left: u64,
+    },
+    FullDrawn {
+        drawn: Drawn,
+        left: u64,
+    },
+    /// `num_samples` was read again.
+    Recounted {
+        num_samples: u64,
+    },
+    /// The rest is to come, with so many of its draw.
+    Rest {
+        count: u64,
+    },
+    RestDrawn {
+        drawn: Drawn,
+    },
+}
+
+impl Random {
+    pub(super) fn new(n: u64, replacement: bool, private_generator: bool) -> Self {
+        Self { n, replacement, private_generator, state: State::Start }
+    }
+
+    pub(super) fn pull(&mut self, limit: u64, out: &mut Vec<i64>) -> Result<Pull> {
+        loop {
+            match &mut self.state {
+                State::Start if self.private_generator => return Ok(Pull::Need(Draw::Seed)),
+                State::Start => self.state = State::Seeded,
+                State::Seeded => return Ok(Pull::Need(Draw::NumSamples)),
+                &mut State::Counted { num_samples } => {
+                    self.state = State::Full { left: num_samples / self.draw_len()? };
+                }
+                State::Full { left: 0 } => return Ok(Pull::Need(Draw::NumSamples)),
+                State::Full { .. } => return Ok(Pull::Need(self.draw(self.draw_len()?))),
+                State::FullDrawn { drawn, left } if drawn.is_empty() => {
+                    // Frees the draw before the next one is asked for, as torch does.
+                    self.state = State::Full { left: *left };
+                }
+                State::FullDrawn { drawn, .. } => {
+                    drawn.take(limit, out)?;
+                    return Ok(Pull::Some);
+                }
+                &mut State::Recounted { num_samples } => {
+                    self.state = State::Rest { count: num_samples % self.draw_len()? };
+                }
+                // Torch draws a permutation of which it uses nothing. It moves the user's generator, and with it the
+                // next epoch; a private one is gone with this stream, and the time is saved.
+                State::Rest { count: 0 } if self.private_generator && !self.replacement => {
+                    return Ok(Pull::End);
+                }
+                &mut State::Rest { count } => return Ok(Pull::Need(self.draw(count))),
+                State::RestDrawn { drawn } if drawn.is_empty() => return Ok(Pull::End),
+                State::RestDrawn { drawn } => {
+                    drawn.take(limit, out)?;
+                    return Ok(Pull::Some);
+                }
+            }
+        }
+    }
+
+    pub(super) fn supply(&mut self, supply: Supply) {
+        self.state = match (&self.state, supply) {
+            (State::Start, Supply::Seeded) => State::Seeded,
+            (State::Seeded, Supply::NumSamples(num_samples)) => State::Counted { num_samples },
+            (State::Full { .. }, Supply::NumSamples(num_samples)) => State::Recounted { num_samples },
+            (&State::Full { left }, Supply::Indices(indices)) => {
+                let count = indices.as_slice().len() as u64;
+                State::FullDrawn { drawn: Drawn::new(indices, count, self.n), left: left - 1 }
+            }
+            (&State::Rest { count }, Supply::Indices(indices)) => {
+                State::RestDrawn { drawn: Drawn::new(indices, count, self.n) }
+            }
+            (state, supply) => unreachable!("{supply:?} answers no need of {state:?}"),
+        };
+    }
+
+    /// How many indices a full draw has.
+    fn draw_len(&self) -> Result<u64> {
+        match (self.replacement, self.n) {
+            (true, _) => Ok(CHUNK),
+            (false, 0) => Err(Error::EmptySource),
+            (false, n) => Ok(n),
+        }
+    }
+
+    /// The draw of which `count` indices are used. A permutation is always a whole one.
+    fn draw(&self, count: u64) -> Draw {
+        if self.replacement {
+            Draw::Integers { high: self.n, count }
+        } else {
+            Draw::Permutation { n: self.n }
+        }
+    }
+}

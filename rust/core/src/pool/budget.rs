@@ -1,0 +1,100 @@
+//! How much memory a worker's slots may keep, and in which pieces they grow.
+
+use std::ops::Range;
+
+use super::SlotId;
+use crate::Result;
+
+const PAGE: u64 = 4 << 10;
+const COARSE: u64 = 64 << 10;
+
+/// What bounds the slots of one worker.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// Bytes of memory that all slots of the worker may keep together.
+    pub share: u64,
+    /// Bytes of address space of one slot's window.
+    pub window: u64,
+}
+
+impl Limits {
+    /// The largest batch that a slot takes, and the most bytes that the user may lease: half the
+    /// share, in whole granules, and no more than a window. A larger batch is *oversize*.
+    ///
+    /// INVARIANT: leases up to half and one batch up to half, rounded up to its granule, always fit
+    /// into the share, so that a worker with nothing undelivered and nothing pinned has room for
+    /// its batch.
+    pub fn half(&self) -> u64 {
+        let half = (self.share / 2).min(self.window);
+        half - half % granule(half)
+    }
+}
+
+/// What became of a request for more bytes in a slot.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[must_use]
+pub enum Growth {
+    /// The bytes may be used.
+    Ready,
+    /// They do not fit while other slots keep what they have; they may once slots have come back.
+    NoRoom,
+    /// They are more than [`Limits::half`] and never fit.
+    Oversize,
+}
+
+/// The memory behind the windows, as far as the allocator needs it.
+pub trait Pages {
+    /// Gives the memory behind `bytes` of a slot's window back to the system. Nobody uses it.
+    ///
+    /// # Errors
+    ///
+    /// The system's refusal; the bytes stay counted.
+    fn punch(&mut self, slot: SlotId, bytes: Range<u64>) -> Result<()>;
+
+    /// Says whether the machine and the control group have `need` more bytes.
+    ///
+    /// # Errors
+    ///
+    /// The shortage, for the user to read; it ends the request.
+    fn available(&mut self, need: u64) -> Result<()>;
+}
+
+/// `bytes` rounded up to whole granules: pages for a small batch, so that 64 of them are not 4 MiB; larger steps for
+/// a large one, so that it does not grow page by page.
+pub(super) fn round_up(bytes: u64) -> u64 {
+    bytes.next_multiple_of(granule(bytes))
+}
+
+fn granule(bytes: u64) -> u64 {
+    if bytes < COARSE { PAGE } else { COARSE }
+}
+
+#[cfg(all(test, not(ringloader_loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn granules() {
+        for (bytes, rounded) in [
+            (0, 0),
+            (1, PAGE),
+            (PAGE, PAGE),
+            (PAGE + 1, 2 * PAGE),
+            (COARSE - 1, COARSE),
+            (COARSE, COARSE),
+            (COARSE + 1, 2 * COARSE),
+        ] {
+            assert_eq!(round_up(bytes), rounded, "{bytes}");
+        }
+    }
+
+    #[test]
+    fn whatever_fits_into_half_fits_when_rounded() {
+        for share in [0, 5000, 8192, 100_000, 131_071, 131_072, 1 << 20, (1 << 20) + 70_000, 1 << 40] {
+            let half = Limits { share, window: 1 << 40 }.half();
+            assert!(2 * half <= share);
+            assert_eq!(round_up(half), half, "share {share}");
+        }
+        assert_eq!(Limits { share: 1 << 30, window: 1 << 20 }.half(), 1 << 20);
+    }
+}

@@ -1,0 +1,224 @@
+//! The parent's side: holding a drained slot, leasing it to the user within bounds, and returning
+//! it from any thread.
+
+use super::words::SLOTS_PER_WORD;
+use super::{Limits, SlotId, SlotWords};
+use crate::sync::pause::pause;
+use crate::sync::planted::{planted, release_unless};
+use crate::sync::{AtomicU64, Ordering};
+
+/// What the user has leased from one worker, and the bounds on it. Private memory of the parent;
+/// any thread may use it.
+///
+/// INVARIANT: the leases stay within half the worker's share and half its slots, so holding batches
+/// never starves the worker.
+#[derive(Debug)]
+pub struct Ledger {
+    leased_slots: AtomicU64,
+    leased_bytes: AtomicU64,
+    most_slots: u64,
+    most_bytes: u64,
+}
+
+impl Ledger {
+    /// A ledger without leases, for a worker with this many slots.
+    pub fn new(limits: Limits, slots: u32) -> Self {
+        Self {
+            leased_slots: AtomicU64::new(0),
+            leased_bytes: AtomicU64::new(0),
+            most_slots: u64::from(slots) / 2,
+            most_bytes: limits.half(),
+        }
+    }
+
+    /// COMMITTED -> HELD, when the parent drains the descriptor that names `slot`, before anything
+    /// else. Each hold is ended by one [`release`](Self::release), also when the batch is thrown
+    /// away. One atomic operation.
+    ///
+    /// # Panics
+    ///
+    /// If `slot` is not one of `words` (see [`SlotWords::slot`]).
+    pub fn hold(&self, words: SlotWords<'_>, slot: SlotId) {
+        // A count and not a mark: the last release of this slot may still have its own `fetch_sub`
+        // before it.
+        let holds = &words.holds[slot.index()];
+        if planted("hold_as_mark") {
+            holds.store(1, Ordering::Relaxed);
+            return;
+        }
+        holds.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Leases a held slot to the user. Returns the bytes that this costs, to be given back by
+    /// [`release`](Self::release); `None` if the user's leases would exceed their bounds: copy the
+    /// batch, then release the slot without a cost. Lock-free.
+    ///
+    /// # Panics
+    ///
+    /// If `slot` is not one of `words`.
+    #[must_use = "a lease is given back by `release` with its cost"]
+    pub fn try_lease(&self, words: SlotWords<'_>, slot: SlotId) -> Option<u64> {
+        if !add_within(&self.leased_slots, 1, self.most_slots) {
+            return None;
+        }
+        // All that the window keeps, and not just this batch: none of it can be punched until the
+        // slot is back.
+        let cost = words.touched[slot.index()].load(Ordering::Relaxed);
+        if !add_within(&self.leased_bytes, cost, self.most_bytes) {
+            self.leased_slots.fetch_sub(1, Ordering::Relaxed);
+            return None;
+        }
+        Some(cost)
+    }
+
+    /// HELD -> RETURNED: ends one hold of `slot`, with the cost of its lease if it was leased. From
+    /// any thread; wait-free, no lock, no allocation, no panic. Whoever calls it rings the worker
+    /// if that waits for room.
+    pub fn release(&self, words: SlotWords<'_>, slot: SlotId, cost: Option<u64>) {
+        // First, or the next batch in this slot could be refused a lease that the slot's own old
+        // one still occupies.
+        if let Some(cost) = cost {
+            self.leased_bytes.fetch_sub(cost, Ordering::Relaxed);
+            self.leased_slots.fetch_sub(1, Ordering::Relaxed);
+        }
+        let (word, bit) = slot.bit();
+        let (Some(free), Some(holds)) = (words.free.get(word), words.holds.get(slot.index())) else {
+            return;
+        };
+        if planted("unheld_before_returned") {
+            holds.fetch_sub(1, Ordering::Release);
+            pause("returned-held");
+            free.fetch_or(bit, Ordering::Release);
+            return;
+        }
+        // ORDERING slot-returned: what this process did with the bytes comes before the worker's
+        // next filling.
+        free.fetch_or(bit, release_unless("slot_returned_relaxed"));
+        pause("returned-held");
+        // ORDERING slot-unheld: the bit comes before a take-over that finds the slot not busy, so
+        // that it is swapped away with the others and never arrives for a slot that was handed out
+        // again. (Loom keeps one thread's stores in order; that it would catch a Relaxed here shows
+        // with the two lines exchanged, as above.)
+        if planted("hold_as_mark") {
+            holds.store(0, Ordering::Release);
+            return;
+        }
+        holds.fetch_sub(1, Ordering::Release);
+    }
+
+    /// The slots that are held, one bit each: read by the parent after the dead worker's ring is
+    /// drained and before [`WorkerSlots::take_over`](super::WorkerSlots::take_over) swaps the free
+    /// words.
+    pub fn busy(words: SlotWords<'_>) -> Vec<u64> {
+        words
+            .holds
+            .chunks(SLOTS_PER_WORD)
+            .map(|counters| {
+                counters.iter().enumerate().fold(0, |busy, (bit, holds)| {
+                    // ORDERING slot-unheld
+                    busy | u64::from(holds.load(Ordering::Acquire) > 0) << bit
+                })
+            })
+            .collect()
+    }
+
+    /// Slots that the user has leased.
+    pub fn leased_slots(&self) -> u32 {
+        self.leased_slots.load(Ordering::Relaxed) as u32
+    }
+
+    /// Bytes that the user has leased.
+    pub fn leased_bytes(&self) -> u64 {
+        self.leased_bytes.load(Ordering::Relaxed)
+    }
+}
+
+/// Adds to a counter unless that would take it above `most`. Publishes nothing: the counters only
+/// have to add up.
+fn add_within(counter: &AtomicU64, more: u64, most: u64) -> bool {
+    let mut now = counter.load(Ordering::Relaxed);
+    while let Some(sum) = now.checked_add(more).filter(|&sum| sum <= most) {
+        match counter.compare_exchange_weak(now, sum, Ordering::Relaxed, Ordering::Relaxed) {
+            Ok(_) => return true,
+            Err(changed) => now = changed,
+        }
+    }
+    false
+}
+
+#[cfg(all(test, not(ringloader_loom)))]
+mod tests {
+    use super::super::HeapWords;
+    use super::*;
+
+    const LIMITS: Limits = Limits { share: 1 << 20, window: 1 << 20 };
+
+    fn touch(words: SlotWords<'_>, slot: u32, bytes: u64) -> SlotId {
+        words.touched[slot as usize].store(bytes, Ordering::Relaxed);
+        let slot = SlotId::new(slot);
+        Ledger::new(LIMITS, words.slots()).hold(words, slot);
+        slot
+    }
+
+    #[test]
+    fn leases_stay_within_half_the_bytes() {
+        let heap = HeapWords::new(64);
+        let words = heap.words();
+        let ledger = Ledger::new(LIMITS, 64);
+        let [a, b, c] =
+            [(0, LIMITS.half() - 10), (1, 11), (2, 10)].map(|(slot, bytes)| touch(words, slot, bytes));
+        let cost = ledger.try_lease(words, a);
+        assert_eq!(cost, Some(LIMITS.half() - 10));
+        assert_eq!(ledger.try_lease(words, b), None);
+        assert_eq!(ledger.leased_slots(), 1, "a refusal leaves nothing behind");
+        assert_eq!(ledger.try_lease(words, c), Some(10));
+        ledger.release(words, a, cost);
+        assert_eq!(ledger.try_lease(words, b), Some(11));
+        assert_eq!((ledger.leased_slots(), ledger.leased_bytes()), (2, 21));
+    }
+
+    #[test]
+    fn leases_stay_within_half_the_slots() {
+        let heap = HeapWords::new(64);
+        let words = heap.words();
+        let ledger = Ledger::new(LIMITS, 64);
+        for slot in 0..32 {
+            assert_eq!(ledger.try_lease(words, touch(words, slot, 1)), Some(1));
+        }
+        assert_eq!(ledger.try_lease(words, touch(words, 32, 1)), None);
+        ledger.release(words, SlotId::new(7), Some(1));
+        assert_eq!(ledger.try_lease(words, SlotId::new(32)), Some(1));
+    }
+
+    #[test]
+    fn a_corrupt_size_is_refused() {
+        let heap = HeapWords::new(64);
+        let ledger = Ledger::new(LIMITS, 64);
+        let [a, b] = [(0, 1), (1, u64::MAX)].map(|(slot, bytes)| touch(heap.words(), slot, bytes));
+        assert_eq!(ledger.try_lease(heap.words(), a), Some(1));
+        assert_eq!(ledger.try_lease(heap.words(), b), None);
+    }
+
+    #[test]
+    fn busy_is_what_is_held() {
+        let heap = HeapWords::new(128);
+        let words = heap.words();
+        let ledger = Ledger::new(LIMITS, 128);
+        for slot in [0, 63, 64, 64, 127] {
+            ledger.hold(words, SlotId::new(slot));
+        }
+        assert_eq!(Ledger::busy(words), [1 | 1 << 63, 1 | 1 << 63]);
+        ledger.release(words, SlotId::new(64), None);
+        ledger.release(words, SlotId::new(0), None);
+        assert_eq!(Ledger::busy(words), [1 << 63, 1 | 1 << 63]);
+        assert_eq!(words.free[0].load(Ordering::Relaxed), 1);
+        assert_eq!(words.free[1].load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn releasing_no_slot_does_nothing() {
+        let heap = HeapWords::new(64);
+        Ledger::new(LIMITS, 64).release(heap.words(), SlotId::new(64), None);
+        assert_eq!(Ledger::busy(heap.words()), [0]);
+    }
+}

@@ -1,0 +1,176 @@
+//! The words that a worker and its parent share about the worker's slots, borrowed from whoever
+//! owns the memory.
+
+use std::fmt;
+
+use crate::sync::{AtomicU32, AtomicU64};
+use crate::{Error, Result};
+
+/// Slots that one `free` word has bits for.
+pub(super) const SLOTS_PER_WORD: usize = u64::BITS as usize;
+
+/// The number of a slot among those of its worker. One that came out of shared memory is made by
+/// [`SlotWords::slot`], which checks it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct SlotId(u32);
+
+impl SlotId {
+    /// The slot with this number.
+    pub const fn new(number: u32) -> Self {
+        Self(number)
+    }
+
+    /// The number.
+    pub const fn get(self) -> u32 {
+        self.0
+    }
+
+    /// The number as an index into words and windows.
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+
+    /// The `free` word that has the slot's bit, and the bit in it.
+    pub(super) const fn bit(self) -> (usize, u64) {
+        (self.index() / SLOTS_PER_WORD, 1 << (self.index() % SLOTS_PER_WORD))
+    }
+
+    /// The slots whose bits are set in `bits`, the `free` word with this number.
+    pub(super) fn of_bits(word: usize, mut bits: u64) -> impl Iterator<Item = Self> {
+        std::iter::from_fn(move || {
+            let bit = (bits != 0).then(|| bits.trailing_zeros())?;
+            bits &= bits - 1;
+            Some(Self((word * SLOTS_PER_WORD) as u32 + bit))
+        })
+    }
+}
+
+impl fmt::Display for SlotId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// The shared words of one worker's slots.
+#[derive(Clone, Copy, Debug)]
+pub struct SlotWords<'a> {
+    /// One bit for each slot, 64 to a word. Set when a lease ends; swapped to zero by the worker
+    /// when it sweeps.
+    pub free: &'a [AtomicU64],
+    /// How many times the parent has drained each slot and not yet finished its release.
+    pub holds: &'a [AtomicU32],
+    /// Bytes of each window, from its start, that may be backed by memory. Only the worker writes
+    /// it. It never says less than the truth.
+    pub touched: &'a [AtomicU64],
+    /// The sum over `touched`, except while the worker is between two stores. Only the worker
+    /// writes it.
+    pub resident: &'a AtomicU64,
+}
+
+impl<'a> SlotWords<'a> {
+    /// The words, if their lengths agree.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Corrupt`] if they do not, or if there is no slot.
+    pub fn new(
+        free: &'a [AtomicU64],
+        holds: &'a [AtomicU32],
+        touched: &'a [AtomicU64],
+        resident: &'a AtomicU64,
+    ) -> Result<Self> {
+        let slots = holds.len();
+        if slots == 0
+            || free.len() != slots.div_ceil(SLOTS_PER_WORD)
+            || touched.len() != slots
+            || u32::try_from(slots).is_err()
+        {
+            return Err(Error::Corrupt(format!(
+                "{} free words, {} hold counters and {} sizes are not about the same slots",
+                free.len(),
+                holds.len(),
+                touched.len(),
+            )));
+        }
+        Ok(Self { free, holds, touched, resident })
+    }
+
+    /// How many slots there are.
+    pub fn slots(&self) -> u32 {
+        self.holds.len() as u32
+    }
+
+    /// The slot with a number that a peer wrote.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Corrupt`] if there is no such slot.
+    pub fn slot(&self, number: u32) -> Result<SlotId> {
+        if number < self.slots() {
+            Ok(SlotId(number))
+        } else {
+            Err(Error::Corrupt(format!("slot {number} of a worker that has {}", self.slots())))
+        }
+    }
+}
+
+/// Shared words on the heap, all zero, for tests, models and benchmarks.
+#[derive(Debug)]
+pub struct HeapWords {
+    free: Box<[AtomicU64]>,
+    holds: Box<[AtomicU32]>,
+    touched: Box<[AtomicU64]>,
+    resident: AtomicU64,
+}
+
+impl HeapWords {
+    /// Words for this many slots.
+    pub fn new(slots: u32) -> Self {
+        Self {
+            free: (0..slots.div_ceil(u64::BITS)).map(|_| AtomicU64::new(0)).collect(),
+            holds: (0..slots).map(|_| AtomicU32::new(0)).collect(),
+            touched: (0..slots).map(|_| AtomicU64::new(0)).collect(),
+            resident: AtomicU64::new(0),
+        }
+    }
+
+    /// The words, borrowed.
+    pub fn words(&self) -> SlotWords<'_> {
+        SlotWords { free: &self.free, holds: &self.holds, touched: &self.touched, resident: &self.resident }
+    }
+}
+
+#[cfg(all(test, not(ringloader_loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_must_agree() {
+        let heap = HeapWords::new(100);
+        let w = heap.words();
+        assert_eq!(SlotWords::new(w.free, w.holds, w.touched, w.resident).unwrap().slots(), 100);
+        assert!(SlotWords::new(&w.free[..1], w.holds, w.touched, w.resident).is_err());
+        assert!(SlotWords::new(w.free, &w.holds[..99], w.touched, w.resident).is_err());
+        assert!(SlotWords::new(w.free, w.holds, &w.touched[..99], w.resident).is_err());
+        assert!(SlotWords::new(&[], &[], &[], w.resident).is_err());
+    }
+
+    #[test]
+    fn a_slot_number_from_a_peer_is_checked() {
+        let heap = HeapWords::new(64);
+        assert_eq!(heap.words().slot(63).unwrap(), SlotId::new(63));
+        assert!(heap.words().slot(64).is_err());
+        assert!(heap.words().slot(u32::MAX).is_err());
+    }
+
+    #[test]
+    fn bits_and_slots_are_inverse() {
+        for number in [0, 1, 63, 64, 130] {
+            let slot = SlotId::new(number);
+            let (word, bit) = slot.bit();
+            assert_eq!(SlotId::of_bits(word, bit).collect::<Vec<_>>(), [slot]);
+        }
+        let slots: Vec<_> = SlotId::of_bits(1, 1 | 1 << 5 | 1 << 63).map(SlotId::get).collect();
+        assert_eq!(slots, [64, 69, 127]);
+    }
+}

@@ -1,0 +1,279 @@
+//! The worker's side: the only allocator of its slots.
+
+use super::budget::round_up;
+use super::{Growth, Ledger, Limits, Pages, SlotId, SlotWords};
+use crate::Result;
+use crate::sync::pause::pause;
+use crate::sync::planted::{acquire_unless, planted};
+use crate::sync::{Arc, Ordering};
+
+/// What the worker knows of a slot.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    Free,
+    Filling,
+    /// Committed, and not seen to have come back.
+    Committed,
+    /// Back from the parent, or abandoned, but the worker itself has a [`Pin`] on it.
+    Pinned,
+}
+
+/// A lease of the worker's own: it has a tensor in the slot. The slot is not handed out again
+/// before every pin on it is dropped. Dropping is one atomic operation, from any thread.
+#[derive(Debug)]
+#[must_use = "the slot is pinned for as long as this lives"]
+pub struct Pin {
+    // ORDERING pin-dropped: counting owners, with the orderings that reuse needs, is what `Arc`
+    // does.
+    _owner: Arc<()>,
+}
+
+/// The private state of one worker about its slots.
+///
+/// INVARIANT states: `free` has each slot in `State::Free` once, `pinned` each one in
+/// `State::Pinned` once.
+/// INVARIANT budget: `resident` is the sum over `touched`, at most `limits.share` once
+/// [`grow`](Self::grow) has returned, unless a predecessor with a larger share left more. `touched`
+/// is at most the window. The shared words repeat both and are never read back, so that nobody
+/// else's stray write moves the bounds.
+#[derive(Debug)]
+pub struct WorkerSlots {
+    limits: Limits,
+    states: Box<[State]>,
+    touched: Box<[u64]>,
+    resident: u64,
+    /// Least recently used first.
+    free: Vec<SlotId>,
+    pinned: Vec<SlotId>,
+    /// One owner is this, the others are the slot's pins.
+    pins: Box<[Arc<()>]>,
+}
+
+impl WorkerSlots {
+    /// The slots of the first worker on fresh words, which are all zero: all of them free, none
+    /// with memory.
+    pub fn new(words: SlotWords<'_>, limits: Limits) -> Self {
+        let slots = words.slots();
+        Self {
+            limits,
+            states: (0..slots).map(|_| State::Free).collect(),
+            touched: (0..slots).map(|_| 0).collect(),
+            resident: 0,
+            free: (0..slots).rev().map(SlotId::new).collect(),
+            pinned: Vec::new(),
+            pins: (0..slots).map(|_| Arc::new(())).collect(),
+        }
+    }
+
+    /// The slots of a worker whose predecessor has ended. `busy` is
+    /// [`Ledger::busy`](super::Ledger::busy), which the parent read after it had drained the
+    /// predecessor's ring and before it started this worker.
+    pub fn take_over(words: SlotWords<'_>, limits: Limits, busy: &[u64]) -> Self {
+        debug_assert_eq!(busy.len(), words.free.len());
+        let mut slots = Self::new(words, limits);
+        for (number, word) in words.free.iter().enumerate() {
+            // ORDERING slot-returned
+            let returned = word.swap(0, acquire_unless("take_over_relaxed"));
+            pause("take-over-swapped");
+            let mut busy = busy.get(number).copied().unwrap_or(u64::MAX);
+            if planted("busy_read_after_swap") {
+                busy = Ledger::busy(words)[number];
+            }
+            for slot in SlotId::of_bits(number, busy & !returned) {
+                if let Some(state) = slots.states.get_mut(slot.index()) {
+                    *state = State::Committed;
+                }
+            }
+        }
+        for (own, shared) in slots.touched.iter_mut().zip(words.touched) {
+            // More than the window is nonsense; the whole window is the most that can have been
+            // touched.
+            *own = shared.load(Ordering::Relaxed).min(limits.window);
+            shared.store(*own, Ordering::Relaxed);
+        }
+        slots.resident = slots.touched.iter().sum();
+        words.resident.store(slots.resident, Ordering::Relaxed);
+
+        let Self { free, states, touched, .. } = &mut slots;
+        free.retain(|slot| states[slot.index()] == State::Free);
+        free.sort_by_key(|slot| touched[slot.index()]);
+        slots
+    }
+
+    /// FREE -> FILLING: the most recently used free slot, which is the warmest, after all that came
+    /// back is counted in; `None` when every slot is in use. Wait-free: one load for each 64 slots,
+    /// one swap where something came back.
+    pub fn begin(&mut self, words: SlotWords<'_>) -> Option<SlotId> {
+        self.sweep(words);
+        let slot = self.free.pop()?;
+        self.states[slot.index()] = State::Filling;
+        Some(slot)
+    }
+
+    /// Makes the bytes `0..end` of the window of `slot`, which is being filled, usable. A
+    /// comparison when they already are; otherwise the memory is counted first, and free slots are
+    /// punched, the least recently used first, if it would exceed the share.
+    ///
+    /// # Errors
+    ///
+    /// Those of `os`, unchanged. The slot keeps what it had.
+    #[inline]
+    pub fn grow(
+        &mut self,
+        words: SlotWords<'_>,
+        slot: SlotId,
+        end: u64,
+        os: &mut impl Pages,
+    ) -> Result<Growth> {
+        if end <= self.touched[slot.index()] {
+            return Ok(Growth::Ready);
+        }
+        self.touch(words, slot, end, os)
+    }
+
+    /// FILLING -> COMMITTED, before the slot's descriptor is published.
+    pub fn commit(&mut self, slot: SlotId) {
+        debug_assert_eq!(self.states[slot.index()], State::Filling);
+        self.states[slot.index()] = State::Committed;
+    }
+
+    /// FILLING -> FREE: what was written is not delivered. With pins, the slot is free once they
+    /// are gone.
+    pub fn abandon(&mut self, slot: SlotId) {
+        debug_assert_eq!(self.states[slot.index()], State::Filling);
+        self.recover(slot);
+    }
+
+    /// A lease of the worker's own on a slot that it fills.
+    pub fn pin(&self, slot: SlotId) -> Pin {
+        debug_assert_eq!(self.states[slot.index()], State::Filling);
+        Pin { _owner: Arc::clone(&self.pins[slot.index()]) }
+    }
+
+    /// How many slots only the worker itself keeps, as of the last [`begin`](Self::begin).
+    pub fn pinned_slots(&self) -> u32 {
+        self.pinned.len() as u32
+    }
+
+    /// Bytes in slots that only the worker itself keeps, as of the last [`begin`](Self::begin).
+    pub fn pinned_bytes(&self) -> u64 {
+        self.pinned.iter().map(|slot| self.touched[slot.index()]).sum()
+    }
+
+    /// Slots that are free, as of the last [`begin`](Self::begin).
+    pub fn free_slots(&self) -> u32 {
+        self.free.len() as u32
+    }
+
+    /// Bytes that all slots keep together.
+    pub fn resident(&self) -> u64 {
+        self.resident
+    }
+
+    #[cold]
+    fn touch(&mut self, words: SlotWords<'_>, slot: SlotId, end: u64, os: &mut impl Pages) -> Result<Growth> {
+        debug_assert_eq!(self.states[slot.index()], State::Filling);
+        if end > self.limits.half() {
+            return Ok(Growth::Oversize);
+        }
+        let target = round_up(end);
+        let need = target - self.touched[slot.index()];
+        if !self.make_room(words, need, os)? {
+            return Ok(Growth::NoRoom);
+        }
+        os.available(need)?;
+        // Before the pages are touched: a worker that dies here has counted too much, never too
+        // little.
+        self.count(words, slot, target);
+        pause("touched-stored");
+        Ok(Growth::Ready)
+    }
+
+    /// Says whether `need` more bytes are within the share, after punching as much of the free
+    /// slots as it takes. Punches nothing if that would not be enough: the slots had better stay
+    /// warm.
+    fn make_room(&mut self, words: SlotWords<'_>, need: u64, os: &mut impl Pages) -> Result<bool> {
+        let mut excess = (self.resident + need).saturating_sub(self.limits.share);
+        if excess == 0 {
+            return Ok(true);
+        }
+        self.sweep(words);
+        let in_free_slots: u64 = self.free.iter().map(|slot| self.touched[slot.index()]).sum();
+        if excess > in_free_slots {
+            return Ok(false);
+        }
+        for index in 0..self.free.len() {
+            let slot = self.free[index];
+            let touched = self.touched[slot.index()];
+            let kept = touched - round_up(excess).min(touched);
+            if kept < touched {
+                if planted("uncounted_before_punch") {
+                    self.count(words, slot, kept);
+                }
+                os.punch(slot, kept..touched)?;
+                pause("punched");
+                // After the pages are gone, for the same reason.
+                self.count(words, slot, kept);
+                excess = excess.saturating_sub(touched - kept);
+            }
+            if excess == 0 {
+                break;
+            }
+        }
+        Ok(true)
+    }
+
+    /// Says that a slot keeps this many bytes. Between the two stores the sum is wrong; a successor
+    /// sums anew.
+    fn count(&mut self, words: SlotWords<'_>, slot: SlotId, bytes: u64) {
+        let touched = &mut self.touched[slot.index()];
+        self.resident = self.resident - *touched + bytes;
+        *touched = bytes;
+        words.resident.store(self.resident, Ordering::Relaxed);
+        pause("resident-stored");
+        words.touched[slot.index()].store(bytes, Ordering::Relaxed);
+    }
+
+    /// RETURNED -> FREE, or PINNED while the worker itself keeps something in the slot.
+    fn sweep(&mut self, words: SlotWords<'_>) {
+        if !self.pinned.is_empty() {
+            for slot in std::mem::take(&mut self.pinned) {
+                self.recover(slot);
+            }
+        }
+        for (number, word) in words.free.iter().enumerate() {
+            if word.load(Ordering::Relaxed) == 0 {
+                continue;
+            }
+            // ORDERING slot-returned: a read-modify-write, so that the edge goes on to a successor
+            // when the bits are lost with this worker.
+            let returned = word.swap(0, acquire_unless("sweep_relaxed"));
+            pause("free-swapped");
+            for slot in SlotId::of_bits(number, returned) {
+                // A bit for any other slot is no correct peer's; to believe it would hand a slot
+                // out twice.
+                let committed = self.states.get(slot.index()) == Some(&State::Committed);
+                debug_assert!(committed, "slot {slot} came back without being out");
+                if committed {
+                    self.recover(slot);
+                }
+            }
+        }
+    }
+
+    fn recover(&mut self, slot: SlotId) {
+        // ORDERING pin-dropped: `get_mut` succeeds for the only owner, after all that dropped pins
+        // did.
+        let unpinned = Arc::get_mut(&mut self.pins[slot.index()]).is_some();
+        let (state, list) = if unpinned || planted("pin_ignored") {
+            (State::Free, &mut self.free)
+        } else {
+            (State::Pinned, &mut self.pinned)
+        };
+        self.states[slot.index()] = state;
+        list.push(slot);
+    }
+}
+
+#[cfg(all(test, not(ringloader_loom)))]
+mod tests;

@@ -1,0 +1,461 @@
+//! A worker's side: takes tasks, fills slots, commits results. Composition only.
+
+use std::ops::Range;
+use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::engine::{LONGEST_SLEEP, limits};
+use crate::error::{Error, Result};
+use crate::message::{Place, ResultDescriptor, ResultKind, Task, TaskDescriptor, TaskKind};
+use crate::pool::{Growth, Limits, Pages, Pin, SlotId, SlotWords, WorkerSlots};
+use crate::ring::{Consumer, Producer};
+use crate::shm::available::MemoryProbe;
+use crate::shm::{Control, Counters, Segment, handover};
+use crate::sync::pause::pause;
+use crate::sync::{Arc, Bell, Weak, sleep};
+
+/// Leaves lie at multiples of this.
+pub const ALIGNMENT: u64 = crate::batch::wire::STORAGE_ALIGN;
+
+/// A worker's end of the transport.
+///
+/// One thread takes tasks and commits; any may [`allocate`](Self::allocate).
+#[derive(Debug)]
+pub struct Port {
+    control: Arc<Control>,
+    worker: u32,
+    limits: Limits,
+    bell: Bell,
+    parent_bell: Bell,
+    parent: OwnedFd,
+    socket: OwnedFd,
+    probe: MemoryProbe,
+    /// The worker's process. A child that the dataset forks must not write to the slot being filled.
+    owner: u32,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    tasks: Consumer,
+    results: Producer,
+    slots: WorkerSlots,
+    /// Whether a task was taken whose result is not committed: only then is a slot filled.
+    open: bool,
+    filling: Option<Fill>,
+    fillings: u64,
+}
+
+/// A slot that is being filled for one batch.
+#[derive(Debug)]
+pub struct Fill {
+    slot: SlotId,
+    /// The first byte that nobody has, from the start of the window.
+    bump: u64,
+    /// What was handed out, in order; what the worker has dropped at the end is taken back.
+    chunks: Vec<(u64, Weak<Pin>)>,
+}
+
+/// Bytes of a slot that collate may write to. The slot is not filled again before it is dropped.
+#[derive(Debug, Clone)]
+pub struct Chunk {
+    /// The address where they begin; as long as the chunk lives, nobody else gets them.
+    pub address: usize,
+    _pin: Arc<Pin>,
+}
+
+/// Whether a batch can be written into a slot now.
+#[derive(Debug)]
+#[must_use]
+pub enum Room {
+    /// It can.
+    Ready,
+    /// Once the parent has taken what was committed before: wait, then ask again.
+    Later,
+    /// It never fits: it must travel in a segment of its own.
+    Oversize,
+}
+
+/// Why a worker goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rest {
+    /// Something may have happened, or the time is over.
+    Look,
+    /// The parent has ended: nobody wants anything any more.
+    ParentEnded,
+}
+
+impl Port {
+    /// The first end for `worker` of a segment that its parent made, with the share of memory the
+    /// parent gave it and, of [`WorkerFds`](crate::engine::WorkerFds), bell, parent bell, parent and
+    /// socket.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] when the segment is not one of this version.
+    pub fn attach(control: Arc<Control>, worker: u32, share: u64, fds: [OwnedFd; 4]) -> Result<Self> {
+        Self::with_slots(control, worker, share, fds, |words, limits| Ok(WorkerSlots::new(words, limits)))
+    }
+
+    /// The end for `worker` whose predecessor has ended. `busy` is what
+    /// [`Engine::succeed`](crate::engine::Engine::succeed) has returned; all else is as for
+    /// [`attach`](Self::attach), which would take what the user still holds for free.
+    ///
+    /// # Errors
+    /// As [`attach`](Self::attach); [`Error::Config`] when `busy` is that of another segment.
+    pub fn take_over(
+        control: Arc<Control>,
+        worker: u32,
+        share: u64,
+        fds: [OwnedFd; 4],
+        busy: &[u64],
+    ) -> Result<Self> {
+        Self::with_slots(control, worker, share, fds, |words, limits| {
+            if busy.len() != words.free.len() {
+                let (came, expected) = (busy.len(), words.free.len());
+                return Err(Error::Config(format!(
+                    "{came} words of held slots came, {expected} were expected"
+                )));
+            }
+            Ok(WorkerSlots::take_over(words, limits, busy))
+        })
+    }
+
+    fn with_slots(
+        control: Arc<Control>,
+        worker: u32,
+        share: u64,
+        [bell, parent_bell, parent, socket]: [OwnedFd; 4],
+        slots: impl FnOnce(SlotWords<'_>, Limits) -> Result<WorkerSlots>,
+    ) -> Result<Self> {
+        if worker >= control.geometry().workers {
+            return Err(Error::Config(format!("worker {worker} of {}", control.geometry().workers)));
+        }
+        let limits = limits(&control, share);
+        let view = control.worker(worker);
+        let state = State {
+            tasks: Consumer::attach(view.tasks)?,
+            results: Producer::attach(view.results)?,
+            slots: slots(view.slots, limits)?,
+            open: false,
+            filling: None,
+            fillings: 0,
+        };
+        Ok(Self {
+            worker,
+            limits,
+            bell: Bell::attach(bell),
+            parent_bell: Bell::attach(parent_bell),
+            parent,
+            socket,
+            probe: MemoryProbe::new(),
+            owner: std::process::id(),
+            state: Mutex::new(state),
+            control,
+        })
+    }
+
+    /// The next task, if one is there.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] when the parent wrote what it never writes.
+    pub fn try_task(&self) -> Result<Option<Task>> {
+        let view = self.control.worker(self.worker);
+        let mut state = self.lock();
+        let Some(words) = state.tasks.peek(view.tasks)? else { return Ok(None) };
+        let TaskDescriptor { seq, kind, offset, len } = TaskDescriptor::from_words(&words)?;
+        let arena = self.control.arena(self.worker);
+        if offset.checked_add(len).is_none_or(|end| end > arena.end - arena.start) {
+            return Err(Error::Corrupt(format!("a task of {len} bytes at {offset} of its arena")));
+        }
+        let mut bytes = Vec::new();
+        self.control.segment().copy_out(arena.start + offset, len, &mut bytes)?;
+        pause("task-taken");
+        state.tasks.advance(view.tasks);
+        pause("task-handed-back");
+        state.open = kind != TaskKind::End;
+        Ok(Some(Task { seq, kind, bytes }))
+    }
+
+    /// Sleeps until the parent sends something or gives room, ends, a signal comes, or `limit` or
+    /// [`LONGEST_SLEEP`] is over.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the system refuses.
+    pub fn rest(&self, limit: Duration) -> Result<Rest> {
+        let view = self.control.worker(self.worker);
+        view.worker_sleeps.announce();
+        let idle = self.lock().tasks.peek(view.tasks)?.is_none();
+        let limit = if idle { limit.min(LONGEST_SLEEP) } else { Duration::ZERO };
+        let ended = sleep(&self.bell, self.parent.as_fd(), limit);
+        view.worker_sleeps.withdraw();
+        Ok(if ended? { Rest::ParentEnded } else { Rest::Look })
+    }
+
+    /// As [`rest`](Self::rest), for room and not for tasks.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the system refuses.
+    pub fn rest_for_room(&self) -> Result<Rest> {
+        let view = self.control.worker(self.worker);
+        view.worker_sleeps.announce();
+        // What was given back between the last look and the announcement is found after a short sleep.
+        let ended = sleep(&self.bell, self.parent.as_fd(), Duration::from_millis(5));
+        view.worker_sleeps.withdraw();
+        Ok(if ended? { Rest::ParentEnded } else { Rest::Look })
+    }
+
+    /// Whether the parent wants nothing more.
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        self.control.is_done()
+    }
+
+    /// `nbytes` of the slot that is being filled, or `None` where private memory serves better: between
+    /// tasks, for what does not fit, when the worker itself keeps too much of its slots. Never waits.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] when the machine or the control group has not enough left.
+    pub fn allocate(&self, nbytes: u64) -> Result<Option<Chunk>> {
+        if std::process::id() != self.owner {
+            return Ok(None);
+        }
+        let view = self.control.worker(self.worker);
+        let mut state = self.lock();
+        if !state.open || nbytes == 0 || self.keeps_too_much(&state.slots) {
+            return Ok(None);
+        }
+        let State { slots, filling, .. } = &mut *state;
+        let fill = match filling {
+            Some(fill) => fill,
+            None => {
+                let Some(slot) = slots.begin(view.slots) else { return Ok(None) };
+                filling.insert(Fill { slot, bump: 0, chunks: Vec::new() })
+            }
+        };
+        fill.take_back();
+        let start = fill.bump.next_multiple_of(ALIGNMENT);
+        let Some(end) = start.checked_add(nbytes) else { return Ok(None) };
+        let Growth::Ready = slots.grow(view.slots, fill.slot, end, &mut self.pages())? else {
+            return Ok(None);
+        };
+        let window = self.control.window(self.worker, fill.slot);
+        let pointer = self.control.segment().pointer(window.start + start, nbytes)?;
+        let pin = Arc::new(slots.pin(fill.slot));
+        fill.chunks.push((start, Arc::downgrade(&pin)));
+        fill.bump = end;
+        pause("chunk-taken");
+        Ok(Some(Chunk { address: pointer.as_ptr() as usize, _pin: pin }))
+    }
+
+    /// A dataset that keeps what collate gave it keeps slots: past a quarter it must use memory of its own.
+    fn keeps_too_much(&self, slots: &WorkerSlots) -> bool {
+        let total = self.control.geometry().slots;
+        slots.pinned_slots() > total / 4 || slots.pinned_bytes() > self.limits.share / 4
+    }
+
+    /// Ends allocation for this batch and begins its commit. What was allocated stays where it is.
+    #[must_use]
+    pub fn begin_commit(&self) -> Commit<'_> {
+        let mut state = self.lock();
+        state.open = false;
+        state.fillings += 1;
+        let generation = state.fillings;
+        Commit { port: self, fill: state.filling.take(), generation }
+    }
+
+    /// What this worker has done.
+    #[must_use]
+    pub fn counters(&self) -> &Counters {
+        self.control.worker(self.worker).counters
+    }
+
+    fn pages(&self) -> PortPages<'_> {
+        PortPages { port: self }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Fill {
+    /// Takes the chunks at the end that the worker no longer has.
+    fn take_back(&mut self) {
+        while let Some((start, pin)) = self.chunks.last() {
+            if pin.strong_count() > 0 {
+                break;
+            }
+            self.bump = *start;
+            self.chunks.pop();
+        }
+    }
+}
+
+struct PortPages<'a> {
+    port: &'a Port,
+}
+
+impl Pages for PortPages<'_> {
+    fn punch(&mut self, slot: SlotId, bytes: Range<u64>) -> Result<()> {
+        let window = self.port.control.window(self.port.worker, slot);
+        self.port.control.segment().punch(window.start + bytes.start, bytes.end - bytes.start);
+        Ok(())
+    }
+
+    fn available(&mut self, need: u64) -> Result<()> {
+        self.port.probe.require(need)
+    }
+}
+
+/// One batch on its way into the ring. Dropped before [`finish`](Self::finish), it was never there.
+#[derive(Debug)]
+pub struct Commit<'a> {
+    port: &'a Port,
+    fill: Option<Fill>,
+    generation: u64,
+}
+
+impl Commit<'_> {
+    /// The number of this filling, for the meta block.
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// Where `len` bytes at `address` lie in the slot that is being filled, if they lie in what was
+    /// allocated of it.
+    #[must_use]
+    pub fn locate(&self, address: usize, len: u64) -> Option<u64> {
+        let fill = self.fill.as_ref()?;
+        let window = self.port.control.window(self.port.worker, fill.slot);
+        let start = self.port.control.segment().base().as_ptr() as usize as u64 + window.start;
+        let offset = (address as u64).checked_sub(start)?;
+        (offset.checked_add(len)? <= fill.bump).then_some(offset)
+    }
+
+    /// The first byte of the slot that is free for copies.
+    #[must_use]
+    pub fn bump(&mut self) -> u64 {
+        self.fill.as_mut().map_or(0, |fill| {
+            fill.take_back();
+            fill.bump
+        })
+    }
+
+    /// Makes bytes `0..end` of a slot usable for this batch.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] when the machine or the control group has not enough left.
+    pub fn reserve(&mut self, end: u64) -> Result<Room> {
+        let port = self.port;
+        let view = port.control.worker(port.worker);
+        let mut state = port.lock();
+        if self.fill.is_none() {
+            if end > port.limits.half() {
+                return Ok(Room::Oversize);
+            }
+            let slot = state.slots.begin(view.slots);
+            self.fill = slot.map(|slot| Fill { slot, bump: 0, chunks: Vec::new() });
+        }
+        if let Some(fill) = &self.fill {
+            match state.slots.grow(view.slots, fill.slot, end, &mut port.pages())? {
+                Growth::Ready => return Ok(Room::Ready),
+                Growth::Oversize => return Ok(Room::Oversize),
+                Growth::NoRoom => {}
+            }
+        }
+        // INVARIANT: a worker waits only for results that come before this one. With none left in the
+        // ring, room would come from nobody but the user or the worker itself: nothing to wait for.
+        Ok(if view.results.is_empty()? { Room::Oversize } else { Room::Later })
+    }
+
+    /// The address of `len` bytes at `offset` of the slot, of what [`reserve`](Self::reserve) made usable.
+    ///
+    /// # Errors
+    /// [`Error::Config`] when there is no slot.
+    pub fn pointer(&self, offset: u64, len: u64) -> Result<NonNull<u8>> {
+        let Some(fill) = &self.fill else { return Err(Error::Config("no slot is being filled".into())) };
+        let window = self.port.control.window(self.port.worker, fill.slot);
+        self.port.control.segment().pointer(window.start + offset, len)
+    }
+
+    /// A segment of `len` bytes for this batch alone, checked against the memory that is left.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] or [`Error::Os`] when it cannot be had.
+    pub fn own_segment(&self, len: u64) -> Result<(Segment, OwnedFd)> {
+        self.port.probe.require(len)?;
+        Segment::create("ringloader-batch", len)
+    }
+
+    /// Sends the descriptor of an oversize batch's segment; to be called before [`finish`](Self::finish). `false`:
+    /// the socket is full, rest and try again.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the parent is gone.
+    pub fn send(&self, fd: &OwnedFd) -> Result<bool> {
+        let sent = handover::send(self.port.socket.as_fd(), fd.as_fd(), self.generation)?;
+        pause("segment-sent");
+        Ok(sent)
+    }
+
+    /// Commits the batch. `meta` was written to `meta_offset` of the slot, or of the segment that was
+    /// sent if `own`; `used` bytes of it are in use. `false`: the ring is full, rest and try again.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] when the parent wrote what it never writes, [`Error::Config`] when there is no
+    /// slot and not `own`.
+    pub fn finish(
+        &mut self,
+        seq: u64,
+        kind: ResultKind,
+        meta: Range<u64>,
+        used: u64,
+        own: bool,
+    ) -> Result<bool> {
+        pause("filled");
+        let port = self.port;
+        let view = port.control.worker(port.worker);
+        let place = match &self.fill {
+            Some(fill) if !own => Place::Slot(fill.slot),
+            None if !own => return Err(Error::Config("a batch without a slot has to be sent first".into())),
+            _ => Place::Own,
+        };
+        let words = ResultDescriptor {
+            seq,
+            kind,
+            place,
+            meta_offset: meta.start,
+            meta_len: meta.end - meta.start,
+            used,
+            generation: self.generation,
+        }
+        .to_words();
+        let mut state = port.lock();
+        if !state.results.push(view.results, &words)? {
+            return Ok(false);
+        }
+        // A batch in a segment of its own leaves the slot, if there is one, to be abandoned.
+        if let Place::Slot(slot) = place {
+            state.slots.commit(slot);
+            self.fill = None;
+        }
+        drop(state);
+        pause("tail-stored");
+        if view.parent_sleeps.take() {
+            pause("flag-taken");
+            port.parent_bell.ring();
+        }
+        Ok(true)
+    }
+}
+
+impl Drop for Commit<'_> {
+    fn drop(&mut self) {
+        if let Some(fill) = self.fill.take() {
+            self.port.lock().slots.abandon(fill.slot);
+        }
+    }
+}

@@ -1,0 +1,305 @@
+//! A ring of 64-byte descriptors between one producer and one consumer in two processes.
+//!
+//! State and storage are apart. [`RingHeader`] and the [`Descriptor`]s are borrowed, from the
+//! mapping in production and from the heap under test; [`Producer`] and [`Consumer`] own only
+//! positions, and take the [`Ring`] at each call. All storage is atomic, so nothing here is unsafe,
+//! whatever the other process writes: a position that no correct peer publishes is an
+//! [`Error::Corrupt`](crate::Error::Corrupt), and words are only as good as their reader's checks.
+//!
+//! **One commit point.** The words of a descriptor are stored relaxed; the release store of `tail`
+//! publishes them and everything that the producer wrote before it: either the descriptor is there
+//! and whole, or it is not there. The release store of `head` hands the slot, and whatever went
+//! with it, back to the producer.
+//!
+//! Every call is wait-free: a fixed number of steps, whatever the peer does, and no allocation but
+//! for an error's text.
+
+use crossbeam_utils::CachePadded;
+
+use super::cursor;
+use crate::{
+    Error, Result,
+    sync::{
+        AtomicU64, Ordering,
+        pause::pause,
+        planted::{acquire_unless, planted, release_unless},
+    },
+};
+
+/// The number of words of a descriptor.
+pub const WORDS: usize = 8;
+
+/// The content of a descriptor. What the words mean is its users' matter.
+pub type Words = [u64; WORDS];
+
+/// The two positions of a ring. Zeroed memory is the header of an empty ring.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct RingHeader {
+    /// How many descriptors were ever pushed. Stored by the producer only.
+    tail: CachePadded<AtomicU64>,
+    /// How many descriptors were ever popped, `tail - slots ..= tail`. Stored by the consumer only.
+    head: CachePadded<AtomicU64>,
+}
+
+/// One slot of a ring: a cache line of words.
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+pub struct Descriptor {
+    words: [AtomicU64; WORDS],
+}
+
+#[cfg(not(ringloader_loom))]
+const _: () = {
+    assert!(size_of::<Descriptor>() == 64 && align_of::<Descriptor>() == 64);
+    assert!(size_of::<RingHeader>() == 2 * size_of::<CachePadded<AtomicU64>>());
+    assert!(size_of::<RingHeader>().is_multiple_of(64) && align_of::<RingHeader>().is_multiple_of(64));
+};
+
+impl RingHeader {
+    /// The header of an empty ring.
+    pub fn new() -> Self {
+        Self::at(0)
+    }
+
+    /// The header of an empty ring whose positions begin at `position`.
+    pub fn at(position: u64) -> Self {
+        Self {
+            tail: CachePadded::new(AtomicU64::new(position)),
+            head: CachePadded::new(AtomicU64::new(position)),
+        }
+    }
+}
+
+impl Descriptor {
+    /// A descriptor of zeros.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    #[inline]
+    fn store(&self, words: &Words) {
+        for (to, from) in self.words.iter().zip(words) {
+            to.store(*from, Ordering::Relaxed);
+        }
+    }
+
+    #[inline]
+    fn load(&self) -> Words {
+        std::array::from_fn(|at| self.words[at].load(Ordering::Relaxed))
+    }
+}
+
+/// The borrowed storage of a ring.
+#[derive(Debug, Clone, Copy)]
+pub struct Ring<'a> {
+    header: &'a RingHeader,
+    /// INVARIANT: the length is a power of two.
+    slots: &'a [Descriptor],
+}
+
+impl<'a> Ring<'a> {
+    /// A ring over `header` and `slots`.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] unless the number of slots is a power of two.
+    pub fn new(header: &'a RingHeader, slots: &'a [Descriptor]) -> Result<Self> {
+        if slots.len().is_power_of_two() {
+            Ok(Self { header, slots })
+        } else {
+            Err(Error::Corrupt(format!(
+                "a ring has {} slots; their number must be a power of two",
+                slots.len()
+            )))
+        }
+    }
+
+    /// The number of slots.
+    #[inline]
+    pub fn capacity(&self) -> u64 {
+        self.slots.len() as u64
+    }
+
+    /// How many descriptors are in the ring. To be asked by one of its two ends, whose own position
+    /// stands still: a third thread could see two positions of different times, and take a busy
+    /// ring for a corrupt one.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if the two positions cannot belong together.
+    pub fn len(&self) -> Result<u64> {
+        let (tail, head) = self.positions();
+        cursor::occupied(tail, head, self.capacity())
+    }
+
+    /// Whether the ring has no descriptors; as [`len`](Self::len).
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if the two positions cannot belong together.
+    pub fn is_empty(&self) -> Result<bool> {
+        Ok(self.len()? == 0)
+    }
+
+    fn positions(&self) -> (u64, u64) {
+        (self.header.tail.load(Ordering::Acquire), self.header.head.load(Ordering::Acquire))
+    }
+
+    #[inline]
+    fn slot(&self, position: u64) -> &'a Descriptor {
+        &self.slots[cursor::index(position, self.slots.len())]
+    }
+}
+
+/// The pushing end: its positions, without the storage. There is one at a time for a ring, which
+/// must be the same ring at each call.
+#[derive(Debug)]
+pub struct Producer {
+    /// The next position to push at; `header.tail` has this value after each call.
+    tail: u64,
+    /// The last `header.head` that was seen: stale, never ahead. INVARIANT: `tail - capacity <=
+    /// seen_head <= tail`.
+    seen_head: u64,
+}
+
+impl Producer {
+    /// The end that goes on where the ring's positions stand: at the beginning of a new ring, or
+    /// where a producer that has died committed last. What it stored without committing is
+    /// overwritten.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if the two positions cannot belong together.
+    pub fn attach(ring: Ring<'_>) -> Result<Self> {
+        let (tail, head) = ring.positions();
+        cursor::occupied(tail, head, ring.capacity())?;
+        Ok(Self { tail, seen_head: head })
+    }
+
+    /// Pushes a descriptor; `false` if the ring is full.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if the ring looked full, and its consumer has published an impossible
+    /// `head`.
+    #[inline]
+    pub fn push(&mut self, ring: Ring<'_>, words: &Words) -> Result<bool> {
+        if self.tail.wrapping_sub(self.seen_head) >= ring.capacity() {
+            self.head(ring)?;
+            if self.tail.wrapping_sub(self.seen_head) >= ring.capacity() {
+                return Ok(false);
+            }
+        }
+        let next = self.tail.wrapping_add(1);
+        if planted("tail_before_words") {
+            ring.header.tail.store(next, Ordering::Release);
+        }
+        ring.slot(self.tail).store(words);
+        pause("words-stored");
+        // ORDERING tail: the words, and all that they stand for, happen before the consumer's load
+        // of this position.
+        ring.header.tail.store(next, release_unless("tail_relaxed"));
+        self.tail = next;
+        Ok(true)
+    }
+
+    /// The consumer's position, read afresh: whatever was pushed at earlier positions is the
+    /// producer's again.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if it went back, or beyond what was pushed.
+    #[inline]
+    pub fn head(&mut self, ring: Ring<'_>) -> Result<u64> {
+        // ORDERING head: the consumer's last use of a slot and of its bytes happens before they are
+        // written again.
+        let head = ring.header.head.load(acquire_unless("head_load_relaxed"));
+        cursor::advanced("head", self.seen_head, head, self.tail)?;
+        self.seen_head = head;
+        Ok(head)
+    }
+
+    /// The position at which the next descriptor will be pushed.
+    #[inline]
+    pub fn tail(&self) -> u64 {
+        self.tail
+    }
+}
+
+/// The popping end: its positions, without the storage. There is one at a time for a ring, which
+/// must be the same ring at each call.
+#[derive(Debug)]
+pub struct Consumer {
+    /// The next position to pop at; `header.head` has this value after each call.
+    head: u64,
+    /// The last `header.tail` that was seen: stale, never ahead. INVARIANT: `head <= seen_tail <=
+    /// head + capacity`.
+    seen_tail: u64,
+}
+
+impl Consumer {
+    /// The end that goes on where the ring's positions stand: at the beginning of a new ring, or at
+    /// the first descriptor that a consumer that has died did not hand back.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if the two positions cannot belong together.
+    pub fn attach(ring: Ring<'_>) -> Result<Self> {
+        let (tail, head) = ring.positions();
+        cursor::occupied(tail, head, ring.capacity())?;
+        // Not the `tail` just read: the load that orders the words is that of `peek`.
+        Ok(Self { head, seen_tail: head })
+    }
+
+    /// The oldest descriptor, which stays in the ring, or `None` if there is none.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] if the ring looked empty, and its producer has published an impossible
+    /// `tail`.
+    #[inline]
+    pub fn peek(&mut self, ring: Ring<'_>) -> Result<Option<Words>> {
+        if self.head == self.seen_tail {
+            // ORDERING tail: all that the producer wrote before it published this position happens
+            // before this load.
+            let tail = ring.header.tail.load(acquire_unless("tail_load_relaxed"));
+            cursor::advanced("tail", self.seen_tail, tail, self.head.wrapping_add(ring.capacity()))?;
+            self.seen_tail = tail;
+            if self.head == tail {
+                return Ok(None);
+            }
+        }
+        Ok(Some(ring.slot(self.head).load()))
+    }
+
+    /// Hands the oldest descriptor's slot back to the producer, with the bytes that went with it:
+    /// the caller is done with both.
+    ///
+    /// # Panics
+    /// If no [`peek`](Self::peek) has seen that descriptor: nobody can be done with what nobody has
+    /// seen.
+    #[inline]
+    pub fn advance(&mut self, ring: Ring<'_>) {
+        assert!(self.head != self.seen_tail, "advance() without a descriptor that peek() has returned");
+        self.head = self.head.wrapping_add(1);
+        // ORDERING head: this end's reads of the slot and of its bytes happen before the producer's
+        // load of this.
+        ring.header.head.store(self.head, release_unless("head_relaxed"));
+    }
+
+    /// Takes the oldest descriptor out of the ring, or `None` if there is none. For descriptors
+    /// that no bytes go with: the slot is the producer's again on return.
+    ///
+    /// # Errors
+    /// As [`peek`](Self::peek).
+    #[inline]
+    pub fn pop(&mut self, ring: Ring<'_>) -> Result<Option<Words>> {
+        let words = self.peek(ring)?;
+        if words.is_some() {
+            self.advance(ring);
+        }
+        Ok(words)
+    }
+
+    /// The position of the oldest descriptor.
+    #[inline]
+    pub fn head(&self) -> u64 {
+        self.head
+    }
+}
+
+#[cfg(all(test, not(ringloader_loom)))]
+mod tests;

@@ -1,0 +1,185 @@
+//! Native control: torch's rules for who is asked for what and whose turn it is, over the transport.
+//!
+//! Composition of [`plan`](crate::plan) and [`engine`](crate::engine). `T` is what a caller makes of a
+//! delivery before its turn.
+
+use crate::delivery::Delivery;
+use crate::engine::Engine;
+use crate::error::Result;
+use crate::message::{ResultKind, Task, TaskKind};
+use crate::plan::{Dispatch, Next, Order, ReorderBuffer};
+
+/// Where the epoch begins in a task's number: what an abandoned epoch left behind is told by it.
+const EPOCH_SHIFT: u32 = 40;
+const SEQ_MASK: u64 = (1 << EPOCH_SHIFT) - 1;
+
+/// Who was asked for what, in this epoch.
+#[derive(Debug)]
+pub struct Scheduler<T> {
+    dispatch: Dispatch,
+    tasks: ReorderBuffer<T>,
+    order: Order,
+    epoch: u64,
+    /// Workers whose process has ended; never cleared, they do not come back.
+    ended: Vec<bool>,
+}
+
+/// What is to be done for the next batch.
+#[derive(Debug)]
+pub enum Poll<T> {
+    /// The epoch is over.
+    End,
+    /// It is the turn of a result that [`Scheduler::accept`] kept.
+    Ready {
+        /// Who made it.
+        worker: u32,
+        /// It.
+        data: T,
+    },
+    /// A result has come: look at it, then [`Scheduler::accept`] it or say that it was the worker's
+    /// [end](Scheduler::retire).
+    Arrived {
+        /// Its task.
+        seq: u64,
+        /// It.
+        delivery: Delivery,
+    },
+    /// Nothing is there: wait for this worker, or for any.
+    Wait {
+        /// Whose result is next; `None` when any will do.
+        worker: Option<u32>,
+    },
+    /// This worker's process has ended, and a result of its is missing.
+    Lost {
+        /// Which.
+        worker: u32,
+    },
+}
+
+impl<T> Scheduler<T> {
+    /// For `workers` workers, each of which is asked for `prefetch_factor` batches ahead.
+    #[must_use]
+    pub fn new(workers: u32, prefetch_factor: u32, order: Order) -> Self {
+        Self {
+            dispatch: Dispatch::new(workers, prefetch_factor, order),
+            tasks: ReorderBuffer::new(),
+            order,
+            epoch: 0,
+            ended: vec![false; workers as usize],
+        }
+    }
+
+    /// Begins a new epoch: results of tasks sent before are thrown away when they come.
+    pub fn reset(&mut self) {
+        self.dispatch.reset();
+        self.tasks.reset();
+        self.epoch += 1;
+    }
+
+    /// Whether torch's limit forbids another task.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.tasks.outstanding() >= self.dispatch.max_tasks()
+    }
+
+    /// Sends an index that was read to the worker whose turn it is. `false`: no worker is left, and as
+    /// in torch the index is lost.
+    ///
+    /// # Errors
+    /// As [`Engine::put_task`].
+    pub fn send(&mut self, engine: &Engine, kind: TaskKind, bytes: Vec<u8>) -> Result<bool> {
+        let Some(worker) = self.dispatch.choose() else { return Ok(false) };
+        let seq = (self.epoch << EPOCH_SHIFT) | self.tasks.send_idx();
+        engine.put_task(worker, Task { seq, kind, bytes })?;
+        self.tasks.send(worker);
+        self.dispatch.sent(worker);
+        Ok(true)
+    }
+
+    /// What is to be done for the next batch. Never waits. `engine` is `None` after shutdown: then, as in
+    /// torch, what was taken before is still handed out, and the epoch is over.
+    ///
+    /// # Errors
+    /// As [`Engine::try_next`].
+    pub fn poll(&mut self, engine: Option<&Engine>) -> Result<Poll<T>> {
+        loop {
+            let wanted = match self.tasks.next(|worker| engine.is_some() && self.dispatch.is_active(worker)) {
+                Next::End => return Ok(Poll::End),
+                Next::Ready { worker, data, .. } => return Ok(Poll::Ready { worker, data }),
+                Next::Wait { worker, .. } => (self.order == Order::InOrder).then_some(worker),
+            };
+            let Some(engine) = engine else { return Ok(Poll::End) };
+            while let Some(worker) = engine.take_ended() {
+                self.ended[worker as usize] = true;
+            }
+            // In order, results of other workers wait in their rings until it is their turn.
+            let found = match wanted {
+                Some(worker) => engine.try_next_of(worker)?,
+                None => engine.try_next()?,
+            };
+            match found {
+                Some(delivery) if self.is_stale(&delivery) => {}
+                Some(delivery) => return Ok(Poll::Arrived { seq: delivery.seq & SEQ_MASK, delivery }),
+                None => return self.missing(engine, wanted),
+            }
+        }
+    }
+
+    /// Whether a result answers a task of an epoch before, or is a worker's word that it is ready for a new one.
+    fn is_stale(&self, delivery: &Delivery) -> bool {
+        delivery.kind == ResultKind::Object || delivery.seq >> EPOCH_SHIFT != self.epoch
+    }
+
+    /// Nothing to take: has somebody ended who still owes a result, and has none in its ring?
+    fn missing(&self, engine: &Engine, wanted: Option<u32>) -> Result<Poll<T>> {
+        let ended = (0..self.ended.len() as u32).filter(|&worker| self.ended[worker as usize]);
+        for worker in ended {
+            let owes = self.dispatch.is_active(worker) && self.dispatch.outstanding(worker) > 0;
+            if owes && engine.has_none_of(worker)? {
+                return Ok(Poll::Lost { worker });
+            }
+        }
+        Ok(Poll::Wait { worker: wanted })
+    }
+
+    /// Takes a result that [`poll`](Self::poll) brought. Returns its worker and itself if it is its turn;
+    /// else it is kept until it is.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`](crate::Error::Corrupt) when no such task is out.
+    pub fn accept(&mut self, seq: u64, data: T) -> Result<Option<(u32, T)>> {
+        if self.order != Order::InOrder || seq == self.tasks.rcvd_idx() {
+            let worker = self.tasks.take(seq)?;
+            return Ok(Some((worker, data)));
+        }
+        self.tasks.arrive(seq, data)?;
+        Ok(None)
+    }
+
+    /// The answer to `seq` was that its worker has nothing more in this epoch. Returns the worker.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`](crate::Error::Corrupt) when no such task is out.
+    pub fn retire(&mut self, seq: u64) -> Result<u32> {
+        let worker = self.tasks.ended(seq)?;
+        self.dispatch.retire(worker);
+        Ok(worker)
+    }
+
+    /// Expects nothing more of a worker that was [lost](Poll::Lost): said once, the epoch goes on without
+    /// it, as torch's does.
+    pub fn give_up(&mut self, worker: u32) {
+        self.dispatch.retire(worker);
+    }
+
+    /// A batch of `worker` is about to be handed out.
+    pub fn delivered(&mut self, worker: u32) {
+        self.dispatch.delivered(worker);
+    }
+
+    /// torch's counters: the next task's number, the next batch's, and tasks without a result.
+    #[must_use]
+    pub fn positions(&self) -> (u64, u64, u64) {
+        (self.tasks.send_idx(), self.tasks.rcvd_idx(), self.tasks.outstanding())
+    }
+}

@@ -1,0 +1,514 @@
+//! What lies where in a segment, and the only place where a pointer becomes a reference.
+//!
+//! ```text
+//! [header | worker 0: control | worker 1: control | .. ]  dense: a few pages
+//! [worker 0: task arena | worker 1: task arena | .. ]     sparse
+//! [worker 0: window of slot 0, 1, .. | worker 1: .. ]     sparse, nearly all of the address space
+//! ```
+//!
+//! INVARIANT L1: a [`Control`]'s geometry fits its segment: every range it names ends inside the mapping.
+//! INVARIANT L2: every structure lies at a multiple of its alignment; the mapping starts at a page.
+//! INVARIANT L3: a fresh memfd reads as zero, and zero is a valid value of every structure here:
+//! they consist of atomics and padding.
+//! INVARIANT L4: the ranges of different structures and of different workers do not overlap.
+
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
+
+use rustix::io::Errno;
+
+use crate::error::{Error, Result};
+use crate::pool::{SlotId, SlotWords};
+use crate::ring::{Descriptor, Ring, RingHeader};
+use crate::shm::Segment;
+use crate::sync::{AtomicU32, AtomicU64, Ordering, WaitFlag};
+
+const MAGIC: u64 = u64::from_le_bytes(*b"ringload");
+/// Raised whenever a structure in the segment changes: both ends must be of one build.
+const LAYOUT_VERSION: u64 = 1;
+const PAGE: u64 = 4096;
+/// Address space that one segment may take; eight maps of 16 TiB do not fit into a process.
+const MAX_SEGMENT: u64 = 1 << 40;
+
+/// In the hold counter of a slot whose window is unmapped: more holds than there can be.
+const RETIRED: u32 = u32::MAX;
+
+/// What the loader decides about a segment: all else follows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Geometry {
+    /// Worker processes.
+    pub workers: u32,
+    /// Slots of each worker, a multiple of 64.
+    pub slots: u32,
+    /// Descriptors in each ring, a power of two.
+    pub ring_capacity: u32,
+    /// Bytes of each worker's task arena.
+    pub arena: u64,
+    /// Bytes of one slot's window, a power of two.
+    pub window: u64,
+}
+
+impl Geometry {
+    /// The geometry for `workers` workers of which each may have `max_tasks` batches undelivered and
+    /// fill slots up to `largest` bytes.
+    ///
+    /// # Errors
+    /// [`Error::Config`] when a figure is zero or the windows do not fit into the address space.
+    pub fn new(workers: u32, max_tasks: u32, largest: u64) -> Result<Self> {
+        if workers == 0 || max_tasks == 0 || largest == 0 {
+            return Err(Error::Config(format!(
+                "{workers} workers with {max_tasks} tasks of {largest} bytes: none of these may be zero"
+            )));
+        }
+        let too_many = || Error::Config(format!("{max_tasks} tasks for one worker are too many"));
+        // Half of the slots may be leased to the user; the other half holds what is undelivered and
+        // the one that is being filled.
+        let slots = max_tasks.checked_add(2).and_then(|n| n.checked_mul(2)).ok_or_else(too_many)?;
+        let slots = slots.checked_next_multiple_of(64).ok_or_else(too_many)?;
+        // Beside the tasks: a resume marker, an end marker, results of an abandoned epoch.
+        let ring_capacity = max_tasks.checked_add(8).ok_or_else(too_many)?.next_power_of_two();
+        let fair = (MAX_SEGMENT / 2) / (u64::from(workers) * u64::from(slots));
+        let wanted = largest.max(PAGE).checked_next_power_of_two().unwrap_or(MAX_SEGMENT);
+        let window = wanted.min(prev_power_of_two(fair));
+        let geometry = Self { workers, slots, ring_capacity, arena: 256 << 20, window };
+        if window < PAGE || geometry.total() > MAX_SEGMENT {
+            return Err(Error::Config(format!(
+                "{workers} workers with {slots} slots each do not fit into {MAX_SEGMENT} bytes of address space"
+            )));
+        }
+        Ok(geometry)
+    }
+
+    /// The same with windows of half the size, for a system that refuses so much address space.
+    #[must_use]
+    pub fn halved(self) -> Option<Self> {
+        (self.window > (1 << 20)).then_some(Self { window: self.window / 2, ..self })
+    }
+
+    fn block(&self) -> Block {
+        let mut end = size_of::<WorkerHeader>() as u64;
+        let mut take = |bytes: usize| {
+            let start = end.next_multiple_of(128);
+            end = start + bytes as u64;
+            start
+        };
+        let slots = self.slots as usize;
+        let ring = self.ring_capacity as usize * size_of::<Descriptor>();
+        let free = take(slots / 64 * size_of::<AtomicU64>());
+        let holds = take(slots * size_of::<AtomicU32>());
+        let touched = take(slots * size_of::<AtomicU64>());
+        let tasks = take(ring);
+        let results = take(ring);
+        Block { free, holds, touched, tasks, results, len: end.next_multiple_of(PAGE) }
+    }
+
+    fn control(&self, worker: u32) -> u64 {
+        PAGE + u64::from(worker) * self.block().len
+    }
+
+    fn arena_at(&self, worker: u32) -> u64 {
+        self.control(self.workers) + u64::from(worker) * self.arena
+    }
+
+    fn window_at(&self, worker: u32, slot: u32) -> u64 {
+        let index = u64::from(worker) * u64::from(self.slots) + u64::from(slot);
+        self.arena_at(self.workers) + index * self.window
+    }
+
+    /// Bytes of the whole segment.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.window_at(self.workers, 0)
+    }
+
+    fn words(&self) -> [u64; 7] {
+        let Self { workers, slots, ring_capacity, arena, window } = *self;
+        [MAGIC, LAYOUT_VERSION, workers.into(), slots.into(), ring_capacity.into(), arena, window]
+    }
+
+    /// The geometry that stands in a header, believed only where it is one that `new` makes.
+    fn from_words(words: [u64; 7], len: u64) -> Result<Self> {
+        let [magic, version, workers, slots, ring_capacity, arena, window] = words;
+        let corrupt = || Error::Corrupt(format!("no segment of this version of ringloader: {words:x?}"));
+        if magic != MAGIC || version != LAYOUT_VERSION {
+            return Err(corrupt());
+        }
+        let narrow = |word: u64| u32::try_from(word).map_err(|_| corrupt());
+        let (workers, slots, ring_capacity) = (narrow(workers)?, narrow(slots)?, narrow(ring_capacity)?);
+        let plausible = workers <= 1 << 16
+            && slots.is_multiple_of(64)
+            && slots <= 1 << 20
+            && ring_capacity.is_power_of_two()
+            && ring_capacity <= 1 << 20
+            && arena <= MAX_SEGMENT
+            && arena.is_multiple_of(PAGE)
+            && window <= MAX_SEGMENT
+            && window.is_power_of_two();
+        let geometry = Self { workers, slots, ring_capacity, arena, window };
+        let windows = u64::from(workers) * u64::from(slots);
+        if !plausible || windows.checked_mul(window).is_none_or(|sum| sum > len) || geometry.total() > len {
+            return Err(corrupt());
+        }
+        Ok(geometry)
+    }
+}
+
+fn prev_power_of_two(n: u64) -> u64 {
+    if n == 0 { 0 } else { 1 << n.ilog2() }
+}
+
+/// Offsets inside one worker's control block.
+struct Block {
+    free: u64,
+    holds: u64,
+    touched: u64,
+    tasks: u64,
+    results: u64,
+    len: u64,
+}
+
+#[repr(C)]
+#[derive(Debug)]
+struct SegmentHeader {
+    geometry: [AtomicU64; 7],
+    done: AtomicU32,
+}
+
+#[repr(C)]
+#[derive(Debug)]
+struct WorkerHeader {
+    tasks: RingHeader,
+    results: RingHeader,
+    worker_sleeps: WaitFlag,
+    parent_sleeps: WaitFlag,
+    counters: Counters,
+    resident: AtomicU64,
+}
+
+/// What a worker did, for whoever asks; written by the worker, read by anyone, exact only when it rests.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Batches committed.
+    pub batches: AtomicU64,
+    /// Storages that collate had already written into the slot.
+    pub in_place: AtomicU64,
+    /// Storages copied into the slot.
+    pub copied: AtomicU64,
+    /// Batches whose tree went through pickle.
+    pub pickled: AtomicU64,
+    /// Batches in a segment of their own.
+    pub oversize: AtomicU64,
+}
+
+impl Counters {
+    /// The figures, with their names.
+    #[must_use]
+    pub fn read(&self) -> [(&'static str, u64); 5] {
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        [
+            ("batches", get(&self.batches)),
+            ("in_place", get(&self.in_place)),
+            ("copied", get(&self.copied)),
+            ("pickled", get(&self.pickled)),
+            ("oversize", get(&self.oversize)),
+        ]
+    }
+}
+
+const _: () = assert!(size_of::<SegmentHeader>() <= PAGE as usize);
+const _: () = assert!(size_of::<Descriptor>() == 64 && align_of::<WorkerHeader>() <= 128);
+
+/// One worker's structures in the segment, borrowed.
+#[derive(Debug, Clone, Copy)]
+pub struct WorkerView<'a> {
+    /// Tasks: the parent produces, the worker consumes.
+    pub tasks: Ring<'a>,
+    /// Results: the worker produces, the parent consumes.
+    pub results: Ring<'a>,
+    /// Who has which slot.
+    pub slots: SlotWords<'a>,
+    /// Raised while the worker sleeps for a task or for room.
+    pub worker_sleeps: &'a WaitFlag,
+    /// Raised while the parent sleeps for a result of this worker.
+    pub parent_sleeps: &'a WaitFlag,
+    /// What the worker did.
+    pub counters: &'a Counters,
+}
+
+/// A segment with structures in it.
+#[derive(Debug)]
+pub struct Control {
+    segment: Segment,
+    geometry: Geometry,
+}
+
+impl Control {
+    /// Makes a segment for `geometry`, with smaller windows where the system refuses so much address
+    /// space. The descriptor is for those who attach.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when no segment can be had.
+    pub fn create(mut geometry: Geometry) -> Result<(Self, OwnedFd)> {
+        let (segment, fd) = loop {
+            match Segment::create("ringloader", geometry.total()) {
+                Err(Error::Os { errno, .. }) if errno == Errno::NOMEM.raw_os_error() => {
+                    geometry = geometry.halved().ok_or_else(|| Error::os("mmap", Errno::NOMEM))?;
+                }
+                other => break other?,
+            }
+        };
+        let control = Self { segment, geometry };
+        for (word, value) in control.header().geometry.iter().zip(geometry.words()) {
+            word.store(value, Ordering::Relaxed);
+        }
+        Ok((control, fd))
+    }
+
+    /// Reads the geometry of a segment that another process made.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] when it is none of this version's.
+    pub fn attach(segment: Segment) -> Result<Self> {
+        let header = header(&segment)?;
+        let words = std::array::from_fn(|i| header.geometry[i].load(Ordering::Relaxed));
+        let geometry = Geometry::from_words(words, segment.len())?;
+        Ok(Self { segment, geometry })
+    }
+
+    /// The memory behind it.
+    #[must_use]
+    pub fn segment(&self) -> &Segment {
+        &self.segment
+    }
+
+    /// Its geometry.
+    #[must_use]
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    fn header(&self) -> &SegmentHeader {
+        header(&self.segment).expect("a Control's segment has a header (L1)")
+    }
+
+    /// Says to every worker that nothing more is wanted.
+    pub fn set_done(&self) {
+        // ORDERING done: a flag that orders nothing else; whoever must see it soon is woken by its bell.
+        self.header().done.store(1, Ordering::Release);
+    }
+
+    /// Whether nothing more is wanted.
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        // ORDERING done: see `set_done`.
+        self.header().done.load(Ordering::Acquire) != 0
+    }
+
+    /// The structures of one worker.
+    ///
+    /// # Panics
+    /// When there is no such worker.
+    #[must_use]
+    pub fn worker(&self, worker: u32) -> WorkerView<'_> {
+        assert!(worker < self.geometry.workers, "worker {worker} of {}", self.geometry.workers);
+        let block = self.geometry.block();
+        let at = self.geometry.control(worker);
+        let slots = self.geometry.slots as usize;
+        let ring = self.geometry.ring_capacity as usize;
+        // SAFETY: offsets and lengths are those of this geometry's block (L1, L2), disjoint (L4), and
+        // each range holds only the type named, for which zero and all that peers store is valid (L3).
+        let (header, free, holds, touched, tasks, results) = unsafe {
+            (
+                &self.slice::<WorkerHeader>(at, 1)[0],
+                self.slice::<AtomicU64>(at + block.free, slots / 64),
+                self.slice::<AtomicU32>(at + block.holds, slots),
+                self.slice::<AtomicU64>(at + block.touched, slots),
+                self.slice::<Descriptor>(at + block.tasks, ring),
+                self.slice::<Descriptor>(at + block.results, ring),
+            )
+        };
+        WorkerView {
+            tasks: Ring::new(&header.tasks, tasks).expect("the capacity is a power of two"),
+            results: Ring::new(&header.results, results).expect("the capacity is a power of two"),
+            slots: SlotWords::new(free, holds, touched, &header.resident).expect("the lengths agree"),
+            worker_sleeps: &header.worker_sleeps,
+            parent_sleeps: &header.parent_sleeps,
+            counters: &header.counters,
+        }
+    }
+
+    /// Where a worker's task arena lies in the segment.
+    #[must_use]
+    pub fn arena(&self, worker: u32) -> Range<u64> {
+        let start = self.geometry.arena_at(worker);
+        start..start + self.geometry.arena
+    }
+
+    /// Where the window of a slot lies in the segment.
+    #[must_use]
+    pub fn window(&self, worker: u32, slot: SlotId) -> Range<u64> {
+        let start = self.geometry.window_at(worker, slot.get());
+        start..start + self.geometry.window
+    }
+
+    /// Ends the use of a slot for good, if nobody holds it: gives its pages back and unmaps its window, so
+    /// that a batch which the user keeps does not keep the address space of its whole epoch. To be called
+    /// for workers that have ended.
+    pub(crate) fn retire(&self, worker: u32, slots: impl Iterator<Item = SlotId>) {
+        let words = self.worker(worker).slots;
+        let mut unused: Option<Range<u64>> = None;
+        for slot in slots {
+            // ORDERING close: of those who find the slot not held, one wins; it sees their last accesses.
+            let won =
+                words.holds[slot.index()].compare_exchange(0, RETIRED, Ordering::AcqRel, Ordering::Relaxed);
+            if won.is_err() {
+                continue;
+            }
+            let window = self.window(worker, slot);
+            if words.touched[slot.index()].load(Ordering::Relaxed) > 0 {
+                self.segment.punch(window.start, window.end - window.start);
+            }
+            unused = match unused {
+                Some(before) if before.end == window.start => Some(before.start..window.end),
+                Some(before) => {
+                    self.unmap(before);
+                    Some(window)
+                }
+                None => Some(window),
+            };
+        }
+        if let Some(last) = unused {
+            self.unmap(last);
+        }
+    }
+
+    /// Gives up windows that were just retired.
+    fn unmap(&self, windows: Range<u64>) {
+        // SAFETY: the exchange in `retire` lets each window come here once, when nobody holds it; its
+        // worker has ended, and a retired slot is never held again.
+        unsafe { self.segment.unmap(windows) };
+    }
+
+    /// `len` structures at `offset`.
+    ///
+    /// # Safety
+    /// The range lies in the segment, is aligned for `T`, and only `T`s are ever accessed in it, whose
+    /// fields are all atomics, so that other processes may write them at any time.
+    unsafe fn slice<T>(&self, offset: u64, len: usize) -> &[T] {
+        debug_assert!(offset + (len * size_of::<T>()) as u64 <= self.segment.len());
+        debug_assert!(offset.is_multiple_of(align_of::<T>() as u64));
+        // SAFETY: the caller's promise; the mapping lives as long as `self` and its base is page-aligned.
+        unsafe {
+            let first: NonNull<T> = self.segment.base().add(offset as usize).cast();
+            std::slice::from_raw_parts(first.as_ptr(), len)
+        }
+    }
+}
+
+impl Drop for Control {
+    fn drop(&mut self) {
+        let retired = |worker: u32, slot: SlotId| {
+            self.worker(worker).slots.holds[slot.index()].load(Ordering::Relaxed) == RETIRED
+        };
+        let workers = 0..self.geometry.workers;
+        let slots = || (0..self.geometry.slots).map(SlotId::new);
+        if !workers.clone().any(|worker| slots().any(|slot| retired(worker, slot))) {
+            return;
+        }
+        let mapped: Vec<_> = workers
+            .flat_map(|worker| slots().map(move |slot| (worker, slot)))
+            .filter(|&(worker, slot)| !retired(worker, slot))
+            .map(|(worker, slot)| self.window(worker, slot))
+            .chain(std::iter::once(0..self.geometry.window_at(0, 0)))
+            .collect();
+        for range in mapped {
+            // SAFETY: nobody else has this `Control`, and all that use its memory do so through one; what
+            // was retired is left out.
+            unsafe { self.segment.unmap(range) };
+        }
+    }
+}
+
+fn header(segment: &Segment) -> Result<&SegmentHeader> {
+    let at = segment.pointer(0, size_of::<SegmentHeader>() as u64)?;
+    // SAFETY: the range was checked, the mapping is page-aligned and lives as long as `segment`, and
+    // the header consists of atomics, for which every bit pattern is valid.
+    Ok(unsafe { at.cast::<SegmentHeader>().as_ref() })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    fn create(geometry: Geometry) -> (Control, OwnedFd) {
+        Control::create(geometry).unwrap()
+    }
+
+    fn attach(fd: &OwnedFd) -> Result<Control> {
+        Control::attach(Segment::attach(fd.as_fd())?)
+    }
+
+    #[test]
+    fn two_mappings_see_one_ring() {
+        let (ours, fd) = create(Geometry::new(3, 6, 1 << 20).unwrap());
+        let theirs = attach(&fd).unwrap();
+        assert_eq!(ours.geometry(), theirs.geometry());
+        for worker in 0..3 {
+            let (ours, theirs) = (ours.worker(worker), theirs.worker(worker));
+            let mut producer = crate::ring::Producer::attach(ours.tasks).unwrap();
+            let mut consumer = crate::ring::Consumer::attach(theirs.tasks).unwrap();
+            let words = [u64::from(worker), 2, 3, 4, 5, 6, 7, 8];
+            assert!(producer.push(ours.tasks, &words).unwrap());
+            assert_eq!(consumer.pop(theirs.tasks).unwrap(), Some(words));
+        }
+    }
+
+    #[test]
+    fn no_two_ranges_overlap() {
+        let geometry = Geometry::new(3, 40, 100_000).unwrap();
+        let (control, _fd) = create(geometry);
+        let mut ranges = Vec::new();
+        for worker in 0..3 {
+            let at = geometry.control(worker);
+            ranges.push(at..at + geometry.block().len);
+            ranges.push(control.arena(worker));
+            ranges.extend((0..geometry.slots).map(|slot| control.window(worker, SlotId::new(slot))));
+        }
+        ranges.push(0..PAGE);
+        ranges.sort_by_key(|range| range.start);
+        assert!(ranges.windows(2).all(|pair| pair[0].end <= pair[1].start));
+        assert!(ranges.last().unwrap().end <= control.segment().len());
+        assert!(ranges.iter().all(|range| range.start.is_multiple_of(PAGE)));
+    }
+
+    #[test]
+    fn geometry_grows_with_the_tasks_and_stays_in_the_address_space() {
+        for (workers, tasks, largest) in
+            [(1, 1, 1), (2, 4, 3 << 30), (64, 256, 1 << 40), (512, 2048, 1 << 30)]
+        {
+            let geometry = Geometry::new(workers, tasks, largest).unwrap();
+            assert!(geometry.slots / 2 > tasks && geometry.slots.is_multiple_of(64));
+            assert!(geometry.ring_capacity > tasks);
+            assert!(geometry.total() <= MAX_SEGMENT, "{geometry:?}");
+        }
+        assert!(Geometry::new(0, 1, 1).is_err());
+        assert!(Geometry::new(1, u32::MAX, 1).is_err());
+    }
+
+    #[test]
+    fn a_foreign_segment_is_refused() {
+        let (blank, _fd) = Segment::create("test", 1 << 20).unwrap();
+        assert!(matches!(Control::attach(blank), Err(Error::Corrupt(_))));
+        let (ours, fd) = create(Geometry::new(1, 1, 1 << 20).unwrap());
+        for word in &ours.header().geometry {
+            let held = word.swap(u64::MAX / 3, Ordering::Relaxed);
+            assert!(attach(&fd).is_err(), "{held} replaced");
+            word.store(held, Ordering::Relaxed);
+        }
+        assert!(attach(&fd).is_ok());
+    }
+}

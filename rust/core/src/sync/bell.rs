@@ -1,0 +1,183 @@
+//! Bells and watches: the system calls of sleeping and waking. The protocol is in [`doorbell`](super::doorbell).
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::buffer::spare_capacity;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use crate::error::{Error, Result};
+
+/// An eventfd: rung by any process that has it, heard by one.
+#[derive(Debug)]
+pub struct Bell(OwnedFd);
+
+impl Bell {
+    /// A silent bell.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when there are too many open files.
+    pub fn new() -> Result<Self> {
+        eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map(Self)
+            .map_err(|errno| Error::os("eventfd", errno))
+    }
+
+    /// A bell that another process made.
+    #[must_use]
+    pub fn attach(fd: OwnedFd) -> Self {
+        Self(fd)
+    }
+
+    /// Wakes the sleeper, or lets its next sleep end at once. Never blocks: a counter that is full is loud enough.
+    pub fn ring(&self) {
+        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+    }
+
+    /// Silences the bell.
+    pub fn silence(&self) {
+        let _ = rustix::io::read(&self.0, &mut [0u8; 8]);
+    }
+}
+
+impl AsFd for Bell {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// A pidfd of `pid`, or of this process for 0: readable once the process has ended.
+///
+/// # Errors
+/// [`Error::Os`] when the system has none (before Linux 5.3, some sandboxes) or the process is gone.
+pub fn process_handle(pid: u32) -> Result<OwnedFd> {
+    let pid = if pid == 0 { rustix::process::getpid() } else { raw_pid(pid)? };
+    pidfd_open(pid, PidfdFlags::empty()).map_err(|errno| Error::os("pidfd_open", errno))
+}
+
+fn raw_pid(pid: u32) -> Result<Pid> {
+    let raw = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    raw.ok_or_else(|| Error::Config(format!("{pid} is no process id")))
+}
+
+/// Sleeps until the bell rings, the watched process ends, a signal comes or the time is over.
+///
+/// Returns whether the watched process has ended.
+///
+/// # Errors
+/// [`Error::Os`] when a descriptor is not valid.
+pub fn sleep(bell: &Bell, process: BorrowedFd<'_>, limit: Duration) -> Result<bool> {
+    let mut fds = [PollFd::new(bell, PollFlags::IN), PollFd::from_borrowed_fd(process, PollFlags::IN)];
+    match poll(&mut fds, Some(&timespec(limit))) {
+        Ok(_) | Err(Errno::INTR) => {}
+        Err(errno) => return Err(Error::os("poll", errno)),
+    }
+    let ended = fds[1].revents().contains(PollFlags::IN);
+    if fds[0].revents().contains(PollFlags::IN) {
+        bell.silence();
+    }
+    Ok(ended)
+}
+
+fn timespec(limit: Duration) -> Timespec {
+    Timespec { tv_sec: limit.as_secs().try_into().unwrap_or(i64::MAX), tv_nsec: limit.subsec_nanos().into() }
+}
+
+/// The parent's watch: its bell and the handles of its workers in one epoll set.
+#[derive(Debug)]
+pub struct Watch {
+    epoll: OwnedFd,
+    bell: Bell,
+}
+
+const BELL: u64 = u64::MAX;
+
+impl Watch {
+    /// A watch over `bell` alone.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when there are too many open files.
+    pub fn new(bell: Bell) -> Result<Self> {
+        let epoll =
+            epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|errno| Error::os("epoll_create", errno))?;
+        let data = epoll::EventData::new_u64(BELL);
+        epoll::add(&epoll, &bell, data, epoll::EventFlags::IN)
+            .map_err(|errno| Error::os("epoll_ctl", errno))?;
+        Ok(Self { epoll, bell })
+    }
+
+    /// The bell that ends a sleep.
+    #[must_use]
+    pub fn bell(&self) -> &Bell {
+        &self.bell
+    }
+
+    /// Watches the process behind `handle` as `worker`.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the system refuses.
+    pub fn add(&self, worker: u32, handle: BorrowedFd<'_>) -> Result<()> {
+        let data = epoll::EventData::new_u64(worker.into());
+        epoll::add(&self.epoll, handle, data, epoll::EventFlags::IN)
+            .map_err(|errno| Error::os("epoll_ctl", errno))
+    }
+
+    /// No longer watches `handle`: the end of its process has been noticed.
+    pub fn remove(&self, handle: BorrowedFd<'_>) {
+        let _ = epoll::delete(&self.epoll, handle);
+    }
+
+    /// Sleeps until the bell rings, a worker ends, a signal comes or the time is over. Returns the workers that ended.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the system refuses.
+    pub fn sleep(&self, limit: Duration) -> Result<Vec<u32>> {
+        let mut events = Vec::with_capacity(16);
+        match epoll::wait(&self.epoll, spare_capacity(&mut events), Some(&timespec(limit))) {
+            Ok(_) => {}
+            Err(Errno::INTR) => return Ok(Vec::new()),
+            Err(errno) => return Err(Error::os("epoll_wait", errno)),
+        }
+        let mut ended = Vec::new();
+        for event in events {
+            match event.data.u64() {
+                BELL => self.bell.silence(),
+                worker => ended.push(worker as u32),
+            }
+        }
+        Ok(ended)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bell_rung_before_the_sleep_ends_it() {
+        let bell = Bell::new().unwrap();
+        let own = process_handle(0).unwrap();
+        bell.ring();
+        bell.ring();
+        assert!(!sleep(&bell, own.as_fd(), Duration::from_secs(60)).unwrap());
+        assert!(!sleep(&bell, own.as_fd(), Duration::ZERO).unwrap());
+    }
+
+    #[test]
+    fn the_watch_names_the_worker_that_ended() {
+        let watch = Watch::new(Bell::new().unwrap()).unwrap();
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let handle = process_handle(child.id()).unwrap();
+        watch.add(3, handle.as_fd()).unwrap();
+        assert_eq!(watch.sleep(Duration::ZERO).unwrap(), []);
+        child.kill().unwrap();
+        assert_eq!(watch.sleep(Duration::from_secs(60)).unwrap(), [3]);
+        watch.remove(handle.as_fd());
+        assert_eq!(watch.sleep(Duration::ZERO).unwrap(), []);
+        child.wait().unwrap();
+        watch.bell().ring();
+        assert_eq!(watch.sleep(Duration::from_secs(60)).unwrap(), []);
+    }
+}

@@ -1,0 +1,118 @@
+//! Sleep and wake between two processes, without the system call while nobody sleeps.
+//!
+//! One side sleeps, the other rings a bell (an eventfd) that the caller owns; this file decides
+//! only *whether* it has to ring.
+//!
+//! ```text
+//! sleeper                              peer
+//! announce: flag = 1; fence(SeqCst)    publish (release store)
+//! look again                           take: fence(SeqCst); flag was 1? clear it
+//! nothing there: sleep                 taken: ring
+//! ```
+//!
+//! **No wake-up is lost.** Both fences lie in one total order. If the sleeper's comes first, the
+//! peer's read of the flag comes after it and finds 1 (or a later value, below), so it rings. If
+//! the peer's comes first, what it published before is seen by the sleeper's second look, which
+//! therefore does not sleep. One of the two always holds; without either fence, both sides may read
+//! the old value, and the sleeper sleeps beside its work.
+//!
+//! A later value than that 1 has one of three writers: the sleeper itself, which withdrew because
+//! it is awake; another take, which rings; or the sleeper's next announcement, which the peer takes
+//! and rings for. A take that dies before it rings was in a dying process, whose pidfd wakes the
+//! sleeper instead. Bells may be heard once too often (a sleeper that found something in its second
+//! look may have been rung for): a sleeper looks after each bell and trusts none.
+//!
+//! **The fences publish no data.** Everything that the sleeper reads after waking is ordered by the
+//! release store and acquire load of what was published. That keeps the rest of the crate within
+//! what ThreadSanitizer, which does not see fences, can judge.
+
+use crossbeam_utils::CachePadded;
+
+use super::{AtomicU32, Ordering, fence, planted::planted};
+
+/// 1 while its owner is about to sleep or asleep. Zeroed memory is a flag that nobody has announced
+/// on.
+///
+/// INVARIANT: every change is a read-modify-write. Plain stores would do by the language's rules (no
+/// value comes between what a swap reads and what it writes), but loom does not follow that rule, and
+/// would judge executions that cannot happen.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct WaitFlag(CachePadded<AtomicU32>);
+
+#[cfg(not(ringloader_loom))]
+const _: () = assert!(size_of::<WaitFlag>().is_multiple_of(64) && align_of::<WaitFlag>().is_multiple_of(64));
+
+impl WaitFlag {
+    /// A flag that nobody has announced on.
+    pub fn new() -> Self {
+        Self(CachePadded::new(AtomicU32::new(0)))
+    }
+
+    /// Says that the caller is going to sleep. The caller **must look again** at everything that it
+    /// would be woken for before it sleeps, and [`withdraw`](Self::withdraw) when it is awake.
+    #[inline]
+    pub fn announce(&self) {
+        self.0.swap(1, Ordering::Relaxed);
+        // ORDERING doorbell: after this fence either the second look sees what was published, or
+        // the peer's take, whose fence is then the later one, sees the 1.
+        if !planted("announce_without_fence") {
+            sequence();
+        }
+    }
+
+    /// Says that the caller is awake. Needed after a second look that found something and after a
+    /// sleep that ended for another reason than the bell; harmless after the bell.
+    #[inline]
+    pub fn withdraw(&self) {
+        self.0.swap(0, Ordering::Relaxed);
+    }
+
+    /// Called by the peer **after** it has published: whether a sleeper had announced itself and
+    /// must be rung for. The flag is cleared, so that one sleep costs one bell, whatever is
+    /// published meanwhile.
+    #[inline]
+    pub fn take(&self) -> bool {
+        // ORDERING doorbell: what the caller published is before this fence, the read of the flag
+        // after it.
+        if !planted("take_without_fence") {
+            sequence();
+        }
+        // The load spares the exclusive access to the line while nobody sleeps. Only who takes the
+        // 1 by the swap rings.
+        self.0.load(Ordering::Relaxed) != 0 && self.0.swap(0, Ordering::Relaxed) != 0
+    }
+}
+
+#[inline]
+#[allow(
+    clippy::disallowed_methods,
+    reason = "the only fence(SeqCst): it orders the flag, and publishes no data"
+)]
+fn sequence() {
+    fence(Ordering::SeqCst);
+}
+
+#[cfg(all(test, not(ringloader_loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn takes_an_announcement_once() {
+        let flag = WaitFlag::new();
+        assert!(!flag.take(), "nobody has announced");
+        flag.announce();
+        assert!(flag.take());
+        assert!(!flag.take(), "one bell for one sleep");
+    }
+
+    #[test]
+    fn takes_nothing_after_a_withdrawal() {
+        let flag = WaitFlag::new();
+        flag.announce();
+        flag.withdraw();
+        assert!(!flag.take());
+        flag.announce();
+        assert!(flag.take(), "the next sleep is announced anew");
+    }
+}

@@ -1,0 +1,6 @@
+//! Laws of a batch as bytes: what is written is read; what is read keeps every bound, whatever the bytes.
+
+mod skeleton;
+mod table_cases;
+mod table_model;
+mod table_props;

@@ -1,0 +1,401 @@
+//! Models of the slot protocol: every interleaving, and every value that a relaxed load may return.
+//! `ci/loom.sh` runs them, and then each with a fault planted that it must catch.
+//!
+//! One slot, so that everything contends for it. Its payload is a cell that loom watches: a missing
+//! edge between the last reader and the next filling is reported as a race, and not just as an old
+//! value. A dead worker is one that does nothing more; its successor runs in the thread that plays
+//! the parent.
+#![cfg(ringloader_loom)]
+
+mod support;
+
+use std::{
+    collections::BTreeMap,
+    ops::Range,
+    sync::{Arc as Shared, Mutex, atomic::AtomicBool},
+};
+
+use ringloader_core::{
+    Result,
+    pool::{Growth, HeapWords, Ledger, Limits, Pages, SlotId, SlotWords, WorkerSlots},
+    sync::{
+        Arc, AtomicU32, Ordering,
+        mortal::killed_after,
+        thread::{self, JoinHandle},
+    },
+};
+use support::{model::explore, payload::Payload};
+
+const PAGE: u64 = 4096;
+const LIMITS: Limits = Limits { share: 4 * PAGE, window: 2 * PAGE };
+const SLOT: SlotId = SlotId::new(0);
+
+/// Memory without end.
+struct Plenty;
+
+impl Pages for Plenty {
+    fn punch(&mut self, _slot: SlotId, _bytes: Range<u64>) -> Result<()> {
+        unreachable!("one slot is never short of room")
+    }
+
+    fn available(&mut self, _need: u64) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// One slot, its payload, the parent's ledger, and a ring of one batch.
+struct World {
+    heap: HeapWords,
+    ledger: Ledger,
+    payload: Vec<Payload>,
+    tail: AtomicU32,
+}
+
+impl World {
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            heap: HeapWords::new(1),
+            ledger: Ledger::new(LIMITS, 1),
+            payload: Payload::cells(1),
+            tail: AtomicU32::new(0),
+        })
+    }
+
+    fn words(&self) -> SlotWords<'_> {
+        self.heap.words()
+    }
+
+    /// FREE -> COMMITTED, if the slot is free.
+    fn fill(&self, worker: &mut WorkerSlots, value: u64) -> bool {
+        let Some(slot) = worker.begin(self.words()) else {
+            return false;
+        };
+        let growth = worker.grow(self.words(), slot, value * PAGE, &mut Plenty);
+        assert_eq!(growth, Ok(Growth::Ready));
+        self.payload[0].write(value);
+        worker.commit(slot);
+        true
+    }
+
+    /// FREE -> HELD, if the slot is free.
+    fn deliver(&self, worker: &mut WorkerSlots, value: u64) -> bool {
+        let filled = self.fill(worker, value);
+        if filled {
+            self.ledger.hold(self.words(), SLOT);
+        }
+        filled
+    }
+
+    /// What the user's thread does with a held slot.
+    fn use_up(&self, value: u64) {
+        assert_eq!(self.payload[0].read(), value);
+        self.ledger.release(self.words(), SLOT, None);
+    }
+
+    fn in_thread(world: &Arc<Self>, value: u64) -> JoinHandle<()> {
+        let world = Arc::clone(world);
+        thread::spawn(move || world.use_up(value))
+    }
+
+    fn successor(&self) -> WorkerSlots {
+        let worker = WorkerSlots::take_over(self.words(), LIMITS, &Ledger::busy(self.words()));
+        let touched = self.words().touched[0].load(Ordering::Relaxed);
+        assert_eq!(worker.resident(), touched);
+        assert_eq!(self.words().resident.load(Ordering::Relaxed), touched);
+        worker
+    }
+
+    /// Nothing is held any more: the slot must be there once, and after a take-over too.
+    fn assert_whole(&self, mut worker: WorkerSlots) {
+        let busy = Ledger::busy(self.words());
+        assert_eq!(busy, [0], "a hold was lost or is left over");
+        let slot = worker.begin(self.words());
+        assert_eq!(slot, Some(SLOT), "the slot was lost");
+        assert_eq!(worker.begin(self.words()), None, "the slot was handed out twice");
+        self.assert_recoverable();
+    }
+
+    /// The same, where the slot may have been lost until the next take-over.
+    fn assert_recoverable(&self) {
+        let mut worker = self.successor();
+        let slot = worker.begin(self.words());
+        assert_eq!(slot, Some(SLOT), "a take-over did not recover the slot");
+        assert_eq!(worker.begin(self.words()), None, "the slot was handed out twice");
+    }
+}
+
+/// How often each situation has occurred, over all executions of a model.
+#[derive(Clone, Default)]
+struct Seen(Shared<Mutex<BTreeMap<&'static str, usize>>>);
+
+impl Seen {
+    fn note(&self, situation: &'static str) {
+        *self.0.lock().unwrap().entry(situation).or_default() += 1;
+    }
+}
+
+/// Explores the model, and then asks that each of these situations has occurred: an assertion in a
+/// branch that is never entered proves nothing.
+fn explore_all(name: &str, situations: &[&'static str], model: impl Fn(&Seen) + Sync + Send + 'static) {
+    let seen = Seen::default();
+    let within = seen.clone();
+    explore(name, move || model(&within));
+    let seen = seen.0.lock().unwrap();
+    for situation in situations {
+        assert!(seen.contains_key(situation), "{name} never got to: {situation}");
+    }
+}
+
+#[test]
+fn two_leases_in_turn() {
+    let situations = &["used again", "not back yet"];
+    explore_all("two_leases_in_turn", situations, |seen| {
+        let world = World::new();
+        let mut worker = WorkerSlots::new(world.words(), LIMITS);
+        assert!(world.deliver(&mut worker, 1));
+        let first = World::in_thread(&world, 1);
+        let second = world.deliver(&mut worker, 2).then(|| World::in_thread(&world, 2));
+        seen.note(if second.is_some() { "used again" } else { "not back yet" });
+        first.join().unwrap();
+        if let Some(second) = second {
+            second.join().unwrap();
+        }
+        world.assert_whole(worker);
+    });
+}
+
+#[test]
+fn held_again_while_the_old_release_is_between_its_stores() {
+    let situations = &["held twice"];
+    explore_all("held_again_while_the_old_release_is_between_its_stores", situations, |seen| {
+        let world = World::new();
+        let mut worker = WorkerSlots::new(world.words(), LIMITS);
+        assert!(world.deliver(&mut worker, 1));
+        let first = World::in_thread(&world, 1);
+        if world.deliver(&mut worker, 2) {
+            if world.words().holds[0].load(Ordering::Relaxed) == 2 {
+                seen.note("held twice");
+            }
+            // The worker dies while the second batch is held.
+            let mut worker = world.successor();
+            assert_eq!(worker.begin(world.words()), None, "a held slot was handed out");
+            first.join().unwrap();
+            // The next one dies too, and by now the old release is done.
+            let mut worker = world.successor();
+            assert_eq!(worker.begin(world.words()), None, "a held slot was handed out");
+            world.use_up(2);
+            world.assert_whole(worker);
+        } else {
+            first.join().unwrap();
+        }
+    });
+}
+
+/// The slot is held, and its release can stand anywhere when the worker dies before one of the
+/// stores of its next batch and while the successor takes over.
+#[test]
+fn take_over_after_a_death_before_any_store() {
+    let swept = &[
+        "free at once",
+        "free at once, its bit swept before",
+        "free once its bit came",
+        "lost until the next take-over",
+    ];
+    let unpublished = [
+        ("the swap of the free word", &["free at once", "free once its bit came"][..]),
+        ("resident", swept),
+        ("touched", swept),
+        ("tail", swept),
+    ];
+    for (stores, (store, situations)) in (0..).zip(unpublished) {
+        take_over_after(stores, &format!("death before {store}"), situations);
+    }
+    take_over_after(4, "death after tail", &["in use", "free at once", "free once its bit came"]);
+}
+
+fn take_over_after(stores: usize, death: &str, situations: &[&'static str]) {
+    explore_all(&format!("take_over, {death}"), situations, move |seen| {
+        let world = World::new();
+        let mut worker = WorkerSlots::new(world.words(), LIMITS);
+        assert!(world.deliver(&mut worker, 1));
+        let first = World::in_thread(&world, 1);
+
+        let life = killed_after(stores, || {
+            let filled = world.fill(&mut worker, 2);
+            if filled {
+                world.tail.store(1, Ordering::Release);
+            }
+            filled
+        });
+        drop(worker);
+        // The parent drains, then takes over.
+        let held = world.tail.load(Ordering::Acquire) == 1;
+        if held {
+            world.ledger.hold(world.words(), SLOT);
+        }
+        let mut worker = world.successor();
+        let at_once = worker.begin(world.words()).is_some();
+        assert!(!(held && at_once), "a held slot was handed out");
+        if at_once {
+            world.payload[0].write(3);
+        }
+        first.join().unwrap();
+        let later = worker.begin(world.words()).is_some();
+        assert!(!(held && later), "a held slot was handed out");
+        assert!(!(at_once && later), "the slot was handed out twice");
+        if later {
+            world.payload[0].write(3);
+        }
+        let swept = life.is_none() && stores > 0;
+        seen.note(match (held, at_once, later) {
+            (true, ..) => "in use",
+            (_, true, _) if swept => "free at once, its bit swept before",
+            (_, true, _) => "free at once",
+            (_, _, true) => "free once its bit came",
+            _ if swept => "lost until the next take-over",
+            _ => panic!("only a bit that died with the worker may be missing"),
+        });
+        if held {
+            world.use_up(2);
+            world.assert_whole(worker);
+        } else {
+            assert_eq!(worker.begin(world.words()), None, "the slot was handed out twice");
+            world.assert_recoverable();
+        }
+    });
+}
+
+/// What the dead worker acquired died with it: the successor gets its edges from the shared words.
+/// (The system orders a death before the news of it; nothing here relies on that.)
+#[test]
+fn a_dead_worker_passes_no_edge_on() {
+    let situations = &["swept before", "not swept before"];
+    explore_all("a_dead_worker_passes_no_edge_on", situations, |seen| {
+        let world = World::new();
+        let mut worker = WorkerSlots::new(world.words(), LIMITS);
+        assert!(world.deliver(&mut worker, 1));
+        let first = World::in_thread(&world, 1);
+        let dead = Arc::new(AtomicU32::new(0));
+        let death = {
+            let (world, dead) = (Arc::clone(&world), Arc::clone(&dead));
+            thread::spawn(move || {
+                let swept = worker.begin(world.words()).is_some();
+                dead.store(1 + u32::from(swept), Ordering::Relaxed);
+            })
+        };
+        let news = dead.load(Ordering::Relaxed);
+        if news > 0 {
+            let mut worker = world.successor();
+            if worker.begin(world.words()).is_some() {
+                seen.note(if news == 2 { "swept before" } else { "not swept before" });
+                world.payload[0].write(3);
+            }
+        }
+        first.join().unwrap();
+        death.join().unwrap();
+    });
+}
+
+#[test]
+fn a_pin_is_dropped_while_the_slot_comes_back() {
+    let situations = &["used again", "back and pinned", "not back yet"];
+    explore_all("a_pin_is_dropped_while_the_slot_comes_back", situations, |seen| {
+        let world = World::new();
+        let mut worker = WorkerSlots::new(world.words(), LIMITS);
+        let slot = worker.begin(world.words()).unwrap();
+        world.payload[0].write(1);
+        let pin = worker.pin(slot);
+        worker.commit(slot);
+        world.ledger.hold(world.words(), slot);
+        let user = World::in_thread(&world, 1);
+        let pinning = {
+            let world = Arc::clone(&world);
+            thread::spawn(move || {
+                assert_eq!(world.payload[0].read(), 1);
+                drop(pin);
+            })
+        };
+        let reused = world.deliver(&mut worker, 2);
+        if reused {
+            seen.note("used again");
+        } else if worker.pinned_slots() == 1 {
+            seen.note("back and pinned");
+        } else {
+            seen.note("not back yet");
+        }
+        user.join().unwrap();
+        pinning.join().unwrap();
+        if reused {
+            world.use_up(2);
+        }
+        world.assert_whole(worker);
+    });
+}
+
+/// The memory behind the windows of four slots.
+#[derive(Default)]
+struct Memory {
+    there: [u64; 4],
+    /// Stored to, so that death may come before a punch.
+    calls: AtomicU32,
+}
+
+impl Pages for Memory {
+    fn punch(&mut self, slot: SlotId, bytes: Range<u64>) -> Result<()> {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        self.there[slot.index()] = self.there[slot.index()].min(bytes.start);
+        Ok(())
+    }
+
+    fn available(&mut self, _need: u64) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// The worker dies before any of its stores, also between a punch and what it stores about it: what
+/// is counted is never less than what is there.
+#[test]
+fn counts_cover_the_memory_at_any_death() {
+    let survived = Shared::new(AtomicBool::new(false));
+    let mut stores = 0;
+    while !survived.load(Ordering::Relaxed) {
+        let life = Shared::clone(&survived);
+        loom::model(move || life.store(counts_cover_the_memory(stores), Ordering::Relaxed));
+        stores += 1;
+    }
+    println!("model counts_cover_the_memory_at_any_death: {stores} executions");
+    assert!(stores > 10, "the worker hardly stored anything");
+}
+
+/// Whether the worker outlived its allocations when it had this many stores to live.
+fn counts_cover_the_memory(stores: usize) -> bool {
+    let heap = HeapWords::new(4);
+    let words = heap.words();
+    let mut worker = WorkerSlots::new(words, LIMITS);
+    let mut memory = Memory::default();
+    let life = killed_after(stores, || {
+        for (target, pages) in [(0, 2), (1, 2), (2, 2), (3, 1), (0, 2)] {
+            let target = SlotId::new(target);
+            let mut others = Vec::new();
+            while let Some(slot) = worker.begin(words) {
+                others.push(slot);
+            }
+            for slot in others.into_iter().filter(|&slot| slot != target) {
+                worker.abandon(slot);
+            }
+            let growth = worker.grow(words, target, pages * PAGE, &mut memory);
+            assert_eq!(growth, Ok(Growth::Ready));
+            let there = &mut memory.there[target.index()];
+            *there = (*there).max(pages * PAGE);
+            worker.abandon(target);
+        }
+    });
+    drop(worker);
+    let touched = words.touched.iter().map(|touched| touched.load(Ordering::Relaxed));
+    for (there, counted) in memory.there.iter().zip(touched.clone()) {
+        assert!(*there <= counted, "{there} bytes are there, {counted} are counted");
+    }
+    let worker = WorkerSlots::take_over(words, LIMITS, &Ledger::busy(words));
+    assert_eq!(worker.resident(), touched.sum::<u64>());
+    life.is_some()
+}

@@ -1,0 +1,8 @@
+//! The plan against torch's own rules, written down as directly as Rust allows.
+#![cfg(not(any(ringloader_loom, ringloader_tsan)))]
+
+mod control;
+mod generators;
+mod reorder;
+mod streams;
+mod torch_iterator;

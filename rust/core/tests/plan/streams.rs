@@ -1,0 +1,326 @@
+//! Streams against the generators: every request's outcome, and which draws it makes.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use proptest::prelude::*;
+use ringloader_core::plan::{BatchRule, Draw, Source, Step, Stream, Supply};
+use ringloader_core::{Error, Result};
+
+use crate::generators::{self, Batches, Distributed, Items, Raised, Rng, Shared};
+
+#[derive(Clone, Debug)]
+enum Sampler {
+    Sequential(u64),
+    Random { n: u64, replacement: bool, private_generator: bool },
+    Subset(Vec<i64>),
+    Weighted { categories: u64, num_samples: u64 },
+    Distributed(Distributed),
+}
+
+impl Sampler {
+    fn items(&self, rng: &Shared) -> Items {
+        match self.clone() {
+            Self::Sequential(len) => generators::sequential(len),
+            Self::Random { n, replacement, private_generator } => {
+                generators::random(rng, n, replacement, private_generator)
+            }
+            Self::Subset(indices) => generators::subset(rng, indices),
+            Self::Weighted { categories, num_samples } => generators::weighted(rng, categories, num_samples),
+            Self::Distributed(sampler) => sampler.items(rng),
+        }
+    }
+
+    fn source(&self) -> Source {
+        match self.clone() {
+            Self::Sequential(len) => Source::Sequential { len },
+            Self::Random { n, replacement, private_generator } => {
+                Source::Random { n, replacement, private_generator }
+            }
+            Self::Subset(indices) => Source::Subset { indices: Box::new(indices) },
+            Self::Weighted { categories, num_samples } => Source::Weighted { categories, num_samples },
+            Self::Distributed(sampler) => Source::Distributed {
+                len: sampler.len,
+                num_samples: sampler.num_samples(),
+                num_replicas: sampler.num_replicas,
+                rank: sampler.rank,
+                shuffle: sampler.shuffle,
+                drop_last: sampler.drop_last,
+            },
+        }
+    }
+}
+
+#[derive(PartialEq, Debug)]
+enum Outcome {
+    Batch(Vec<i64>),
+    Index(i64),
+    Raised(Raised),
+    Stop,
+}
+
+/// One request as a binding serves it: a draw that raises leaves the need unanswered.
+fn request(stream: &mut Stream, rng: &mut Rng) -> Outcome {
+    loop {
+        let need = match stream.next() {
+            Ok(Step::Batch(batch)) => return Outcome::Batch(batch.to_vec()),
+            Ok(Step::Index(index)) => return Outcome::Index(index),
+            Ok(Step::End) => return Outcome::Stop,
+            Ok(Step::Need(need)) => need,
+            Err(Error::EmptySource) => return Outcome::Raised(Raised::Division),
+            other => panic!("{other:?}"),
+        };
+        let supply = match need {
+            Draw::NumSamples => Supply::NumSamples(rng.read_num_samples()),
+            draw => match (draw, rng.draw(draw)) {
+                (_, None) => return Outcome::Raised(Raised::Draw),
+                (Draw::Seed, Some(_)) => Supply::Seeded,
+                (_, Some(indices)) => Supply::Indices(Box::new(indices)),
+            },
+        };
+        stream.supply(supply).expect("what was asked for");
+    }
+}
+
+fn sampler() -> impl Strategy<Value = Sampler> {
+    let random =
+        |n| {
+            (n, any::<bool>(), any::<bool>()).prop_map(|(n, replacement, private_generator)| {
+                Sampler::Random { n, replacement, private_generator }
+            })
+        };
+    prop_oneof![
+        2 => (0..60_u64).prop_map(Sampler::Sequential),
+        6 => random(0..60_u64),
+        2 => random(0..6_u64),
+        3 => prop::collection::vec(any::<i64>(), 0..60).prop_map(Sampler::Subset),
+        2 => (1..40_u64, 0..60_u64)
+            .prop_map(|(categories, num_samples)| Sampler::Weighted { categories, num_samples }),
+        4 => (0..40_u64, 1..50_u64, any::<u64>(), any::<bool>(), any::<bool>()).prop_map(
+            |(len, num_replicas, rank, shuffle, drop_last)| {
+                Sampler::Distributed(Distributed { len, num_replicas, rank: rank % num_replicas, shuffle, drop_last })
+            }
+        ),
+    ]
+}
+
+fn rule() -> impl Strategy<Value = Option<BatchRule>> {
+    prop::option::weighted(
+        0.8,
+        (prop_oneof![1..12_u64, 1..70_u64], any::<bool>())
+            .prop_map(|(size, drop_last)| BatchRule { size, drop_last }),
+    )
+}
+
+/// Multiples of the length and of a chunk, and anything; growing while the epoch runs, or not.
+fn num_samples() -> impl Strategy<Value = Vec<u64>> {
+    let one = prop_oneof![0..130_u64, Just(32), Just(64), Just(12), Just(30), Just(60)];
+    prop_oneof![3 => one.clone().prop_map(|count| vec![count]), 1 => (one.clone(), one).prop_map(|(a, b)| vec![a, b])]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(4000))]
+
+    #[test]
+    fn every_request_is_torchs(
+        sampler in sampler(),
+        rule in rule(),
+        num_samples in num_samples(),
+        seed in any::<u64>(),
+        fails_at in prop_oneof![9 => Just(usize::MAX), 1 => 0..5_usize],
+    ) {
+        let torch: Shared = Rc::new(RefCell::new(Rng::new(seed, fails_at, num_samples)));
+        let mut ours = torch.borrow().clone();
+        let mut generator: Box<dyn Iterator<Item = std::result::Result<Outcome, Raised>>> = match rule {
+            Some(BatchRule { size, drop_last }) => Box::new(
+                Batches::new(sampler.items(&torch), size, drop_last).map(|batch| batch.map(Outcome::Batch)),
+            ),
+            None => Box::new(sampler.items(&torch).fuse().map(|index| index.map(Outcome::Index))),
+        };
+        let mut stream = Stream::new(sampler.source(), rule).expect("a sampler that torch accepts");
+        let (mut finished, mut raised) = (0, false);
+        while finished < 3 {
+            let expected = match if finished == 0 { generator.next() } else { None } {
+                Some(Ok(outcome)) => outcome,
+                Some(Err(raised)) => Outcome::Raised(raised),
+                None => Outcome::Stop,
+            };
+            finished += u8::from(matches!(expected, Outcome::Stop | Outcome::Raised(_)));
+            let outcome = request(&mut stream, &mut ours);
+            let mut torch = torch.borrow_mut();
+            // Torch reads after a permutation what this reads before it, and not at all if the draw raises.
+            raised |= expected == Outcome::Raised(Raised::Draw);
+            if !raised {
+                prop_assert_eq!(ours.readings, torch.readings);
+            }
+            if ours.draws.len() < torch.draws.len() {
+                // The one draw that is left out: a private generator's last, of which nothing is used.
+                let Sampler::Random { private_generator: true, replacement: false, n } = sampler else {
+                    panic!("{sampler:?} left a draw out");
+                };
+                let last = *torch.num_samples.last().expect("never empty");
+                prop_assert_eq!((last % n, ours.readings), (0, 2));
+                prop_assert_eq!(torch.draws.pop(), Some(Draw::Permutation { n }));
+                if expected == Outcome::Raised(Raised::Draw) {
+                    // What is not drawn cannot raise.
+                    return Ok(());
+                }
+            }
+            prop_assert_eq!(outcome, expected);
+            prop_assert_eq!(&ours.draws, &torch.draws);
+        }
+    }
+
+    #[test]
+    fn refuses_what_was_not_asked_for(
+        sampler in sampler(),
+        rule in rule(),
+        answers in prop::collection::vec((any::<u8>(), 0..40_usize, -1..40_i64, any::<u64>()), 0..40),
+    ) {
+        let mut stream = Stream::new(sampler.source(), rule).expect("a sampler that torch accepts");
+        let mut rng = Rng::new(7, usize::MAX, vec![33]);
+        for (kind, len, value, number) in answers {
+            let step = stream.next();
+            let need = match step {
+                Ok(Step::Need(need)) => Some(need),
+                Ok(Step::End) | Err(Error::EmptySource | Error::Indices(_)) => None,
+                Ok(Step::Batch(_) | Step::Index(_)) => None,
+                other => panic!("{other:?}"),
+            };
+            let supply = match kind % 5 {
+                0 => Supply::Seeded,
+                1 => Supply::NumSamples(number),
+                2 => Supply::Indices(Box::new(vec![value; len])),
+                // The right number of indices, perhaps out of range.
+                _ => match need {
+                    Some(Draw::Seed) => Supply::Seeded,
+                    Some(Draw::NumSamples) => Supply::NumSamples(number % 200),
+                    Some(draw) => {
+                        let mut indices = rng.draw(draw).unwrap_or_default();
+                        if let (Some(index), 4) = (indices.first_mut(), kind % 5) {
+                            *index = value;
+                        }
+                        Supply::Indices(Box::new(indices))
+                    }
+                    None => Supply::Seeded,
+                },
+            };
+            let fits = match (need, &supply) {
+                (Some(Draw::Seed), Supply::Seeded) | (Some(Draw::NumSamples), Supply::NumSamples(_)) => true,
+                (Some(Draw::Permutation { n: count }), Supply::Indices(indices))
+                | (
+                    Some(Draw::Integers { count, .. } | Draw::Multinomial { count, .. }), Supply::Indices(indices)
+                ) => indices.as_slice().len() as u64 == count,
+                _ => false,
+            };
+            let accepted: Result<()> = stream.supply(supply);
+            prop_assert_eq!(accepted.is_ok(), fits);
+            if let Err(error) = accepted {
+                prop_assert!(matches!(error, Error::Indices(_)));
+            }
+        }
+    }
+}
+
+fn drawn(source: Source, size: u64, supplies: Vec<Supply>) -> (Result<Vec<i64>>, bool) {
+    let mut stream = Stream::new(source, Some(BatchRule { size, drop_last: false })).expect("a good source");
+    for supply in supplies {
+        assert!(matches!(stream.next(), Ok(Step::Need(_))));
+        stream.supply(supply).expect("what was asked for");
+    }
+    let batch = stream.next().map(|step| match step {
+        Step::Batch(batch) => batch.to_vec(),
+        other => panic!("{other:?}"),
+    });
+    (batch, matches!(stream.next(), Ok(Step::End)))
+}
+
+#[test]
+fn an_index_out_of_range_is_an_error_and_the_end() {
+    let source = |kind| match kind {
+        0 => Source::Subset { indices: Box::new(vec![5_i64, 6, 7]) },
+        1 => Source::Weighted { categories: 3, num_samples: 3 },
+        _ => Source::Distributed {
+            len: 3,
+            num_samples: 3,
+            num_replicas: 1,
+            rank: 0,
+            shuffle: true,
+            drop_last: false,
+        },
+    };
+    for kind in 0..3 {
+        for wrong in [3, -1, i64::MIN] {
+            let supply = Supply::Indices(Box::new(vec![0, wrong, 1]));
+            let (batch, ended) = drawn(source(kind), 3, vec![supply]);
+            let Err(Error::Indices(text)) = batch else { panic!("{batch:?}") };
+            assert!(text.contains(&wrong.to_string()) && text.contains("range of 3"), "{text}");
+            assert!(ended);
+        }
+    }
+    for replacement in [false, true] {
+        let source = Source::Random { n: 3, replacement, private_generator: true };
+        let len = if replacement { 32 } else { 3 };
+        let mut indices = vec![0; len];
+        indices[2] = 3;
+        let supplies = vec![Supply::Seeded, Supply::NumSamples(40), Supply::Indices(Box::new(indices))];
+        assert!(matches!(drawn(source, 3, supplies), (Err(Error::Indices(_)), true)));
+    }
+}
+
+#[test]
+fn an_error_does_not_print_the_indices() {
+    let mut stream = Stream::new(Source::Sequential { len: 3 }, None).expect("a good source");
+    let error = stream.supply(Supply::Indices(Box::new(vec![0; 1000]))).expect_err("nothing was asked for");
+    assert!(error.to_string().len() < 150, "{error}");
+    assert!(error.to_string().contains("1000"), "{error}");
+}
+
+#[test]
+fn an_infinite_sampler_counts_nones() {
+    let rule = BatchRule { size: 4, drop_last: true };
+    let mut batches = Stream::new(Source::InfiniteNone, Some(rule)).expect("a good source");
+    let mut single = Stream::new(Source::InfiniteNone, None).expect("a good source");
+    for _ in 0..100 {
+        assert_eq!(batches.next(), Ok(Step::Nones(4)));
+        assert_eq!(single.next(), Ok(Step::None));
+    }
+}
+
+#[test]
+fn a_distributed_sampler_over_another_length_is_refused() {
+    let source = |len, num_samples, num_replicas, rank, drop_last| Source::Distributed {
+        len,
+        num_samples,
+        num_replicas,
+        rank,
+        shuffle: false,
+        drop_last,
+    };
+    for (len, num_samples, num_replicas, rank, drop_last) in [
+        (10, 4, 2, 0, false),
+        (7, 4, 2, 0, true),
+        (0, 1, 2, 0, false),
+        (4, 2, 2, 2, false),
+        (4, 0, 0, 0, true),
+        (4, u64::MAX, 2, 0, false),
+        (u64::MAX, u64::MAX, 1, 0, false),
+    ] {
+        let stream = Stream::new(source(len, num_samples, num_replicas, rank, drop_last), None);
+        assert!(
+            matches!(stream, Err(Error::Config(_))),
+            "{len} {num_samples} {num_replicas} {rank} {drop_last}"
+        );
+    }
+    let huge = u64::MAX;
+    let mut stream =
+        Stream::new(source(2, 1, huge, huge - 1, false), None).expect("more replicas than indices");
+    assert_eq!(stream.next(), Ok(Step::Index(0)));
+    assert_eq!(stream.next(), Ok(Step::End));
+}
+
+#[test]
+fn a_batch_without_indices_is_refused() {
+    let rule = BatchRule { size: 0, drop_last: false };
+    assert!(matches!(Stream::new(Source::Sequential { len: 3 }, Some(rule)), Err(Error::Config(_))));
+}

@@ -1,0 +1,272 @@
+//! Random operations of a worker and its parent against plain sets: what may be handed out, and
+//! what may be counted.
+#![cfg(not(any(ringloader_loom, ringloader_tsan)))]
+
+use std::collections::{BTreeSet, VecDeque};
+use std::ops::Range;
+
+use proptest::prelude::*;
+use proptest::sample::Index;
+use ringloader_core::pool::{Growth, HeapWords, Ledger, Limits, Pages, Pin, SlotId, SlotWords, WorkerSlots};
+use ringloader_core::sync::Ordering::Relaxed;
+
+const SLOTS: u32 = 6;
+const LIMITS: Limits = Limits { share: (600 << 10) + 1000, window: 512 << 10 };
+
+#[derive(Clone, Debug)]
+enum Step {
+    Begin,
+    Grow(Index, u64),
+    Commit(Index),
+    Abandon(Index),
+    Pin(Index),
+    Unpin(Index),
+    /// The parent takes the oldest batch and leases it, or copies it if it must.
+    Drain,
+    Release(Index),
+    /// The first half of a release, and later the second.
+    ReleaseHalf(Index),
+    FinishRelease(Index),
+    Die,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let which = any::<Index>;
+    prop_oneof![
+        6 => Just(Step::Begin),
+        4 => (which(), 0..=300u64 << 10).prop_map(|(slot, end)| Step::Grow(slot, end)),
+        2 => (which(), 0..9000u64).prop_map(|(slot, end)| Step::Grow(slot, end)),
+        5 => which().prop_map(Step::Commit),
+        1 => which().prop_map(Step::Abandon),
+        1 => which().prop_map(Step::Pin),
+        1 => which().prop_map(Step::Unpin),
+        5 => Just(Step::Drain),
+        3 => which().prop_map(Step::Release),
+        1 => which().prop_map(Step::ReleaseHalf),
+        1 => which().prop_map(Step::FinishRelease),
+        1 => Just(Step::Die),
+    ]
+}
+
+/// The memory that is really there, and the slots that nobody may punch.
+struct Memory {
+    used: [u64; SLOTS as usize],
+    in_use: BTreeSet<SlotId>,
+}
+
+impl Pages for Memory {
+    fn punch(&mut self, slot: SlotId, bytes: Range<u64>) -> ringloader_core::Result<()> {
+        assert!(!self.in_use.contains(&slot), "punched slot {slot}, which is in use");
+        assert!(bytes.start.is_multiple_of(4096) && bytes.end.is_multiple_of(4096));
+        self.used[slot.index()] = self.used[slot.index()].min(bytes.start);
+        Ok(())
+    }
+
+    fn available(&mut self, _need: u64) -> ringloader_core::Result<()> {
+        Ok(())
+    }
+}
+
+struct Model<'a> {
+    words: SlotWords<'a>,
+    ledger: Ledger,
+    worker: WorkerSlots,
+    used: [u64; SLOTS as usize],
+    filling: Vec<SlotId>,
+    committed: VecDeque<SlotId>,
+    held: Vec<(SlotId, Option<u64>)>,
+    /// Releases that have set the bit and not yet lowered the counter.
+    late: Vec<SlotId>,
+    pins: Vec<(SlotId, Pin)>,
+    /// Unused until the next take-over: the bit died with a worker, and the counter was late.
+    lost: BTreeSet<SlotId>,
+}
+
+fn pick<T>(from: &mut Vec<T>, index: &Index) -> Option<T> {
+    (!from.is_empty()).then(|| from.swap_remove(index.index(from.len())))
+}
+
+impl<'a> Model<'a> {
+    fn new(words: SlotWords<'a>) -> Self {
+        Self {
+            words,
+            ledger: Ledger::new(LIMITS, SLOTS),
+            worker: WorkerSlots::new(words, LIMITS),
+            used: [0; SLOTS as usize],
+            filling: Vec::new(),
+            committed: VecDeque::new(),
+            held: Vec::new(),
+            late: Vec::new(),
+            pins: Vec::new(),
+            lost: BTreeSet::new(),
+        }
+    }
+
+    fn in_use(&self) -> BTreeSet<SlotId> {
+        let held = self.held.iter().map(|(slot, _)| slot);
+        let pinned = self.pins.iter().map(|(slot, _)| slot);
+        let all = self.filling.iter().chain(&self.committed).chain(held).chain(pinned);
+        all.chain(&self.lost).copied().collect()
+    }
+
+    fn touched(&self, slot: SlotId) -> u64 {
+        self.words.touched[slot.index()].load(Relaxed)
+    }
+
+    fn grow(&mut self, slot: SlotId, end: u64) {
+        let in_use = self.in_use();
+        let kept: u64 = in_use.iter().map(|slot| self.touched(*slot)).sum();
+        let mut memory = Memory { used: self.used, in_use };
+        let growth = self.worker.grow(self.words, slot, end, &mut memory).unwrap();
+        self.used = memory.used;
+        let alone = self.filling == [slot]
+            && self.committed.is_empty()
+            && self.held.iter().all(|(_, cost)| cost.is_some())
+            && self.pins.is_empty()
+            && self.lost.is_empty();
+        match growth {
+            Growth::Ready => {
+                assert!(end <= LIMITS.half() && end <= self.touched(slot));
+                self.used[slot.index()] = self.used[slot.index()].max(end);
+                assert!(self.worker.resident() <= LIMITS.share);
+            }
+            Growth::Oversize => assert!(end > LIMITS.half()),
+            Growth::NoRoom => {
+                let rounded = end.next_multiple_of(64 << 10);
+                assert!(end <= LIMITS.half() && kept + rounded > LIMITS.share + self.touched(slot));
+                assert!(!alone, "leases alone have starved the worker");
+            }
+        }
+    }
+
+    fn drain(&mut self) {
+        let Some(slot) = self.committed.pop_front() else {
+            return;
+        };
+        self.ledger.hold(self.words, slot);
+        let (slots, bytes) = (self.ledger.leased_slots(), self.ledger.leased_bytes());
+        let cost = self.ledger.try_lease(self.words, slot);
+        let fits = slots < SLOTS / 2 && bytes + self.touched(slot) <= LIMITS.half();
+        assert_eq!(cost, fits.then(|| self.touched(slot)));
+        self.held.push((slot, cost));
+    }
+
+    fn die(&mut self) {
+        while !self.committed.is_empty() {
+            self.drain();
+        }
+        let bit_is_there = |slot: SlotId| {
+            let (word, bit) = (slot.index() / 64, slot.index() % 64);
+            self.words.free[word].load(Relaxed) >> bit & 1 == 1
+        };
+        let held: BTreeSet<_> = self.held.iter().map(|(slot, _)| *slot).collect();
+        let unsure = self.late.iter().copied().filter(|slot| !held.contains(slot));
+        self.lost = unsure.filter(|slot| !bit_is_there(*slot)).collect();
+        self.filling.clear();
+        self.pins.clear();
+        self.worker = WorkerSlots::take_over(self.words, LIMITS, &Ledger::busy(self.words));
+    }
+
+    fn apply(&mut self, step: &Step) {
+        match step {
+            Step::Begin => {
+                let in_use = self.in_use();
+                match self.worker.begin(self.words) {
+                    Some(slot) => {
+                        assert!(!in_use.contains(&slot), "slot {slot} was handed out twice");
+                        self.filling.push(slot);
+                    }
+                    None => assert_eq!(in_use.len(), SLOTS as usize, "a slot was lost"),
+                }
+            }
+            Step::Grow(index, end) if !self.filling.is_empty() => {
+                self.grow(self.filling[index.index(self.filling.len())], *end);
+            }
+            Step::Commit(index) => {
+                if let Some(slot) = pick(&mut self.filling, index) {
+                    self.worker.commit(slot);
+                    self.committed.push_back(slot);
+                }
+            }
+            Step::Abandon(index) => {
+                if let Some(slot) = pick(&mut self.filling, index) {
+                    self.worker.abandon(slot);
+                }
+            }
+            Step::Pin(index) if !self.filling.is_empty() => {
+                let slot = self.filling[index.index(self.filling.len())];
+                self.pins.push((slot, self.worker.pin(slot)));
+            }
+            Step::Unpin(index) => drop(pick(&mut self.pins, index)),
+            Step::Drain => self.drain(),
+            Step::Release(index) => {
+                if let Some((slot, cost)) = pick(&mut self.held, index) {
+                    self.ledger.release(self.words, slot, cost);
+                }
+            }
+            Step::ReleaseHalf(index) => {
+                if let Some((slot, cost)) = pick(&mut self.held, index) {
+                    // The whole release, with the counter put back.
+                    self.ledger.release(self.words, slot, cost);
+                    self.words.holds[slot.index()].fetch_add(1, Relaxed);
+                    self.late.push(slot);
+                }
+            }
+            Step::FinishRelease(index) => {
+                if let Some(slot) = pick(&mut self.late, index) {
+                    self.words.holds[slot.index()].fetch_sub(1, Relaxed);
+                }
+            }
+            Step::Die => self.die(),
+            Step::Grow(..) | Step::Pin(_) => {}
+        }
+        self.audit();
+    }
+
+    fn audit(&self) {
+        let touched = || (0..SLOTS).map(|slot| self.touched(SlotId::new(slot)));
+        assert_eq!(self.worker.resident(), touched().sum::<u64>());
+        assert_eq!(self.words.resident.load(Relaxed), self.worker.resident());
+        assert!(self.worker.resident() <= LIMITS.share);
+        for (used, touched) in self.used.iter().zip(touched()) {
+            assert!(*used <= touched, "{used} bytes are there, {touched} counted");
+        }
+        let costs = self.held.iter().filter_map(|(_, cost)| *cost);
+        assert_eq!(self.ledger.leased_bytes(), costs.clone().sum::<u64>());
+        assert_eq!(self.ledger.leased_slots() as usize, costs.count());
+        assert!(self.ledger.leased_bytes() <= LIMITS.half());
+        assert!(self.ledger.leased_slots() <= SLOTS / 2);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: 500,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn slots_and_bytes_agree_with_sets(steps in prop::collection::vec(step(), 0..150)) {
+        let heap = HeapWords::new(SLOTS);
+        let mut model = Model::new(heap.words());
+        for step in &steps {
+            model.apply(step);
+        }
+        // Everything comes back in the end.
+        model.filling.clear();
+        for (slot, cost) in std::mem::take(&mut model.held) {
+            model.ledger.release(model.words, slot, cost);
+        }
+        for slot in std::mem::take(&mut model.late) {
+            model.words.holds[slot.index()].fetch_sub(1, Relaxed);
+        }
+        model.die();
+        for (slot, cost) in std::mem::take(&mut model.held) {
+            model.ledger.release(model.words, slot, cost);
+        }
+        let all: BTreeSet<_> = std::iter::from_fn(|| model.worker.begin(model.words)).collect();
+        prop_assert_eq!(all.len(), SLOTS as usize);
+        prop_assert_eq!((model.ledger.leased_slots(), model.ledger.leased_bytes()), (0, 0));
+    }
+}

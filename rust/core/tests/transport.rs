@@ -1,0 +1,232 @@
+//! Engine and port in one process: what happens at the edges of slots, leases and succession.
+#![cfg(all(target_os = "linux", not(ringloader_portable), not(ringloader_loom)))]
+
+use ringloader_core::Error;
+use ringloader_core::batch::{Dtype, MetaWriter, StorageRecord};
+use ringloader_core::delivery::Delivery;
+use ringloader_core::engine::Engine;
+use ringloader_core::message::{ResultKind, Task, TaskKind};
+use ringloader_core::port::{Commit, Port, Room};
+use ringloader_core::sync::Ordering;
+
+const SHARE: u64 = 1 << 20;
+const LEAF: u64 = 256;
+
+fn engine() -> Engine {
+    Engine::new(1, 8, SHARE).unwrap()
+}
+
+/// A worker's end, over the parent's mapping: to the bytes it makes no difference.
+fn port(engine: &Engine, busy: Option<&[u64]>) -> Port {
+    let fds = engine.worker_fds(0);
+    let fds = [fds.bell, fds.parent_bell, fds.parent, fds.socket].map(|fd| fd.try_clone_to_owned().unwrap());
+    let control = engine.control().clone();
+    match busy {
+        None => Port::attach(control, 0, SHARE, fds),
+        Some(busy) => Port::take_over(control, 0, SHARE, fds, busy),
+    }
+    .unwrap()
+}
+
+fn task(seq: u64) -> Task {
+    Task { seq, kind: TaskKind::Index, bytes: seq.to_le_bytes().to_vec() }
+}
+
+/// One leaf, all of whose bytes are the lowest of the task's number.
+fn content(seq: u64) -> [u8; LEAF as usize] {
+    [seq as u8; LEAF as usize]
+}
+
+fn describe(commit: &Commit<'_>) -> Vec<u8> {
+    let mut meta = MetaWriter::new();
+    let storage = meta.add_storage(StorageRecord { offset: 0, nbytes: LEAF });
+    let leaf = meta.add_tensor(storage, 0, Dtype::U8, &[LEAF as i64], &[1]);
+    meta.skeleton().leaf(leaf);
+    meta.finish(commit.generation()).to_vec()
+}
+
+fn take_task(engine: &Engine, port: &Port, seq: u64) {
+    engine.put_task(0, task(seq)).unwrap();
+    take_sent_task(port, seq);
+}
+
+fn take_sent_task(port: &Port, seq: u64) {
+    assert_eq!(port.try_task().unwrap(), Some(task(seq)));
+}
+
+/// Answers a task in a slot.
+fn answer(engine: &Engine, port: &Port, seq: u64) {
+    take_task(engine, port, seq);
+    let mut commit = port.begin_commit();
+    let block = describe(&commit);
+    let end = LEAF + block.len() as u64;
+    assert!(matches!(commit.reserve(end).unwrap(), Room::Ready));
+    let segment = engine.control().segment();
+    let at = commit.pointer(0, end).unwrap().as_ptr() as u64 - segment.base().as_ptr() as u64;
+    segment.copy_in(at, &content(seq)).unwrap();
+    segment.copy_in(at + LEAF, &block).unwrap();
+    assert!(commit.finish(seq, ResultKind::Batch, LEAF..end, end, false).unwrap());
+}
+
+/// Answers a task in a segment of its own, after part of it had been written into a slot.
+fn answer_oversize(engine: &Engine, port: &Port, seq: u64) {
+    take_task(engine, port, seq);
+    let chunk = port.allocate(LEAF).unwrap().expect("a slot is free");
+    let mut commit = port.begin_commit();
+    assert!(matches!(commit.reserve(SHARE).unwrap(), Room::Oversize));
+    send_own(&mut commit, seq);
+    drop(chunk);
+}
+
+fn send_own(commit: &mut Commit<'_>, seq: u64) {
+    let block = describe(commit);
+    let end = LEAF + block.len() as u64;
+    let (segment, fd) = commit.own_segment(end).unwrap();
+    segment.copy_in(0, &content(seq)).unwrap();
+    segment.copy_in(LEAF, &block).unwrap();
+    assert!(commit.send(&fd).unwrap());
+    assert!(commit.finish(seq, ResultKind::Batch, LEAF..end, end, true).unwrap());
+}
+
+/// The next batch, which must be that of `seq`.
+fn take(engine: &Engine, seq: u64) -> Delivery {
+    let delivery = engine.try_next().unwrap().expect("a batch is committed");
+    assert_eq!(delivery.seq, seq);
+    assert_eq!(delivery.meta().unwrap().storage_count(), 1);
+    check(engine, &delivery);
+    delivery
+}
+
+/// Checks a batch that lies in a slot.
+fn check(engine: &Engine, delivery: &Delivery) {
+    if !delivery.is_oversize() {
+        let segment = engine.control().segment();
+        let at = delivery.pointer(0, LEAF).unwrap().as_ptr() as u64 - segment.base().as_ptr() as u64;
+        let mut bytes = Vec::new();
+        segment.copy_out(at, LEAF, &mut bytes).unwrap();
+        assert_eq!(bytes, content(delivery.seq), "batch {} has changed", delivery.seq);
+    }
+}
+
+#[test]
+fn an_oversize_batch_gives_its_slot_back() {
+    let engine = engine();
+    let port = port(&engine, None);
+    // More than there are slots.
+    for seq in 0..u64::from(engine.control().geometry().slots) + 8 {
+        answer_oversize(&engine, &port, seq);
+        assert!(take(&engine, seq).is_oversize());
+    }
+}
+
+#[test]
+fn a_late_release_after_closing_leaves_the_slot_to_who_holds_it() {
+    let engine = engine();
+    let port = port(&engine, None);
+    answer(&engine, &port, 1);
+    let first = take(&engine, 1);
+    // The first store of the release of `first`, whose thread then rests: the slot comes round.
+    engine.control().worker(0).slots.free[0].fetch_or(1, Ordering::Release);
+    answer(&engine, &port, 2);
+    let second = take(&engine, 2);
+    assert_eq!(first.pointer(0, 1), second.pointer(0, 1), "the slot of both is the same");
+    drop(port);
+    engine.close();
+    check(&engine, &second);
+    drop(first);
+    check(&engine, &second);
+}
+
+#[test]
+fn nothing_is_handed_out_after_closing() {
+    let engine = engine();
+    let port = port(&engine, None);
+    answer(&engine, &port, 1);
+    drop(port);
+    engine.close();
+    assert!(engine.try_next().unwrap().is_none(), "its memory was given back");
+}
+
+#[test]
+fn only_bytes_of_the_batch_have_an_address() {
+    let engine = engine();
+    let port = port(&engine, None);
+    answer(&engine, &port, 1);
+    answer_oversize(&engine, &port, 2);
+    for seq in [1, 2] {
+        let delivery = take(&engine, seq);
+        let len = delivery.len();
+        assert!(delivery.pointer(0, len).is_ok() && delivery.pointer(len, 0).is_ok());
+        for (offset, len) in [(0, len + 1), (len, 1), (u64::MAX, 2), (4096, 1)] {
+            assert!(delivery.pointer(offset, len).is_err(), "{len} bytes at {offset}");
+        }
+    }
+}
+
+#[test]
+fn a_commit_without_bytes_anywhere_is_refused() {
+    let engine = engine();
+    let port = port(&engine, None);
+    take_task(&engine, &port, 1);
+    assert!(port.begin_commit().finish(1, ResultKind::Batch, 0..0, 0, false).is_err());
+    assert!(engine.try_next().unwrap().is_none(), "nothing was committed");
+}
+
+#[test]
+fn a_successor_leaves_what_is_held_and_gets_no_old_task() {
+    let engine = engine();
+    let port_of_the_first = port(&engine, None);
+    answer(&engine, &port_of_the_first, 1);
+    answer(&engine, &port_of_the_first, 2);
+    engine.put_task(0, task(3)).unwrap();
+    assert!(matches!(engine.succeed(0), Err(Error::Config(_))), "results were not taken");
+    let held = take(&engine, 1);
+    drop(take(&engine, 2));
+    // As if it had died after sending the memory of an oversize batch.
+    take_sent_task(&port_of_the_first, 3);
+    let commit = port_of_the_first.begin_commit();
+    let (_segment, fd) = commit.own_segment(1).unwrap();
+    assert!(commit.send(&fd).unwrap());
+    drop(commit);
+    drop(port_of_the_first);
+
+    let busy = engine.succeed(0).unwrap();
+    assert_eq!(busy.iter().map(|word| word.count_ones()).sum::<u32>(), 1);
+    let successor = port(&engine, Some(&busy));
+    assert_eq!(successor.try_task().unwrap(), None);
+    for seq in 3..200 {
+        answer(&engine, &successor, seq);
+        drop(take(&engine, seq));
+        check(&engine, &held);
+    }
+    answer_oversize(&engine, &successor, 200);
+    assert!(take(&engine, 200).is_oversize());
+    drop(held);
+    drop(successor);
+    assert_eq!(engine.succeed(0).unwrap(), [0]);
+    engine.close();
+    assert!(matches!(engine.succeed(0), Err(Error::Config(_))), "closed");
+}
+
+#[test]
+fn a_worker_that_runs_is_not_succeeded() {
+    let engine = engine();
+    let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+    engine.watch_worker(0, child.id()).unwrap();
+    assert!(matches!(engine.succeed(0), Err(Error::Config(_))));
+    child.kill().unwrap();
+    while engine.take_ended().is_none() {
+        engine.wait(std::time::Duration::from_secs(1)).unwrap();
+    }
+    assert!(engine.succeed(0).is_ok());
+    child.wait().unwrap();
+}
+
+#[test]
+fn held_slots_of_another_segment_are_refused() {
+    let engine = engine();
+    let fds = engine.worker_fds(0);
+    let fds = [fds.bell, fds.parent_bell, fds.parent, fds.socket].map(|fd| fd.try_clone_to_owned().unwrap());
+    let refused = Port::take_over(engine.control().clone(), 0, SHARE, fds, &[0, 0]);
+    assert!(matches!(refused, Err(Error::Config(_))), "{refused:?}");
+}

@@ -1,0 +1,404 @@
+//! The process that takes batches: it checks each, keeps some, kills workers and starts successors.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ringloader_core::batch::Token;
+use ringloader_core::delivery::{Backing, Delivery};
+use ringloader_core::engine::Engine;
+use ringloader_core::message::{ResultKind, Task, TaskKind};
+use ringloader_core::pool::SlotId;
+use ringloader_core::port::{Commit, Port, Room};
+use ringloader_core::shm::handover;
+use ringloader_core::sync::Ordering;
+
+use super::content::{LeafSpec, Profile};
+use super::worker;
+
+/// Nothing here takes longer unless it hangs.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+const PAGE: u64 = 4096;
+
+/// What a run has seen, for its assertions and the gate.
+#[derive(Debug, Default, Clone, Copy)]
+pub(crate) struct Seen {
+    pub(crate) batches: u64,
+    pub(crate) kills: u64,
+    pub(crate) oversize: u64,
+    pub(crate) in_place: u64,
+    /// How often a worker waited for room.
+    pub(crate) waits: u64,
+    /// Batches that the user was refused a lease of.
+    pub(crate) refused: u64,
+    /// How often the memfd was seen to keep less than before.
+    pub(crate) shrunk: u64,
+}
+
+impl std::ops::AddAssign for Seen {
+    fn add_assign(&mut self, other: Self) {
+        self.batches += other.batches;
+        self.kills += other.kills;
+        self.oversize += other.oversize;
+        self.in_place += other.in_place;
+        self.waits += other.waits;
+        self.refused += other.refused;
+        self.shrunk += other.shrunk;
+    }
+}
+
+/// A batch that the user keeps.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    seq: u64,
+    /// Each leaf, and where it lies in the batch.
+    leaves: Vec<(LeafSpec, u64)>,
+    backing: Arc<Backing>,
+}
+
+impl Kept {
+    /// Compares every byte with what the task asked for.
+    pub(crate) fn check(&self) {
+        let mut bytes = Vec::new();
+        for (leaf, offset) in &self.leaves {
+            self.backing.copy_out(*offset, leaf.len, &mut bytes).unwrap();
+            assert!(leaf.is_in(&bytes), "batch {}: a leaf of {} bytes has changed", self.seq, leaf.len);
+        }
+    }
+}
+
+/// One worker, as its parent sees it.
+#[derive(Debug)]
+struct Line {
+    child: Option<Child>,
+    /// Tasks that were sent and not answered, in order.
+    outstanding: VecDeque<u64>,
+}
+
+/// A parent with its workers.
+#[derive(Debug)]
+pub(crate) struct Parent {
+    pub(crate) engine: Engine,
+    pub(crate) profile: Profile,
+    pub(crate) seen: Seen,
+    /// A descriptor of the segment that outlives the engine, to look at its memory.
+    memfd: OwnedFd,
+    lines: Vec<Line>,
+    max_tasks: u32,
+    next_seq: u64,
+    last_resident: u64,
+    descriptors: usize,
+}
+
+impl Parent {
+    /// A parent whose workers are not started.
+    pub(crate) fn new(workers: u32, max_tasks: u32, share: u64, profile: Profile) -> Self {
+        let descriptors = open_descriptors();
+        let engine = Engine::new(workers, max_tasks, share).unwrap();
+        let memfd = engine.worker_fds(0).segment.try_clone_to_owned().unwrap();
+        let lines = (0..workers).map(|_| Line { child: None, outstanding: VecDeque::new() }).collect();
+        let seen = Seen::default();
+        Self { engine, profile, seen, memfd, lines, max_tasks, next_seq: 0, last_resident: 0, descriptors }
+    }
+
+    /// As [`new`](Self::new), with all workers running.
+    pub(crate) fn with_workers(workers: u32, max_tasks: u32, share: u64, profile: Profile) -> Self {
+        let mut parent = Self::new(workers, max_tasks, share, profile);
+        (0..workers).for_each(|worker| parent.start(worker, None, None));
+        parent
+    }
+
+    /// Starts a worker, with what it inherits from a predecessor and a moment at which it is to die.
+    pub(crate) fn start(&mut self, worker: u32, busy: Option<&[u64]>, pause: Option<&str>) {
+        let (ours, theirs) = handover::pair().unwrap();
+        let fds = self.engine.worker_fds(worker);
+        for (tag, fd) in (0..).zip([fds.segment, fds.bell, fds.parent_bell, fds.parent, fds.socket]) {
+            assert!(handover::send(ours.as_fd(), fd, tag).unwrap());
+        }
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.env(worker::ORDERS, worker::orders(worker, self.engine.share(), busy));
+        command.env_remove("RINGLOADER_PAUSE").envs(pause.map(|pause| ("RINGLOADER_PAUSE", pause)));
+        let child = command.stdin(Stdio::from(theirs)).spawn().unwrap();
+        self.engine.watch_worker(worker, child.id()).unwrap();
+        self.lines[worker as usize].child = Some(child);
+    }
+
+    /// The process of a worker.
+    pub(crate) fn pid(&self, worker: u32) -> rustix::process::Pid {
+        rustix::process::Pid::from_child(self.lines[worker as usize].child.as_ref().unwrap())
+    }
+
+    /// Gives every worker as many tasks as it may have.
+    pub(crate) fn top_up(&mut self) {
+        for worker in 0..self.lines.len() {
+            while self.lines[worker].outstanding.len() < self.max_tasks as usize {
+                self.send(worker as u32);
+            }
+        }
+    }
+
+    /// Sends the next task to `worker`.
+    pub(crate) fn send(&mut self, worker: u32) {
+        self.engine.put_task(worker, self.profile.task(self.next_seq)).unwrap();
+        self.lines[worker as usize].outstanding.push_back(self.next_seq);
+        self.next_seq += 1;
+    }
+
+    /// The next batch that is there, checked, and whether the user may keep it.
+    pub(crate) fn take(&mut self) -> Option<(Kept, bool)> {
+        let delivery = self.engine.try_next().unwrap()?;
+        Some(self.receive(delivery))
+    }
+
+    /// Checks a delivery.
+    pub(crate) fn receive(&mut self, mut delivery: Delivery) -> (Kept, bool) {
+        assert_eq!(delivery.kind, ResultKind::Batch);
+        let line = &mut self.lines[delivery.worker as usize];
+        // Answered in order: so none is answered twice, and none is left out.
+        assert_eq!(line.outstanding.pop_front(), Some(delivery.seq), "of worker {}", delivery.worker);
+        let leased = delivery.lease();
+        self.seen.batches += 1;
+        self.seen.oversize += u64::from(delivery.is_oversize());
+        self.seen.refused += u64::from(!leased);
+
+        let specs = self.profile.batch(delivery.seq);
+        let meta = delivery.meta().unwrap();
+        let tokens = meta.skeleton().collect::<Result<Vec<_>, _>>().unwrap();
+        assert_eq!(tokens.len(), specs.len() + 2);
+        let Some(Token::Int(waits)) = tokens.last() else { panic!("{tokens:?}") };
+        self.seen.waits += *waits as u64;
+        assert_eq!(meta.storage_count() as usize, specs.len());
+        let leaves = specs.into_iter().zip(meta.storages()).map(|(spec, record)| {
+            assert_eq!(record.nbytes, spec.len);
+            (spec, record.offset)
+        });
+        let leaves = leaves.collect();
+        let seq = delivery.seq;
+        let kept = Kept { seq, leaves, backing: delivery.backing().clone() };
+        kept.check();
+        self.check_resident();
+        (kept, leased)
+    }
+
+    /// Takes batches for `time`, and as long as `more` asks for. Each goes to `keep`.
+    pub(crate) fn pump(&mut self, time: Duration, mut keep: impl FnMut(Kept, bool)) {
+        let end = Instant::now() + time;
+        while Instant::now() < end {
+            self.top_up();
+            match self.take() {
+                Some((kept, leased)) => keep(kept, leased),
+                None => self.engine.wait(Duration::from_millis(20)).unwrap(),
+            }
+            assert_eq!(self.engine.take_ended(), None, "a worker ended that nobody killed");
+        }
+    }
+
+    /// Takes batches until `worker` has ended, and what it had committed. It has tasks until then.
+    pub(crate) fn pump_to_end(&mut self, worker: u32, mut keep: impl FnMut(Kept, bool)) -> ExitStatus {
+        let start = Instant::now();
+        loop {
+            self.top_up();
+            if let Some((kept, leased)) = self.take() {
+                keep(kept, leased);
+                continue;
+            }
+            if let Some(ended) = self.engine.take_ended() {
+                assert_eq!(ended, worker, "a worker ended that nobody killed");
+                break;
+            }
+            self.engine.wait(Duration::from_millis(20)).unwrap();
+            assert!(start.elapsed() < PATIENCE, "worker {worker} does not end: {}", self.state(worker));
+        }
+        while let Some((kept, leased)) = self.take() {
+            keep(kept, leased);
+        }
+        self.lines[worker as usize].child.take().unwrap().wait().unwrap()
+    }
+
+    /// What a worker that hangs may be waiting for.
+    fn state(&self, worker: u32) -> String {
+        let view = self.engine.control().worker(worker);
+        let holds: Vec<u32> = view.slots.holds.iter().map(|holds| holds.load(Ordering::Relaxed)).collect();
+        let touched: Vec<u64> =
+            view.slots.touched.iter().map(|touched| touched.load(Ordering::Relaxed)).collect();
+        format!(
+            "{:?}, {:?} tasks and {:?} results in the rings, counters {:?}, free {:x?}, holds {holds:?}, \
+             touched {touched:?}",
+            self.lines[worker as usize],
+            view.tasks.len(),
+            view.results.len(),
+            view.counters.read(),
+            view.slots.free
+        )
+    }
+
+    /// As [`pump_to_end`](Self::pump_to_end), for a worker that SIGKILL ends.
+    pub(crate) fn pump_to_kill(&mut self, worker: u32, keep: impl FnMut(Kept, bool)) {
+        let status = self.pump_to_end(worker, keep);
+        assert_eq!(status.signal(), Some(9), "worker {worker}: {status}");
+        self.check_touched(worker);
+        self.seen.kills += 1;
+    }
+
+    /// Starts a successor of a worker that has ended, and sends what it had not answered again.
+    pub(crate) fn succeed(&mut self, worker: u32, pause: Option<&str>) {
+        let busy = self.engine.succeed(worker).unwrap();
+        assert!(self.engine.control().worker(worker).tasks.is_empty().unwrap());
+        self.start(worker, Some(&busy), pause);
+        for seq in &self.lines[worker as usize].outstanding {
+            self.engine.put_task(worker, self.profile.task(*seq)).unwrap();
+        }
+    }
+
+    /// Ends all workers, checks that nothing is lost, and closes. What the user still keeps is for the
+    /// caller to drop before.
+    pub(crate) fn finish(mut self) -> Seen {
+        self.end_workers(true);
+        for worker in 0..self.lines.len() as u32 {
+            self.audit_slots(worker);
+        }
+        for worker in 0..self.lines.len() {
+            let counters = self.engine.control().worker(worker as u32).counters;
+            self.seen.in_place += counters.in_place.load(Ordering::Relaxed);
+        }
+        self.engine.close();
+        self.check_empty();
+        let Self { engine, seen, memfd, descriptors, .. } = self;
+        drop(engine);
+        drop(memfd);
+        assert_eq!(open_descriptors(), descriptors, "descriptors are left");
+        seen
+    }
+
+    /// Sends the end to all workers and takes what they still answer. They may be asked whether all
+    /// slots have come back to them.
+    pub(crate) fn end_workers(&mut self, audit: bool) {
+        for worker in 0..self.lines.len() as u32 {
+            let end = Task { seq: 0, kind: TaskKind::End, bytes: vec![1; audit.into()] };
+            self.engine.put_task(worker, end).unwrap();
+        }
+        let mut left = self.lines.len();
+        let start = Instant::now();
+        while left > 0 {
+            while self.take().is_some() {}
+            match self.engine.take_ended() {
+                Some(worker) => {
+                    let status = self.lines[worker as usize].child.take().unwrap().wait().unwrap();
+                    assert!(status.success(), "worker {worker}: {status}");
+                    left -= 1;
+                }
+                None => self.engine.wait(Duration::from_millis(20)).unwrap(),
+            }
+            assert!(start.elapsed() < PATIENCE, "workers do not end: {}", self.state(0));
+        }
+        while self.take().is_some() {}
+        assert!(self.lines.iter().all(|line| line.outstanding.is_empty()), "{:?}", self.lines);
+    }
+
+    /// All slots of a worker that has ended can be filled: none is lost for good, and nobody holds any.
+    pub(crate) fn audit_slots(&self, worker: u32) {
+        let busy = self.engine.succeed(worker).unwrap();
+        assert!(busy.iter().all(|word| *word == 0), "worker {worker}: {busy:x?} are held by nobody");
+        assert_eq!(self.count_slots(worker), self.engine.control().geometry().slots, "of worker {worker}");
+    }
+
+    /// How many slots a successor of a worker that has ended would have. It fills nothing.
+    pub(crate) fn count_slots(&self, worker: u32) -> u32 {
+        let busy = self.engine.succeed(worker).unwrap();
+        let fds = self.engine.worker_fds(worker);
+        let fds =
+            [fds.bell, fds.parent_bell, fds.parent, fds.socket].map(|fd| fd.try_clone_to_owned().unwrap());
+        let control = self.engine.control().clone();
+        let port = Port::take_over(control, worker, self.engine.share(), fds, &busy).unwrap();
+        let mut commits: Vec<Commit<'_>> = Vec::new();
+        loop {
+            let mut commit = port.begin_commit();
+            // No bytes: the memory that all slots would need at once is more than the share.
+            match commit.reserve(0).unwrap() {
+                Room::Ready => commits.push(commit),
+                Room::Later | Room::Oversize => break,
+            }
+        }
+        commits.len() as u32
+    }
+
+    /// Each slot of a worker that has ended keeps no page beyond what it is said to have touched.
+    pub(crate) fn check_touched(&self, worker: u32) {
+        let control = self.engine.control();
+        let touched = control.worker(worker).slots.touched;
+        for (slot, touched) in (0..).map(SlotId::new).zip(touched) {
+            let window = control.window(worker, slot);
+            let end = window.start + touched.load(Ordering::Relaxed);
+            let data = rustix::fs::seek(&self.memfd, rustix::fs::SeekFrom::Data(end)).unwrap_or(u64::MAX);
+            assert!(data >= window.end, "slot {slot} has a page at {data}, touched ends at {end}");
+        }
+    }
+
+    /// Bytes that the segment keeps.
+    pub(crate) fn resident(&self) -> u64 {
+        rustix::fs::fstat(&self.memfd).unwrap().st_blocks as u64 * 512
+    }
+
+    /// Bytes of control structures, which always stay.
+    fn control_bytes(&self) -> u64 {
+        self.engine.control().arena(0).start
+    }
+
+    /// Within the budget: the shares, beside the control structures and the tasks' bytes.
+    pub(crate) fn check_resident(&mut self) {
+        let resident = self.resident();
+        let workers = self.lines.len() as u64;
+        let tasks = (u64::from(self.max_tasks) + 2) * 1024;
+        let budget = workers * (self.engine.share() + tasks.next_multiple_of(PAGE)) + self.control_bytes();
+        assert!(resident <= budget, "{resident} bytes are resident, the budget is {budget}");
+        self.seen.shrunk += u64::from(resident < self.last_resident);
+        self.last_resident = resident;
+    }
+
+    /// After closing, and when nothing is kept.
+    pub(crate) fn check_empty(&self) {
+        assert!(self.resident() <= self.control_bytes(), "{} bytes are left after closing", self.resident());
+    }
+}
+
+/// For deaths at a chosen moment.
+#[cfg(ringloader_pauses)]
+impl Parent {
+    /// Tasks that `worker` has not answered.
+    pub(crate) fn outstanding(&self, worker: u32) -> usize {
+        self.lines[worker as usize].outstanding.len()
+    }
+
+    /// Kills a worker, and takes nothing of what it had committed.
+    pub(crate) fn kill_untaken(&mut self, worker: u32) {
+        rustix::process::kill_process(self.pid(worker), rustix::process::Signal::KILL).unwrap();
+        self.lines[worker as usize].child.take().unwrap().wait().unwrap();
+    }
+
+    /// Waits until the engine has noticed the death of a worker whose results were all taken.
+    pub(crate) fn note_death(&mut self, worker: u32) {
+        let start = Instant::now();
+        while self.engine.take_ended() != Some(worker) {
+            self.engine.wait(Duration::from_millis(20)).unwrap();
+            assert!(start.elapsed() < PATIENCE, "the death of worker {worker} is not noticed");
+        }
+        self.seen.kills += 1;
+    }
+}
+
+#[cfg(ringloader_pauses)]
+impl Kept {
+    /// Where it lies in this process: of two batches in slots, whether they are in the same one.
+    pub(crate) fn address(&self) -> usize {
+        self.backing.pointer(0, 0).unwrap().as_ptr() as usize
+    }
+}
+
+/// Descriptors of this process.
+pub(crate) fn open_descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}

@@ -1,0 +1,56 @@
+//! What is run, how long, and what is said of it.
+
+use std::time::{Duration, Instant};
+
+use super::parent::Seen;
+use super::storms::{self, Effort};
+use super::worker;
+
+type Run = fn(Effort) -> Seen;
+
+const RUNS: &[(&str, Run)] = &[
+    ("plain", storms::plain),
+    ("oversize", storms::oversize),
+    ("no_room", storms::no_room),
+    ("hoard", storms::hoard),
+    ("kept_over_the_end", storms::kept_over_the_end),
+    ("kills", storms::kills),
+    #[cfg(ringloader_pauses)]
+    ("deaths", super::points::deaths),
+    #[cfg(ringloader_pauses)]
+    ("slow_release", super::points::slow_release),
+    #[cfg(ringloader_pauses)]
+    ("slow_release_over_a_death", super::points::slow_release_over_a_death),
+    #[cfg(ringloader_pauses)]
+    ("slow_release_of_a_lost_bit", super::points::slow_release_of_a_lost_bit),
+    #[cfg(ringloader_pauses)]
+    ("close_during_drain", super::points::close_during_drain),
+];
+
+fn number(variable: &str) -> Option<u64> {
+    let text = std::env::var(variable).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{variable}={text}: a whole number is expected")))
+}
+
+pub(crate) fn main() {
+    if let Ok(orders) = std::env::var(worker::ORDERS) {
+        return worker::run(&orders);
+    }
+    let wanted: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
+    let seed = number("RINGLOADER_TEST_SEED").unwrap_or_else(|| u64::from(std::process::id()));
+    let seconds = number("RINGLOADER_TEST_SECONDS");
+    println!("seed {seed}");
+    let mut total = Seen::default();
+    for (name, run) in
+        RUNS.iter().filter(|(name, _)| wanted.is_empty() || wanted.iter().any(|part| part == name))
+    {
+        let longest =
+            if *name == "kills" { seconds.unwrap_or(4) } else { seconds.map_or(1, |all| (all / 20).max(1)) };
+        let start = Instant::now();
+        let seen = run(Effort { time: Duration::from_secs(longest), seed });
+        println!("run {name}: {:.1} s, {seen:?}", start.elapsed().as_secs_f64());
+        total += seen;
+    }
+    assert!(total.batches > 0, "nothing ran: {wanted:?} is none of the runs");
+    println!("two_process: {} batches, {} kills", total.batches, total.kills);
+}

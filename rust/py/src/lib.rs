@@ -1,0 +1,35 @@
+//! The extension module `ringloader._native`: converts, detaches from the interpreter, maps errors.
+//!
+//! | file | about |
+//! |---|---|
+//! | `engine.rs` | the parent's end, as a Python class |
+//! | `port.rs` | a worker's end, as a Python class |
+//! | `scheduler.rs` | native control of an iterator, as a Python class |
+//! | `stream.rs` | torch's samplers, read natively, as a Python class |
+//! | `encode.rs` | a Python batch to leaves and a skeleton |
+//! | `grouping.rs` | which leaves share memory, and where it goes |
+//! | `decode.rs` | back again |
+//! | `dlpack.rs` | tensors out of and into memory; all unsafe code of this crate |
+//! | `torch.rs` | what is asked of torch, numpy and pickle, looked up once |
+//! | `enter.rs` | where threads detach from the interpreter, and errors become exceptions |
+
+#[cfg(all(target_os = "linux", not(ringloader_portable)))]
+mod linux;
+
+#[pyo3::pymodule]
+mod _native {
+    #[cfg(all(target_os = "linux", not(ringloader_portable)))]
+    #[pymodule_export]
+    use super::linux::{
+        encode::Leaves,
+        engine::{Engine, available_memory},
+        enter::note_exit,
+        port::Port,
+        scheduler::Scheduler,
+        stream::Stream,
+    };
+
+    /// Whether this build has shared-memory rings: on Linux.
+    #[pymodule_export]
+    const SUPPORTED: bool = cfg!(all(target_os = "linux", not(ringloader_portable)));
+}

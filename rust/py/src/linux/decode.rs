@@ -1,0 +1,227 @@
+//! Leaves and a skeleton back to a Python batch.
+
+use std::cell::RefCell;
+
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
+use ringloader_core::batch::wire::MAX_NDIM;
+use ringloader_core::batch::{Leaf, LeafKind, Meta, SkeletonReader, StorageRecord, Token};
+use ringloader_core::delivery::Delivery;
+
+use super::dlpack::Span;
+use super::enter::exception;
+use super::torch::Torch;
+
+/// Storages up to this size are copied out: a kept label must not keep a batch of images.
+const SMALL: u64 = 8192;
+/// Deeper than any tree that a worker writes.
+const DEEPEST: u32 = 200;
+
+/// The Python object that `delivery` carries. Its large tensors lie where the worker wrote them, for
+/// as long as they live; if the user holds too much already, they are copies.
+///
+/// # Errors
+/// `RuntimeError` for what no worker writes; what unpickling raises.
+pub(crate) fn decode<'py>(py: Python<'py>, mut delivery: Delivery) -> PyResult<(Bound<'py, PyAny>, bool)> {
+    let large = delivery.len() > SMALL;
+    let leased = large && delivery.lease();
+    let meta = delivery.meta().map_err(exception)?;
+    let mut shared = vec![0u32; meta.storage_count() as usize];
+    for leaf in meta.leaves() {
+        shared[leaf.storage() as usize] += 1;
+    }
+    let leaves = LeafReader {
+        torch: Torch::get(py)?,
+        delivery: &delivery,
+        meta: &meta,
+        leased,
+        shared,
+        storages: RefCell::new((0..meta.storage_count()).map(|_| None).collect()),
+    };
+    let mut tree = Tree { leaves, skeleton: meta.skeleton(), memo: Vec::new(), depth: 0 };
+    let batch = tree.value(py)?;
+    match tree.skeleton.remaining() {
+        0 => Ok((batch, large && !leased)),
+        rest => Err(corrupt(&format!("{rest} bytes behind the skeleton"))),
+    }
+}
+
+fn corrupt(what: &str) -> PyErr {
+    PyRuntimeError::new_err(format!("shared memory is corrupt: {what}"))
+}
+
+struct LeafReader<'a, 'py> {
+    torch: &'static Torch,
+    delivery: &'a Delivery,
+    meta: &'a Meta<'a>,
+    leased: bool,
+    /// How many leaves lie in each storage.
+    shared: Vec<u32>,
+    /// Storages that were made, for those with several leaves.
+    storages: RefCell<Vec<Option<Bound<'py, PyAny>>>>,
+}
+
+impl<'py> LeafReader<'_, 'py> {
+    fn leaf(&self, py: Python<'py>, number: u32) -> PyResult<Bound<'py, PyAny>> {
+        let leaf = self.meta.leaf(number).ok_or_else(|| corrupt(&format!("no leaf {number}")))?;
+        let record = self.meta.storage(leaf.storage()).ok_or_else(|| corrupt("no such storage"))?;
+        let copy = !self.leased || record.nbytes <= SMALL;
+        match leaf.kind() {
+            LeafKind::Tensor(dtype) => {
+                let (mut shape, mut strides) = ([0; MAX_NDIM], [0; MAX_NDIM]);
+                let shape = leaf.shape().copy_into(&mut shape);
+                let strides = leaf.strides().copy_into(&mut strides);
+                let itemsize = dtype.itemsize() as u64;
+                if self.shared[leaf.storage() as usize] > 1
+                    && record.nbytes > 0
+                    && leaf.byte_offset().is_multiple_of(itemsize)
+                {
+                    let storage = self.storage(py, &leaf, record, copy)?;
+                    let first = leaf.byte_offset() / itemsize;
+                    return self.torch.tensor_in(&storage, dtype, first, shape, strides);
+                }
+                let len = record.nbytes - leaf.byte_offset();
+                let span = Span::new(self.delivery, record.offset + leaf.byte_offset(), len)?;
+                span.tensor(py, dtype, shape, strides, copy)
+            }
+            LeafKind::Array { fortran } => self.array(py, &leaf, record, fortran, copy),
+            LeafKind::Storage => self.storage(py, &leaf, record, copy),
+            LeafKind::Bytes => {
+                Span::new(self.delivery, record.offset, record.nbytes)?.bytes(py).map(Bound::into_any)
+            }
+        }
+    }
+
+    /// The storage of a leaf, one for all leaves in it.
+    fn storage(
+        &self,
+        py: Python<'py>,
+        leaf: &Leaf<'_>,
+        record: StorageRecord,
+        copy: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let at = leaf.storage() as usize;
+        if let Some(made) = &self.storages.borrow()[at] {
+            return Ok(made.clone());
+        }
+        let flat = Span::new(self.delivery, record.offset, record.nbytes)?.flat(py, copy)?;
+        let storage = flat.call_method0(intern!(py, "untyped_storage"))?;
+        self.storages.borrow_mut()[at] = Some(storage.clone());
+        Ok(storage)
+    }
+
+    fn array(
+        &self,
+        py: Python<'py>,
+        leaf: &Leaf<'_>,
+        record: StorageRecord,
+        fortran: bool,
+        copy: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let dtype = self.torch.array_dtype.bind(py).call1((PyBytes::new(py, leaf.dtype_tag()),))?;
+        let shape = PyTuple::new(py, leaf.shape().iter())?;
+        let order = if fortran { intern!(py, "F") } else { intern!(py, "C") };
+        if record.nbytes == 0 {
+            return self.torch.empty_array.bind(py).call1((shape, dtype, order));
+        }
+        let len = record.nbytes - leaf.byte_offset();
+        let flat = Span::new(self.delivery, record.offset + leaf.byte_offset(), len)?.flat(py, copy)?;
+        let bytes = flat.call_method0(intern!(py, "numpy"))?;
+        self.torch.ndarray.bind(py).call1((shape, dtype, bytes, 0, py.None(), order))
+    }
+}
+
+struct Tree<'a, 'py> {
+    leaves: LeafReader<'a, 'py>,
+    skeleton: SkeletonReader<'a>,
+    /// `None` for a tuple that is not made yet.
+    memo: Vec<Option<Bound<'py, PyAny>>>,
+    depth: u32,
+}
+
+impl<'py> Tree<'_, 'py> {
+    fn value(&mut self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.depth += 1;
+        if self.depth > DEEPEST {
+            return Err(corrupt("the skeleton is deeper than any that is written"));
+        }
+        let token = self.skeleton.next_token().map_err(exception)?;
+        let value = match token {
+            Token::None => py.None().into_bound(py),
+            Token::True => true.into_pyobject(py)?.to_owned().into_any(),
+            Token::False => false.into_pyobject(py)?.to_owned().into_any(),
+            Token::Int(value) => value.into_pyobject(py)?.into_any(),
+            Token::Float(value) => value.into_pyobject(py)?.into_any(),
+            Token::Bytes(value) => PyBytes::new(py, value).into_any(),
+            Token::Str(value) => self.remember(PyString::new(py, value).into_any()),
+            Token::Leaf(number) => {
+                let leaf = self.leaves.leaf(py, number)?;
+                self.remember(leaf)
+            }
+            Token::Memo(number) => {
+                let known = self.memo.get(number as usize).cloned().flatten();
+                known.ok_or_else(|| corrupt(&format!("memo {number} before its object")))?
+            }
+            Token::List(len) => {
+                let list = PyList::empty(py);
+                self.remember(list.clone().into_any());
+                for _ in 0..len {
+                    list.append(self.value(py)?)?;
+                }
+                list.into_any()
+            }
+            Token::Dict(len) => {
+                let dict = PyDict::new(py);
+                self.remember(dict.clone().into_any());
+                for _ in 0..len {
+                    let name = self.value(py)?;
+                    dict.set_item(name, self.value(py)?)?;
+                }
+                dict.into_any()
+            }
+            Token::Tuple(len) => {
+                let at = self.reserve();
+                let tuple = self.items(py, len)?.into_any();
+                self.memo[at] = Some(tuple.clone());
+                tuple
+            }
+            Token::NamedTuple { class, len } => {
+                let at = self.reserve();
+                let name = self.skeleton.class(class).ok_or_else(|| corrupt("no such class"))?;
+                let found = self.leaves.torch.find_class.bind(py).call1((name.module, name.qualname))?;
+                let items = self.items(py, len)?;
+                let tuple = found.call_method1(intern!(py, "_make"), (items,))?;
+                self.memo[at] = Some(tuple.clone());
+                tuple
+            }
+            Token::Pickle(bytes) => self.unpickle(py, bytes)?,
+            other => return Err(corrupt(&format!("{other:?} is not known here"))),
+        };
+        self.depth -= 1;
+        Ok(value)
+    }
+
+    fn items(&mut self, py: Python<'py>, len: u32) -> PyResult<Bound<'py, PyTuple>> {
+        let items = (0..len).map(|_| self.value(py)).collect::<PyResult<Vec<_>>>()?;
+        PyTuple::new(py, items)
+    }
+
+    fn remember(&mut self, value: Bound<'py, PyAny>) -> Bound<'py, PyAny> {
+        self.memo.push(Some(value.clone()));
+        value
+    }
+
+    fn reserve(&mut self) -> usize {
+        self.memo.push(None);
+        self.memo.len() - 1
+    }
+
+    /// All leaves are made first: the pickle names them by number.
+    fn unpickle(&self, py: Python<'py>, bytes: &[u8]) -> PyResult<Bound<'py, PyAny>> {
+        let count = self.leaves.meta.leaf_count();
+        let leaves = (0..count).map(|number| self.leaves.leaf(py, number)).collect::<PyResult<Vec<_>>>()?;
+        self.leaves.torch.loads.bind(py).call1((PyBytes::new(py, bytes), PyList::new(py, leaves)?))
+    }
+}

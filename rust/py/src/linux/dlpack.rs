@@ -1,0 +1,508 @@
+//! Tensors out of memory and into memory, by the DLPack structures; all unsafe code of this crate.
+//!
+//! INVARIANT D1: what a tensor made here points to is kept by its [`Keeper`], or lies in the same
+//! allocation as its header, and is dropped by the deleter alone, once.
+//! INVARIANT D2: the deleter runs on any thread, with or without the interpreter, with an exception
+//! pending, at exit and in forked children: it takes no lock, calls no Python and does not panic.
+//! INVARIANT D3: shape, strides and length given to torch were checked against the memory's length:
+//! they come from a parsed [`Meta`](ringloader_core::batch::Meta), or are one-dimensional.
+
+use std::alloc::{Layout, alloc, dealloc};
+use std::ffi::{c_int, c_void};
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
+use std::ptr::{NonNull, copy_nonoverlapping};
+
+use pyo3::exceptions::{PyMemoryError, PyRuntimeError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyCapsule, PyType};
+use pyo3::{ffi, intern};
+use ringloader_core::batch::Dtype;
+use ringloader_core::batch::wire::{MAX_NDIM, check_tensor};
+use ringloader_core::delivery::{Backing, Delivery};
+use ringloader_core::plan::Indices;
+use ringloader_core::port::{Chunk, Commit};
+use ringloader_core::shm::Segment;
+use ringloader_core::sync::Arc;
+
+use super::enter::{exception, without_interpreter};
+use super::torch::Torch;
+
+/// Alignment of tensors' bytes: what torch's own allocator keeps.
+const ALIGNMENT: usize = 64;
+const CPU: i32 = 1;
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct DlTensor {
+    data: *mut c_void,
+    device_type: i32,
+    device_id: i32,
+    ndim: i32,
+    code: u8,
+    bits: u8,
+    lanes: u16,
+    shape: *mut i64,
+    strides: *mut i64,
+    byte_offset: u64,
+}
+
+#[repr(C)]
+struct Legacy {
+    tensor: DlTensor,
+    manager: *mut c_void,
+    deleter: Option<unsafe extern "C" fn(*mut Legacy)>,
+}
+
+#[repr(C)]
+struct Versioned {
+    version: [u32; 2],
+    manager: *mut c_void,
+    deleter: Option<unsafe extern "C" fn(*mut Versioned)>,
+    flags: u64,
+    tensor: DlTensor,
+}
+
+/// torch's C functions for exchanging tensors without Python objects in between (recent versions).
+#[repr(C)]
+struct ExchangeTable {
+    version: [u32; 2],
+    previous: *const c_void,
+    allocate: *const c_void,
+    from_object: *const c_void,
+    to_object: Option<unsafe extern "C" fn(*mut Versioned, *mut *mut c_void) -> c_int>,
+    describe: Option<unsafe extern "C" fn(*mut c_void, *mut DlTensor) -> c_int>,
+    current_stream: *const c_void,
+}
+
+type ToObject = unsafe extern "C" fn(*mut Versioned, *mut *mut c_void) -> c_int;
+type Describe = unsafe extern "C" fn(*mut c_void, *mut DlTensor) -> c_int;
+
+/// The two functions of the table that are used.
+#[derive(Clone, Copy)]
+pub(crate) struct ExchangeApi {
+    to_object: ToObject,
+    describe: Describe,
+}
+
+impl ExchangeApi {
+    /// The functions of this torch, if it has them in a version known here.
+    pub(crate) fn of(tensor: &Bound<'_, PyType>) -> Option<Self> {
+        let capsule = tensor.getattr("__dlpack_c_exchange_api__").ok()?.cast_into::<PyCapsule>().ok()?;
+        let table = capsule.pointer_checked(Some(c"dlpack_exchange_api")).ok()?.cast::<ExchangeTable>();
+        // SAFETY: by the DLPack standard a capsule of this name points to such a table, which lives as
+        // long as the process; the fields read here are there in every version with major number 1.
+        let table = unsafe { table.as_ref() };
+        if table.version[0] != 1 {
+            return None;
+        }
+        Some(Self { to_object: table.to_object?, describe: table.describe? })
+    }
+}
+
+/// What keeps the bytes of a tensor that does not own them.
+enum Keeper {
+    /// A batch's slot, or its own segment.
+    Batch { _backing: Arc<Backing> },
+    /// Bytes of the slot that this worker is filling.
+    Chunk { _bytes: Chunk },
+    /// Nobody: they lie behind the header.
+    Header,
+}
+
+/// The start of each allocation: both forms of a managed tensor, of which one is used. Behind it lie
+/// shape and strides, and behind them the bytes of a tensor that owns them.
+#[repr(C)]
+struct Header {
+    legacy: Legacy,
+    versioned: Versioned,
+    layout: Layout,
+    _keeper: Keeper,
+}
+
+/// Where the bytes of a new tensor come from. `pointer` has `len` bytes.
+struct Source {
+    pointer: NonNull<u8>,
+    len: usize,
+    /// `None`: they are copied.
+    keeper: Option<Keeper>,
+}
+
+/// Part of a delivered batch, checked to lie in it.
+pub(crate) struct Span<'a> {
+    delivery: &'a Delivery,
+    pointer: NonNull<u8>,
+    len: u64,
+}
+
+impl<'a> Span<'a> {
+    /// `len` bytes at `offset`.
+    ///
+    /// # Errors
+    /// `RuntimeError` when they do not lie in the batch.
+    pub(crate) fn new(delivery: &'a Delivery, offset: u64, len: u64) -> PyResult<Self> {
+        Ok(Self { delivery, pointer: delivery.pointer(offset, len).map_err(exception)?, len })
+    }
+
+    fn source(&self, copy: bool) -> Source {
+        let keeper = (!copy).then(|| Keeper::Batch { _backing: self.delivery.backing().clone() });
+        Source { pointer: self.pointer, len: self.len as usize, keeper }
+    }
+
+    /// A tensor over the span, or over a copy of it.
+    ///
+    /// # Errors
+    /// `RuntimeError` when shape and strides do not fit into the span.
+    pub(crate) fn tensor<'py>(
+        &self,
+        py: Python<'py>,
+        dtype: Dtype,
+        shape: &[i64],
+        strides: &[i64],
+        copy: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        check_tensor(dtype, shape, strides, 0, self.len).map_err(|what| {
+            PyRuntimeError::new_err(format!("shared memory is corrupt: a tensor has {what}"))
+        })?;
+        make_tensor(py, self.source(copy), dtype, shape, strides)
+    }
+
+    /// All bytes of the span as a flat uint8 tensor, over them or over a copy.
+    ///
+    /// # Errors
+    /// What torch raises.
+    pub(crate) fn flat<'py>(&self, py: Python<'py>, copy: bool) -> PyResult<Bound<'py, PyAny>> {
+        make_tensor(py, self.source(copy), Dtype::U8, &[self.len as i64], &[1])
+    }
+
+    /// A copy of the span as `bytes`.
+    ///
+    /// # Errors
+    /// `MemoryError`.
+    pub(crate) fn bytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        PyBytes::new_with(py, self.len as usize, |into| {
+            // SAFETY: `pointer` has `len` bytes while `delivery` lives; `into` is new memory of that length.
+            unsafe { copy_nonoverlapping(self.pointer.as_ptr(), into.as_mut_ptr(), into.len()) };
+            Ok(())
+        })
+    }
+}
+
+/// A flat uint8 tensor over bytes of the slot that is being filled.
+///
+/// # Errors
+/// What torch raises.
+pub(crate) fn tensor_over_chunk(py: Python<'_>, chunk: Chunk, len: u64) -> PyResult<Bound<'_, PyAny>> {
+    let pointer = NonNull::new(chunk.address as *mut u8).expect("an address inside a mapping");
+    let keeper = Some(Keeper::Chunk { _bytes: chunk });
+    make_tensor(py, Source { pointer, len: len as usize, keeper }, Dtype::U8, &[len as i64], &[1])
+}
+
+fn make_tensor<'py>(
+    py: Python<'py>,
+    source: Source,
+    dtype: Dtype,
+    shape: &[i64],
+    strides: &[i64],
+) -> PyResult<Bound<'py, PyAny>> {
+    let torch = Torch::get(py)?;
+    // A torch without the C functions may not know the newer element types either.
+    let by_view = torch.exchange.is_none() && dtype.torch_name().starts_with("float8");
+    let header = build(py, source, if by_view { Dtype::U8 } else { dtype }, shape, strides)?;
+    let tensor = match torch.exchange {
+        Some(api) => import_versioned(py, api, header),
+        None => import_capsule(py, torch, header),
+    }?;
+    if by_view {
+        return tensor.call_method1(intern!(py, "view"), (torch.torch_dtype(py, dtype)?,));
+    }
+    Ok(tensor)
+}
+
+/// Copies of at least so many bytes are made without the interpreter.
+const DETACH: usize = 1 << 20;
+
+/// A new allocation with everything filled in. To be given to torch, or to [`drop_header`].
+fn build(
+    py: Python<'_>,
+    source: Source,
+    dtype: Dtype,
+    shape: &[i64],
+    strides: &[i64],
+) -> PyResult<NonNull<Header>> {
+    assert!(shape.len() == strides.len() && shape.len() <= MAX_NDIM, "D3");
+    let dims_at = size_of::<Header>();
+    let data_at = (dims_at + 16 * shape.len()).next_multiple_of(ALIGNMENT);
+    let len = if source.keeper.is_some() { 0 } else { source.len };
+    let no_memory = || PyMemoryError::new_err(format!("no memory for a tensor of {len} bytes"));
+    let layout = Layout::from_size_align(data_at + len, ALIGNMENT).map_err(|_| no_memory())?;
+    // SAFETY: the size is not zero, it has at least a header.
+    let base = NonNull::new(unsafe { alloc(layout) }).ok_or_else(no_memory)?;
+    let header = base.cast::<Header>();
+    // SAFETY: header, dims and data lie one behind the other in the new allocation, each aligned: the
+    // header's size is a multiple of 8, and `data_at` one of 64. Source bytes are another allocation.
+    unsafe {
+        let dims = base.add(dims_at).cast::<i64>().as_ptr();
+        copy_nonoverlapping(shape.as_ptr(), dims, shape.len());
+        copy_nonoverlapping(strides.as_ptr(), dims.add(shape.len()), strides.len());
+        let data = if source.keeper.is_some() {
+            source.pointer
+        } else {
+            let target = base.add(data_at);
+            copy(py, source.pointer.as_ptr() as usize, target.as_ptr() as usize, source.len);
+            target
+        };
+        let (code, bits, lanes) = dtype.dlpack();
+        let tensor = DlTensor {
+            data: data.as_ptr().cast(),
+            device_type: CPU,
+            device_id: 0,
+            ndim: shape.len() as i32,
+            code,
+            bits,
+            lanes,
+            shape: dims,
+            strides: dims.add(shape.len()),
+            byte_offset: 0,
+        };
+        let manager = base.as_ptr().cast();
+        header.write(Header {
+            legacy: Legacy { tensor, manager, deleter: Some(delete_legacy) },
+            versioned: Versioned {
+                version: [1, 0],
+                manager,
+                deleter: Some(delete_versioned),
+                flags: 0,
+                tensor,
+            },
+            layout,
+            _keeper: source.keeper.unwrap_or(Keeper::Header),
+        });
+    }
+    Ok(header)
+}
+
+/// Copies `len` bytes, detached from the interpreter if that takes a while.
+///
+/// # Safety
+/// Both ranges are valid, do not overlap, and stay so until the return.
+unsafe fn copy(py: Python<'_>, from: usize, to: usize, len: usize) {
+    // SAFETY: the caller's promise.
+    let copy = move || unsafe { copy_nonoverlapping(from as *const u8, to as *mut u8, len) };
+    if len < DETACH { copy() } else { without_interpreter(py, copy) }
+}
+
+/// # Safety
+/// `header` was made by [`build`], and this is the only call for it.
+unsafe fn drop_header(header: *mut Header) {
+    // SAFETY: the caller's promise: the header is whole, and nobody looks at it after.
+    unsafe {
+        let layout = (*header).layout;
+        header.drop_in_place();
+        dealloc(header.cast(), layout);
+    }
+}
+
+unsafe extern "C" fn delete_legacy(tensor: *mut Legacy) {
+    // SAFETY: torch calls the deleter of a tensor it was given once (D1); `manager` is its header.
+    unsafe { drop_header((*tensor).manager.cast()) };
+}
+
+unsafe extern "C" fn delete_versioned(tensor: *mut Versioned) {
+    // SAFETY: as in `delete_legacy`.
+    unsafe { drop_header((*tensor).manager.cast()) };
+}
+
+fn import_versioned(py: Python<'_>, api: ExchangeApi, header: NonNull<Header>) -> PyResult<Bound<'_, PyAny>> {
+    let mut object = std::ptr::null_mut();
+    // SAFETY: `to_object` is torch's, the interpreter is attached, the managed tensor is whole. On
+    // success torch owns it and gives us a new reference; on failure it is still ours, an error is set.
+    unsafe {
+        let managed = &raw mut (*header.as_ptr()).versioned;
+        if (api.to_object)(managed, &raw mut object) != 0 || object.is_null() {
+            drop_header(header.as_ptr());
+            return Err(PyErr::take(py).unwrap_or_else(|| PyRuntimeError::new_err("torch took no tensor")));
+        }
+        Ok(Bound::from_owned_ptr(py, object.cast()))
+    }
+}
+
+fn import_capsule<'py>(
+    py: Python<'py>,
+    torch: &Torch,
+    header: NonNull<Header>,
+) -> PyResult<Bound<'py, PyAny>> {
+    const NAME: &std::ffi::CStr = c"dltensor";
+    // SAFETY: a capsule without destructor over the managed tensor. torch renames the capsule when it
+    // takes the tensor over; as long as it has the old name, the tensor is ours.
+    unsafe {
+        let managed = &raw mut (*header.as_ptr()).legacy;
+        let capsule = ffi::PyCapsule_New(managed.cast(), NAME.as_ptr(), None);
+        let Some(capsule) = Bound::from_owned_ptr_or_opt(py, capsule) else {
+            drop_header(header.as_ptr());
+            return Err(PyErr::fetch(py));
+        };
+        let tensor = torch.from_capsule.bind(py).call1((&capsule,));
+        if ffi::PyCapsule_IsValid(capsule.as_ptr(), NAME.as_ptr()) == 1 {
+            drop_header(header.as_ptr());
+        }
+        tensor
+    }
+}
+
+/// A plain CPU tensor, as it lies in memory.
+pub(crate) struct Described {
+    pub(crate) address: usize,
+    pub(crate) dtype: Dtype,
+    dims: [i64; 2 * MAX_NDIM],
+    ndim: usize,
+}
+
+impl Described {
+    pub(crate) fn shape(&self) -> &[i64] {
+        &self.dims[..self.ndim]
+    }
+
+    pub(crate) fn strides(&self) -> &[i64] {
+        &self.dims[MAX_NDIM..MAX_NDIM + self.ndim]
+    }
+}
+
+/// Describes a strided tensor by torch's C function; `None` for what it refuses or is not on the CPU.
+pub(crate) fn describe(api: ExchangeApi, tensor: &Bound<'_, PyAny>) -> Option<Described> {
+    let mut found = DlTensor {
+        data: std::ptr::null_mut(),
+        device_type: 0,
+        device_id: 0,
+        ndim: 0,
+        code: 0,
+        bits: 0,
+        lanes: 0,
+        shape: std::ptr::null_mut(),
+        strides: std::ptr::null_mut(),
+        byte_offset: 0,
+    };
+    // SAFETY: `describe` is torch's, the interpreter is attached and the object is a tensor; it fills
+    // in a view whose pointers are valid while the tensor is, which the caller holds.
+    unsafe {
+        if (api.describe)(tensor.as_ptr().cast(), &raw mut found) != 0 {
+            drop(PyErr::take(tensor.py()));
+            return None;
+        }
+        let ndim = usize::try_from(found.ndim).ok().filter(|&ndim| ndim <= MAX_NDIM)?;
+        if found.device_type != CPU {
+            return None;
+        }
+        let mut dims = [0; 2 * MAX_NDIM];
+        if ndim > 0 {
+            copy_nonoverlapping(found.shape, dims.as_mut_ptr(), ndim);
+            copy_nonoverlapping(found.strides, dims[MAX_NDIM..].as_mut_ptr(), ndim);
+        }
+        let dtype = Dtype::from_dlpack(found.code, found.bits, found.lanes)?;
+        Some(Described { address: found.data as usize + found.byte_offset as usize, dtype, dims, ndim })
+    }
+}
+
+/// Memory of a Python object that is kept while this lives, to be copied into a slot.
+pub(crate) struct Held {
+    _object: Py<PyAny>,
+}
+
+impl Held {
+    pub(crate) fn new(object: &Bound<'_, PyAny>) -> Self {
+        Self { _object: object.clone().unbind() }
+    }
+}
+
+/// One copy: from an object's memory to an offset of the batch's place.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Copy {
+    pub(crate) from: usize,
+    pub(crate) to: u64,
+    pub(crate) len: u64,
+}
+
+/// Where a batch is written.
+pub(crate) enum Target<'a, 'p> {
+    Slot(&'a Commit<'p>),
+    Own(&'a Segment),
+}
+
+impl Target<'_, '_> {
+    fn pointer(&self, offset: u64, len: u64) -> PyResult<NonNull<u8>> {
+        match self {
+            Self::Slot(commit) => commit.pointer(offset, len),
+            Self::Own(segment) => segment.pointer(offset, len),
+        }
+        .map_err(exception)
+    }
+
+    /// Copies all `pieces` of objects in `held`, and `meta` to its offset.
+    ///
+    /// # Errors
+    /// `RuntimeError` when a range does not lie in the place.
+    pub(crate) fn write(
+        &self,
+        py: Python<'_>,
+        pieces: &[Copy],
+        held: &[Held],
+        meta_at: u64,
+        meta: &[u8],
+    ) -> PyResult<()> {
+        // The pieces point into these objects: whoever calls this still has them.
+        let _ = held;
+        for piece in pieces {
+            let to = self.pointer(piece.to, piece.len)?.as_ptr() as usize;
+            // SAFETY: `from` has `len` bytes, by the description of an object that `held` keeps; `to` was
+            // checked to lie in memory that this worker alone writes, and which no source overlaps: what
+            // lies in the slot that is being filled is not copied within it.
+            unsafe { copy(py, piece.from, to, piece.len as usize) };
+        }
+        let to = self.pointer(meta_at, meta.len() as u64)?;
+        // SAFETY: as above; `meta` is private memory.
+        unsafe { copy_nonoverlapping(meta.as_ptr(), to.as_ptr(), meta.len()) };
+        Ok(())
+    }
+}
+
+/// A descriptor of our own for `fd`, one of the caller's.
+///
+/// # Errors
+/// `OSError` when it is not open, or too many are.
+pub(crate) fn duplicate(fd: RawFd) -> PyResult<OwnedFd> {
+    // SAFETY: only borrowed for the call, which fails for a number that is no open descriptor.
+    Ok(unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned()?)
+}
+
+/// The int64 elements of a tensor, as a sampler's indices.
+#[derive(Debug)]
+pub(crate) struct TensorIndices {
+    address: usize,
+    len: usize,
+    /// Keeps the memory, which nobody writes: torch drew it for this and gave it to nobody else.
+    _tensor: Py<PyAny>,
+}
+
+impl TensorIndices {
+    /// # Errors
+    /// `RuntimeError` unless it is a contiguous one-dimensional int64 tensor on the CPU.
+    pub(crate) fn new(tensor: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let torch = Torch::get(tensor.py())?;
+        let plain = torch.int64_vector(tensor)?;
+        let Some((address, len)) = plain else {
+            let text = format!("indices must be a contiguous int64 vector on the CPU, not {tensor:?}");
+            return Err(PyRuntimeError::new_err(text));
+        };
+        Ok(Self { address, len, _tensor: tensor.clone().unbind() })
+    }
+}
+
+impl Indices for TensorIndices {
+    fn as_slice(&self) -> &[i64] {
+        if self.len == 0 {
+            return &[];
+        }
+        // SAFETY: torch's contiguous int64 memory of that length, aligned for it, which `_tensor` keeps and
+        // nobody writes.
+        unsafe { std::slice::from_raw_parts(self.address as *const i64, self.len) }
+    }
+}

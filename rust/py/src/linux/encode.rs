@@ -1,0 +1,356 @@
+//! A Python batch to leaves and a skeleton.
+//!
+//! Exact dicts, lists, tuples, named tuples, numbers, strings, bytes and `None` become tokens; plain
+//! tensors and arrays become leaves. Where anything else comes up, the whole batch is pickled
+//! instead, still with tensors, arrays and storages as leaves: one pickle keeps "the same object
+//! twice" over the whole batch, as torch's does.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
+use ringloader_core::batch::wire::MAX_NDIM;
+use ringloader_core::batch::{Dtype, MetaWriter};
+
+use super::dlpack::{Described, Held, describe};
+use super::torch::Torch;
+
+/// Trees that are deeper are pickled, which has a limit and an error of its own.
+const DEEPEST: u32 = 100;
+/// Longer `bytes` are leaves, shorter ones lie in the skeleton.
+const INLINE_BYTES: usize = 4096;
+
+/// What a leaf is, but for the place of its bytes.
+pub(crate) enum LeafKind {
+    Tensor { dtype: Dtype, shape: Vec<i64>, strides: Vec<i64> },
+    Array { fortran: bool, itemsize: u64, tag: Vec<u8>, shape: Vec<i64> },
+    Storage,
+    Bytes,
+}
+
+impl LeafKind {
+    /// Whether it shares memory with the other leaves that overlap it, as torch keeps it for tensors.
+    pub(crate) fn aliases(&self) -> bool {
+        matches!(self, Self::Tensor { .. } | Self::Storage)
+    }
+}
+
+/// A leaf and where its bytes are now.
+pub(crate) struct LeafDraft {
+    pub(crate) address: usize,
+    pub(crate) len: u64,
+    pub(crate) alignment: usize,
+    pub(crate) kind: LeafKind,
+}
+
+/// The leaves of one batch.
+#[derive(Default)]
+pub(crate) struct Drafts {
+    pub(crate) leaves: Vec<LeafDraft>,
+    /// INVARIANT: everything whose memory `leaves` names, and whose identity `known` does.
+    pub(crate) held: Vec<Held>,
+    known: HashMap<usize, u32>,
+}
+
+impl Drafts {
+    /// The leaf for an object that has one; `None` for any other.
+    fn add(&mut self, torch: &Torch, object: &Bound<'_, PyAny>) -> PyResult<Option<u32>> {
+        let kind = object.get_type();
+        let draft = if kind.is(&torch.tensor) {
+            self.tensor(torch, object)?
+        } else if kind.is(&torch.ndarray) {
+            self.array(torch, object)?
+        } else if kind.is(&torch.untyped_storage) {
+            storage(object)?
+        } else {
+            return Ok(None);
+        };
+        Ok(draft.map(|draft| self.push(object, draft)))
+    }
+
+    fn push(&mut self, object: &Bound<'_, PyAny>, draft: LeafDraft) -> u32 {
+        let number = self.leaves.len() as u32;
+        self.leaves.push(draft);
+        self.held.push(Held::new(object));
+        self.known.insert(object.as_ptr() as usize, number);
+        number
+    }
+
+    fn tensor(&mut self, torch: &Torch, tensor: &Bound<'_, PyAny>) -> PyResult<Option<LeafDraft>> {
+        let py = tensor.py();
+        if tensor.getattr(intern!(py, "requires_grad"))?.is_truthy()?
+            || !tensor.getattr(intern!(py, "layout"))?.is(&torch.strided)
+        {
+            return Ok(None);
+        }
+        // The values of such views are not the bytes they lie over.
+        let lazy = |name| tensor.call_method0(name)?.is_truthy();
+        if lazy(intern!(py, "is_neg"))? || lazy(intern!(py, "is_conj"))? {
+            let resolved = tensor.call_method0(intern!(py, "resolve_conj"))?;
+            let resolved = resolved.call_method0(intern!(py, "resolve_neg"))?;
+            self.held.push(Held::new(&resolved));
+            return self.tensor(torch, &resolved);
+        }
+        let draft = match torch.exchange {
+            // DLPack takes some of torch's types for others: integers of less than a byte.
+            Some(api) => describe(api, tensor)
+                .filter(|found| torch.dtype_of(tensor).is_ok_and(|dtype| dtype == Some(found.dtype)))
+                .map(|found| from_description(&found)),
+            None => from_attributes(torch, tensor)?,
+        };
+        // Without memory behind its elements it is a tensor of some other kind: fake, or under a transform.
+        // A misaligned one, over somebody's buffer, travels as its storage.
+        let plain = |draft: &LeafDraft| draft.address != 0 && draft.address.is_multiple_of(draft.alignment);
+        Ok(draft.filter(|draft| draft.len == 0 || plain(draft)))
+    }
+
+    fn array(&mut self, torch: &Torch, array: &Bound<'_, PyAny>) -> PyResult<Option<LeafDraft>> {
+        let py = array.py();
+        // None for what numpy itself must pickle: objects, and strings of variable length.
+        let described = torch.array_tag.bind(py).call1((array,))?;
+        if described.is_none() {
+            return Ok(None);
+        }
+        type Parts<'py> = (Bound<'py, PyAny>, usize, u64, u64, bool, Vec<u8>, Vec<i64>);
+        let (keep, address, len, itemsize, fortran, tag, shape): Parts<'_> = described.extract()?;
+        self.held.push(Held::new(&keep));
+        Ok(Some(LeafDraft {
+            address,
+            len,
+            alignment: 1,
+            kind: LeafKind::Array { fortran, itemsize, tag, shape },
+        }))
+    }
+
+    fn bytes(&mut self, object: &Bound<'_, PyAny>, bytes: &[u8]) -> u32 {
+        let (address, len) = (bytes.as_ptr() as usize, bytes.len() as u64);
+        self.push(object, LeafDraft { address, len, alignment: 1, kind: LeafKind::Bytes })
+    }
+}
+
+fn storage(object: &Bound<'_, PyAny>) -> PyResult<Option<LeafDraft>> {
+    let py = object.py();
+    if object.getattr(intern!(py, "device"))?.getattr(intern!(py, "type"))?.ne("cpu")? {
+        return Ok(None);
+    }
+    let len: u64 = object.call_method0(intern!(py, "nbytes"))?.extract()?;
+    let address: usize = object.call_method0(intern!(py, "data_ptr"))?.extract()?;
+    Ok(Some(LeafDraft { address, len, alignment: 1, kind: LeafKind::Storage }))
+}
+
+/// Bytes from the first to behind the last element.
+fn span(shape: &[i64], strides: &[i64], itemsize: usize) -> u64 {
+    if shape.contains(&0) {
+        return 0;
+    }
+    let last: i64 = shape.iter().zip(strides).map(|(size, stride)| (size - 1) * stride).sum();
+    (last as u64 + 1) * itemsize as u64
+}
+
+fn from_description(found: &Described) -> LeafDraft {
+    draft(found.address, found.dtype, found.shape().to_vec(), found.strides().to_vec())
+}
+
+fn draft(address: usize, dtype: Dtype, shape: Vec<i64>, strides: Vec<i64>) -> LeafDraft {
+    let itemsize = dtype.itemsize();
+    LeafDraft {
+        address,
+        len: span(&shape, &strides, itemsize),
+        alignment: itemsize,
+        kind: LeafKind::Tensor { dtype, shape, strides },
+    }
+}
+
+fn from_attributes(torch: &Torch, tensor: &Bound<'_, PyAny>) -> PyResult<Option<LeafDraft>> {
+    let py = tensor.py();
+    let Some(dtype) = torch.dtype_of(tensor)? else { return Ok(None) };
+    let is = |name| tensor.getattr(name)?.is_truthy();
+    if !is(intern!(py, "is_cpu"))? || is(intern!(py, "is_nested"))? {
+        return Ok(None);
+    }
+    let address = tensor.call_method0(intern!(py, "data_ptr"))?.extract()?;
+    let shape: Vec<i64> = tensor.getattr(intern!(py, "shape"))?.extract()?;
+    if shape.len() > MAX_NDIM {
+        return Ok(None);
+    }
+    let strides = tensor.call_method0(intern!(py, "stride"))?.extract()?;
+    Ok(Some(draft(address, dtype, shape, strides)))
+}
+
+/// What the pickler asks for each object: is it a leaf?
+#[pyclass(frozen, module = "ringloader._native")]
+#[derive(Default)]
+pub(crate) struct Leaves {
+    drafts: Mutex<Drafts>,
+}
+
+#[pymethods]
+impl Leaves {
+    /// The number of the leaf that stands for `object`; `None` if it must be pickled.
+    fn __call__(&self, object: &Bound<'_, PyAny>) -> PyResult<Option<u32>> {
+        let torch = Torch::get(object.py())?;
+        // Taken out and put back: what is asked of torch meanwhile may run any code.
+        let mut drafts = self.take();
+        let number = match drafts.known.get(&(object.as_ptr() as usize)) {
+            Some(&number) => Ok(Some(number)),
+            None => drafts.add(torch, object),
+        };
+        *self.drafts.lock().unwrap_or_else(PoisonError::into_inner) = drafts;
+        number
+    }
+}
+
+impl Leaves {
+    fn take(&self) -> Drafts {
+        std::mem::take(&mut self.drafts.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// A batch, as far as it is known before its place is.
+pub(crate) struct Encoded {
+    /// Its skeleton; storages and leaves are added once they have a place.
+    pub(crate) meta: MetaWriter,
+    pub(crate) drafts: Drafts,
+    pub(crate) pickled: bool,
+}
+
+/// Encodes `batch`.
+///
+/// # Errors
+/// What pickling raises for what cannot be pickled.
+pub(crate) fn encode(batch: &Bound<'_, PyAny>) -> PyResult<Encoded> {
+    let py = batch.py();
+    let torch = Torch::get(py)?;
+    let mut walk =
+        Walk { torch, meta: MetaWriter::new(), drafts: Drafts::default(), memo: HashMap::new(), depth: 0 };
+    if walk.value(batch)? {
+        return Ok(Encoded { meta: walk.meta, drafts: walk.drafts, pickled: false });
+    }
+    let mut meta = MetaWriter::new();
+    let leaves = Bound::new(py, Leaves::default())?;
+    let pickled = torch.dumps.bind(py).call1((batch, &leaves))?;
+    meta.skeleton().pickle(pickled.extract::<&[u8]>()?);
+    Ok(Encoded { meta, drafts: leaves.get().take(), pickled: true })
+}
+
+struct Walk<'a> {
+    torch: &'a Torch,
+    meta: MetaWriter,
+    drafts: Drafts,
+    /// Objects met before, to their memo number; `None` for a tuple whose items are being walked.
+    memo: HashMap<usize, Option<u32>>,
+    depth: u32,
+}
+
+impl Walk<'_> {
+    /// Writes one value; `false` if the batch must be pickled.
+    fn value(&mut self, object: &Bound<'_, PyAny>) -> PyResult<bool> {
+        if object.is_none() {
+            self.meta.skeleton().none();
+        } else if let Ok(value) = object.cast_exact::<PyBool>() {
+            self.meta.skeleton().bool(value.is_true());
+        } else if object.is_exact_instance_of::<PyInt>() {
+            let Ok(value) = object.extract() else { return Ok(false) };
+            self.meta.skeleton().int(value);
+        } else if let Ok(value) = object.cast_exact::<PyFloat>() {
+            self.meta.skeleton().float(value.value());
+        } else {
+            return self.memoised(object);
+        }
+        Ok(true)
+    }
+
+    /// A value that may be met again as the same object.
+    fn memoised(&mut self, object: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let key = object.as_ptr() as usize;
+        match self.memo.get(&key) {
+            Some(&Some(number)) => {
+                self.meta.skeleton().memo(number);
+                return Ok(true);
+            }
+            Some(None) => return Ok(false),
+            None => {}
+        }
+        if let Ok(text) = object.cast_exact::<PyString>() {
+            // Lone surrogates are no UTF-8; pickle knows how to write them.
+            let Ok(text) = text.to_str() else { return Ok(false) };
+            let number = self.meta.skeleton().str(text);
+            self.memo.insert(key, Some(number));
+            return Ok(true);
+        }
+        if let Ok(bytes) = object.cast_exact::<PyBytes>() {
+            let bytes = bytes.as_bytes();
+            if bytes.len() <= INLINE_BYTES {
+                self.meta.skeleton().bytes(bytes);
+                return Ok(true);
+            }
+            let leaf = self.drafts.bytes(object, bytes);
+            self.leaf(key, leaf);
+            return Ok(true);
+        }
+        if let Some(leaf) = self.drafts.add(self.torch, object)? {
+            self.leaf(key, leaf);
+            return Ok(true);
+        }
+        if self.depth == DEEPEST {
+            return Ok(false);
+        }
+        self.depth += 1;
+        let whole = self.container(key, object);
+        self.depth -= 1;
+        whole
+    }
+
+    fn leaf(&mut self, key: usize, leaf: u32) {
+        let number = self.meta.skeleton().leaf(leaf);
+        self.memo.insert(key, Some(number));
+    }
+
+    fn container(&mut self, key: usize, object: &Bound<'_, PyAny>) -> PyResult<bool> {
+        if let Ok(list) = object.cast_exact::<PyList>() {
+            let len = list.len();
+            let number = self.meta.skeleton().list(len as u32);
+            self.memo.insert(key, Some(number));
+            for item in list.iter() {
+                if !self.value(&item)? {
+                    return Ok(false);
+                }
+            }
+            // Code of the user's that ran meanwhile may have changed it: pickle has its own way with that.
+            return Ok(list.len() == len);
+        }
+        if let Ok(dict) = object.cast_exact::<PyDict>() {
+            let number = self.meta.skeleton().dict(dict.len() as u32);
+            self.memo.insert(key, Some(number));
+            for (name, item) in dict.iter() {
+                if !self.value(&name)? || !self.value(&item)? {
+                    return Ok(false);
+                }
+            }
+            return Ok(true);
+        }
+        let Ok(tuple) = object.cast::<PyTuple>() else { return Ok(false) };
+        let number = if tuple.is_exact_instance_of::<PyTuple>() {
+            self.meta.skeleton().tuple(tuple.len() as u32)
+        } else {
+            let py = object.py();
+            let name = self.torch.named_tuple_name.bind(py).call1((object.get_type(),))?;
+            if name.is_none() {
+                return Ok(false);
+            }
+            let (module, qualname): (String, String) = name.extract()?;
+            self.meta.skeleton().named_tuple(&module, &qualname, tuple.len() as u32)
+        };
+        // A tuple that contains itself, by way of a list, cannot be made before its items are.
+        self.memo.insert(key, None);
+        for item in tuple.iter() {
+            if !self.value(&item)? {
+                return Ok(false);
+            }
+        }
+        self.memo.insert(key, Some(number));
+        Ok(true)
+    }
+}

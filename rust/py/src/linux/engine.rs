@@ -1,0 +1,221 @@
+//! The parent's end of the transport, as a Python class.
+
+use std::os::fd::AsRawFd;
+use std::sync::{Mutex, PoisonError};
+
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyInt, PyList, PyTuple};
+use ringloader_core::delivery::Delivery;
+use ringloader_core::engine::Engine as Core;
+use ringloader_core::message::{ResultKind, Task, TaskKind};
+use ringloader_core::sync::{Arc, AtomicBool, AtomicU64, Ordering};
+
+use super::decode::decode;
+use super::enter::{Deadline, exception, wait, without_interpreter};
+use super::torch::Torch;
+
+/// The parent's end: tasks down, results up.
+#[pyclass(frozen, module = "ringloader._native")]
+pub(crate) struct Engine {
+    /// `None` once it is closed: its descriptors are gone then, whoever still refers to it.
+    core: Mutex<Option<Arc<Core>>>,
+    copied_out: AtomicU64,
+    oversize_said: AtomicBool,
+}
+
+#[pymethods]
+impl Engine {
+    #[new]
+    fn new(workers: u32, max_tasks: u32, share: u64) -> PyResult<Self> {
+        let core = Arc::new(Core::new(workers, max_tasks, share).map_err(exception)?);
+        Ok(Self {
+            core: Mutex::new(Some(core)),
+            copied_out: AtomicU64::new(0),
+            oversize_said: AtomicBool::new(false),
+        })
+    }
+
+    /// The descriptors that a worker needs: segment, its bell, the parent's bell, the parent's handle, its socket.
+    fn worker_fds(&self, worker: u32) -> PyResult<[i32; 5]> {
+        let core = self.core()?;
+        let fds = core.worker_fds(worker);
+        Ok([fds.segment, fds.bell, fds.parent_bell, fds.parent, fds.socket].map(|fd| fd.as_raw_fd()))
+    }
+
+    /// Watches the process with this id as a worker.
+    fn watch_worker(&self, worker: u32, pid: u32) -> PyResult<()> {
+        self.core()?.watch_worker(worker, pid).map_err(exception)
+    }
+
+    /// Sends one message of torch's protocol to a worker: `None`, `(index of the task, index)`, or any object.
+    fn put(&self, worker: u32, message: &Bound<'_, PyAny>) -> PyResult<()> {
+        let task = encode_task(message)?;
+        self.core()?.put_task(worker, task).map_err(exception)
+    }
+
+    /// Waits for the next result.
+    ///
+    /// Returns a message of torch's protocol, `(index of the task, batch)` or any object, in a tuple of its
+    /// own; or the number of a worker whose process has ended; or None when the time is over or `wake`
+    /// was called.
+    fn next<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let deadline = Deadline::after(timeout)?;
+        let core = self.core()?;
+        loop {
+            if let Some(delivery) = core.try_next().map_err(exception)? {
+                return self.message(py, delivery).map(Some);
+            }
+            if let Some(worker) = core.take_ended() {
+                return Ok(Some(worker.into_pyobject(py)?.into_any()));
+            }
+            let Some(left) = deadline.left().filter(|_| !core.take_wake()) else { return Ok(None) };
+            wait(py, &core, None, left)?;
+        }
+    }
+
+    /// Ends the wait of whoever is in `next`.
+    fn wake(&self) -> PyResult<()> {
+        self.core()?.wake();
+        Ok(())
+    }
+
+    /// Results that are committed and not yet taken.
+    fn committed(&self) -> PyResult<u64> {
+        self.core()?.committed().map_err(exception)
+    }
+
+    /// Tells the workers that nothing more is wanted.
+    fn set_done(&self) -> PyResult<()> {
+        self.core()?.set_done();
+        Ok(())
+    }
+
+    /// Whether `set_done` or `close` was called.
+    fn is_done(&self) -> bool {
+        self.core().map_or(true, |core| core.control().is_done())
+    }
+
+    /// Gives back all memory that no tensor holds, and all descriptors; for after the workers have ended.
+    /// Calling it again does nothing.
+    fn close(&self, py: Python<'_>) {
+        let core = self.core.lock().unwrap_or_else(PoisonError::into_inner).take();
+        without_interpreter(py, || {
+            if let Some(core) = core {
+                core.close();
+            }
+        });
+    }
+
+    /// Bytes of shared memory for each worker.
+    #[getter]
+    fn share(&self) -> PyResult<u64> {
+        Ok(self.core()?.share())
+    }
+
+    /// Sums over the workers: batches committed, storages in place and copied, batches pickled and oversize,
+    /// and batches that were copied out because the user held too much.
+    fn counters(&self) -> PyResult<Vec<(&'static str, u64)>> {
+        let core = self.core()?;
+        let control = core.control();
+        let mut sums = control.worker(0).counters.read().to_vec();
+        for worker in 1..control.geometry().workers {
+            for (sum, (_, count)) in sums.iter_mut().zip(control.worker(worker).counters.read()) {
+                sum.1 += count;
+            }
+        }
+        sums.push(("copied_out", self.copied_out.load(Ordering::Relaxed)));
+        Ok(sums)
+    }
+}
+
+impl Engine {
+    pub(crate) fn core(&self) -> PyResult<Arc<Core>> {
+        let core = self.core.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        core.ok_or_else(|| PyRuntimeError::new_err("this iterator was shut down"))
+    }
+
+    fn message<'py>(&self, py: Python<'py>, delivery: Delivery) -> PyResult<Bound<'py, PyAny>> {
+        let (seq, kind) = (delivery.seq as i64, delivery.kind);
+        let object = self.unpack(py, delivery)?;
+        let message = match kind {
+            ResultKind::Batch => (seq, object).into_pyobject(py)?.into_any(),
+            ResultKind::Object => object,
+        };
+        Ok((message,).into_pyobject(py)?.into_any())
+    }
+
+    /// The object that a delivery carries.
+    pub(crate) fn unpack<'py>(&self, py: Python<'py>, delivery: Delivery) -> PyResult<Bound<'py, PyAny>> {
+        if delivery.is_oversize() && !self.oversize_said.swap(true, Ordering::Relaxed) {
+            let budget = py.import("ringloader._budget")?;
+            let core = self.core()?;
+            let workers = core.control().geometry().workers;
+            budget.call_method1("say_oversize", (delivery.len(), core.share(), core.largest(), workers))?;
+        }
+        let (object, copied_out) = decode(py, delivery)?;
+        self.copied_out.fetch_add(copied_out.into(), Ordering::Relaxed);
+        Ok(object)
+    }
+}
+
+/// Bytes of memory that the machine and the control group have left.
+#[pyfunction]
+pub(crate) fn available_memory() -> u64 {
+    ringloader_core::shm::available::MemoryProbe::new().available().bytes
+}
+
+fn encode_task(message: &Bound<'_, PyAny>) -> PyResult<Task> {
+    if message.is_none() {
+        return Ok(Task { seq: 0, kind: TaskKind::End, bytes: Vec::new() });
+    }
+    if let Ok(pair) = message.cast_exact::<PyTuple>()
+        && pair.len() == 2
+        && let Some(seq) = exact_int(&pair.get_item(0)?)
+    {
+        let (kind, bytes) = encode_index_or_pickle(&pair.get_item(1)?)?;
+        return Ok(Task { seq: seq as u64, kind, bytes });
+    }
+    Ok(Task { seq: 0, kind: TaskKind::Object, bytes: pickle(message)? })
+}
+
+/// The bytes of a task for `index`, pickled if they must be.
+///
+/// # Errors
+/// `TypeError` for what cannot be pickled.
+pub(crate) fn encode_index_or_pickle(index: &Bound<'_, PyAny>) -> PyResult<(TaskKind, Vec<u8>)> {
+    match encode_index(index)? {
+        Some(plain) => Ok(plain),
+        None => Ok((TaskKind::PickledIndex, pickle(index)?)),
+    }
+}
+
+fn pickle(object: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
+    let py = object.py();
+    let bytes = Torch::get(py)?.dumps_index.bind(py).call1((object,))?;
+    Ok(bytes.cast::<PyBytes>()?.as_bytes().to_vec())
+}
+
+fn exact_int(object: &Bound<'_, PyAny>) -> Option<i64> {
+    object.is_exact_instance_of::<PyInt>().then(|| object.extract().ok())?
+}
+
+/// An index that needs no pickle: an exact int, a list of them, a list of `None`.
+fn encode_index(index: &Bound<'_, PyAny>) -> PyResult<Option<(TaskKind, Vec<u8>)>> {
+    if index.is_none() {
+        return Ok(Some((TaskKind::None, Vec::new())));
+    }
+    if let Some(one) = exact_int(index) {
+        return Ok(Some((TaskKind::Index, one.to_le_bytes().to_vec())));
+    }
+    let Ok(list) = index.cast_exact::<PyList>() else { return Ok(None) };
+    if !list.is_empty() && list.iter().all(|item| item.is_none()) {
+        return Ok(Some((TaskKind::Nones, (list.len() as i64).to_le_bytes().to_vec())));
+    }
+    let mut bytes = Vec::with_capacity(8 * list.len());
+    for item in list.iter() {
+        let Some(value) = exact_int(&item) else { return Ok(None) };
+        bytes.extend_from_slice(&value.to_le_bytes());
+    }
+    Ok(Some((TaskKind::Indices, bytes)))
+}

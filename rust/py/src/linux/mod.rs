@@ -1,0 +1,13 @@
+//! Everything: the transport needs Linux.
+
+pub(crate) mod decode;
+#[allow(unsafe_code, reason = "hands memory to torch and takes it from torch")]
+pub(crate) mod dlpack;
+pub(crate) mod encode;
+pub(crate) mod engine;
+pub(crate) mod enter;
+pub(crate) mod grouping;
+pub(crate) mod port;
+pub(crate) mod scheduler;
+pub(crate) mod stream;
+pub(crate) mod torch;

@@ -1,0 +1,216 @@
+//! A worker's end of the transport, as a Python class.
+
+use std::os::fd::{AsFd, OwnedFd, RawFd};
+
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyInt, PyList, PyTuple};
+use ringloader_core::message::{ResultKind, Task, TaskKind};
+use ringloader_core::port::{Rest, Room};
+use ringloader_core::shm::{Control, Segment};
+use ringloader_core::sync::{Arc, AtomicBool, Ordering};
+
+use super::dlpack::{Target, tensor_over_chunk};
+use super::encode::{Encoded, encode};
+use super::engine::Engine;
+use super::enter::{Deadline, detached, exception};
+use super::grouping::Groups;
+use super::torch::Torch;
+
+/// A worker's end: tasks in, results out, memory for collate.
+#[pyclass(frozen, module = "ringloader._native")]
+pub(crate) struct Port {
+    core: ringloader_core::port::Port,
+    parent_ended: AtomicBool,
+}
+
+#[pymethods]
+impl Port {
+    /// The end of a worker that was forked: it has the parent's mapping and descriptors.
+    #[staticmethod]
+    fn inherit(engine: &Engine, worker: u32) -> PyResult<Self> {
+        let engine = engine.core()?;
+        let fds = engine.worker_fds(worker);
+        let fds = [fds.bell, fds.parent_bell, fds.parent, fds.socket].map(|fd| fd.try_clone_to_owned());
+        let [bell, parent_bell, parent, socket] = fds;
+        let fds = [bell?, parent_bell?, parent?, socket?];
+        Self::attached(engine.control().clone(), worker, engine.share(), fds)
+    }
+
+    /// The end of a worker that was sent the descriptors, which stay the caller's.
+    #[staticmethod]
+    fn attach(fds: [RawFd; 5], worker: u32, share: u64) -> PyResult<Self> {
+        let [segment, bell, parent_bell, parent, socket] = fds.map(owned);
+        let segment = Segment::attach(segment?.as_fd()).map_err(exception)?;
+        let control = Arc::new(Control::attach(segment).map_err(exception)?);
+        Self::attached(control, worker, share, [bell?, parent_bell?, parent?, socket?])
+    }
+
+    /// Waits for the next task: a message of torch's protocol in a tuple of its own, or None when the
+    /// time is over or the parent has ended.
+    fn get<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Option<Bound<'py, PyTuple>>> {
+        let deadline = Deadline::after(timeout)?;
+        loop {
+            if let Some(task) = self.core.try_task().map_err(exception)? {
+                let message = decode_task(py, task)?;
+                return Ok(Some((message,).into_pyobject(py)?));
+            }
+            let Some(left) = deadline.left().filter(|_| !self.parent_ended()) else { return Ok(None) };
+            if detached(py, || self.core.rest(left))? == Rest::ParentEnded {
+                self.parent_ended.store(true, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Commits one message of torch's protocol: `(index of the task, batch)` or any object. Waits for
+    /// room if it must, unless nobody wants it any more.
+    fn put(&self, py: Python<'_>, message: &Bound<'_, PyAny>) -> PyResult<()> {
+        let (kind, seq, object) = match pair(message)? {
+            Some((seq, data)) => (ResultKind::Batch, seq, data),
+            None => (ResultKind::Object, 0, message.clone()),
+        };
+        self.commit(py, kind, seq as u64, encode(&object)?)
+    }
+
+    /// Memory for `nbytes` in the slot that is being filled, as a `torch.UntypedStorage`; None where the
+    /// caller's own memory serves better.
+    fn new_storage<'py>(&self, py: Python<'py>, nbytes: u64) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let Some(chunk) = self.core.allocate(nbytes).map_err(exception)? else { return Ok(None) };
+        tensor_over_chunk(py, chunk, nbytes)?.call_method0(intern!(py, "untyped_storage")).map(Some)
+    }
+
+    /// Whether the parent wants nothing more.
+    fn is_done(&self) -> bool {
+        self.core.is_done() || self.parent_ended()
+    }
+
+    /// Whether the parent has ended.
+    #[getter]
+    fn parent_ended(&self) -> bool {
+        self.parent_ended.load(Ordering::Relaxed)
+    }
+}
+
+/// A descriptor of our own for one of the caller's.
+fn owned(fd: RawFd) -> PyResult<OwnedFd> {
+    if fd < 0 {
+        return Err(PyRuntimeError::new_err(format!("{fd} is no file descriptor")));
+    }
+    super::dlpack::duplicate(fd)
+}
+
+impl Port {
+    fn attached(control: Arc<Control>, worker: u32, share: u64, fds: [OwnedFd; 4]) -> PyResult<Self> {
+        let core = ringloader_core::port::Port::attach(control, worker, share, fds).map_err(exception)?;
+        Ok(Self { core, parent_ended: AtomicBool::new(false) })
+    }
+
+    fn commit(&self, py: Python<'_>, kind: ResultKind, seq: u64, encoded: Encoded) -> PyResult<()> {
+        let Encoded { mut meta, drafts, pickled } = encoded;
+        let mut commit = self.core.begin_commit();
+        let generation = commit.generation();
+        let groups = Groups::new(&drafts, &commit, &mut meta);
+        let len = meta.encoded_len() as u64;
+        let mut own = None;
+        let (plan, end) = loop {
+            let bump = own.is_none().then(|| commit.bump());
+            let plan = groups.place(&mut meta, bump);
+            let end = plan.meta_at + len;
+            if own.is_some() {
+                break (plan, end);
+            }
+            match commit.reserve(end).map_err(exception)? {
+                Room::Ready => break (plan, end),
+                Room::Later => {
+                    if self.rest(py)? {
+                        return Ok(());
+                    }
+                }
+                Room::Oversize => {
+                    let whole = groups.place(&mut meta, None).meta_at + len;
+                    own = Some(commit.own_segment(whole).map_err(exception)?);
+                }
+            }
+        };
+        let block = meta.finish(generation);
+        let target = own.as_ref().map_or(Target::Slot(&commit), |(segment, _)| Target::Own(segment));
+        target.write(py, &plan.copies, &drafts.held, plan.meta_at, block)?;
+        if let Some((_, fd)) = &own {
+            while !commit.send(fd).map_err(exception)? {
+                if self.rest(py)? {
+                    return Ok(());
+                }
+            }
+        }
+        // Before the commit: whoever has taken the batch finds it counted.
+        let counters = self.core.counters();
+        let count =
+            |counter: &ringloader_core::sync::AtomicU64, by: u64| counter.fetch_add(by, Ordering::Relaxed);
+        count(&counters.batches, (kind == ResultKind::Batch).into());
+        count(&counters.in_place, if own.is_some() { 0 } else { groups.in_place() });
+        count(&counters.copied, plan.copies.len() as u64);
+        count(&counters.pickled, pickled.into());
+        count(&counters.oversize, own.is_some().into());
+        while !commit.finish(seq, kind, plan.meta_at..end, end, own.is_some()).map_err(exception)? {
+            if self.rest(py)? {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits a moment for room. Returns whether nobody wants the batch any more.
+    fn rest(&self, py: Python<'_>) -> PyResult<bool> {
+        if detached(py, || self.core.rest_for_room())? == Rest::ParentEnded {
+            self.parent_ended.store(true, Ordering::Relaxed);
+        }
+        Ok(self.is_done())
+    }
+}
+
+/// `(index of the task, batch)`.
+fn pair<'py>(message: &Bound<'py, PyAny>) -> PyResult<Option<(i64, Bound<'py, PyAny>)>> {
+    let Ok(tuple) = message.cast_exact::<PyTuple>() else { return Ok(None) };
+    if tuple.len() != 2 {
+        return Ok(None);
+    }
+    let first = tuple.get_item(0)?;
+    if !first.is_exact_instance_of::<PyInt>() {
+        return Ok(None);
+    }
+    let Ok(seq) = first.extract() else { return Ok(None) };
+    Ok(Some((seq, tuple.get_item(1)?)))
+}
+
+fn decode_task<'py>(py: Python<'py>, task: Task) -> PyResult<Bound<'py, PyAny>> {
+    match task.kind {
+        TaskKind::End => Ok(py.None().into_bound(py)),
+        TaskKind::Object => loads(py, &task.bytes),
+        kind => {
+            let index = decode_index(py, kind, &task.bytes)?;
+            Ok((task.seq as i64, index).into_pyobject(py)?.into_any())
+        }
+    }
+}
+
+fn loads<'py>(py: Python<'py>, bytes: &[u8]) -> PyResult<Bound<'py, PyAny>> {
+    Torch::get(py)?.loads_index.bind(py).call1((PyBytes::new(py, bytes),))
+}
+
+/// The index that a task's bytes stand for: a fresh list of ints each time, as samplers yield.
+pub(crate) fn decode_index<'py>(
+    py: Python<'py>,
+    kind: TaskKind,
+    bytes: &[u8],
+) -> PyResult<Bound<'py, PyAny>> {
+    let ints = || bytes.chunks_exact(8).map(|word| i64::from_le_bytes(word.try_into().expect("8 bytes")));
+    let one = || ints().next().ok_or_else(|| PyRuntimeError::new_err("a task without its index"));
+    Ok(match kind {
+        TaskKind::Indices => PyList::new(py, ints().collect::<Vec<_>>())?.into_any(),
+        TaskKind::Index => one()?.into_pyobject(py)?.into_any(),
+        TaskKind::Nones => PyList::new(py, (0..one()?).map(|_| py.None()).collect::<Vec<_>>())?.into_any(),
+        TaskKind::None | TaskKind::End => py.None().into_bound(py),
+        TaskKind::PickledIndex | TaskKind::Object => loads(py, bytes)?,
+    })
+}

@@ -1,0 +1,224 @@
+//! Native control of one iterator, as a Python class: one call for each batch.
+
+use std::sync::{Mutex, PoisonError};
+
+use pyo3::exceptions::{PyAssertionError, PyRuntimeError, PyStopIteration};
+use pyo3::intern;
+use pyo3::prelude::*;
+use ringloader_core::message::TaskKind;
+use ringloader_core::plan::Order;
+use ringloader_core::scheduler::Poll;
+
+use super::engine::{Engine, encode_index_or_pickle};
+use super::enter::{Deadline, exception, wait};
+use super::stream::Stream;
+use super::torch::Torch;
+
+type Core = ringloader_core::scheduler::Scheduler<Py<PyAny>>;
+
+/// Reads indices, hands out tasks, takes results in order, waits.
+///
+/// Its methods are given the iterator, and call torch's own methods of it at torch's moments. While one
+/// of them runs, in another thread or below a signal handler, no other can.
+#[pyclass(frozen, module = "ringloader._native")]
+pub(crate) struct Scheduler {
+    engine: Py<Engine>,
+    /// `None` while a method has it.
+    core: Mutex<Option<Core>>,
+    iterable: bool,
+    timeout: Option<f64>,
+}
+
+/// The state, for one method; put back when dropped.
+struct CheckedOut<'a> {
+    home: &'a Mutex<Option<Core>>,
+    core: Option<Core>,
+}
+
+impl CheckedOut<'_> {
+    fn core(&mut self) -> &mut Core {
+        self.core.as_mut().expect("only taken when dropped")
+    }
+}
+
+impl Drop for CheckedOut<'_> {
+    fn drop(&mut self) {
+        *self.home.lock().unwrap_or_else(PoisonError::into_inner) = self.core.take();
+    }
+}
+
+#[pymethods]
+impl Scheduler {
+    #[new]
+    fn new(
+        engine: Py<Engine>,
+        workers: u32,
+        prefetch_factor: u32,
+        order: &str,
+        iterable: bool,
+        timeout: f64,
+    ) -> PyResult<Self> {
+        let order = match order {
+            "in_order" => Order::InOrder,
+            "as_completed" => Order::AsCompleted,
+            "as_completed_round_robin" => Order::AsCompletedRoundRobin,
+            other => return Err(PyRuntimeError::new_err(format!("{other:?} is no order"))),
+        };
+        let core = Mutex::new(Some(Core::new(workers, prefetch_factor, order)));
+        Ok(Self { engine, core, iterable, timeout: (timeout > 0.0).then_some(timeout) })
+    }
+
+    /// Begins a new epoch. What comes from the one before is thrown away.
+    fn reset(&self) -> PyResult<()> {
+        self.check_out()?.core().reset();
+        Ok(())
+    }
+
+    /// Reads one index and sends it: torch's `_try_put_index`.
+    fn put_index(&self, iterator: &Bound<'_, PyAny>) -> PyResult<()> {
+        let mut state = self.check_out()?;
+        self.send_one(state.core(), iterator)
+    }
+
+    /// The next batch: torch's `_next_data`.
+    fn next<'py>(&self, py: Python<'py>, iterator: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        let mut state = self.check_out()?;
+        let core = state.core();
+        let engine = self.engine.get().core().ok();
+        let mut deadline = Deadline::after(self.timeout)?;
+        loop {
+            match core.poll(engine.as_deref()).map_err(exception)? {
+                Poll::End => return Err(self.end(iterator)?),
+                Poll::Ready { worker, data } => {
+                    return self.process(core, iterator, worker, data.into_bound(py));
+                }
+                Poll::Arrived { seq, delivery } => {
+                    let data = match self.engine.get().unpack(py, delivery) {
+                        Ok(data) => data,
+                        Err(error) => {
+                            // The batch is lost, but nobody shall wait for it again.
+                            if let Some((worker, _)) = core.accept(seq, py.None()).map_err(exception)? {
+                                core.delivered(worker);
+                                self.send_one(core, iterator)?;
+                            }
+                            return Err(error);
+                        }
+                    };
+                    if self.iterable && is_end(&data)? {
+                        let worker = core.retire(seq).map_err(exception)?;
+                        iterator.call_method1(intern!(py, "_note_retired"), (worker,))?;
+                        self.send_one(core, iterator)?;
+                    } else if let Some((worker, data)) = core.accept(seq, data.unbind()).map_err(exception)? {
+                        return self.process(core, iterator, worker, data.into_bound(py));
+                    }
+                    deadline = Deadline::after(self.timeout)?;
+                }
+                Poll::Lost { worker } => {
+                    core.give_up(worker);
+                    iterator.call_method1(intern!(py, "_raise_lost"), (worker,))?;
+                    return Err(PyRuntimeError::new_err(format!(
+                        "DataLoader worker {worker} exited unexpectedly"
+                    )));
+                }
+                Poll::Wait { worker } => {
+                    let Some(engine) = &engine else { return Err(invalid_state()) };
+                    let Some(left) = deadline.left() else {
+                        iterator.call_method0(intern!(py, "_raise_timeout"))?;
+                        return Err(PyRuntimeError::new_err("DataLoader timed out"));
+                    };
+                    wait(py, engine, worker, left)?;
+                    if self.engine.get().core().is_err() {
+                        return Err(invalid_state());
+                    }
+                }
+            }
+        }
+    }
+
+    /// torch's `_send_idx`, `_rcvd_idx` and `_tasks_outstanding`.
+    fn positions(&self) -> PyResult<(u64, u64, u64)> {
+        Ok(self.check_out()?.core().positions())
+    }
+}
+
+fn invalid_state() -> PyErr {
+    PyAssertionError::new_err(
+        "Invalid iterator state: shutdown or no outstanding tasks when fetching next data",
+    )
+}
+
+fn is_end(data: &Bound<'_, PyAny>) -> PyResult<bool> {
+    Ok(data.get_type().is(&Torch::get(data.py())?.iterable_end))
+}
+
+impl Scheduler {
+    fn check_out(&self) -> PyResult<CheckedOut<'_>> {
+        let core = self.core.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if core.is_none() {
+            return Err(PyRuntimeError::new_err("this iterator is being advanced elsewhere at this moment"));
+        }
+        Ok(CheckedOut { home: &self.core, core })
+    }
+
+    /// The epoch is over. Returns what to raise.
+    fn end(&self, iterator: &Bound<'_, PyAny>) -> PyResult<PyErr> {
+        let py = iterator.py();
+        if !iterator.getattr(intern!(py, "_persistent_workers"))?.is_truthy()? {
+            iterator.call_method0(intern!(py, "_shutdown_workers"))?;
+        }
+        Ok(PyStopIteration::new_err(()))
+    }
+
+    /// MIRRORS torch dataloader.py::_process_data. What reading the index raises replaces the batch.
+    fn process<'py>(
+        &self,
+        core: &mut Core,
+        iterator: &Bound<'py, PyAny>,
+        worker: u32,
+        data: Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let py = iterator.py();
+        core.delivered(worker);
+        self.send_one(core, iterator)?;
+        if data.is_instance(Torch::get(py)?.exception_wrapper.bind(py))? {
+            data.call_method0(intern!(py, "reraise"))?;
+        }
+        Ok(data)
+    }
+
+    /// MIRRORS torch dataloader.py::_try_put_index.
+    fn send_one(&self, core: &mut Core, iterator: &Bound<'_, PyAny>) -> PyResult<()> {
+        if core.is_full() {
+            return Err(PyAssertionError::new_err(
+                "Number of outstanding tasks exceeded maximum allowed tasks",
+            ));
+        }
+        let Some((kind, bytes)) = read_index(iterator)? else { return Ok(()) };
+        let engine = self.engine.get().core()?;
+        core.send(&engine, kind, bytes).map_err(exception)?;
+        Ok(())
+    }
+}
+
+/// The next index, natively or by torch's `_next_index`; `None` at the sampler's end.
+fn read_index(iterator: &Bound<'_, PyAny>) -> PyResult<Option<(TaskKind, Vec<u8>)>> {
+    let py = iterator.py();
+    let stream = iterator.getattr(intern!(py, "_stream"))?;
+    if !stream.is_none() {
+        // Made at the first request, as torch's generators begin their bodies then.
+        let mut native = stream.getattr(intern!(py, "native"))?;
+        if native.is_none() {
+            native = stream.call_method0(intern!(py, "open"))?;
+        }
+        if let Ok(native) = native.cast::<Stream>() {
+            return native.get().read(&stream);
+        }
+        // torch refuses it too, in words of its own.
+        iterator.setattr(intern!(py, "_stream"), py.None())?;
+    }
+    match iterator.call_method0(intern!(py, "_next_index")) {
+        Ok(index) => encode_index_or_pickle(&index).map(Some),
+        Err(error) if error.is_instance_of::<PyStopIteration>(py) => Ok(None),
+        Err(error) => Err(error),
+    }
+}

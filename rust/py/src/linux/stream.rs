@@ -1,0 +1,126 @@
+//! torch's samplers, read natively, as a Python class.
+
+use std::sync::{Mutex, PoisonError};
+
+use pyo3::exceptions::{PyRuntimeError, PyZeroDivisionError};
+use pyo3::prelude::*;
+use ringloader_core::Error;
+use ringloader_core::message::TaskKind;
+use ringloader_core::plan::{BatchRule, Draw, Source, Step, Supply};
+
+use super::dlpack::TensorIndices;
+use super::enter::exception;
+use super::port::decode_index;
+
+/// The indices of one of torch's samplers, over numbers that torch draws.
+#[pyclass(frozen, module = "ringloader._native")]
+pub(crate) struct Stream {
+    core: Mutex<ringloader_core::plan::Stream>,
+}
+
+#[pymethods]
+impl Stream {
+    /// `SequentialSampler` over `len` samples.
+    #[staticmethod]
+    fn sequential(len: u64, batch: Option<(u64, bool)>) -> PyResult<Self> {
+        Self::new(Source::Sequential { len }, batch)
+    }
+
+    /// `RandomSampler` over `n` samples.
+    #[staticmethod]
+    fn random(
+        n: u64,
+        replacement: bool,
+        private_generator: bool,
+        batch: Option<(u64, bool)>,
+    ) -> PyResult<Self> {
+        Self::new(Source::Random { n, replacement, private_generator }, batch)
+    }
+
+    /// `SubsetRandomSampler` over an int64 tensor of indices.
+    #[staticmethod]
+    fn subset(indices: &Bound<'_, PyAny>, batch: Option<(u64, bool)>) -> PyResult<Self> {
+        Self::new(Source::Subset { indices: Box::new(TensorIndices::new(indices)?) }, batch)
+    }
+
+    /// `WeightedRandomSampler`.
+    #[staticmethod]
+    fn weighted(categories: u64, num_samples: u64, batch: Option<(u64, bool)>) -> PyResult<Self> {
+        Self::new(Source::Weighted { categories, num_samples }, batch)
+    }
+
+    /// `DistributedSampler`.
+    #[staticmethod]
+    fn distributed(
+        len: u64,
+        num_samples: u64,
+        num_replicas: u64,
+        rank: u64,
+        shuffle: bool,
+        drop_last: bool,
+        batch: Option<(u64, bool)>,
+    ) -> PyResult<Self> {
+        Self::new(Source::Distributed { len, num_samples, num_replicas, rank, shuffle, drop_last }, batch)
+    }
+
+    /// `_InfiniteConstantSampler`.
+    #[staticmethod]
+    fn nones(batch: Option<(u64, bool)>) -> PyResult<Self> {
+        Self::new(Source::InfiniteNone, batch)
+    }
+
+    /// The next index or batch of indices, with `draw` asked for what torch draws; for tests.
+    fn next(&self, py: Python<'_>, draw: &Bound<'_, PyAny>) -> PyResult<Option<Py<PyAny>>> {
+        let read = self.read(draw)?;
+        read.map(|(kind, bytes)| decode_index(py, kind, &bytes).map(Bound::unbind)).transpose()
+    }
+}
+
+impl Stream {
+    fn new(source: Source, batch: Option<(u64, bool)>) -> PyResult<Self> {
+        let rule = batch.map(|(size, drop_last)| BatchRule { size, drop_last });
+        let core = ringloader_core::plan::Stream::new(source, rule).map_err(exception)?;
+        Ok(Self { core: Mutex::new(core) })
+    }
+
+    /// The next index, as a task's bytes. `draw` is called, at torch's moment, for each thing that torch draws.
+    pub(crate) fn read(&self, draw: &Bound<'_, PyAny>) -> PyResult<Option<(TaskKind, Vec<u8>)>> {
+        loop {
+            let need = {
+                let mut core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
+                let word = |index: i64| index.to_le_bytes().to_vec();
+                match core.next() {
+                    Ok(Step::Batch(indices)) => {
+                        let bytes = indices.iter().flat_map(|index| index.to_le_bytes()).collect();
+                        return Ok(Some((TaskKind::Indices, bytes)));
+                    }
+                    Ok(Step::Index(index)) => return Ok(Some((TaskKind::Index, word(index)))),
+                    Ok(Step::Nones(count)) => return Ok(Some((TaskKind::Nones, word(count as i64)))),
+                    Ok(Step::None) => return Ok(Some((TaskKind::None, Vec::new()))),
+                    Ok(Step::End) => return Ok(None),
+                    Ok(Step::Need(need)) => need,
+                    Err(Error::EmptySource) => {
+                        return Err(PyZeroDivisionError::new_err("integer division or modulo by zero"));
+                    }
+                    Err(other) => return Err(exception(other)),
+                }
+            };
+            // Not under the lock: torch's functions, and the user's `len`, run here.
+            let supply = fetch(draw, need)?;
+            self.core.lock().unwrap_or_else(PoisonError::into_inner).supply(supply).map_err(exception)?;
+        }
+    }
+}
+
+fn fetch(draw: &Bound<'_, PyAny>, need: Draw) -> PyResult<Supply> {
+    let indices = |found: Bound<'_, PyAny>| Ok(Supply::Indices(Box::new(TensorIndices::new(&found)?)));
+    match need {
+        Draw::Seed => draw.call_method0("seed").map(|_| Supply::Seeded),
+        Draw::NumSamples => Ok(Supply::NumSamples(draw.call_method0("num_samples")?.extract()?)),
+        Draw::Permutation { n } => indices(draw.call_method1("permutation", (n,))?),
+        Draw::Integers { high, count } => indices(draw.call_method1("integers", (high, count))?),
+        Draw::Multinomial { .. } => indices(draw.call_method0("multinomial")?),
+        #[allow(unreachable_patterns, reason = "the core may learn new needs")]
+        other => Err(PyRuntimeError::new_err(format!("{other:?} is not known here"))),
+    }
+}

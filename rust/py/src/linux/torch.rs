@@ -1,0 +1,143 @@
+//! What is asked of torch, numpy and pickle, looked up once in a process.
+
+use std::collections::HashMap;
+
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyDict, PyType};
+use ringloader_core::batch::Dtype;
+
+use super::dlpack::ExchangeApi;
+
+/// The functions and types.
+pub(crate) struct Torch {
+    pub(crate) tensor: Py<PyType>,
+    pub(crate) untyped_storage: Py<PyType>,
+    pub(crate) ndarray: Py<PyType>,
+    pub(crate) strided: Py<PyAny>,
+    pub(crate) empty: Py<PyAny>,
+    pub(crate) empty_array: Py<PyAny>,
+    pub(crate) from_capsule: Py<PyAny>,
+    pub(crate) exchange: Option<ExchangeApi>,
+    /// `ringloader._batches`: what goes through pickle.
+    pub(crate) dumps: Py<PyAny>,
+    pub(crate) loads: Py<PyAny>,
+    pub(crate) dumps_index: Py<PyAny>,
+    pub(crate) loads_index: Py<PyAny>,
+    pub(crate) array_tag: Py<PyAny>,
+    pub(crate) array_dtype: Py<PyAny>,
+    pub(crate) named_tuple_name: Py<PyAny>,
+    pub(crate) find_class: Py<PyAny>,
+    /// A worker's word that its iterable dataset has ended.
+    pub(crate) iterable_end: Py<PyAny>,
+    /// What carries an exception out of a worker.
+    pub(crate) exception_wrapper: Py<PyAny>,
+    dtypes: HashMap<usize, Dtype>,
+    torch_dtypes: HashMap<u8, Py<PyAny>>,
+}
+
+static TORCH: PyOnceLock<Torch> = PyOnceLock::new();
+
+impl Torch {
+    /// The only instance.
+    ///
+    /// # Errors
+    /// What importing torch, numpy or `ringloader._batches` raises.
+    pub(crate) fn get(py: Python<'_>) -> PyResult<&'static Self> {
+        TORCH.get_or_try_init(py, || Self::load(py))
+    }
+
+    fn load(py: Python<'_>) -> PyResult<Self> {
+        let torch = py.import("torch")?;
+        let numpy = py.import("numpy")?;
+        let batches = py.import("ringloader._batches")?;
+        let tensor = torch.getattr("Tensor")?.cast_into::<PyType>()?;
+        let get = |module: &Bound<'_, PyModule>, name: &str| Ok::<_, PyErr>(module.getattr(name)?.unbind());
+        let mut dtypes = HashMap::new();
+        let mut torch_dtypes = HashMap::new();
+        for &dtype in Dtype::ALL {
+            // A dtype that this torch does not have yet cannot come up.
+            if let Ok(object) = torch.getattr(dtype.torch_name()) {
+                dtypes.insert(object.as_ptr() as usize, dtype);
+                torch_dtypes.insert(dtype.code(), object.unbind());
+            }
+        }
+        Ok(Self {
+            exchange: ExchangeApi::of(&tensor),
+            tensor: tensor.unbind(),
+            untyped_storage: torch.getattr("UntypedStorage")?.cast_into::<PyType>()?.unbind(),
+            ndarray: numpy.getattr("ndarray")?.cast_into::<PyType>()?.unbind(),
+            strided: get(&torch, "strided")?,
+            empty: get(&torch, "empty")?,
+            empty_array: get(&numpy, "empty")?,
+            from_capsule: get(&py.import("torch._C")?, "_from_dlpack")?,
+            dumps: get(&batches, "dumps")?,
+            loads: get(&batches, "loads")?,
+            dumps_index: get(&batches, "dumps_index")?,
+            loads_index: get(&batches, "loads_index")?,
+            array_tag: get(&batches, "array_tag")?,
+            array_dtype: get(&batches, "array_dtype")?,
+            named_tuple_name: get(&batches, "named_tuple_name")?,
+            find_class: get(&batches, "find_class")?,
+            iterable_end: get(
+                &py.import("torch.utils.data._utils.worker")?,
+                "_IterableDatasetStopIteration",
+            )?,
+            exception_wrapper: get(&py.import("torch._utils")?, "ExceptionWrapper")?,
+            dtypes,
+            torch_dtypes,
+        })
+    }
+
+    /// The element type of a tensor, if it has a fast path.
+    pub(crate) fn dtype_of(&self, tensor: &Bound<'_, PyAny>) -> PyResult<Option<Dtype>> {
+        let dtype = tensor.getattr(intern!(tensor.py(), "dtype"))?;
+        Ok(self.dtypes.get(&(dtype.as_ptr() as usize)).copied())
+    }
+
+    /// torch's object for an element type.
+    ///
+    /// # Errors
+    /// `RuntimeError` when this torch does not have it.
+    pub(crate) fn torch_dtype<'py>(&self, py: Python<'py>, dtype: Dtype) -> PyResult<Bound<'py, PyAny>> {
+        let known = self.torch_dtypes.get(&dtype.code()).map(|object| object.bind(py).clone());
+        known.ok_or_else(|| {
+            let text = format!("this torch has no torch.{}", dtype.torch_name());
+            pyo3::exceptions::PyRuntimeError::new_err(text)
+        })
+    }
+
+    /// Address and length of a contiguous one-dimensional int64 tensor on the CPU; `None` for any other.
+    pub(crate) fn int64_vector(&self, tensor: &Bound<'_, PyAny>) -> PyResult<Option<(usize, usize)>> {
+        let py = tensor.py();
+        let plain = tensor.is_instance(self.tensor.bind(py))?
+            && self.dtype_of(tensor)? == Some(Dtype::I64)
+            && tensor.getattr(intern!(py, "is_cpu"))?.is_truthy()?
+            && tensor.call_method0(intern!(py, "dim"))?.eq(1)?
+            && tensor.call_method0(intern!(py, "is_contiguous"))?.is_truthy()?;
+        if !plain {
+            return Ok(None);
+        }
+        let address = tensor.call_method0(intern!(py, "data_ptr"))?.extract()?;
+        Ok(Some((address, tensor.len()?)))
+    }
+
+    /// A tensor of `dtype` over part of a storage.
+    pub(crate) fn tensor_in<'py>(
+        &self,
+        storage: &Bound<'py, PyAny>,
+        dtype: Dtype,
+        first_element: u64,
+        shape: &[i64],
+        strides: &[i64],
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let py = storage.py();
+        let options = PyDict::new(py);
+        options.set_item(intern!(py, "dtype"), self.torch_dtype(py, dtype)?)?;
+        // Else the default device would decide, which need not be where the storage is.
+        options.set_item(intern!(py, "device"), intern!(py, "cpu"))?;
+        let tensor = self.empty.bind(py).call((0,), Some(&options))?;
+        tensor.call_method1(intern!(py, "set_"), (storage, first_element, shape.to_vec(), strides.to_vec()))
+    }
+}

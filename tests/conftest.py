@@ -1,0 +1,114 @@
+"""What every Python test shares: the class under test, a time limit, and a check that no process is left."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch.utils.data
+
+from faults.proc import wait_without_children
+from parity import harness
+
+DEFAULT_LIMIT_S = 60.0
+
+
+class Hung(BaseException):
+    """No `Exception`, so that no test and no loader takes it for one of its own."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--loader",
+        choices=("ringloader", "torch"),
+        default="ringloader",
+        help="the class under test; `torch` compares torch with itself, which tests the tests",
+    )
+
+    parser.addoption(
+        "--path",
+        choices=("native", "rings"),
+        default="native",
+        help="the path of loaders with workers; `rings` puts torch's own control over the rings",
+    )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _path(request: pytest.FixtureRequest) -> None:
+    from ringloader import _decide
+
+    harness.expected_path = request.config.getoption("--path")
+    if harness.expected_path == "rings":
+        _decide.reason_for_rings = lambda _loader: "the tests asked for torch's own control"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "limit(seconds): how long a test may take before it counts as hung")
+    config.addinivalue_line("markers", "rings_only: says nothing about torch's own loader")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--loader") != "torch":
+        return
+    skip = pytest.mark.skip(reason="says nothing about torch's own loader")
+    for item in items:
+        if item.get_closest_marker("rings_only"):
+            item.add_marker(skip)
+
+
+def pytest_collection_finish() -> None:
+    """What is loaded by now lives to the end; without it a collection takes a tenth of a second less."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def loader_name(request: pytest.FixtureRequest) -> str:
+    return str(request.config.getoption("--loader"))
+
+
+@pytest.fixture(scope="session")
+def loader_class(loader_name: str) -> type[torch.utils.data.DataLoader[Any]]:
+    if loader_name == "torch":
+        return torch.utils.data.DataLoader
+    import ringloader
+
+    return ringloader.DataLoader
+
+
+@pytest.fixture(autouse=True)
+def _time_limit(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A hang fails the test; one that does not even answer signals ends the run with every stack."""
+    marker = request.node.get_closest_marker("limit")
+    limit = float(marker.args[0]) if marker else DEFAULT_LIMIT_S
+
+    def hung(_signum: int, _frame: object) -> None:
+        faulthandler.dump_traceback(file=sys.__stderr__)
+        raise Hung(f"the test took more than {limit} s")
+
+    previous = signal.signal(signal.SIGALRM, hung)
+    signal.setitimer(signal.ITIMER_REAL, limit)
+    faulthandler.dump_traceback_later(limit + 30, exit=True, file=sys.__stderr__)
+    yield
+    faulthandler.cancel_dump_traceback_later()
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, previous)
+
+
+@pytest.fixture(autouse=True)
+def _no_process_left(_time_limit: None) -> Iterator[None]:
+    yield
+    gc.collect()
+    left = wait_without_children(10)
+    for pid in left:
+        # They must fail this test only, not every one behind it.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    assert not left, f"worker processes outlive the test: {left}"

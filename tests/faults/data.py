@@ -1,0 +1,90 @@
+"""Datasets that die, and the ones beside them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset, get_worker_info
+
+
+class Numbers(Dataset[Any]):
+    def __init__(self, length: int, elements: int = 3000) -> None:
+        self.length = length
+        self.elements = elements
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((self.elements,), index)
+
+
+class Dies(Numbers):
+    """At one index the worker ends in the named way. `marker`: only as long as that file does not exist."""
+
+    def __init__(self, length: int, at: int, how: str) -> None:
+        super().__init__(length)
+        self.at = at
+        self.how = how
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == self.at and get_worker_info() is not None:
+            if self.how == "exit":
+                os._exit(3)
+            if self.how == "exit 0":
+                os._exit(0)
+            if self.how == "segfault":
+                os.kill(os.getpid(), signal.SIGSEGV)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+class Hangs(Numbers):
+    """At one index it says so in a file and sleeps for ever."""
+
+    def __init__(self, length: int, at: int, told: str) -> None:
+        super().__init__(length)
+        self.at = at
+        self.told = told
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == self.at:
+            Path(self.told).write_text(str(os.getpid()))
+            time.sleep(600)
+        return super().__getitem__(index)
+
+
+class Raises(Numbers):
+    def __init__(self, length: int, at: int) -> None:
+        super().__init__(length)
+        self.at = at
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == self.at:
+            raise KeyError(index)
+        return super().__getitem__(index)
+
+
+class Unpicklable(Numbers):
+    def __init__(self, length: int) -> None:
+        super().__init__(length)
+        self.function = lambda: None
+
+
+class Opaque:
+    """An index that cannot be pickled."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __reduce__(self) -> Any:
+        raise TypeError("cannot pickle an opaque index")
+
+
+def init_raises(worker_id: int) -> None:
+    raise ValueError(f"worker {worker_id} refuses")

@@ -1,0 +1,139 @@
+"""What a process holds, read from /proc: children, descriptors, mappings, shared memory."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+# Helpers of multiprocessing and torch that are started once and live as long as the process.
+HELPERS = ("resource_tracker", "forkserver", "torch_shm_manager")
+
+
+def _parent_of(pid: int) -> int | None:
+    try:
+        # The command name stands in parentheses and may hold anything, so split behind the last one.
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def is_running(pid: int) -> bool:
+    """Whether the process exists and is no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (OSError, IndexError):
+        return False
+
+
+def command_line(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def descendants(root: int | None = None) -> set[int]:
+    """Every running process below `root`, helpers of multiprocessing left out but not their children."""
+    root = os.getpid() if root is None else root
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            parent = _parent_of(int(entry.name))
+            if parent is not None:
+                children.setdefault(parent, []).append(int(entry.name))
+    found: set[int] = set()
+    pending = [root]
+    while pending:
+        for pid in children.get(pending.pop(), ()):
+            pending.append(pid)
+            found.add(pid)
+    helpers = {pid for pid in found if _is_helper(pid)}
+    return {pid for pid in found - helpers if is_running(pid)}
+
+
+def _is_helper(pid: int) -> bool:
+    line = command_line(pid)
+    if "resource_tracker" in line or "torch_shm_manager" in line:
+        return True
+    # A worker made by the fork server has the server's command line: the server is the one with us as parent.
+    return "forkserver" in line and _parent_of(pid) == os.getpid()
+
+
+def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def wait_without_children(seconds: float) -> dict[int, str]:
+    """Waits for the last child to end; what is left after `seconds`, with command lines."""
+    wait_until(lambda: not descendants(), seconds)
+    return {pid: command_line(pid) for pid in descendants()}
+
+
+def descriptors() -> dict[int, str]:
+    """Open descriptors of this process and what they are, the one that lists them left out."""
+    found = {}
+    for name in (entry.name for entry in Path("/proc/self/fd").iterdir()):
+        with contextlib.suppress(OSError):
+            found[int(name)] = str(Path(f"/proc/self/fd/{name}").readlink())
+    return {fd: target for fd, target in found.items() if not target.endswith("/fd")}
+
+
+def mappings() -> list[str]:
+    return Path("/proc/self/maps").read_text().splitlines()
+
+
+def shared_resident_kib() -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssShmem:"):
+            return int(line.split()[1])
+    raise RuntimeError("RssShmem is missing in /proc/self/status")
+
+
+def names_in_dev_shm() -> frozenset[str]:
+    folder = Path("/dev/shm")
+    return frozenset(entry.name for entry in folder.iterdir()) if folder.is_dir() else frozenset()
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What this process holds at one moment."""
+
+    descriptors: dict[int, str]
+    mappings: int
+    shared_kib: int
+    named: frozenset[str]
+
+    @staticmethod
+    def take() -> Snapshot:
+        gc.collect()
+        named = names_in_dev_shm()
+        return Snapshot(descriptors(), len(mappings()), shared_resident_kib(), named)
+
+    def assert_nothing_left(self, *, seconds: float = 10, slack_kib: int = 2048) -> None:
+        """No child, no descriptor, no shared memory more than at this snapshot."""
+        gc.collect()
+        left = wait_without_children(seconds)
+        assert not left, f"processes left: {left}"
+
+        def extra_descriptors() -> list[str]:
+            now = descriptors()
+            return sorted(now[fd] for fd in now.keys() - self.descriptors.keys())
+
+        gc.collect()
+        wait_until(lambda: len(descriptors()) <= len(self.descriptors), 2)
+        assert len(descriptors()) <= len(self.descriptors), f"descriptors left: {extra_descriptors()}"
+        wait_until(lambda: shared_resident_kib() <= self.shared_kib + slack_kib, 2)
+        assert shared_resident_kib() <= self.shared_kib + slack_kib, "shared memory is still resident"
+        now = Snapshot.take()
+        mine = {name for name in now.named - self.named if str(os.getpid()) in name}
+        assert not mine, f"names left in /dev/shm: {mine}"

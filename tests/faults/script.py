@@ -1,0 +1,70 @@
+"""Programs of their own: what they print, what they leave, how they end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+_IMPORTS = {
+    "ringloader": "from ringloader import DataLoader",
+    "torch": "from torch.utils.data import DataLoader",
+}
+
+_TESTS = Path(__file__).resolve().parent.parent
+
+
+@dataclass
+class Ended:
+    code: int
+    out: str
+    err: str
+
+
+def source(loader_name: str, body: str) -> str:
+    lines = [
+        "import os, signal, sys, time, gc",
+        "import torch",
+        _IMPORTS[loader_name],
+        "from faults.data import *",
+        # What a shell runs in the background begins with SIGINT ignored.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)",
+    ]
+    return "\n".join(lines) + "\n" + textwrap.dedent(body)
+
+
+def start(loader_name: str, body: str, folder: Path) -> subprocess.Popen[str]:
+    """Starts the program, in a file of its own so that spawned workers find their main module."""
+    program = folder / "program.py"
+    program.write_text(source(loader_name, body))
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(_TESTS),
+        "PYTHONWARNINGS": "default",
+        "PYTHONUNBUFFERED": "1",
+    }
+    return subprocess.Popen(
+        [sys.executable, str(program)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    )
+
+
+def finish(process: subprocess.Popen[str], seconds: float) -> Ended:
+    try:
+        out, err = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate()
+        raise AssertionError(f"the program hangs\n--- out\n{out}\n--- err\n{err}") from None
+    return Ended(process.returncode, out, err)
+
+
+def run_script(loader_name: str, body: str, folder: Path, seconds: float = 50) -> Ended:
+    return finish(start(loader_name, body, folder), seconds)

@@ -1,0 +1,245 @@
+"""Nothing is left: no process, descriptor, mapping or shared memory, however an iteration ends."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import resource
+
+import pytest
+import torch
+
+from faults.data import Numbers, Opaque, Raises, Unpicklable, init_raises
+from faults.proc import (
+    Snapshot,
+    descriptors,
+    mappings,
+    names_in_dev_shm,
+    shared_resident_kib,
+    wait_until,
+    wait_without_children,
+)
+from parity.harness import assert_path
+
+MEBI = 1 << 20
+
+
+@pytest.fixture
+def snapshot(loader_class):
+    """Taken after loaders have run, so that what a process starts once is already there."""
+    for _ in range(2):
+        assert len(list(loader_class(Numbers(4), num_workers=2))) == 4
+    gc.collect()
+    wait_without_children(10)
+    return Snapshot.take()
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("taken", [0, 1, 5, 30])
+def test_iterator_is_dropped(loader_class, loader_name, snapshot, taken, persistent):
+    loader = loader_class(Numbers(30), num_workers=2, persistent_workers=persistent)
+    iterator = iter(loader)
+    if loader_name != "torch":
+        assert_path(iterator, 2)
+    for _ in range(taken):
+        next(iterator)
+    del iterator, loader
+    snapshot.assert_nothing_left()
+
+
+def test_iterator_in_a_cycle(loader_class, snapshot):
+    """Collected by the cyclic collector, in any order."""
+    loader = loader_class(Numbers(30), num_workers=2)
+    holder = {"iterator": iter(loader)}
+    holder["holder"] = holder
+    next(holder["iterator"])
+    del holder, loader
+    snapshot.assert_nothing_left(seconds=20)
+
+
+def test_error_in_the_middle(loader_class, snapshot):
+    with pytest.raises(KeyError):
+        list(loader_class(Raises(20, 7), num_workers=2))
+    snapshot.assert_nothing_left(seconds=20)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_worker_init_fn_raises(loader_class, snapshot, persistent):
+    loader = loader_class(
+        Numbers(20), num_workers=2, worker_init_fn=init_raises, persistent_workers=persistent
+    )
+    with pytest.raises(ValueError, match="refuses"):
+        next(iter(loader))
+    del loader
+    snapshot.assert_nothing_left(seconds=20)
+
+
+@pytest.mark.limit(90)
+@pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
+def test_unpicklable_dataset(loader_class, method):
+    """The start fails; what was made for it is gone, and the error is Python's own."""
+    loader = loader_class(Unpicklable(4), num_workers=2, multiprocessing_context=method)
+    with (
+        pytest.warns(UserWarning, match="pickle error"),
+        pytest.raises((AttributeError, TypeError), match="pickle"),
+    ):
+        iter(loader)
+    gc.collect()
+    snapshot = Snapshot.take()
+    for _ in range(3):
+        with pytest.warns(UserWarning, match="pickle error"), pytest.raises((AttributeError, TypeError)):
+            iter(loader)
+    snapshot.assert_nothing_left()
+
+
+@pytest.mark.rings_only
+@pytest.mark.limit(30)
+def test_unpicklable_index(loader_class, snapshot):
+    """With torch the task is lost in the feeder thread and the parent waits for ever."""
+    loader = loader_class(Numbers(4), sampler=[0, Opaque(1), 2], batch_size=None, num_workers=1)
+    with pytest.raises(TypeError, match="opaque index"):
+        list(loader)
+    del loader
+    snapshot.assert_nothing_left()
+
+
+@pytest.mark.parametrize("headroom", [0, 1, 2, 3, 5, 8, 12])
+@pytest.mark.limit(60)
+def test_too_few_descriptors(loader_class, snapshot, headroom):
+    """An OSError, or torch's own path, or success: never a hang, and nothing is left."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    filler = [os.open("/dev/null", os.O_RDONLY) for _ in range(20)]
+    highest = max(descriptors())
+    for fd in filler:
+        os.close(fd)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest - 19 + headroom, limit[1]))
+    try:
+        with contextlib.suppress(OSError, RuntimeError):
+            got = [int(batch[0, 0]) for batch in loader_class(Numbers(6), num_workers=2)]
+            assert got == list(range(6))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+    snapshot.assert_nothing_left(seconds=20)
+
+
+@pytest.mark.rings_only
+def test_descriptors_do_not_grow_with_batches(loader_class):
+    """Torch needs a descriptor for every tensor that is held; here their number is fixed."""
+    iterator = iter(loader_class(Numbers(200), num_workers=2))
+    kept = [next(iterator)]
+    before = len(descriptors())
+    kept.extend(iterator)
+    assert len(kept) == 200
+    assert len(descriptors()) <= before
+
+
+@pytest.mark.limit(120)
+@pytest.mark.parametrize("persistent", [False, True])
+def test_many_epochs(loader_class, loader_name, snapshot, persistent):
+    loader = loader_class(Numbers(6), num_workers=1, persistent_workers=persistent)
+    list(loader)
+    before = Snapshot.take()
+    for _ in range(30):
+        assert len(list(loader)) == 6
+    after = Snapshot.take()
+    assert len(after.descriptors) <= len(before.descriptors)
+    if loader_name != "torch":
+        # Counted in lines, and the allocator's own arenas come and go.
+        assert after.mappings <= before.mappings + 10
+    del loader
+    snapshot.assert_nothing_left()
+
+
+@pytest.mark.limit(120)
+def test_fifty_loaders(loader_class, snapshot):
+    for number in range(50):
+        iterator = iter(loader_class(Numbers(4), num_workers=1))
+        next(iterator)
+        if number % 2:
+            list(iterator)
+        del iterator
+    gc.collect()
+    assert len(mappings()) <= snapshot.mappings + 12
+    snapshot.assert_nothing_left()
+
+
+@pytest.mark.rings_only
+@pytest.mark.limit(120)
+def test_mapping_goes_with_the_last_batch(loader_class, snapshot):
+    """A batch that is kept keeps its loader's segment mapped, and nothing else does."""
+    kept = []
+    for _ in range(20):
+        loader = loader_class(Numbers(4, 100_000), num_workers=1, batch_size=None)
+        kept.append(list(loader))
+    del loader
+    # Read in full, so that every page is mapped here.
+    assert all(bool((batch == number).all()) for batches in kept for number, batch in enumerate(batches))
+    assert shared_resident_kib() > snapshot.shared_kib + 20 * 100_000 * 8 // 1024
+    kept.clear()
+    gc.collect()
+    assert wait_until(lambda: len(mappings()) <= snapshot.mappings + 12, 5)
+    snapshot.assert_nothing_left()
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_shut_down_twice(loader_class, snapshot, persistent):
+    loader = loader_class(Numbers(20), num_workers=2, persistent_workers=persistent)
+    iterator = iter(loader)
+    batch = next(iterator)
+    iterator.__del__()
+    iterator.__del__()
+    iterator._shutdown_workers()
+    assert bool((batch == 0).all())
+    del iterator, loader
+    gc.collect()
+    assert bool((batch == 0).all())
+    del batch
+    snapshot.assert_nothing_left()
+
+
+@pytest.mark.limit(30)
+@pytest.mark.parametrize("persistent", [False, True])
+def test_next_after_shutdown(loader_class, persistent):
+    """The same end as in torch, whose words these are, and no hang."""
+
+    def outcomes(cls):
+        iterator = iter(cls(Numbers(40), num_workers=1, persistent_workers=persistent))
+        next(iterator)
+        iterator._shutdown_workers()
+        found = []
+        for _ in range(8):
+            try:
+                found.append(int(next(iterator)[0, 0]))
+            except (StopIteration, AssertionError) as error:
+                found.append(repr(error))
+        return found
+
+    assert outcomes(loader_class) == outcomes(torch.utils.data.DataLoader)
+
+
+def test_no_names_in_dev_shm(loader_class, loader_name):
+    if loader_name == "torch":
+        pytest.skip("torch has names there for a moment")
+    before = names_in_dev_shm()
+    iterator = iter(loader_class(Numbers(40, 100_000), num_workers=2))
+    for _ in iterator:
+        mine = {name for name in names_in_dev_shm() - before if name.startswith("torch_")}
+        assert not any(f"_{os.getpid()}_" in name for name in mine)
+
+
+@pytest.mark.rings_only
+def test_segment_is_close_on_exec(loader_class):
+    """A program that the user starts inherits neither memory nor bells."""
+    iterator = iter(loader_class(Numbers(10), num_workers=1))
+    next(iterator)
+    for fd, target in descriptors().items():
+        if any(kind in target for kind in ("memfd", "eventfd", "eventpoll", "pidfd", "socket")):
+            assert not os.get_inheritable(fd), target
+
+
+def test_memory_of_small_batches_is_given_back(loader_class, snapshot):
+    kept = list(loader_class(Numbers(200, 10), num_workers=2))
+    assert len(kept) == 200 and torch.is_tensor(kept[0])
+    del kept
+    snapshot.assert_nothing_left()

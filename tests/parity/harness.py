@@ -1,0 +1,234 @@
+"""One input through two loaders, with everything a program could notice written down after every step."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import random
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.utils.data
+
+from parity.describe import Description, describe, difference, digest, normalise, tensor_bytes
+
+LoaderClass = type[torch.utils.data.DataLoader[Any]]
+
+# The path that a case with workers takes, set by the option --path; another compares torch with torch.
+expected_path = "native"
+
+
+# Python's remark about forks of a process with threads, and what torch's C++ says once and never again.
+ONCE_PER_PROCESS = (
+    "use of fork() may lead to deadlocks",
+    "support is in beta state",
+    "ComplexHalf support is experimental",
+    "nested tensors is in prototype stage",
+    "Sparse invariant checks are implicitly disabled",
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What to iterate, and how far.
+
+    `build` makes the loader's keyword arguments anew for every run. An argument that has an `observe()`
+    method is asked after every step. `take` abandons every epoch but the last after so many batches.
+    `ask_length` calls `len(loader)` first, after which torch counts what a stream yields.
+    """
+
+    build: Callable[[], dict[str, Any]]
+    epochs: int = 1
+    take: int | None = None
+    seed: int = 1234
+    max_steps: int = 300
+    unordered: bool = False
+    keep: bool = False
+    ask_length: bool = False
+
+
+@dataclass(frozen=True)
+class Step:
+    """One call of `DataLoader()`, `iter()` or `next()`: what came out and the state it left."""
+
+    call: str
+    outcome: Description
+    warnings: tuple[tuple[str, str, str], ...]
+    torch_state: str
+    generator_state: str | None
+    python_states: str
+    observed: tuple[Any, ...]
+
+
+@dataclass
+class Record:
+    steps: list[Step] = field(default_factory=list)
+    # Batches themselves, only when the case asks for them.
+    batches: list[Any] = field(default_factory=list)
+    path: str = "torch"
+
+    @property
+    def outcomes(self) -> list[Description]:
+        return [step.outcome for step in self.steps]
+
+    def delivered(self) -> list[Description]:
+        return [step.outcome[1] for step in self.steps if step.outcome[0] == "batch"]
+
+
+def _state(generator: torch.Generator | None) -> str:
+    state = torch.get_rng_state() if generator is None else generator.get_state()
+    return digest(tensor_bytes(state))
+
+
+def _python_states() -> str:
+    numpy_state = np.random.get_state(legacy=True)
+    text = repr((random.getstate(), numpy_state[1].tobytes(), numpy_state[2:]))
+    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+
+
+def describe_error(error: BaseException) -> Description:
+    return (
+        "error",
+        f"{type(error).__module__}.{type(error).__qualname__}",
+        normalise(str(error)),
+        normalise(repr(error.args)),
+    )
+
+
+def forget_frames(error: BaseException) -> None:
+    """Cuts the cycle that torch's `reraise` leaves: exception, traceback, frame, exception.
+
+    In the cycle hangs the iterator. When the cycle is collected, the queues are closed before the iterator's
+    `__del__` can send its last message, and torch waits five seconds for each worker.
+    """
+    error.__traceback__ = None
+
+
+def seen_warnings(caught: list[warnings.WarningMessage]) -> tuple[tuple[str, str, str], ...]:
+    """Category, text and file of every warning that can come twice."""
+    found = []
+    for warning in caught:
+        text = normalise(str(warning.message))
+        if not any(part in text for part in ONCE_PER_PROCESS):
+            found.append((warning.category.__name__, text, "/".join(Path(warning.filename).parts[-3:])))
+    return tuple(found)
+
+
+def assert_path(iterator: Any, workers: int) -> str:
+    """The path the class under test took; fails where it is not the one that is to be tested."""
+    import ringloader
+
+    taken = ringloader.path(iterator)
+    expected = expected_path if workers else "torch"
+    assert taken.path == expected, f"path {taken.path!r}, because {taken.reason}"
+    return str(taken.path)
+
+
+def run(loader_class: LoaderClass, case: Case) -> Record:
+    """Iterates `case` with `loader_class` and writes down every step."""
+    torch.manual_seed(case.seed)
+    random.seed(case.seed)
+    np.random.seed(case.seed)
+    record = Record()
+    arguments = case.build()
+    watched = [argument for argument in arguments.values() if hasattr(argument, "observe")]
+    generator = arguments.get("generator")
+
+    def step(call: str, function: Callable[[], Any]) -> tuple[str, Any]:
+        value = None
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                value = function()
+            except StopIteration as stop:
+                kind, outcome = "stop", ("stop", normalise(repr(stop.args)))
+                forget_frames(stop)
+            except Exception as error:
+                kind, outcome = "error", describe_error(error)
+                forget_frames(error)
+            else:
+                kind = "batch"
+                outcome = ("done",)
+        if kind == "batch" and call == "next":
+            outcome = ("batch", describe(value))
+        record.steps.append(
+            Step(
+                call,
+                outcome,
+                seen_warnings(caught),
+                _state(None),
+                None if generator is None else _state(generator),
+                _python_states(),
+                tuple(item.observe() for item in watched),
+            )
+        )
+        return kind, value
+
+    built, loader = step("DataLoader", lambda: loader_class(**arguments))
+    if built != "batch":
+        return record
+    if case.ask_length:
+        step("len", lambda: len(loader))
+    for epoch in range(case.epochs):
+        made, iterator = step("iter", lambda: iter(loader))
+        if made != "batch":
+            continue
+        if loader_class is not torch.utils.data.DataLoader:
+            record.path = assert_path(iterator, loader.num_workers)
+        last = epoch == case.epochs - 1
+        _iterate(step, iterator, record, case, None if last else case.take)
+        iterator = None
+    loader = None
+    gc.collect()
+    return record
+
+
+def _iterate(
+    step: Callable[[str, Callable[[], Any]], tuple[str, Any]],
+    iterator: Any,
+    record: Record,
+    case: Case,
+    take: int | None,
+) -> None:
+    taken = 0
+    stops = 0
+    # One StopIteration may come out of a map-style dataset, and the iteration goes on; two are the end.
+    while stops < 2 and taken != take and len(record.steps) < case.max_steps:
+        kind, value = step("next", lambda: next(iterator))
+        stops = stops + 1 if kind == "stop" else 0
+        taken += kind == "batch"
+        if case.keep and kind == "batch":
+            record.batches.append(value)
+
+
+def assert_same(expected: Record, actual: Record, *, unordered: bool = False) -> None:
+    """Step by step: outcome, warnings, generators, what samplers saw."""
+    if unordered:
+        assert sorted(map(repr, actual.outcomes)) == sorted(map(repr, expected.outcomes))
+        assert actual.steps[-1].torch_state == expected.steps[-1].torch_state
+        assert actual.steps[-1].python_states == expected.steps[-1].python_states
+        return
+    for number, (theirs, ours) in enumerate(zip(expected.steps, actual.steps, strict=False)):
+        place = f"step {number} ({theirs.call})"
+        assert ours.call == theirs.call, place
+        assert ours.outcome == theirs.outcome, place + difference(theirs.outcome, ours.outcome)
+        assert ours.warnings == theirs.warnings, f"{place}: warnings"
+        assert ours.torch_state == theirs.torch_state, f"{place}: state of the global generator"
+        assert ours.generator_state == theirs.generator_state, f"{place}: state of the given generator"
+        assert ours.observed == theirs.observed, f"{place}: what the samplers saw"
+        assert ours.python_states == theirs.python_states, f"{place}: random or numpy.random was used"
+    assert len(actual.steps) == len(expected.steps)
+
+
+def compare(loader_class: LoaderClass, case: Case) -> tuple[Record, Record]:
+    """Runs `case` with torch and with `loader_class`, and asserts that nobody could tell them apart."""
+    expected = run(torch.utils.data.DataLoader, case)
+    actual = run(loader_class, case)
+    assert expected.steps, "the case did nothing"
+    assert_same(expected, actual, unordered=case.unordered)
+    return expected, actual

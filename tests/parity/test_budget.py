@@ -1,0 +1,160 @@
+"""Shared memory is bounded by `max_shared_bytes`, and no batch waits for another to be given back."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from faults.proc import shared_resident_kib, wait_until
+from parity.data import Blocks, identity, right
+from parity.harness import assert_path
+
+MEBI = 1 << 20
+
+
+@pytest.mark.rings_only
+@pytest.mark.limit(120)
+def test_list_of_more_than_the_budget(loader_class):
+    """Holding batches never waits for one to be given back."""
+    loader = loader_class(
+        Blocks(64, MEBI), num_workers=2, batch_size=None, collate_fn=identity, max_shared_bytes=8 * MEBI
+    )
+    iterator = iter(loader)
+    assert_path(iterator, 2)
+    kept = list(iterator)
+    assert len(kept) == 64 and all(map(right, kept))
+
+
+@pytest.mark.rings_only
+@pytest.mark.limit(120)
+def test_released_in_any_order(loader_class):
+    loader = loader_class(
+        Blocks(300, MEBI // 4),
+        num_workers=2,
+        batch_size=None,
+        collate_fn=identity,
+        max_shared_bytes=16 * MEBI,
+    )
+    generator = np.random.default_rng(1)
+    kept = []
+    for batch in loader:
+        kept.append(batch)
+        while len(kept) > generator.integers(1, 30):
+            assert right(kept.pop(generator.integers(len(kept))))
+    assert all(map(right, kept))
+
+
+@pytest.mark.rings_only
+@pytest.mark.limit(120)
+@pytest.mark.parametrize("size", [3 * MEBI, 20 * MEBI])
+def test_oversize_batches_travel_and_say_so_once(loader_class, size, caplog):
+    """A batch larger than half a worker's share of the budget."""
+    import ringloader
+
+    loader = loader_class(
+        Blocks(6, size), num_workers=2, batch_size=None, collate_fn=identity, max_shared_bytes=8 * MEBI
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        iterator = iter(loader)
+        kept = list(iterator)
+    assert len(kept) == 6 and all(map(right, kept))
+    assert ringloader.path(iterator).counters["oversize"] == 6
+    said = [str(warning.message) for warning in caught] + [entry.getMessage() for entry in caplog.records]
+    told = [text for text in said if "max_shared_bytes" in text]
+    assert len(told) == 1, said
+    assert any(character.isdigit() for character in told[0])
+
+
+@pytest.mark.rings_only
+def test_oversize_among_small_ones_keeps_order(loader_class):
+    class Growing(Dataset):
+        def __len__(self):
+            return 12
+
+        def __getitem__(self, index):
+            return torch.full((6 * MEBI if index % 4 == 3 else 20_000,), index, dtype=torch.uint8)
+
+    loader = loader_class(
+        Growing(), num_workers=2, batch_size=None, collate_fn=identity, max_shared_bytes=8 * MEBI
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        values = [(int(block[0]), int(block[-1]), block.numel()) for block in loader]
+    assert [value[0] for value in values] == [value[1] for value in values] == list(range(12))
+
+
+@pytest.mark.rings_only
+@pytest.mark.limit(120)
+def test_shared_memory_stays_within_the_budget(loader_class):
+    """Many batches pass; what is resident in this process is bounded by the budget."""
+    before = shared_resident_kib()
+    loader = loader_class(
+        Blocks(400, MEBI), num_workers=2, batch_size=None, collate_fn=identity, max_shared_bytes=32 * MEBI
+    )
+    highest = 0
+    for batch in loader:
+        assert right(batch)
+        highest = max(highest, shared_resident_kib() - before)
+    assert highest < 40 * 1024
+    del batch, loader
+    gc.collect()
+    assert wait_until(lambda: shared_resident_kib() - before < 2048, 10)
+
+
+@pytest.mark.rings_only
+def test_counters_say_how_leaves_travelled(loader_class):
+    import ringloader
+
+    class Leaves(Dataset):
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, index):
+            return {"big": torch.zeros(50_000), "small": torch.tensor(index), "set": {1, 2}}
+
+    loader = loader_class(Leaves(), num_workers=1, batch_size=None, collate_fn=identity)
+    iterator = iter(loader)
+    assert len(list(iterator)) == 8
+    taken = ringloader.path(iterator)
+    assert isinstance(taken.reason, str)
+    assert set(taken.counters) >= {"batches", "in_place", "copied", "pickled", "oversize"}
+    assert taken.counters["batches"] == 8
+    assert taken.counters["copied"] >= 8
+    assert taken.counters["pickled"] >= 8
+    assert taken.counters["oversize"] == 0
+
+
+@pytest.mark.rings_only
+def test_collated_batches_are_written_in_place(loader_class):
+    """`default_collate` in the worker writes into the slot: nothing is copied there."""
+    import ringloader
+
+    loader = loader_class(Blocks(40, 50_000), num_workers=1, batch_size=4)
+    iterator = iter(loader)
+    assert len(list(iterator)) == 10
+    assert ringloader.path(iterator).counters["in_place"] >= 10
+
+
+@pytest.mark.rings_only
+@pytest.mark.parametrize("value", [0, -1, "1", 1.5])
+def test_max_shared_bytes_is_checked(loader_class, value):
+    with pytest.raises((ValueError, TypeError), match="max_shared_bytes"):
+        loader_class(Blocks(4, 10), num_workers=1, max_shared_bytes=value)
+
+
+@pytest.mark.rings_only
+def test_loader_can_be_copied_and_pickled(loader_class):
+    """Frameworks rebuild loaders from their attributes."""
+    loader = loader_class(Blocks(4, 10), num_workers=1, max_shared_bytes=8 * MEBI)
+    for other in (copy.copy(loader), pickle.loads(pickle.dumps(loader))):
+        iterator = iter(other)
+        assert_path(iterator, 1)
+        assert len(list(iterator)) == 4

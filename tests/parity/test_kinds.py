@@ -1,0 +1,327 @@
+"""Any object may be a batch: it arrives as it arrives with torch."""
+
+from __future__ import annotations
+
+import copy
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from parity import harness
+from parity.data import identity
+from parity.describe import describe, tensor_bytes
+from parity.harness import Case, compare, run
+from parity.kinds import ALL, quiet
+
+
+class Kind(Dataset):
+    """The value alone, twice in a list, beside a label, and two values of one kind."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        value = ALL[self.name]()
+        if index == 0:
+            return value
+        if index == 1:
+            return [value, value]
+        if index == 2:
+            return {"value": value, "label": torch.tensor(3)}
+        return (value, ALL[self.name]())
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_kind(loader_class, name):
+    def build():
+        return {"dataset": Kind(name), "batch_size": None, "num_workers": 1, "collate_fn": identity}
+
+    expected, _ = compare(loader_class, Case(build))
+    # Torch itself cannot send some of them; then the error is the same.
+    assert len(expected.steps) == 8
+
+
+WRONG_IN_TORCH = {
+    "conjugate": lambda: torch.tensor([1 + 2j, 3 - 4j]).conj(),
+    "conjugate large": lambda: torch.full((4000,), 1 + 2j).conj(),
+    "negative bit": lambda: torch.tensor([1 + 2j, 3 - 4j]).conj().imag,
+    "negative bit large": lambda: torch.full((4000,), 1 + 2j).conj().imag,
+    "conjugate and negative": lambda: torch._neg_view(torch.tensor([1 + 2j]).conj()),
+    "in a list": lambda: [torch.tensor([1 + 2j]), torch.tensor([1 + 2j]).conj()],
+    "alias": lambda: (lambda x: [x, x.conj(), x.conj().imag])(torch.tensor([1 + 2j, 5j])),
+    "dict": lambda: {"a": torch.tensor([1 + 2j]).conj().imag, "b": 3},
+    # Arrives without its quantizer with torch.
+    "quantized": lambda: quiet(lambda: torch.quantize_per_tensor(torch.arange(4.0), 0.5, 1, torch.quint8)),
+}
+
+
+class Views(Dataset):
+    def __init__(self, name):
+        self.name = name
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return WRONG_IN_TORCH[self.name]()
+
+
+def values(batch):
+    if isinstance(batch, torch.Tensor) and batch.is_quantized:
+        return describe(batch)
+    if isinstance(batch, torch.Tensor):
+        return (batch.dtype, batch.shape, tensor_bytes(batch))
+    items = batch.values() if isinstance(batch, dict) else batch
+    return [values(item) if isinstance(item, torch.Tensor) else item for item in items]
+
+
+@pytest.mark.rings_only
+@pytest.mark.parametrize("name", WRONG_IN_TORCH)
+def test_lazy_views_have_the_right_values(loader_class, name):
+    """Torch's workers drop the conjugate and negative bits: the reference is torch without workers."""
+
+    def build(workers):
+        return {"dataset": Views(name), "batch_size": None, "num_workers": workers, "collate_fn": identity}
+
+    reference = run(torch.utils.data.DataLoader, Case(lambda: build(0), keep=True))
+    actual = run(loader_class, Case(lambda: build(1), keep=True))
+    assert [values(batch) for batch in actual.batches] == [values(batch) for batch in reference.batches]
+
+
+class Unsendable(Dataset):
+    """Sample 1 cannot be pickled."""
+
+    def __init__(self, make):
+        self.make = make
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return self.make() if index == 1 else {"index": torch.tensor(index)}
+
+
+def open_file():
+    return open(__file__)  # noqa: PTH123
+
+
+UNSENDABLE = {
+    "generator": lambda: (number for number in range(3)),
+    "open file": open_file,
+    "lambda": lambda: lambda: None,
+    "local class": lambda: type("Local", (), {})(),
+    "module": lambda: sys,
+    "among tensors": lambda: {"t": torch.arange(4000), "f": lambda: None},
+    "inside an object": lambda: [1, {"deep": [torch.arange(3), open_file()]}],
+    "no leaf": lambda: torch.ones(2, requires_grad=True) * 2,
+}
+
+
+@pytest.mark.rings_only
+@pytest.mark.limit(30)
+@pytest.mark.parametrize("name", UNSENDABLE)
+def test_unsendable_batch_is_an_error_and_no_hang(loader_class, name):
+    """With torch the batch is lost in the feeder thread and the parent waits for ever."""
+
+    def build():
+        dataset = Unsendable(UNSENDABLE[name])
+        return {"dataset": dataset, "batch_size": None, "num_workers": 1, "collate_fn": identity}
+
+    record = run(loader_class, Case(build))
+    kinds = [step.outcome[0] for step in record.steps if step.call == "next"]
+    assert kinds == ["batch", "error", "batch", "batch", "stop", "stop"]
+    error = next(step.outcome for step in record.steps if step.outcome[0] == "error")
+    assert "worker process 0" in error[2]
+
+
+class FailsToUnpickle:
+    def __reduce__(self):
+        return (int, ("not a number",))
+
+
+class ArrivesBroken(Dataset):
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        return FailsToUnpickle() if index == 1 else index
+
+
+def test_batch_that_fails_to_unpickle(loader_class):
+    """The error of the constructor comes out of `next`, whichever loader."""
+    record = run(
+        loader_class,
+        Case(
+            lambda: {
+                "dataset": ArrivesBroken(),
+                "batch_size": None,
+                "num_workers": 1,
+                "collate_fn": identity,
+            },
+            # Torch has lost the batch and would wait for it for ever in the next step.
+            max_steps=4,
+        ),
+    )
+    errors = [step.outcome for step in record.steps if step.outcome[0] == "error"]
+    assert errors, record.outcomes
+    assert "not a number" in errors[0][2]
+
+
+@pytest.mark.rings_only
+@pytest.mark.limit(15)
+def test_iteration_goes_on_after_a_batch_that_fails_to_unpickle(loader_class):
+    if harness.expected_path != "native":
+        pytest.skip("under torch's own control nobody knows that the batch is lost")
+
+    def build():
+        return {"dataset": ArrivesBroken(), "batch_size": None, "num_workers": 1, "collate_fn": identity}
+
+    record = run(loader_class, Case(build))
+    kinds = [step.outcome[0] for step in record.steps if step.call == "next"]
+    assert kinds == ["batch", "error", "batch", "stop", "stop"]
+
+
+class Collated(Dataset):
+    """What `default_collate` turns samples into, written straight into the slot."""
+
+    def __init__(self, kind):
+        self.kind = kind
+
+    def __len__(self):
+        return 9
+
+    def __getitem__(self, index):
+        generator = torch.Generator().manual_seed(index)
+        if self.kind == "image":
+            return torch.randint(0, 255, (3, 64, 64), dtype=torch.uint8, generator=generator), index
+        if self.kind == "array":
+            return {"a": np.full((50, 50), index, dtype=np.float32), "b": np.float64(index), "s": f"s{index}"}
+        if self.kind == "ragged":
+            return [torch.arange(4), (index, float(index)), {"n": b"x"}, None][: 3 if index < 9 else 4]
+        if self.kind == "requires grad":
+            return torch.full((2000,), float(index), requires_grad=True)
+        if self.kind == "strided":
+            return torch.arange(10_000.0).reshape(100, 100).t() + index
+        if self.kind == "nested":
+            return {"x": [{"y": torch.full((3000,), index)}, (torch.tensor(index),)]}
+        if self.kind == "collates itself":
+            inner = torch.utils.data.default_collate([torch.full((3000,), index) for _ in range(4)])
+            return inner.sum(0) if index % 2 else inner[0]
+        raise AssertionError(self.kind)
+
+
+COLLATED = ["image", "array", "ragged", "requires grad", "strided", "nested", "collates itself"]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("kind", COLLATED)
+def test_default_collate(loader_class, kind, workers):
+    compare(
+        loader_class,
+        Case(lambda: {"dataset": Collated(kind), "batch_size": 4, "num_workers": workers}, epochs=2),
+    )
+
+
+def views_of_a_stack(samples):
+    stacked = torch.stack([sample[0] for sample in samples])
+    return {
+        "all": stacked,
+        "first": stacked[0],
+        "half": stacked[:, :, ::2],
+        "labels": [s[1] for s in samples],
+    }
+
+
+def into_out(samples):
+    """Writes into the storage that torch's collate would allocate, as PyG does."""
+    first = samples[0][0]
+    storage = first._typed_storage()._new_shared(first.numel() * len(samples), device="cpu")
+    out = first.new(storage).resize_(len(samples), *first.shape)
+    return torch.stack([sample[0] for sample in samples], out=out)
+
+
+def shared_by_hand(samples):
+    return torch.stack([sample[0] for sample in samples]).share_memory_()
+
+
+@pytest.mark.parametrize("collate", [views_of_a_stack, into_out, shared_by_hand])
+def test_own_collate(loader_class, collate):
+    def build():
+        return {"dataset": Collated("image"), "batch_size": 4, "num_workers": 2, "collate_fn": collate}
+
+    compare(loader_class, Case(build, epochs=2))
+
+
+class Large(Dataset):
+    def __init__(self, elements):
+        self.elements = elements
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        return torch.arange(self.elements, dtype=torch.int64) * (index + 1)
+
+
+@pytest.mark.slow
+@pytest.mark.limit(120)
+def test_hundred_megabytes(loader_class):
+    compare(loader_class, Case(lambda: {"dataset": Large(13_000_000), "batch_size": None, "num_workers": 2}))
+
+
+def test_ten_megabytes(loader_class):
+    compare(loader_class, Case(lambda: {"dataset": Large(1_300_000), "batch_size": None, "num_workers": 2}))
+
+
+@pytest.mark.parametrize("mode", ["inference_mode", "no_grad", "default_device", "default_dtype"])
+def test_consumer_modes(loader_class, mode):
+    """The mode of the thread that calls `next`."""
+
+    def build():
+        return {"dataset": Collated("image"), "batch_size": 4, "num_workers": 1}
+
+    def walk():
+        if mode == "inference_mode":
+            with torch.inference_mode():
+                return compare(loader_class, Case(build))
+        if mode == "no_grad":
+            with torch.no_grad():
+                return compare(loader_class, Case(build))
+        if mode == "default_device":
+            with torch.device("meta"):
+                return compare(loader_class, Case(build))
+        torch.set_default_dtype(torch.float64)
+        try:
+            return compare(loader_class, Case(build))
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+    walk()
+
+
+def test_describe_tells_apart():
+    """The comparison itself notices what it must notice."""
+    x = torch.arange(6.0).reshape(2, 3)
+    pairs = [
+        (x, x.clone().t().contiguous().t()),
+        ([x, x], [x, x.clone()]),
+        ([x, x[1:]], [x, x[1:].clone()]),
+        (x, x.double()),
+        (x, x.clone().requires_grad_()),
+        (0.0, -0.0),
+        (1, True),
+        ([1], (1,)),
+        (np.arange(3), np.arange(3)[::-1][::-1].astype(">i8")),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
+        (ALL["object: own list"](), [1, torch.arange(2)]),
+        (float("nan"), 0.0),
+    ]
+    for left, right in pairs:
+        assert describe(left) != describe(right), (left, right)
+        assert describe(left) == describe(copy.deepcopy(left))

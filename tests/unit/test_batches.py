@@ -1,0 +1,110 @@
+"""What the native encoder asks of numpy, classes and pickle."""
+
+import collections
+import pickle
+import sys
+import typing
+
+import numpy as np
+import pytest
+
+from ringloader import _batches
+
+Point = collections.namedtuple("Point", "x y")
+
+
+class Typed(typing.NamedTuple):
+    x: int
+
+
+class Richer(Point):
+    """Has a ``__dict__``."""
+
+
+class Reduced(typing.NamedTuple):
+    x: int
+
+
+Reduced.__reduce__ = lambda self: (Reduced, (self.x + 1,))
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    ["?", "<i4", ">i4", "<f8", ">f2", "<c16", "S5", "<U7", ">U7", "<M8[ns]", "<m8[D]", "V3"],
+)
+def test_a_dtype_comes_back_from_its_name(dtype):
+    array = np.zeros(3, dtype)
+    keep, address, nbytes, itemsize, fortran, tag, shape = _batches.array_tag(array)
+    # Pickle, which torch's own loader sends arrays by, gives the machine's byte order too.
+    assert _batches.array_dtype(tag) == pickle.loads(pickle.dumps(array)).dtype
+    assert (address, nbytes, itemsize, shape) == (keep.ctypes.data, array.nbytes, array.itemsize, [3])
+    assert not fortran
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        np.dtype([("a", "<i4"), ("b", ">f8", (2,))]),
+        np.dtype([("a", "<i4"), ("b", "u1")], align=True),
+        np.dtype("<i4", metadata={"unit": "m"}),
+    ],
+)
+def test_a_dtype_that_its_name_does_not_tell_is_pickled(dtype):
+    back = _batches.array_dtype(_batches.array_tag(np.zeros(2, dtype))[5])
+    assert back == dtype
+    assert back.metadata == pickle.loads(pickle.dumps(dtype)).metadata
+
+
+@pytest.mark.parametrize("dtype", ["O", np.dtype([("a", "O")]), np.dtypes.StringDType()])
+def test_items_that_are_not_their_bytes_have_no_leaf(dtype):
+    assert _batches.array_tag(np.zeros(2, dtype)) is None
+
+
+def test_the_other_byte_order_is_turned_and_keeps_its_values():
+    array = np.array([1.5, -2.0], ">f4")
+    keep, *_ = _batches.array_tag(array)
+    assert keep.dtype == np.dtype("<f4") and keep.tolist() == [1.5, -2.0]
+
+
+def test_a_named_tuple_that_was_defined_anew_is_the_new_one():
+    module = sys.modules[__name__]
+    module.Again = collections.namedtuple("Again", "x")
+    old = module.Again
+    name = _batches.named_tuple_name(old)
+    module.Again = collections.namedtuple("Again", "x y")
+    assert _batches.find_class(*name) is module.Again
+    assert _batches.named_tuple_name(old) is None, "nor can pickle send it"
+
+
+def test_a_strided_array_becomes_contiguous_as_pickle_makes_it():
+    base = np.arange(24).reshape(4, 6)
+    for view in (base[::2], base[:, ::-1], base.T, base, np.broadcast_to(base[0], (3, 6)), np.array(5)):
+        keep, _, _, _, fortran, _, shape = _batches.array_tag(view)
+        back = pickle.loads(pickle.dumps(view))
+        assert fortran == (back.flags.f_contiguous and not back.flags.c_contiguous)
+        assert shape == list(back.shape)
+        assert (keep == view).all()
+
+
+def test_named_tuples_are_found_by_name():
+    for cls in (Point, Typed):
+        assert _batches.find_class(*_batches.named_tuple_name(cls)) is cls
+
+
+def test_other_tuples_are_pickled():
+    local = collections.namedtuple("local", "x")
+    for cls in (tuple, Richer, Reduced, local, type("Plain", (tuple,), {})):
+        assert _batches.named_tuple_name(cls) is None
+
+
+def test_leaves_travel_beside_the_pickle():
+    array = np.arange(3)
+    batch = {"a": array, "b": [array, {1, 2}]}
+    data = _batches.dumps(batch, lambda found: 7 if found is array else None)
+    back = _batches.loads(data, [None] * 7 + ["leaf"])
+    assert back == {"a": "leaf", "b": ["leaf", {1, 2}]}
+
+
+def test_an_index_that_cannot_be_pickled_names_the_cause():
+    with pytest.raises(TypeError, match=r"the index .* that the sampler yielded cannot be sent"):
+        _batches.dumps_index(lambda: None)
