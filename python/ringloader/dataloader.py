@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Any, TypeVar
 
 import torch.utils.data
@@ -63,6 +64,12 @@ def _make_iterator(loader: DataLoader[Any]) -> Any:
     try:
         transport = _transport.make_transport(loader, loader.max_shared_bytes)
     except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            # torch's transport needs more of them, and leaves workers behind where its start fails.
+            error.add_note(
+                "Too few file descriptors are left: raise the limit (ulimit -n), or use fewer workers."
+            )
+            raise
         reason = f"shared memory could not be had: {error}"
         _decide.say_once(f"{reason}; batches travel by torch's own transport")
         iterator = _seam.Iterator(loader)

@@ -6,6 +6,8 @@ import contextlib
 import gc
 import os
 import resource
+import sys
+import tracemalloc  # noqa: F401  (pytest imports it where it finds a warning, when no file can be opened)
 
 import pytest
 import torch
@@ -104,22 +106,55 @@ def test_unpicklable_index(loader_class, snapshot):
     snapshot.assert_nothing_left()
 
 
-@pytest.mark.parametrize("headroom", [0, 1, 2, 3, 5, 8, 12])
-@pytest.mark.limit(60)
-def test_too_few_descriptors(loader_class, snapshot, headroom):
-    """An OSError, or torch's own path, or success: never a hang, and nothing is left."""
+@contextlib.contextmanager
+def room_for_descriptors(count):
+    """Exactly `count` more can be opened, also where numbers below the highest one are free."""
+    fillers = []
+    spare = []
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-    filler = [os.open("/dev/null", os.O_RDONLY) for _ in range(20)]
-    highest = max(descriptors())
-    for fd in filler:
-        os.close(fd)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (highest - 19 + headroom, limit[1]))
     try:
-        with contextlib.suppress(OSError, RuntimeError):
-            got = [int(batch[0, 0]) for batch in loader_class(Numbers(6), num_workers=2)]
-            assert got == list(range(6))
+        taken = descriptors()
+        while len(fillers) + len(taken) <= max(taken):
+            fillers.append(os.open("/dev/null", os.O_RDONLY))
+        spare = [os.open("/dev/null", os.O_RDONLY) for _ in range(count + 1)]
+        # What a process may open ends below the limit, and one number more than `count` gives that limit.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (spare[-1], limit[1]))
+        while spare:
+            os.close(spare.pop())
+        yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+        for fd in fillers + spare:
+            os.close(fd)
+
+
+@pytest.fixture
+def pipes_of_popen(monkeypatch):
+    """Closes what CPython loses: `Popen._launch` drops its first pipe where the second fails."""
+    pipe = os.pipe
+
+    def guarded():
+        try:
+            return pipe()
+        except OSError:
+            caller = sys._getframe(1)
+            if caller.f_code.co_name == "_launch":
+                for name in ("parent_r", "child_w"):
+                    if name in caller.f_locals:
+                        os.close(caller.f_locals[name])
+            raise
+
+    monkeypatch.setattr(os, "pipe", guarded)
+
+
+@pytest.mark.parametrize("headroom", [*range(16), 18, 20, 24])
+@pytest.mark.usefixtures("pipes_of_popen")
+@pytest.mark.limit(60)
+def test_too_few_descriptors(loader_class, snapshot, headroom):
+    """An error, or success: never a hang, and nothing is left."""
+    with room_for_descriptors(headroom), contextlib.suppress(OSError, RuntimeError):
+        got = [int(batch[0, 0]) for batch in loader_class(Numbers(6), num_workers=2)]
+        assert got == list(range(6))
     snapshot.assert_nothing_left(seconds=20)
 
 
