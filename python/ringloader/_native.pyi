@@ -45,6 +45,7 @@ class Leaves:
 
 @final
 class Stream:
+    MOST_WORD_BY_WORD: int
     @staticmethod
     def sequential(len: int, batch: tuple[int, bool] | None) -> Stream: ...
     @staticmethod

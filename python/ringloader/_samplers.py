@@ -13,7 +13,7 @@ from torch.utils.data import sampler as torch_sampler
 from torch.utils.data.dataloader import _InfiniteConstantSampler
 from torch.utils.data.distributed import DistributedSampler
 
-from ringloader import _native, _seam
+from ringloader import _native, _seam, _shuffle
 
 _Batch = tuple[int, bool] | None
 
@@ -44,6 +44,7 @@ class SamplerStream:
         self.sampler = sampler
         self.batch = batch
         self.native: _native.Stream | None = None
+        self._words_from: torch.Generator | None = None
 
     def is_plain(self) -> bool:
         """Whether this very sampler can be read natively. Reads nothing that torch reads later."""
@@ -61,6 +62,26 @@ class SamplerStream:
         return self.native
 
     def _make(self) -> _native.Stream:
+        raise NotImplementedError
+
+    def permutation(self, n: int) -> torch.Tensor | None:
+        """``torch.randperm(n)``; None if the stream shall make it of :meth:`words`."""
+        generator, is_private = self._permuting()
+        if not _shuffle.can(n):
+            return torch.randperm(n, generator=generator)
+        if is_private:
+            self._words_from = generator
+        else:
+            self._words_from = _shuffle.take_ahead(generator or torch.default_generator, n)
+        return None
+
+    def words(self, count: int) -> torch.Tensor:
+        """The next words of the last permutation."""
+        assert self._words_from is not None
+        return _shuffle.words(self._words_from, count)
+
+    def _permuting(self) -> tuple[torch.Generator | None, bool]:
+        """The generator that torch permutes with, and whether nobody else ever sees it."""
         raise NotImplementedError
 
 
@@ -83,16 +104,17 @@ class _Random(SamplerStream):
     """MIRRORS torch sampler.py::RandomSampler."""
 
     _generator: torch.Generator
+    _is_private: bool
 
     def is_plain(self) -> bool:
         return _is_cpu(self.sampler.generator)
 
     def _make(self) -> _native.Stream:
         n = len(self.sampler.data_source)
-        private = self.sampler.generator is None
-        if not private:
+        self._is_private = self.sampler.generator is None
+        if not self._is_private:
             self._generator = self.sampler.generator
-        return _native.Stream.random(n, self.sampler.replacement, private, self.batch)
+        return _native.Stream.random(n, self.sampler.replacement, self._is_private, self.batch)
 
     def seed(self) -> None:
         seed = int(torch.empty((), dtype=torch.int64).random_().item())
@@ -102,8 +124,8 @@ class _Random(SamplerStream):
     def num_samples(self) -> int:
         return int(self.sampler.num_samples)
 
-    def permutation(self, n: int) -> torch.Tensor:
-        return torch.randperm(n, generator=self._generator)
+    def _permuting(self) -> tuple[torch.Generator | None, bool]:
+        return self._generator, self._is_private
 
     def integers(self, high: int, count: int) -> torch.Tensor:
         return torch.randint(high=high, size=(count,), dtype=torch.int64, generator=self._generator)
@@ -128,8 +150,8 @@ class _Subset(SamplerStream):
             made = torch.tensor(indices, dtype=torch.int64, device="cpu")
         return _native.Stream.subset(made, self.batch)
 
-    def permutation(self, n: int) -> torch.Tensor:
-        return torch.randperm(n, generator=self.sampler.generator)
+    def _permuting(self) -> tuple[torch.Generator | None, bool]:
+        return self.sampler.generator, False
 
 
 class _Weighted(SamplerStream):
@@ -169,10 +191,10 @@ class _Distributed(SamplerStream):
             self.batch,
         )
 
-    def permutation(self, n: int) -> torch.Tensor:
+    def _permuting(self) -> tuple[torch.Generator | None, bool]:
         generator = torch.Generator()
         generator.manual_seed(self.sampler.seed + self.sampler.epoch)
-        return torch.randperm(n, generator=generator)
+        return generator, True
 
 
 class _Nones(SamplerStream):

@@ -16,12 +16,15 @@
 mod drawn;
 mod once;
 mod random;
+mod shuffle;
 
 use std::fmt::Debug;
 
 use crate::{Error, Result};
+use drawn::Draws;
 use once::Once;
 use random::Random;
+use shuffle::Shuffle;
 
 /// Indices in memory that somebody else owns, such as a tensor's.
 pub trait Indices: Send + Debug {
@@ -45,10 +48,16 @@ pub enum Draw {
     /// permutation or chunk, since a dataset may have grown. It is asked for before the last permutation, where torch
     /// reads it right after.
     NumSamples,
-    /// `randperm(n)`
+    /// `randperm(n)`, whole or [word by word](Supply::WordByWord).
     Permutation {
         /// How many.
         n: u64,
+    },
+    /// So many numbers of 32 bits from the generator of the permutation that is being read, as `random_` gives them for
+    /// all int64: two to each, the first in the upper half. Of an odd last one, only the lower 31 bits count.
+    Words {
+        /// How many.
+        count: u64,
     },
     /// `randint(high, (count,))`
     Integers {
@@ -73,16 +82,39 @@ pub enum Supply {
     Seeded,
     /// To [`Draw::NumSamples`].
     NumSamples(u64),
+    /// To [`Draw::Permutation`], up to [`Supply::MOST_WORD_BY_WORD`] elements: the stream makes it while it is read, and
+    /// asks for [`Draw::Words`], in all one less than it has elements. Nobody else may draw from that generator.
+    WordByWord,
     /// To the others.
     Indices(Box<dyn Indices>),
 }
 
 impl Supply {
+    /// Above this many elements torch permutes in another way.
+    pub const MOST_WORD_BY_WORD: u64 = Shuffle::MOST;
+
+    /// What answers `draw`, which this was [checked](check) to do.
+    fn into_draws(self, draw: Draw) -> Draws {
+        match (self, draw) {
+            (Self::Indices(indices), _) => Draws::Whole(indices),
+            (Self::WordByWord, Draw::Permutation { n }) => Draws::Shuffled(Shuffle::new(n)),
+            (supply, draw) => unreachable!("{supply:?} does not answer {draw:?}"),
+        }
+    }
+
+    fn into_indices(self) -> Box<dyn Indices> {
+        match self {
+            Self::Indices(indices) => indices,
+            other => unreachable!("{other:?} does not answer a need of words"),
+        }
+    }
+
     /// For a message: the indices themselves may be millions.
     fn what(&self) -> String {
         match self {
             Self::Seeded => "a seed was".into(),
             Self::NumSamples(count) => format!("a number of samples, {count}, was"),
+            Self::WordByWord => "a permutation word by word was".into(),
             Self::Indices(indices) => format!("{} indices were", indices.as_slice().len()),
         }
     }
@@ -266,7 +298,7 @@ impl Stream {
             return Err(Error::Indices(format!("{} supplied and nothing was asked for", supply.what())));
         };
         check(draw, &supply)?;
-        self.generator.supply(supply);
+        self.generator.supply(draw, supply);
         self.state = State::Answered;
         Ok(())
     }
@@ -302,10 +334,10 @@ impl Generator {
     }
 
     /// Takes the checked answer to its last need.
-    fn supply(&mut self, supply: Supply) {
+    fn supply(&mut self, draw: Draw, supply: Supply) {
         match self {
-            Self::Random(random) => random.supply(supply),
-            Self::Once(once) => once.supply(supply),
+            Self::Random(random) => random.supply(draw, supply),
+            Self::Once(once) => once.supply(draw, supply),
             Self::InfiniteNone => {}
         }
     }
@@ -314,7 +346,10 @@ impl Generator {
 /// Whether this is an answer to that.
 fn check(draw: Draw, supply: &Supply) -> Result<()> {
     let (want, given) = match (draw, supply) {
-        (Draw::Seed, Supply::Seeded) | (Draw::NumSamples, Supply::NumSamples(_)) => return Ok(()),
+        (Draw::Seed, Supply::Seeded)
+        | (Draw::NumSamples, Supply::NumSamples(_))
+        | (Draw::Permutation { n: 0..=Supply::MOST_WORD_BY_WORD }, Supply::WordByWord) => return Ok(()),
+        (Draw::Words { count }, Supply::Indices(pairs)) => (count.div_ceil(2), pairs.as_slice().len() as u64),
         (Draw::Permutation { n: count }, Supply::Indices(indices))
         | (Draw::Integers { count, .. } | Draw::Multinomial { count, .. }, Supply::Indices(indices)) => {
             (count, indices.as_slice().len() as u64)

@@ -28,16 +28,30 @@ pub(crate) struct Rng {
     /// What `num_samples` is at each reading; the last for good.
     pub(crate) num_samples: Vec<u64>,
     pub(crate) readings: usize,
+    /// Where the last permutation began, moved on by [`words`](Self::words).
+    twin: u64,
 }
 
 impl Rng {
     pub(crate) fn new(seed: u64, fails_at: usize, num_samples: Vec<u64>) -> Self {
-        Self { state: seed, draws: Vec::new(), fails_at, num_samples, readings: 0 }
+        Self { state: seed, draws: Vec::new(), fails_at, num_samples, readings: 0, twin: 0 }
     }
 
     fn next(&mut self) -> u64 {
-        self.state = self.state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        self.state >> 33
+        u64::from(word(&mut self.state))
+    }
+
+    /// What torch would return for the words of the last permutation that was drawn.
+    pub(crate) fn words(&mut self, count: u64) -> Vec<i64> {
+        let words: Vec<u32> = (0..count).map(|_| word(&mut self.twin)).collect();
+        words
+            .chunks(2)
+            .map(|pair| match *pair {
+                [first, second] => (u64::from(first) << 32 | u64::from(second)) as i64,
+                [last] => i64::from(last & (u32::MAX >> 1)) << 32,
+                _ => unreachable!("chunks of two"),
+            })
+            .collect()
     }
 
     /// What torch would return, or nothing if it raises.
@@ -53,10 +67,11 @@ impl Rng {
                 Some(Vec::new())
             }
             Draw::Permutation { n } => {
+                self.twin = self.state;
                 let mut indices: Vec<i64> = (0..n as i64).collect();
-                for last in (1..indices.len()).rev() {
-                    let other = below(self, last as u64 + 1) as usize;
-                    indices.swap(last, other);
+                for i in 0..indices.len().saturating_sub(1) {
+                    let ahead = below(self, n - i as u64) as usize;
+                    indices.swap(i, i + ahead);
                 }
                 Some(indices)
             }
@@ -64,7 +79,7 @@ impl Rng {
             Draw::Integers { high: bound, count } | Draw::Multinomial { categories: bound, count } => {
                 Some((0..count).map(|_| below(self, bound)).collect())
             }
-            Draw::NumSamples => unreachable!("nothing is drawn"),
+            Draw::NumSamples | Draw::Words { .. } => unreachable!("nothing that torch's samplers draw"),
         }
     }
 
@@ -72,6 +87,11 @@ impl Rng {
         self.readings += 1;
         self.num_samples[(self.readings - 1).min(self.num_samples.len() - 1)]
     }
+}
+
+fn word(state: &mut u64) -> u32 {
+    *state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+    (*state >> 32) as u32
 }
 
 pub(crate) type Shared = Rc<RefCell<Rng>>;

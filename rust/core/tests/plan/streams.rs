@@ -59,8 +59,9 @@ enum Outcome {
     Stop,
 }
 
-/// One request as a binding serves it: a draw that raises leaves the need unanswered.
-fn request(stream: &mut Stream, rng: &mut Rng) -> Outcome {
+/// One request as a binding serves it, permutations whole or word by word: a draw that raises leaves the need
+/// unanswered.
+fn request(stream: &mut Stream, rng: &mut Rng, word_by_word: bool) -> Outcome {
     loop {
         let need = match stream.next() {
             Ok(Step::Batch(batch)) => return Outcome::Batch(batch.to_vec()),
@@ -72,9 +73,11 @@ fn request(stream: &mut Stream, rng: &mut Rng) -> Outcome {
         };
         let supply = match need {
             Draw::NumSamples => Supply::NumSamples(rng.read_num_samples()),
+            Draw::Words { count } => Supply::Indices(Box::new(rng.words(count))),
             draw => match (draw, rng.draw(draw)) {
                 (_, None) => return Outcome::Raised(Raised::Draw),
                 (Draw::Seed, Some(_)) => Supply::Seeded,
+                (Draw::Permutation { .. }, Some(_)) if word_by_word => Supply::WordByWord,
                 (_, Some(indices)) => Supply::Indices(Box::new(indices)),
             },
         };
@@ -127,6 +130,7 @@ proptest! {
         rule in rule(),
         num_samples in num_samples(),
         seed in any::<u64>(),
+        word_by_word in any::<bool>(),
         fails_at in prop_oneof![9 => Just(usize::MAX), 1 => 0..5_usize],
     ) {
         let torch: Shared = Rc::new(RefCell::new(Rng::new(seed, fails_at, num_samples)));
@@ -146,7 +150,7 @@ proptest! {
                 None => Outcome::Stop,
             };
             finished += u8::from(matches!(expected, Outcome::Stop | Outcome::Raised(_)));
-            let outcome = request(&mut stream, &mut ours);
+            let outcome = request(&mut stream, &mut ours, word_by_word);
             let mut torch = torch.borrow_mut();
             // Torch reads after a permutation what this reads before it, and not at all if the draw raises.
             raised |= expected == Outcome::Raised(Raised::Draw);
@@ -323,4 +327,67 @@ fn a_distributed_sampler_over_another_length_is_refused() {
 fn a_batch_without_indices_is_refused() {
     let rule = BatchRule { size: 0, drop_last: false };
     assert!(matches!(Stream::new(Source::Sequential { len: 3 }, Some(rule)), Err(Error::Config(_))));
+}
+
+#[test]
+fn a_long_permutation_is_the_same_word_by_word() {
+    for n in [33_000_u64, 33_001] {
+        let sources = || {
+            let indices: Vec<i64> = (0..n as i64).map(|index| -index).collect();
+            [
+                Source::Random { n, replacement: false, private_generator: false },
+                Source::Subset { indices: Box::new(indices) },
+                Source::Distributed {
+                    len: n,
+                    num_samples: n.div_ceil(3),
+                    num_replicas: 3,
+                    rank: 2,
+                    shuffle: true,
+                    drop_last: false,
+                },
+            ]
+        };
+        for size in [1, 1000, 20_000, 40_000] {
+            let rule = Some(BatchRule { size, drop_last: false });
+            for (whole, by_word) in sources().into_iter().zip(sources()) {
+                let mut read = [(whole, false), (by_word, true)].map(|(source, word_by_word)| {
+                    let mut rng = Rng::new(n, usize::MAX, vec![n]);
+                    let mut stream = Stream::new(source, rule).expect("a good source");
+                    let batches = std::iter::from_fn(|| match request(&mut stream, &mut rng, word_by_word) {
+                        Outcome::Batch(batch) => Some(batch),
+                        end => {
+                            assert_eq!(end, Outcome::Stop);
+                            None
+                        }
+                    });
+                    batches.collect::<Vec<_>>()
+                });
+                let by_word = std::mem::take(&mut read[1]);
+                assert!(read[0].len() as u64 >= n / 3 / size && read[0] == by_word, "{n} in {size}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_torch_permutes_in_another_way_is_refused_word_by_word() {
+    let n = Supply::MOST_WORD_BY_WORD + 1;
+    let source = Source::Random { n, replacement: false, private_generator: false };
+    let mut stream = Stream::new(source, None).expect("a good source");
+    assert_eq!(stream.next(), Ok(Step::Need(Draw::NumSamples)));
+    stream.supply(Supply::NumSamples(n)).expect("it was asked for");
+    assert_eq!(stream.next(), Ok(Step::Need(Draw::Permutation { n })));
+    assert!(matches!(stream.supply(Supply::WordByWord), Err(Error::Indices(_))));
+}
+
+#[test]
+fn too_few_words_are_refused() {
+    let mut stream =
+        Stream::new(Source::Subset { indices: Box::new(vec![7; 10]) }, None).expect("a good source");
+    assert_eq!(stream.next(), Ok(Step::Need(Draw::Permutation { n: 10 })));
+    stream.supply(Supply::WordByWord).expect("it was asked for");
+    assert_eq!(stream.next(), Ok(Step::Need(Draw::Words { count: 9 })));
+    assert!(stream.supply(Supply::Indices(Box::new(vec![0; 4]))).is_err());
+    stream.supply(Supply::Indices(Box::new(vec![0; 5]))).expect("two words to each");
+    assert_eq!(stream.next(), Ok(Step::Index(7)));
 }

@@ -20,6 +20,10 @@ pub(crate) struct Stream {
 
 #[pymethods]
 impl Stream {
+    /// The most elements of a permutation that may be made of words.
+    #[classattr]
+    const MOST_WORD_BY_WORD: u64 = Supply::MOST_WORD_BY_WORD;
+
     /// `SequentialSampler` over `len` samples.
     #[staticmethod]
     fn sequential(len: u64, batch: Option<(u64, bool)>) -> PyResult<Self> {
@@ -69,7 +73,7 @@ impl Stream {
         Self::new(Source::InfiniteNone, batch)
     }
 
-    /// The next index or batch of indices, with `draw` asked for what torch draws; for tests.
+    /// The next index or batch of indices, with `draw` asked for what torch draws.
     fn next(&self, py: Python<'_>, draw: &Bound<'_, PyAny>) -> PyResult<Option<Py<PyAny>>> {
         let read = self.read(draw)?;
         read.map(|(kind, bytes)| decode_index(py, kind, &bytes).map(Bound::unbind)).transpose()
@@ -117,7 +121,11 @@ fn fetch(draw: &Bound<'_, PyAny>, need: Draw) -> PyResult<Supply> {
     match need {
         Draw::Seed => draw.call_method0("seed").map(|_| Supply::Seeded),
         Draw::NumSamples => Ok(Supply::NumSamples(draw.call_method0("num_samples")?.extract()?)),
-        Draw::Permutation { n } => indices(draw.call_method1("permutation", (n,))?),
+        Draw::Permutation { n } => {
+            let found = draw.call_method1("permutation", (n,))?;
+            if found.is_none() { Ok(Supply::WordByWord) } else { indices(found) }
+        }
+        Draw::Words { count } => indices(draw.call_method1("words", (count,))?),
         Draw::Integers { high, count } => indices(draw.call_method1("integers", (high, count))?),
         Draw::Multinomial { .. } => indices(draw.call_method0("multinomial")?),
         #[allow(unreachable_patterns, reason = "the core may learn new needs")]

@@ -1,64 +1,115 @@
 //! Indices that were drawn, as far as they are not handed out.
 #![forbid(unsafe_code)]
 
-use super::Indices;
+use super::shuffle::Shuffle;
+use super::{Draw, Indices, Pull};
 use crate::{Error, Result};
 
-/// The part of a buffer that is still to come. Every index is checked when it is taken, so that a buffer of any length
+/// What was drawn.
+#[derive(Debug)]
+pub(super) enum Draws {
+    /// All of it.
+    Whole(Box<dyn Indices>),
+    /// A permutation whose words are drawn as it is read.
+    Shuffled(Shuffle),
+}
+
+impl Draws {
+    pub(super) fn len(&self) -> u64 {
+        match self {
+            Self::Whole(indices) => indices.as_slice().len() as u64,
+            Self::Shuffled(shuffle) => shuffle.len() as u64,
+        }
+    }
+
+    /// Whether the first `count` can be read, or what is needed for them.
+    pub(super) fn reach(&mut self, count: usize) -> std::result::Result<(), Draw> {
+        match self {
+            Self::Whole(_) => Ok(()),
+            Self::Shuffled(shuffle) => shuffle.reach(count).map_err(|count| Draw::Words { count }),
+        }
+    }
+
+    /// Takes what [`reach`](Self::reach) asked for.
+    pub(super) fn supply(&mut self, words: Box<dyn Indices>, count: u64) {
+        if let Self::Shuffled(shuffle) = self {
+            shuffle.supply(words, count);
+        }
+    }
+
+    /// Appends those at `positions`, all of which were reached.
+    pub(super) fn read(&self, positions: impl Iterator<Item = usize>, out: &mut Vec<i64>) {
+        match self {
+            Self::Whole(indices) => {
+                let indices = indices.as_slice();
+                out.extend(positions.map(|position| indices[position]));
+            }
+            Self::Shuffled(shuffle) => out.extend(positions.map(|position| shuffle.get(position))),
+        }
+    }
+}
+
+/// The part of a draw that is still to come. Every index is checked when it is taken, so that a buffer of any length
 /// costs nothing in advance.
 #[derive(Debug)]
 pub(super) struct Drawn {
-    indices: Box<dyn Indices>,
+    draws: Draws,
     at: usize,
     end: usize,
     /// Indices lie in `0..bound`.
     bound: u64,
+    /// As many as were drawn.
+    len: u64,
 }
 
 impl Drawn {
-    /// The first `count` of `indices`.
-    pub(super) fn new(indices: Box<dyn Indices>, count: u64, bound: u64) -> Self {
-        let end = usize::try_from(count).unwrap_or(usize::MAX).min(indices.as_slice().len());
-        Self { indices, at: 0, end, bound }
+    /// The first `count` of `draws`.
+    pub(super) fn new(draws: Draws, count: u64, bound: u64) -> Self {
+        let len = draws.len();
+        Self { end: count.min(len) as usize, draws, at: 0, bound, len }
     }
 
     pub(super) fn is_empty(&self) -> bool {
         self.at == self.end
     }
 
+    /// Takes what [`take`](Self::take) asked for.
+    pub(super) fn supply(&mut self, words: Box<dyn Indices>, count: u64) {
+        self.draws.supply(words, count);
+    }
+
     /// Appends up to `limit` of them.
-    pub(super) fn take(&mut self, limit: u64, out: &mut Vec<i64>) -> Result<()> {
-        out.extend_from_slice(self.advance(limit)?);
-        Ok(())
+    pub(super) fn take(&mut self, limit: u64, out: &mut Vec<i64>) -> Result<Pull> {
+        let before = out.len();
+        let until = self.at + usize::try_from(limit).unwrap_or(usize::MAX).min(self.end - self.at);
+        if let Err(draw) = self.draws.reach(until) {
+            return Ok(Pull::Need(draw));
+        }
+        same_length(self.draws.len(), self.len)?;
+        self.draws.read(self.at..until, out);
+        self.at = until;
+        within(&out[before..], self.bound)?;
+        Ok(Pull::Some)
     }
 
     /// Appends what lies in `through` at up to `limit` of them. As many lie there as the draw has a bound.
-    pub(super) fn take_through(&mut self, through: &[i64], limit: u64, out: &mut Vec<i64>) -> Result<()> {
-        same_length(through, self.bound)?;
-        out.extend(self.advance(limit)?.iter().map(|&index| through[index as usize]));
-        Ok(())
-    }
-
-    fn advance(&mut self, limit: u64) -> Result<&[i64]> {
-        let count = usize::try_from(limit).unwrap_or(usize::MAX).min(self.end - self.at);
-        let indices = self.indices.as_slice();
-        let Some(indices) = indices.get(self.at..self.at + count) else {
-            return Err(resized(indices.len(), self.end as u64));
-        };
-        self.at += count;
-        within(indices, self.bound)?;
-        Ok(indices)
+    pub(super) fn take_through(&mut self, through: &[i64], limit: u64, out: &mut Vec<i64>) -> Result<Pull> {
+        same_length(through.len() as u64, self.bound)?;
+        let before = out.len();
+        let pulled = self.take(limit, out)?;
+        for index in &mut out[before..] {
+            *index = through[*index as usize];
+        }
+        Ok(pulled)
     }
 }
 
 /// Refuses a buffer that no longer has the length that it had when it was supplied.
-pub(super) fn same_length(indices: &[i64], len: u64) -> Result<()> {
-    if indices.len() as u64 == len { Ok(()) } else { Err(resized(indices.len(), len)) }
-}
-
-#[cold]
-fn resized(now: usize, before: u64) -> Error {
-    Error::Indices(format!("a buffer of {before} indices has {now} while it is in use"))
+pub(super) fn same_length(now: u64, before: u64) -> Result<()> {
+    if now == before {
+        return Ok(());
+    }
+    Err(Error::Indices(format!("a buffer of {before} indices has {now} while it is in use")))
 }
 
 /// Refuses indices that do not lie in `0..bound`.

@@ -1,7 +1,7 @@
 //! The samplers that draw once or never.
 #![forbid(unsafe_code)]
 
-use super::drawn::{Drawn, same_length, within};
+use super::drawn::{Drawn, Draws, same_length, within};
 use super::{Draw, Indices, Pull, Source, Supply};
 use crate::{Error, Result};
 
@@ -18,7 +18,7 @@ pub(super) enum Once {
     /// The draw's indices are positions in `indices`.
     Subset { drawn: Drawn, indices: Box<dyn Indices> },
     /// Every so many-th of all indices, in order or permuted.
-    Strided { permutation: Option<Box<dyn Indices>>, stride: Stride },
+    Strided { permutation: Option<Draws>, stride: Stride },
 }
 
 /// What becomes of a draw.
@@ -74,31 +74,43 @@ impl Once {
             Self::Draw(draw, _) => return Ok(Pull::Need(*draw)),
             Self::Plain(drawn) | Self::Subset { drawn, .. } if drawn.is_empty() => return Ok(Pull::End),
             Self::Strided { stride, .. } if stride.left == 0 => return Ok(Pull::End),
-            Self::Plain(drawn) => drawn.take(limit, out)?,
-            Self::Subset { drawn, indices } => drawn.take_through(indices.as_slice(), limit, out)?,
+            Self::Plain(drawn) => return drawn.take(limit, out),
+            Self::Subset { drawn, indices } => return drawn.take_through(indices.as_slice(), limit, out),
             Self::Strided { permutation: None, stride } => {
                 out.extend(stride.take(limit).map(|position| position as i64));
             }
             Self::Strided { permutation: Some(permutation), stride } => {
-                let (permutation, len, before) = (permutation.as_slice(), stride.len, out.len());
-                same_length(permutation, len)?;
-                out.extend(stride.take(limit).map(|position| permutation[position as usize]));
+                let (len, before) = (stride.len, out.len());
+                same_length(permutation.len(), len)?;
+                if let Err(draw) = permutation.reach(stride.reach(limit)) {
+                    return Ok(Pull::Need(draw));
+                }
+                permutation.read(stride.take(limit).map(|position| position as usize), out);
                 within(&out[before..], len)?;
             }
         }
         Ok(Pull::Some)
     }
 
-    pub(super) fn supply(&mut self, supply: Supply) {
-        let (Self::Draw(draw, used), Supply::Indices(drawn)) =
-            (std::mem::replace(self, Self::empty()), supply)
-        else {
+    pub(super) fn supply(&mut self, draw: Draw, supply: Supply) {
+        if let Draw::Words { count } = draw {
+            match self {
+                Self::Plain(drawn) | Self::Subset { drawn, .. } => drawn.supply(supply.into_indices(), count),
+                Self::Strided { permutation: Some(permutation), .. } => {
+                    permutation.supply(supply.into_indices(), count);
+                }
+                _ => unreachable!("words are for a permutation"),
+            }
+            return;
+        }
+        let drawn = supply.into_draws(draw);
+        let Self::Draw(draw, used) = std::mem::replace(self, Self::empty()) else {
             unreachable!("only one draw is asked for")
         };
         let (Draw::Permutation { n: bound } | Draw::Multinomial { categories: bound, .. }) = draw else {
             unreachable!("{draw:?} is a need of RandomSampler")
         };
-        let count = drawn.as_slice().len() as u64;
+        let count = drawn.len();
         *self = match used {
             Use::Plain => Self::Plain(Drawn::new(drawn, count, bound)),
             Use::Subset(indices) => Self::Subset { drawn: Drawn::new(drawn, count, bound), indices },
@@ -115,6 +127,14 @@ impl Stride {
         }
         let within = |position: u64| position.checked_rem(len).unwrap_or(0);
         Ok(Self { at: within(first), step: within(step), left: many, len })
+    }
+
+    /// How many elements from the first on must be known for the next `limit` positions.
+    fn reach(&self, limit: u64) -> usize {
+        let count = limit.min(self.left);
+        // An overflow, or the end, is where the positions begin anew: all must be known then.
+        let last = count.saturating_sub(1).saturating_mul(self.step).saturating_add(self.at);
+        if count == 0 { 0 } else { last.saturating_add(1).min(self.len) as usize }
     }
 
     /// The next positions, at most `limit`.

@@ -69,8 +69,7 @@ impl Random {
                     self.state = State::Full { left: *left };
                 }
                 State::FullDrawn { drawn, .. } => {
-                    drawn.take(limit, out)?;
-                    return Ok(Pull::Some);
+                    return drawn.take(limit, out);
                 }
                 &mut State::Recounted { num_samples } => {
                     self.state = State::Rest { count: num_samples % self.draw_len()? };
@@ -83,24 +82,29 @@ impl Random {
                 &mut State::Rest { count } => return Ok(Pull::Need(self.draw(count))),
                 State::RestDrawn { drawn } if drawn.is_empty() => return Ok(Pull::End),
                 State::RestDrawn { drawn } => {
-                    drawn.take(limit, out)?;
-                    return Ok(Pull::Some);
+                    return drawn.take(limit, out);
                 }
             }
         }
     }
 
-    pub(super) fn supply(&mut self, supply: Supply) {
+    pub(super) fn supply(&mut self, draw: Draw, supply: Supply) {
+        if let (State::FullDrawn { drawn, .. } | State::RestDrawn { drawn }, Draw::Words { count }) =
+            (&mut self.state, draw)
+        {
+            return drawn.supply(supply.into_indices(), count);
+        }
         self.state = match (&self.state, supply) {
             (State::Start, Supply::Seeded) => State::Seeded,
             (State::Seeded, Supply::NumSamples(num_samples)) => State::Counted { num_samples },
             (State::Full { .. }, Supply::NumSamples(num_samples)) => State::Recounted { num_samples },
-            (&State::Full { left }, Supply::Indices(indices)) => {
-                let count = indices.as_slice().len() as u64;
-                State::FullDrawn { drawn: Drawn::new(indices, count, self.n), left: left - 1 }
+            (&State::Full { left }, supply) => {
+                let draws = supply.into_draws(draw);
+                let count = draws.len();
+                State::FullDrawn { drawn: Drawn::new(draws, count, self.n), left: left - 1 }
             }
-            (&State::Rest { count }, Supply::Indices(indices)) => {
-                State::RestDrawn { drawn: Drawn::new(indices, count, self.n) }
+            (&State::Rest { count }, supply) => {
+                State::RestDrawn { drawn: Drawn::new(supply.into_draws(draw), count, self.n) }
             }
             (state, supply) => unreachable!("{supply:?} answers no need of {state:?}"),
         };
