@@ -9,6 +9,8 @@ from torch.utils.data import _utils
 
 from ringloader import _native, _samplers, _seam, _transport
 
+_torchs_next = _seam.BaseIterator.__next__
+
 
 class RingIterator(_transport.TransportIterator):
     """An iterator that reads the sampler, hands out tasks, reorders and waits natively.
@@ -22,6 +24,8 @@ class RingIterator(_transport.TransportIterator):
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         _seam.BaseIterator._reset(self, loader, first_iter)
+        # Torch's warning of a stream that is longer than it said names the caller of torch's `__next__`.
+        self.__class__ = _LeanIterator if self._IterableDataset_len_called is None else RingIterator
         self._workers_status = [True] * self._num_workers
         self._stream = _samplers.stream_of(self._index_sampler)
         if first_iter:
@@ -95,6 +99,17 @@ class RingIterator(_transport.TransportIterator):
     @property
     def _tasks_outstanding(self) -> int:
         return self._scheduler.positions()[2]
+
+
+class _LeanIterator(RingIterator):
+    """Without torch's ``__next__``, most of which is the profiler's record, more than a small batch costs."""
+
+    def __next__(self) -> Any:
+        if _seam.profiler_enabled() or _seam.BaseIterator.__next__ is not _torchs_next:
+            return super().__next__()
+        data = self._scheduler.next(self)
+        self._num_yielded += 1
+        return data
 
 
 def _order(in_order: bool) -> str:

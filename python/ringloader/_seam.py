@@ -17,6 +17,7 @@ Loader = torch.utils.data.DataLoader
 BaseIterator: Any = torch_dataloader._BaseDataLoaderIter
 Iterator: Any = torch_dataloader._MultiProcessingDataLoaderIter
 
+profiler_enabled: Any = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
 ITERABLE = torch_dataloader._DatasetKind.Iterable
 # From 2.7 on, with ``in_order=False``, a worker with room is chosen; 2.6 goes round, whoever is busy.
 COUNTS_TASKS_PER_WORKER = "_workers_num_tasks" in Iterator._reset.__code__.co_names
@@ -105,6 +106,7 @@ __all__ = [
     "Loader",
     "get_iterator",
     "is_torchs_own",
+    "profiler_enabled",
     "replaced_control",
     "replaced_transport",
 ]

@@ -8,6 +8,7 @@
 //! | `stream.rs` | torch's samplers, read natively, as a Python class |
 //! | `encode.rs` | a Python batch to leaves and a skeleton |
 //! | `grouping.rs` | which leaves share memory, and where it goes |
+//! | `identity.rs` | maps by objects' addresses |
 //! | `decode.rs` | back again |
 //! | `dlpack.rs` | tensors out of and into memory; all unsafe code of this crate |
 //! | `torch.rs` | what is asked of torch, numpy and pickle, looked up once |

@@ -114,6 +114,18 @@ impl Dtype {
         self as u8
     }
 
+    /// Whether its elements are pairs of floating-point numbers.
+    #[inline]
+    pub const fn is_complex(self) -> bool {
+        self.dlpack().0 == code::COMPLEX
+    }
+
+    /// Whether its elements are floating-point numbers, or pairs of them.
+    #[inline]
+    pub const fn is_floating(self) -> bool {
+        !matches!(self.dlpack().0, code::INT | code::UINT | code::BOOL)
+    }
+
     /// Bytes of one element: a power of two, at most 16. Also the alignment that a leaf of this type keeps.
     #[inline]
     pub const fn itemsize(self) -> usize {

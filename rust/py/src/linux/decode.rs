@@ -6,11 +6,10 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
-use ringloader_core::batch::wire::MAX_NDIM;
 use ringloader_core::batch::{Leaf, LeafKind, Meta, SkeletonReader, StorageRecord, Token};
 use ringloader_core::delivery::Delivery;
 
-use super::dlpack::Span;
+use super::dlpack::{Copies, Span};
 use super::enter::exception;
 use super::torch::Torch;
 
@@ -29,14 +28,19 @@ pub(crate) fn decode<'py>(py: Python<'py>, mut delivery: Delivery) -> PyResult<(
     let leased = large && delivery.lease();
     let meta = delivery.meta().map_err(exception)?;
     let mut shared = vec![0u32; meta.storage_count() as usize];
+    let mut small = 0;
     for leaf in meta.leaves() {
         shared[leaf.storage() as usize] += 1;
+        let nbytes = meta.storage(leaf.storage()).map_or(0, |record| record.nbytes);
+        small += if nbytes <= SMALL { Copies::cost(nbytes, leaf.shape().len()) } else { 0 };
     }
     let leaves = LeafReader {
         torch: Torch::get(py)?,
         delivery: &delivery,
         meta: &meta,
         leased,
+        copies: Copies::new(small),
+        dims: RefCell::default(),
         shared,
         storages: RefCell::new((0..meta.storage_count()).map(|_| None).collect()),
     };
@@ -57,6 +61,9 @@ struct LeafReader<'a, 'py> {
     delivery: &'a Delivery,
     meta: &'a Meta<'a>,
     leased: bool,
+    copies: RefCell<Copies>,
+    /// Room for one leaf's shape and strides.
+    dims: RefCell<Vec<i64>>,
     /// How many leaves lie in each storage.
     shared: Vec<u32>,
     /// Storages that were made, for those with several leaves.
@@ -67,12 +74,13 @@ impl<'py> LeafReader<'_, 'py> {
     fn leaf(&self, py: Python<'py>, number: u32) -> PyResult<Bound<'py, PyAny>> {
         let leaf = self.meta.leaf(number).ok_or_else(|| corrupt(&format!("no leaf {number}")))?;
         let record = self.meta.storage(leaf.storage()).ok_or_else(|| corrupt("no such storage"))?;
-        let copy = !self.leased || record.nbytes <= SMALL;
+        let copy = (!self.leased || record.nbytes <= SMALL).then_some(&self.copies);
         match leaf.kind() {
             LeafKind::Tensor(dtype) => {
-                let (mut shape, mut strides) = ([0; MAX_NDIM], [0; MAX_NDIM]);
-                let shape = leaf.shape().copy_into(&mut shape);
-                let strides = leaf.strides().copy_into(&mut strides);
+                let mut dims = self.dims.borrow_mut();
+                dims.clear();
+                dims.extend(leaf.shape().iter().chain(leaf.strides().iter()));
+                let (shape, strides) = dims.split_at(leaf.shape().len());
                 let itemsize = dtype.itemsize() as u64;
                 if self.shared[leaf.storage() as usize] > 1
                     && record.nbytes > 0
@@ -100,7 +108,7 @@ impl<'py> LeafReader<'_, 'py> {
         py: Python<'py>,
         leaf: &Leaf<'_>,
         record: StorageRecord,
-        copy: bool,
+        copy: Option<&RefCell<Copies>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let at = leaf.storage() as usize;
         if let Some(made) = &self.storages.borrow()[at] {
@@ -118,7 +126,7 @@ impl<'py> LeafReader<'_, 'py> {
         leaf: &Leaf<'_>,
         record: StorageRecord,
         fortran: bool,
-        copy: bool,
+        copy: Option<&RefCell<Copies>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let dtype = self.torch.array_dtype.bind(py).call1((PyBytes::new(py, leaf.dtype_tag()),))?;
         let shape = PyTuple::new(py, leaf.shape().iter())?;

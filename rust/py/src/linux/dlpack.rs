@@ -1,14 +1,17 @@
 //! Tensors out of memory and into memory, by the DLPack structures; all unsafe code of this crate.
 //!
 //! INVARIANT D1: what a tensor made here points to is kept by its [`Keeper`], or lies in the same
-//! allocation as its header, and is dropped by the deleter alone, once.
+//! allocation as its header, and is dropped by the deleter alone, once. A header that several share
+//! memory with is kept by its own keeper.
 //! INVARIANT D2: the deleter runs on any thread, with or without the interpreter, with an exception
 //! pending, at exit and in forked children: it takes no lock, calls no Python and does not panic.
 //! INVARIANT D3: shape, strides and length given to torch were checked against the memory's length:
 //! they come from a parsed [`Meta`](ringloader_core::batch::Meta), or are one-dimensional.
 
 use std::alloc::{Layout, alloc, dealloc};
+use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
+use std::mem::ManuallyDrop;
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::ptr::{NonNull, copy_nonoverlapping};
 
@@ -105,26 +108,105 @@ enum Keeper {
     Batch { _backing: Arc<Backing> },
     /// Bytes of the slot that this worker is filling.
     Chunk { _bytes: Chunk },
-    /// Nobody: they lie behind the header.
-    Header,
+    /// Memory in which headers and bytes of several tensors lie, this one's too.
+    Shared { _memory: Arc<Memory> },
 }
 
-/// The start of each allocation: both forms of a managed tensor, of which one is used. Behind it lie
-/// shape and strides, and behind them the bytes of a tensor that owns them.
+/// The start of each tensor's memory: both forms of a managed tensor, of which one is used. Behind it
+/// lie shape and strides, and behind them the bytes of a tensor that owns them.
 #[repr(C)]
 struct Header {
     legacy: Legacy,
     versioned: Versioned,
-    layout: Layout,
-    _keeper: Keeper,
+    /// `None` where the bytes lie in the header's own allocation.
+    keeper: Option<Keeper>,
+    /// `None` in shared memory.
+    layout: Option<Layout>,
 }
 
 /// Where the bytes of a new tensor come from. `pointer` has `len` bytes.
-struct Source {
+struct Source<'a> {
     pointer: NonNull<u8>,
     len: usize,
-    /// `None`: they are copied.
-    keeper: Option<Keeper>,
+    place: Place<'a>,
+}
+
+/// Where they stay.
+enum Place<'a> {
+    /// Where they are.
+    There(Keeper),
+    /// Copied, with the header.
+    Copied,
+    /// Copied, with others.
+    CopiedTo(&'a RefCell<Copies>),
+}
+
+/// An allocation.
+struct Memory {
+    start: NonNull<u8>,
+    layout: Layout,
+}
+
+// SAFETY: plain memory. Tensors in it own disjoint parts.
+unsafe impl Send for Memory {}
+// SAFETY: as above; the fields are only read.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    fn new(len: usize) -> Option<Self> {
+        let layout = Layout::from_size_align(len.max(1), ALIGNMENT).ok()?;
+        // SAFETY: the size is not zero.
+        NonNull::new(unsafe { alloc(layout) }).map(|start| Self { start, layout })
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: it was allocated with this layout, and nobody has it any more (D1).
+        unsafe { dealloc(self.start.as_ptr(), self.layout) };
+    }
+}
+
+/// The largest memory that several small tensors share: as much as one that is kept can keep.
+const SHARED: usize = 32 << 10;
+
+/// Memory for the copied tensors of one batch, which share allocations.
+pub(crate) struct Copies {
+    memory: Option<Arc<Memory>>,
+    used: usize,
+    /// What is still expected to be asked for.
+    expected: usize,
+}
+
+impl Copies {
+    /// For about so many bytes in all, headers included.
+    pub(crate) fn new(expected: usize) -> RefCell<Self> {
+        RefCell::new(Self { memory: None, used: 0, expected })
+    }
+
+    /// What a tensor takes, about.
+    pub(crate) fn cost(len: u64, ndim: usize) -> usize {
+        (size_of::<Header>() + 16 * ndim).next_multiple_of(ALIGNMENT)
+            + (len as usize).next_multiple_of(ALIGNMENT)
+    }
+
+    fn take(&mut self, len: usize) -> Option<(NonNull<u8>, Arc<Memory>)> {
+        let len = len.next_multiple_of(ALIGNMENT);
+        let fits = |memory: &&Arc<Memory>| memory.layout.size() - self.used >= len;
+        let memory = match self.memory.as_ref().filter(fits) {
+            Some(memory) => memory.clone(),
+            None => {
+                let made = Arc::new(Memory::new(len.max(self.expected.min(SHARED)))?);
+                self.used = 0;
+                self.memory.insert(made).clone()
+            }
+        };
+        // SAFETY: `used + len` lies within the memory, by the check or by its making.
+        let at = unsafe { memory.start.add(self.used) };
+        self.used += len;
+        self.expected = self.expected.saturating_sub(len);
+        Some((at, memory))
+    }
 }
 
 /// Part of a delivered batch, checked to lie in it.
@@ -143,9 +225,13 @@ impl<'a> Span<'a> {
         Ok(Self { delivery, pointer: delivery.pointer(offset, len).map_err(exception)?, len })
     }
 
-    fn source(&self, copy: bool) -> Source {
-        let keeper = (!copy).then(|| Keeper::Batch { _backing: self.delivery.backing().clone() });
-        Source { pointer: self.pointer, len: self.len as usize, keeper }
+    fn source<'c>(&self, copies: Option<&'c RefCell<Copies>>) -> Source<'c> {
+        let place = match copies {
+            None => Place::There(Keeper::Batch { _backing: self.delivery.backing().clone() }),
+            Some(copies) if self.len as usize <= SHARED / 2 => Place::CopiedTo(copies),
+            Some(_) => Place::Copied,
+        };
+        Source { pointer: self.pointer, len: self.len as usize, place }
     }
 
     /// A tensor over the span, or over a copy of it.
@@ -158,20 +244,24 @@ impl<'a> Span<'a> {
         dtype: Dtype,
         shape: &[i64],
         strides: &[i64],
-        copy: bool,
+        copies: Option<&RefCell<Copies>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         check_tensor(dtype, shape, strides, 0, self.len).map_err(|what| {
             PyRuntimeError::new_err(format!("shared memory is corrupt: a tensor has {what}"))
         })?;
-        make_tensor(py, self.source(copy), dtype, shape, strides)
+        make_tensor(py, self.source(copies), dtype, shape, strides)
     }
 
     /// All bytes of the span as a flat uint8 tensor, over them or over a copy.
     ///
     /// # Errors
     /// What torch raises.
-    pub(crate) fn flat<'py>(&self, py: Python<'py>, copy: bool) -> PyResult<Bound<'py, PyAny>> {
-        make_tensor(py, self.source(copy), Dtype::U8, &[self.len as i64], &[1])
+    pub(crate) fn flat<'py>(
+        &self,
+        py: Python<'py>,
+        copies: Option<&RefCell<Copies>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        make_tensor(py, self.source(copies), Dtype::U8, &[self.len as i64], &[1])
     }
 
     /// A copy of the span as `bytes`.
@@ -193,13 +283,13 @@ impl<'a> Span<'a> {
 /// What torch raises.
 pub(crate) fn tensor_over_chunk(py: Python<'_>, chunk: Chunk, len: u64) -> PyResult<Bound<'_, PyAny>> {
     let pointer = NonNull::new(chunk.address as *mut u8).expect("an address inside a mapping");
-    let keeper = Some(Keeper::Chunk { _bytes: chunk });
-    make_tensor(py, Source { pointer, len: len as usize, keeper }, Dtype::U8, &[len as i64], &[1])
+    let place = Place::There(Keeper::Chunk { _bytes: chunk });
+    make_tensor(py, Source { pointer, len: len as usize, place }, Dtype::U8, &[len as i64], &[1])
 }
 
 fn make_tensor<'py>(
     py: Python<'py>,
-    source: Source,
+    source: Source<'_>,
     dtype: Dtype,
     shape: &[i64],
     strides: &[i64],
@@ -221,10 +311,10 @@ fn make_tensor<'py>(
 /// Copies of at least so many bytes are made without the interpreter.
 const DETACH: usize = 1 << 20;
 
-/// A new allocation with everything filled in. To be given to torch, or to [`drop_header`].
+/// A new header with everything filled in. To be given to torch, or to [`drop_header`].
 fn build(
     py: Python<'_>,
-    source: Source,
+    source: Source<'_>,
     dtype: Dtype,
     shape: &[i64],
     strides: &[i64],
@@ -232,24 +322,34 @@ fn build(
     assert!(shape.len() == strides.len() && shape.len() <= MAX_NDIM, "D3");
     let dims_at = size_of::<Header>();
     let data_at = (dims_at + 16 * shape.len()).next_multiple_of(ALIGNMENT);
-    let len = if source.keeper.is_some() { 0 } else { source.len };
+    let len = if matches!(source.place, Place::There(_)) { 0 } else { source.len };
     let no_memory = || PyMemoryError::new_err(format!("no memory for a tensor of {len} bytes"));
-    let layout = Layout::from_size_align(data_at + len, ALIGNMENT).map_err(|_| no_memory())?;
-    // SAFETY: the size is not zero, it has at least a header.
-    let base = NonNull::new(unsafe { alloc(layout) }).ok_or_else(no_memory)?;
+    let alone = || {
+        let memory = ManuallyDrop::new(Memory::new(data_at + len).ok_or_else(no_memory)?);
+        Ok::<_, PyErr>((memory.start, Some(memory.layout)))
+    };
+    let ((base, layout), keeper) = match source.place {
+        Place::There(keeper) => (alone()?, Some(keeper)),
+        Place::Copied => (alone()?, None),
+        Place::CopiedTo(copies) => {
+            let (base, memory) = copies.borrow_mut().take(data_at + len).ok_or_else(no_memory)?;
+            ((base, None), Some(Keeper::Shared { _memory: memory }))
+        }
+    };
+    let is_copy = matches!(keeper, None | Some(Keeper::Shared { .. }));
     let header = base.cast::<Header>();
-    // SAFETY: header, dims and data lie one behind the other in the new allocation, each aligned: the
-    // header's size is a multiple of 8, and `data_at` one of 64. Source bytes are another allocation.
+    // SAFETY: header, dims and data lie one behind the other in new memory of ours alone, each aligned:
+    // the header's size is a multiple of 8, and `data_at` one of 64. Source bytes lie elsewhere.
     unsafe {
         let dims = base.add(dims_at).cast::<i64>().as_ptr();
         copy_nonoverlapping(shape.as_ptr(), dims, shape.len());
         copy_nonoverlapping(strides.as_ptr(), dims.add(shape.len()), strides.len());
-        let data = if source.keeper.is_some() {
-            source.pointer
-        } else {
+        let data = if is_copy {
             let target = base.add(data_at);
             copy(py, source.pointer.as_ptr() as usize, target.as_ptr() as usize, source.len);
             target
+        } else {
+            source.pointer
         };
         let (code, bits, lanes) = dtype.dlpack();
         let tensor = DlTensor {
@@ -274,8 +374,8 @@ fn build(
                 flags: 0,
                 tensor,
             },
+            keeper,
             layout,
-            _keeper: source.keeper.unwrap_or(Keeper::Header),
         });
     }
     Ok(header)
@@ -294,11 +394,13 @@ unsafe fn copy(py: Python<'_>, from: usize, to: usize, len: usize) {
 /// # Safety
 /// `header` was made by [`build`], and this is the only call for it.
 unsafe fn drop_header(header: *mut Header) {
-    // SAFETY: the caller's promise: the header is whole, and nobody looks at it after.
-    unsafe {
-        let layout = (*header).layout;
-        header.drop_in_place();
-        dealloc(header.cast(), layout);
+    // SAFETY: the caller's promise: the header is whole, and nobody looks at it after. Moved out first,
+    // since the keeper of a header in shared memory keeps the header itself.
+    let Header { keeper, layout, .. } = unsafe { header.read() };
+    drop(keeper);
+    if let Some(layout) = layout {
+        // SAFETY: the header had this memory for itself.
+        unsafe { dealloc(header.cast(), layout) };
     }
 }
 
@@ -353,22 +455,16 @@ fn import_capsule<'py>(
 pub(crate) struct Described {
     pub(crate) address: usize,
     pub(crate) dtype: Dtype,
-    dims: [i64; 2 * MAX_NDIM],
-    ndim: usize,
+    pub(crate) ndim: usize,
 }
 
-impl Described {
-    pub(crate) fn shape(&self) -> &[i64] {
-        &self.dims[..self.ndim]
-    }
-
-    pub(crate) fn strides(&self) -> &[i64] {
-        &self.dims[MAX_NDIM..MAX_NDIM + self.ndim]
-    }
-}
-
-/// Describes a strided tensor by torch's C function; `None` for what it refuses or is not on the CPU.
-pub(crate) fn describe(api: ExchangeApi, tensor: &Bound<'_, PyAny>) -> Option<Described> {
+/// Describes a strided tensor by torch's C function, and appends its shape and then its strides to `dims`;
+/// `None` for what that function refuses or is not on the CPU.
+pub(crate) fn describe(
+    api: ExchangeApi,
+    tensor: &Bound<'_, PyAny>,
+    dims: &mut Vec<i64>,
+) -> Option<Described> {
     let mut found = DlTensor {
         data: std::ptr::null_mut(),
         device_type: 0,
@@ -392,13 +488,12 @@ pub(crate) fn describe(api: ExchangeApi, tensor: &Bound<'_, PyAny>) -> Option<De
         if found.device_type != CPU {
             return None;
         }
-        let mut dims = [0; 2 * MAX_NDIM];
-        if ndim > 0 {
-            copy_nonoverlapping(found.shape, dims.as_mut_ptr(), ndim);
-            copy_nonoverlapping(found.strides, dims[MAX_NDIM..].as_mut_ptr(), ndim);
-        }
         let dtype = Dtype::from_dlpack(found.code, found.bits, found.lanes)?;
-        Some(Described { address: found.data as usize + found.byte_offset as usize, dtype, dims, ndim })
+        if ndim > 0 {
+            dims.extend_from_slice(std::slice::from_raw_parts(found.shape, ndim));
+            dims.extend_from_slice(std::slice::from_raw_parts(found.strides, ndim));
+        }
+        Some(Described { address: found.data as usize + found.byte_offset as usize, dtype, ndim })
     }
 }
 

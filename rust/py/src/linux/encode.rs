@@ -5,7 +5,6 @@
 //! instead, still with tensors, arrays and storages as leaves: one pickle keeps "the same object
 //! twice" over the whole batch, as torch's does.
 
-use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
 use pyo3::intern;
@@ -15,6 +14,7 @@ use ringloader_core::batch::wire::MAX_NDIM;
 use ringloader_core::batch::{Dtype, MetaWriter};
 
 use super::dlpack::{Described, Held, describe};
+use super::identity::ByIdentity;
 use super::torch::Torch;
 
 /// Trees that are deeper are pickled, which has a limit and an error of its own.
@@ -24,7 +24,7 @@ const INLINE_BYTES: usize = 4096;
 
 /// What a leaf is, but for the place of its bytes.
 pub(crate) enum LeafKind {
-    Tensor { dtype: Dtype, shape: Vec<i64>, strides: Vec<i64> },
+    Tensor { dtype: Dtype, dims: Dims },
     Array { fortran: bool, itemsize: u64, tag: Vec<u8>, shape: Vec<i64> },
     Storage,
     Bytes,
@@ -35,6 +35,13 @@ impl LeafKind {
     pub(crate) fn aliases(&self) -> bool {
         matches!(self, Self::Tensor { .. } | Self::Storage)
     }
+}
+
+/// Where in [`Drafts`] a tensor's shape lies, with its strides behind it.
+#[derive(Clone, Copy)]
+pub(crate) struct Dims {
+    first: usize,
+    ndim: usize,
 }
 
 /// A leaf and where its bytes are now.
@@ -51,10 +58,29 @@ pub(crate) struct Drafts {
     pub(crate) leaves: Vec<LeafDraft>,
     /// INVARIANT: everything whose memory `leaves` names, and whose identity `known` does.
     pub(crate) held: Vec<Held>,
-    known: HashMap<usize, u32>,
+    dims: Vec<i64>,
+    /// For the pickler only.
+    known: ByIdentity<u32>,
 }
 
 impl Drafts {
+    pub(crate) fn shape(&self, dims: Dims) -> &[i64] {
+        &self.dims[dims.first..dims.first + dims.ndim]
+    }
+
+    /// In elements.
+    pub(crate) fn strides(&self, dims: Dims) -> &[i64] {
+        &self.dims[dims.first + dims.ndim..dims.first + 2 * dims.ndim]
+    }
+
+    /// Lets go of everything and keeps the memory.
+    fn clear(&mut self) {
+        self.leaves.clear();
+        self.held.clear();
+        self.dims.clear();
+        self.known.clear();
+    }
+
     /// The leaf for an object that has one; `None` for any other.
     fn add(&mut self, torch: &Torch, object: &Bound<'_, PyAny>) -> PyResult<Option<u32>> {
         let kind = object.get_type();
@@ -74,7 +100,6 @@ impl Drafts {
         let number = self.leaves.len() as u32;
         self.leaves.push(draft);
         self.held.push(Held::new(object));
-        self.known.insert(object.as_ptr() as usize, number);
         number
     }
 
@@ -85,25 +110,61 @@ impl Drafts {
         {
             return Ok(None);
         }
-        // The values of such views are not the bytes they lie over.
-        let lazy = |name| tensor.call_method0(name)?.is_truthy();
-        if lazy(intern!(py, "is_neg"))? || lazy(intern!(py, "is_conj"))? {
+        let draft = match torch.exchange {
+            Some(api) => {
+                let described = describe(api, tensor, &mut self.dims);
+                // DLPack takes some of torch's types for others: integers of less than a byte.
+                let is_its_own = |found: &Described| {
+                    found.dtype.itemsize() > 1
+                        || torch.dtype_of(tensor).is_ok_and(|dtype| dtype == Some(found.dtype))
+                };
+                described.filter(is_its_own).map(|found| self.draft(found.address, found.dtype, found.ndim))
+            }
+            None => self.by_attributes(torch, tensor)?,
+        };
+        let Some(draft) = draft else { return Ok(None) };
+        if let LeafKind::Tensor { dtype, .. } = draft.kind
+            && is_lazy(tensor, dtype)?
+        {
+            // The values of such a view are not the bytes it lies over.
             let resolved = tensor.call_method0(intern!(py, "resolve_conj"))?;
             let resolved = resolved.call_method0(intern!(py, "resolve_neg"))?;
             self.held.push(Held::new(&resolved));
             return self.tensor(torch, &resolved);
         }
-        let draft = match torch.exchange {
-            // DLPack takes some of torch's types for others: integers of less than a byte.
-            Some(api) => describe(api, tensor)
-                .filter(|found| torch.dtype_of(tensor).is_ok_and(|dtype| dtype == Some(found.dtype)))
-                .map(|found| from_description(&found)),
-            None => from_attributes(torch, tensor)?,
-        };
         // Without memory behind its elements it is a tensor of some other kind: fake, or under a transform.
         // A misaligned one, over somebody's buffer, travels as its storage.
-        let plain = |draft: &LeafDraft| draft.address != 0 && draft.address.is_multiple_of(draft.alignment);
-        Ok(draft.filter(|draft| draft.len == 0 || plain(draft)))
+        let is_plain = draft.address != 0 && draft.address.is_multiple_of(draft.alignment);
+        Ok((draft.len == 0 || is_plain).then_some(draft))
+    }
+
+    /// A tensor whose shape and strides are the last of `dims`.
+    fn draft(&self, address: usize, dtype: Dtype, ndim: usize) -> LeafDraft {
+        let dims = Dims { first: self.dims.len() - 2 * ndim, ndim };
+        let itemsize = dtype.itemsize();
+        LeafDraft {
+            address,
+            len: span(self.shape(dims), self.strides(dims), itemsize),
+            alignment: itemsize,
+            kind: LeafKind::Tensor { dtype, dims },
+        }
+    }
+
+    fn by_attributes(&mut self, torch: &Torch, tensor: &Bound<'_, PyAny>) -> PyResult<Option<LeafDraft>> {
+        let py = tensor.py();
+        let Some(dtype) = torch.dtype_of(tensor)? else { return Ok(None) };
+        let is = |name| tensor.getattr(name)?.is_truthy();
+        if !is(intern!(py, "is_cpu"))? || is(intern!(py, "is_nested"))? {
+            return Ok(None);
+        }
+        let address = tensor.call_method0(intern!(py, "data_ptr"))?.extract()?;
+        let shape: Vec<i64> = tensor.getattr(intern!(py, "shape"))?.extract()?;
+        if shape.len() > MAX_NDIM {
+            return Ok(None);
+        }
+        let strides: Vec<i64> = tensor.call_method0(intern!(py, "stride"))?.extract()?;
+        self.dims.extend(shape.iter().chain(&strides));
+        Ok(Some(self.draft(address, dtype, shape.len())))
     }
 
     fn array(&mut self, torch: &Torch, array: &Bound<'_, PyAny>) -> PyResult<Option<LeafDraft>> {
@@ -149,34 +210,13 @@ fn span(shape: &[i64], strides: &[i64], itemsize: usize) -> u64 {
     (last as u64 + 1) * itemsize as u64
 }
 
-fn from_description(found: &Described) -> LeafDraft {
-    draft(found.address, found.dtype, found.shape().to_vec(), found.strides().to_vec())
-}
-
-fn draft(address: usize, dtype: Dtype, shape: Vec<i64>, strides: Vec<i64>) -> LeafDraft {
-    let itemsize = dtype.itemsize();
-    LeafDraft {
-        address,
-        len: span(&shape, &strides, itemsize),
-        alignment: itemsize,
-        kind: LeafKind::Tensor { dtype, shape, strides },
-    }
-}
-
-fn from_attributes(torch: &Torch, tensor: &Bound<'_, PyAny>) -> PyResult<Option<LeafDraft>> {
+/// Whether the values are other than the bytes: a conjugate or negative view. Only complex numbers, and the
+/// parts of them, are ever seen so.
+fn is_lazy(tensor: &Bound<'_, PyAny>, dtype: Dtype) -> PyResult<bool> {
     let py = tensor.py();
-    let Some(dtype) = torch.dtype_of(tensor)? else { return Ok(None) };
-    let is = |name| tensor.getattr(name)?.is_truthy();
-    if !is(intern!(py, "is_cpu"))? || is(intern!(py, "is_nested"))? {
-        return Ok(None);
-    }
-    let address = tensor.call_method0(intern!(py, "data_ptr"))?.extract()?;
-    let shape: Vec<i64> = tensor.getattr(intern!(py, "shape"))?.extract()?;
-    if shape.len() > MAX_NDIM {
-        return Ok(None);
-    }
-    let strides = tensor.call_method0(intern!(py, "stride"))?.extract()?;
-    Ok(Some(draft(address, dtype, shape, strides)))
+    let is = |name| tensor.call_method0(name)?.is_truthy();
+    Ok((dtype.is_complex() && is(intern!(py, "is_conj"))?)
+        || (dtype.is_floating() && is(intern!(py, "is_neg"))?))
 }
 
 /// What the pickler asks for each object: is it a leaf?
@@ -195,7 +235,11 @@ impl Leaves {
         let mut drafts = self.take();
         let number = match drafts.known.get(&(object.as_ptr() as usize)) {
             Some(&number) => Ok(Some(number)),
-            None => drafts.add(torch, object),
+            None => drafts.add(torch, object).inspect(|&number| {
+                if let Some(number) = number {
+                    drafts.known.insert(object.as_ptr() as usize, number);
+                }
+            }),
         };
         *self.drafts.lock().unwrap_or_else(PoisonError::into_inner) = drafts;
         number
@@ -209,38 +253,48 @@ impl Leaves {
 }
 
 /// A batch, as far as it is known before its place is.
+#[derive(Default)]
 pub(crate) struct Encoded {
     /// Its skeleton; storages and leaves are added once they have a place.
     pub(crate) meta: MetaWriter,
     pub(crate) drafts: Drafts,
     pub(crate) pickled: bool,
+    /// Objects met before, to their memo number; `None` for a tuple whose items are being walked.
+    memo: ByIdentity<Option<u32>>,
 }
 
-/// Encodes `batch`.
-///
-/// # Errors
-/// What pickling raises for what cannot be pickled.
-pub(crate) fn encode(batch: &Bound<'_, PyAny>) -> PyResult<Encoded> {
-    let py = batch.py();
-    let torch = Torch::get(py)?;
-    let mut walk =
-        Walk { torch, meta: MetaWriter::new(), drafts: Drafts::default(), memo: HashMap::new(), depth: 0 };
-    if walk.value(batch)? {
-        return Ok(Encoded { meta: walk.meta, drafts: walk.drafts, pickled: false });
+impl Encoded {
+    /// Encodes `batch` into an empty one.
+    ///
+    /// # Errors
+    /// What pickling raises for what cannot be pickled.
+    pub(crate) fn encode(&mut self, batch: &Bound<'_, PyAny>) -> PyResult<()> {
+        let py = batch.py();
+        let torch = Torch::get(py)?;
+        if (Walk { torch, to: self, depth: 0 }).value(batch)? {
+            return Ok(());
+        }
+        self.clear();
+        let leaves = Bound::new(py, Leaves::default())?;
+        let pickled = torch.dumps.bind(py).call1((batch, &leaves))?;
+        self.meta.skeleton().pickle(pickled.extract::<&[u8]>()?);
+        self.drafts = leaves.get().take();
+        self.pickled = true;
+        Ok(())
     }
-    let mut meta = MetaWriter::new();
-    let leaves = Bound::new(py, Leaves::default())?;
-    let pickled = torch.dumps.bind(py).call1((batch, &leaves))?;
-    meta.skeleton().pickle(pickled.extract::<&[u8]>()?);
-    Ok(Encoded { meta, drafts: leaves.get().take(), pickled: true })
+
+    /// Lets go of the batch and keeps the memory, so that a steady stream of similar ones allocates nothing.
+    pub(crate) fn clear(&mut self) {
+        self.meta.clear();
+        self.drafts.clear();
+        self.memo.clear();
+        self.pickled = false;
+    }
 }
 
 struct Walk<'a> {
     torch: &'a Torch,
-    meta: MetaWriter,
-    drafts: Drafts,
-    /// Objects met before, to their memo number; `None` for a tuple whose items are being walked.
-    memo: HashMap<usize, Option<u32>>,
+    to: &'a mut Encoded,
     depth: u32,
 }
 
@@ -248,14 +302,14 @@ impl Walk<'_> {
     /// Writes one value; `false` if the batch must be pickled.
     fn value(&mut self, object: &Bound<'_, PyAny>) -> PyResult<bool> {
         if object.is_none() {
-            self.meta.skeleton().none();
+            self.to.meta.skeleton().none();
         } else if let Ok(value) = object.cast_exact::<PyBool>() {
-            self.meta.skeleton().bool(value.is_true());
+            self.to.meta.skeleton().bool(value.is_true());
         } else if object.is_exact_instance_of::<PyInt>() {
             let Ok(value) = object.extract() else { return Ok(false) };
-            self.meta.skeleton().int(value);
+            self.to.meta.skeleton().int(value);
         } else if let Ok(value) = object.cast_exact::<PyFloat>() {
-            self.meta.skeleton().float(value.value());
+            self.to.meta.skeleton().float(value.value());
         } else {
             return self.memoised(object);
         }
@@ -265,9 +319,9 @@ impl Walk<'_> {
     /// A value that may be met again as the same object.
     fn memoised(&mut self, object: &Bound<'_, PyAny>) -> PyResult<bool> {
         let key = object.as_ptr() as usize;
-        match self.memo.get(&key) {
+        match self.to.memo.get(&key) {
             Some(&Some(number)) => {
-                self.meta.skeleton().memo(number);
+                self.to.meta.skeleton().memo(number);
                 return Ok(true);
             }
             Some(None) => return Ok(false),
@@ -276,21 +330,21 @@ impl Walk<'_> {
         if let Ok(text) = object.cast_exact::<PyString>() {
             // Lone surrogates are no UTF-8; pickle knows how to write them.
             let Ok(text) = text.to_str() else { return Ok(false) };
-            let number = self.meta.skeleton().str(text);
-            self.memo.insert(key, Some(number));
+            let number = self.to.meta.skeleton().str(text);
+            self.to.memo.insert(key, Some(number));
             return Ok(true);
         }
         if let Ok(bytes) = object.cast_exact::<PyBytes>() {
             let bytes = bytes.as_bytes();
             if bytes.len() <= INLINE_BYTES {
-                self.meta.skeleton().bytes(bytes);
+                self.to.meta.skeleton().bytes(bytes);
                 return Ok(true);
             }
-            let leaf = self.drafts.bytes(object, bytes);
+            let leaf = self.to.drafts.bytes(object, bytes);
             self.leaf(key, leaf);
             return Ok(true);
         }
-        if let Some(leaf) = self.drafts.add(self.torch, object)? {
+        if let Some(leaf) = self.to.drafts.add(self.torch, object)? {
             self.leaf(key, leaf);
             return Ok(true);
         }
@@ -304,15 +358,15 @@ impl Walk<'_> {
     }
 
     fn leaf(&mut self, key: usize, leaf: u32) {
-        let number = self.meta.skeleton().leaf(leaf);
-        self.memo.insert(key, Some(number));
+        let number = self.to.meta.skeleton().leaf(leaf);
+        self.to.memo.insert(key, Some(number));
     }
 
     fn container(&mut self, key: usize, object: &Bound<'_, PyAny>) -> PyResult<bool> {
         if let Ok(list) = object.cast_exact::<PyList>() {
             let len = list.len();
-            let number = self.meta.skeleton().list(len as u32);
-            self.memo.insert(key, Some(number));
+            let number = self.to.meta.skeleton().list(len as u32);
+            self.to.memo.insert(key, Some(number));
             for item in list.iter() {
                 if !self.value(&item)? {
                     return Ok(false);
@@ -322,8 +376,8 @@ impl Walk<'_> {
             return Ok(list.len() == len);
         }
         if let Ok(dict) = object.cast_exact::<PyDict>() {
-            let number = self.meta.skeleton().dict(dict.len() as u32);
-            self.memo.insert(key, Some(number));
+            let number = self.to.meta.skeleton().dict(dict.len() as u32);
+            self.to.memo.insert(key, Some(number));
             for (name, item) in dict.iter() {
                 if !self.value(&name)? || !self.value(&item)? {
                     return Ok(false);
@@ -333,7 +387,7 @@ impl Walk<'_> {
         }
         let Ok(tuple) = object.cast::<PyTuple>() else { return Ok(false) };
         let number = if tuple.is_exact_instance_of::<PyTuple>() {
-            self.meta.skeleton().tuple(tuple.len() as u32)
+            self.to.meta.skeleton().tuple(tuple.len() as u32)
         } else {
             let py = object.py();
             let name = self.torch.named_tuple_name.bind(py).call1((object.get_type(),))?;
@@ -341,16 +395,16 @@ impl Walk<'_> {
                 return Ok(false);
             }
             let (module, qualname): (String, String) = name.extract()?;
-            self.meta.skeleton().named_tuple(&module, &qualname, tuple.len() as u32)
+            self.to.meta.skeleton().named_tuple(&module, &qualname, tuple.len() as u32)
         };
         // A tuple that contains itself, by way of a list, cannot be made before its items are.
-        self.memo.insert(key, None);
+        self.to.memo.insert(key, None);
         for item in tuple.iter() {
             if !self.value(&item)? {
                 return Ok(false);
             }
         }
-        self.memo.insert(key, Some(number));
+        self.to.memo.insert(key, Some(number));
         Ok(true)
     }
 }

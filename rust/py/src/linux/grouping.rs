@@ -92,8 +92,8 @@ impl Groups {
                 None => (empty.unwrap_or(0), 0),
             };
             match &leaf.kind {
-                LeafKind::Tensor { dtype, shape, strides } => {
-                    meta.add_tensor(storage, offset, *dtype, shape, strides)
+                &LeafKind::Tensor { dtype, dims } => {
+                    meta.add_tensor(storage, offset, dtype, drafts.shape(dims), drafts.strides(dims))
                 }
                 LeafKind::Array { fortran, itemsize, tag, shape } => {
                     meta.add_array(storage, offset, *itemsize, tag, *fortran, shape)

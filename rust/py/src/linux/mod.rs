@@ -7,6 +7,7 @@ pub(crate) mod encode;
 pub(crate) mod engine;
 pub(crate) mod enter;
 pub(crate) mod grouping;
+pub(crate) mod identity;
 pub(crate) mod port;
 pub(crate) mod scheduler;
 pub(crate) mod stream;

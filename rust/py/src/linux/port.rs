@@ -1,6 +1,7 @@
 //! A worker's end of the transport, as a Python class.
 
 use std::os::fd::{AsFd, OwnedFd, RawFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::intern;
@@ -12,7 +13,7 @@ use ringloader_core::shm::{Control, Segment};
 use ringloader_core::sync::{Arc, AtomicBool, Ordering};
 
 use super::dlpack::{Target, tensor_over_chunk};
-use super::encode::{Encoded, encode};
+use super::encode::Encoded;
 use super::engine::Engine;
 use super::enter::{Deadline, detached, exception};
 use super::grouping::Groups;
@@ -23,6 +24,8 @@ use super::torch::Torch;
 pub(crate) struct Port {
     core: ringloader_core::port::Port,
     parent_ended: AtomicBool,
+    /// The last batch's memory, empty. Whoever is putting a batch has it.
+    spare: Mutex<Option<Box<Encoded>>>,
 }
 
 #[pymethods]
@@ -70,7 +73,12 @@ impl Port {
             Some((seq, data)) => (ResultKind::Batch, seq, data),
             None => (ResultKind::Object, 0, message.clone()),
         };
-        self.commit(py, kind, seq as u64, encode(&object)?)
+        let mut encoded = self.spare().take().unwrap_or_default();
+        encoded.encode(&object)?;
+        let committed = self.commit(py, kind, seq as u64, &mut encoded);
+        encoded.clear();
+        *self.spare() = Some(encoded);
+        committed
     }
 
     /// Memory for `nbytes` in the slot that is being filled, as a `torch.UntypedStorage`; None where the
@@ -103,19 +111,23 @@ fn owned(fd: RawFd) -> PyResult<OwnedFd> {
 impl Port {
     fn attached(control: Arc<Control>, worker: u32, share: u64, fds: [OwnedFd; 4]) -> PyResult<Self> {
         let core = ringloader_core::port::Port::attach(control, worker, share, fds).map_err(exception)?;
-        Ok(Self { core, parent_ended: AtomicBool::new(false) })
+        Ok(Self { core, parent_ended: AtomicBool::new(false), spare: Mutex::default() })
     }
 
-    fn commit(&self, py: Python<'_>, kind: ResultKind, seq: u64, encoded: Encoded) -> PyResult<()> {
-        let Encoded { mut meta, drafts, pickled } = encoded;
+    fn spare(&self) -> MutexGuard<'_, Option<Box<Encoded>>> {
+        self.spare.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn commit(&self, py: Python<'_>, kind: ResultKind, seq: u64, encoded: &mut Encoded) -> PyResult<()> {
+        let Encoded { meta, drafts, pickled, .. } = encoded;
         let mut commit = self.core.begin_commit();
         let generation = commit.generation();
-        let groups = Groups::new(&drafts, &commit, &mut meta);
+        let groups = Groups::new(drafts, &commit, meta);
         let len = meta.encoded_len() as u64;
         let mut own = None;
         let (plan, end) = loop {
             let bump = own.is_none().then(|| commit.bump());
-            let plan = groups.place(&mut meta, bump);
+            let plan = groups.place(meta, bump);
             let end = plan.meta_at + len;
             if own.is_some() {
                 break (plan, end);
@@ -128,7 +140,7 @@ impl Port {
                     }
                 }
                 Room::Oversize => {
-                    let whole = groups.place(&mut meta, None).meta_at + len;
+                    let whole = groups.place(meta, None).meta_at + len;
                     own = Some(commit.own_segment(whole).map_err(exception)?);
                 }
             }
@@ -150,7 +162,7 @@ impl Port {
         count(&counters.batches, (kind == ResultKind::Batch).into());
         count(&counters.in_place, if own.is_some() { 0 } else { groups.in_place() });
         count(&counters.copied, plan.copies.len() as u64);
-        count(&counters.pickled, pickled.into());
+        count(&counters.pickled, (*pickled).into());
         count(&counters.oversize, own.is_some().into());
         while !commit.finish(seq, kind, plan.meta_at..end, end, own.is_some()).map_err(exception)? {
             if self.rest(py)? {

@@ -9,6 +9,7 @@ use pyo3::types::{PyDict, PyType};
 use ringloader_core::batch::Dtype;
 
 use super::dlpack::ExchangeApi;
+use super::identity::ByIdentity;
 
 /// The functions and types.
 pub(crate) struct Torch {
@@ -33,7 +34,7 @@ pub(crate) struct Torch {
     pub(crate) iterable_end: Py<PyAny>,
     /// What carries an exception out of a worker.
     pub(crate) exception_wrapper: Py<PyAny>,
-    dtypes: HashMap<usize, Dtype>,
+    dtypes: ByIdentity<Dtype>,
     torch_dtypes: HashMap<u8, Py<PyAny>>,
 }
 
@@ -54,7 +55,7 @@ impl Torch {
         let batches = py.import("ringloader._batches")?;
         let tensor = torch.getattr("Tensor")?.cast_into::<PyType>()?;
         let get = |module: &Bound<'_, PyModule>, name: &str| Ok::<_, PyErr>(module.getattr(name)?.unbind());
-        let mut dtypes = HashMap::new();
+        let mut dtypes = ByIdentity::default();
         let mut torch_dtypes = HashMap::new();
         for &dtype in Dtype::ALL {
             // A dtype that this torch does not have yet cannot come up.

@@ -279,15 +279,6 @@ impl<'a> Dims<'a> {
     pub fn iter(&self) -> impl ExactSizeIterator<Item = i64> + DoubleEndedIterator + Clone + use<'a> {
         self.0.iter().map(|bytes| i64::from_le_bytes(*bytes))
     }
-
-    /// Copies them to the front of `room` and returns that part, for callers that need aligned numbers.
-    pub fn copy_into<'r>(&self, room: &'r mut [i64; MAX_NDIM]) -> &'r [i64] {
-        let room = &mut room[..self.len()];
-        for (to, from) in room.iter_mut().zip(self.iter()) {
-            *to = from;
-        }
-        room
-    }
 }
 
 fn check_storage(index: usize, record: StorageRecord, payload_len: u64) -> Result<()> {
