@@ -13,7 +13,7 @@ import numpy
 import torch
 from torch._utils import ExceptionWrapper
 
-from ringloader import _native
+from ringloader import _heap, _native
 
 
 class Seat(enum.Enum):
@@ -35,25 +35,30 @@ class Berth:
         self._engine = engine
         self._worker = worker
 
+    @property
+    def share(self) -> int:
+        """Bytes of shared memory that are this worker's."""
+        return self._engine.share
+
     def board(self) -> _native.Port:
         """The worker's end, in the worker."""
         return _native.Port.inherit(self._engine, self._worker)
 
     def __reduce__(self) -> tuple[Any, ...]:
         sent = [reduction.DupFd(fd) for fd in self._engine.worker_fds(self._worker)]
-        return _SentBerth, (sent, self._worker, self._engine.share)
+        return _SentBerth, (sent, self._worker, self.share)
 
 
 class _SentBerth:
     def __init__(self, sent: list[Any], worker: int, share: int) -> None:
         self._sent = sent
         self._worker = worker
-        self._share = share
+        self.share = share
 
     def board(self) -> _native.Port:
         fds = [sent.detach() for sent in self._sent]
         try:
-            return _native.Port.attach(fds, self._worker, self._share)
+            return _native.Port.attach(fds, self._worker, self.share)
         finally:
             for fd in fds:
                 os.close(fd)
@@ -86,12 +91,14 @@ class _Done:
 class _Tasks:
     """The task queue, as torch's worker loop sees it."""
 
-    def __init__(self, port: _native.Port) -> None:
+    def __init__(self, port: _native.Port, heap: _heap.Trimming) -> None:
         self._port = port
+        self._heap = heap
 
     def get(self, timeout: float | None = None) -> Any:
         task = self._port.get(timeout)
         if task is not None:
+            self._heap.note_task()
             return task[0]
         if self._port.parent_ended:
             # With the event set, this is the loop's way out that says nothing.
@@ -139,10 +146,11 @@ class _Results:
 def run_worker(berth: Berth | _SentBerth, target: Callable[..., None], args: tuple[Any, ...]) -> None:
     """Runs torch's worker loop at a worker's end of the transport. The main function of a worker process."""
     port = berth.board()
+    heap = _heap.Trimming(_heap.keep_freed(berth.share))
     _collate_into_slots(port)
     worker = berth._worker
     ends = {
-        Seat.TASKS: _Tasks(port),
+        Seat.TASKS: _Tasks(port, heap),
         Seat.RESULTS: _Results(port, f"in DataLoader worker process {worker}"),
         Seat.DONE: _Done(port),
     }
