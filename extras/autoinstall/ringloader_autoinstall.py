@@ -3,9 +3,16 @@
 import os
 import sys
 
+_started = False
+
 
 def start() -> None:
     """Does nothing without ``RINGLOADER_INSTALL``, and never raises."""
+    global _started
+    # In a virtual environment, site reads its .pth files twice.
+    if _started:
+        return
+    _started = True
     text = os.environ.get("RINGLOADER_INSTALL", "0")
     if text in ("", "0"):
         return
