@@ -23,8 +23,9 @@ def run_script(script: str, arguments: Sequence[str]) -> None:
     """
     sys.argv[:] = [script, *arguments]
     if os.path.isdir(script) or zipfile.is_zipfile(script):  # noqa: PTH112
-        _set_first_path(script)
-        found = importlib.machinery.PathFinder.find_spec("__main__", [script])
+        full = os.path.abspath(script)  # noqa: PTH100
+        _set_first_path(full, also_if_safe=True)
+        found = importlib.machinery.PathFinder.find_spec("__main__", [full])
         if found is None:
             sys.exit(f"{sys.executable}: can't find '__main__' module in {script!r}")
         _run_found(found)
@@ -85,7 +86,9 @@ def _new_main(**attributes: Any) -> types.ModuleType:
     return module
 
 
-def _set_first_path(folder: str) -> None:
+def _set_first_path(folder: str, *, also_if_safe: bool = False) -> None:
     """In place of the current folder, which ``python -m`` has put there."""
     if not sys.flags.safe_path:
         sys.path[0] = folder
+    elif also_if_safe:
+        sys.path.insert(0, folder)
