@@ -3,8 +3,8 @@
 Importing this package does not import torch: each name below comes when it is first asked for.
 """
 
-from typing import TYPE_CHECKING
-
+# That of typing takes milliseconds, at each start of Python with RINGLOADER_INSTALL.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ringloader._convert import convert
     from ringloader._install import install, installed, uninstall

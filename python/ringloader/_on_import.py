@@ -6,9 +6,13 @@ Nothing here may stop a program: what goes wrong is one line on standard error, 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from importlib.machinery import ModuleSpec
-from typing import Any
+
+# That of typing takes milliseconds, and this is imported before every program.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from importlib.machinery import ModuleSpec
+    from typing import Any
 
 # Names options, so that children of any kind have them; "0" and nothing mean no.
 VARIABLE = "RINGLOADER_INSTALL"

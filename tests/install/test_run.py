@@ -129,13 +129,17 @@ def test_without_a_command_the_usage_is_printed(fake_torch: Python, without_hook
 
 
 @pytest.mark.parametrize("install", [None, "0", "max_shared_bytes=5"])
-def test_it_is_installed_with_torch(without_hook: Python, tmp_path: Path, install: str | None) -> None:
+def test_it_is_installed_with_torch(
+    without_hook: Python, fake_torch: Python, tmp_path: Path, install: str | None
+) -> None:
     (tmp_path / "program.py").write_text(STATE + "import os; print(os.environ['RINGLOADER_INSTALL'])")
     done = without_hook.run("-m", "ringloader", "run", "program.py", cwd=tmp_path, install=install)
     assert done.stdout.splitlines() == ["hooked", "max_shared_bytes=5" if install and install != "0" else "1"]
     arguments = ["run", "--max-shared-bytes", "6", "-m", "program"]
-    done = without_hook.run("-m", "ringloader", *arguments, cwd=tmp_path, install=install)
-    assert done.stdout.splitlines() == ["hooked", "max_shared_bytes=6"]
+    for python in (without_hook, fake_torch):
+        done = python.run("-m", "ringloader", *arguments, cwd=tmp_path, install=install)
+        assert done.stdout.splitlines() == ["hooked", "max_shared_bytes=6"]
+        assert done.stderr == ""
 
 
 @pytest.mark.parametrize("way", [["child.py"], ["-m", "child"]], ids=["file", "module"])
