@@ -49,12 +49,13 @@ def get_iterator(torchs_own: Any, loader: Any, make: Callable[[Any], Any]) -> An
 
     So what else it does stays torch's, now and in versions to come: its warnings too, and the file they name.
     """
-    names = {**vars(torch_dataloader), "_MultiProcessingDataLoaderIter": make, "__warningregistry__": _warned}
+    # A dict for each call, since threads may iterate at once.
+    names = {**_get_iterator_globals, "_MultiProcessingDataLoaderIter": make}
     return FunctionType(torchs_own.__code__, names)(loader)
 
 
-# One for all calls: what was shown once is not shown again.
-_warned: dict[Any, Any] = {}
+# One registry for all calls: a warning that was shown once is not shown again.
+_get_iterator_globals = {**vars(torch_dataloader), "__warningregistry__": {}}
 
 
 def replaced_transport(get_iterator: Any) -> str | None:
