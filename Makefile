@@ -53,8 +53,8 @@ python-test-fast: $(WHEEL_STAMP)
 lint: $(VENV)/.test ## formatting, clippy, ruff
 	cargo fmt --all --check
 	cargo clippy -q --workspace --all-targets -- -D warnings
-	$(BIN)/ruff check python tests benches examples
-	$(BIN)/ruff format --check python tests benches examples
+	$(BIN)/ruff check python tests benches examples extras
+	$(BIN)/ruff format --check python tests benches examples extras
 
 stubs: $(WHEEL_STAMP) ## mypy, and the stub against the binary
 	$(BIN)/mypy

@@ -221,7 +221,8 @@ class TransportIterator(_seam.Iterator):  # type: ignore[misc]
         self._profile_name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
 
     def _shutdown_workers(self) -> None:
-        if os.getpid() != self._transport.owner:
+        # While modules are torn down, names of this one are None, and torch does nothing more either.
+        if os is None or os.getpid() != self._transport.owner:
             # A forked child inherited this iterator: workers and memory are its parent's.
             return
         try:

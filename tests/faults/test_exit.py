@@ -38,6 +38,10 @@ BODIES = {
         holder.me = holder
         sys.modules["held"] = holder
     """,
+    "kept until after the modules are torn down": """
+        os.kept = iter(DataLoader(Numbers(30), num_workers=2))
+        batch = next(os.kept)
+    """,
     "sys.exit in the loop": """
         for batch in DataLoader(Numbers(30), num_workers=2):
             sys.exit(0)

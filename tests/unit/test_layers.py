@@ -26,8 +26,13 @@ CORE_MAY_USE = {
 }
 
 PYTHON_MAY_USE = {
-    "__init__": {"_path", "dataloader"},
-    "dataloader": {"_decide", "_iterator", "_path", "_seam", "_transport"},
+    "__init__": {"_convert", "_install", "_path", "dataloader"},
+    "__main__": {"_on_import", "_options", "_run"},
+    "_run": set(),
+    "_on_import": {"_hook", "_install", "_options", "dataloader"},
+    "_convert": {"_options", "_seam", "dataloader"},
+    "_install": {"_hook", "_options", "_seam", "dataloader"},
+    "dataloader": {"_decide", "_hook", "_iterator", "_options", "_path", "_seam", "_transport"},
     "_iterator": {"_native", "_samplers", "_seam", "_transport"},
     "_samplers": {"_native", "_seam", "_shuffle"},
     "_shuffle": {"_native"},
@@ -39,6 +44,8 @@ PYTHON_MAY_USE = {
     "_batches": set(),
     "_budget": set(),
     "_path": set(),
+    "_hook": set(),
+    "_options": set(),
 }
 
 
