@@ -70,6 +70,11 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="session")
+def expected_path() -> str:
+    return harness.expected_path
+
+
+@pytest.fixture(scope="session")
 def loader_name(request: pytest.FixtureRequest) -> str:
     return str(request.config.getoption("--loader"))
 

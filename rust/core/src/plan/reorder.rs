@@ -151,6 +151,12 @@ impl<T> ReorderBuffer<T> {
         self.outstanding
     }
 
+    /// Whether a result of `worker` has not arrived. Looks at every task.
+    pub fn awaits(&self, worker: u32) -> bool {
+        let mut tasks = self.ring.iter().flatten().chain(&self.aside);
+        tasks.any(|task| task.worker == worker && matches!(task.state, State::Sent))
+    }
+
     /// The sequence number of the next task.
     pub fn send_idx(&self) -> u64 {
         self.send_idx
