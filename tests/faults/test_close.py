@@ -87,7 +87,7 @@ def test_closed_by_another_thread(loader_class, snapshot, tmp_path, options):
         assert isinstance(outcome[0], AssertionError) and CLOSED in str(outcome[0]), outcome
     after_the_end(iterator)
     outcome.clear()
-    del iterator
+    iterator = None
     snapshot.assert_nothing_left()
 
 
@@ -114,7 +114,7 @@ def test_closed_by_a_signal_handler(loader_class, snapshot, tmp_path, options):
     assert closed == [True]
     caught.value.__traceback__ = None
     after_the_end(iterator)
-    del iterator, caught
+    iterator = caught = None
     snapshot.assert_nothing_left()
 
 
@@ -138,7 +138,7 @@ def test_a_handler_that_raises_after_closing(loader_class, snapshot, tmp_path):
         signal.signal(signal.SIGUSR1, previous)
     caught.value.__traceback__ = None
     after_the_end(iterator)
-    del iterator, caught
+    iterator = caught = None
     snapshot.assert_nothing_left()
 
 
@@ -164,7 +164,7 @@ def test_next_below_next(loader_class, snapshot, tmp_path):
         signal.signal(signal.SIGUSR1, previous)
     assert seen == ["this iterator is being advanced elsewhere at this moment"]
     assert [int(batch[0, 0]) for batch in iterator] == list(range(3, 100))
-    del iterator
+    iterator = None
     snapshot.assert_nothing_left()
 
 

@@ -1,6 +1,6 @@
-"""SIGKILL at random moments of random loaders: what is delivered is right, the error is torch's, nothing is left.
+"""SIGKILL at random moments of random loaders: what comes is right, the error is torch's, nothing is left.
 
-`STORM_SECONDS` and `STORM_SEED` in the environment make a storm longer, and begin it with a round that failed.
+`STORM_SECONDS` in the environment makes the slow storm longer; `STORM_SEED` begins with a round that failed.
 """
 
 from __future__ import annotations
