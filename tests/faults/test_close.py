@@ -8,6 +8,7 @@ import threading
 import time
 
 import pytest
+from torch.utils.data import _utils
 
 from faults.data import Numbers, Sticks, SticksAsStream
 from faults.proc import Snapshot, wait_until
@@ -86,6 +87,32 @@ def test_closed_by_another_thread(loader_class, snapshot, tmp_path, options):
     if isinstance(outcome[0], Exception):
         assert isinstance(outcome[0], AssertionError) and CLOSED in str(outcome[0]), outcome
     after_the_end(iterator)
+    outcome.clear()
+    iterator = None
+    snapshot.assert_nothing_left()
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_workers_that_are_ended_are_no_deaths(loader_class, snapshot, tmp_path, monkeypatch, in_order):
+    """Who waits hears of the end of workers that torch terminates, before the iterator is closed."""
+    monkeypatch.setattr(_utils, "MP_STATUS_CHECK_INTERVAL", 0.3)
+    iterator, _ = stuck_iterator(loader_class, tmp_path, in_order=in_order)
+    outcome = []
+
+    def walk():
+        try:
+            outcome.append(next(iterator))
+        except Exception as error:
+            error.__traceback__ = None
+            outcome.append(error)
+
+    thread = threading.Thread(target=walk)
+    thread.start()
+    in_wait(thread)
+    iterator._shutdown_workers()
+    thread.join(10)
+    assert not thread.is_alive(), "the wait goes on"
+    assert isinstance(outcome[0], AssertionError) and CLOSED in str(outcome[0]), outcome
     outcome.clear()
     iterator = None
     snapshot.assert_nothing_left()

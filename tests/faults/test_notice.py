@@ -176,6 +176,7 @@ def test_everything_committed_comes_first(loader_class, snapshot, tmp_path):
     snapshot.assert_nothing_left()
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("stream", [False, True])
 def test_others_do_not_hide_a_death(loader_class, snapshot, tmp_path, stream):
     """Out of order others may always have a result, so that nobody ever waits."""
