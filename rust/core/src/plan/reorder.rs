@@ -253,6 +253,17 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_worker_is_awaited_until_its_last_result_has_arrived() {
+        let mut buffer = ReorderBuffer::new();
+        let tasks: Vec<_> = [0, 1, 1].map(|worker| buffer.send(worker)).into();
+        assert!(buffer.awaits(0) && buffer.awaits(1) && !buffer.awaits(2));
+        buffer.arrive(tasks[2], "kept for its turn").unwrap();
+        assert!(buffer.awaits(1));
+        buffer.ended(tasks[1]).unwrap();
+        assert!(!buffer.awaits(1) && buffer.awaits(0));
+    }
+
+    #[test]
     fn memory_grows_with_the_tasks_and_not_with_their_distance() {
         let mut buffer = ReorderBuffer::<()>::new();
         for slow in [0, 1, 2] {
