@@ -48,7 +48,7 @@ python-test: $(WHEEL_STAMP) ## all Python tests
 	$(BIN)/python -m pytest
 
 python-test-fast: $(WHEEL_STAMP)
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" --path native
 
 lint: $(VENV)/.test ## formatting, clippy, ruff
 	cargo fmt --all --check

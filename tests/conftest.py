@@ -34,19 +34,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
     parser.addoption(
         "--path",
-        choices=("native", "rings"),
-        default="native",
-        help="the path of loaders with workers; `rings` puts torch's own control over the rings",
+        choices=("both", *harness.PATHS),
+        default="both",
+        help="the path of loaders with workers. `both`: parity tests compare torch with each of them, other "
+        "tests take the native one. `rings`: torch's own control over the rings, everywhere",
     )
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _path(request: pytest.FixtureRequest) -> None:
-    from ringloader import _decide
-
-    harness.expected_path = request.config.getoption("--path")
-    if harness.expected_path == "rings":
-        _decide.reason_for_rings = lambda _loader: "the tests asked for torch's own control"
+def _paths(request: pytest.FixtureRequest) -> Iterator[None]:
+    chosen = request.config.getoption("--path")
+    if request.config.getoption("--loader") == "torch":
+        # Compared with itself, once.
+        chosen = "native"
+    harness.paths = harness.PATHS if chosen == "both" else (chosen,)
+    with harness.taking(harness.paths[0]):
+        yield
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -67,6 +70,11 @@ def pytest_collection_finish() -> None:
     """What is loaded by now lives to the end; without it a collection takes a tenth of a second less."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def expected_path() -> str:
+    return harness.expected_path
 
 
 @pytest.fixture(scope="session")

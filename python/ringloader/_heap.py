@@ -1,6 +1,6 @@
 """What a worker's allocator does with large arrays that are freed.
 
-By default glibc maps arrays of more than 32 MB anew each time, and gives freed memory back at once, which costs
+By default glibc maps arrays of more than 32 MB anew each time and gives freed memory back at once, which costs
 a page fault for every 4 KB of every batch. A worker keeps some of it instead.
 """
 

@@ -6,6 +6,7 @@ every draw is torch's own, at torch's moment.
 
 from __future__ import annotations
 
+import array
 from typing import Any
 
 import torch
@@ -53,11 +54,12 @@ class SamplerStream:
     def open(self) -> _native.Stream | None:
         """Reads what torch's generator reads before it yields, and makes the native stream.
 
-        None for a sampler that torch is about to refuse, in words of its own.
+        None for a sampler that torch is about to refuse, in words of its own, and for indices that are too
+        big: then Python iterates it.
         """
         try:
             self.native = self._make()
-        except ValueError:
+        except (ValueError, OverflowError):
             return None
         return self.native
 
@@ -140,14 +142,17 @@ class _Subset(SamplerStream):
             return False
         if type(indices) is range:
             return True
-        return type(indices) is list and all(type(index) is int for index in indices)
+        # Others, bools too, must reach the dataset as they are. A loop of Python's takes seconds for 10**7.
+        return type(indices) is list and set(map(type, indices)) <= {int}
 
     def _make(self) -> _native.Stream:
         indices = self.sampler.indices
         if type(indices) is range:
             made = torch.arange(indices.start, indices.stop, indices.step, dtype=torch.int64, device="cpu")
+        elif indices:
+            made = torch.frombuffer(array.array("q", indices), dtype=torch.int64)
         else:
-            made = torch.tensor(indices, dtype=torch.int64, device="cpu")
+            made = torch.empty(0, dtype=torch.int64, device="cpu")
         return _native.Stream.subset(made, self.batch)
 
     def _permuting(self) -> tuple[torch.Generator | None, bool]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 
 class Numbers(Dataset[Any]):
@@ -57,6 +58,51 @@ class Hangs(Numbers):
             Path(self.told).write_text(str(os.getpid()))
             time.sleep(600)
         return super().__getitem__(index)
+
+
+class Sticks(Numbers):
+    """Worker `w` makes `counts[w]` samples and then waits for a file that is called after it.
+
+    The wait for one that a test did not release ends with the parent.
+    """
+
+    def __init__(self, length: int, counts: tuple[int, ...], folder: Path) -> None:
+        super().__init__(length, 3)
+        self.counts = counts
+        self.folder = folder
+        self.made = 0
+
+    def stuck(self, worker: int) -> Path:
+        """A file that is there once the worker waits."""
+        return self.folder / f"stuck{worker}"
+
+    def released(self, worker: int) -> Path:
+        """The file that the worker waits for."""
+        return self.folder / f"released{worker}"
+
+    def pace(self) -> None:
+        worker = get_worker_info().id
+        if self.made == self.counts[worker]:
+            self.stuck(worker).touch()
+            while not self.released(worker).exists():
+                time.sleep(0.001)
+        self.made += 1
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.pace()
+        return super().__getitem__(index)
+
+
+class SticksAsStream(IterableDataset[Any]):
+    """The same as a stream: sample `n` of worker `w` is what it is map-style, in order."""
+
+    def __init__(self, samples: Sticks) -> None:
+        self.samples = samples
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        info = get_worker_info()
+        for index in range(info.id, self.samples.length, info.num_workers):
+            yield self.samples[index]
 
 
 class Raises(Numbers):

@@ -42,7 +42,7 @@ def start(loader_name: str, body: str, folder: Path) -> subprocess.Popen[str]:
     program.write_text(source(loader_name, body))
     environment = {
         **os.environ,
-        "PYTHONPATH": str(_TESTS),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(_TESTS), os.environ.get("PYTHONPATH")])),
         "PYTHONWARNINGS": "default",
         "PYTHONUNBUFFERED": "1",
     }

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import hashlib
 import random
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import torch.utils.data
 
 from parity.describe import Description, describe, difference, digest, normalise, tensor_bytes
+from ringloader import _decide
 
 LoaderClass = type[torch.utils.data.DataLoader[Any]]
 
-# The path that a case with workers takes, set by the option --path; another compares torch with torch.
-expected_path = "native"
+# Native control, and torch's own control over the rings.
+PATHS = ("native", "rings")
+# Those that are compared with torch, by the option --path; the first is everybody's outside of `taking`.
+paths: tuple[str, ...] = PATHS
+# The path that a loader with workers takes now; another would compare torch with torch.
+expected_path = PATHS[0]
 
 
 # Python's remark about forks of a process with threads, and what torch's C++ says once and never again.
@@ -117,6 +124,21 @@ def seen_warnings(caught: list[warnings.WarningMessage]) -> tuple[tuple[str, str
         if not any(part in text for part in ONCE_PER_PROCESS):
             found.append((warning.category.__name__, text, "/".join(Path(warning.filename).parts[-3:])))
     return tuple(found)
+
+
+@contextlib.contextmanager
+def taking(path: str) -> Iterator[None]:
+    """Loaders with workers take this path, and :func:`assert_path` expects it."""
+    global expected_path
+    previous = expected_path
+    expected_path = path
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            if path == "rings":
+                patch.setattr(_decide, "reason_for_rings", lambda _: "the tests want torch's own control")
+            yield
+    finally:
+        expected_path = previous
 
 
 def assert_path(iterator: Any, workers: int) -> str:
@@ -226,9 +248,19 @@ def assert_same(expected: Record, actual: Record, *, unordered: bool = False) ->
 
 
 def compare(loader_class: LoaderClass, case: Case) -> tuple[Record, Record]:
-    """Runs `case` with torch and with `loader_class`, and asserts that nobody could tell them apart."""
+    """Runs `case` with torch and, on every path, with `loader_class`: nobody could tell them apart.
+
+    Returns torch's record and that of the first path.
+    """
     expected = run(torch.utils.data.DataLoader, case)
-    actual = run(loader_class, case)
     assert expected.steps, "the case did nothing"
-    assert_same(expected, actual, unordered=case.unordered)
-    return expected, actual
+    actual = []
+    for path in paths:
+        with taking(path):
+            actual.append(run(loader_class, case))
+        try:
+            assert_same(expected, actual[-1], unordered=case.unordered)
+        except AssertionError as error:
+            error.add_note(f"path: {path}")
+            raise
+    return expected, actual[0]

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset
 
+from parity import harness
 from parity.data import Samples, SizedStream, Slow, Stream, init_draws
 from parity.describe import describe
 from parity.harness import Case, assert_path, compare
@@ -97,7 +98,10 @@ def test_two_iterators_at_once(loader_class, workers, persistent):
         found = [describe(pair) for pair in zip(first, second, strict=False)]
         return found, first is second, torch.get_rng_state().tolist()
 
-    assert pairs(loader_class) == pairs(torch.utils.data.DataLoader)
+    expected = pairs(torch.utils.data.DataLoader)
+    for path in harness.paths:
+        with harness.taking(path):
+            assert pairs(loader_class) == expected, path
 
 
 def test_loaders_nested_in_the_parent(loader_class):
@@ -109,7 +113,10 @@ def test_loaders_nested_in_the_parent(loader_class):
         inner = cls(Samples(3), num_workers=1, shuffle=True)
         return [describe([batch, list(inner)]) for batch in outer]
 
-    assert walk(loader_class) == walk(torch.utils.data.DataLoader)
+    expected = walk(torch.utils.data.DataLoader)
+    for path in harness.paths:
+        with harness.taking(path):
+            assert walk(loader_class) == expected, path
 
 
 def test_unordered_with_one_worker_is_ordered(loader_class):
@@ -131,9 +138,13 @@ def test_unordered_delivers_everything(loader_class, persistent):
             assert_path(iterator, 2)
         return [[int(batch["index"]) for batch in iterator], [int(batch["index"]) for batch in loader]]
 
-    for mine, theirs in zip(indices(loader_class), indices(torch.utils.data.DataLoader), strict=True):
-        assert sorted(mine) == sorted(theirs) == list(range(12))
-        assert mine[0] != 0, "the slow first sample was waited for"
+    assert all(sorted(epoch) == list(range(12)) for epoch in indices(torch.utils.data.DataLoader))
+    for path in harness.paths:
+        with harness.taking(path):
+            epochs = indices(loader_class)
+        for epoch in epochs:
+            assert sorted(epoch) == list(range(12)), path
+            assert epoch[0] != 0, f"the slow first sample was waited for: {path}"
 
 
 def test_unordered_streams(loader_class):

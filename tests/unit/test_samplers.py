@@ -17,11 +17,14 @@ from torch.utils.data.distributed import DistributedSampler
 
 from ringloader import _samplers
 
-CASES_PER_KIND = 150
+CASES_PER_KIND = 750
+SIZES = [1, 2, 3, 5, 31, 32, 33, 64, 100, 257]
+# Around the sizes at which torch's or our way of drawing may change, even and odd.
+LARGE = [65_534, 65_535, 65_536, 65_537, 65_538, 131_071, 131_072, 131_073, 200_001, 300_000]
 
 
-def random_case(kind, rng):
-    n = rng.choice([1, 2, 3, 5, 31, 32, 33, 64, 100])
+def random_case(kind, rng, sizes=SIZES, batched=0.7, batch_sizes=(1, 2, 3, 7, 32, 50)):
+    n = rng.choice(sizes)
     generator = torch.Generator() if rng.random() < 0.5 else None
     if kind == "sequential":
         sampler = SequentialSampler(range(n))
@@ -51,56 +54,121 @@ def random_case(kind, rng):
         sampler.set_epoch(rng.randint(0, 3))
     else:
         sampler = _InfiniteConstantSampler()
-    if kind in ("sequential", "distributed") or rng.random() < 0.7:
-        sampler = BatchSampler(sampler, rng.choice([1, 2, 3, 7, 32, 50]), rng.random() < 0.5)
+    if kind in ("sequential", "distributed") or rng.random() < batched:
+        sampler = BatchSampler(sampler, rng.choice(batch_sizes), rng.random() < 0.5)
     return sampler, generator
 
 
 def outcomes(advance, generator, seed, requests):
-    """What each request brings, and both generators' states after it."""
+    """What each request brings, and both generators' states after it.
+
+    Now and then somebody else draws from them in between.
+    """
     torch.manual_seed(seed)
     if generator is not None:
         generator.manual_seed(seed + 1)
+    others = random.Random(seed)
     found = []
     for _ in range(requests):
         try:
             value = advance()
         except StopIteration:
             value = "end"
-        state = torch.get_rng_state().numpy().tobytes()
-        own = generator.get_state().numpy().tobytes() if generator is not None else b""
-        found.append((value, state, own))
+        found.append((value, state_of(torch.default_generator), state_of(generator)))
         if value == "end" and len(found) > 1 and found[-2][0] == "end":
             break
+        if others.random() < 0.05:
+            torch.rand(others.randint(1, 3), generator=others.choice([None, generator]))
     return found
 
 
-@pytest.mark.parametrize(
-    "kind", ["sequential", "random", "replacement", "subset", "weighted", "distributed", "nones"]
-)
+def state_of(generator):
+    return None if generator is None else hash(generator.get_state().numpy().tobytes())
+
+
+def native_advance(sampler, kind):
+    stream = _samplers.stream_of(sampler)
+    assert stream is not None, f"{sampler!r} is not read natively"
+
+    def advance():
+        index = (stream.native or stream.open()).next(stream)
+        if index is None and kind != "nones":
+            raise StopIteration
+        return index
+
+    return advance
+
+
+def assert_alike(sampler, generator, kind, seed, requests):
+    """Returns whether the end was reached."""
+    expected = outcomes(iter(sampler).__next__, generator, seed, requests)
+    actual = outcomes(native_advance(sampler, kind), generator, seed, requests)
+    for request, (theirs, ours) in enumerate(zip(expected, actual, strict=False)):
+        assert ours == theirs, f"{kind} {seed}: request {request}"
+    assert len(actual) == len(expected)
+    flat = [index for value, *_ in actual for index in (value if isinstance(value, list) else [value])]
+    assert all(type(index) is int for index in flat if index not in ("end", None))
+    return expected[-1][0] == "end"
+
+
+KINDS = ["sequential", "random", "replacement", "subset", "weighted", "distributed", "nones"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_stream_is_torchs_sampler(kind):
     rng = random.Random(kind)
     ended = 0
     for seed in range(CASES_PER_KIND):
         sampler, generator = random_case(kind, rng)
-        stream = _samplers.stream_of(sampler)
-        assert stream is not None, f"{kind} {seed} is not read natively"
-
-        def native(stream=stream):
-            index = (stream.native or stream.open()).next(stream)
-            if index is None and kind != "nones":
-                raise StopIteration
-            return index
-
-        requests = rng.choice([3, 200])
-        expected = outcomes(iter(sampler).__next__, generator, seed, requests)
-        actual = outcomes(native, generator, seed, requests)
-        assert actual == expected, f"{kind} {seed}"
-        ended += expected[-1][0] == "end"
-        assert all(
-            type(index) is int for value, *_ in actual if isinstance(value, list) for index in value if index
+        ended += assert_alike(
+            sampler, generator, kind, seed, rng.choice([3, 30, 30 if kind == "nones" else 300])
         )
     assert kind == "nones" or ended > CASES_PER_KIND // 4, "hardly an epoch came to its end"
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "nones"])
+def test_large_ones(kind):
+    """In large batches to the end, and index by index at their beginning."""
+    rng = random.Random(kind)
+    for seed, n in enumerate(LARGE):
+        sampler, generator = random_case(kind, rng, [n], 1.0, [1000, 4096, n // 2 + 1])
+        assert_alike(sampler, generator, kind, seed, 400)
+        sampler, generator = random_case(kind, rng, [n], 0.0, [1])
+        assert_alike(sampler, generator, kind, seed, 100)
+
+
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("n", [65_536, 65_537])
+def test_every_index_of_a_large_permutation(n, given):
+    generator = torch.Generator() if given else None
+    sampler = RandomSampler(range(n), num_samples=n + 5, generator=generator)
+    assert assert_alike(sampler, generator, "random", 1, n + 10)
+
+
+@pytest.mark.parametrize("kind", ["random", "replacement", "subset", "weighted"])
+def test_two_that_share_a_generator(kind):
+    """Each draws when it is its turn, also from a generator that the other has moved on."""
+    rng = random.Random(kind)
+    for seed in range(60):
+        states = []
+        first, generator = random_case(kind, rng)
+        second, _ = random_case(kind, rng)
+        inner = second.sampler if isinstance(second, BatchSampler) else second
+        inner.generator = generator
+        turns = [rng.randrange(2) for _ in range(60)]
+
+        for make in (lambda sampler: iter(sampler).__next__, lambda sampler: native_advance(sampler, kind)):
+            both = [make(first), make(second)]
+            turn = iter(turns)
+            states.append(outcomes(lambda both=both, turn=turn: either(both, turn), generator, seed, 60))
+        assert states[0] == states[1], f"{kind} {seed}"
+
+
+def either(both, turn):
+    try:
+        return both[next(turn)]()
+    except StopIteration:
+        return None
 
 
 class Theirs(RandomSampler):
@@ -123,6 +191,8 @@ class Odd(Sampler):
         SubsetRandomSampler(torch.arange(3)),
         SubsetRandomSampler(["a", "b"]),
         SubsetRandomSampler([True, 2]),
+        SubsetRandomSampler([1.0, 2]),
+        SubsetRandomSampler((1, 2)),
         SequentialSampler(range(3)),
     ],
     ids=repr,
@@ -147,3 +217,13 @@ def test_an_empty_source_divides_by_zero_as_torchs_does():
         next(iter(sampler))
     with pytest.raises(ZeroDivisionError):
         stream.open().next(stream)
+
+
+@pytest.mark.parametrize("indices", [[2**63, 1], [-(2**63) - 1], [2**63 - 1, -(2**63), 5]], ids=str)
+def test_indices_that_fit_and_indices_that_do_not(indices):
+    stream = _samplers.stream_of(SubsetRandomSampler(indices, torch.Generator().manual_seed(3)))
+    native = stream.open()
+    assert (native is not None) == all(-(2**63) <= index < 2**63 for index in indices)
+    if native is not None:
+        theirs = list(SubsetRandomSampler(indices, torch.Generator().manual_seed(3)))
+        assert [native.next(stream) for _ in indices] == theirs

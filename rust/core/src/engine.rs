@@ -345,14 +345,28 @@ impl Engine {
         for worker in awaited {
             self.control.worker(worker).parent_sleeps.withdraw();
         }
-        for worker in ended? {
-            let mut state = self.lock();
+        self.note_ended(&ended?);
+        Ok(())
+    }
+
+    /// Looks which workers have ended, without waiting: for who has other results and never waits.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the system refuses.
+    pub fn look(&self) -> Result<()> {
+        // A ring that is silenced here is no loss: who is about to sleep looks at the rings first.
+        self.note_ended(&self.watch.sleep(Duration::ZERO)?);
+        Ok(())
+    }
+
+    fn note_ended(&self, ended: &[u32]) {
+        let mut state = self.lock();
+        for &worker in ended {
             if let Some(handle) = state.lines[worker as usize].handle.take() {
                 self.watch.remove(handle.as_fd());
                 state.ended.push_back(worker);
             }
         }
-        Ok(())
     }
 
     /// Ends the sleep of whoever waits.

@@ -2,6 +2,14 @@
 //!
 //! Composition of [`plan`](crate::plan) and [`engine`](crate::engine). `T` is what a caller makes of a
 //! delivery before its turn.
+//!
+//! A worker that ends while it owes a result is [lost](Poll::Lost). That is said as soon as nothing of what it
+//! had committed is left in its ring: in order when the wait for any result begins, and out of order whatever
+//! the others have to offer. In order, what it had committed may lie behind the result of another, slow worker.
+//! Nobody waits longer than [`PATIENCE`] for that: then it is taken before its turn and kept, the loss is said,
+//! and it comes in its turn to a caller who goes on.
+
+use std::time::{Duration, Instant};
 
 use crate::delivery::Delivery;
 use crate::engine::Engine;
@@ -13,6 +21,10 @@ use crate::plan::{Dispatch, Next, Order, ReorderBuffer};
 const EPOCH_SHIFT: u32 = 40;
 const SEQ_MASK: u64 = (1 << EPOCH_SHIFT) - 1;
 
+/// How long a loss may go unsaid: for results that lie behind another worker's, and between two looks at the
+/// workers while there is always a result.
+pub const PATIENCE: Duration = Duration::from_millis(50);
+
 /// Who was asked for what, in this epoch.
 #[derive(Debug)]
 pub struct Scheduler<T> {
@@ -22,6 +34,20 @@ pub struct Scheduler<T> {
     epoch: u64,
     /// Workers whose process has ended; never cleared, they do not come back.
     ended: Vec<bool>,
+    /// Since when results of a worker that has ended wait behind another's.
+    behind: Option<Instant>,
+    /// When the workers were last looked at without a wait.
+    looked: Instant,
+}
+
+/// Why there is no result.
+enum Missing {
+    /// This worker will never send one.
+    Lost(u32),
+    /// It is late; look again after so long.
+    Late(Duration),
+    /// What this worker had committed before it ended has waited long enough for its turn.
+    Behind(u32),
 }
 
 /// What is to be done for the next batch.
@@ -48,8 +74,10 @@ pub enum Poll<T> {
     Wait {
         /// Whose result is next; `None` when any will do.
         worker: Option<u32>,
+        /// No longer than this.
+        limit: Duration,
     },
-    /// This worker's process has ended, and a result of its is missing.
+    /// This worker's process has ended, and a result of its will never come.
     Lost {
         /// Which.
         worker: u32,
@@ -66,6 +94,8 @@ impl<T> Scheduler<T> {
             order,
             epoch: 0,
             ended: vec![false; workers as usize],
+            behind: None,
+            looked: Instant::now(),
         }
     }
 
@@ -109,18 +139,28 @@ impl<T> Scheduler<T> {
                 Next::Wait { worker, .. } => (self.order == Order::InOrder).then_some(worker),
             };
             let Some(engine) = engine else { return Ok(Poll::End) };
-            while let Some(worker) = engine.take_ended() {
-                self.ended[worker as usize] = true;
-            }
+            self.note_ended(engine)?;
             // In order, results of other workers wait in their rings until it is their turn.
             let found = match wanted {
                 Some(worker) => engine.try_next_of(worker)?,
-                None => engine.try_next()?,
+                None => match self.lost(engine)? {
+                    Some(worker) => return Ok(Poll::Lost { worker }),
+                    None => engine.try_next()?,
+                },
             };
-            match found {
-                Some(delivery) if self.is_stale(&delivery) => {}
-                Some(delivery) => return Ok(Poll::Arrived { seq: delivery.seq & SEQ_MASK, delivery }),
-                None => return self.missing(engine, wanted),
+            let found = match found {
+                Some(delivery) => {
+                    self.behind = None;
+                    Some(delivery)
+                }
+                None => match self.missing(engine)? {
+                    Missing::Lost(worker) => return Ok(Poll::Lost { worker }),
+                    Missing::Late(limit) => return Ok(Poll::Wait { worker: wanted, limit }),
+                    Missing::Behind(worker) => engine.try_next_of(worker)?,
+                },
+            };
+            if let Some(delivery) = found.filter(|delivery| !self.is_stale(delivery)) {
+                return Ok(Poll::Arrived { seq: delivery.seq & SEQ_MASK, delivery });
             }
         }
     }
@@ -130,16 +170,46 @@ impl<T> Scheduler<T> {
         delivery.kind == ResultKind::Object || delivery.seq >> EPOCH_SHIFT != self.epoch
     }
 
-    /// Nothing to take: has somebody ended who still owes a result, and has none in its ring?
-    fn missing(&self, engine: &Engine, wanted: Option<u32>) -> Result<Poll<T>> {
+    fn note_ended(&mut self, engine: &Engine) -> Result<()> {
+        // Out of order there may always be a result, so that nobody ever waits and hears of it.
+        if self.order != Order::InOrder && self.looked.elapsed() >= PATIENCE {
+            engine.look()?;
+            self.looked = Instant::now();
+        }
+        while let Some(worker) = engine.take_ended() {
+            self.ended[worker as usize] = true;
+        }
+        Ok(())
+    }
+
+    /// Those who have ended and owe a result, which may still be in their rings.
+    fn debtors(&self) -> impl Iterator<Item = u32> {
         let ended = (0..self.ended.len() as u32).filter(|&worker| self.ended[worker as usize]);
-        for worker in ended {
-            let owes = self.dispatch.is_active(worker) && self.dispatch.outstanding(worker) > 0;
-            if owes && engine.has_none_of(worker)? {
-                return Ok(Poll::Lost { worker });
+        ended.filter(|&worker| self.dispatch.is_active(worker) && self.tasks.awaits(worker))
+    }
+
+    /// One of those who have nothing left in their rings.
+    fn lost(&self, engine: &Engine) -> Result<Option<u32>> {
+        for worker in self.debtors() {
+            if engine.has_none_of(worker)? {
+                return Ok(Some(worker));
             }
         }
-        Ok(Poll::Wait { worker: wanted })
+        Ok(None)
+    }
+
+    /// The result whose turn it is has not come. Why, and what is to be done?
+    fn missing(&mut self, engine: &Engine) -> Result<Missing> {
+        if let Some(worker) = self.lost(engine)? {
+            return Ok(Missing::Lost(worker));
+        }
+        let Some(worker) = self.debtors().next() else {
+            self.behind = None;
+            return Ok(Missing::Late(Duration::MAX));
+        };
+        let waited = self.behind.get_or_insert_with(Instant::now).elapsed();
+        let left = PATIENCE.saturating_sub(waited);
+        Ok(if left.is_zero() { Missing::Behind(worker) } else { Missing::Late(left) })
     }
 
     /// Takes a result that [`poll`](Self::poll) brought. Returns its worker and itself if it is its turn;
@@ -164,6 +234,16 @@ impl<T> Scheduler<T> {
         let worker = self.tasks.ended(seq)?;
         self.dispatch.retire(worker);
         Ok(worker)
+    }
+
+    /// The result of `seq` has come and cannot be read: nobody shall wait for it again.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`](crate::Error::Corrupt) when no such task is out.
+    pub fn discard(&mut self, seq: u64) -> Result<()> {
+        let worker = self.tasks.ended(seq)?;
+        self.dispatch.delivered(worker);
+        Ok(())
     }
 
     /// Expects nothing more of a worker that was [lost](Poll::Lost): said once, the epoch goes on without

@@ -151,6 +151,12 @@ impl<T> ReorderBuffer<T> {
         self.outstanding
     }
 
+    /// Whether a result of `worker` has not arrived. Looks at every task.
+    pub fn awaits(&self, worker: u32) -> bool {
+        let mut tasks = self.ring.iter().flatten().chain(&self.aside);
+        tasks.any(|task| task.worker == worker && matches!(task.state, State::Sent))
+    }
+
     /// The sequence number of the next task.
     pub fn send_idx(&self) -> u64 {
         self.send_idx
@@ -245,6 +251,17 @@ impl<T> Default for ReorderBuffer<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_worker_is_awaited_until_its_last_result_has_arrived() {
+        let mut buffer = ReorderBuffer::new();
+        let tasks: Vec<_> = [0, 1, 1].map(|worker| buffer.send(worker)).into();
+        assert!(buffer.awaits(0) && buffer.awaits(1) && !buffer.awaits(2));
+        buffer.arrive(tasks[2], "kept for its turn").unwrap();
+        assert!(buffer.awaits(1));
+        buffer.ended(tasks[1]).unwrap();
+        assert!(!buffer.awaits(1) && buffer.awaits(0));
+    }
 
     #[test]
     fn memory_grows_with_the_tasks_and_not_with_their_distance() {

@@ -96,11 +96,8 @@ impl Scheduler {
                     let data = match self.engine.get().unpack(py, delivery) {
                         Ok(data) => data,
                         Err(error) => {
-                            // The batch is lost, but nobody shall wait for it again.
-                            if let Some((worker, _)) = core.accept(seq, py.None()).map_err(exception)? {
-                                core.delivered(worker);
-                                self.send_one(core, iterator)?;
-                            }
+                            core.discard(seq).map_err(exception)?;
+                            self.send_one(core, iterator)?;
                             return Err(error);
                         }
                     };
@@ -114,19 +111,22 @@ impl Scheduler {
                     deadline = Deadline::after(self.timeout)?;
                 }
                 Poll::Lost { worker } => {
+                    if self.is_shutting_down() {
+                        return Err(invalid_state());
+                    }
                     core.give_up(worker);
                     iterator.call_method1(intern!(py, "_raise_lost"), (worker,))?;
                     return Err(PyRuntimeError::new_err(format!(
                         "DataLoader worker {worker} exited unexpectedly"
                     )));
                 }
-                Poll::Wait { worker } => {
+                Poll::Wait { worker, limit } => {
                     let Some(engine) = &engine else { return Err(invalid_state()) };
                     let Some(left) = deadline.left() else {
                         iterator.call_method0(intern!(py, "_raise_timeout"))?;
                         return Err(PyRuntimeError::new_err("DataLoader timed out"));
                     };
-                    wait(py, engine, worker, left)?;
+                    wait(py, engine, worker, left.min(limit))?;
                     if self.engine.get().core().is_err() {
                         return Err(invalid_state());
                     }
@@ -158,6 +158,11 @@ impl Scheduler {
             return Err(PyRuntimeError::new_err("this iterator is being advanced elsewhere at this moment"));
         }
         Ok(CheckedOut { home: &self.core, core })
+    }
+
+    /// Whether somebody, in another thread or in a signal handler, ends the workers.
+    fn is_shutting_down(&self) -> bool {
+        self.engine.get().core().map_or(true, |engine| engine.control().is_done())
     }
 
     /// The epoch is over. Returns what to raise.
@@ -194,7 +199,8 @@ impl Scheduler {
             ));
         }
         let Some((kind, bytes)) = read_index(iterator)? else { return Ok(()) };
-        let engine = self.engine.get().core()?;
+        // After shutdown there is no worker left, and as in torch the index is lost.
+        let Ok(engine) = self.engine.get().core() else { return Ok(()) };
         core.send(&engine, kind, bytes).map_err(exception)?;
         Ok(())
     }
