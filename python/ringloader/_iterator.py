@@ -5,9 +5,7 @@ from __future__ import annotations
 import signal
 from typing import Any
 
-from torch.utils.data import _utils
-
-from ringloader import _native, _samplers, _seam, _transport
+from ringloader import _decide, _native, _path, _samplers, _seam, _transport
 
 
 class RingIterator(_transport.TransportIterator):
@@ -21,12 +19,18 @@ class RingIterator(_transport.TransportIterator):
     _stream: _samplers.SamplerStream | None
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        replaced = _seam.replaced_method()
+        if replaced is not None:
+            # With persistent workers: since the epoch before.
+            self._leave(loader, f"{replaced} was replaced")
+            self._reset(loader, first_iter)
+            return
         _seam.BaseIterator._reset(self, loader, first_iter)
         self._workers_status = [True] * self._num_workers
         self._stream = _samplers.stream_of(self._index_sampler)
         if first_iter:
             # torch's registry would raise in unrelated code, before what a dead worker committed is drained.
-            _utils.signal_handling._remove_worker_pids(id(self))  # type: ignore[attr-defined]
+            _seam.remove_worker_pids(id(self))
             self._worker_pids_set = False
             self._scheduler = _native.Scheduler(
                 self._transport.engine,
@@ -40,10 +44,18 @@ class RingIterator(_transport.TransportIterator):
             # Behind the tasks of an abandoned epoch, which still run, as torch's do. Nobody waits for them:
             # their results are told by their epoch.
             for index_queue in self._index_queues:
-                index_queue.put(_utils.worker._ResumeIteration(self._shared_seed))
+                index_queue.put(_seam.ResumeIteration(self._shared_seed))
             self._scheduler.reset()
         for _ in range(self._prefetch_factor * self._num_workers):
             self._try_put_index()
+
+    def _leave(self, loader: Any, reason: str) -> None:
+        """Hands control over to torch, from the next epoch on."""
+        _decide.say_once(f"{reason}, so torch's own control runs over the rings")
+        _path.record(loader, self, "rings", reason, self._transport.counters)
+        self.__class__ = _transport.TransportIterator  # type: ignore[assignment]
+        _seam.set_worker_pids(id(self), tuple(worker.pid for worker in self._workers))
+        self._worker_pids_set = True
 
     def _next_data(self) -> Any:
         return self._scheduler.next(self)
@@ -100,4 +112,4 @@ class RingIterator(_transport.TransportIterator):
 def _order(in_order: bool) -> str:
     if in_order:
         return "in_order"
-    return "as_completed" if _seam.COUNTS_TASKS_PER_WORKER else "as_completed_round_robin"
+    return "as_completed" if _seam.counts_tasks_per_worker() else "as_completed_round_robin"

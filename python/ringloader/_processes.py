@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy
 import torch
-from torch._utils import ExceptionWrapper
 
-from ringloader import _native
+from ringloader import _native, _seam
 
 
 class Seat(enum.Enum):
@@ -120,7 +119,8 @@ class _Results:
                 self._put_text(message[0], error)
 
     def _wrapped(self) -> object:
-        return ExceptionWrapper(where=self._where)  # type: ignore[no-untyped-call]
+        wrapped: object = _seam.ExceptionWrapper(where=self._where)
+        return wrapped
 
     def _put_text(self, index: object, error: Exception) -> None:
         """For an error whose own type cannot be sent either."""

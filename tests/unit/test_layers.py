@@ -28,10 +28,10 @@ CORE_MAY_USE = {
 PYTHON_MAY_USE = {
     "__init__": {"_path", "dataloader"},
     "dataloader": {"_decide", "_iterator", "_path", "_seam", "_transport"},
-    "_iterator": {"_native", "_samplers", "_seam", "_transport"},
+    "_iterator": {"_decide", "_native", "_path", "_samplers", "_seam", "_transport"},
     "_samplers": {"_native", "_seam"},
     "_transport": {"_budget", "_native", "_processes", "_seam"},
-    "_processes": {"_native"},
+    "_processes": {"_native", "_seam"},
     "_decide": {"_native", "_seam"},
     "_seam": set(),
     "_batches": set(),
