@@ -53,7 +53,7 @@ class RingIterator(_transport.TransportIterator):
         """Hands control over to torch, from the next epoch on."""
         _decide.say_once(f"{reason}, so torch's own control runs over the rings")
         _path.record(loader, self, "rings", reason, self._transport.counters)
-        self.__class__ = _transport.TransportIterator  # type: ignore[assignment]
+        self.__class__ = _transport.TransportIterator
         _seam.set_worker_pids(id(self), tuple(worker.pid for worker in self._workers))
         self._worker_pids_set = True
 

@@ -1,11 +1,12 @@
 """The private parts of torch that ringloader stands in for, and whether they are still torch's own.
 
-All private names of torch stand here. One that this torch does not have is no error: :func:`missing_name` tells
-it, and the loader is torch's.
+All private names of torch stand here. One that this torch does not have is no error: :func:`missing_name`
+tells it, and the loader is torch's.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 from collections.abc import Callable
@@ -16,11 +17,14 @@ import torch
 import torch.utils.data
 from torch.utils.data import dataloader as torch_dataloader
 
+# Every private name that is needed, with its owner, and those of them that are missing.
+_needed: list[tuple[Any, str]] = []
 _missing: list[str] = []
 
 
 def _private(owner: Any, name: str) -> Any:
     """What ``name`` is in ``owner``; None, and noted, when it is missing."""
+    _needed.append((owner, name))
     found = getattr(owner, name, None)
     if found is None:
         _missing.append(f"{getattr(owner, '__qualname__', None) or getattr(owner, '__name__', owner)}.{name}")
@@ -28,6 +32,7 @@ def _private(owner: Any, name: str) -> Any:
 
 
 def _module(name: str) -> Any:
+    _needed.append((None, name))
     try:
         return importlib.import_module(name)
     except ImportError:
@@ -43,7 +48,7 @@ _signal_handling = _module("torch.utils.data._utils.signal_handling")
 # As they were when ringloader was imported: what ours are built on.
 Loader = torch.utils.data.DataLoader
 Iterator: Any = _private(torch_dataloader, "_MultiProcessingDataLoaderIter")
-BaseIterator: Any = _private(Iterator, "__base__")
+BaseIterator: Any = getattr(Iterator, "__base__", None)
 ITERABLE = _private(_private(torch_dataloader, "_DatasetKind"), "Iterable")
 InfiniteConstantSampler: Any = _private(torch_dataloader, "_InfiniteConstantSampler")
 ResumeIteration: Any = _private(_worker, "_ResumeIteration")
@@ -57,8 +62,12 @@ from_dlpack: Any = _private(_module("torch._C"), "_from_dlpack")
 # Called, overridden or replaced where they stand.
 for _owner, _names in (
     (Loader, ("_get_iterator",)),
-    (Iterator, ("_reset", "_next_data", "_try_put_index", "_mark_worker_as_unavailable", "_shutdown_workers")),
+    (
+        Iterator,
+        ("_reset", "_next_data", "_try_put_index", "_mark_worker_as_unavailable", "_shutdown_workers"),
+    ),
     (BaseIterator, ("_reset", "_next_index")),
+    (torch_dataloader, ("_BaseDataLoaderIter",)),
     (_worker, ("_worker_loop",)),
     (_fetch, ("_MapDatasetFetcher", "_IterableDatasetFetcher")),
     (torch.UntypedStorage, ("_new_shared",)),
@@ -91,13 +100,45 @@ _ITERATOR_METHODS = (
 )
 
 
+# What ringloader reads of, or sets on, a loader and torch's iterator.
+_ATTRIBUTES = (
+    "_dataset_kind",
+    "_in_order",
+    "_index_queues",
+    "_index_sampler",
+    "_num_workers",
+    "_persistent_workers",
+    "_prefetch_factor",
+    "_shared_seed",
+    "_shutdown",
+    "_timeout",
+    "_worker_pids_set",
+    "_workers",
+    "_workers_done_event",
+    "_workers_status",
+)
+
+
+def _missing_attributes() -> list[str]:
+    """Those that torch's constructors never name. Of constructors that were replaced nothing is known."""
+    names: set[str] = set()
+    for owner in (Iterator, BaseIterator):
+        for name, function in vars(owner).items():
+            if is_torchs_own(function, f"{owner.__name__}.{name}"):
+                names.update(function.__code__.co_names)
+            elif name == "__init__":
+                return []
+    return [f"{Iterator.__name__}.{name}" for name in _ATTRIBUTES if name not in names]
+
+
+@functools.cache
 def missing_name() -> str | None:
     """The first private name that ringloader needs and this torch does not have, or None."""
-    return _missing[0] if _missing else None
+    return next(iter(_missing or _missing_attributes()), None)
 
 
 def is_torchs_own(function: Any, qualname: str) -> bool:
-    """Whether ``function`` is torch's of that name, by its code: ``functools.wraps`` copies names and module."""
+    """Whether ``function`` is torch's of that name, by its code: ``functools.wraps`` copies the names."""
     return (
         isinstance(function, FunctionType)
         and function.__code__.co_filename.startswith(_HOME)
@@ -108,6 +149,12 @@ def is_torchs_own(function: Any, qualname: str) -> bool:
 def counts_tasks_per_worker() -> bool:
     """Whether torch, with ``in_order=False``, chooses a worker with room: 2.6 goes round, whoever is busy."""
     return "_workers_num_tasks" in Iterator._try_put_index.__code__.co_names
+
+
+def replace_new_shared(make: Callable[[Any], Any]) -> None:
+    """Puts ``make(torch's own)`` in place of what allocates shared memory in a worker."""
+    torchs_own = torch.UntypedStorage._new_shared.__func__  # type: ignore[attr-defined]
+    torch.UntypedStorage._new_shared = classmethod(make(torchs_own))  # type: ignore[method-assign,assignment]
 
 
 def get_iterator(loader: Any, make: Callable[[Any], Any]) -> Any:
@@ -188,6 +235,7 @@ __all__ = [
     "is_torchs_own",
     "missing_name",
     "remove_worker_pids",
+    "replace_new_shared",
     "replaced_control",
     "replaced_method",
     "replaced_transport",

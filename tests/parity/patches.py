@@ -1,7 +1,7 @@
 """Replaces parts of torch, one in each forked process, and tells what both loaders do then.
 
-A program of its own: it must not import ringloader before a part is replaced. Prints one line of JSON for each
-part and moment.
+A program of its own: it must not import ringloader before a part is replaced. Prints one line of JSON for
+each part and moment.
 """
 
 from __future__ import annotations
@@ -90,7 +90,11 @@ def _iterator_class(owner: Any, name: str, wraps: bool) -> None:
             return super().__next__()
 
     if wraps:
-        Theirs.__name__, Theirs.__qualname__, Theirs.__module__ = base.__name__, base.__qualname__, base.__module__
+        Theirs.__name__, Theirs.__qualname__, Theirs.__module__ = (
+            base.__name__,
+            base.__qualname__,
+            base.__module__,
+        )
     setattr(owner, name, Theirs)
 
 
@@ -115,7 +119,7 @@ def _reversed_sampler(owner: Any, name: str, _wraps: bool) -> None:
 
 
 def _index_sampler(owner: Any, name: str, _wraps: bool) -> None:
-    setattr(owner, name, property(lambda self: [[3, 1], [2, 0]]))
+    setattr(owner, name, property(lambda _self: [[3, 1], [2, 0]]))
 
 
 _Multi = module._MultiProcessingDataLoaderIter

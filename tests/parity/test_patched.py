@@ -24,7 +24,7 @@ NATIVE = (
     "_get_iterator of the object",
 )
 TORCHS_PATH = ("iterator class", "iterator class of another name", "DataLoader._get_iterator")
-# No worker that was started before sees it.
+# Not seen by a worker that was started before.
 IN_WORKERS = (
     "_worker_loop",
     "_MapDatasetFetcher",
@@ -55,11 +55,10 @@ def test_a_replaced_part_takes_effect(answers, name, moment):
     answer = answers[0][name, moment]
     assert "failed" not in answer, answer["failed"]
     assert answer["ours"] == answer["torch"]
-    if name in TORCHS_PATH and "persistent" not in moment:
-        assert answer["path"] == "torch"
-    elif name in NATIVE or (name in IN_WORKERS and "persistent" in moment):
+    persistent = "persistent" in moment
+    if name in NATIVE or (persistent and name in IN_WORKERS + TORCHS_PATH):
         assert answer["path"] == "native"
     else:
-        assert answer["path"] == "rings" or "persistent" in moment
+        assert answer["path"] == ("torch" if name in TORCHS_PATH else "rings")
     assert len(answer["said"]) == (answer["path"] != "native")
     assert all(answer["reason"] in said for said in answer["said"])

@@ -85,7 +85,7 @@ def test_a_replaced_get_iterator_takes_effect(monkeypatch):
 
 def test_without_shared_memory_the_loader_is_torchs(monkeypatch, caplog):
     def refuse(*_):
-        raise OSError(24, "memfd_create: too many open files")
+        raise OSError(12, "memfd_create: out of memory")
 
     monkeypatch.setattr("ringloader._native.Engine", refuse)
     monkeypatch.setattr(_decide, "_said", set())

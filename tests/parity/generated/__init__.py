@@ -1,1 +1,1 @@
-"""Generated cases: arguments by datasets by samplers by kinds of batches, through torch, rings and native control."""
+"""Generated cases: arguments, datasets, samplers and kinds of batches, over each path beside torch."""

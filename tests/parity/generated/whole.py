@@ -1,4 +1,4 @@
-"""All generated cases: `make parity`. Too long for every run, so its name is not one that is found by itself."""
+"""All generated cases, for `make parity`. Too many for every run, so the file's name hides it from pytest."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def test_kind(name):
     assert_parity(_kind(name))
 
 
-@pytest.mark.parametrize("name", WRONG_IN_TORCH)
+# A quantized tensor comes out of torch's loader as one that nothing can be asked about.
+@pytest.mark.parametrize("name", [name for name in WRONG_IN_TORCH if name != "quantized"])
 def test_kind_that_is_known_to_differ(name):
     """Rows of docs/differences.md. One that no longer differs must leave it."""
     before = differed.copy()
