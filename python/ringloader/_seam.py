@@ -62,11 +62,8 @@ from_dlpack: Any = _private(_module("torch._C"), "_from_dlpack")
 # Called, overridden or replaced where they stand.
 for _owner, _names in (
     (Loader, ("_get_iterator",)),
-    (
-        Iterator,
-        ("_reset", "_next_data", "_try_put_index", "_mark_worker_as_unavailable", "_shutdown_workers"),
-    ),
-    (BaseIterator, ("_reset", "_next_index")),
+    (Iterator, ("_mark_worker_as_unavailable", "_shutdown_workers")),
+    (BaseIterator, ("_reset", "_next_data", "_next_index")),
     (torch_dataloader, ("_BaseDataLoaderIter",)),
     (_worker, ("_worker_loop",)),
     (_fetch, ("_MapDatasetFetcher", "_IterableDatasetFetcher")),
