@@ -167,6 +167,17 @@ def get_iterator(loader: Any, make: Callable[[Any], Any]) -> Any:
 _get_iterator_globals = dict(vars(torch_dataloader))
 
 
+def _call(function: Callable[[Any], Any], argument: Any) -> Any:
+    return function(argument)
+
+
+# ``function(argument)`` from a frame that passes for torch's own: warnings of torch's constructor name the
+# file that called it, and filters go by that.
+call_from_torch: Callable[[Callable[[Any], Any], Any], Any] = FunctionType(
+    _call.__code__.replace(co_filename=torch_dataloader.__file__), _get_iterator_globals
+)
+
+
 def replaced_transport() -> str | None:
     """The replaced part of torch that takes effect on torch's own path only, or None."""
     name = "_MultiProcessingDataLoaderIter"
@@ -226,6 +237,7 @@ __all__ = [
     "Iterator",
     "Loader",
     "ResumeIteration",
+    "call_from_torch",
     "counts_tasks_per_worker",
     "from_dlpack",
     "get_iterator",
