@@ -74,27 +74,12 @@ class RingIterator(_transport.TransportIterator):
         raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
 
     def _raise_lost(self, worker_id: int) -> None:
-        """Raises for a worker whose process has ended, in the words of torch's signal handler."""
+        """Raises for a worker whose process has ended: what torch does, from what its signal handler says."""
         process = self._workers[worker_id]
         process.join(1.0)
         self._workers_status[worker_id] = False
-        code = process.exitcode
-        if code is None or code == 0:
-            raise RuntimeError(f"DataLoader worker (pid(s) {process.pid}) exited unexpectedly")
-        if code > 0:
-            raise RuntimeError(
-                f"DataLoader worker (pid {process.pid}) exited unexpectedly with exit code {code}. "
-                "Details are lost due to multiprocessing. "
-                "Rerunning with num_workers=0 may give better error trace."
-            )
-        hint = ""
-        if -code == signal.SIGBUS:
-            hint = (
-                "It is possible that dataloader's workers are out of shared memory. "
-                "Please try to raise your shared memory limit."
-            )
-        name = signal.strsignal(-code)
-        raise RuntimeError(f"DataLoader worker (pid {process.pid}) is killed by signal: {name}. {hint}")
+        cause = _how_it_ended(process.pid, process.exitcode or 0)
+        raise RuntimeError(f"DataLoader worker (pid(s) {process.pid}) exited unexpectedly") from cause
 
     @property
     def _send_idx(self) -> int:
@@ -107,6 +92,27 @@ class RingIterator(_transport.TransportIterator):
     @property
     def _tasks_outstanding(self) -> int:
         return self._scheduler.positions()[2]
+
+
+def _how_it_ended(pid: int, code: int) -> RuntimeError | None:
+    """MIRRORS torch csrc/DataLoader.cpp::THPModule_errorIfAnyWorkerFails."""
+    if code == 0:
+        return None
+    if code > 0:
+        return RuntimeError(
+            f"DataLoader worker (pid {pid}) exited unexpectedly with exit code {code}. "
+            "Details are lost due to multiprocessing. "
+            "Rerunning with num_workers=0 may give better error trace."
+        )
+    hint = ""
+    if -code == signal.SIGBUS:
+        hint = (
+            "It is possible that dataloader's workers are out of shared memory. "
+            "Please try to raise your shared memory limit."
+        )
+    return RuntimeError(
+        f"DataLoader worker (pid {pid}) is killed by signal: {signal.strsignal(-code)}. {hint}"
+    )
 
 
 def _order(in_order: bool) -> str:
