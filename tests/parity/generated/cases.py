@@ -5,6 +5,7 @@ A list is a function of its seed alone, and a case's name is all that it takes t
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 from collections.abc import Iterator, Mapping
@@ -179,6 +180,22 @@ def every_pair(seed: int) -> list[Generated]:
             seen.update(_pairs_of(best))
             cases[best] = None
     return list(cases)
+
+
+def every_value(seed: int) -> list[Generated]:
+    """Few cases, in which every value of every axis occurs among others that are mostly plain."""
+    source = random.Random(f"every value {seed}")
+    unseen = {(name, value) for name, values in AXES.items() for value in values}
+    cases = []
+    while unseen:
+        name, value = min(unseen, key=repr)
+        drawn = (settled(_drawn(source, part) | {name: value}) for part in (0.7,) * 30 + (1.0,))
+        # Among plain ones it can stand, so that one is left.
+        candidates = [case for case in drawn if getattr(case, name) == value]
+        best = max(candidates, key=lambda case: len(unseen & dataclasses.asdict(case).items()))
+        unseen -= dataclasses.asdict(best).items()
+        cases.append(best)
+    return cases
 
 
 def at_random(seed: int, count: int) -> list[Generated]:

@@ -7,12 +7,12 @@ import itertools
 
 import pytest
 
-from parity.generated.cases import AXES, Generated, at_random, every_pair, settled
+from parity.generated.cases import AXES, Generated, at_random, every_pair, every_value, settled
 from parity.generated.judge import assert_parity
 
 
 @pytest.mark.rings_only
-@pytest.mark.parametrize("case", [Generated(), *at_random(seed=1, count=30)], ids=str)
+@pytest.mark.parametrize("case", [Generated(), *every_value(seed=1)], ids=str)
 def test_case(case):
     assert_parity(case)
 
@@ -34,8 +34,15 @@ def test_every_pair_of_values_meets():
                 assert ((left, one), (right, other)) in met
 
 
+def test_every_value_occurs():
+    cases = every_value(seed=1)
+    for name, values in AXES.items():
+        assert {getattr(case, name) for case in cases} >= set(values), name
+
+
 def test_the_list_is_a_function_of_its_seed():
     assert every_pair(seed=3) == every_pair(seed=3) != every_pair(seed=4)
+    assert every_value(seed=3) == every_value(seed=3)
     assert at_random(seed=3, count=20) == at_random(seed=3, count=20)
 
 
