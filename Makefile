@@ -1,9 +1,10 @@
 # Everything a developer or CI runs. `make demo` and `make test` set up what they need.
 
 PYTHON ?= python3
-VENV ?= .venv
 # Which torch: a version (TORCH=2.6.0), and an index for those who want another build than PyPI's.
 TORCH ?=
+# Each version has an environment of its own.
+VENV ?= .venv$(if $(TORCH),-$(TORCH))
 TORCH_INDEX ?=
 
 BIN := $(VENV)/bin
@@ -13,7 +14,7 @@ RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml C
 PYTHON_SOURCES := $(wildcard python/ringloader/*)
 WHEEL_STAMP := $(VENV)/.wheel
 
-.PHONY: help test test-fast demo bench bench-smoke bench-rust lint rust-test python-test python-test-fast stubs loom loom-fast tsan tsan-fast storm storm-fast portable clean
+.PHONY: help test test-fast demo bench bench-smoke bench-rust lint rust-test python-test python-test-fast parity parity-all stubs loom loom-fast tsan tsan-fast storm storm-fast portable clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -49,6 +50,14 @@ python-test: $(WHEEL_STAMP) ## all Python tests
 
 python-test-fast: $(WHEEL_STAMP)
 	$(BIN)/python -m pytest -m "not slow" --path native
+
+parity: $(WHEEL_STAMP) ## all generated cases beside torch; TORCH=2.6.0 for another version
+	$(BIN)/python -m pytest -q tests/parity/generated/whole.py
+
+parity-all: ## the oldest torch that is supported, one between, and the newest
+	$(MAKE) parity TORCH=2.6.0
+	$(MAKE) parity TORCH=2.10.0
+	$(MAKE) parity TORCH=
 
 lint: $(VENV)/.test ## formatting, clippy, ruff
 	cargo fmt --all --check

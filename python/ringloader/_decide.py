@@ -6,7 +6,6 @@ import logging
 from typing import Any
 
 import torch
-from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 
 from ringloader import _native, _seam
 
@@ -27,6 +26,11 @@ def reason_for_torch(loader: Any, get_iterator: Any) -> str | None:
         return "num_workers is 0"
     if not _native.SUPPORTED:
         return "this platform has no memfd; shared-memory rings need Linux"
+    missing = _seam.missing_name()
+    if missing is not None:
+        reason = f"this torch has no {missing}, which ringloader needs"
+        say_once(f"{reason}; batches travel by torch's own transport")
+        return reason
     replaced = _seam.replaced_transport(get_iterator)
     if replaced is not None:
         say_once(f"{replaced} was replaced, so batches travel by torch's own transport")
@@ -40,7 +44,7 @@ def reason_for_rings(loader: Any) -> str | None:
     if replaced is not None:
         say_once(f"{replaced} was replaced, so torch's own control runs over the rings")
         return f"{replaced} was replaced"
-    if isinstance(loader.dataset, (IterDataPipe, MapDataPipe)):
+    if isinstance(loader.dataset, _seam.DATA_PIPES):
         return "DataPipes are torch's own matter"
     if loader.pin_memory and (loader.pin_memory_device or torch.accelerator.is_available()):
         return "batches are pinned by torch's own thread, which takes them from torch's queues"

@@ -1,7 +1,7 @@
 """What a worker's allocator does with large arrays that are freed.
 
-By default glibc maps arrays of more than 32 MB anew each time and gives freed memory back at once, which costs
-a page fault for every 4 KB of every batch. A worker keeps some of it instead.
+By default glibc maps arrays of more than 32 MB anew each time and gives freed memory back at once, which
+costs a page fault for every 4 KB of every batch. A worker keeps some of it instead.
 """
 
 from __future__ import annotations

@@ -5,11 +5,9 @@ from __future__ import annotations
 import signal
 from typing import Any
 
-from torch.utils.data import _utils
+from ringloader import _decide, _native, _path, _samplers, _seam, _transport
 
-from ringloader import _native, _samplers, _seam, _transport
-
-_torchs_next = _seam.BaseIterator.__next__
+_torchs_next = getattr(_seam.BaseIterator, "__next__", None)
 
 
 class RingIterator(_transport.TransportIterator):
@@ -23,6 +21,12 @@ class RingIterator(_transport.TransportIterator):
     _stream: _samplers.SamplerStream | None
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        replaced = _seam.replaced_method()
+        if replaced is not None:
+            # With persistent workers: since the epoch before.
+            self._leave(loader, f"{replaced} was replaced")
+            self._reset(loader, first_iter)
+            return
         _seam.BaseIterator._reset(self, loader, first_iter)
         # Torch's warning of a stream that is longer than it said names the caller of torch's `__next__`.
         self.__class__ = _LeanIterator if self._IterableDataset_len_called is None else RingIterator
@@ -30,7 +34,7 @@ class RingIterator(_transport.TransportIterator):
         self._stream = _samplers.stream_of(self._index_sampler)
         if first_iter:
             # torch's registry would raise in unrelated code, before what a dead worker committed is drained.
-            _utils.signal_handling._remove_worker_pids(id(self))  # type: ignore[attr-defined]
+            _seam.remove_worker_pids(id(self))
             self._worker_pids_set = False
             self._scheduler = _native.Scheduler(
                 self._transport.engine,
@@ -44,10 +48,18 @@ class RingIterator(_transport.TransportIterator):
             # Behind the tasks of an abandoned epoch, which still run, as torch's do. Nobody waits for them:
             # their results are told by their epoch.
             for index_queue in self._index_queues:
-                index_queue.put(_utils.worker._ResumeIteration(self._shared_seed))
+                index_queue.put(_seam.ResumeIteration(self._shared_seed))
             self._scheduler.reset()
         for _ in range(self._prefetch_factor * self._num_workers):
             self._try_put_index()
+
+    def _leave(self, loader: Any, reason: str) -> None:
+        """Hands control over to torch, from the next epoch on."""
+        _decide.say_once(f"{reason}, so torch's own control runs over the rings")
+        _path.record(loader, self, "rings", reason, self._transport.counters)
+        self.__class__ = _transport.TransportIterator
+        _seam.set_worker_pids(id(self), tuple(worker.pid for worker in self._workers))
+        self._worker_pids_set = True
 
     def _next_data(self) -> Any:
         return self._scheduler.next(self)
@@ -66,27 +78,12 @@ class RingIterator(_transport.TransportIterator):
         raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
 
     def _raise_lost(self, worker_id: int) -> None:
-        """Raises for a worker whose process has ended, in the words of torch's signal handler."""
+        """Raises for a worker whose process has ended: what torch does, from what its signal handler says."""
         process = self._workers[worker_id]
         process.join(1.0)
         self._workers_status[worker_id] = False
-        code = process.exitcode
-        if code is None or code == 0:
-            raise RuntimeError(f"DataLoader worker (pid(s) {process.pid}) exited unexpectedly")
-        if code > 0:
-            raise RuntimeError(
-                f"DataLoader worker (pid {process.pid}) exited unexpectedly with exit code {code}. "
-                "Details are lost due to multiprocessing. "
-                "Rerunning with num_workers=0 may give better error trace."
-            )
-        hint = ""
-        if -code == signal.SIGBUS:
-            hint = (
-                "It is possible that dataloader's workers are out of shared memory. "
-                "Please try to raise your shared memory limit."
-            )
-        name = signal.strsignal(-code)
-        raise RuntimeError(f"DataLoader worker (pid {process.pid}) is killed by signal: {name}. {hint}")
+        cause = _how_it_ended(process.pid, process.exitcode or 0)
+        raise RuntimeError(f"DataLoader worker (pid(s) {process.pid}) exited unexpectedly") from cause
 
     @property
     def _send_idx(self) -> int:
@@ -112,7 +109,28 @@ class _LeanIterator(RingIterator):
         return data
 
 
+def _how_it_ended(pid: int, code: int) -> RuntimeError | None:
+    """MIRRORS torch csrc/DataLoader.cpp::THPModule_errorIfAnyWorkerFails."""
+    if code == 0:
+        return None
+    if code > 0:
+        return RuntimeError(
+            f"DataLoader worker (pid {pid}) exited unexpectedly with exit code {code}. "
+            "Details are lost due to multiprocessing. "
+            "Rerunning with num_workers=0 may give better error trace."
+        )
+    hint = ""
+    if -code == signal.SIGBUS:
+        hint = (
+            "It is possible that dataloader's workers are out of shared memory. "
+            "Please try to raise your shared memory limit."
+        )
+    return RuntimeError(
+        f"DataLoader worker (pid {pid}) is killed by signal: {signal.strsignal(-code)}. {hint}"
+    )
+
+
 def _order(in_order: bool) -> str:
     if in_order:
         return "in_order"
-    return "as_completed" if _seam.COUNTS_TASKS_PER_WORKER else "as_completed_round_robin"
+    return "as_completed" if _seam.counts_tasks_per_worker() else "as_completed_round_robin"

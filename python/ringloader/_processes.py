@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy
 import torch
-from torch._utils import ExceptionWrapper
 
-from ringloader import _heap, _native
+from ringloader import _heap, _native, _seam
 
 
 class Seat(enum.Enum):
@@ -127,7 +126,8 @@ class _Results:
                 self._put_text(message[0], error)
 
     def _wrapped(self) -> object:
-        return ExceptionWrapper(where=self._where)  # type: ignore[no-untyped-call]
+        wrapped: object = _seam.ExceptionWrapper(where=self._where)
+        return wrapped
 
     def _put_text(self, index: object, error: Exception) -> None:
         """For an error whose own type cannot be sent either."""
@@ -159,15 +159,17 @@ def run_worker(berth: Berth | _SentBerth, target: Callable[..., None], args: tup
 
 def _collate_into_slots(port: _native.Port) -> None:
     """Lets who allocates shared memory for a batch write into the slot: torch's collate, and PyG's."""
-    torchs_own = torch.UntypedStorage._new_shared.__func__  # type: ignore[attr-defined]
 
-    def _new_shared(cls: Any, size: int, *, device: Any = "cpu") -> Any:
-        if torch.device(device).type == "cpu":
-            storage = port.new_storage(size)
-            return _private_storage(size) if storage is None else storage
-        return torchs_own(cls, size, device=device)
+    def make(torchs_own: Callable[..., Any]) -> Callable[..., Any]:
+        def _new_shared(cls: Any, size: int, *, device: Any = "cpu") -> Any:
+            if torch.device(device).type == "cpu":
+                storage = port.new_storage(size)
+                return _private_storage(size) if storage is None else storage
+            return torchs_own(cls, size, device=device)
 
-    torch.UntypedStorage._new_shared = classmethod(_new_shared)  # type: ignore[method-assign,assignment]
+        return _new_shared
+
+    _seam.replace_new_shared(make)
 
 
 def _private_storage(size: int) -> Any:

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch.utils.data import sampler as torch_sampler
-from torch.utils.data.dataloader import _InfiniteConstantSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from ringloader import _native, _seam, _shuffle
@@ -24,7 +23,7 @@ def stream_of(index_sampler: Any) -> SamplerStream | None:
     batch: _Batch = None
     sampler = index_sampler
     if type(sampler) is torch_sampler.BatchSampler:
-        if not _seam.is_torchs_own(torch_sampler.BatchSampler.__iter__):
+        if not _is_torchs_own(sampler):
             return None
         size, drop_last = sampler.batch_size, sampler.drop_last
         if type(size) is not int or size < 1 or type(drop_last) is not bool:
@@ -32,10 +31,14 @@ def stream_of(index_sampler: Any) -> SamplerStream | None:
         batch = (size, drop_last)
         sampler = sampler.sampler
     opener = _OPENERS.get(type(sampler))
-    if opener is None or not _seam.is_torchs_own(type(sampler).__iter__):
+    if opener is None or not _is_torchs_own(sampler):
         return None
     stream = opener(sampler, batch)
     return stream if stream.is_plain() else None
+
+
+def _is_torchs_own(sampler: Any) -> bool:
+    return _seam.is_torchs_own(type(sampler).__iter__, f"{type(sampler).__name__}.__iter__")
 
 
 class SamplerStream:
@@ -215,5 +218,5 @@ _OPENERS: dict[type, type[SamplerStream]] = {
     torch_sampler.SubsetRandomSampler: _Subset,
     torch_sampler.WeightedRandomSampler: _Weighted,
     DistributedSampler: _Distributed,
-    _InfiniteConstantSampler: _Nones,
+    _seam.InfiniteConstantSampler: _Nones,
 }

@@ -1,7 +1,13 @@
-"""The private parts of torch that ringloader stands in for, and whether they are still torch's own."""
+"""The private parts of torch that ringloader stands in for, and whether they are still torch's own.
+
+All private names of torch stand here. One that this torch does not have is no error: :func:`missing_name`
+tells it, and the loader is torch's.
+"""
 
 from __future__ import annotations
 
+import functools
+import importlib
 import os
 from collections.abc import Callable
 from types import FunctionType
@@ -9,18 +15,72 @@ from typing import Any
 
 import torch
 import torch.utils.data
-from torch.utils.data import _utils
 from torch.utils.data import dataloader as torch_dataloader
+
+# Every private name that is needed, with its owner, and those of them that are missing.
+_needed: list[tuple[Any, str]] = []
+_missing: list[str] = []
+
+
+def _private(owner: Any, name: str) -> Any:
+    """What ``name`` is in ``owner``; None, and noted, when it is missing."""
+    _needed.append((owner, name))
+    found = getattr(owner, name, None)
+    if found is None:
+        _missing.append(f"{getattr(owner, '__qualname__', None) or getattr(owner, '__name__', owner)}.{name}")
+    return found
+
+
+def _module(name: str) -> Any:
+    _needed.append((None, name))
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        _missing.append(name)
+        return None
+
+
+_worker = _module("torch.utils.data._utils.worker")
+_fetch = _module("torch.utils.data._utils.fetch")
+_pin_memory = _module("torch.utils.data._utils.pin_memory")
+_signal_handling = _module("torch.utils.data._utils.signal_handling")
 
 # As they were when this module was imported: what ours are built on.
 Loader = torch.utils.data.DataLoader
-BaseIterator: Any = torch_dataloader._BaseDataLoaderIter
-Iterator: Any = torch_dataloader._MultiProcessingDataLoaderIter
+Iterator: Any = _private(torch_dataloader, "_MultiProcessingDataLoaderIter")
+BaseIterator: Any = getattr(Iterator, "__base__", None)
+ITERABLE = _private(_private(torch_dataloader, "_DatasetKind"), "Iterable")
+InfiniteConstantSampler: Any = _private(torch_dataloader, "_InfiniteConstantSampler")
+ResumeIteration: Any = _private(_worker, "_ResumeIteration")
+set_worker_pids: Any = _private(_signal_handling, "_set_worker_pids")
+remove_worker_pids: Any = _private(_signal_handling, "_remove_worker_pids")
+ExceptionWrapper: Any = _private(_module("torch._utils"), "ExceptionWrapper")
+# Asked for by `_native`.
+IterableDatasetStopIteration: Any = _private(_worker, "_IterableDatasetStopIteration")
+from_dlpack: Any = _private(_module("torch._C"), "_from_dlpack")
 
-profiler_enabled: Any = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
-ITERABLE = torch_dataloader._DatasetKind.Iterable
-# From 2.7 on, with ``in_order=False``, a worker with room is chosen; 2.6 goes round, whoever is busy.
-COUNTS_TASKS_PER_WORKER = "_workers_num_tasks" in Iterator._reset.__code__.co_names
+profiler_enabled: Any = _private(torch.autograd, "_profiler_enabled")
+len_torch_function_stack: Any = _private(torch._C, "_len_torch_function_stack")
+
+# Called, overridden or replaced where they stand.
+for _owner, _names in (
+    (Loader, ("_get_iterator",)),
+    (Iterator, ("_mark_worker_as_unavailable", "_shutdown_workers")),
+    (BaseIterator, ("_reset", "_next_data", "_next_index")),
+    (torch_dataloader, ("_BaseDataLoaderIter",)),
+    (_worker, ("_worker_loop",)),
+    (_fetch, ("_MapDatasetFetcher", "_IterableDatasetFetcher")),
+    (torch.UntypedStorage, ("_new_shared",)),
+):
+    for _name in _names:
+        _private(_owner, _name)
+
+try:
+    from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
+
+    DATA_PIPES: tuple[type, ...] = (IterDataPipe, MapDataPipe)
+except ImportError:
+    DATA_PIPES = ()
 
 _HOME = os.path.dirname(torch.__file__) + os.sep  # noqa: PTH120
 
@@ -40,9 +100,61 @@ _ITERATOR_METHODS = (
 )
 
 
-def is_torchs_own(function: Any) -> bool:
-    """Whether ``function`` was written in torch, by its code: ``functools.wraps`` copies names and module."""
-    return isinstance(function, FunctionType) and function.__code__.co_filename.startswith(_HOME)
+# What ringloader reads of, or sets on, a loader and torch's iterator.
+_ATTRIBUTES = (
+    "_dataset_kind",
+    "_in_order",
+    "_index_queues",
+    "_index_sampler",
+    "_num_workers",
+    "_persistent_workers",
+    "_prefetch_factor",
+    "_shared_seed",
+    "_shutdown",
+    "_timeout",
+    "_worker_pids_set",
+    "_workers",
+    "_workers_done_event",
+    "_workers_status",
+)
+
+
+def _missing_attributes() -> list[str]:
+    """Those that torch's constructors never name. Of constructors that were replaced nothing is known."""
+    names: set[str] = set()
+    for owner in (Iterator, BaseIterator):
+        for name, function in vars(owner).items():
+            if is_torchs_own(function, f"{owner.__name__}.{name}"):
+                names.update(function.__code__.co_names)
+            elif name == "__init__":
+                return []
+    return [f"{Iterator.__name__}.{name}" for name in _ATTRIBUTES if name not in names]
+
+
+@functools.cache
+def missing_name() -> str | None:
+    """The first private name that ringloader needs and this torch does not have, or None."""
+    return next(iter(_missing or _missing_attributes()), None)
+
+
+def is_torchs_own(function: Any, qualname: str) -> bool:
+    """Whether ``function`` is torch's of that name, by its code: ``functools.wraps`` copies the names."""
+    return (
+        isinstance(function, FunctionType)
+        and function.__code__.co_filename.startswith(_HOME)
+        and function.__code__.co_qualname == qualname
+    )
+
+
+def counts_tasks_per_worker() -> bool:
+    """Whether torch, with ``in_order=False``, chooses a worker with room: 2.6 goes round, whoever is busy."""
+    return "_workers_num_tasks" in Iterator._try_put_index.__code__.co_names
+
+
+def replace_new_shared(make: Callable[[Any], Any]) -> None:
+    """Puts ``make(torch's own)`` in place of what allocates shared memory in a worker."""
+    torchs_own = torch.UntypedStorage._new_shared.__func__  # type: ignore[attr-defined]
+    torch.UntypedStorage._new_shared = classmethod(make(torchs_own))  # type: ignore[method-assign,assignment]
 
 
 def get_iterator(torchs_own: Any, loader: Any, make: Callable[[Any], Any]) -> Any:
@@ -59,60 +171,91 @@ def get_iterator(torchs_own: Any, loader: Any, make: Callable[[Any], Any]) -> An
 _get_iterator_globals = {**vars(torch_dataloader), "__warningregistry__": {}}
 
 
+def _call(function: Callable[[Any], Any], argument: Any) -> Any:
+    return function(argument)
+
+
+# ``function(argument)`` from a frame that passes for torch's own: warnings of torch's constructor name the
+# file that called it, and filters go by that.
+call_from_torch: Callable[[Callable[[Any], Any], Any], Any] = FunctionType(
+    _call.__code__.replace(co_filename=torch_dataloader.__file__), _get_iterator_globals
+)
+
+
 def replaced_transport(get_iterator: Any) -> str | None:
     """The replaced part of torch that takes effect on torch's own path only, or None.
 
     ``get_iterator`` is what stands in the place of torch's ``DataLoader._get_iterator``, our hook aside.
     """
-    found = torch_dataloader._MultiProcessingDataLoaderIter
-    # The first may also have happened before this module was imported.
-    if found.__module__ != torch_dataloader.__name__ or found is not Iterator:
-        return "torch.utils.data.dataloader._MultiProcessingDataLoaderIter"
-    if not is_torchs_own(get_iterator):
+    name = "_MultiProcessingDataLoaderIter"
+    # One that was replaced before the import, perhaps under the same name, has torch's among its bases.
+    of_that_name = [cls for cls in Iterator.__mro__ if (cls.__module__, cls.__name__) == (_DATALOADER, name)]
+    if getattr(torch_dataloader, name) is not Iterator or of_that_name != [Iterator]:
+        return f"{_DATALOADER}.{name}"
+    if not is_torchs_own(get_iterator, "DataLoader._get_iterator"):
         return "torch.utils.data.DataLoader._get_iterator"
+    return None
+
+
+_DATALOADER = torch_dataloader.__name__
+
+
+def replaced_method() -> str | None:
+    """The replaced method of torch's iterator, which takes effect under torch's control, or None."""
+    for name in _ITERATOR_METHODS:
+        for owner in (Iterator, BaseIterator):
+            found = owner.__dict__.get(name)
+            if found is not None and not is_torchs_own(found, f"{owner.__name__}.{name}"):
+                return f"{owner.__name__}.{name}"
     return None
 
 
 def replaced_control() -> str | None:
     """The replaced part of torch's control or worker, which takes effect under torch's control, or None."""
-    if torch_dataloader._BaseDataLoaderIter is not BaseIterator:
-        return "torch.utils.data.dataloader._BaseDataLoaderIter"
-    for name in _ITERATOR_METHODS:
-        for owner in (Iterator, BaseIterator):
-            found = owner.__dict__.get(name)
-            if found is not None and not _is_method(found, owner, name):
-                return f"{owner.__name__}.{name}"
-    functions = (
-        (_utils.worker, "_worker_loop"),
-        (_utils.pin_memory, "_pin_memory_loop"),
-        (_utils.pin_memory, "pin_memory"),
-    )
+    if getattr(torch_dataloader, "_BaseDataLoaderIter", None) is not BaseIterator:
+        return f"{_DATALOADER}._BaseDataLoaderIter"
+    method = replaced_method()
+    if method is not None:
+        return method
+    functions = ((_worker, "_worker_loop"), (_pin_memory, "_pin_memory_loop"), (_pin_memory, "pin_memory"))
     for module, name in functions:
-        found = getattr(module, name)
-        if not is_torchs_own(found) or found.__code__.co_qualname != name:
+        if not is_torchs_own(getattr(module, name, None), name):
             return f"{module.__name__}.{name}"
-    if not is_torchs_own(torch_dataloader._DatasetKind.create_fetcher):
+    create_fetcher = getattr(torch_dataloader._DatasetKind, "create_fetcher", None)
+    if not is_torchs_own(create_fetcher, "_DatasetKind.create_fetcher"):
         return "_DatasetKind.create_fetcher"
-    for fetcher in ("_MapDatasetFetcher", "_IterableDatasetFetcher"):
-        found = getattr(_utils.fetch, fetcher)
-        if not is_torchs_own(getattr(found, "fetch", None)) or not is_torchs_own(found.__init__):
-            return f"torch.utils.data._utils.fetch.{fetcher}"
+    for name in ("_MapDatasetFetcher", "_IterableDatasetFetcher"):
+        fetcher = getattr(_fetch, name)
+        own = is_torchs_own(getattr(fetcher, "fetch", None), f"{name}.fetch") and any(
+            is_torchs_own(fetcher.__init__, f"{cls.__name__}.__init__") for cls in fetcher.__mro__
+        )
+        if not own:
+            return f"{_fetch.__name__}.{name}"
     return None
 
 
-def _is_method(found: Any, owner: Any, name: str) -> bool:
-    return is_torchs_own(found) and found.__code__.co_qualname == f"{owner.__name__}.{name}"
-
-
 __all__ = [
-    "COUNTS_TASKS_PER_WORKER",
+    "DATA_PIPES",
     "ITERABLE",
     "BaseIterator",
+    "ExceptionWrapper",
+    "InfiniteConstantSampler",
+    "IterableDatasetStopIteration",
     "Iterator",
     "Loader",
+    "ResumeIteration",
+    "call_from_torch",
+    "counts_tasks_per_worker",
+    "from_dlpack",
     "get_iterator",
     "is_torchs_own",
+    "len_torch_function_stack",
+    "missing_name",
     "profiler_enabled",
+    "remove_worker_pids",
+    "replace_new_shared",
     "replaced_control",
+    "replaced_method",
     "replaced_transport",
+    "set_worker_pids",
 ]

@@ -10,7 +10,7 @@ import functools
 
 import torch
 
-from ringloader import _native
+from ringloader import _native, _seam
 
 # Below it, a permutation takes less time than a process needs to start.
 _FEWEST = 1 << 16
@@ -27,7 +27,7 @@ def can(n: int) -> bool:
         _FEWEST <= n <= _native.Stream.MOST_WORD_BY_WORD
         # Somebody who replaces the function, or puts a mode around it, means it.
         and torch.randperm is _randperm
-        and torch._C._len_torch_function_stack() == 0
+        and _seam.len_torch_function_stack() == 0
         and _is_as_expected()
     )
 

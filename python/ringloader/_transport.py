@@ -213,7 +213,7 @@ class TransportIterator(_seam.Iterator):  # type: ignore[misc]
         self._persistent_workers = loader.persistent_workers
         self._workers_done_event = transport.Event()
         try:
-            super().__init__(_LoaderView(loader, transport))
+            _seam.call_from_torch(super().__init__, _LoaderView(loader, transport))
         except BaseException:
             self._shutdown_workers()
             raise
@@ -247,7 +247,9 @@ def make_transport(loader: Any, max_shared_bytes: int | None) -> Transport:
 
 def _most_tasks(loader: Any) -> int:
     """Batches of one worker that can be on their way at once."""
-    per_worker = max(loader.prefetch_factor or 0, 1)
+    factor = loader.prefetch_factor
+    # What else stands there is refused by torch's constructor, which has drawn by then.
+    per_worker = max(factor, 1) if isinstance(factor, int) else 1
     if loader.in_order and loader._dataset_kind != _seam.ITERABLE:
         # In turn, so an equal part each; after a reset in mid-epoch, those of the epoch before too.
         return 2 * per_worker + 1

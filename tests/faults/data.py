@@ -45,6 +45,26 @@ class Dies(Numbers):
         return super().__getitem__(index)
 
 
+class Kills(Numbers):
+    """At index 2 the worker ends by a signal, or with an exit code, once the batches before it were taken."""
+
+    def __init__(self, how: object) -> None:
+        super().__init__(4)
+        self.how = how
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == 2:
+            time.sleep(0.3)
+            if isinstance(self.how, signal.Signals):
+                os.kill(os.getpid(), self.how)
+            if self.how == "KeyboardInterrupt":
+                raise KeyboardInterrupt
+            if self.how == "SystemExit":
+                raise SystemExit(4)
+            os._exit(int(str(self.how)))
+        return super().__getitem__(index)
+
+
 class Hangs(Numbers):
     """At one index it says so in a file and sleeps for ever."""
 

@@ -44,7 +44,7 @@ impl Torch {
     /// The only instance.
     ///
     /// # Errors
-    /// What importing torch, numpy or `ringloader._batches` raises.
+    /// What importing torch, numpy or ringloader's own modules raises.
     pub(crate) fn get(py: Python<'_>) -> PyResult<&'static Self> {
         TORCH.get_or_try_init(py, || Self::load(py))
     }
@@ -53,6 +53,7 @@ impl Torch {
         let torch = py.import("torch")?;
         let numpy = py.import("numpy")?;
         let batches = py.import("ringloader._batches")?;
+        let seam = py.import("ringloader._seam")?;
         let tensor = torch.getattr("Tensor")?.cast_into::<PyType>()?;
         let get = |module: &Bound<'_, PyModule>, name: &str| Ok::<_, PyErr>(module.getattr(name)?.unbind());
         let mut dtypes = ByIdentity::default();
@@ -72,7 +73,7 @@ impl Torch {
             strided: get(&torch, "strided")?,
             empty: get(&torch, "empty")?,
             empty_array: get(&numpy, "empty")?,
-            from_capsule: get(&py.import("torch._C")?, "_from_dlpack")?,
+            from_capsule: get(&seam, "from_dlpack")?,
             dumps: get(&batches, "dumps")?,
             loads: get(&batches, "loads")?,
             dumps_index: get(&batches, "dumps_index")?,
@@ -81,11 +82,8 @@ impl Torch {
             array_dtype: get(&batches, "array_dtype")?,
             named_tuple_name: get(&batches, "named_tuple_name")?,
             find_class: get(&batches, "find_class")?,
-            iterable_end: get(
-                &py.import("torch.utils.data._utils.worker")?,
-                "_IterableDatasetStopIteration",
-            )?,
-            exception_wrapper: get(&py.import("torch._utils")?, "ExceptionWrapper")?,
+            iterable_end: get(&seam, "IterableDatasetStopIteration")?,
+            exception_wrapper: get(&seam, "ExceptionWrapper")?,
             dtypes,
             torch_dtypes,
         })

@@ -1,0 +1,114 @@
+"""The rows of docs/differences.md that no other file has a test for, and that every row has its test."""
+
+from __future__ import annotations
+
+import ast
+import multiprocessing
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import dataloader as torch_dataloader
+
+from parity import harness
+from parity.data import Blocks, Samples, identity
+
+ROOT = Path(__file__).resolve().parents[2]
+ROW = re.compile(r"^\| (?!what \||---).*\|$", re.M)
+TEST = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)` \|$")
+
+
+def functions(path: str) -> set[str]:
+    tree = ast.parse((ROOT / path).read_text())
+    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def test_every_row_has_its_test():
+    rows = ROW.findall((ROOT / "docs" / "differences.md").read_text())
+    assert len(rows) > 10
+    for row in rows:
+        named = TEST.search(row)
+        assert named, f"no test at the end of: {row}"
+        assert named[2] in functions(named[1]), f"there is no {named[0]}"
+
+
+@pytest.fixture
+def batches(loader_class):
+    """A batch of each loader, torch's first."""
+    found = []
+    for kind in (torch.utils.data.DataLoader, loader_class):
+        found.append(list(kind(Blocks(2, 5000), num_workers=1, batch_size=None, collate_fn=identity)))
+    return [list(each[0]) for each in found]
+
+
+@pytest.mark.rings_only
+def test_batches_are_not_known_to_be_shared(batches):
+    assert [[leaf.is_shared() for leaf in batch] for batch in batches] == [[True, True], [False, False]]
+
+
+def _write(received, answers):
+    for _ in range(2):
+        block = received.get()
+        block.fill_(9)
+        answers.put(None)
+
+
+@pytest.mark.rings_only
+def test_a_batch_is_sent_on_as_a_copy(batches):
+    """Torch moves what it does not know to be shared; then both see what the other process writes."""
+    context = multiprocessing.get_context("fork")
+    received, answers = torch.multiprocessing.get_context("fork").SimpleQueue(), context.SimpleQueue()
+    process = context.Process(target=_write, args=(received, answers))
+    process.start()
+    moved = []
+    for batch in batches:
+        before = batch[0].data_ptr()
+        received.put(batch[0])
+        answers.get()
+        moved.append(batch[0].data_ptr() != before)
+    process.join()
+    assert moved == [False, True]
+    assert [int(batch[0][0]) for batch in batches] == [9, 9]
+
+
+@pytest.mark.rings_only
+def test_the_iterator_is_a_subclass(loader_class):
+    theirs = torch_dataloader._MultiProcessingDataLoaderIter
+    assert type(iter(torch.utils.data.DataLoader(Samples(2), num_workers=1))) is theirs
+    ours = type(iter(loader_class(Samples(2), num_workers=1)))
+    assert ours is not theirs and issubclass(ours, theirs)
+
+
+@pytest.mark.rings_only
+def test_bookkeeping_is_native(loader_class):
+    names = ("_task_info", "_workers_num_tasks", "_worker_queue_idx_cycle")
+    iterator = iter(loader_class(Samples(2), num_workers=1))
+    if harness.assert_path(iterator, 1) == "native":
+        assert not any(name in vars(iterator) for name in names)
+    theirs = iter(torch.utils.data.DataLoader(Samples(2), num_workers=1))
+    assert "_task_info" in vars(theirs)
+
+
+@pytest.mark.rings_only
+@pytest.mark.parametrize("name", ["_next_data", "_next_index", "__next__"])
+def test_a_method_replaced_in_mid_epoch(loader_class, monkeypatch, name):
+    called = []
+    owner = torch_dataloader._MultiProcessingDataLoaderIter
+    owner = owner if name in vars(owner) else torch_dataloader._BaseDataLoaderIter
+    original = vars(owner)[name]
+
+    def theirs(self):
+        called.append(name)
+        return original(self)
+
+    loader = loader_class(Samples(8), num_workers=1, persistent_workers=True)
+    iterator = iter(loader)
+    native = harness.assert_path(iterator, 1) == "native"
+    next(iterator)
+    monkeypatch.setattr(owner, name, theirs)
+    next(iterator)
+    assert called == ([] if native and name != "__next__" else [name])
+    called.clear()
+    assert len(list(loader)) == 8
+    assert len(called) >= 8

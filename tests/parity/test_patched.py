@@ -1,0 +1,64 @@
+"""Who replaces a part of torch, before or after ringloader is imported or between epochs, sees it used."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from parity.patches import MOMENTS, PATCHES
+
+# What native control goes through as torch's own does.
+NATIVE = (
+    "DataLoader.__iter__",
+    "DataLoader.__len__",
+    "DataLoader.check_worker_number_rationality",
+    "RandomSampler.__iter__",
+    "BatchSampler.__iter__",
+    "another of torch's",
+    "_index_sampler",
+    "_get_iterator of the object",
+)
+TORCHS_PATH = ("iterator class", "iterator class of another name", "DataLoader._get_iterator")
+# Not seen by a worker that was started before.
+IN_WORKERS = (
+    "_worker_loop",
+    "_MapDatasetFetcher",
+    "_MapDatasetFetcher.fetch",
+    "_MapDatasetFetcher.__init__",
+    "_IterableDatasetFetcher.fetch",
+    "create_fetcher",
+)
+
+
+@pytest.fixture(scope="module")
+def answers():
+    program = Path(__file__).with_name("patches.py")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(program.parent.parent), *sys.path])}
+    ended = subprocess.run(
+        [sys.executable, str(program)], capture_output=True, text=True, timeout=240, env=environment
+    )
+    assert ended.returncode == 0, ended.stderr
+    found = [json.loads(line) for line in ended.stdout.splitlines()]
+    return {(answer["name"], answer["moment"]): answer for answer in found}, ended.stderr
+
+
+@pytest.mark.rings_only
+@pytest.mark.limit(250)
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("name", PATCHES)
+def test_a_replaced_part_takes_effect(answers, name, moment):
+    answer = answers[0][name, moment]
+    assert "failed" not in answer, answer["failed"]
+    assert answer["ours"] == answer["torch"]
+    persistent = "persistent" in moment
+    if name in NATIVE or (persistent and name in IN_WORKERS + TORCHS_PATH):
+        assert answer["path"] == "native"
+    else:
+        assert answer["path"] == ("torch" if name in TORCHS_PATH else "rings")
+    assert len(answer["said"]) == (answer["path"] != "native")
+    assert all(answer["reason"] in said for said in answer["said"])
