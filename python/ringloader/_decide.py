@@ -21,13 +21,13 @@ def say_once(text: str) -> None:
         _logger.warning(text)
 
 
-def reason_for_torch(loader: Any) -> str | None:
+def reason_for_torch(loader: Any, get_iterator: Any) -> str | None:
     """Why torch's own iterator and transport must be used, or None."""
     if loader.num_workers == 0:
         return "num_workers is 0"
     if not _native.SUPPORTED:
         return "this platform has no memfd; shared-memory rings need Linux"
-    replaced = _seam.replaced_transport()
+    replaced = _seam.replaced_transport(get_iterator)
     if replaced is not None:
         say_once(f"{replaced} was replaced, so batches travel by torch's own transport")
         return f"{replaced} was replaced"

@@ -57,22 +57,32 @@ def record(
             continue
 
 
+def noted(key: object) -> _Record | None:
+    """What was noted last for an iterator or a loader; a new object each time."""
+    try:
+        return _records.get(key)
+    except TypeError:
+        return None
+
+
 def path(iterator_or_loader: object) -> PathReport:
     """Tells which path an iterator, or the last iterator of a loader, took.
 
     Args:
-        iterator_or_loader: A :class:`ringloader.DataLoader`, or what ``iter`` made of it.
+        iterator_or_loader: A :class:`ringloader.DataLoader`, or any torch loader while
+            :func:`ringloader.install` is in effect; or what ``iter`` made of it.
 
     Raises:
         ValueError: When the loader was not iterated yet, or is none of ringloader's.
     """
-    try:
-        found = _records.get(iterator_or_loader)
-    except TypeError:
-        found = None
+    found = noted(iterator_or_loader)
+    # Where accelerate, Lightning and Ray keep the loader that they stand in front of.
+    for name in ("base_dataloader", "_dataloader"):
+        found = found or noted(getattr(iterator_or_loader, name, None))
     if found is None:
         raise ValueError(
             f"no path is known for {iterator_or_loader!r:.200}: pass a ringloader.DataLoader after iter() "
-            "was called on it, or what iter() returned"
+            "was called on it, or what iter() returned; another torch loader only where iter() was called "
+            "after ringloader.install()"
         )
     return PathReport(found.path, found.reason, dict(found.counters()))

@@ -44,24 +44,27 @@ def is_torchs_own(function: Any) -> bool:
     return isinstance(function, FunctionType) and function.__code__.co_filename.startswith(_HOME)
 
 
-def get_iterator(loader: Any, make: Callable[[Any], Any]) -> Any:
+def get_iterator(torchs_own: Any, loader: Any, make: Callable[[Any], Any]) -> Any:
     """Runs torch's own ``DataLoader._get_iterator`` with ``make`` in place of its iterator class.
 
     So what else it does stays torch's, now and in versions to come: its warnings too, and the file they name.
     """
-    _get_iterator_globals["_MultiProcessingDataLoaderIter"] = make
-    return FunctionType(Loader._get_iterator.__code__, _get_iterator_globals)(loader)
+    names = {**vars(torch_dataloader), "_MultiProcessingDataLoaderIter": make, "__warningregistry__": _warned}
+    return FunctionType(torchs_own.__code__, names)(loader)
 
 
-# One dict for all calls: it holds the registry of warnings that were shown.
-_get_iterator_globals = dict(vars(torch_dataloader))
+# One for all calls: what was shown once is not shown again.
+_warned: dict[Any, Any] = {}
 
 
-def replaced_transport() -> str | None:
-    """The replaced part of torch that takes effect on torch's own path only, or None."""
+def replaced_transport(get_iterator: Any) -> str | None:
+    """The replaced part of torch that takes effect on torch's own path only, or None.
+
+    ``get_iterator`` is what stands in the place of torch's ``DataLoader._get_iterator``, our hook aside.
+    """
     if torch_dataloader._MultiProcessingDataLoaderIter is not Iterator:
         return "torch.utils.data.dataloader._MultiProcessingDataLoaderIter"
-    if not is_torchs_own(Loader._get_iterator):
+    if not is_torchs_own(get_iterator):
         return "torch.utils.data.DataLoader._get_iterator"
     return None
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+import functools
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch.utils.data
 
-from ringloader import _decide, _path, _seam
+from ringloader import _decide, _hook, _path, _seam
+from ringloader._options import Options
 
 _T_co = TypeVar("_T_co", covariant=True)
 
@@ -38,31 +41,43 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     max_shared_bytes: int | None
 
     def __init__(self, *args: Any, max_shared_bytes: int | None = None, **kwargs: Any) -> None:
-        if max_shared_bytes is not None:
-            if not isinstance(max_shared_bytes, int) or isinstance(max_shared_bytes, bool):
-                raise TypeError(f"max_shared_bytes must be an int or None, not {max_shared_bytes!r}")
-            if max_shared_bytes <= 0:
-                raise ValueError(f"max_shared_bytes must be positive, not {max_shared_bytes}")
+        options = Options(max_shared_bytes=max_shared_bytes)
         super().__init__(*args, **kwargs)
-        self.max_shared_bytes = max_shared_bytes
+        self.max_shared_bytes = options.max_shared_bytes
 
     def _get_iterator(self) -> Any:
-        reason = _decide.reason_for_torch(self)
-        if reason is None:
-            return _seam.get_iterator(self, _make_iterator)
-        iterator = super()._get_iterator()
-        _path.record(self, iterator, "torch", reason)
-        return iterator
+        without_ours = _hook.beneath(_seam.Loader._get_iterator)
+        return get_iterator(self, Options.of(self), without_ours, super()._get_iterator)
 
 
-def _make_iterator(loader: DataLoader[Any]) -> Any:
+def get_iterator(loader: Any, options: Options, without_ours: Any, fall_back: Callable[[], Any]) -> Any:
+    """The iterator of any torch loader, and the note of the path that it takes.
+
+    Args:
+        loader: A ``torch.utils.data.DataLoader``.
+        options: How its batches travel, where they travel over the rings.
+        without_ours: ``DataLoader._get_iterator`` without our hook: torch's own, or somebody's replacement.
+        fall_back: Makes the iterator where they do not. It may come to a hook further down, which takes
+            another path and notes that one.
+    """
+    reason = _decide.reason_for_torch(loader, without_ours)
+    if reason is None:
+        return _seam.get_iterator(without_ours, loader, functools.partial(_make_iterator, options))
+    before = _path.noted(loader)
+    iterator = fall_back()
+    if _path.noted(loader) is before:
+        _path.record(loader, iterator, "torch", reason)
+    return iterator
+
+
+def _make_iterator(options: Options, loader: Any) -> Any:
     """Stands in for torch's iterator class."""
     from ringloader import _iterator, _transport
 
     iterator: Any
     # Before torch's constructor, which draws: after it there is no way back.
     try:
-        transport = _transport.make_transport(loader, loader.max_shared_bytes)
+        transport = _transport.make_transport(loader, options.max_shared_bytes)
     except (OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
             # torch's transport needs more of them, and leaves workers behind where its start fails.

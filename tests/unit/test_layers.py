@@ -26,8 +26,9 @@ CORE_MAY_USE = {
 }
 
 PYTHON_MAY_USE = {
-    "__init__": {"_path", "dataloader"},
-    "dataloader": {"_decide", "_iterator", "_path", "_seam", "_transport"},
+    "__init__": {"_install", "_path", "dataloader"},
+    "_install": {"_hook", "_options", "_seam", "dataloader"},
+    "dataloader": {"_decide", "_hook", "_iterator", "_options", "_path", "_seam", "_transport"},
     "_iterator": {"_native", "_samplers", "_seam", "_transport"},
     "_samplers": {"_native", "_seam"},
     "_transport": {"_budget", "_native", "_processes", "_seam"},
@@ -37,6 +38,8 @@ PYTHON_MAY_USE = {
     "_batches": set(),
     "_budget": set(),
     "_path": set(),
+    "_hook": set(),
+    "_options": set(),
 }
 
 
