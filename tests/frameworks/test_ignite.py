@@ -55,6 +55,7 @@ def test_a_stream_of_unknown_length_that_goes_round(compare):
 def test_auto_dataloader(compare):
     def program(way):  # noqa: ARG001
         loader = idist.auto_dataloader(data.Points(), batch_size=5, shuffle=True, num_workers=2)
-        return train(loader, [])
+        check = idist.auto_dataloader(data.Points(9), batch_size=4, num_workers=1)
+        return train(loader, check)
 
     compare(program)

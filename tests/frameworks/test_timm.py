@@ -55,7 +55,7 @@ def test_create_loader(compare, prefetcher, endless, persistent):
 
     ours = compare(program)
     if endless:
-        assert [made.loader for made in ours.made] == ["MultiEpochsDataLoader"], "one iterator for all epochs"
+        assert [made.loader for made in ours.made] == [MultiEpochsDataLoader], "one iterator for all epochs"
 
 
 @ways.INSTALL_ONLY

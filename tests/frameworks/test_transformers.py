@@ -10,6 +10,7 @@ from transformers import (
     TrainingArguments,
 )
 
+import ringloader
 from frameworks import data, ways
 
 
@@ -102,7 +103,9 @@ def test_train_and_evaluate(compare, tmp_path, persistent):
         return [result, trainer.predict(Sentences(5)).predictions.tolist()]
 
     ours = compare(program)
-    assert {made.loader for made in ours.made} == {"DataLoaderShard"}
+    # Two epochs, two evaluations and a prediction; the workers of the first two may live on.
+    assert len(ours.made) == (3 if persistent else 5)
+    assert {made.loader for made in ours.made} == {torch.utils.data.DataLoader}
 
 
 @ways.INSTALL_ONLY
@@ -151,4 +154,4 @@ def test_a_trainer_whose_method_returns_our_loader(compare, tmp_path):
         return outcome(trainer)
 
     ours = compare(program)
-    assert {made.loader for made in ours.made} == {"DataLoader"}
+    assert {made.loader for made in ours.made} == {ringloader.DataLoader}

@@ -26,8 +26,7 @@ OURS = ("class", "install")
 class Made:
     """One iterator that we made, or left to torch."""
 
-    loader: str
-    iterator: str
+    loader: type
     path: str
     reason: str
     counters: Callable[[], Mapping[str, int]] = field(repr=False, compare=False)
@@ -41,11 +40,13 @@ class Way:
         name: "torch", "class" or "install".
         DataLoader: The class that a program of this way passes in.
         made: Every iterator that ringloader had a part in, in order.
+        torchs: How many iterators with workers torch made, while its own way was in force.
     """
 
     name: str
     DataLoader: LoaderClass
     made: list[Made] = field(default_factory=list)
+    torchs: int = 0
 
     def derived(self, framework_class: type) -> Any:
         """The framework's own loader class, on top of ours where ours is passed in."""
@@ -70,23 +71,28 @@ def use(name: str) -> Iterator[Way]:
     record = _path.record
 
     def recorded(loader: Any, iterator: Any, path: Any, reason: str, *counters: Any) -> None:
-        way.made.append(
-            Made(type(loader).__name__, type(iterator).__name__, path, reason, *(counters or (dict,)))
-        )
+        way.made.append(Made(type(loader), path, reason, *(counters or (dict,))))
         record(loader, iterator, path, reason, *counters)
 
     random.seed(11)
     np.random.seed(11)
     torch.manual_seed(11)
-    _path.record = recorded
-    try:
-        if name == "install":
-            ringloader.install()
-        yield way
-    finally:
-        _path.record = record
-        if name == "install":
-            ringloader.uninstall()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_path, "record", recorded)
+        if name == "torch":
+            patch.setattr(torch.utils.data.DataLoader, "_get_iterator", _counting(way))
+        with ringloader.installed() if name == "install" else contextlib.nullcontext():
+            yield way
+
+
+def _counting(way: Way) -> Callable[[Any], Any]:
+    torchs_own = torch.utils.data.DataLoader._get_iterator
+
+    def _get_iterator(loader: Any) -> Any:
+        way.torchs += loader.num_workers > 0
+        return torchs_own(loader)
+
+    return _get_iterator
 
 
 # For what builds torch's own class by itself.
