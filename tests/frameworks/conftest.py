@@ -2,26 +2,61 @@
 
 from __future__ import annotations
 
+import collections
+import os
+import re
+import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from frameworks import packages, ways
+from frameworks import packages, pages, ways
 from parity import harness
+
+# Nothing is fetched from a hub, and nothing kept in the user's home.
+_hub = tempfile.TemporaryDirectory(prefix="hub")
+os.environ.update(HF_HUB_OFFLINE="1", HF_HOME=_hub.name)
 
 # A file whose packages are missing is not even imported.
 collect_ignore = [f"{file}.py" for file in packages.files_without_packages()]
 
 
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    missing = packages.missing()
-    if missing:
-        terminalreporter.write_line(
+# What a run found: file of tests, outcome of every test in it.
+_outcomes: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--write-versions",
+        action="store_true",
+        help="write the versions of the frameworks whose tests all passed into docs/frameworks",
+    )
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    found = re.match(r"tests/frameworks/test_(\w+)\.py::", report.nodeid)
+    if found and (report.when == "call" or report.outcome != "passed"):
+        _outcomes[found[1]][report.outcome] += 1
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    say = terminalreporter.write_line
+    if missing := packages.missing():
+        say(
             f"tests/frameworks: {len(collect_ignore)} files left out, not installed: {', '.join(missing)} "
             "(`make frameworks` installs them)"
         )
+    named = pages.named()
+    passed = [file for file, counts in _outcomes.items() if counts["passed"] and not counts["failed"]]
+    for file, counts in _outcomes.items():
+        name = packages.FRAMEWORKS[file]
+        version = packages.version(name)
+        remark = "" if named[file] == version else f"; docs/frameworks names {named[file]}"
+        say(f"{name} {version}: {', '.join(f'{n} {kind}' for kind, n in counts.items())}{remark}")
+    if config.getoption("--write-versions", default=False):
+        pages.write(passed)
 
 
 @pytest.fixture(autouse=True)

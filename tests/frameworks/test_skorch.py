@@ -19,6 +19,7 @@ def fit(way):
         iterator_train__num_workers=2,
         iterator_valid__num_workers=1,
         verbose=0,
+        **({"iterator_train__max_shared_bytes": 1 << 24} if way.name == "class" else {}),
     )
     features, classes = zip(*(data.point(index) for index in range(40)), strict=True)
     net.fit(np.stack([row.numpy() for row in features]), np.array(classes, dtype=np.int64))
