@@ -19,8 +19,8 @@ from parity import harness
 _hub = tempfile.TemporaryDirectory(prefix="hub")
 os.environ.update(HF_HUB_OFFLINE="1", HF_HOME=_hub.name)
 
-# A file whose packages are missing is not even imported.
-collect_ignore = [f"{file}.py" for file in packages.files_without_packages()]
+# Filled by pytest_configure; what is in it is not even imported.
+collect_ignore: list[str] = []
 
 
 # What a run found: file of tests, outcome of every test in it.
@@ -33,6 +33,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write the versions of the frameworks whose tests all passed into docs/frameworks",
     )
+    parser.addoption(
+        "--frameworks",
+        metavar="NAME,...",
+        help="only these, which must be installed; default: all, and where one is missing, none",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    named = config.getoption("--frameworks", default=None)
+    wanted = list(packages.FRAMEWORKS) if named is None else named.split(",")
+    if unknown := set(wanted) - set(packages.FRAMEWORKS):
+        raise pytest.UsageError(
+            f"--frameworks: {', '.join(unknown)} is none of {', '.join(packages.FRAMEWORKS)}"
+        )
+    missing = packages.missing(wanted)
+    if missing and named is not None:
+        raise pytest.UsageError(f"--frameworks: not installed: {', '.join(missing)}")
+    left_out = packages.FRAMEWORKS if missing else set(packages.FRAMEWORKS) - set(wanted)
+    collect_ignore.extend(f"test_{file}.py" for file in left_out)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -43,11 +62,9 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     say = terminalreporter.write_line
-    if missing := packages.missing():
-        say(
-            f"tests/frameworks: {len(collect_ignore)} files left out, not installed: {', '.join(missing)} "
-            "(`make frameworks` installs them)"
-        )
+    if len(collect_ignore) == len(packages.FRAMEWORKS):
+        missing = packages.missing(packages.FRAMEWORKS)
+        say(f"tests/frameworks left out: {', '.join(missing)} not installed; `make frameworks` does so")
     named = pages.named()
     passed = [file for file, counts in _outcomes.items() if counts["passed"] and not counts["failed"]]
     for file, counts in _outcomes.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib import metadata
 
 # File of tests and of docs/frameworks: distribution.
@@ -29,10 +30,6 @@ def version(distribution: str) -> str | None:
         return None
 
 
-def missing() -> list[str]:
-    return sorted(name for name in FRAMEWORKS.values() if version(name) is None)
-
-
-def files_without_packages() -> list[str]:
-    """Modules of tests that cannot be run here."""
-    return [f"test_{file}" for file, name in FRAMEWORKS.items() if version(name) is None]
+def missing(files: Iterable[str]) -> list[str]:
+    """The distributions that are not installed, of those behind `files`."""
+    return sorted(FRAMEWORKS[file] for file in files if version(FRAMEWORKS[file]) is None)
