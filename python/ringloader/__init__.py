@@ -1,7 +1,39 @@
-"""A drop-in replacement for PyTorch's ``DataLoader`` whose hot path is Rust over shared-memory rings."""
+"""A drop-in replacement for PyTorch's ``DataLoader`` whose hot path is Rust over shared-memory rings.
 
-from ringloader._install import install, installed, uninstall
-from ringloader._path import PathReport, path
-from ringloader.dataloader import DataLoader
+Importing this package does not import torch: each name below comes when it is first asked for.
+"""
 
-__all__ = ["DataLoader", "PathReport", "install", "installed", "path", "uninstall"]
+# That of typing takes milliseconds, at each start of Python with RINGLOADER_INSTALL.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from ringloader._convert import convert
+    from ringloader._install import install, installed, uninstall
+    from ringloader._path import PathReport, path
+    from ringloader.dataloader import DataLoader
+
+_MODULES = {
+    "DataLoader": "dataloader",
+    "PathReport": "_path",
+    "convert": "_convert",
+    "install": "_install",
+    "installed": "_install",
+    "path": "_path",
+    "uninstall": "_install",
+}
+
+__all__ = ["DataLoader", "PathReport", "convert", "install", "installed", "path", "uninstall"]
+
+
+def __getattr__(name: str) -> object:
+    # So that an environment or a command can ask for ringloader before the program has set up torch's own.
+    if name not in _MODULES:
+        raise AttributeError(f"module 'ringloader' has no attribute {name!r}")
+    import importlib
+
+    found = getattr(importlib.import_module(f"ringloader.{_MODULES[name]}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -75,10 +75,11 @@ def _put(make: _hook.Make | None) -> None:
 
 
 def _maker(options: _options.Options) -> _hook.Make:
-    return functools.partial(_make_iterator, options)
+    return functools.partial(make_iterator, options)
 
 
-def _make_iterator(options: _options.Options, loader: Any, previous: Callable[[Any], Any]) -> Any:
+def make_iterator(options: _options.Options, loader: Any, previous: Callable[[Any], Any]) -> Any:
+    """The iterator of any torch loader; ``previous`` makes it without ringloader."""
     from ringloader import dataloader
 
     if isinstance(loader, dataloader.DataLoader):

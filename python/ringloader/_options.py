@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
@@ -31,6 +32,7 @@ class Options:
         return cls(**{name: getattr(loader, name) for name in NAMES if hasattr(loader, name)})
 
 
+# Of all options.
 NAMES = tuple(field.name for field in dataclasses.fields(Options))
 
 
@@ -45,3 +47,40 @@ def checked(function: str, given: Mapping[str, Any]) -> Options:
         if name not in NAMES:
             raise TypeError(f"{function} got an unknown option {name!r}; there are: {', '.join(NAMES)}")
     return Options(**given)
+
+
+def from_text(text: str) -> Options:
+    """Options as an environment variable or a command line names them.
+
+    Args:
+        text: ``1`` for the defaults, or ``name=value`` with commas between.
+
+    Raises:
+        TypeError: For a name that is none, or a value of the wrong type.
+        ValueError: For a value that is out of range, or a text that says nothing.
+    """
+    given = {}
+    for part in [] if text == "1" else text.split(","):
+        name, equals, value = part.partition("=")
+        if not equals:
+            raise ValueError(f"expected 1, or name=value with commas between, not {text!r}")
+        given[name.strip()] = value_of(value)
+    return checked(repr(text), given)
+
+
+def to_text(options: Options) -> str:
+    """What :func:`from_text` makes ``options`` of."""
+    set_ones = [
+        f"{name}={getattr(options, name)}"
+        for name in NAMES
+        if getattr(options, name) != getattr(Options, name)
+    ]
+    return ",".join(set_ones) or "1"
+
+
+def value_of(text: str) -> object:
+    """A number, None or a truth value where ``text`` spells one, else ``text``."""
+    try:
+        return ast.literal_eval(text.strip())
+    except (SyntaxError, ValueError):
+        return text

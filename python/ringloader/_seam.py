@@ -12,7 +12,7 @@ import torch.utils.data
 from torch.utils.data import _utils
 from torch.utils.data import dataloader as torch_dataloader
 
-# As they were when ringloader was imported: what ours are built on.
+# As they were when this module was imported: what ours are built on.
 Loader = torch.utils.data.DataLoader
 BaseIterator: Any = torch_dataloader._BaseDataLoaderIter
 Iterator: Any = torch_dataloader._MultiProcessingDataLoaderIter
@@ -62,7 +62,9 @@ def replaced_transport(get_iterator: Any) -> str | None:
 
     ``get_iterator`` is what stands in the place of torch's ``DataLoader._get_iterator``, our hook aside.
     """
-    if torch_dataloader._MultiProcessingDataLoaderIter is not Iterator:
+    found = torch_dataloader._MultiProcessingDataLoaderIter
+    # The first may also have happened before this module was imported.
+    if found.__module__ != torch_dataloader.__name__ or found is not Iterator:
         return "torch.utils.data.dataloader._MultiProcessingDataLoaderIter"
     if not is_torchs_own(get_iterator):
         return "torch.utils.data.DataLoader._get_iterator"

@@ -26,7 +26,11 @@ CORE_MAY_USE = {
 }
 
 PYTHON_MAY_USE = {
-    "__init__": {"_install", "_path", "dataloader"},
+    "__init__": {"_convert", "_install", "_path", "dataloader"},
+    "__main__": {"_on_import", "_options", "_run"},
+    "_run": set(),
+    "_on_import": {"_hook", "_install", "_options", "dataloader"},
+    "_convert": {"_options", "_seam", "dataloader"},
     "_install": {"_hook", "_options", "_seam", "dataloader"},
     "dataloader": {"_decide", "_hook", "_iterator", "_options", "_path", "_seam", "_transport"},
     "_iterator": {"_native", "_samplers", "_seam", "_transport"},

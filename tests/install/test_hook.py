@@ -1,0 +1,300 @@
+"""Every torch loader, in every order of installing, wrapping and taking back."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import Any
+
+import pytest
+import torch
+import torch.utils.data
+from torch.utils.data import dataloader as torch_dataloader
+from torch.utils.data.datapipes.iter import IterableWrapper
+
+import ringloader
+from install.data import Calling, Hooked, NotCalling, Plain, Posing, Squares, firsts
+from parity import harness
+from parity.data import Samples
+from ringloader import _hook, _options, _transport
+
+Loader = torch.utils.data.DataLoader
+TORCHS_OWN = Loader._get_iterator
+TORCHS_ITERATOR = torch_dataloader._MultiProcessingDataLoaderIter
+
+pytestmark = pytest.mark.rings_only
+
+
+class Wrapper:
+    """Somebody's replacement of ``DataLoader._get_iterator``, which calls what it replaced."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, how: str = "plain") -> None:
+        self.asked: list[Any] = []
+        self.replaced = Loader._get_iterator
+
+        def theirs(loader: Any) -> Any:
+            self.asked.append(loader)
+            return self.replaced(loader)
+
+        self.function = functools.wraps(self.replaced)(theirs) if how == "wraps" else theirs
+        monkeypatch.setattr(Loader, "_get_iterator", self.function)
+
+
+def path_of(loader: Any) -> str:
+    """Iterates, and tells the path."""
+    assert firsts(loader) == [[0.0, 1.0, 4.0, 9.0], [16.0, 25.0, 36.0, 49.0], [64.0, 81.0, 100.0, 121.0]]
+    return str(ringloader.path(loader).path)
+
+
+def squares(loader_class: Any = Loader, workers: int = 1, **arguments: Any) -> Any:
+    return loader_class(Squares(), batch_size=4, num_workers=workers, **arguments)
+
+
+@pytest.fixture
+def budgets(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
+    """The budgets that transports were made with."""
+    found: list[int | None] = []
+    original = _transport.make_transport
+
+    def make_transport(loader: Any, max_shared_bytes: int | None, *rest: Any, **more: Any) -> Any:
+        found.append(max_shared_bytes)
+        return original(loader, max_shared_bytes, *rest, **more)
+
+    monkeypatch.setattr(_transport, "make_transport", make_transport)
+    return found
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_loader_of_any_class_gives_what_torchs_gives(shuffle: bool, persistent: bool) -> None:
+    def build() -> dict[str, Any]:
+        return {
+            "dataset": Samples(21),
+            "batch_size": 4,
+            "num_workers": 2,
+            "shuffle": shuffle,
+            "persistent_workers": persistent,
+        }
+
+    case = harness.Case(build, epochs=2)
+    expected = harness.run(Loader, case)
+    with ringloader.installed():
+        # The harness asserts the path of any class but torch's.
+        actual = harness.run(Plain, case)
+    harness.assert_same(expected, actual)
+    assert actual.path == harness.expected_path
+
+
+def test_torchs_own_class_too() -> None:
+    loader = squares()
+    with ringloader.installed():
+        assert path_of(loader) == harness.expected_path
+        iterator = iter(loader)
+        assert isinstance(iterator, TORCHS_ITERATOR)
+        assert ringloader.path(iterator).path == harness.expected_path
+    assert firsts(iterator)[0] == [0.0, 1.0, 4.0, 9.0], "an iterator that exists goes on"
+    assert type(iter(loader)) is TORCHS_ITERATOR
+
+
+def test_without_workers_it_is_torchs() -> None:
+    with ringloader.installed():
+        loader = squares(workers=0)
+        assert path_of(loader) == "torch"
+        assert type(iter(loader)) is torch_dataloader._SingleProcessDataLoaderIter
+
+
+def test_a_class_that_goes_on_to_torchs_is_reached() -> None:
+    with ringloader.installed():
+        loader = squares(Calling)
+        assert path_of(loader) == harness.expected_path
+        assert ringloader.path(iter(loader).inner).path == harness.expected_path
+
+
+def test_a_class_that_does_not_is_left_alone() -> None:
+    with ringloader.installed():
+        loader = squares(NotCalling)
+        assert type(iter(loader)) is TORCHS_ITERATOR
+        with pytest.raises(ValueError, match="no path is known"):
+            ringloader.path(loader)
+
+
+def test_the_path_of_what_stands_in_front_of_a_loader() -> None:
+    with ringloader.installed():
+        assert path_of(Posing(squares())) == harness.expected_path
+
+
+def test_an_iterator_on_the_object_takes_effect() -> None:
+    loader = squares()
+    loader._get_iterator = lambda: iter(["theirs"])
+    with ringloader.installed():
+        assert list(loader) == ["theirs"]
+
+
+def test_installed_twice_replaces_the_options(budgets: list[int | None]) -> None:
+    ringloader.install(max_shared_bytes=1 << 24)
+    list(squares())
+    ringloader.install(max_shared_bytes=1 << 25)
+    list(squares())
+    ringloader.install()
+    list(squares())
+    assert budgets == [1 << 24, 1 << 25, None]
+    ringloader.uninstall()
+    assert Loader._get_iterator is TORCHS_OWN, "there was one hook"
+    ringloader.uninstall()
+
+
+def test_nested_blocks_restore_the_options(budgets: list[int | None]) -> None:
+    ringloader.install(max_shared_bytes=1 << 24)
+    with ringloader.installed(max_shared_bytes=1 << 25):
+        with pytest.raises(KeyError), ringloader.installed(max_shared_bytes=1 << 26):
+            list(squares())
+            raise KeyError
+        list(squares())
+        ringloader.uninstall()
+        list(squares())
+    list(squares())
+    ringloader.uninstall()
+    assert budgets == [1 << 26, 1 << 25, 1 << 24]
+
+
+def test_as_a_decorator() -> None:
+    @ringloader.installed()
+    def iterated() -> str:
+        return path_of(squares())
+
+    assert iterated() == iterated() == harness.expected_path
+    assert Loader._get_iterator is TORCHS_OWN
+
+
+@pytest.mark.parametrize("how", ["plain", "wraps"])
+def test_wrapped_before(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    theirs = Wrapper(monkeypatch, how)
+    loader = squares()
+    with ringloader.installed():
+        assert path_of(loader) == "torch"
+        assert ringloader.path(loader).reason == "torch.utils.data.DataLoader._get_iterator was replaced"
+    assert theirs.asked == [loader]
+    assert Loader._get_iterator is theirs.function
+
+
+@pytest.mark.parametrize("how", ["plain", "wraps"])
+def test_wrapped_after(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    loader = squares()
+    ringloader.install()
+    hook = Loader._get_iterator
+    theirs = Wrapper(monkeypatch, how)
+    assert path_of(loader) == harness.expected_path
+    assert theirs.asked == [loader]
+    # Taken back while it is buried: theirs stays, and gets torch's iterators.
+    ringloader.uninstall()
+    assert Loader._get_iterator is theirs.function
+    assert type(iter(loader)) is TORCHS_ITERATOR
+    assert theirs.asked == [loader, loader]
+    # They put back what they found, which is as good as torch's own, and can be used again.
+    monkeypatch.undo()
+    assert Loader._get_iterator is hook
+    assert type(iter(loader)) is TORCHS_ITERATOR
+    with ringloader.installed():
+        assert Loader._get_iterator is hook, "not one on top of the other"
+        assert path_of(loader) == harness.expected_path
+    assert Loader._get_iterator is TORCHS_OWN
+
+
+@pytest.mark.parametrize("how", ["plain", "wraps"])
+def test_wrapped_between_two_installs(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    loader = squares()
+    ringloader.install()
+    theirs = Wrapper(monkeypatch, how)
+    ringloader.install()
+    assert path_of(loader) == harness.expected_path, "by the hook beneath theirs, and noted as such"
+    assert theirs.asked == [loader]
+    ringloader.uninstall()
+    assert Loader._get_iterator is theirs.function
+    assert type(iter(loader)) is TORCHS_ITERATOR
+    monkeypatch.undo()
+    ringloader.install()
+    ringloader.uninstall()
+
+
+def test_replaced_after_without_calling_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ringloader.installed():
+        monkeypatch.setattr(Loader, "_get_iterator", lambda _self: iter(["theirs"]))
+        assert list(squares()) == list(squares(ringloader.DataLoader)) == ["theirs"]
+        monkeypatch.undo()
+
+
+def test_somebody_puts_torchs_own_back() -> None:
+    ringloader.install()
+    Loader._get_iterator = TORCHS_OWN
+    assert type(iter(squares())) is TORCHS_ITERATOR
+    ringloader.install()
+    assert path_of(squares()) == harness.expected_path
+    ringloader.uninstall()
+    assert Loader._get_iterator is TORCHS_OWN
+
+
+@pytest.mark.parametrize("case", ["alone", "no workers", "wrapped before", "wrapped after"])
+def test_ringloaders_own_class_is_the_same_with_and_without(
+    monkeypatch: pytest.MonkeyPatch, case: str, budgets: list[int | None]
+) -> None:
+    seen = []
+    for with_hook in (False, True):
+        with monkeypatch.context() as patch:
+            theirs = Wrapper(patch) if case == "wrapped before" else None
+            if with_hook:
+                ringloader.install(max_shared_bytes=1 << 25)
+            theirs = Wrapper(patch) if case == "wrapped after" else theirs
+            loader = squares(
+                ringloader.DataLoader, workers=0 if case == "no workers" else 1, max_shared_bytes=1 << 24
+            )
+            seen.append((path_of(loader), len(theirs.asked) if theirs else 0, tuple(budgets)))
+            budgets.clear()
+        ringloader.uninstall()
+    assert seen[0] == seen[1]
+    assert (
+        seen[0][:2]
+        == {
+            "alone": (harness.expected_path, 0),
+            "no workers": ("torch", 0),
+            "wrapped before": ("torch", 1),
+            "wrapped after": ("torch", 1),
+        }[case]
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"max_shared_byte": 1}, TypeError, "unknown option 'max_shared_byte'; there are: max_shared_bytes"),
+        ({"max_shared_bytes": "1G"}, TypeError, "max_shared_bytes must be an int or None, not '1G'"),
+        ({"max_shared_bytes": 0}, ValueError, "max_shared_bytes must be positive, not 0"),
+    ],
+)
+@pytest.mark.parametrize("install", [ringloader.install, ringloader.installed])
+def test_wrong_options_install_nothing(
+    install: Any, options: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        install(**options)
+    assert _hook.current() is None
+
+
+def test_the_options_are_the_loaders_own_arguments() -> None:
+    parameters = inspect.signature(ringloader.DataLoader.__init__).parameters.values()
+    keyword_only = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
+    assert keyword_only == vars(_options.Options())
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_forked_children_inherit_it_and_spawned_ones_do_not(start: str) -> None:
+    loader = Loader(Hooked(), num_workers=1, multiprocessing_context=start)
+    with ringloader.installed():
+        assert [batch.tolist() for batch in loader] == [[start == "fork"]]
+        assert ringloader.path(loader).path == harness.expected_path
+
+
+def test_datapipes_keep_torchs_control() -> None:
+    with ringloader.installed():
+        loader = Loader(IterableWrapper(range(4)), num_workers=1)
+        assert list(loader)
+        assert ringloader.path(loader).path == "rings"
