@@ -98,7 +98,7 @@ def compare(way_name: str) -> Compare:
     """Runs a program without us and with us; asserts that it returns the same, and that we did the work.
 
     The program gets the way, returns plain values, and starts at least one loader with workers. A test that
-    one way does not reach is marked `@pytest.mark.parametrize("way_name", ["install"], indirect=True)`.
+    one way does not reach is marked with `ways.INSTALL_ONLY` or `ways.CLASS_ONLY`.
     """
 
     def run(program: Callable[[ways.Way], Any]) -> ways.Way:

@@ -98,6 +98,23 @@ def test_a_loader_marked_as_prepared_is_kept(compare):
     compare(program)
 
 
+@ways.CLASS_ONLY
+@pytest.mark.parametrize("persistent", [False, True])
+def test_the_loader_inside_a_prepared_one_is_converted(compare, persistent):
+    def program(way):
+        accelerator = Accelerator(cpu=True)
+        prepared = accelerator.prepare(
+            torch.utils.data.DataLoader(
+                data.Points(), batch_size=5, shuffle=True, num_workers=2, persistent_workers=persistent
+            )
+        )
+        if way.name == "class":
+            ringloader.convert(prepared.base_dataloader)
+        return train(accelerator, prepared)
+
+    compare(program)
+
+
 @pytest.mark.slow
 @pytest.mark.limit(180)
 def test_two_ranks(tmp_path):

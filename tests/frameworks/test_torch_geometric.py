@@ -59,7 +59,7 @@ class PythonSampler(BaseSampler):
 @pytest.mark.parametrize("options", [{}, {"persistent_workers": True}, {"follow_batch": ["x"]}])
 def test_batches_of_graphs(compare, options):
     def program(way):
-        loader = way.derived(DataLoader)(graphs(), batch_size=4, shuffle=True, num_workers=2, **options)
+        loader = way.loader(DataLoader, graphs(), batch_size=4, shuffle=True, num_workers=2, **options)
         return [content(batch) for _ in range(2) for batch in loader]
 
     compare(program)
@@ -69,7 +69,7 @@ def test_graphs_are_collated_into_shared_memory(way_name):
     """PyG allocates its own shared memory for large batches: it lies in the ring's, and is copied nowhere."""
     large = [Data(x=torch.full((2000, 16), float(index))) for index in range(6)]
     with ways.use(way_name) as way:
-        loader = way.derived(DataLoader)(large, batch_size=3, num_workers=1)
+        loader = way.loader(DataLoader, large, batch_size=3, num_workers=1)
         sums = [batch.x.sum().item() for batch in loader]
     assert sums == [2000 * 16 * 3.0, 2000 * 16 * 12.0]
     (made,) = way.made
@@ -79,7 +79,7 @@ def test_graphs_are_collated_into_shared_memory(way_name):
 def test_a_sampler_of_batches_by_size(compare):
     def program(way):
         sampler = DynamicBatchSampler(graphs(), max_num=12)
-        loader = way.derived(DataLoader)(graphs(), batch_sampler=sampler, num_workers=2)
+        loader = way.loader(DataLoader, graphs(), batch_sampler=sampler, num_workers=2)
         return [content(batch) for batch in loader]
 
     compare(program)
@@ -91,7 +91,8 @@ def test_node_loader(compare, in_worker):
 
     def program(way):
         graph = one_graph()
-        loader = way.derived(NodeLoader)(
+        loader = way.loader(
+            NodeLoader,
             graph,
             PythonSampler(graph),
             input_nodes=torch.arange(0, 40, 2),
@@ -115,7 +116,8 @@ def test_worker_affinity(compare):
 
     def program(way):
         graph = one_graph()
-        loader = way.derived(NodeLoader)(
+        loader = way.loader(
+            NodeLoader,
             graph,
             PythonSampler(graph),
             filter_per_worker=True,
@@ -135,7 +137,7 @@ def test_worker_affinity(compare):
 @pytest.mark.skipif(not SAMPLES_NEIGHBOURS, reason="NeighborLoader needs pyg-lib or torch-sparse")
 def test_neighbor_loader(compare):
     def program(way):
-        loader = way.derived(NeighborLoader)(one_graph(), num_neighbors=[2, 2], batch_size=8, num_workers=2)
+        loader = way.loader(NeighborLoader, one_graph(), num_neighbors=[2, 2], batch_size=8, num_workers=2)
         return [content(batch) for batch in loader]
 
     compare(program)

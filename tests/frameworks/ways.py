@@ -48,11 +48,10 @@ class Way:
     made: list[Made] = field(default_factory=list)
     torchs: int = 0
 
-    def derived(self, framework_class: type) -> Any:
-        """The framework's own loader class, on top of ours where ours is passed in."""
-        if self.name != "class":
-            return framework_class
-        return type(framework_class.__name__, (framework_class, ringloader.DataLoader), {})
+    def loader(self, framework_class: Any, *args: Any, **kwargs: Any) -> Any:
+        """A loader of a framework's own class; where ours would be passed in, converted."""
+        made = framework_class(*args, **kwargs)
+        return ringloader.convert(made) if self.name == "class" else made
 
     @property
     def paths(self) -> list[str]:
