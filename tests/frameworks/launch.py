@@ -24,7 +24,8 @@ _PACKAGE = str(Path(ringloader.__file__).resolve().parent.parent)
 def run_ranks(script: str, folder: Path, names: tuple[str, ...] = ways.OURS, seconds: float = 150) -> None:
     """Runs `frameworks/<script>` on two ranks; asserts that each way gave every rank what torch's gave it."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
-    run_program([*torchrun, f"frameworks/{script}", str(folder), "torch", *names], seconds)
+    logs = f"--log-dir={folder / 'logs'}"
+    run_program([*torchrun, logs, f"frameworks/{script}", str(folder), "torch", *names], seconds)
     check_ways(folder, names)
 
 
