@@ -77,6 +77,19 @@ def test_a_stream_that_one_process_reads_for_all(compare):
     compare(program)
 
 
+def test_torchdatas_loader_is_left_alone_under_install():
+    def program(way):
+        config = DataLoaderConfiguration(use_stateful_dataloader=True)
+        accelerator = Accelerator(cpu=True, dataloader_config=config)
+        return train(accelerator, accelerator.prepare(loader_of(way)))
+
+    with ways.use("torch") as way:
+        expected = program(way)
+    with ways.use("install") as way:
+        assert program(way) == expected
+    assert way.made == []
+
+
 def test_prepare_does_not_keep_our_class():
     with ways.use("class") as way:
         prepared = Accelerator(cpu=True).prepare(loader_of(way))

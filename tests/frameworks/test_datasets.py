@@ -95,6 +95,8 @@ def test_set_epoch_reaches_the_workers(compare, persistent):
     compare(program)
 
 
+@pytest.mark.slow
+@pytest.mark.limit(120)
 def test_a_worker_that_is_not_forked_shares_the_epoch(compare):
     def program(way):
         shuffled = stream(2).shuffle(seed=1, buffer_size=8).with_format("torch")

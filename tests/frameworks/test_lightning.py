@@ -96,6 +96,20 @@ def test_overfitting_rebuilds_the_loader_with_another_sampler(compare):
     compare(program)
 
 
+@pytest.mark.parametrize("options", [{"limit_train_batches": 2}, {"reload_dataloaders_every_n_epochs": 1}])
+def test_epochs_that_are_left_early_or_have_loaders_of_their_own(compare, options):
+    def program(way):
+        class Module(lightning.LightningDataModule):
+            def train_dataloader(self):
+                return loaders(way, True)[0]
+
+        model = lightning_module.Classifier()
+        trainer(**options).fit(model, datamodule=Module())
+        return [model.losses, data.weights(model)]
+
+    compare(program)
+
+
 def test_fabric(compare):
     def program(way):
         fabric = Fabric(accelerator="cpu", devices=1)

@@ -70,11 +70,10 @@ def arguments(folder, **options):
         per_device_eval_batch_size=4,
         learning_rate=1e-3,
         logging_steps=1,
-        eval_strategy="epoch",
         report_to=[],
         disable_tqdm=True,
         dataloader_num_workers=2,
-        **{"save_strategy": "no", **options},
+        **{"save_strategy": "no", "eval_strategy": "epoch", **options},
     )
 
 
@@ -129,6 +128,22 @@ def test_going_on_from_a_checkpoint(compare, tmp_path):
         again = make()
         again.train(resume_from_checkpoint=str(folder / "checkpoint-3"))
         return outcome(again)
+
+    compare(program)
+
+
+@ways.INSTALL_ONLY
+def test_a_stream(compare, tmp_path):
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            worker = torch.utils.data.get_worker_info()
+            return map(Sentences(18).__getitem__, range(worker.id, 18, worker.num_workers))
+
+    def program(way):  # noqa: ARG001
+        options = arguments(tmp_path, max_steps=7, eval_strategy="no")
+        trainer = Trainer(tiny_bert(), options, data_collator=pad, train_dataset=Stream())
+        trainer.train()
+        return outcome(trainer)
 
     compare(program)
 
