@@ -14,7 +14,7 @@ RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml C
 PYTHON_SOURCES := $(wildcard python/ringloader/*)
 WHEEL_STAMP := $(VENV)/.wheel
 
-.PHONY: help test test-fast demo bench bench-smoke bench-rust lint rust-test python-test python-test-fast parity parity-all stubs loom loom-fast tsan tsan-fast storm storm-fast portable clean
+.PHONY: help test test-fast demo frameworks frameworks-docs bench bench-smoke bench-rust lint rust-test python-test python-test-fast parity parity-all stubs loom loom-fast tsan tsan-fast storm storm-fast portable clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -29,6 +29,12 @@ $(VENV)/.test:
 
 $(VENV)/.demo: $(VENV)/.test
 	$(PIP) install -c $(VENV)/constraints.txt --group demo
+	touch $@
+
+# torchvision's binary belongs to torch's.
+$(VENV)/.frameworks: $(VENV)/.test pyproject.toml
+	$(PIP) install -c $(VENV)/constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torchvision
+	$(PIP) install -c $(VENV)/constraints.txt --group frameworks
 	touch $@
 
 # Optimised but for link-time optimisation; what is tested is the installed wheel.
@@ -92,6 +98,12 @@ portable: ## the build for systems without memfd
 
 demo: $(VENV)/.demo $(WHEEL_STAMP) ## train on photographs through both loaders
 	$(BIN)/python examples/photographs/train.py
+
+frameworks: $(VENV)/.frameworks $(WHEEL_STAMP) ## the real frameworks, the same without us and with us
+	$(BIN)/python -m pytest tests/frameworks
+
+frameworks-docs: $(VENV)/.frameworks $(WHEEL_STAMP) ## the same, and writes the versions into docs/frameworks
+	$(BIN)/python -m pytest tests/frameworks --write-versions
 
 bench: $(VENV)/.demo $(WHEEL_STAMP) ## the table of ratios to torch's loader
 	$(BIN)/python -m benches.python

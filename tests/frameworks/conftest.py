@@ -1,0 +1,118 @@
+"""Which frameworks are installed, and the comparison that every test here makes."""
+
+from __future__ import annotations
+
+import collections
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from frameworks import packages, pages, ways
+from parity import harness
+
+# Nothing is fetched from a hub, and nothing kept in the user's home.
+_hub = tempfile.TemporaryDirectory(prefix="hub")
+os.environ.update(HF_HUB_OFFLINE="1", HF_HOME=_hub.name)
+
+# Filled by pytest_configure; what is in it is not even imported.
+collect_ignore: list[str] = []
+
+
+# What a run found: file of tests, outcome of every test in it.
+_outcomes: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--write-versions",
+        action="store_true",
+        help="write the versions of the frameworks whose tests all passed into docs/frameworks",
+    )
+    parser.addoption(
+        "--frameworks",
+        metavar="NAME,...",
+        help="only these, which must be installed; default: all, and where one is missing, none",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    named = config.getoption("--frameworks", default=None)
+    wanted = list(packages.FRAMEWORKS) if named is None else named.split(",")
+    if unknown := set(wanted) - set(packages.FRAMEWORKS):
+        raise pytest.UsageError(
+            f"--frameworks: {', '.join(unknown)} is none of {', '.join(packages.FRAMEWORKS)}"
+        )
+    missing = packages.missing(wanted)
+    if missing and named is not None:
+        raise pytest.UsageError(f"--frameworks: not installed: {', '.join(missing)}")
+    left_out = packages.FRAMEWORKS if missing else set(packages.FRAMEWORKS) - set(wanted)
+    collect_ignore.extend(f"test_{file}.py" for file in left_out)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    found = re.match(r"tests/frameworks/test_(\w+)\.py::", report.nodeid)
+    if found and (report.when == "call" or report.outcome != "passed"):
+        _outcomes[found[1]][report.outcome] += 1
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    say = terminalreporter.write_line
+    if len(collect_ignore) == len(packages.FRAMEWORKS):
+        missing = packages.missing(packages.FRAMEWORKS)
+        say(f"tests/frameworks left out: {', '.join(missing)} not installed; `make frameworks` does so")
+    named = pages.named()
+    passed = [file for file, counts in _outcomes.items() if counts["passed"] and not counts["failed"]]
+    for file, counts in _outcomes.items():
+        name = packages.FRAMEWORKS[file]
+        version = packages.version(name)
+        remark = "" if named[file] == version else f"; docs/frameworks names {named[file]}"
+        say(f"{name} {version}: {', '.join(f'{n} {kind}' for kind, n in counts.items())}{remark}")
+    if config.getoption("--write-versions", default=False):
+        pages.write(passed)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Equal to the last bit, whatever else the machine does."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(params=ways.OURS)
+def way_name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+Compare = Callable[[Callable[[ways.Way], Any]], ways.Way]
+
+
+@pytest.fixture
+def compare(way_name: str) -> Compare:
+    """Runs a program without us and with us; asserts that it returns the same, and that we did the work.
+
+    The program gets the way, returns plain values, and starts at least one loader with workers. A test that
+    one way does not reach is marked with `ways.INSTALL_ONLY` or `ways.CLASS_ONLY`.
+    """
+
+    def run(program: Callable[[ways.Way], Any]) -> ways.Way:
+        with ways.use("torch") as torchs:
+            expected = program(torchs)
+        assert expected, "the program returned nothing to compare"
+        assert torchs.made == [], "ringloader had a part in what was to be torch's own"
+        with ways.use(way_name) as ours:
+            actual = program(ours)
+        assert actual == expected
+        with_workers = [made for made in ours.made if made.reason != "num_workers is 0"]
+        assert {made.path for made in with_workers} == {harness.expected_path}, with_workers
+        assert len(with_workers) == torchs.torchs, "not every iterator with workers was ours"
+        assert ours.batches > 0
+        return ours
+
+    return run

@@ -1,0 +1,42 @@
+"""Modules of the Lightning tests and script."""
+
+from typing import Any
+
+import lightning
+import torch
+from torch import nn
+
+from frameworks import data
+
+
+class Classifier(lightning.LightningModule):
+    """Notes every loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = data.small_model()
+        self.losses: list[float] = []
+        self.classes: list[list[int]] = []
+
+    def _loss(self, batch: Any) -> torch.Tensor:
+        features, classes = batch
+        loss = nn.functional.cross_entropy(self.net(features), classes)
+        self.losses.append(loss.item())
+        self.classes.append(classes.tolist())
+        return loss
+
+    def training_step(self, batch: Any, batch_index: int) -> torch.Tensor:  # noqa: ARG002
+        return self._loss(batch)
+
+    def validation_step(self, batch: Any, batch_index: int, dataloader_idx: int = 0) -> None:  # noqa: ARG002
+        self.log("loss", self._loss(batch))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Pairs(Classifier):
+    """Trains on two loaders at once."""
+
+    def training_step(self, batch: Any, batch_index: int) -> torch.Tensor:  # noqa: ARG002
+        return self._loss(batch["first"]) + self._loss(batch["second"])

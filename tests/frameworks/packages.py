@@ -1,0 +1,35 @@
+"""Which distribution stands behind which file of tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib import metadata
+
+# File of tests and of docs/frameworks: distribution.
+FRAMEWORKS = {
+    "lightning": "lightning",
+    "accelerate": "accelerate",
+    "transformers": "transformers",
+    "datasets": "datasets",
+    "torchrun": "torch",
+    "torch_geometric": "torch-geometric",
+    "timm": "timm",
+    "torchvision": "torchvision",
+    "ignite": "pytorch-ignite",
+    "skorch": "skorch",
+    "ray": "ray",
+    "torchdata": "torchdata",
+}
+
+
+def version(distribution: str) -> str | None:
+    """The installed version, or None."""
+    try:
+        return metadata.version(distribution).partition("+")[0]
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def missing(files: Iterable[str]) -> list[str]:
+    """The distributions that are not installed, of those behind `files`."""
+    return sorted(FRAMEWORKS[file] for file in files if version(FRAMEWORKS[file]) is None)

@@ -1,0 +1,134 @@
+"""accelerate: `prepare` builds torch's class anew from any loader's arguments, so `install()` reaches it."""
+
+import pytest
+import torch
+from accelerate import Accelerator, DataLoaderConfiguration, skip_first_batches
+from accelerate.data_loader import DataLoaderDispatcher, DataLoaderShard
+from accelerate.state import AcceleratorState, GradientState, PartialState
+
+import ringloader
+from frameworks import data, launch, ways
+
+
+@pytest.fixture(autouse=True)
+def _forget_the_process_state():
+    yield
+    AcceleratorState._reset_state()
+    GradientState._reset_state()
+    PartialState._reset_state()
+
+
+def loader_of(way, **options):
+    return way.DataLoader(data.Points(), batch_size=5, shuffle=True, num_workers=2, **options)
+
+
+def train(accelerator, loader, epochs=2, skip=0):
+    model = data.small_model()
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    losses = []
+    for epoch in range(epochs):
+        if hasattr(loader, "set_epoch"):
+            loader.set_epoch(epoch)
+        batches = skip_first_batches(loader, skip) if skip else loader
+        losses += [data.step(model, optimizer, batch) for batch in batches]
+    return [losses, data.weights(model)]
+
+
+@ways.INSTALL_ONLY
+@pytest.mark.parametrize("seedable", [False, True])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_prepared_loader(compare, seedable, persistent):
+    def program(way):
+        accelerator = Accelerator(
+            cpu=True, dataloader_config=DataLoaderConfiguration(use_seedable_sampler=seedable)
+        )
+        loader = accelerator.prepare(loader_of(way, persistent_workers=persistent))
+        assert isinstance(loader, DataLoaderShard)
+        return train(accelerator, loader)
+
+    compare(program)
+
+
+@ways.INSTALL_ONLY
+def test_skip_first_batches(compare):
+    def program(way):
+        accelerator = Accelerator(cpu=True)
+        result = train(accelerator, accelerator.prepare(loader_of(way)), skip=2)
+        assert len(result[0]) == 2 * (5 - 2)
+        return result
+
+    compare(program)
+
+
+def test_skip_first_batches_of_a_loader_that_was_not_prepared():
+    """It builds torch's own class then too."""
+    loader = ringloader.DataLoader(data.Points(), batch_size=5, num_workers=1)
+    assert type(skip_first_batches(loader, 2)) is torch.utils.data.DataLoader
+
+
+@ways.INSTALL_ONLY
+def test_a_stream_that_one_process_reads_for_all(compare):
+    def program(way):
+        accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=True))
+        loader = accelerator.prepare(way.DataLoader(data.Stream(), batch_size=5, num_workers=2))
+        assert isinstance(loader, DataLoaderDispatcher)
+        return train(accelerator, loader)
+
+    compare(program)
+
+
+def test_torchdatas_loader_is_left_alone_under_install():
+    def program(way):
+        config = DataLoaderConfiguration(use_stateful_dataloader=True)
+        accelerator = Accelerator(cpu=True, dataloader_config=config)
+        return train(accelerator, accelerator.prepare(loader_of(way)))
+
+    with ways.use("torch") as way:
+        expected = program(way)
+    with ways.use("install") as way:
+        assert program(way) == expected
+    assert way.made == []
+
+
+def test_prepare_does_not_keep_our_class():
+    with ways.use("class") as way:
+        prepared = Accelerator(cpu=True).prepare(loader_of(way))
+        assert type(prepared) is DataLoaderShard
+        assert not isinstance(prepared, ringloader.DataLoader)
+        assert len(list(prepared)) == 5
+        assert way.made == [], "the pages say that only install() reaches a prepared loader"
+
+
+@ways.CLASS_ONLY
+def test_a_loader_marked_as_prepared_is_kept(compare):
+    def program(way):
+        accelerator = Accelerator(cpu=True)
+        loader = loader_of(way)
+        loader._is_accelerate_prepared = True
+        assert accelerator.prepare(loader) is loader
+        return train(accelerator, loader)
+
+    compare(program)
+
+
+@ways.CLASS_ONLY
+@pytest.mark.parametrize("persistent", [False, True])
+def test_the_loader_inside_a_prepared_one_is_converted(compare, persistent):
+    def program(way):
+        accelerator = Accelerator(cpu=True)
+        prepared = accelerator.prepare(
+            torch.utils.data.DataLoader(
+                data.Points(), batch_size=5, shuffle=True, num_workers=2, persistent_workers=persistent
+            )
+        )
+        if way.name == "class":
+            ringloader.convert(prepared.base_dataloader)
+        return train(accelerator, prepared)
+
+    compare(program)
+
+
+@pytest.mark.slow
+@pytest.mark.limit(180)
+def test_two_ranks(tmp_path):
+    launch.run_ranks("script_accelerate.py", tmp_path, names=("install",))

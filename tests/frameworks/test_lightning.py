@@ -1,0 +1,146 @@
+"""Lightning: it builds our class anew where it puts its own sampler in, and keeps it elsewhere."""
+
+import lightning
+import pytest
+import torch
+from lightning.fabric import Fabric
+from torch import nn
+
+import ringloader
+from frameworks import data, launch, lightning_module, ways
+
+
+def trainer(**options):
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar"), False)
+    return lightning.Trainer(max_epochs=2, accelerator="cpu", enable_model_summary=False, **quiet, **options)
+
+
+def loaders(way, persistent):
+    options = {"num_workers": 2, "persistent_workers": persistent}
+    train = way.DataLoader(data.Points(), batch_size=5, shuffle=True, **options)
+    return train, way.DataLoader(data.Points(10), batch_size=4, **options)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_fit_and_validate(compare, persistent):
+    def program(way):
+        train, validation = loaders(way, persistent)
+        model = lightning_module.Classifier()
+        ours = trainer()
+        ours.fit(model, train, validation)
+        validated = ours.validate(model, validation, verbose=False)
+        assert train._iterator is None, "Lightning has not shut the workers down"
+        return [model.losses, validated, data.weights(model)]
+
+    compare(program)
+
+
+def test_loaders_from_a_data_module(compare):
+    """While its hooks run, Lightning wraps the constructors of all loader classes."""
+
+    def program(way):
+        class Module(lightning.LightningDataModule):
+            def train_dataloader(self):
+                return loaders(way, False)[0]
+
+            def val_dataloader(self):
+                return [loaders(way, True)[1], loaders(way, False)[1]]
+
+        model = lightning_module.Classifier()
+        trainer(use_distributed_sampler=True).fit(model, datamodule=Module())
+        return [model.losses, data.weights(model)]
+
+    compare(program)
+
+
+def test_two_loaders_at_once(compare):
+    """A CombinedLoader iterates several and shuts each down."""
+
+    def program(way):
+        model = lightning_module.Pairs()
+        first, second = loaders(way, True)
+        trainer().fit(model, {"first": first, "second": second})
+        return [model.losses, data.weights(model)]
+
+    ours = compare(program)
+    assert len(ours.made) >= 2
+
+
+def test_a_failing_step_leaves_no_worker(compare):
+    """Lightning shuts the loaders down on an exception; the fixture looks for processes."""
+
+    class Fails(lightning_module.Classifier):
+        def training_step(self, batch, batch_index):
+            if len(self.losses) == 3:
+                raise RuntimeError("a step failed")
+            return super().training_step(batch, batch_index)
+
+    def program(way):
+        train, _ = loaders(way, True)
+        model = Fails()
+        with pytest.raises(RuntimeError, match="a step failed"):
+            trainer().fit(model, train)
+        assert train._iterator is None
+        return model.losses
+
+    compare(program)
+
+
+def test_overfitting_rebuilds_the_loader_with_another_sampler(compare):
+    def program(way):
+        train, _ = loaders(way, False)
+        model = lightning_module.Classifier()
+        trainer(overfit_batches=2).fit(model, train)
+        return [model.losses, data.weights(model)]
+
+    compare(program)
+
+
+@pytest.mark.parametrize("options", [{"limit_train_batches": 2}, {"reload_dataloaders_every_n_epochs": 1}])
+def test_epochs_that_are_left_early_or_have_loaders_of_their_own(compare, options):
+    def program(way):
+        class Module(lightning.LightningDataModule):
+            def train_dataloader(self):
+                return loaders(way, True)[0]
+
+        model = lightning_module.Classifier()
+        trainer(**options).fit(model, datamodule=Module())
+        return [model.losses, data.weights(model)]
+
+    compare(program)
+
+
+def test_fabric(compare):
+    def program(way):
+        fabric = Fabric(accelerator="cpu", devices=1)
+        train, _ = loaders(way, False)
+        model = data.small_model()
+        model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        losses = []
+        for features, classes in fabric.setup_dataloaders(train):
+            loss = nn.functional.cross_entropy(model(features), classes)
+            optimizer.zero_grad()
+            fabric.backward(loss)
+            optimizer.step()
+            losses.append(loss.item())
+        return losses
+
+    compare(program)
+
+
+@pytest.mark.parametrize("way_name", ["class"])
+def test_a_rebuilt_loader_keeps_our_class_and_option(way_name):
+    from lightning.fabric.utilities.data import _update_dataloader
+
+    with ways.use(way_name) as way:
+        loader = way.DataLoader(data.Points(), batch_size=4, num_workers=1, max_shared_bytes=1 << 24)
+        rebuilt = _update_dataloader(loader, torch.utils.data.SequentialSampler(loader.dataset))
+    assert type(rebuilt) is ringloader.DataLoader
+    assert rebuilt.max_shared_bytes == 1 << 24
+    assert rebuilt.num_workers == 1
+
+
+@pytest.mark.slow
+@pytest.mark.limit(240)
+def test_ddp_puts_a_distributed_sampler_in(tmp_path):
+    launch.run_ranks("script_lightning.py", tmp_path)
