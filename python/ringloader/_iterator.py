@@ -7,7 +7,7 @@ from typing import Any
 
 from ringloader import _decide, _native, _path, _samplers, _seam, _transport
 
-_torchs_next = getattr(_seam.BaseIterator, "__next__", None)
+_torchs_next = getattr(_seam.Iterator, "__next__", None)
 
 
 class RingIterator(_transport.TransportIterator):
@@ -102,7 +102,7 @@ class _LeanIterator(RingIterator):
     """Without torch's ``__next__``, most of which is the profiler's record, more than a small batch costs."""
 
     def __next__(self) -> Any:
-        if _seam.profiler_enabled() or _seam.BaseIterator.__next__ is not _torchs_next:
+        if _seam.profiler_enabled() or _seam.Iterator.__next__ is not _torchs_next:
             return super().__next__()
         data = self._scheduler.next(self)
         self._num_yielded += 1

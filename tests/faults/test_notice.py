@@ -68,7 +68,8 @@ class Scene:
         pid = self.iterator._workers[worker].pid
         with pytest.raises(RuntimeError) as caught:
             yield
-        assert str(caught.value) == f"DataLoader worker (pid {pid}) is killed by signal: Killed. "
+        assert str(caught.value) == f"DataLoader worker (pid(s) {pid}) exited unexpectedly"
+        assert str(caught.value.__cause__) == f"DataLoader worker (pid {pid}) is killed by signal: Killed. "
 
     def end(self):
         """Lets go of the iterator, whose workers end at once."""
@@ -210,7 +211,9 @@ def test_two_deaths(loader_class, snapshot, tmp_path):
         try:
             got.append(int(next(scene.iterator)[0, 0]))
         except RuntimeError as error:
-            assert re.match(r"DataLoader worker \(pid \d+\) is killed by signal: Killed\. ", str(error))
+            assert re.match(
+                r"DataLoader worker \(pid \d+\) is killed by signal: Killed\. ", str(error.__cause__)
+            )
             told += 1
         except StopIteration:
             break

@@ -127,7 +127,7 @@ class Round:
                     break
                 except RuntimeError as error:
                     error.__traceback__ = None
-                    found = re.fullmatch(KILLED, str(error))
+                    found = re.fullmatch(KILLED, str(error.__cause__))
                     assert found, error
                     # Of this epoch, or of one before whose loader persists.
                     assert int(found[1]) in pids or self.loader.persistent_workers, (error, pids)
