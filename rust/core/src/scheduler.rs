@@ -21,7 +21,7 @@ pub struct Scheduler<T> {
     order: Order,
     epoch: u64,
     /// Workers whose process has ended; never cleared, they do not come back.
-    ended: Vec<bool>,
+    ended: Vec<u32>,
 }
 
 /// What is to be done for the next batch.
@@ -65,7 +65,7 @@ impl<T> Scheduler<T> {
             tasks: ReorderBuffer::new(),
             order,
             epoch: 0,
-            ended: vec![false; workers as usize],
+            ended: Vec::new(),
         }
     }
 
@@ -109,37 +109,51 @@ impl<T> Scheduler<T> {
                 Next::Wait { worker, .. } => (self.order == Order::InOrder).then_some(worker),
             };
             let Some(engine) = engine else { return Ok(Poll::End) };
-            while let Some(worker) = engine.take_ended() {
-                self.ended[worker as usize] = true;
-            }
+            self.ended.extend(std::iter::from_fn(|| engine.take_ended()));
             // In order, results of other workers wait in their rings until it is their turn.
             let found = match wanted {
                 Some(worker) => engine.try_next_of(worker)?,
-                None => engine.try_next()?,
+                None => {
+                    // Workers that are busy would put off the news for as long as they are.
+                    if let Some(worker) = self.lost(engine)? {
+                        return Ok(Poll::Lost { worker });
+                    }
+                    engine.try_next()?
+                }
             };
             match found {
-                Some(delivery) if self.is_stale(&delivery) => {}
+                Some(delivery) if self.is_stale(delivery.seq, delivery.kind) => {}
                 Some(delivery) => return Ok(Poll::Arrived { seq: delivery.seq & SEQ_MASK, delivery }),
-                None => return self.missing(engine, wanted),
+                None => {
+                    let lost = self.lost(engine)?;
+                    return Ok(lost.map_or(Poll::Wait { worker: wanted }, |worker| Poll::Lost { worker }));
+                }
             }
         }
     }
 
     /// Whether a result answers a task of an epoch before, or is a worker's word that it is ready for a new one.
-    fn is_stale(&self, delivery: &Delivery) -> bool {
-        delivery.kind == ResultKind::Object || delivery.seq >> EPOCH_SHIFT != self.epoch
+    fn is_stale(&self, seq: u64, kind: ResultKind) -> bool {
+        kind == ResultKind::Object || seq >> EPOCH_SHIFT != self.epoch
     }
 
-    /// Nothing to take: has somebody ended who still owes a result, and has none in its ring?
-    fn missing(&self, engine: &Engine, wanted: Option<u32>) -> Result<Poll<T>> {
-        let ended = (0..self.ended.len() as u32).filter(|&worker| self.ended[worker as usize]);
-        for worker in ended {
-            let owes = self.dispatch.is_active(worker) && self.dispatch.outstanding(worker) > 0;
-            if owes && engine.has_none_of(worker)? {
-                return Ok(Poll::Lost { worker });
+    /// A worker that has ended, still owes a result, and has none of this epoch in its ring.
+    fn lost(&self, engine: &Engine) -> Result<Option<u32>> {
+        for &worker in &self.ended {
+            if !self.dispatch.is_active(worker) || self.dispatch.outstanding(worker) == 0 {
+                continue;
+            }
+            let next = loop {
+                match engine.peek_of(worker)? {
+                    Some((seq, kind)) if self.is_stale(seq, kind) => drop(engine.try_next_of(worker)?),
+                    next => break next,
+                }
+            };
+            if next.is_none() {
+                return Ok(Some(worker));
             }
         }
-        Ok(Poll::Wait { worker: wanted })
+        Ok(None)
     }
 
     /// Takes a result that [`poll`](Self::poll) brought. Returns its worker and itself if it is its turn;
