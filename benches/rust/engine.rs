@@ -160,7 +160,8 @@ impl Fleet {
 
     fn send(&mut self) {
         let bytes = vec![0; 8];
-        assert!(self.scheduler.send(&self.engine, TaskKind::Index, bytes).expect("a task that fits"));
+        let sent = self.scheduler.send(&self.engine, TaskKind::Index, bytes);
+        assert!(sent.expect("a task that fits").is_some());
     }
 
     /// A worker answers what it has, at most `most`, and goes to sleep: the next task rings its bell.
@@ -241,7 +242,8 @@ fn engine(criterion: &mut Criterion) {
 
 fn control(criterion: &mut Criterion) {
     let orders = [("in_order", Order::InOrder), ("as_completed", Order::AsCompleted)];
-    let runs = [("ready", Fleet::ready as fn(&mut Fleet, u64, bool) -> Duration), ("awaited", Fleet::awaited)];
+    let runs =
+        [("ready", Fleet::ready as fn(&mut Fleet, u64, bool) -> Duration), ("awaited", Fleet::awaited)];
     for (name, run) in runs {
         let mut group = criterion.benchmark_group(format!("control/{name}"));
         group.throughput(Throughput::Elements(1)).sample_size(20);

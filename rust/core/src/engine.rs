@@ -1,6 +1,7 @@
 //! The parent's side: hands out tasks, takes results, waits. Composition only.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,6 +12,7 @@ use crate::message::{Place, ResultDescriptor, ResultKind, Task, TaskDescriptor};
 use crate::pool::{Ledger, Limits};
 use crate::ring::{ByteFifo, Consumer, Producer, Words};
 use crate::shm::{Control, Geometry, Segment, handover};
+use crate::sync::doorbell::sleep_unless;
 use crate::sync::pause::pause;
 use crate::sync::{Arc, Bell, Watch, process_handle};
 
@@ -305,9 +307,13 @@ impl Engine {
         Ok(descriptor.map(|descriptor| (descriptor.seq, descriptor.kind)))
     }
 
-    fn has_none_of(&self, worker: u32) -> Result<bool> {
-        let results = self.control.worker(worker).results;
-        Ok(self.lock().lines[worker as usize].results.peek(results)?.is_none())
+    fn has_any_of(&self, mut workers: Range<u32>) -> Result<bool> {
+        let mut state = self.lock();
+        let mut has = |worker| -> Result<bool> {
+            let results = self.control.worker(worker).results;
+            Ok(state.lines[worker as usize].results.peek(results)?.is_some())
+        };
+        workers.try_fold(false, |any, worker| Ok(any || has(worker)?))
     }
 
     fn descriptor(&self, words: &Words) -> Result<ResultDescriptor> {
@@ -358,18 +364,11 @@ impl Engine {
             Some(worker) => worker..worker + 1,
             None => 0..self.seats.len() as u32,
         };
-        for worker in awaited.clone() {
-            self.control.worker(worker).parent_sleeps.announce();
+        let flags = awaited.clone().map(|worker| self.control.worker(worker).parent_sleeps);
+        let sleep = || self.watch.sleep(limit.min(LONGEST_SLEEP));
+        if let Some(ended) = sleep_unless(flags, || self.has_any_of(awaited), sleep)? {
+            self.note_ended(&mut self.lock(), ended);
         }
-        let mut idle = true;
-        for worker in awaited.clone() {
-            idle &= self.has_none_of(worker)?;
-        }
-        let ended = if idle { self.watch.sleep(limit.min(LONGEST_SLEEP)) } else { Ok(Vec::new()) };
-        for worker in awaited {
-            self.control.worker(worker).parent_sleeps.withdraw();
-        }
-        self.note_ended(&mut self.lock(), ended?);
         Ok(())
     }
 

@@ -8,9 +8,11 @@ use crate::engine::Engine;
 use crate::error::Result;
 use crate::message::{ResultKind, Task, TaskKind};
 use crate::plan::{Dispatch, Next, Order, ReorderBuffer};
+use crate::sync::planted::planted;
 
-/// Where the epoch begins in a task's number: what an abandoned epoch left behind is told by it.
-const EPOCH_SHIFT: u32 = 40;
+/// Where the epoch begins in a task's number, above torch's `send_idx`: what an abandoned epoch left behind is
+/// told by it.
+pub const EPOCH_SHIFT: u32 = 40;
 const SEQ_MASK: u64 = (1 << EPOCH_SHIFT) - 1;
 
 /// Who was asked for what, in this epoch.
@@ -82,18 +84,18 @@ impl<T> Scheduler<T> {
         self.tasks.outstanding() >= self.dispatch.max_tasks()
     }
 
-    /// Sends an index that was read to the worker whose turn it is. `false`: no worker is left, and as
-    /// in torch the index is lost.
+    /// Sends an index that was read to the worker whose turn it is, and returns which. `None`: no worker is
+    /// left, and as in torch the index is lost.
     ///
     /// # Errors
     /// As [`Engine::put_task`].
-    pub fn send(&mut self, engine: &Engine, kind: TaskKind, bytes: Vec<u8>) -> Result<bool> {
-        let Some(worker) = self.dispatch.choose() else { return Ok(false) };
+    pub fn send(&mut self, engine: &Engine, kind: TaskKind, bytes: Vec<u8>) -> Result<Option<u32>> {
+        let Some(worker) = self.dispatch.choose() else { return Ok(None) };
         let seq = (self.epoch << EPOCH_SHIFT) | self.tasks.send_idx();
         engine.put_task(worker, Task { seq, kind, bytes })?;
         self.tasks.send(worker);
         self.dispatch.sent(worker);
-        Ok(true)
+        Ok(Some(worker))
     }
 
     /// What is to be done for the next batch. Never waits. `engine` is `None` after shutdown: then, as in
@@ -124,6 +126,11 @@ impl<T> Scheduler<T> {
             match found {
                 Some(delivery) if self.is_stale(delivery.seq, delivery.kind) => {}
                 Some(delivery) => return Ok(Poll::Arrived { seq: delivery.seq & SEQ_MASK, delivery }),
+                None if planted("lost_in_turn_only")
+                    && wanted.is_some_and(|turn| !self.ended.contains(&turn)) =>
+                {
+                    return Ok(Poll::Wait { worker: wanted });
+                }
                 None => {
                     let lost = self.lost(engine)?;
                     return Ok(lost.map_or(Poll::Wait { worker: wanted }, |worker| Poll::Lost { worker }));
@@ -134,7 +141,7 @@ impl<T> Scheduler<T> {
 
     /// Whether a result answers a task of an epoch before, or is a worker's word that it is ready for a new one.
     fn is_stale(&self, seq: u64, kind: ResultKind) -> bool {
-        kind == ResultKind::Object || seq >> EPOCH_SHIFT != self.epoch
+        kind == ResultKind::Object || seq >> EPOCH_SHIFT != self.epoch && !planted("epoch_ignored")
     }
 
     /// A worker that has ended, still owes a result, and has none of this epoch in its ring.
@@ -149,7 +156,7 @@ impl<T> Scheduler<T> {
                     next => break next,
                 }
             };
-            if next.is_none() {
+            if next.is_none() || planted("lost_before_drained") {
                 return Ok(Some(worker));
             }
         }
