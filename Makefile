@@ -50,9 +50,10 @@ python-test: $(WHEEL_STAMP) ## all Python tests
 python-test-fast: $(WHEEL_STAMP)
 	$(BIN)/python -m pytest -m "not slow"
 
-lint: $(VENV)/.test ## formatting, clippy, ruff
+lint: $(VENV)/.test ## formatting, clippy, rustdoc, ruff
 	cargo fmt --all --check
 	cargo clippy -q --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc -q --no-deps -p ringloader-core
 	$(BIN)/ruff check python tests benches examples
 	$(BIN)/ruff format --check python tests benches examples
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Two processes over the real memfd: random SIGKILLs, and a death at each named moment between two stores.
 #
-#   ci/storm.sh          about three minutes; the code as it ships, then the build with named moments
+#   ci/storm.sh          about five minutes; the code as it ships, then the build with named moments
 #   ci/storm.sh --fast   under a minute; the build with named moments only
 #
 # Every moment that the sources name must be reached. Planted faults must be caught at theirs.

@@ -50,10 +50,10 @@ pub(crate) fn main() {
     for (name, run) in
         RUNS.iter().filter(|(name, _)| wanted.is_empty() || wanted.iter().any(|part| part == name))
     {
-        let longest = if ["kills", "control"].contains(name) {
-            seconds.unwrap_or(4)
-        } else {
-            seconds.map_or(1, |all| (all / 20).max(1))
+        let longest = match *name {
+            "kills" => seconds.unwrap_or(4),
+            "control" => seconds.map_or(2, |all| all.div_ceil(2)),
+            _ => seconds.map_or(1, |all| (all / 20).max(1)),
         };
         let start = Instant::now();
         let seen = run(Effort { time: Duration::from_secs(longest), seed });
