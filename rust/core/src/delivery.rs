@@ -74,7 +74,7 @@ impl Backing {
     /// The address of `len` bytes at `offset` of the batch, valid while this lives.
     ///
     /// # Errors
-    /// [`Error::Corrupt`](crate::Error::Corrupt) when they do not lie in it.
+    /// [`Error::Corrupt`] when they do not lie in it.
     pub fn pointer(&self, offset: u64, len: u64) -> Result<NonNull<u8>> {
         match self {
             Self::Slot(held) => {
@@ -88,7 +88,7 @@ impl Backing {
     /// Replaces `into` by a copy of `len` bytes at `offset` of the batch.
     ///
     /// # Errors
-    /// [`Error::Corrupt`](crate::Error::Corrupt) when they do not lie in it.
+    /// [`Error::Corrupt`] when they do not lie in it.
     pub fn copy_out(&self, offset: u64, len: u64, into: &mut Vec<u8>) -> Result<()> {
         match self {
             Self::Slot(held) => {
@@ -165,7 +165,7 @@ impl Delivery {
     /// The table of the batch, validated against the bytes in use.
     ///
     /// # Errors
-    /// [`Error::Corrupt`](crate::Error::Corrupt) when it is not what a worker writes.
+    /// [`Error::Corrupt`] when it is not what a worker writes.
     pub fn meta(&self) -> Result<Meta<'_>> {
         Meta::parse(&self.meta, self.generation, self.used)
     }
@@ -173,7 +173,7 @@ impl Delivery {
     /// The address of `len` bytes at `offset` of the batch, valid while the backing lives.
     ///
     /// # Errors
-    /// [`Error::Corrupt`](crate::Error::Corrupt) when they do not lie in it.
+    /// [`Error::Corrupt`] when they do not lie in it.
     pub fn pointer(&self, offset: u64, len: u64) -> Result<NonNull<u8>> {
         if offset.checked_add(len).is_none_or(|end| end > self.used) {
             return Err(Error::Corrupt(format!("{len} bytes at {offset} of a batch of {}", self.used)));

@@ -289,7 +289,7 @@ pub(crate) fn kills(effort: Effort) -> Seen {
             && let Some(stopped) = pids.1
         {
             // Neither has anything of the epoch to come.
-            [pids.0, stopped].map(|pid| kill_process(pid, Signal::STOP).unwrap());
+            [pids.0, stopped].iter().for_each(|pid| kill_process(*pid, Signal::STOP).unwrap());
         }
         parent.begin(u64::MAX, false);
         let [delay, behind] = [10_000, 3_000].map(|most| Duration::from_micros(random.magnitude(most)));
