@@ -65,9 +65,10 @@ parity-all: ## the oldest torch that is supported, one between, and the newest
 	$(MAKE) parity TORCH=2.10.0
 	$(MAKE) parity TORCH=
 
-lint: $(VENV)/.test ## formatting, clippy, ruff
+lint: $(VENV)/.test ## formatting, clippy, rustdoc, ruff
 	cargo fmt --all --check
 	cargo clippy -q --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc -q --no-deps -p ringloader-core
 	$(BIN)/ruff check python tests benches examples extras
 	$(BIN)/ruff format --check python tests benches examples extras
 

@@ -10,6 +10,7 @@ cd "$(dirname "$0")/.."
 BINARIES=(
   loom_ring
   loom_pool
+  loom_wait
 )
 
 # binary | test | fault, as the sources name it | what the failing model says
@@ -36,6 +37,17 @@ FAULTS=(
   'loom_pool|take_over_after_a_death_before_any_store|busy_read_after_swap|came back without being out'
   'loom_pool|held_again_while_the_old_release_is_between_its_stores|hold_as_mark|a held slot was handed out'
   'loom_pool|a_pin_is_dropped_while_the_slot_comes_back|pin_ignored|Causality violation'
+  'loom_pool|closing_meets_a_release|closed_by_load|nobody gave the pages back'
+  'loom_pool|closing_meets_a_release|retire_relaxed|Causality violation'
+  'loom_pool|closing_leaves_what_is_held_again|hold_as_mark|given back'
+  'loom_wait|in_order_the_next_worker_is_awaited|announce_without_fence|deadlock; threads'
+  'loom_wait|in_order_the_next_worker_is_awaited|take_without_fence|deadlock; threads'
+  'loom_wait|in_order_the_next_worker_is_awaited|sleep_without_second_look|deadlock; threads'
+  'loom_wait|as_completed_all_workers_are_awaited|first_flag_only|deadlock; threads'
+  'loom_wait|as_completed_all_workers_are_awaited|announce_without_fence|deadlock; threads'
+  'loom_wait|as_completed_all_workers_are_awaited|sleep_without_second_look|deadlock; threads'
+  'loom_wait|a_death_is_told_while_another_worker_is_awaited|ring_before_ended|lost with a batch in its ring'
+  'loom_wait|closing_ends_the_wait|bell_before_closed|deadlock; threads'
   'loom_pool|counts_cover_the_memory_at_any_death|uncounted_before_punch|bytes are there'
 )
 

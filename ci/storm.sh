@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Two processes over the real memfd: random SIGKILLs, and a death at each named moment between two stores.
 #
-#   ci/storm.sh          about three minutes; the code as it ships, then the build with named moments
+#   ci/storm.sh          about five minutes; the code as it ships, then the build with named moments
 #   ci/storm.sh --fast   under a minute; the build with named moments only
 #
 # Every moment that the sources name must be reached. Planted faults must be caught at theirs.
@@ -12,6 +12,9 @@ cd "$(dirname "$0")/.."
 FAULTS=(
   'slow_release|hold_as_mark|a hold is lost'
   'slow_release_over_a_death|unheld_before_returned|has changed'
+  'control|lost_before_drained|batches that were not handed out'
+  'control|epoch_ignored|a batch of another epoch'
+  'control|lost_in_turn_only|deaths are told late'
 )
 
 RUN_LIMIT_S=300

@@ -22,7 +22,7 @@ CORE_MAY_USE = {
     "delivery": {"error", "sync", "shm", "pool", "batch", "message"},
     "engine": {"error", "sync", "shm", "pool", "ring", "message", "delivery"},
     "port": {"error", "sync", "shm", "pool", "ring", "batch", "message", "engine"},
-    "scheduler": {"error", "message", "plan", "delivery", "engine"},
+    "scheduler": {"error", "sync", "message", "plan", "delivery", "engine"},
 }
 
 PYTHON_MAY_USE = {

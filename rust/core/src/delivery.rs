@@ -5,9 +5,9 @@ use std::ptr::NonNull;
 use crate::batch::Meta;
 use crate::error::{Error, Result};
 use crate::message::ResultKind;
-use crate::pool::{Ledger, SlotId};
+use crate::pool::{Closing, Ledger, SlotId};
 use crate::shm::{Control, Segment};
-use crate::sync::{Arc, AtomicBool, Bell, Ordering};
+use crate::sync::{Arc, Bell};
 
 /// What the parent knows of one worker, and every lease on that worker's slots with it.
 ///
@@ -21,12 +21,12 @@ pub(crate) struct Seat {
     pub(crate) ledger: Ledger,
     /// The process that may release: a forked child inherits leases and must leave them alone.
     pub(crate) owner: u32,
-    closed: AtomicBool,
+    closing: Closing,
 }
 
 impl Seat {
     pub(crate) fn new(control: Arc<Control>, worker: u32, bell: Bell, ledger: Ledger) -> Self {
-        Self { control, worker, bell, ledger, owner: std::process::id(), closed: AtomicBool::new(false) }
+        Self { control, worker, bell, ledger, owner: std::process::id(), closing: Closing::new() }
     }
 
     /// Wakes the worker if it sleeps.
@@ -40,9 +40,7 @@ impl Seat {
     ///
     /// To be called when the worker has ended: nothing is filled any more.
     pub(crate) fn close(&self) {
-        // ORDERING close: an exchange here and in `release`, so that whichever comes second sees what
-        // the first one did: this side the lowered hold, or that side the flag.
-        self.closed.swap(true, Ordering::AcqRel);
+        self.closing.close();
         self.control.retire(self.worker, (0..self.control.geometry().slots).map(SlotId::new));
         let arena = self.control.arena(self.worker);
         self.control.segment().punch(arena.start, arena.end - arena.start);
@@ -53,8 +51,7 @@ impl Seat {
             return;
         }
         self.ledger.release(self.control.worker(self.worker).slots, slot, cost);
-        // ORDERING close: see `close`. A read-modify-write that changes nothing, to read the newest value.
-        if self.closed.fetch_or(false, Ordering::AcqRel) {
+        if self.closing.is_closed() {
             // While this thread was between the two stores of its release, the slot may have come round:
             // then it is held, and who holds it now gives it back.
             self.control.retire(self.worker, std::iter::once(slot));
@@ -77,7 +74,7 @@ impl Backing {
     /// The address of `len` bytes at `offset` of the batch, valid while this lives.
     ///
     /// # Errors
-    /// [`Error::Corrupt`](crate::Error::Corrupt) when they do not lie in it.
+    /// [`Error::Corrupt`] when they do not lie in it.
     pub fn pointer(&self, offset: u64, len: u64) -> Result<NonNull<u8>> {
         match self {
             Self::Slot(held) => {
@@ -91,7 +88,7 @@ impl Backing {
     /// Replaces `into` by a copy of `len` bytes at `offset` of the batch.
     ///
     /// # Errors
-    /// [`Error::Corrupt`](crate::Error::Corrupt) when they do not lie in it.
+    /// [`Error::Corrupt`] when they do not lie in it.
     pub fn copy_out(&self, offset: u64, len: u64, into: &mut Vec<u8>) -> Result<()> {
         match self {
             Self::Slot(held) => {
@@ -168,7 +165,7 @@ impl Delivery {
     /// The table of the batch, validated against the bytes in use.
     ///
     /// # Errors
-    /// [`Error::Corrupt`](crate::Error::Corrupt) when it is not what a worker writes.
+    /// [`Error::Corrupt`] when it is not what a worker writes.
     pub fn meta(&self) -> Result<Meta<'_>> {
         Meta::parse(&self.meta, self.generation, self.used)
     }
@@ -176,7 +173,7 @@ impl Delivery {
     /// The address of `len` bytes at `offset` of the batch, valid while the backing lives.
     ///
     /// # Errors
-    /// [`Error::Corrupt`](crate::Error::Corrupt) when they do not lie in it.
+    /// [`Error::Corrupt`] when they do not lie in it.
     pub fn pointer(&self, offset: u64, len: u64) -> Result<NonNull<u8>> {
         if offset.checked_add(len).is_none_or(|end| end > self.used) {
             return Err(Error::Corrupt(format!("{len} bytes at {offset} of a batch of {}", self.used)));

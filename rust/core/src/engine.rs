@@ -1,16 +1,18 @@
 //! The parent's side: hands out tasks, takes results, waits. Composition only.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::delivery::{Backing, Delivery, HeldSlot, OwnSegment, Seat};
 use crate::error::{Error, Result};
-use crate::message::{Place, ResultDescriptor, Task, TaskDescriptor};
+use crate::message::{Place, ResultDescriptor, ResultKind, Task, TaskDescriptor};
 use crate::pool::{Ledger, Limits};
 use crate::ring::{ByteFifo, Consumer, Producer, Words};
 use crate::shm::{Control, Geometry, Segment, handover};
+use crate::sync::doorbell::sleep_unless;
 use crate::sync::pause::pause;
 use crate::sync::{Arc, Bell, Watch, process_handle};
 
@@ -40,6 +42,8 @@ struct State {
     /// The worker whose ring is looked at first, so that none starves.
     first: usize,
     ended: VecDeque<u32>,
+    /// When the watch was last asked who has ended.
+    looked: Instant,
     woken: bool,
     closed: bool,
 }
@@ -91,6 +95,7 @@ impl Engine {
                 lines: Vec::new(),
                 first: 0,
                 ended: VecDeque::new(),
+                looked: Instant::now(),
                 woken: false,
                 closed: false,
             }),
@@ -249,52 +254,77 @@ impl Engine {
     /// oversize batch cannot be mapped.
     pub fn try_next(&self) -> Result<Option<Delivery>> {
         let mut state = self.lock();
-        if state.closed {
-            return Ok(None);
+        if state.looked.elapsed() >= LONGEST_SLEEP / 2 {
+            // A caller that always finds something never sleeps, and would never hear of a death.
+            let ended = self.watch.ended()?;
+            self.note_ended(&mut state, ended);
         }
         let workers = state.lines.len();
         for step in 0..workers {
             let worker = (state.first + step) % workers;
-            if let Some(words) = self.pop(worker as u32, &mut state.lines[worker])? {
+            if let Some(delivery) = self.take(&mut state, worker as u32)? {
                 state.first = (worker + 1) % workers;
-                // INVARIANT: under the lock, so that closing comes before the descriptor is taken or
-                // after its hold is raised, and gives no pages back in between.
-                return self.open(worker as u32, &words).map(Some);
+                return Ok(Some(delivery));
             }
         }
         Ok(None)
     }
 
-    /// As [`try_next`](Self::try_next), of one worker.
+    /// As [`try_next`](Self::try_next), of one worker. Looks for no worker's end: who waits for one worker
+    /// sleeps sooner or later.
     ///
     /// # Errors
     /// As [`try_next`](Self::try_next).
     pub fn try_next_of(&self, worker: u32) -> Result<Option<Delivery>> {
-        let words = self.pop(worker, &mut self.lock().lines[worker as usize])?;
-        words.map(|words| self.open(worker, &words)).transpose()
+        self.take(&mut self.lock(), worker)
     }
 
-    /// Whether no result of `worker` is there.
-    ///
-    /// # Errors
-    /// [`Error::Corrupt`] from the ring.
-    pub fn has_none_of(&self, worker: u32) -> Result<bool> {
-        let results = self.control.worker(worker).results;
-        Ok(self.lock().lines[worker as usize].results.peek(results)?.is_none())
-    }
-
-    fn pop(&self, worker: u32, line: &mut Line) -> Result<Option<Words>> {
+    /// INVARIANT: under the lock from the descriptor to the hold, so that closing comes before the one or
+    /// after the other, and gives no pages back in between.
+    fn take(&self, state: &mut State, worker: u32) -> Result<Option<Delivery>> {
+        if state.closed {
+            return Ok(None);
+        }
+        let line = &mut state.lines[worker as usize];
         if !line.pending.is_empty() {
             self.flush(worker, line)?;
         }
-        line.results.pop(self.control.worker(worker).results)
+        let words = line.results.pop(self.control.worker(worker).results)?;
+        words.map(|words| self.open(worker, &words)).transpose()
+    }
+
+    /// What the next result of `worker` answers and is, if [`try_next_of`](Self::try_next_of) would take one.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] when the worker wrote what none writes.
+    pub fn peek_of(&self, worker: u32) -> Result<Option<(u64, ResultKind)>> {
+        let mut state = self.lock();
+        if state.closed {
+            return Ok(None);
+        }
+        let words = state.lines[worker as usize].results.peek(self.control.worker(worker).results)?;
+        let descriptor = words.map(|words| self.descriptor(&words)).transpose()?;
+        Ok(descriptor.map(|descriptor| (descriptor.seq, descriptor.kind)))
+    }
+
+    fn has_any_of(&self, mut workers: Range<u32>) -> Result<bool> {
+        let mut state = self.lock();
+        let mut has = |worker| -> Result<bool> {
+            let results = self.control.worker(worker).results;
+            Ok(state.lines[worker as usize].results.peek(results)?.is_some())
+        };
+        workers.try_fold(false, |any, worker| Ok(any || has(worker)?))
+    }
+
+    fn descriptor(&self, words: &Words) -> Result<ResultDescriptor> {
+        let geometry = self.control.geometry();
+        ResultDescriptor::from_words(words, geometry.slots, geometry.window)
     }
 
     /// Turns a descriptor into a delivery.
     fn open(&self, worker: u32, words: &Words) -> Result<Delivery> {
-        let geometry = self.control.geometry();
-        let descriptor = ResultDescriptor::from_words(words, geometry.slots, geometry.window)?;
-        let ResultDescriptor { seq, kind, place, meta_offset, meta_len, used, generation } = descriptor;
+        let ResultDescriptor { seq, kind, place, meta_offset, meta_len, used, generation } =
+            self.descriptor(words)?;
         let mut meta = Vec::new();
         let backing = match place {
             Place::Slot(slot) => {
@@ -334,39 +364,22 @@ impl Engine {
             Some(worker) => worker..worker + 1,
             None => 0..self.seats.len() as u32,
         };
-        for worker in awaited.clone() {
-            self.control.worker(worker).parent_sleeps.announce();
+        let flags = awaited.clone().map(|worker| self.control.worker(worker).parent_sleeps);
+        let sleep = || self.watch.sleep(limit.min(LONGEST_SLEEP));
+        if let Some(ended) = sleep_unless(flags, || self.has_any_of(awaited), sleep)? {
+            self.note_ended(&mut self.lock(), ended);
         }
-        let mut idle = true;
-        for worker in awaited.clone() {
-            idle &= self.has_none_of(worker)?;
-        }
-        let ended = if idle { self.watch.sleep(limit.min(LONGEST_SLEEP)) } else { Ok(Vec::new()) };
-        for worker in awaited {
-            self.control.worker(worker).parent_sleeps.withdraw();
-        }
-        self.note_ended(&ended?);
         Ok(())
     }
 
-    /// Looks which workers have ended, without waiting: for who has other results and never waits.
-    ///
-    /// # Errors
-    /// [`Error::Os`] when the system refuses.
-    pub fn look(&self) -> Result<()> {
-        // A ring that is silenced here is no loss: who is about to sleep looks at the rings first.
-        self.note_ended(&self.watch.sleep(Duration::ZERO)?);
-        Ok(())
-    }
-
-    fn note_ended(&self, ended: &[u32]) {
-        let mut state = self.lock();
-        for &worker in ended {
+    fn note_ended(&self, state: &mut State, ended: Vec<u32>) {
+        for worker in ended {
             if let Some(handle) = state.lines[worker as usize].handle.take() {
                 self.watch.remove(handle.as_fd());
                 state.ended.push_back(worker);
             }
         }
+        state.looked = Instant::now();
     }
 
     /// Ends the sleep of whoever waits.

@@ -13,6 +13,7 @@ use crate::pool::{Growth, Limits, Pages, Pin, SlotId, SlotWords, WorkerSlots};
 use crate::ring::{Consumer, Producer};
 use crate::shm::available::MemoryProbe;
 use crate::shm::{Control, Counters, Segment, handover};
+use crate::sync::doorbell::sleep_unless;
 use crate::sync::pause::pause;
 use crate::sync::{Arc, Bell, Weak, sleep};
 
@@ -184,13 +185,8 @@ impl Port {
     /// # Errors
     /// [`Error::Os`] when the system refuses.
     pub fn rest(&self, limit: Duration) -> Result<Rest> {
-        let view = self.control.worker(self.worker);
-        view.worker_sleeps.announce();
-        let idle = self.lock().tasks.peek(view.tasks)?.is_none();
-        let limit = if idle { limit.min(LONGEST_SLEEP) } else { Duration::ZERO };
-        let ended = sleep(&self.bell, self.parent.as_fd(), limit);
-        view.worker_sleeps.withdraw();
-        Ok(if ended? { Rest::ParentEnded } else { Rest::Look })
+        let tasks = self.control.worker(self.worker).tasks;
+        self.rest_unless(|| Ok(self.lock().tasks.peek(tasks)?.is_some()), limit.min(LONGEST_SLEEP))
     }
 
     /// As [`rest`](Self::rest), for room and not for tasks.
@@ -198,12 +194,14 @@ impl Port {
     /// # Errors
     /// [`Error::Os`] when the system refuses.
     pub fn rest_for_room(&self) -> Result<Rest> {
-        let view = self.control.worker(self.worker);
-        view.worker_sleeps.announce();
         // What was given back between the last look and the announcement is found after a short sleep.
-        let ended = sleep(&self.bell, self.parent.as_fd(), Duration::from_millis(5));
-        view.worker_sleeps.withdraw();
-        Ok(if ended? { Rest::ParentEnded } else { Rest::Look })
+        self.rest_unless(|| Ok(false), Duration::from_millis(5))
+    }
+
+    fn rest_unless(&self, found: impl FnOnce() -> Result<bool>, limit: Duration) -> Result<Rest> {
+        let flag = std::iter::once(self.control.worker(self.worker).worker_sleeps);
+        let ended = sleep_unless(flag, found, || sleep(&self.bell, self.parent.as_fd(), limit))?;
+        Ok(if ended == Some(true) { Rest::ParentEnded } else { Rest::Look })
     }
 
     /// Whether the parent wants nothing more.

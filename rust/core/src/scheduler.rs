@@ -16,13 +16,14 @@ use crate::engine::Engine;
 use crate::error::Result;
 use crate::message::{ResultKind, Task, TaskKind};
 use crate::plan::{Dispatch, Next, Order, ReorderBuffer};
+use crate::sync::planted::planted;
 
-/// Where the epoch begins in a task's number: what an abandoned epoch left behind is told by it.
-const EPOCH_SHIFT: u32 = 40;
+/// Where the epoch begins in a task's number, above torch's `send_idx`: what an abandoned epoch left behind is
+/// told by it.
+pub const EPOCH_SHIFT: u32 = 40;
 const SEQ_MASK: u64 = (1 << EPOCH_SHIFT) - 1;
 
-/// How long a loss may go unsaid: for results that lie behind another worker's, and between two looks at the
-/// workers while there is always a result.
+/// How long a loss may go unsaid for results that lie behind another worker's.
 pub const PATIENCE: Duration = Duration::from_millis(50);
 
 /// Who was asked for what, in this epoch.
@@ -33,11 +34,9 @@ pub struct Scheduler<T> {
     order: Order,
     epoch: u64,
     /// Workers whose process has ended; never cleared, they do not come back.
-    ended: Vec<bool>,
+    ended: Vec<u32>,
     /// Since when results of a worker that has ended wait behind another's.
     behind: Option<Instant>,
-    /// When the workers were last looked at without a wait.
-    looked: Instant,
 }
 
 /// Why there is no result.
@@ -93,9 +92,8 @@ impl<T> Scheduler<T> {
             tasks: ReorderBuffer::new(),
             order,
             epoch: 0,
-            ended: vec![false; workers as usize],
+            ended: Vec::new(),
             behind: None,
-            looked: Instant::now(),
         }
     }
 
@@ -112,18 +110,18 @@ impl<T> Scheduler<T> {
         self.tasks.outstanding() >= self.dispatch.max_tasks()
     }
 
-    /// Sends an index that was read to the worker whose turn it is. `false`: no worker is left, and as
-    /// in torch the index is lost.
+    /// Sends an index that was read to the worker whose turn it is, and returns which. `None`: no worker is
+    /// left, and as in torch the index is lost.
     ///
     /// # Errors
     /// As [`Engine::put_task`].
-    pub fn send(&mut self, engine: &Engine, kind: TaskKind, bytes: Vec<u8>) -> Result<bool> {
-        let Some(worker) = self.dispatch.choose() else { return Ok(false) };
+    pub fn send(&mut self, engine: &Engine, kind: TaskKind, bytes: Vec<u8>) -> Result<Option<u32>> {
+        let Some(worker) = self.dispatch.choose() else { return Ok(None) };
         let seq = (self.epoch << EPOCH_SHIFT) | self.tasks.send_idx();
         engine.put_task(worker, Task { seq, kind, bytes })?;
         self.tasks.send(worker);
         self.dispatch.sent(worker);
-        Ok(true)
+        Ok(Some(worker))
     }
 
     /// What is to be done for the next batch. Never waits. `engine` is `None` after shutdown: then, as in
@@ -139,59 +137,56 @@ impl<T> Scheduler<T> {
                 Next::Wait { worker, .. } => (self.order == Order::InOrder).then_some(worker),
             };
             let Some(engine) = engine else { return Ok(Poll::End) };
-            self.note_ended(engine)?;
+            self.ended.extend(std::iter::from_fn(|| engine.take_ended()));
             // In order, results of other workers wait in their rings until it is their turn.
             let found = match wanted {
                 Some(worker) => engine.try_next_of(worker)?,
-                None => match self.lost(engine)? {
-                    Some(worker) => return Ok(Poll::Lost { worker }),
-                    None => engine.try_next()?,
-                },
+                None => {
+                    // Workers that are busy would put off the news for as long as they are.
+                    if let Some(worker) = self.lost(engine)? {
+                        return Ok(Poll::Lost { worker });
+                    }
+                    engine.try_next()?
+                }
             };
             let found = match found {
                 Some(delivery) => {
                     self.behind = None;
                     Some(delivery)
                 }
-                None => match self.missing(engine)? {
+                None => match self.missing(engine, wanted)? {
                     Missing::Lost(worker) => return Ok(Poll::Lost { worker }),
                     Missing::Late(limit) => return Ok(Poll::Wait { worker: wanted, limit }),
                     Missing::Behind(worker) => engine.try_next_of(worker)?,
                 },
             };
-            if let Some(delivery) = found.filter(|delivery| !self.is_stale(delivery)) {
+            if let Some(delivery) = found.filter(|delivery| !self.is_stale(delivery.seq, delivery.kind)) {
                 return Ok(Poll::Arrived { seq: delivery.seq & SEQ_MASK, delivery });
             }
         }
     }
 
     /// Whether a result answers a task of an epoch before, or is a worker's word that it is ready for a new one.
-    fn is_stale(&self, delivery: &Delivery) -> bool {
-        delivery.kind == ResultKind::Object || delivery.seq >> EPOCH_SHIFT != self.epoch
-    }
-
-    fn note_ended(&mut self, engine: &Engine) -> Result<()> {
-        // Out of order there may always be a result, so that nobody ever waits and hears of it.
-        if self.order != Order::InOrder && self.looked.elapsed() >= PATIENCE {
-            engine.look()?;
-            self.looked = Instant::now();
-        }
-        while let Some(worker) = engine.take_ended() {
-            self.ended[worker as usize] = true;
-        }
-        Ok(())
+    fn is_stale(&self, seq: u64, kind: ResultKind) -> bool {
+        kind == ResultKind::Object || seq >> EPOCH_SHIFT != self.epoch && !planted("epoch_ignored")
     }
 
     /// Those who have ended and owe a result, which may still be in their rings.
     fn debtors(&self) -> impl Iterator<Item = u32> {
-        let ended = (0..self.ended.len() as u32).filter(|&worker| self.ended[worker as usize]);
+        let ended = self.ended.iter().copied();
         ended.filter(|&worker| self.dispatch.is_active(worker) && self.tasks.awaits(worker))
     }
 
-    /// One of those who have nothing left in their rings.
+    /// One of those who have nothing of this epoch left in their rings.
     fn lost(&self, engine: &Engine) -> Result<Option<u32>> {
         for worker in self.debtors() {
-            if engine.has_none_of(worker)? {
+            let next = loop {
+                match engine.peek_of(worker)? {
+                    Some((seq, kind)) if self.is_stale(seq, kind) => drop(engine.try_next_of(worker)?),
+                    next => break next,
+                }
+            };
+            if next.is_none() || planted("lost_before_drained") {
                 return Ok(Some(worker));
             }
         }
@@ -199,7 +194,10 @@ impl<T> Scheduler<T> {
     }
 
     /// The result whose turn it is has not come. Why, and what is to be done?
-    fn missing(&mut self, engine: &Engine) -> Result<Missing> {
+    fn missing(&mut self, engine: &Engine, wanted: Option<u32>) -> Result<Missing> {
+        if planted("lost_in_turn_only") && wanted.is_some_and(|turn| !self.ended.contains(&turn)) {
+            return Ok(Missing::Late(Duration::MAX));
+        }
         if let Some(worker) = self.lost(engine)? {
             return Ok(Missing::Lost(worker));
         }

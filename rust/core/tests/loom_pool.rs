@@ -17,7 +17,7 @@ use std::{
 
 use ringloader_core::{
     Result,
-    pool::{Growth, HeapWords, Ledger, Limits, Pages, SlotId, SlotWords, WorkerSlots},
+    pool::{Closing, Growth, HeapWords, Ledger, Limits, Pages, SlotId, SlotWords, WorkerSlots, retire},
     sync::{
         Arc, AtomicU32, Ordering,
         mortal::killed_after,
@@ -329,6 +329,68 @@ fn a_pin_is_dropped_while_the_slot_comes_back() {
             world.use_up(2);
         }
         world.assert_whole(worker);
+    });
+}
+
+/// Ends one hold, as `Seat::release`, while the engine may close. Whether this gives the pages back.
+fn release_and_retire(world: &World, closing: &Closing, value: u64) -> bool {
+    world.use_up(value);
+    closing.is_closed() && give_back(world)
+}
+
+/// Gives the pages back if nobody holds the slot: whoever reads after that reads zero.
+fn give_back(world: &World) -> bool {
+    let won = retire(world.words(), SLOT);
+    if won {
+        world.payload[0].write(0);
+    }
+    won
+}
+
+#[test]
+fn closing_meets_a_release() {
+    let situations = &["the engine gives the pages back", "the user gives the pages back"];
+    explore_all("closing_meets_a_release", situations, |seen| {
+        let (world, closing) = (World::new(), Arc::new(Closing::new()));
+        let mut worker = WorkerSlots::new(world.words(), LIMITS);
+        assert!(world.deliver(&mut worker, 1));
+        let user = {
+            let (world, closing) = (Arc::clone(&world), Arc::clone(&closing));
+            thread::spawn(move || release_and_retire(&world, &closing, 1))
+        };
+        closing.close();
+        let engine = give_back(&world);
+        let user = user.join().unwrap();
+        assert!(engine || user, "nobody gave the pages back");
+        assert!(!(engine && user), "the pages were given back twice");
+        seen.note(situations[usize::from(user)]);
+    });
+}
+
+/// The old release is between its stores, or before them, when the slot is held again.
+#[test]
+fn closing_leaves_what_is_held_again() {
+    let situations = &["the old release is late", "both are done"];
+    explore_all("closing_leaves_what_is_held_again", situations, |seen| {
+        let (world, closing) = (World::new(), Arc::new(Closing::new()));
+        let mut worker = WorkerSlots::new(world.words(), LIMITS);
+        assert!(world.deliver(&mut worker, 1));
+        let first = {
+            let (world, closing) = (Arc::clone(&world), Arc::clone(&closing));
+            thread::spawn(move || release_and_retire(&world, &closing, 1))
+        };
+        let again = world.deliver(&mut worker, 2);
+        drop(worker);
+        closing.close();
+        let engine = give_back(&world);
+        assert!(!(engine && again), "pages that are held were given back");
+        let second = again && release_and_retire(&world, &closing, 2);
+        let first = first.join().unwrap();
+        let times = [engine, first, second].into_iter().filter(|gave| *gave).count();
+        assert_eq!(times, 1, "the pages were given back {times} times");
+        if again {
+            seen.note(if first { "the old release is late" } else { "both are done" });
+        }
     });
 }
 

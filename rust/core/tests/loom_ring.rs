@@ -4,11 +4,16 @@
 
 mod support;
 
+use std::iter::once;
+
 use loom::sync::Notify;
 use ringloader_core::{
     ring::{ByteFifo, Consumer, Descriptor, Producer, Ring, RingHeader, WORDS, Words},
     sync::{
-        Arc, AtomicBool, AtomicU64, Ordering, doorbell::WaitFlag, mortal::killed_after, planted::planted,
+        Arc, AtomicBool, AtomicU64, Ordering,
+        doorbell::{WaitFlag, sleep_unless},
+        mortal::killed_after,
+        planted::planted,
         thread,
     },
 };
@@ -54,12 +59,8 @@ impl Shared {
             if let Some(words) = consumer.peek(self.ring()).expect("sound") {
                 return words;
             }
-            self.flag.announce();
-            let looks_again = !planted("sleep_without_second_look");
-            if !(looks_again && consumer.peek(self.ring()).expect("sound").is_some()) {
-                self.bell.wait();
-            }
-            self.flag.withdraw();
+            let look = || Ok(consumer.peek(self.ring())?.is_some());
+            sleep_unless(once(&self.flag), look, || Ok(self.bell.wait())).expect("sound");
         }
     }
 
@@ -198,13 +199,9 @@ fn two_ringers_lose_no_wake_up() {
         });
         let mut announced = 0;
         while published.load(Ordering::Acquire) != 3 {
-            shared.flag.announce();
             announced += 1;
-            let looks_again = !planted("sleep_without_second_look");
-            if !(looks_again && published.load(Ordering::Acquire) == 3) {
-                shared.bell.wait();
-            }
-            shared.flag.withdraw();
+            let look = || Ok(published.load(Ordering::Acquire) == 3);
+            sleep_unless(once(&shared.flag), look, || Ok(shared.bell.wait())).expect("nothing fails");
         }
         for ringer in ringers {
             ringer.join().expect("no panic");
@@ -244,12 +241,9 @@ fn a_producer_may_die_before_any_store() {
                 if died {
                     break;
                 }
-                shared.flag.announce();
-                let work = consumer.peek(ring).expect("sound").is_some();
-                if !work && !shared.producer_died.load(Ordering::Acquire) {
-                    shared.bell.wait();
-                }
-                shared.flag.withdraw();
+                let look =
+                    || Ok(consumer.peek(ring)?.is_some() || shared.producer_died.load(Ordering::Acquire));
+                sleep_unless(once(&shared.flag), look, || Ok(shared.bell.wait())).expect("sound");
             }
             let finished = producer.join().expect("no panic");
             if finished {

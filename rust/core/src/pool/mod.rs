@@ -55,12 +55,20 @@
 //! | between its stores, the bit lost with the dead worker | busy, no bit | unused until the next take-over |
 //! | done | not busy | free |
 
+//!
+//! # When the transport closes
+//!
+//! The workers have ended. Every slot that nobody holds is retired ([`retire`]), and every other one by
+//! whoever ends its last hold ([`Closing`]): its pages are given back once, and nobody holds them then.
+
 mod budget;
+mod closing;
 mod lease;
 mod words;
 mod worker;
 
 pub use budget::{Growth, Limits, Pages};
+pub use closing::{Closing, is_retired, retire};
 pub use lease::Ledger;
 pub use words::{HeapWords, SlotId, SlotWords};
 pub use worker::{Pin, WorkerSlots};

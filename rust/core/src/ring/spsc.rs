@@ -4,7 +4,7 @@
 //! mapping in production and from the heap under test; [`Producer`] and [`Consumer`] own only
 //! positions, and take the [`Ring`] at each call. All storage is atomic, so nothing here is unsafe,
 //! whatever the other process writes: a position that no correct peer publishes is an
-//! [`Error::Corrupt`](crate::Error::Corrupt), and words are only as good as their reader's checks.
+//! [`Error::Corrupt`], and words are only as good as their reader's checks.
 //!
 //! **One commit point.** The words of a descriptor are stored relaxed; the release store of `tail`
 //! publishes them and everything that the producer wrote before it: either the descriptor is there

@@ -19,7 +19,7 @@ use std::ptr::NonNull;
 use rustix::io::Errno;
 
 use crate::error::{Error, Result};
-use crate::pool::{SlotId, SlotWords};
+use crate::pool::{SlotId, SlotWords, is_retired, retire};
 use crate::ring::{Descriptor, Ring, RingHeader};
 use crate::shm::Segment;
 use crate::sync::{AtomicU32, AtomicU64, Ordering, WaitFlag};
@@ -30,9 +30,6 @@ const LAYOUT_VERSION: u64 = 1;
 const PAGE: u64 = 4096;
 /// Address space that one segment may take; eight maps of 16 TiB do not fit into a process.
 const MAX_SEGMENT: u64 = 1 << 40;
-
-/// In the hold counter of a slot whose window is unmapped: more holds than there can be.
-const RETIRED: u32 = u32::MAX;
 
 /// What the loader decides about a segment: all else follows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -360,10 +357,7 @@ impl Control {
         let words = self.worker(worker).slots;
         let mut unused: Option<Range<u64>> = None;
         for slot in slots {
-            // ORDERING close: of those who find the slot not held, one wins; it sees their last accesses.
-            let won =
-                words.holds[slot.index()].compare_exchange(0, RETIRED, Ordering::AcqRel, Ordering::Relaxed);
-            if won.is_err() {
+            if !retire(words, slot) {
                 continue;
             }
             let window = self.window(worker, slot);
@@ -409,9 +403,7 @@ impl Control {
 
 impl Drop for Control {
     fn drop(&mut self) {
-        let retired = |worker: u32, slot: SlotId| {
-            self.worker(worker).slots.holds[slot.index()].load(Ordering::Relaxed) == RETIRED
-        };
+        let retired = |worker: u32, slot: SlotId| is_retired(self.worker(worker).slots, slot);
         let workers = 0..self.geometry.workers;
         let slots = || (0..self.geometry.slots).map(SlotId::new);
         if !workers.clone().any(|worker| slots().any(|slot| retired(worker, slot))) {

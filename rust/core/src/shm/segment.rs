@@ -1,7 +1,7 @@
 //! One sealed, sparse memfd, mapped once: bytes and lengths, nothing of what lies in them.
 //!
 //! INVARIANT I1: `base .. base + len` is one shared mapping of the memfd for as long as the `Segment` lives,
-//! but for the ranges that were given up with [`unmap`](Segment::unmap), which nobody uses any more.
+//! but for the ranges that were given up with `unmap`, which nobody uses any more.
 //! INVARIANT I2: the memfd is at least `len` long and can never shrink (sealed), so that no access
 //! inside the mapping raises SIGBUS.
 //!

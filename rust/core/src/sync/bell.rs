@@ -134,20 +134,30 @@ impl Watch {
     /// # Errors
     /// [`Error::Os`] when the system refuses.
     pub fn sleep(&self, limit: Duration) -> Result<Vec<u32>> {
-        let mut events = Vec::with_capacity(16);
-        match epoll::wait(&self.epoll, spare_capacity(&mut events), Some(&timespec(limit))) {
-            Ok(_) => {}
-            Err(Errno::INTR) => return Ok(Vec::new()),
-            Err(errno) => return Err(Error::os("epoll_wait", errno)),
-        }
-        let mut ended = Vec::new();
-        for event in events {
-            match event.data.u64() {
-                BELL => self.bell.silence(),
-                worker => ended.push(worker as u32),
-            }
+        let (ended, rung) = self.wait(limit)?;
+        if rung {
+            self.bell.silence();
         }
         Ok(ended)
+    }
+
+    /// The workers that have ended, without sleeping and without hearing the bell.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the system refuses.
+    pub fn ended(&self) -> Result<Vec<u32>> {
+        self.wait(Duration::ZERO).map(|(ended, _)| ended)
+    }
+
+    fn wait(&self, limit: Duration) -> Result<(Vec<u32>, bool)> {
+        let mut events = Vec::with_capacity(16);
+        match epoll::wait(&self.epoll, spare_capacity(&mut events), Some(&timespec(limit))) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => return Err(Error::os("epoll_wait", errno)),
+        }
+        let sources = events.iter().map(|event: &epoll::Event| event.data.u64());
+        let ended = sources.clone().filter(|&source| source != BELL).map(|worker| worker as u32).collect();
+        Ok((ended, sources.clone().any(|source| source == BELL)))
     }
 }
 
@@ -172,8 +182,12 @@ mod tests {
         let handle = process_handle(child.id()).unwrap();
         watch.add(3, handle.as_fd()).unwrap();
         assert_eq!(watch.sleep(Duration::ZERO).unwrap(), []);
+        watch.bell().ring();
+        assert_eq!(watch.ended().unwrap(), []);
+        assert_eq!(watch.sleep(Duration::from_secs(60)).unwrap(), [], "the bell was not heard before");
         child.kill().unwrap();
         assert_eq!(watch.sleep(Duration::from_secs(60)).unwrap(), [3]);
+        assert_eq!(watch.ended().unwrap(), [3]);
         watch.remove(handle.as_fd());
         assert_eq!(watch.sleep(Duration::ZERO).unwrap(), []);
         child.wait().unwrap();

@@ -29,6 +29,7 @@
 use crossbeam_utils::CachePadded;
 
 use super::{AtomicU32, Ordering, fence, planted::planted};
+use crate::Result;
 
 /// 1 while its owner is about to sleep or asleep. Zeroed memory is a flag that nobody has announced
 /// on.
@@ -50,15 +51,16 @@ impl WaitFlag {
     }
 
     /// Says that the caller is going to sleep. The caller **must look again** at everything that it
-    /// would be woken for before it sleeps, and [`withdraw`](Self::withdraw) when it is awake.
+    /// would be woken for before it sleeps, and [`withdraw`](Self::withdraw) when it is awake:
+    /// [`sleep_unless`] does it all.
     #[inline]
     pub fn announce(&self) {
+        self.raise();
+        sequence_unless("announce_without_fence");
+    }
+
+    fn raise(&self) {
         self.0.swap(1, Ordering::Relaxed);
-        // ORDERING doorbell: after this fence either the second look sees what was published, or
-        // the peer's take, whose fence is then the later one, sees the 1.
-        if !planted("announce_without_fence") {
-            sequence();
-        }
     }
 
     /// Says that the caller is awake. Needed after a second look that found something and after a
@@ -75,13 +77,33 @@ impl WaitFlag {
     pub fn take(&self) -> bool {
         // ORDERING doorbell: what the caller published is before this fence, the read of the flag
         // after it.
-        if !planted("take_without_fence") {
-            sequence();
-        }
+        sequence_unless("take_without_fence");
         // The load spares the exclusive access to the line while nobody sleeps. Only who takes the
         // 1 by the swap rings.
         self.0.load(Ordering::Relaxed) != 0 && self.0.swap(0, Ordering::Relaxed) != 0
     }
+}
+
+/// The sleeper's side, for one that any of several peers may wake: announces on the flags of all, looks
+/// again with `found`, and sleeps only if that finds nothing. `None`: it did not sleep. One fence,
+/// however many peers.
+///
+/// # Errors
+/// What `found` or `sleep` returns. The flags are withdrawn in any case.
+pub fn sleep_unless<'a, T>(
+    flags: impl Iterator<Item = &'a WaitFlag> + Clone,
+    found: impl FnOnce() -> Result<bool>,
+    sleep: impl FnOnce() -> Result<T>,
+) -> Result<Option<T>> {
+    let announced = if planted("first_flag_only") { 1 } else { usize::MAX };
+    flags.clone().take(announced).for_each(WaitFlag::raise);
+    // ORDERING doorbell: after this fence either the second look sees what was published, or the
+    // peer's take, whose fence is then the later one, sees the 1.
+    sequence_unless("announce_without_fence");
+    let looked = if planted("sleep_without_second_look") { Ok(false) } else { found() };
+    let slept = looked.and_then(|found| if found { Ok(None) } else { sleep().map(Some) });
+    flags.for_each(WaitFlag::withdraw);
+    slept
 }
 
 #[inline]
@@ -89,8 +111,10 @@ impl WaitFlag {
     clippy::disallowed_methods,
     reason = "the only fence(SeqCst): it orders the flag, and publishes no data"
 )]
-fn sequence() {
-    fence(Ordering::SeqCst);
+fn sequence_unless(fault: &str) {
+    if !planted(fault) {
+        fence(Ordering::SeqCst);
+    }
 }
 
 #[cfg(all(test, not(ringloader_loom)))]
@@ -104,6 +128,18 @@ mod tests {
         flag.announce();
         assert!(flag.take());
         assert!(!flag.take(), "one bell for one sleep");
+    }
+
+    #[test]
+    fn all_flags_are_up_during_a_sleep_and_down_after_it() {
+        let flags = [WaitFlag::new(), WaitFlag::new()];
+        let taken = || Ok(flags.iter().map(WaitFlag::take).collect::<Vec<_>>());
+        assert_eq!(sleep_unless(flags.iter(), || Ok(false), taken), Ok(Some(vec![true, true])));
+        assert_eq!(sleep_unless(flags.iter(), || Ok(true), taken), Ok(None));
+        assert_eq!(taken(), Ok(vec![false, false]));
+        let error = || Err(crate::Error::Corrupt("a ring".into()));
+        assert!(sleep_unless(flags.iter(), error, taken).is_err());
+        assert_eq!(taken(), Ok(vec![false, false]), "withdrawn after an error too");
     }
 
     #[test]

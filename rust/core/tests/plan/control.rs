@@ -1,9 +1,12 @@
 //! Dispatch and reorder buffer, composed as an engine does it, against torch's iterator: which worker gets which task,
 //! which batch comes out when, and every counter after each request.
 
+use std::ops::ControlFlow;
+
 use proptest::prelude::*;
 use ringloader_core::plan::{Dispatch, Next, Order, ReorderBuffer};
 
+use crate::cases::{Event, event, lengths, order, schedule, script};
 use crate::torch_iterator::{Answer, Indices, TorchIterator, Workers};
 
 struct Control {
@@ -77,6 +80,14 @@ impl Control {
     }
 }
 
+fn next_data(torch: &mut TorchIterator) -> Option<(u64, u32)> {
+    loop {
+        if let ControlFlow::Break(next) = torch.step() {
+            return next;
+        }
+    }
+}
+
 fn assert_equal(ours: &Control, torch: &TorchIterator) {
     assert_eq!(ours.workers.log, torch.workers.log);
     assert_eq!(ours.indices.calls, torch.indices.calls);
@@ -88,53 +99,6 @@ fn assert_equal(ours: &Control, torch: &TorchIterator) {
     assert_eq!(ours.dispatch.active() as usize, status.iter().filter(|&&status| status).count());
     let tasks: Vec<i64> = workers.map(|worker| ours.dispatch.outstanding(worker) as i64).collect();
     assert_eq!(tasks, torch.workers_num_tasks);
-}
-
-#[derive(Clone, Debug)]
-enum Event {
-    Next,
-    /// The epoch is left for a new one with the same workers.
-    Reset,
-    /// A process is gone, and torch has noticed.
-    Kill(u8),
-}
-
-fn event() -> impl Strategy<Value = Event> {
-    prop_oneof![
-        60 => Just(Event::Next),
-        1 => Just(Event::Reset),
-        1 => any::<u8>().prop_map(Event::Kill),
-    ]
-}
-
-fn order() -> impl Strategy<Value = Order> {
-    prop_oneof![Just(Order::InOrder), Just(Order::AsCompleted), Just(Order::AsCompletedRoundRobin)]
-}
-
-fn lengths() -> impl Strategy<Value = Vec<Option<u32>>> {
-    prop_oneof![
-        (1..9_usize).prop_map(|count| vec![None; count]),
-        prop::collection::vec((0..20_u32).prop_map(Some), 1..9),
-        prop::collection::vec((0..3_u32).prop_map(Some), 60..70),
-    ]
-}
-
-/// Mostly a sampler that does not end, so that iterable datasets do; else one that ends, and perhaps goes on.
-fn script() -> impl Strategy<Value = Vec<bool>> {
-    prop_oneof![
-        Just(vec![true; 4000]),
-        (0..100_usize).prop_map(|len| vec![true; len]),
-        prop::collection::vec(prop::bool::weighted(0.9), 0..300),
-    ]
-}
-
-/// Choices of workers: any, and some that starve one worker for long.
-fn schedule() -> impl Strategy<Value = Vec<u8>> {
-    prop_oneof![
-        prop::collection::vec(any::<u8>(), 1..200),
-        prop::collection::vec(1..=255_u8, 1..200),
-        Just(vec![0])
-    ]
 }
 
 proptest! {
@@ -154,20 +118,27 @@ proptest! {
         let indices = Indices { script, calls: 0 };
         let mut torch = TorchIterator::new(order, prefetch_factor, workers.clone(), indices.clone());
         let mut ours = Control::new(order, prefetch_factor, workers, indices, count);
+        let mut dead = Vec::new();
         assert_equal(&ours, &torch);
         for event in events {
             match event {
-                Event::Next => prop_assert_eq!(ours.next(), torch.next_data()),
+                Event::Next => prop_assert_eq!(ours.next(), next_data(&mut torch)),
                 Event::Reset => {
                     ours.reset();
                     torch.reset();
+                    // Each of the dead is asked once more, and noticed once more.
+                    for worker in dead.iter().copied() {
+                        ours.dispatch.retire(worker);
+                        torch.workers_status[worker as usize] = false;
+                    }
                 }
                 Event::Kill(worker) => {
                     let worker = u32::from(worker) % count;
-                    ours.workers.kill(worker);
+                    ours.workers.kill(worker, 0);
                     ours.dispatch.retire(worker);
-                    torch.workers.kill(worker);
+                    torch.workers.kill(worker, 0);
                     torch.workers_status[worker as usize] = false;
+                    dead.push(worker);
                 }
             }
             assert_equal(&ours, &torch);
@@ -192,7 +163,7 @@ proptest! {
                 let (seq, _) = ours.workers.get();
                 ours.tasks.arrive(seq, seq * 7).expect("a task under way");
             }
-            prop_assert_eq!(ours.next(), torch.next_data());
+            prop_assert_eq!(ours.next(), next_data(&mut torch));
             prop_assert_eq!(&ours.workers.log, &torch.workers.log);
         }
         prop_assert_eq!(ours.next(), None);

@@ -1,6 +1,7 @@
 //! The plan against torch's own rules, written down as directly as Rust allows.
 #![cfg(not(any(ringloader_loom, ringloader_tsan)))]
 
+mod cases;
 mod control;
 mod generators;
 mod reorder;

@@ -2,6 +2,7 @@
 //! complete tasks in a given order.
 
 use std::collections::{HashMap, VecDeque};
+use std::ops::ControlFlow;
 
 use ringloader_core::plan::Order;
 
@@ -21,6 +22,8 @@ pub(crate) struct Workers {
     left: Vec<Option<u32>>,
     lengths: Vec<Option<u32>>,
     ended: Vec<bool>,
+    /// Processes that are gone: they do not begin again.
+    dead: Vec<bool>,
     schedule: Vec<u8>,
     step: usize,
     /// Every task that was put, with its worker.
@@ -35,6 +38,7 @@ impl Workers {
             left: lengths.clone(),
             lengths,
             ended: vec![false; count],
+            dead: vec![false; count],
             schedule,
             step: 0,
             log: Vec::new(),
@@ -55,7 +59,11 @@ impl Workers {
         assert!(!busy.is_empty(), "waits for ever");
         let choice = self.schedule.get(self.step % self.schedule.len().max(1)).copied().unwrap_or(0);
         self.step += 1;
-        let worker = busy[usize::from(choice) % busy.len()];
+        self.get_of(busy[usize::from(choice) % busy.len()])
+    }
+
+    /// This worker completes its oldest task.
+    pub(crate) fn get_of(&mut self, worker: usize) -> (u64, Answer) {
         let seq = self.queues[worker].pop_front().expect("a busy worker");
         match &mut self.left[worker] {
             Some(0) => {
@@ -70,17 +78,18 @@ impl Workers {
         }
     }
 
-    /// A process that is gone answers nothing.
-    pub(crate) fn kill(&mut self, worker: u32) {
+    /// A process that is gone answers nothing, but for what it had committed.
+    pub(crate) fn kill(&mut self, worker: u32, committed: usize) {
         self.ended[worker as usize] = true;
-        self.queues[worker as usize].clear();
+        self.dead[worker as usize] = true;
+        self.queues[worker as usize].truncate(committed);
     }
 
     /// Old tasks are done and thrown away, then the workers begin again.
     pub(crate) fn resume(&mut self) {
         self.queues.iter_mut().for_each(VecDeque::clear);
         self.left.clone_from(&self.lengths);
-        self.ended.fill(false);
+        self.ended.clone_from(&self.dead);
     }
 }
 
@@ -111,6 +120,8 @@ pub(crate) struct TorchIterator {
     pub(crate) workers_status: Vec<bool>,
     pub(crate) workers_num_tasks: Vec<i64>,
     cycle: u32,
+    /// Whether results come in the order of their tasks where that is asked for: else as the schedule says.
+    pub(crate) arrive_in_order: bool,
 }
 
 impl TorchIterator {
@@ -128,6 +139,7 @@ impl TorchIterator {
             workers_status: vec![true; count],
             workers_num_tasks: vec![0; count],
             cycle: 0,
+            arrive_in_order: false,
         };
         this.prime();
         this
@@ -190,47 +202,48 @@ impl TorchIterator {
         Some((seq, worker))
     }
 
-    /// Which task's batch comes out of `next`, or none for `StopIteration`.
-    pub(crate) fn next_data(&mut self) -> Option<(u64, u32)> {
+    /// One turn of the loop in `_next_data`, in which at most one result is got. It ends with which task's batch comes
+    /// out of `next`, or none for `StopIteration`.
+    pub(crate) fn step(&mut self) -> ControlFlow<Option<(u64, u32)>> {
         loop {
-            loop {
-                if self.rcvd_idx >= self.send_idx {
-                    return None;
+            if self.rcvd_idx >= self.send_idx {
+                return ControlFlow::Break(None);
+            }
+            if let Some(&(worker, has_data)) = self.task_info.get(&self.rcvd_idx) {
+                if has_data || self.workers_status[worker as usize] {
+                    break;
                 }
-                if let Some(&(worker, has_data)) = self.task_info.get(&self.rcvd_idx) {
-                    if has_data || self.workers_status[worker as usize] {
-                        break;
-                    }
-                    self.task_info.remove(&self.rcvd_idx);
-                }
-                self.rcvd_idx += 1;
+                self.task_info.remove(&self.rcvd_idx);
             }
-            let seq = self.rcvd_idx;
-            if let (worker, true) = self.task_info[&seq] {
-                self.task_info.remove(&seq);
-                self.rcvd_idx += 1;
-                return self.process_data(seq, worker);
-            }
-            assert!(self.tasks_outstanding > 0);
-            let (idx, answer) = self.workers.get();
-            self.tasks_outstanding -= 1;
-            if answer == Answer::Stop {
-                let worker = self.task_info[&idx].0;
-                self.workers_status[worker as usize] = false;
-                self.try_put_index();
-                continue;
-            }
-            if idx != self.rcvd_idx {
-                if self.order != Order::InOrder {
-                    let (worker, _) = self.task_info.remove(&idx).expect("a task under way");
-                    return self.process_data(idx, worker);
-                }
-                self.task_info.get_mut(&idx).expect("a task under way").1 = true;
-            } else {
-                let (worker, _) = self.task_info.remove(&idx).expect("a task under way");
-                self.rcvd_idx += 1;
-                return self.process_data(idx, worker);
-            }
+            self.rcvd_idx += 1;
         }
+        let seq = self.rcvd_idx;
+        let (worker, has_data) = self.task_info[&seq];
+        if has_data {
+            self.task_info.remove(&seq);
+            self.rcvd_idx += 1;
+            return ControlFlow::Break(self.process_data(seq, worker));
+        }
+        assert!(self.tasks_outstanding > 0);
+        let in_turn = self.arrive_in_order && self.order == Order::InOrder;
+        let (idx, answer) = if in_turn { self.workers.get_of(worker as usize) } else { self.workers.get() };
+        self.tasks_outstanding -= 1;
+        if answer == Answer::Stop {
+            let worker = self.task_info[&idx].0;
+            self.workers_status[worker as usize] = false;
+            self.try_put_index();
+            return ControlFlow::Continue(());
+        }
+        if idx != self.rcvd_idx {
+            if self.order != Order::InOrder {
+                let (worker, _) = self.task_info.remove(&idx).expect("a task under way");
+                return ControlFlow::Break(self.process_data(idx, worker));
+            }
+            self.task_info.get_mut(&idx).expect("a task under way").1 = true;
+            return ControlFlow::Continue(());
+        }
+        let (worker, _) = self.task_info.remove(&idx).expect("a task under way");
+        self.rcvd_idx += 1;
+        ControlFlow::Break(self.process_data(idx, worker))
     }
 }

@@ -7,6 +7,8 @@
 #[cfg(all(target_os = "linux", not(ringloader_portable), not(ringloader_loom)))]
 mod content;
 #[cfg(all(target_os = "linux", not(ringloader_portable), not(ringloader_loom)))]
+mod control;
+#[cfg(all(target_os = "linux", not(ringloader_portable), not(ringloader_loom)))]
 mod keeper;
 #[cfg(all(target_os = "linux", not(ringloader_portable), not(ringloader_loom)))]
 mod parent;

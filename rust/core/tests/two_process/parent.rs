@@ -114,17 +114,7 @@ impl Parent {
 
     /// Starts a worker, with what it inherits from a predecessor and a moment at which it is to die.
     pub(crate) fn start(&mut self, worker: u32, busy: Option<&[u64]>, pause: Option<&str>) {
-        let (ours, theirs) = handover::pair().unwrap();
-        let fds = self.engine.worker_fds(worker);
-        for (tag, fd) in (0..).zip([fds.segment, fds.bell, fds.parent_bell, fds.parent, fds.socket]) {
-            assert!(handover::send(ours.as_fd(), fd, tag).unwrap());
-        }
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.env(worker::ORDERS, worker::orders(worker, self.engine.share(), busy));
-        command.env_remove("RINGLOADER_PAUSE").envs(pause.map(|pause| ("RINGLOADER_PAUSE", pause)));
-        let child = command.stdin(Stdio::from(theirs)).spawn().unwrap();
-        self.engine.watch_worker(worker, child.id()).unwrap();
-        self.lines[worker as usize].child = Some(child);
+        self.lines[worker as usize].child = Some(start(&self.engine, worker, busy, pause));
     }
 
     /// The process of a worker.
@@ -165,21 +155,8 @@ impl Parent {
         self.seen.oversize += u64::from(delivery.is_oversize());
         self.seen.refused += u64::from(!leased);
 
-        let specs = self.profile.batch(delivery.seq);
-        let meta = delivery.meta().unwrap();
-        let tokens = meta.skeleton().collect::<Result<Vec<_>, _>>().unwrap();
-        assert_eq!(tokens.len(), specs.len() + 2);
-        let Some(Token::Int(waits)) = tokens.last() else { panic!("{tokens:?}") };
-        self.seen.waits += *waits as u64;
-        assert_eq!(meta.storage_count() as usize, specs.len());
-        let leaves = specs.into_iter().zip(meta.storages()).map(|(spec, record)| {
-            assert_eq!(record.nbytes, spec.len);
-            (spec, record.offset)
-        });
-        let leaves = leaves.collect();
-        let seq = delivery.seq;
-        let kept = Kept { seq, leaves, backing: delivery.backing().clone() };
-        kept.check();
+        let (kept, waits) = check(&self.profile, &delivery);
+        self.seen.waits += waits;
         self.check_resident();
         (kept, leased)
     }
@@ -363,6 +340,38 @@ impl Parent {
     pub(crate) fn check_empty(&self) {
         assert!(self.resident() <= self.control_bytes(), "{} bytes are left after closing", self.resident());
     }
+}
+
+/// Starts and watches the process of a worker, as [`Parent::start`].
+pub(crate) fn start(engine: &Engine, worker: u32, busy: Option<&[u64]>, pause: Option<&str>) -> Child {
+    let (ours, theirs) = handover::pair().unwrap();
+    let fds = engine.worker_fds(worker);
+    for (tag, fd) in (0..).zip([fds.segment, fds.bell, fds.parent_bell, fds.parent, fds.socket]) {
+        assert!(handover::send(ours.as_fd(), fd, tag).unwrap());
+    }
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.env(worker::ORDERS, worker::orders(worker, engine.share(), busy));
+    command.env_remove("RINGLOADER_PAUSE").envs(pause.map(|pause| ("RINGLOADER_PAUSE", pause)));
+    let child = command.stdin(Stdio::from(theirs)).spawn().unwrap();
+    engine.watch_worker(worker, child.id()).unwrap();
+    child
+}
+
+/// Compares a delivery with what its task asked for, and says how often its worker waited for room.
+pub(crate) fn check(profile: &Profile, delivery: &Delivery) -> (Kept, u64) {
+    let specs = profile.batch(delivery.seq);
+    let meta = delivery.meta().unwrap();
+    let tokens = meta.skeleton().collect::<Result<Vec<_>, _>>().unwrap();
+    assert_eq!(tokens.len(), specs.len() + 2, "batch {} is another one", delivery.seq);
+    let Some(Token::Int(waits)) = tokens.last() else { panic!("{tokens:?}") };
+    assert_eq!(meta.storage_count() as usize, specs.len());
+    let leaves = specs.into_iter().zip(meta.storages()).map(|(spec, record)| {
+        assert_eq!(record.nbytes, spec.len, "batch {} is another one", delivery.seq);
+        (spec, record.offset)
+    });
+    let kept = Kept { seq: delivery.seq, leaves: leaves.collect(), backing: delivery.backing().clone() };
+    kept.check();
+    (kept, *waits as u64)
 }
 
 /// For deaths at a chosen moment.

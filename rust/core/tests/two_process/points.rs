@@ -3,6 +3,9 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use ringloader_core::Result;
+use ringloader_core::delivery::Delivery;
+use ringloader_core::engine::Engine;
 use ringloader_core::pool::Ledger;
 use ringloader_core::shm::WorkerView;
 use ringloader_core::sync::Ordering;
@@ -14,16 +17,16 @@ use super::parent::{Kept, PATIENCE, Parent, Seen};
 use super::storms::Effort;
 
 /// Small shares and large leaves: growth, punching and segments of their own happen all the time.
-const SHARE: u64 = 512 << 10;
-const LEAF: u64 = 200 << 10;
+pub(crate) const SHARE: u64 = 512 << 10;
+pub(crate) const LEAF: u64 = 200 << 10;
 const MAX_TASKS: u32 = 6;
 
 /// What the parent finds after the death, before anything is repaired: the parent, how many batches it
 /// got of this worker, and the how many-eth time it died at.
-type Outcome = fn(&Parent, u64, u64);
+pub(crate) type Outcome = fn(&Parent, u64, u64);
 
 /// The moments of a worker, and what its death there leaves behind.
-const DEATHS: &[(&str, Outcome)] = &[
+pub(crate) const DEATHS: &[(&str, Outcome)] = &[
     // The bits are lost: slots with memory that nobody holds, and no bit says that they are free.
     ("free-swapped", |parent, _, _| {
         let slots = view(parent).slots;
@@ -220,6 +223,15 @@ pub(crate) fn slow_release_of_a_lost_bit(effort: Effort) -> Seen {
 
 /// Another thread closes while this one has taken a descriptor and not yet raised its hold.
 pub(crate) fn close_during_drain(effort: Effort) -> Seen {
+    close_during(effort, Engine::try_next)
+}
+
+/// The same where the parent takes results in order.
+pub(crate) fn close_during_drain_in_order(effort: Effort) -> Seen {
+    close_during(effort, |engine| engine.try_next_of(0))
+}
+
+fn close_during(effort: Effort, take: fn(&Engine) -> Result<Option<Delivery>>) -> Seen {
     let profile = small(effort);
     let mut parent = Parent::with_workers(1, MAX_TASKS, SHARE, profile);
     parent.top_up();
@@ -236,13 +248,13 @@ pub(crate) fn close_during_drain(effort: Effort) -> Seen {
             thread::sleep(Duration::from_millis(30));
             engine.close();
         });
-        engine.try_next().unwrap()
+        take(engine).unwrap()
     });
     select("");
     let (batch, _) = parent.receive(taken.expect("a batch was committed"));
     println!("point drained-unheld");
     batch.check();
-    assert!(parent.take().is_none(), "nothing is handed out after closing");
+    assert!(take(&parent.engine).unwrap().is_none(), "nothing is handed out after closing");
     drop(batch);
     parent.check_empty();
     parent.seen

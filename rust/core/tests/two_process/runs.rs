@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::control;
 use super::parent::Seen;
 use super::storms::{self, Effort};
 use super::worker;
@@ -15,6 +16,9 @@ const RUNS: &[(&str, Run)] = &[
     ("hoard", storms::hoard),
     ("kept_over_the_end", storms::kept_over_the_end),
     ("kills", storms::kills),
+    ("control", control::kills),
+    #[cfg(ringloader_pauses)]
+    ("control_deaths", control::deaths),
     #[cfg(ringloader_pauses)]
     ("deaths", super::points::deaths),
     #[cfg(ringloader_pauses)]
@@ -25,6 +29,8 @@ const RUNS: &[(&str, Run)] = &[
     ("slow_release_of_a_lost_bit", super::points::slow_release_of_a_lost_bit),
     #[cfg(ringloader_pauses)]
     ("close_during_drain", super::points::close_during_drain),
+    #[cfg(ringloader_pauses)]
+    ("close_during_drain_in_order", super::points::close_during_drain_in_order),
 ];
 
 fn number(variable: &str) -> Option<u64> {
@@ -44,8 +50,11 @@ pub(crate) fn main() {
     for (name, run) in
         RUNS.iter().filter(|(name, _)| wanted.is_empty() || wanted.iter().any(|part| part == name))
     {
-        let longest =
-            if *name == "kills" { seconds.unwrap_or(4) } else { seconds.map_or(1, |all| (all / 20).max(1)) };
+        let longest = match *name {
+            "kills" => seconds.unwrap_or(4),
+            "control" => seconds.map_or(2, |all| all.div_ceil(2)),
+            _ => seconds.map_or(1, |all| (all / 20).max(1)),
+        };
         let start = Instant::now();
         let seen = run(Effort { time: Duration::from_secs(longest), seed });
         println!("run {name}: {:.1} s, {seen:?}", start.elapsed().as_secs_f64());

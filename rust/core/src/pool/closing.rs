@@ -1,0 +1,48 @@
+//! The end of a transport: each slot's pages are given back once, by whoever is the last to have the slot.
+
+use super::{SlotId, SlotWords};
+use crate::sync::planted::planted;
+use crate::sync::{AtomicBool, Ordering};
+
+/// In the hold counter of a slot whose pages are given back: more holds than there can be.
+const RETIRED: u32 = u32::MAX;
+
+/// Whether the slots of a worker are given back as they are released.
+#[derive(Debug, Default)]
+pub struct Closing(AtomicBool);
+
+impl Closing {
+    /// Not closed.
+    pub fn new() -> Self {
+        Self(AtomicBool::new(false))
+    }
+
+    /// Closes. The caller then retires every slot; who holds one by then does so after its release.
+    pub fn close(&self) {
+        // ORDERING close: an exchange here and in `is_closed`, so that whichever comes second sees what
+        // the first one did: this side the lowered hold, or that side the flag.
+        self.0.swap(true, Ordering::AcqRel);
+    }
+
+    /// Whether who has just released a slot is to retire it.
+    pub fn is_closed(&self) -> bool {
+        if planted("closed_by_load") {
+            return self.0.load(Ordering::Acquire);
+        }
+        // ORDERING close: see `close`. A read-modify-write that changes nothing, to read the newest value.
+        self.0.fetch_or(false, Ordering::AcqRel)
+    }
+}
+
+/// Ends the use of a slot whose worker has ended, if nobody holds it. `true`: its pages are the caller's to
+/// give back, and it is never held again.
+pub fn retire(words: SlotWords<'_>, slot: SlotId) -> bool {
+    // ORDERING close: of those who find the slot not held, one wins; it sees their last accesses.
+    let won = if planted("retire_relaxed") { Ordering::Relaxed } else { Ordering::AcqRel };
+    words.holds[slot.index()].compare_exchange(0, RETIRED, won, Ordering::Relaxed).is_ok()
+}
+
+/// Whether [`retire`] has ended the use of a slot.
+pub fn is_retired(words: SlotWords<'_>, slot: SlotId) -> bool {
+    words.holds[slot.index()].load(Ordering::Relaxed) == RETIRED
+}

@@ -1,0 +1,256 @@
+//! The scheduler over real rings against torch's iterator: who is asked for what, which batch comes out when, and
+//! torch's counters, over epochs that are left half-way and workers that end.
+
+use std::ops::ControlFlow;
+
+use proptest::prelude::*;
+use ringloader_core::plan::Order;
+use ringloader_core::scheduler::{EPOCH_SHIFT, Poll};
+
+use crate::cases::{Event, event, lengths, order, schedule, script};
+use crate::fleet::Fleet;
+use crate::torch_iterator::{Answer, Indices, TorchIterator, Workers};
+
+/// What a worker answers when its part of an iterable dataset has ended.
+const STOP: i64 = -1;
+
+/// A worker as its port sees it: it does all tasks in their order, those of abandoned epochs too.
+#[derive(Clone)]
+struct Process {
+    length: Option<u32>,
+    left: Option<u32>,
+    ended: bool,
+    epoch: u64,
+    dead: bool,
+    /// Batches of this epoch that it has committed and nobody has taken.
+    committed: usize,
+}
+
+/// What the scheduler did up to the next result.
+enum Did {
+    /// `next` returns this: a batch, or none at the end.
+    Next(Option<(u64, u32)>),
+    /// A result came that `next` does not return.
+    GoOn,
+    Lost(u32),
+}
+
+struct Native {
+    fleet: Fleet,
+    order: Order,
+    /// Says which worker is next, and what it answers.
+    workers: Workers,
+    processes: Vec<Process>,
+    indices: Indices,
+    epoch: u64,
+    max_tasks: u32,
+    log: Vec<(u64, u32)>,
+    /// Work that other workers do in order while one is awaited.
+    eagerness: Vec<u8>,
+    waits: usize,
+}
+
+impl Native {
+    fn new(
+        order: Order,
+        prefetch_factor: u32,
+        (lengths, workers): (&[Option<u32>], Workers),
+        indices: Indices,
+        eagerness: Vec<u8>,
+    ) -> Self {
+        let process = |&length: &Option<u32>| Process {
+            length,
+            left: length,
+            ended: false,
+            epoch: 0,
+            dead: false,
+            committed: 0,
+        };
+        let count = lengths.len() as u32;
+        let mut native = Self {
+            fleet: Fleet::new(count, prefetch_factor, order),
+            order,
+            workers,
+            processes: lengths.iter().map(process).collect(),
+            indices,
+            epoch: 0,
+            max_tasks: count * prefetch_factor,
+            log: Vec::new(),
+            eagerness,
+            waits: 0,
+        };
+        native.prime();
+        native
+    }
+
+    fn prime(&mut self) {
+        (0..self.max_tasks).for_each(|_| self.put());
+    }
+
+    fn reset(&mut self) {
+        self.fleet.scheduler.reset();
+        self.epoch += 1;
+        self.processes.iter_mut().for_each(|process| process.committed = 0);
+        self.workers.resume();
+        self.prime();
+    }
+
+    fn put(&mut self) {
+        if !self.indices.next() {
+            return;
+        }
+        let (seq, ..) = self.fleet.scheduler.positions();
+        if let Some(worker) = self.fleet.send() {
+            self.workers.put(worker, seq);
+            self.log.push((seq, worker));
+        }
+    }
+
+    /// A worker does its tasks until it has committed one of this epoch. `false`: it has none.
+    fn work(&mut self, worker: u32) -> bool {
+        let process = &mut self.processes[worker as usize];
+        if process.dead {
+            return false;
+        }
+        while let Some(seq) = self.fleet.take_task(worker) {
+            if seq >> EPOCH_SHIFT != process.epoch {
+                (process.epoch, process.left, process.ended) = (seq >> EPOCH_SHIFT, process.length, false);
+            }
+            if process.ended {
+                continue;
+            }
+            let content = (seq & ((1 << EPOCH_SHIFT) - 1)) as i64;
+            process.ended = process.left == Some(0);
+            process.left = process.left.map(|left| left.saturating_sub(1));
+            self.fleet.commit(worker, seq, if process.ended { STOP } else { content });
+            if process.epoch == self.epoch {
+                process.committed += 1;
+                return true;
+            }
+        }
+        false
+    }
+
+    fn kill(&mut self, worker: u32) {
+        let process = &mut self.processes[worker as usize];
+        if !std::mem::replace(&mut process.dead, true) {
+            self.workers.kill(worker, process.committed);
+            self.fleet.end(worker);
+        }
+    }
+
+    fn hand_out(&mut self, seq: u64, worker: u32) -> Did {
+        self.fleet.scheduler.delivered(worker);
+        self.put();
+        Did::Next(Some((seq, worker)))
+    }
+
+    fn step(&mut self) -> Did {
+        let mut expected = None;
+        loop {
+            match self.fleet.poll() {
+                Poll::End => return Did::Next(None),
+                Poll::Ready { worker, data } => return self.hand_out(data, worker),
+                Poll::Lost { worker } => {
+                    self.fleet.scheduler.give_up(worker);
+                    return Did::Lost(worker);
+                }
+                Poll::Wait { worker: Some(worker), .. } => {
+                    assert_eq!(self.order, Order::InOrder);
+                    // The others' results wait in their rings.
+                    let eager = *self.eagerness.get(self.waits % self.eagerness.len()).unwrap();
+                    (0..self.processes.len() as u32).filter(|other| eager >> (other % 8) & 1 == 1).for_each(
+                        |other| {
+                            self.work(other);
+                        },
+                    );
+                    self.waits += 1;
+                    assert!(self.processes[worker as usize].committed > 0 || self.work(worker), "for ever");
+                }
+                Poll::Wait { worker: None, .. } => {
+                    let (seq, answer) = self.workers.get();
+                    let worker = self.log.iter().rev().find(|(sent, _)| *sent == seq).unwrap().1;
+                    assert!(self.work(worker), "worker {worker} has no task {seq}");
+                    expected = Some((seq, answer));
+                }
+                Poll::Arrived { seq, delivery } => {
+                    let process = &mut self.processes[delivery.worker as usize];
+                    process.committed -= 1;
+                    let expected = expected.unwrap_or_else(|| self.workers.get_of(delivery.worker as usize));
+                    let content = Fleet::read(&delivery);
+                    if content == STOP {
+                        assert_eq!(expected, (seq, Answer::Stop));
+                        assert_eq!(self.fleet.scheduler.retire(seq), Ok(delivery.worker));
+                        self.put();
+                        return Did::GoOn;
+                    }
+                    assert_eq!((content, expected), (seq as i64, (seq, Answer::Batch)));
+                    return match self.fleet.scheduler.accept(seq, seq).unwrap() {
+                        Some((worker, data)) => self.hand_out(data, worker),
+                        None => Did::GoOn,
+                    };
+                }
+            }
+        }
+    }
+}
+
+fn assert_equal(ours: &Native, torch: &TorchIterator) {
+    assert_eq!(ours.log, torch.workers.log);
+    assert_eq!(ours.indices.calls, torch.indices.calls);
+    let positions = (torch.send_idx, torch.rcvd_idx, torch.tasks_outstanding);
+    assert_eq!(ours.fleet.scheduler.positions(), positions);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn does_what_torch_does(
+        order in order(),
+        prefetch_factor in 1..5_u32,
+        lengths in lengths(),
+        script in script(),
+        schedule in schedule(),
+        eagerness in prop::collection::vec(any::<u8>(), 1..20),
+        events in prop::collection::vec(event(), 1..200),
+    ) {
+        let workers = Workers::new(lengths.clone(), schedule);
+        let indices = Indices { script, calls: 0 };
+        let mut torch = TorchIterator::new(order, prefetch_factor, workers.clone(), indices.clone());
+        torch.arrive_in_order = true;
+        let mut ours = Native::new(order, prefetch_factor, (&lengths, workers), indices, eagerness);
+        assert_equal(&ours, &torch);
+        for event in events {
+            match event {
+                Event::Next => loop {
+                    match ours.step() {
+                        Did::Next(next) => {
+                            prop_assert_eq!(ControlFlow::Break(next), torch.step());
+                            break;
+                        }
+                        Did::GoOn => prop_assert_eq!(ControlFlow::Continue(()), torch.step()),
+                        Did::Lost(worker) => {
+                            let process = &ours.processes[worker as usize];
+                            prop_assert!(process.dead && process.committed == 0);
+                            prop_assert!(torch.workers_status[worker as usize], "told once in an epoch");
+                            prop_assert!(torch.workers_num_tasks[worker as usize] > 0, "nothing is missing");
+                            torch.workers_status[worker as usize] = false;
+                            continue;
+                        }
+                    }
+                    assert_equal(&ours, &torch);
+                },
+                Event::Reset => {
+                    ours.reset();
+                    torch.reset();
+                }
+                Event::Kill(worker) => {
+                    let worker = u32::from(worker) % lengths.len() as u32;
+                    torch.workers.kill(worker, ours.processes[worker as usize].committed);
+                    ours.kill(worker);
+                }
+            }
+        }
+    }
+}
