@@ -15,7 +15,7 @@ from typing import Any
 
 import torch.multiprocessing
 
-from ringloader import _budget, _native, _processes, _seam
+from ringloader import _budget, _forkserver, _native, _processes, _seam
 
 # A thread that waits natively when the interpreter goes must not come back to it.
 if _native.SUPPORTED:
@@ -240,9 +240,11 @@ def make_transport(loader: Any, max_shared_bytes: int | None) -> Transport:
         ValueError: When so many workers with so many tasks have no room in the address space.
     """
     workers = loader.num_workers
+    context = loader.multiprocessing_context or torch.multiprocessing
+    _forkserver.preload(context, loader.dataset)
     share = _budget.share_per_worker(workers, max_shared_bytes, _native.available_memory())
     engine = _native.Engine(workers, _most_tasks(loader), share)
-    return Transport(engine, loader.multiprocessing_context or torch.multiprocessing)
+    return Transport(engine, context)
 
 
 def _most_tasks(loader: Any) -> int:
