@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import random
@@ -151,7 +152,9 @@ class Round:
         time.sleep(rng.choice([0, 0.002, 0.02, 0.06]) * rng.random())
         for handle in handles:
             time.sleep(0.003 * rng.random())
-            signal.pidfd_send_signal(handle, signal.SIGKILL)
+            # The epoch may be over. An exception would keep this round's batches until it is reported.
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
         if handles:
             self.killed_at = time.monotonic()
             dead.set()
