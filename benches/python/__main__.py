@@ -89,7 +89,7 @@ def elsewhere(options: argparse.Namespace) -> Interpreter | None:
 def rows_of(workload: Workload, loaders: list[str]) -> list[Row]:
     """A row for each loader that can do what the workload asks for."""
     able = [
-        name for name in loaders if workload.in_order or name == IDEAL or not LOADERS[name].keeps_order_always
+        name for name in loaders if workload.in_order or name == IDEAL or not LOADERS[name].always_in_order
     ]
     return [Row(workload.name, workload.text, name) for name in able]
 
@@ -139,8 +139,8 @@ def main() -> int:
     ]
     how = (
         f"{NUM_WORKERS} workers where no other number is said, prefetch_factor {PREFETCH_FACTOR}; medians of "
-        f"{options.rounds} interleaved rounds (some loaders: every second one) of {options.seconds:g} s or more, "
-        "each run in a process of its own"
+        f"{options.rounds} interleaved rounds of {options.seconds:g} s or more (loaders that are there for "
+        "comparison: every second round), each run in a process of its own"
     )
     if options.quick:
         how = "one run of a tenth of a second each: a smoke test, not a measurement"

@@ -26,7 +26,8 @@ class Loader:
     """How to make a loader, and the paths of which it must take one for its row to be about it.
 
     A loader that is there for comparison runs in every second round only (``every``). ``threads`` says that
-    its workers are threads, ``own_environment`` that its package needs another interpreter than this one.
+    its workers are threads, ``own_environment`` that its package needs another interpreter than this one,
+    ``own_shuffle`` that it draws a permutation of its own, ``always_in_order`` that it has no other way.
     """
 
     make: Callable[..., Any]
@@ -35,7 +36,8 @@ class Loader:
     every: int = 1
     threads: bool = False
     own_environment: bool = False
-    keeps_order_always: bool = False
+    own_shuffle: bool = False
+    always_in_order: bool = False
 
     def checked(self, iterator: Iterator[Any]) -> Taken:
         """The path taken.
@@ -100,7 +102,7 @@ LOADERS = {
     "torch": Loader(_torch, _torch_taken, ("torch",)),
     # A second entry for the same loader: its ratio to the first is the noise of the machine.
     "torch-again": Loader(_torch, _torch_taken, ("torch",)),
-    "torchdata-stateful": Loader(_stateful, _package_taken, ("torchdata",), every=2),
+    "torchdata-stateful": Loader(_stateful, _package_taken, ("torchdata",), every=2, own_shuffle=True),
     "torchdata-nodes": Loader(
         thread_loaders.torchdata_nodes, _package_taken, ("torchdata",), every=2, threads=True
     ),
@@ -111,7 +113,7 @@ LOADERS = {
         every=2,
         threads=True,
         own_environment=True,
-        keeps_order_always=True,
+        always_in_order=True,
     ),
     "ringloader-rings": Loader(_rings, _ringloader_taken, ("rings",), every=2),
     "ringloader": Loader(_ringloader, _ringloader_taken, ("native",)),

@@ -70,8 +70,8 @@ class _Indices:
         return len(self.loader.sampler)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[int]:
-        # Torch draws the base of the workers' seeds before it asks the sampler. A generator, so that nothing is
-        # drawn by who only looks whether this can be iterated.
+        # Torch draws the base of the workers' seeds before it asks the sampler. This is a generator, so that
+        # nothing is drawn by who only looks whether it can be iterated.
         torchs.index_batches(self.loader)
         yield from self.loader.sampler
 

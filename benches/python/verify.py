@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import Dataset, RandomSampler, Subset
 
 from .loaders import LOADERS
 from .workloads import BY_NAME
@@ -59,7 +59,8 @@ def finite(dataset: Dataset[Any], batches: int, arguments: dict[str, Any]) -> Da
 def fingerprints(loader_name: str, workload_name: str, batches: int) -> list[str]:
     """The first batches of a loader, each looked at late; also checks the path that the loader took.
 
-    Where batches come in no order of torch's, a whole epoch of so many, sorted.
+    Where batches come in no order of torch's, a whole epoch of so many, sorted. A loader that shuffles in an
+    order of its own is given torch's.
     """
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -69,6 +70,8 @@ def fingerprints(loader_name: str, workload_name: str, batches: int) -> list[str
     dataset = workload.dataset()
     if not workload.in_order:
         dataset = finite(dataset, batches, arguments)
+    if loader.own_shuffle and arguments.pop("shuffle", False):
+        arguments["sampler"] = RandomSampler(dataset)  # type: ignore[arg-type]
     iterator = iter(loader.make(dataset, **arguments))
     held: deque[object] = deque()
     found = []
