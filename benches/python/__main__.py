@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 from .ideal import IDEAL
@@ -73,17 +74,22 @@ def arguments() -> argparse.Namespace:
     return parsed
 
 
-def elsewhere(options: argparse.Namespace) -> Interpreter | None:
-    """The interpreter for loaders that need one of their own; without it they are taken off the list."""
-    names = [name for name in options.loaders if name in LOADERS and LOADERS[name].own_environment]
-    if not names:
-        return None
-    if options.threads_python.exists():
-        return Interpreter(options.threads_python)
-    missing = f"there is no {options.threads_python}, which make bench-threads-env makes"
-    print(f"{', '.join(names)}: left out, {missing}", file=sys.stderr)
-    options.loaders = [name for name in options.loaders if name not in names]
-    return None
+def usable_loaders(options: argparse.Namespace) -> list[str]:
+    """Those asked for whose packages are there; says which are left out."""
+    usable = []
+    for name in options.loaders:
+        loader = LOADERS.get(name)
+        missing = None
+        if loader is not None and loader.own_environment:
+            if not options.threads_python.exists():
+                missing = f"there is no {options.threads_python}, which make bench-threads-env makes"
+        elif loader is not None and loader.package is not None and find_spec(loader.package) is None:
+            missing = f"{loader.package} is not installed; it is in the dependency group 'bench'"
+        if missing is None:
+            usable.append(name)
+        else:
+            print(f"{name}: left out, {missing}", file=sys.stderr)
+    return usable
 
 
 def rows_of(workload: Workload, loaders: list[str]) -> list[Row]:
@@ -124,12 +130,12 @@ def main() -> int:
         options.rounds, options.seconds = 1, QUICK_SECONDS
     where = machine()
     began = time.monotonic()
-    interpreter = elsewhere(options)
+    options.loaders = usable_loaders(options)
+    interpreter = Interpreter(options.threads_python)
     try:
         rows = run(options, Runner(options.method, interpreter))
     finally:
-        if interpreter is not None:
-            interpreter.close()
+        interpreter.close()
     if not rows:
         print("no workload was run", file=sys.stderr)
         return 1

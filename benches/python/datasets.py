@@ -175,28 +175,8 @@ class Jpegs(Dataset[tuple[torch.Tensor, int]]):
         return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous(), index % 10
 
 
-class SlowStore(Dataset[torch.Tensor]):
-    """Samples of 1 KB that take 1 ms, one in 50 of them 60 ms: a store over a network.
-
-    Which ones are slow depends on the index alone, and no period of theirs meets a number of workers.
-    """
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-        self.source = torch.arange(256, dtype=torch.float32)
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        time.sleep(0.060 if ((index * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF) >> 32) % 50 == 0 else 0.001)
-        tensor = self.source.clone()
-        tensor[0] = index
-        return tensor
-
-
 class Sleeping(Dataset[torch.Tensor]):
-    """Samples of 1 KB that take ``seconds`` each, and no processor time."""
+    """Samples of 1 KB that take ``seconds`` each, and hardly any processor time."""
 
     def __init__(self, length: int, seconds: float) -> None:
         self.length = length
@@ -206,11 +186,30 @@ class Sleeping(Dataset[torch.Tensor]):
     def __len__(self) -> int:
         return self.length
 
+    def delay(self, index: int) -> float:  # noqa: ARG002
+        """How long a sample takes, in seconds."""
+        return self.seconds
+
     def __getitem__(self, index: int) -> torch.Tensor:
-        time.sleep(self.seconds)
+        time.sleep(self.delay(index))
         tensor = self.source.clone()
         tensor[0] = index
         return tensor
+
+
+class SlowStore(Sleeping):
+    """A store over a network: samples take 1 ms, one in 50 of them 60 ms.
+
+    Which ones are slow depends on the index alone, and no period of theirs meets a number of workers.
+    """
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length, 0.001)
+
+    def delay(self, index: int) -> float:
+        """How long a sample takes, in seconds."""
+        slow = ((index * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF) >> 32) % 50 == 0
+        return 0.060 if slow else self.seconds
 
 
 class Carrying(Dataset[torch.Tensor]):

@@ -25,15 +25,17 @@ class Taken:
 class Loader:
     """How to make a loader, and the paths of which it must take one for its row to be about it.
 
-    A loader that is there for comparison runs in every second round only (``every``). ``threads`` says that
-    its workers are threads, ``own_environment`` that its package needs another interpreter than this one,
-    ``own_shuffle`` that it draws a permutation of its own, ``always_in_order`` that it has no other way.
+    A loader that is there for comparison runs in every second round only (``every``). ``package`` is what
+    must be installed beside ours, ``own_environment`` says that it needs another interpreter than this one.
+    ``threads``: its workers are threads; ``own_shuffle``: it draws a permutation of its own;
+    ``always_in_order``: it has no other way.
     """
 
     make: Callable[..., Any]
     taken: Callable[[Iterator[Any]], Taken]
     expected_paths: tuple[str, ...]
     every: int = 1
+    package: str | None = None
     threads: bool = False
     own_environment: bool = False
     own_shuffle: bool = False
@@ -102,15 +104,23 @@ LOADERS = {
     "torch": Loader(_torch, _torch_taken, ("torch",)),
     # A second entry for the same loader: its ratio to the first is the noise of the machine.
     "torch-again": Loader(_torch, _torch_taken, ("torch",)),
-    "torchdata-stateful": Loader(_stateful, _package_taken, ("torchdata",), every=2, own_shuffle=True),
+    "torchdata-stateful": Loader(
+        _stateful, _package_taken, ("torchdata",), every=2, package="torchdata", own_shuffle=True
+    ),
     "torchdata-nodes": Loader(
-        thread_loaders.torchdata_nodes, _package_taken, ("torchdata",), every=2, threads=True
+        thread_loaders.torchdata_nodes,
+        _package_taken,
+        ("torchdata",),
+        every=2,
+        package="torchdata",
+        threads=True,
     ),
     "dataloader-rs": Loader(
         thread_loaders.dataloader_rs,
         _package_taken,
         ("dataloader_rs",),
         every=2,
+        package="dataloader_rs",
         threads=True,
         own_environment=True,
         always_in_order=True,

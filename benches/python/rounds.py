@@ -20,7 +20,7 @@ class Runner:
         elsewhere: for loaders that need an environment of their own.
     """
 
-    def __init__(self, method: str, elsewhere: Interpreter | None) -> None:
+    def __init__(self, method: str, elsewhere: Interpreter) -> None:
         self.method = method
         self.elsewhere = elsewhere
 
@@ -37,7 +37,7 @@ class Runner:
             return call_in_process(
                 self.method, named, f"ideal.{function.split('.')[1]}", row.workload, amount
             )
-        if LOADERS[row.loader].own_environment and self.elsewhere is not None:
+        if LOADERS[row.loader].own_environment:
             return self.elsewhere.call(self.method, function, row.loader, row.workload, amount)
         return call_in_process(self.method, named, function, row.loader, row.workload, amount)
 

@@ -100,17 +100,24 @@ def available_bytes() -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")) * 1024
 
 
-def interleaved(repeats: int, loaders: list[str], function: Callable[..., Any], *arguments: Any) -> Any:
-    """The results by loader; the loaders take turns. Each call has a process of its own.
+def interleaved(
+    repeats: int, method: str, function: Callable[..., Any], *arguments: Any
+) -> dict[str, list[dict[str, Any]]]:
+    """The results of torch's loader and of ours, which take turns, each call in a process of its own.
 
-    That process is a copy of one that has only imported torch, except where workers do not inherit from it:
-    a fork server's child cannot start a fork server as a program's main process does.
+    Args:
+        repeats: how often each.
+        method: how the workers start. The process is a copy of one that has only imported torch where they
+            fork; else a new interpreter, as a program's main process is.
+        function: takes the loader's name first.
+        arguments: the others.
     """
-    method = "spawn" if "forkserver" in arguments or "spawn" in arguments else "forkserver"
+    own = "forkserver" if method == "fork" else "spawn"
+    loaders = [BASELINE, OURS]
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in loaders}
     for number in range(repeats):
         for name in loaders if number % 2 == 0 else reversed(loaders):
-            found[name].append(call_in_process(method, function, name, *arguments, timeout=600.0))
+            found[name].append(call_in_process(own, function, name, *arguments, timeout=600.0))
     return found
 
 
@@ -128,7 +135,7 @@ def measured_starts(quick: bool) -> list[dict[str, Any]]:
                 print(f"{method}, {dataset} dataset, {kept}", file=sys.stderr, flush=True)
                 found = interleaved(
                     1 if quick else repeats,
-                    [BASELINE, OURS],
+                    method,
                     timed_start,
                     method,
                     dataset,
@@ -209,7 +216,7 @@ def main() -> int:
             print(f"shuffle of {length:,} indices: left out, {needs}", file=sys.stderr)
         else:
             print(f"shuffle of {length:,} indices", file=sys.stderr, flush=True)
-            shuffled = interleaved(1, [BASELINE, OURS], shuffled_start, length)
+            shuffled = interleaved(1, "fork", shuffled_start, length)
     except ProcessFailedError as error:
         print(f"failed: {error}", file=sys.stderr)
         return 1

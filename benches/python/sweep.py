@@ -48,7 +48,7 @@ def measured(workload: Workload, method: str, workers: int, rounds: int, seconds
     for number in range(rounds):
         for row in rows if number % 2 == 0 else reversed(rows):
             arguments = (row.loader, workload.name, seconds * workload.seconds, changed)
-            # A fork server's child cannot start a fork server as a program's main process does.
+            # Where workers do not inherit from it, a new interpreter, as a program's main process is.
             own = "forkserver" if method == "fork" else "spawn"
             try:
                 timing = call_in_process(own, timed_run, *arguments)
