@@ -138,7 +138,8 @@ def timed_run(workload_name: str, seconds: float) -> dict[str, Any]:
     def note_start() -> None:
         started.value = time.perf_counter_ns()
 
-    barrier = context.Barrier(work.num_workers, note_start)
+    # With a timeout: whoever waits must end too when the others were killed.
+    barrier = context.Barrier(work.num_workers, note_start, timeout=60.0)
     ends, processes = [], []
     for worker in range(work.num_workers):
         ours, theirs = context.Pipe(duplex=False)

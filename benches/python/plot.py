@@ -50,6 +50,7 @@ def draw(summaries: list[dict[str, Any]], path: Path) -> None:
                     ha=side,
                     va="center",
                     fontsize=8,
+                    bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
                 )
         ideal = rows.get(IDEAL, {}).get("ratio")
         if ideal is not None:
@@ -58,7 +59,7 @@ def draw(summaries: list[dict[str, Any]], path: Path) -> None:
     axes.set_xscale("log")
     axes.axvline(1, color="black", linewidth=0.8)
     axes.set_yticks(range(len(groups)), [next(iter(rows.values()))["text"] for rows in groups.values()])
-    axes.invert_yaxis()
+    axes.set_ylim(len(groups) - 0.4, -0.6)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set_xlabel(f"times the rate of {BASELINE}'s loader (log scale)")
     axes.grid(axis="x", which="major", color="#dddddd", linewidth=0.6)

@@ -163,7 +163,7 @@ WORKLOADS = [
         lambda: datasets.Jpegs(SHUFFLED, sorted((FILES / "jpeg").glob("*.jpg")), 224),
         {"batch_size": 8, "shuffle": True},
         prepare=write_jpegs,
-        seconds=3.0,
+        seconds=2.0,
         verified_batches=12,
         random=True,
     ),
@@ -181,14 +181,14 @@ WORKLOADS = [
         "slow store: 16 samples of 1 ms, one in 50 of 60 ms; 8 workers",
         lambda: datasets.SlowStore(ENDLESS),
         {"batch_size": 16, "num_workers": 8},
-        seconds=2.0,
+        seconds=1.5,
     ),
     Workload(
         "slow-store-unordered",
         "slow store, in_order=False",
         lambda: datasets.SlowStore(ENDLESS),
         {"batch_size": 16, "num_workers": 8, "in_order": False},
-        seconds=2.0,
+        seconds=1.5,
     ),
 ]
 BY_NAME = {workload.name: workload for workload in WORKLOADS}
