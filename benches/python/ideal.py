@@ -15,6 +15,7 @@ import time
 from collections import deque
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
+from threading import BrokenBarrierError
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,8 @@ INDEX_BATCHES = 2048
 # Of mallopt(3): freed memory is kept, so that a dataset's own allocations are warm too.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _KEPT_BYTES = 1 << 30
+# What a worker says when another one failed.
+_LEFT = "left alone at the barrier"
 
 
 class WarmBuffers:
@@ -151,11 +154,15 @@ def timed_run(workload_name: str, seconds: float) -> dict[str, Any]:
         ends.append(ours)
         processes.append(process)
     try:
-        results = [_received(ours) for ours in ends]
+        received = [_received(ours) for ours in ends]
     finally:
         for process in processes:
             process.terminate()
             process.join()
+    results = [result for result in received if not isinstance(result, str)]
+    if len(results) < len(received):
+        failures = {result for result in received if isinstance(result, str)}
+        raise RuntimeError(f"workers of the ideal failed: {'; '.join(sorted(failures - {_LEFT}) or [_LEFT])}")
     batches = sum(done for done, _, _ in results)
     rate = sum(done / elapsed for done, elapsed, _ in results)
     return asdict(
@@ -172,15 +179,13 @@ def timed_run(workload_name: str, seconds: float) -> dict[str, Any]:
     )
 
 
-def _received(connection: Connection) -> tuple[int, float, float]:
+def _received(connection: Connection) -> tuple[int, float, float] | str:
+    """A worker's result, or what became of it."""
     try:
-        result = connection.recv()
+        result: tuple[int, float, float] | str = connection.recv()
     except EOFError:
-        raise RuntimeError("a worker of the ideal ended without a result") from None
-    if isinstance(result, str):
-        raise RuntimeError(f"a worker of the ideal failed: {result}")
-    done, elapsed, cpu = result
-    return done, elapsed, cpu
+        result = "ended without a result"
+    return result
 
 
 def _run_worker(
@@ -188,6 +193,8 @@ def _run_worker(
 ) -> None:
     try:
         results.send(_timed_worker(work, worker, barrier, started, seconds))
+    except BrokenBarrierError:
+        results.send(_LEFT)
     except Exception as error:
         barrier.abort()
         results.send(f"{type(error).__name__}: {error}")
