@@ -7,14 +7,19 @@ TORCH ?=
 VENV ?= .venv$(if $(TORCH),-$(TORCH))
 TORCH_INDEX ?=
 
+# For the benchmark's loader that needs a newer Python.
+THREADS_PYTHON ?= python3.13
+THREADS_VENV ?= .venv-threads
+
 BIN := $(VENV)/bin
 TORCH_SPEC := torch$(if $(TORCH),==$(TORCH))
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+THREADS_PIP := $(THREADS_VENV)/bin/python -m pip --disable-pip-version-check -q
 RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock pyproject.toml README.md
 PYTHON_SOURCES := $(wildcard python/ringloader/*)
 WHEEL_STAMP := $(VENV)/.wheel
 
-.PHONY: help test test-fast demo frameworks frameworks-docs bench bench-smoke bench-rust lint rust-test python-test python-test-fast parity parity-all stubs loom loom-fast tsan tsan-fast storm storm-fast portable clean
+.PHONY: help test test-fast demo frameworks frameworks-docs bench bench-scaling bench-sweep bench-smoke bench-threads-env bench-rust lint rust-test python-test python-test-fast parity parity-all stubs loom loom-fast tsan tsan-fast storm storm-fast portable clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -35,6 +40,20 @@ $(VENV)/.demo: $(VENV)/.test
 $(VENV)/.frameworks: $(VENV)/.test pyproject.toml
 	$(PIP) install -c $(VENV)/constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torchvision
 	$(PIP) install -c $(VENV)/constraints.txt --group frameworks
+	touch $@
+
+$(VENV)/.bench: $(VENV)/.demo
+	$(PIP) install -c $(VENV)/constraints.txt --group bench
+	touch $@
+
+# The same torch again, for a Python that dataloader-rs has wheels for.
+$(THREADS_VENV)/.bench: $(VENV)/.test
+	@command -v $(THREADS_PYTHON) >/dev/null || { \
+		echo "there is no $(THREADS_PYTHON); dataloader-rs needs CPython 3.13 or later: THREADS_PYTHON=<path>" >&2; exit 1; }
+	$(THREADS_PYTHON) -m venv $(THREADS_VENV)
+	$(THREADS_PIP) install -U pip
+	$(THREADS_PIP) install $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) -r $(VENV)/constraints.txt
+	$(THREADS_PIP) install -c $(VENV)/constraints.txt --group bench
 	touch $@
 
 # Optimised but for link-time optimisation; what is tested is the installed wheel.
@@ -106,14 +125,26 @@ frameworks: $(VENV)/.frameworks $(WHEEL_STAMP) ## the real frameworks, the same 
 frameworks-docs: $(VENV)/.frameworks $(WHEEL_STAMP) ## the same, and writes the versions into docs/frameworks
 	$(BIN)/python -m pytest tests/frameworks --write-versions
 
-bench: $(VENV)/.demo $(WHEEL_STAMP) ## the table of ratios to torch's loader
-	$(BIN)/python -m benches.python
+bench: $(VENV)/.bench $(WHEEL_STAMP) ## loaders side by side, and their starts: build/bench.md, .png, bench-start.md
+	$(BIN)/python -m benches.python --threads-python $(THREADS_VENV)/bin/python
+	$(BIN)/python -m benches.python.start
 
-bench-smoke: $(VENV)/.demo $(WHEEL_STAMP) ## checks every row of the benchmark, times it once
-	$(BIN)/python -m benches.python --quick
+bench-scaling: $(VENV)/.bench $(WHEEL_STAMP) ## main-process CPU for 1 to 64 workers
+	$(BIN)/python -m benches.python.scaling
+
+bench-sweep: $(VENV)/.bench $(WHEEL_STAMP) ## whatever is slower than torch's loader, over numbers of workers
+	$(BIN)/python -m benches.python.sweep
+
+bench-smoke: $(VENV)/.bench $(WHEEL_STAMP) ## checks every row of the benchmarks, times it once
+	$(BIN)/python -m benches.python --quick --threads-python $(THREADS_VENV)/bin/python
+	$(BIN)/python -m benches.python.start --quick
+	$(BIN)/python -m benches.python.scaling --quick
+	$(BIN)/python -m benches.python.sweep --quick
+
+bench-threads-env: $(THREADS_VENV)/.bench ## the environment of a loader that this Python cannot have
 
 bench-rust: ## criterion
 	cargo bench -p ringloader-core
 
 clean:
-	rm -rf $(VENV) build target
+	rm -rf $(VENV) $(THREADS_VENV) build target

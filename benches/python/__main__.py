@@ -1,18 +1,21 @@
-"""Runs loaders side by side and writes build/bench.md and build/bench.json."""
+"""Runs loaders side by side and writes build/bench.md, build/bench.json and build/bench.png."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
+import time
+from importlib.util import find_spec
 from pathlib import Path
 
+from .ideal import IDEAL
+from .interpreter import Interpreter
 from .loaders import BASELINE, LOADERS
-from .measure import timed_run
-from .processes import ProcessFailedError, call_in_process
-from .report import Row, machine, markdown, summary
-from .verify import fingerprints, smoke_run
-from .workloads import BUILD, BY_NAME, WORKLOADS, Workload
+from .plot import draw
+from .report import Row, by_row, by_workload, head, machine, summary
+from .rounds import Runner, measure, verify
+from .workloads import BUILD, BY_NAME, NUM_WORKERS, PREFETCH_FACTOR, WORKLOADS, Workload
 
 QUICK_BATCHES = 6
 QUICK_SECONDS = 0.1
@@ -35,18 +38,33 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--rounds", type=int, default=5, help="rounds, each with every loader once (default 5)"
     )
-    parser.add_argument("--seconds", type=float, default=1.5, help="timed window of one run (default 1.5)")
+    parser.add_argument("--seconds", type=float, default=1.0, help="timed window of one run (default 1)")
     parser.add_argument(
         "--only", type=_names(list(BY_NAME), "workload"), help="workloads, separated by commas"
     )
     parser.add_argument(
-        "--loaders", type=_names(list(LOADERS), "loader"), default=["torch", "ringloader-rings", "ringloader"]
+        "--loaders",
+        type=_names([*LOADERS, IDEAL], "loader"),
+        default=[name for name in [*LOADERS, IDEAL] if name != "torch-again"],
+        help="loaders, separated by commas (default: all but torch-again, which is torch's loader once more)",
+    )
+    parser.add_argument(
+        "--method",
+        choices=["forkserver", "spawn"],
+        default="forkserver",
+        help="each run's process: a copy of one that has only imported torch, or a new interpreter (slower)",
+    )
+    parser.add_argument(
+        "--threads-python",
+        type=Path,
+        default=BUILD.parent / ".venv-threads" / "bin" / "python",
+        help="interpreter for dataloader-rs (default: .venv-threads/bin/python)",
     )
     parser.add_argument(
         "--quick", action="store_true", help="a smoke test: checks every row, times it once, briefly"
     )
     parser.add_argument(
-        "--out", type=Path, default=BUILD / "bench", help="written with .md and .json appended"
+        "--out", type=Path, default=BUILD / "bench", help="written with .md, .json and .png appended"
     )
     parsed = parser.parse_args()
     if BASELINE not in parsed.loaders:
@@ -56,74 +74,35 @@ def arguments() -> argparse.Namespace:
     return parsed
 
 
-def verify(workload: Workload, rows: list[Row], method: str) -> None:
-    """Compares the first batches of every loader with the baseline's; a row that differs is not timed."""
-    found: dict[str, list[str]] = {}
-    for row in rows:
-        try:
-            batches = workload.verified_batches
-            found[row.loader] = call_in_process(method, fingerprints, row.loader, workload.name, batches)
-        except ProcessFailedError as error:
-            row.error = str(error)
-    compare(rows, found)
-
-
-def smoke(workload: Workload, rows: list[Row], seconds: float) -> None:
-    """What ``verify`` and one round of ``measure`` do, in one process for each row."""
-    found: dict[str, list[str]] = {}
-    for row in rows:
-        try:
-            found[row.loader], timing = call_in_process(
-                "forkserver", smoke_run, row.loader, workload.name, QUICK_BATCHES, seconds
-            )
-            row.rounds.append(timing)
-        except ProcessFailedError as error:
-            row.error = str(error)
-    compare(rows, found)
-
-
-def compare(rows: list[Row], found: dict[str, list[str]]) -> None:
-    """Sets ``content`` of every row, and ``error`` where batches differ from the baseline's."""
-    expected = found.get(BASELINE)
-    for row in rows:
-        if row.loader not in found:
-            continue
-        if row.loader == BASELINE:
-            row.content = "is torch's"
-        elif expected is None:
-            row.error = f"nothing to compare with: {BASELINE} failed"
-        elif found[row.loader] == expected:
-            row.content = f"yes ({len(expected)})"
+def usable_loaders(options: argparse.Namespace) -> list[str]:
+    """Those asked for whose packages are there; says which are left out."""
+    usable = []
+    for name in options.loaders:
+        loader = LOADERS.get(name)
+        missing = None
+        if loader is not None and loader.own_environment:
+            if not options.threads_python.exists():
+                missing = f"there is no {options.threads_python}, which make bench-threads-env makes"
+        elif loader is not None and loader.package is not None and find_spec(loader.package) is None:
+            missing = f"{loader.package} is not installed; it is in the dependency group 'bench'"
+        if missing is None:
+            usable.append(name)
         else:
-            pairs = enumerate(zip(found[row.loader], expected, strict=True))
-            differing = [number for number, (ours, theirs) in pairs if ours != theirs]
-            row.content = "NO"
-            row.error = (
-                f"{len(differing)} of {len(expected)} batches differ, the first is number {differing[0]}"
-            )
+            print(f"{name}: left out, {missing}", file=sys.stderr)
+    return usable
 
 
-def measure(workload: Workload, rows: list[Row], method: str, rounds: int, seconds: float) -> None:
-    """Times the rows in turn, each run in a process of its own, in the opposite order every other round."""
-    for number in range(rounds):
-        for row in rows if number % 2 == 0 else reversed(rows):
-            if row.error is None:
-                window = seconds * workload.seconds
-                try:
-                    row.rounds.append(call_in_process(method, timed_run, row.loader, workload.name, window))
-                except ProcessFailedError as error:
-                    row.error = str(error)
-                    row.rounds.clear()
+def rows_of(workload: Workload, loaders: list[str]) -> list[Row]:
+    """A row for each loader that can do what the workload asks for."""
+    able = [
+        name for name in loaders if workload.in_order or name == IDEAL or not LOADERS[name].always_in_order
+    ]
+    return [Row(workload.name, workload.text, name) for name in able]
 
 
-def main() -> int:
-    """Returns 1 if a row failed or had other batches than torch's."""
-    options = arguments()
-    rounds, seconds = options.rounds, options.seconds
-    where = machine()
-    summaries = []
-    failed = False
-    raw = []
+def run(options: argparse.Namespace, runner: Runner) -> list[Row]:
+    """All rows of all workloads."""
+    rows = []
     for workload in WORKLOADS:
         if options.only is not None and workload.name not in options.only:
             continue
@@ -133,32 +112,54 @@ def main() -> int:
         print(f"{workload.name}: {workload.text}", file=sys.stderr, flush=True)
         if workload.prepare is not None:
             workload.prepare()
-        rows = [Row(workload.name, workload.text, loader) for loader in options.loaders]
-        if options.quick:
-            smoke(workload, rows, QUICK_SECONDS)
-        else:
-            verify(workload, rows, "spawn")
-            measure(workload, rows, "spawn", rounds, seconds)
-        baseline = next(row for row in rows if row.loader == BASELINE)
-        for row in rows:
-            summaries.append(summary(row, baseline))
-            raw.append({"workload": row.workload, "loader": row.loader, "rounds": row.rounds})
-            failed = failed or row.error is not None
-    if not summaries:
+        made = rows_of(workload, options.loaders)
+        batches = QUICK_BATCHES if options.quick else workload.verified_batches
+        verify(workload, made, runner, batches)
+        measure(workload, made, runner, options.rounds, options.seconds)
+        for row in made:
+            if row.error is not None:
+                print(f"  {row.loader}: {row.error}", file=sys.stderr)
+        rows += made
+    return rows
+
+
+def main() -> int:
+    """Returns 1 if a row failed or had other batches than torch's."""
+    options = arguments()
+    if options.quick:
+        options.rounds, options.seconds = 1, QUICK_SECONDS
+    where = machine()
+    began = time.monotonic()
+    options.loaders = usable_loaders(options)
+    interpreter = Interpreter(options.threads_python)
+    try:
+        rows = run(options, Runner(options.method, interpreter))
+    finally:
+        interpreter.close()
+    if not rows:
         print("no workload was run", file=sys.stderr)
         return 1
+    named = {(row.workload, row.loader): row for row in rows}
+    summaries = [
+        summary(row, named[row.workload, BASELINE], named.get((row.workload, IDEAL))) for row in rows
+    ]
     how = (
-        f"medians of {rounds} interleaved rounds of {seconds:g} s or more, every run in a process of its own"
+        f"{NUM_WORKERS} workers where no other number is said, prefetch_factor {PREFETCH_FACTOR}; medians of "
+        f"{options.rounds} interleaved rounds of {options.seconds:g} s or more (loaders that are there for "
+        "comparison: every second round), each run in a process of its own"
     )
     if options.quick:
         how = "one run of a tenth of a second each: a smoke test, not a measurement"
-    table = markdown(summaries, where, how)
-    print(table)
+    short = head(where, how) + "\n\n" + by_workload(summaries)
+    print(short)
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.with_suffix(".md").write_text(table)
+    options.out.with_suffix(".md").write_text(f"{short}\n{by_row(summaries)}")
+    raw = [{"workload": row.workload, "loader": row.loader, "rounds": row.rounds} for row in rows]
     document = {"machine": where, "how": how, "rows": summaries, "rounds": raw}
     options.out.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n")
-    return int(failed)
+    draw(summaries, options.out.with_suffix(".png"))
+    print(f"{(time.monotonic() - began) / 60:.1f} minutes; written to {options.out}.md", file=sys.stderr)
+    return int(any(row.error is not None for row in rows))
 
 
 if __name__ == "__main__":

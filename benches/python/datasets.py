@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -172,3 +173,67 @@ class Jpegs(Dataset[tuple[torch.Tensor, int]]):
                 (self.size, self.size), Image.Resampling.BILINEAR, (left, 0, left + side, side)
             )
         return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous(), index % 10
+
+
+class Sleeping(Dataset[torch.Tensor]):
+    """Samples of 1 KB that take ``seconds`` each, and hardly any processor time."""
+
+    def __init__(self, length: int, seconds: float) -> None:
+        self.length = length
+        self.seconds = seconds
+        self.source = torch.arange(256, dtype=torch.float32)
+
+    def __len__(self) -> int:
+        return self.length
+
+    def delay(self, index: int) -> float:  # noqa: ARG002
+        """How long a sample takes, in seconds."""
+        return self.seconds
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(self.delay(index))
+        tensor = self.source.clone()
+        tensor[0] = index
+        return tensor
+
+
+class SlowStore(Sleeping):
+    """A store over a network: samples take 1 ms, one in 50 of them 60 ms.
+
+    Which ones are slow depends on the index alone, and no period of theirs meets a number of workers.
+    """
+
+    def __init__(self, length: int) -> None:
+        super().__init__(length, 0.001)
+
+    def delay(self, index: int) -> float:
+        """How long a sample takes, in seconds."""
+        slow = ((index * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF) >> 32) % 50 == 0
+        return 0.060 if slow else self.seconds
+
+
+class Carrying(Dataset[torch.Tensor]):
+    """Small samples of a dataset that holds an array of ``size_bytes``, which is pickled with it."""
+
+    def __init__(self, length: int, size_bytes: int) -> None:
+        self.length = length
+        self.carried = np.zeros(size_bytes, dtype=np.uint8)
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((8,), index)
+
+
+class Indices(Dataset[int]):
+    """An index is its own sample."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> int:
+        return index

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch.utils.data import Dataset
+
+from . import thread_loaders
 
 
 @dataclass(frozen=True)
@@ -20,11 +23,23 @@ class Taken:
 
 @dataclass(frozen=True)
 class Loader:
-    """How to make a loader, and the paths of which it must take one for its row to be about it."""
+    """How to make a loader, and the paths of which it must take one for its row to be about it.
+
+    A loader that is there for comparison runs in every second round only (``every``). ``package`` is what
+    must be installed beside ours, ``own_environment`` says that it needs another interpreter than this one.
+    ``threads``: its workers are threads; ``own_shuffle``: it draws a permutation of its own;
+    ``always_in_order``: it has no other way.
+    """
 
     make: Callable[..., Any]
     taken: Callable[[Iterator[Any]], Taken]
     expected_paths: tuple[str, ...]
+    every: int = 1
+    package: str | None = None
+    threads: bool = False
+    own_environment: bool = False
+    own_shuffle: bool = False
+    always_in_order: bool = False
 
     def checked(self, iterator: Iterator[Any]) -> Taken:
         """The path taken.
@@ -74,11 +89,44 @@ def _rings(dataset: Dataset[Any], **arguments: Any) -> Any:
     return _ringloader(dataset, **arguments)
 
 
+def _stateful(dataset: Dataset[Any], **arguments: Any) -> Any:
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    logging.getLogger("torchdata").setLevel(logging.ERROR)
+    return StatefulDataLoader(dataset, **arguments)
+
+
+def _package_taken(iterator: Iterator[Any]) -> Taken:
+    return Taken(type(iterator).__module__.split(".")[0])
+
+
 LOADERS = {
     "torch": Loader(_torch, _torch_taken, ("torch",)),
     # A second entry for the same loader: its ratio to the first is the noise of the machine.
     "torch-again": Loader(_torch, _torch_taken, ("torch",)),
-    "ringloader-rings": Loader(_rings, _ringloader_taken, ("rings",)),
+    "torchdata-stateful": Loader(
+        _stateful, _package_taken, ("torchdata",), every=2, package="torchdata", own_shuffle=True
+    ),
+    "torchdata-nodes": Loader(
+        thread_loaders.torchdata_nodes,
+        _package_taken,
+        ("torchdata",),
+        every=2,
+        package="torchdata",
+        threads=True,
+    ),
+    "dataloader-rs": Loader(
+        thread_loaders.dataloader_rs,
+        _package_taken,
+        ("dataloader_rs",),
+        every=2,
+        package="dataloader_rs",
+        threads=True,
+        own_environment=True,
+        always_in_order=True,
+    ),
+    "ringloader-rings": Loader(_rings, _ringloader_taken, ("rings",), every=2),
     "ringloader": Loader(_ringloader, _ringloader_taken, ("native",)),
 }
 BASELINE = "torch"
+OURS = "ringloader"

@@ -10,13 +10,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from torch.utils.data import Dataset
 
-from .loaders import LOADERS
+from .loaders import LOADERS, Loader
 from .memory import tree_bytes
-from .workloads import BY_NAME, NUM_WORKERS, PREFETCH_FACTOR
+from .processes import template_pid
+from .workloads import BY_NAME
 
-IN_FLIGHT = NUM_WORKERS * PREFETCH_FACTOR
-WARM_UP_BATCHES = IN_FLIGHT + 4
 WARM_UP_SECONDS = 0.3
 MEMORY_SAMPLES = 4
 
@@ -44,22 +44,38 @@ def process_cpu_ns(pid: int) -> int:
     return time.clock_gettime_ns((~pid << 3) | 2)
 
 
-def timed_run(loader_name: str, workload_name: str, seconds: float) -> dict[str, Any]:
+def timed_run(
+    loader_name: str, workload_name: str, seconds: float, changed: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """Runs the loader for about ``seconds`` after a warm-up and returns a ``Timing`` as a dict.
 
     The consumer holds one batch and does not touch its bytes.
+
+    Args:
+        loader_name: one of ``LOADERS``.
+        workload_name: one of ``BY_NAME``.
+        seconds: the timed window.
+        changed: arguments of the loader that differ from the workload's.
     """
+    workload = BY_NAME[workload_name]
+    arguments = workload.loader_arguments(**(changed or {}))
+    return timed_loader(LOADERS[loader_name], workload.dataset(), arguments, seconds)
+
+
+def timed_loader(
+    loader: Loader, dataset: Dataset[Any], arguments: dict[str, Any], seconds: float
+) -> dict[str, Any]:
+    """``timed_run`` for any dataset and arguments."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    loader = LOADERS[loader_name]
-    workload = BY_NAME[workload_name]
-    made = loader.make(workload.dataset(), **workload.loader_arguments())
+    made = loader.make(dataset, **arguments)
     iterator = iter(made)
+    in_flight = arguments["num_workers"] * arguments["prefetch_factor"]
     # The end of an epoch is another regime (nothing is dispatched any more): stay clear of it.
-    supply = len(made) - IN_FLIGHT - MEMORY_SAMPLES - 1
+    supply = len(made) - in_flight - MEMORY_SAMPLES - 1
     warm_until = time.perf_counter() + min(seconds, WARM_UP_SECONDS)
     warmed = 0
-    while warmed < WARM_UP_BATCHES or (warmed < supply // 4 and time.perf_counter() < warm_until):
+    while warmed < in_flight + 4 or (warmed < supply // 4 and time.perf_counter() < warm_until):
         batch = next(iterator)
         warmed += 1
     supply -= warmed
@@ -82,7 +98,7 @@ def timed_run(loader_name: str, workload_name: str, seconds: float) -> dict[str,
 
     memory = 0
     for _ in range(MEMORY_SAMPLES):
-        memory = max(memory, tree_bytes([os.getpid(), *workers]))
+        memory = max(memory, tree_bytes([os.getpid(), *workers], template_pid()))
         batch = next(iterator)
     taken = loader.checked(iterator)
     del batch, iterator

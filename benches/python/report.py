@@ -1,9 +1,10 @@
-"""Rows out of rounds, and the rows as Markdown and JSON."""
+"""Rows out of rounds, and the rows as two Markdown tables: a line for each workload, and one for each row."""
 
 from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
@@ -11,8 +12,8 @@ from typing import Any
 
 import torch
 
-from .loaders import BASELINE
-from .workloads import NUM_WORKERS, PREFETCH_FACTOR
+from .ideal import IDEAL
+from .loaders import BASELINE, LOADERS, OURS
 
 
 @dataclass
@@ -31,19 +32,21 @@ class Row:
         return [run[key] / run["batches"] * 1e6 for run in self.rounds]
 
 
-def ratios(row: Row, baseline: Row | None, key: str) -> list[float]:
-    """How many times the baseline's time is this row's, round by round: the two ran one after the other."""
-    if baseline is None:
+def ratios(row: Row, reference: Row | None, key: str) -> list[float]:
+    """How many times the reference's time is this row's, in the rounds that both had."""
+    if reference is None:
         return []
-    pairs = zip(baseline.per_batch_us(key), row.per_batch_us(key), strict=False)
-    return [theirs / ours for theirs, ours in pairs if ours > 0]
+    of_round = {run["round"]: time for run, time in zip(row.rounds, row.per_batch_us(key), strict=True)}
+    times = zip(reference.rounds, reference.per_batch_us(key), strict=True)
+    return [time / of_round[run["round"]] for run, time in times if of_round.get(run["round"], 0) > 0]
 
 
-def summary(row: Row, baseline: Row | None) -> dict[str, Any]:
+def summary(row: Row, baseline: Row | None, ideal: Row | None) -> dict[str, Any]:
     """The medians of a row."""
     out = {key: value for key, value in asdict(row).items() if key != "rounds"}
     if row.rounds and row.error is None:
         ratio = ratios(row, baseline, "seconds")
+        efficiency = ratios(row, ideal, "seconds")
         cpu_ratio = ratios(row, baseline, "main_cpu_seconds")
         out |= {
             "us_per_batch": median(row.per_batch_us("seconds")),
@@ -52,6 +55,7 @@ def summary(row: Row, baseline: Row | None) -> dict[str, Any]:
             "memory_mb": median(run["memory_bytes"] for run in row.rounds) / 1e6,
             "ratio": median(ratio) if ratio else None,
             "ratio_range": [min(ratio), max(ratio)] if ratio else None,
+            "efficiency": median(efficiency) if efficiency else None,
             "main_cpu_ratio": median(cpu_ratio) if cpu_ratio else None,
             "path": row.rounds[-1]["path"],
             "counters": row.rounds[-1]["counters"],
@@ -77,50 +81,101 @@ def machine() -> dict[str, Any]:
         "load_average": os.getloadavg()[0],
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "num_workers": NUM_WORKERS,
-        "prefetch_factor": PREFETCH_FACTOR,
     }
 
 
-def markdown(summaries: list[dict[str, Any]], where: dict[str, Any], method: str) -> str:
-    """The table, with the machine above it."""
-    head = (
+def head(where: dict[str, Any], how: str) -> str:
+    """The machine and the method, in a sentence."""
+    return (
         f"{where['cores']} cores ({where['cpu']}, load average {where['load_average']:.1f} at the start), "
-        f"Linux {where['kernel']}, Python {where['python']}, "
-        f"torch {where['torch']}; {where['num_workers']} workers, "
-        f"prefetch_factor {where['prefetch_factor']}; "
-        f"{method}."
+        f"Linux {where['kernel']}, Python {where['python']}, torch {where['torch']}; {how}."
     )
+
+
+def by_workload(summaries: list[dict[str, Any]]) -> str:
+    """A line for each workload: ours beside torch, the ideal and the best loader with threads."""
     lines = [
-        head,
-        "",
-        "| workload | loader | µs per batch | times torch's rate (range) | main CPU, µs per batch "
-        "| times less main CPU | workers' CPU, µs per batch | memory, MB | batches equal torch's | path |",
-        "|---|---|--:|--:|--:|--:|--:|--:|---|---|",
+        "| workload | times torch's rate (range) | efficiency | ideal, times torch's rate "
+        "| best loader with threads, times torch's rate | main CPU, µs per batch: torch, ours "
+        "| memory, MB: torch, ours |",
+        "|---|--:|--:|--:|--:|--:|--:|",
     ]
-    for row in summaries:
-        cells = [row["text"] if row["loader"] == BASELINE else "", row["loader"]]
-        if "us_per_batch" in row:
-            same = row["loader"] == BASELINE or row["ratio"] is None
-            low, high = row["ratio_range"] or (0.0, 0.0)
-            cells += [
-                _figure(row["us_per_batch"]),
-                "" if same else f"**{_figure(row['ratio'])}** ({_figure(low)} to {_figure(high)})",
-                _figure(row["main_cpu_us_per_batch"]),
-                "" if same or row["main_cpu_ratio"] is None else _figure(row["main_cpu_ratio"]),
-                _figure(row["worker_cpu_us_per_batch"]),
-                f"{row['memory_mb']:.0f}",
-                row["content"],
-                row["path"],
-            ]
-        else:
-            cells += ["", "", "", "", "", "", row["content"], f"failed: {row['error']}".replace("|", "/")]
+    for rows in grouped(summaries).values():
+        ours, torchs, ideal = rows.get(OURS, {}), rows.get(BASELINE, {}), rows.get(IDEAL, {})
+        threads = [row for name, row in rows.items() if name in LOADERS and LOADERS[name].threads]
+        best = max(threads, key=lambda row: row.get("ratio") or 0.0, default={})
+        cells = [
+            str(next(iter(rows.values()))["text"]),
+            _ratio(ours),
+            percent(ours.get("efficiency")),
+            figure(ideal.get("ratio")),
+            f"{figure(best['ratio'])} ({best['loader']})" if best.get("ratio") else "",
+            _pair(torchs, ours, "main_cpu_us_per_batch", figure),
+            _pair(torchs, ours, "memory_mb", lambda value: f"{value:.0f}"),
+        ]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
-def _figure(value: float) -> str:
-    """Three significant digits, without an exponent."""
+def grouped(summaries: list[dict[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]:
+    """The rows by workload and loader, in their order."""
+    groups: dict[str, dict[str, dict[str, Any]]] = {}
+    for row in summaries:
+        groups.setdefault(row["workload"], {})[row["loader"]] = row
+    return groups
+
+
+def by_row(summaries: list[dict[str, Any]]) -> str:
+    """A line for each row, with all that was measured."""
+    lines = [
+        "| workload | loader | µs per batch | times torch's rate (range) | efficiency "
+        "| main CPU, µs per batch | times less main CPU | workers' CPU, µs per batch | memory, MB "
+        "| batches equal torch's | path |",
+        "|---|---|--:|--:|--:|--:|--:|--:|--:|---|---|",
+    ]
+    for row in summaries:
+        cells = [row["text"] if row["loader"] == BASELINE else "", row["loader"]]
+        if "us_per_batch" in row:
+            has_main = row["loader"] != IDEAL
+            cells += [
+                figure(row["us_per_batch"]),
+                "" if row["loader"] == BASELINE else _ratio(row),
+                percent(row["efficiency"]) if has_main else "",
+                figure(row["main_cpu_us_per_batch"]) if has_main else "",
+                "" if row["loader"] == BASELINE else figure(row["main_cpu_ratio"]),
+                figure(row["worker_cpu_us_per_batch"]),
+                f"{row['memory_mb']:.0f}" if has_main else "",
+                row["content"],
+                row["path"],
+            ]
+        else:
+            cells += [""] * 7 + [row["content"], f"failed: {row['error']}".replace("|", "/")]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _ratio(row: dict[str, Any]) -> str:
+    if row.get("ratio") is None:
+        return ""
+    low, high = row["ratio_range"]
+    return f"**{figure(row['ratio'])}** ({figure(low)} to {figure(high)})"
+
+
+def _pair(torchs: dict[str, Any], ours: dict[str, Any], key: str, write: Callable[[float], str]) -> str:
+    return f"{write(torchs[key])}, {write(ours[key])}" if key in torchs and key in ours else ""
+
+
+def percent(value: float | None) -> str:
+    """Two significant digits or more; nothing for None."""
+    if value is None:
+        return ""
+    return f"{value:.0%}" if value >= 0.1 else f"{value:.1%}"
+
+
+def figure(value: float | None) -> str:
+    """Three significant digits, without an exponent; nothing for None."""
+    if value is None:
+        return ""
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"

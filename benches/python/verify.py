@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import Dataset, RandomSampler, Subset
 
 from .loaders import LOADERS
-from .measure import timed_run
 from .workloads import BY_NAME
 
 # A batch is looked at only when this many later ones have come: a slot that is reused too early shows.
@@ -51,13 +51,28 @@ def _add(digest: Any, value: object) -> None:
         raise TypeError(f"cannot compare a leaf of type {type(value)}; add it to {__name__}")
 
 
+def finite(dataset: Dataset[Any], batches: int, arguments: dict[str, Any]) -> Dataset[Any]:
+    """As much of a dataset as makes ``batches``."""
+    return Subset(dataset, range(batches * (arguments["batch_size"] or 1)))
+
+
 def fingerprints(loader_name: str, workload_name: str, batches: int) -> list[str]:
-    """The first batches of a loader, each looked at late; also checks the path that the loader took."""
+    """The first batches of a loader, each looked at late; also checks the path that the loader took.
+
+    Where batches come in no order of torch's, a whole epoch of so many, sorted. A loader that shuffles in an
+    order of its own is given torch's.
+    """
     torch.set_num_threads(1)
     torch.manual_seed(0)
     loader = LOADERS[loader_name]
     workload = BY_NAME[workload_name]
-    iterator = iter(loader.make(workload.dataset(), **workload.loader_arguments()))
+    arguments = workload.loader_arguments()
+    dataset = workload.dataset()
+    if not workload.in_order:
+        dataset = finite(dataset, batches, arguments)
+    if loader.own_shuffle and arguments.pop("shuffle", False):
+        arguments["sampler"] = RandomSampler(dataset)  # type: ignore[arg-type]
+    iterator = iter(loader.make(dataset, **arguments))
     held: deque[object] = deque()
     found = []
     for _ in range(batches):
@@ -66,11 +81,4 @@ def fingerprints(loader_name: str, workload_name: str, batches: int) -> list[str
             found.append(fingerprint(held.popleft()))
     found += map(fingerprint, held)
     loader.checked(iterator)
-    return found
-
-
-def smoke_run(
-    loader_name: str, workload_name: str, batches: int, seconds: float
-) -> tuple[list[str], dict[str, Any]]:
-    """Fingerprints and a brief timing in one process."""
-    return fingerprints(loader_name, workload_name, batches), timed_run(loader_name, workload_name, seconds)
+    return found if workload.in_order else sorted(found)

@@ -24,7 +24,11 @@ SHUFFLED = 1_000_000
 
 @dataclass(frozen=True)
 class Workload:
-    """One row. ``seconds`` scales the timed window: rows of slow batches need longer for as many of them."""
+    """One row.
+
+    ``seconds`` scales the timed window: rows of slow batches need longer for as many of them. ``random`` says
+    that samples are drawn with the worker's generator, so that only worker processes give torch's.
+    """
 
     name: str
     text: str
@@ -34,10 +38,16 @@ class Workload:
     available: Callable[[], bool] | None = None
     seconds: float = 1.0
     verified_batches: int = 64
+    random: bool = False
 
-    def loader_arguments(self) -> dict[str, Any]:
+    def loader_arguments(self, **changed: Any) -> dict[str, Any]:
         """All arguments of the loader but the dataset."""
-        return {"num_workers": NUM_WORKERS, "prefetch_factor": PREFETCH_FACTOR, **self.arguments}
+        return {"num_workers": NUM_WORKERS, "prefetch_factor": PREFETCH_FACTOR, **self.arguments, **changed}
+
+    @property
+    def in_order(self) -> bool:
+        """Whether the batches come in torch's order."""
+        return bool(self.arguments.get("in_order", True))
 
 
 def write_tokens() -> None:
@@ -153,8 +163,9 @@ WORKLOADS = [
         lambda: datasets.Jpegs(SHUFFLED, sorted((FILES / "jpeg").glob("*.jpg")), 224),
         {"batch_size": 8, "shuffle": True},
         prepare=write_jpegs,
-        seconds=3.0,
+        seconds=2.0,
         verified_batches=12,
+        random=True,
     ),
     Workload(
         "jpeg-crops",
@@ -164,6 +175,20 @@ WORKLOADS = [
         available=lambda: bool(crop_paths()),
         seconds=2.0,
         verified_batches=12,
+    ),
+    Workload(
+        "slow-store",
+        "slow store: 16 samples of 1 ms, one in 50 of 60 ms; 8 workers",
+        lambda: datasets.SlowStore(ENDLESS),
+        {"batch_size": 16, "num_workers": 8},
+        seconds=1.5,
+    ),
+    Workload(
+        "slow-store-unordered",
+        "slow store, in_order=False",
+        lambda: datasets.SlowStore(ENDLESS),
+        {"batch_size": 16, "num_workers": 8, "in_order": False},
+        seconds=1.5,
     ),
 ]
 BY_NAME = {workload.name: workload for workload in WORKLOADS}

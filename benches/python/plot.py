@@ -1,0 +1,72 @@
+"""The ratios as a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from .ideal import IDEAL
+from .loaders import BASELINE, OURS
+from .report import figure, grouped
+
+# Ours stands out; the others keep their colour whichever of them were run.
+COLOURS = {
+    OURS: "#1f6fb4",
+    "ringloader-rings": "#9ac4e6",
+    "torchdata-nodes": "#e08a3c",
+    "dataloader-rs": "#c65b6c",
+    "torchdata-stateful": "#a9a9a9",
+    "torch-again": "#d5d5d5",
+}
+
+
+def draw(summaries: list[dict[str, Any]], path: Path) -> None:
+    """Horizontal bars for each workload: every loader's rate over torch's, and a mark for the ideal."""
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    from matplotlib import pyplot
+
+    groups = grouped(summaries)
+    loaders = [name for name in COLOURS if any(rows.get(name, {}).get("ratio") for rows in groups.values())]
+    height = 0.8 / max(len(loaders), 1)
+    chart, axes = pyplot.subplots(figsize=(9, 1.2 + len(groups) * (0.16 + 0.14 * len(loaders))))
+    for place, rows in enumerate(groups.values()):
+        for number, name in enumerate(loaders):
+            ratio = rows.get(name, {}).get("ratio")
+            if ratio is None:
+                continue
+            middle = place + (number - (len(loaders) - 1) / 2) * height
+            label = name if axes.get_legend_handles_labels()[1].count(name) == 0 else None
+            # From torch's rate on: a bar to the left is a loader that is slower.
+            axes.barh(middle, ratio - 1, height * 0.9, left=1, color=COLOURS[name], label=label)
+            if name == OURS:
+                side = "left" if ratio >= 1 else "right"
+                axes.annotate(
+                    figure(ratio),
+                    (ratio, middle),
+                    (4 if ratio >= 1 else -4, 0),
+                    textcoords="offset points",
+                    ha=side,
+                    va="center",
+                    fontsize=8,
+                    bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
+                )
+        ideal = rows.get(IDEAL, {}).get("ratio")
+        if ideal is not None:
+            label = IDEAL if axes.get_legend_handles_labels()[1].count(IDEAL) == 0 else None
+            axes.plot([ideal] * 2, [place - 0.45, place + 0.45], color="black", linewidth=1.5, label=label)
+    axes.set_xscale("log")
+    axes.axvline(1, color="black", linewidth=0.8)
+    axes.set_yticks(range(len(groups)), [next(iter(rows.values()))["text"] for rows in groups.values()])
+    axes.set_ylim(len(groups) - 0.4, -0.6)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.set_xlabel(f"times the rate of {BASELINE}'s loader (log scale)")
+    axes.grid(axis="x", which="major", color="#dddddd", linewidth=0.6)
+    axes.set_axisbelow(True)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    axes.legend(loc="lower center", bbox_to_anchor=(0.4, 1.0), ncols=4, frameon=False, fontsize=8)
+    chart.savefig(path, dpi=150, bbox_inches="tight")
+    pyplot.close(chart)
