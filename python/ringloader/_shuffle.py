@@ -47,7 +47,10 @@ def words(generator: torch.Generator, count: int) -> torch.Tensor:
 
 
 def take_ahead(generator: torch.Generator, n: int) -> torch.Generator:
-    """Moves ``generator`` on as ``randperm(n)`` does. Returns one that stands where it stood."""
+    """Moves ``generator`` on as ``randperm(n)`` does. Returns one that stands where it stood.
+
+    Not in one step, as torch does: threads that draw from one generator at once get other numbers.
+    """
     twin = torch.Generator()
     twin.set_state(generator.get_state())
     left = n - 1

@@ -241,7 +241,7 @@ def make_transport(loader: Any, max_shared_bytes: int | None) -> Transport:
     """
     workers = loader.num_workers
     context = loader.multiprocessing_context or torch.multiprocessing
-    _forkserver.preload(context, loader.dataset)
+    _forkserver.preload(context)
     share = _budget.share_per_worker(workers, max_shared_bytes, _native.available_memory())
     engine = _native.Engine(workers, _most_tasks(loader), share)
     return Transport(engine, context)

@@ -13,6 +13,7 @@ from torch.utils.data import dataloader as torch_dataloader
 
 from parity import harness
 from parity.data import Blocks, Samples, identity
+from ringloader import DataLoader
 
 ROOT = Path(__file__).resolve().parents[2]
 ROW = re.compile(r"^\| (?!what \||---).*\|$", re.M)
@@ -112,3 +113,29 @@ def test_a_method_replaced_in_mid_epoch(loader_class, monkeypatch, name):
     called.clear()
     assert len(list(loader)) == 8
     assert len(called) >= 8
+
+
+class Longer(torch.utils.data.IterableDataset):
+    """Says less than it gives."""
+
+    def __iter__(self):
+        return iter(range(6))
+
+    def __len__(self):
+        return 4
+
+
+@pytest.mark.rings_only
+def test_a_bound_next_survives_a_change_of_the_length():
+    """The class of the iterator changes once the length of its stream must be watched."""
+
+    def told(kind):
+        loader = kind(Longer(), batch_size=None, num_workers=1, persistent_workers=True)
+        advance = iter(loader).__next__
+        first = list(iter(advance, 5))
+        len(loader)
+        assert iter(loader) is advance.__self__
+        with pytest.warns(UserWarning, match="Length of IterableDataset"):
+            return first, [advance() for _ in range(6)]
+
+    assert told(torch.utils.data.DataLoader) == told(DataLoader)

@@ -29,6 +29,7 @@ class Sample(Dataset):
             "large": torch.full((64, 256), index, dtype=torch.int32),
             "bool": torch.tensor([True, False]),
             "half": torch.full((5,), index, dtype=torch.bfloat16),
+            "empty": torch.empty(0, 3),
             "array": np.full((4,), index, dtype=np.float32),
         }
 
@@ -81,6 +82,20 @@ def test_a_tensor_is_used(loader_class, name, collated):
             if name != "resize_ to more":
                 # torch refuses that, and leaves a tensor that is larger than its storage.
                 told.step("batch", lambda batch=batch: batch)
+
+    assert_same(scenario, loader_class)
+
+
+@pytest.mark.parametrize("collated", [True, False])
+def test_a_tensor_without_elements_is_used(loader_class, collated):
+    def scenario(kind, told):
+        arguments = {"batch_size": 2} if collated else {"batch_size": None, "collate_fn": identity}
+        for batch in kind(Sample(), num_workers=1, **arguments):
+            empty = batch["empty"]
+            told.step("shape and strides", lambda empty=empty: [empty.shape, empty.stride(), empty.dtype])
+            if not collated:
+                told.step("resize_ to more", lambda empty=empty: empty.resize_(10).shape)
+            told.step("zero", lambda empty=empty: empty.zero_())
 
     assert_same(scenario, loader_class)
 

@@ -2,13 +2,15 @@
 
 import collections
 import pickle
+import re
 import sys
 import typing
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from ringloader import _batches
+from ringloader import DataLoader, _batches
 
 Point = collections.namedtuple("Point", "x y")
 
@@ -108,3 +110,31 @@ def test_leaves_travel_beside_the_pickle():
 def test_an_index_that_cannot_be_pickled_names_the_cause():
     with pytest.raises(TypeError, match=r"the index .* that the sampler yielded cannot be sent"):
         _batches.dumps_index(lambda: None)
+
+
+class Odd:
+    """Travels by pickle."""
+
+    def __init__(self, content):
+        self.content = content
+
+
+class OneHuge:
+    """Gives the worker's own memory in MiB, but for one item."""
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        if index == 2:
+            return Odd([str(number) * 8 for number in range(1_000_000)])
+        status = Path("/proc/self/status").read_text()
+        return int(re.search(r"RssAnon:\s+(\d+)", status).group(1)) >> 10
+
+
+@pytest.mark.rings_only
+def test_memory_of_one_huge_batch_is_not_kept(monkeypatch):
+    monkeypatch.setenv("RINGLOADER_MALLOC", "0")
+    found = list(DataLoader(OneHuge(), batch_size=None, num_workers=1))
+    assert len(found[2].content) == 1_000_000
+    assert found[-1] < found[0] + 30, "its pickle has some 60 MB"

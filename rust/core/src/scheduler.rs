@@ -101,6 +101,7 @@ impl<T> Scheduler<T> {
     pub fn reset(&mut self) {
         self.dispatch.reset();
         self.tasks.reset();
+        self.behind = None;
         self.epoch += 1;
     }
 

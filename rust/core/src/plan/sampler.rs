@@ -94,12 +94,12 @@ impl Supply {
     pub const MOST_WORD_BY_WORD: u64 = Shuffle::MOST;
 
     /// What answers `draw`, which this was [checked](check) to do.
-    fn into_draws(self, draw: Draw) -> Draws {
-        match (self, draw) {
+    fn into_draws(self, draw: Draw) -> Result<Draws> {
+        Ok(match (self, draw) {
             (Self::Indices(indices), _) => Draws::Whole(indices),
-            (Self::WordByWord, Draw::Permutation { n }) => Draws::Shuffled(Shuffle::new(n)),
+            (Self::WordByWord, Draw::Permutation { n }) => Draws::Shuffled(Shuffle::new(n)?),
             (supply, draw) => unreachable!("{supply:?} does not answer {draw:?}"),
-        }
+        })
     }
 
     fn into_indices(self) -> Box<dyn Indices> {
@@ -291,14 +291,14 @@ impl Stream {
     /// Answers the need that the last request told.
     ///
     /// # Errors
-    /// [`Error::Indices`] if nothing is needed, something else is, or the indices are not as many as were asked for. The
-    /// need then stays unanswered.
+    /// [`Error::Indices`] if nothing is needed, something else is, or the indices are not as many as were asked for;
+    /// [`Error::Allocation`] when there is no memory to permute word by word. The need then stays unanswered.
     pub fn supply(&mut self, supply: Supply) -> Result<()> {
         let State::Needs(draw) = self.state else {
             return Err(Error::Indices(format!("{} supplied and nothing was asked for", supply.what())));
         };
         check(draw, &supply)?;
-        self.generator.supply(draw, supply);
+        self.generator.supply(draw, supply)?;
         self.state = State::Answered;
         Ok(())
     }
@@ -334,11 +334,11 @@ impl Generator {
     }
 
     /// Takes the checked answer to its last need.
-    fn supply(&mut self, draw: Draw, supply: Supply) {
+    fn supply(&mut self, draw: Draw, supply: Supply) -> Result<()> {
         match self {
             Self::Random(random) => random.supply(draw, supply),
             Self::Once(once) => once.supply(draw, supply),
-            Self::InfiniteNone => {}
+            Self::InfiniteNone => Ok(()),
         }
     }
 }

@@ -32,7 +32,9 @@ pub(crate) fn decode<'py>(py: Python<'py>, mut delivery: Delivery) -> PyResult<(
     for leaf in meta.leaves() {
         shared[leaf.storage() as usize] += 1;
         let nbytes = meta.storage(leaf.storage()).map_or(0, |record| record.nbytes);
-        small += if nbytes <= SMALL { Copies::cost(nbytes, leaf.shape().len()) } else { 0 };
+        let is_first = shared[leaf.storage() as usize] == 1 && !matches!(leaf.kind(), LeafKind::Bytes);
+        small +=
+            if is_first && nbytes <= SMALL { Copies::cost(nbytes, leaf.shape().len().max(1)) } else { 0 };
     }
     let leaves = LeafReader {
         torch: Torch::get(py)?,
@@ -81,11 +83,11 @@ impl<'py> LeafReader<'_, 'py> {
                 dims.clear();
                 dims.extend(leaf.shape().iter().chain(leaf.strides().iter()));
                 let (shape, strides) = dims.split_at(leaf.shape().len());
+                if record.nbytes == 0 {
+                    return self.torch.without_elements(py, dtype, shape, strides);
+                }
                 let itemsize = dtype.itemsize() as u64;
-                if self.shared[leaf.storage() as usize] > 1
-                    && record.nbytes > 0
-                    && leaf.byte_offset().is_multiple_of(itemsize)
-                {
+                if self.shared[leaf.storage() as usize] > 1 && leaf.byte_offset().is_multiple_of(itemsize) {
                     let storage = self.storage(py, &leaf, record, copy)?;
                     let first = leaf.byte_offset() / itemsize;
                     return self.torch.tensor_in(&storage, dtype, first, shape, strides);

@@ -417,11 +417,11 @@ unsafe extern "C" fn delete_versioned(tensor: *mut Versioned) {
 fn import_versioned(py: Python<'_>, api: ExchangeApi, header: NonNull<Header>) -> PyResult<Bound<'_, PyAny>> {
     let mut object = std::ptr::null_mut();
     // SAFETY: `to_object` is torch's, the interpreter is attached, the managed tensor is whole. On
-    // success torch owns it and gives us a new reference; on failure it is still ours, an error is set.
+    // success torch owns it and gives us a new reference. On failure an error is set, and nothing says
+    // whether the deleter has run: what it keeps is lost then, rather than dropped twice.
     unsafe {
         let managed = &raw mut (*header.as_ptr()).versioned;
         if (api.to_object)(managed, &raw mut object) != 0 || object.is_null() {
-            drop_header(header.as_ptr());
             return Err(PyErr::take(py).unwrap_or_else(|| PyRuntimeError::new_err("torch took no tensor")));
         }
         Ok(Bound::from_owned_ptr(py, object.cast()))

@@ -19,6 +19,8 @@ use super::torch::Torch;
 
 /// Trees that are deeper are pickled, which has a limit and an error of its own.
 const DEEPEST: u32 = 100;
+/// The longest table whose memory is kept for the next batch.
+const KEPT: usize = 256 << 10;
 /// Longer `bytes` are leaves, shorter ones lie in the skeleton.
 const INLINE_BYTES: usize = 4096;
 
@@ -284,11 +286,14 @@ impl Encoded {
     }
 
     /// Lets go of the batch and keeps the memory, so that a steady stream of similar ones allocates nothing.
-    pub(crate) fn clear(&mut self) {
+    /// Whether it is worth keeping: that of one huge batch would be held for ever.
+    pub(crate) fn clear(&mut self) -> bool {
+        let bytes = self.meta.encoded_len();
         self.meta.clear();
         self.drafts.clear();
         self.memo.clear();
         self.pickled = false;
+        bytes <= KEPT
     }
 }
 

@@ -76,8 +76,9 @@ impl Port {
         let mut encoded = self.spare().take().unwrap_or_default();
         encoded.encode(&object)?;
         let committed = self.commit(py, kind, seq as u64, &mut encoded);
-        encoded.clear();
-        *self.spare() = Some(encoded);
+        if encoded.clear() {
+            *self.spare() = Some(encoded);
+        }
         committed
     }
 

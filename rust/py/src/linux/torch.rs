@@ -18,6 +18,7 @@ pub(crate) struct Torch {
     pub(crate) ndarray: Py<PyType>,
     pub(crate) strided: Py<PyAny>,
     pub(crate) empty: Py<PyAny>,
+    empty_strided: Py<PyAny>,
     pub(crate) empty_array: Py<PyAny>,
     pub(crate) from_capsule: Py<PyAny>,
     pub(crate) exchange: Option<ExchangeApi>,
@@ -72,6 +73,7 @@ impl Torch {
             ndarray: numpy.getattr("ndarray")?.cast_into::<PyType>()?.unbind(),
             strided: get(&torch, "strided")?,
             empty: get(&torch, "empty")?,
+            empty_strided: get(&torch, "empty_strided")?,
             empty_array: get(&numpy, "empty")?,
             from_capsule: get(&seam, "from_dlpack")?,
             dumps: get(&batches, "dumps")?,
@@ -122,6 +124,26 @@ impl Torch {
         Ok(Some((address, tensor.len()?)))
     }
 
+    /// A tensor without elements, which may grow.
+    pub(crate) fn without_elements<'py>(
+        &self,
+        py: Python<'py>,
+        dtype: Dtype,
+        shape: &[i64],
+        strides: &[i64],
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let options = self.plain_options(py, dtype)?;
+        self.empty_strided.bind(py).call((shape.to_vec(), strides.to_vec()), Some(&options))
+    }
+
+    fn plain_options<'py>(&self, py: Python<'py>, dtype: Dtype) -> PyResult<Bound<'py, PyDict>> {
+        let options = PyDict::new(py);
+        options.set_item(intern!(py, "dtype"), self.torch_dtype(py, dtype)?)?;
+        // Else the default device would decide, which need not be where batches are.
+        options.set_item(intern!(py, "device"), intern!(py, "cpu"))?;
+        Ok(options)
+    }
+
     /// A tensor of `dtype` over part of a storage.
     pub(crate) fn tensor_in<'py>(
         &self,
@@ -132,10 +154,7 @@ impl Torch {
         strides: &[i64],
     ) -> PyResult<Bound<'py, PyAny>> {
         let py = storage.py();
-        let options = PyDict::new(py);
-        options.set_item(intern!(py, "dtype"), self.torch_dtype(py, dtype)?)?;
-        // Else the default device would decide, which need not be where the storage is.
-        options.set_item(intern!(py, "device"), intern!(py, "cpu"))?;
+        let options = self.plain_options(py, dtype)?;
         let tensor = self.empty.bind(py).call((0,), Some(&options))?;
         tensor.call_method1(intern!(py, "set_"), (storage, first_element, shape.to_vec(), strides.to_vec()))
     }

@@ -92,7 +92,7 @@ impl Once {
         Ok(Pull::Some)
     }
 
-    pub(super) fn supply(&mut self, draw: Draw, supply: Supply) {
+    pub(super) fn supply(&mut self, draw: Draw, supply: Supply) -> Result<()> {
         if let Draw::Words { count } = draw {
             match self {
                 Self::Plain(drawn) | Self::Subset { drawn, .. } => drawn.supply(supply.into_indices(), count),
@@ -101,9 +101,9 @@ impl Once {
                 }
                 _ => unreachable!("words are for a permutation"),
             }
-            return;
+            return Ok(());
         }
-        let drawn = supply.into_draws(draw);
+        let drawn = supply.into_draws(draw)?;
         let Self::Draw(draw, used) = std::mem::replace(self, Self::empty()) else {
             unreachable!("only one draw is asked for")
         };
@@ -116,6 +116,7 @@ impl Once {
             Use::Subset(indices) => Self::Subset { drawn: Drawn::new(drawn, count, bound), indices },
             Use::Strided(stride) => Self::Strided { permutation: Some(drawn), stride },
         };
+        Ok(())
     }
 }
 

@@ -88,26 +88,28 @@ impl Random {
         }
     }
 
-    pub(super) fn supply(&mut self, draw: Draw, supply: Supply) {
+    pub(super) fn supply(&mut self, draw: Draw, supply: Supply) -> Result<()> {
         if let (State::FullDrawn { drawn, .. } | State::RestDrawn { drawn }, Draw::Words { count }) =
             (&mut self.state, draw)
         {
-            return drawn.supply(supply.into_indices(), count);
+            drawn.supply(supply.into_indices(), count);
+            return Ok(());
         }
         self.state = match (&self.state, supply) {
             (State::Start, Supply::Seeded) => State::Seeded,
             (State::Seeded, Supply::NumSamples(num_samples)) => State::Counted { num_samples },
             (State::Full { .. }, Supply::NumSamples(num_samples)) => State::Recounted { num_samples },
             (&State::Full { left }, supply) => {
-                let draws = supply.into_draws(draw);
+                let draws = supply.into_draws(draw)?;
                 let count = draws.len();
                 State::FullDrawn { drawn: Drawn::new(draws, count, self.n), left: left - 1 }
             }
             (&State::Rest { count }, supply) => {
-                State::RestDrawn { drawn: Drawn::new(supply.into_draws(draw), count, self.n) }
+                State::RestDrawn { drawn: Drawn::new(supply.into_draws(draw)?, count, self.n) }
             }
             (state, supply) => unreachable!("{supply:?} answers no need of {state:?}"),
         };
+        Ok(())
     }
 
     /// How many indices a full draw has.

@@ -4,6 +4,7 @@
 use std::hint::black_box;
 
 use super::Indices;
+use crate::Error;
 
 /// Words that are asked for at once: 32 bits each, two to an int64.
 const WORDS: u64 = 1 << 14;
@@ -37,8 +38,15 @@ impl Shuffle {
     pub(super) const MOST: u64 = (u32::MAX / 20) as u64 - 1;
 
     /// A permutation of `0..n`, at most [`Self::MOST`].
-    pub(super) fn new(n: u64) -> Self {
-        Self { elements: vec![0; n as usize], done: 0, words: None }
+    ///
+    /// # Errors
+    /// [`Error::Allocation`] when there is no memory for it.
+    pub(super) fn new(n: u64) -> crate::Result<Self> {
+        let len = n as usize;
+        // `vec!` alone gives zero pages that nobody has touched, and it aborts where there is no room for them.
+        let probe = Vec::<u32>::new().try_reserve_exact(len);
+        probe.map_err(|_| Error::Allocation { len: 4 * n })?;
+        Ok(Self { elements: vec![0; len], done: 0, words: None })
     }
 
     pub(super) fn len(&self) -> usize {
