@@ -27,8 +27,10 @@ pub(crate) struct Engine {
 #[pymethods]
 impl Engine {
     #[new]
-    fn new(workers: u32, max_tasks: u32, share: u64) -> PyResult<Self> {
-        let core = Arc::new(Core::new(workers, max_tasks, share).map_err(exception)?);
+    #[pyo3(signature = (workers, max_tasks, share, spins=false))]
+    fn new(workers: u32, max_tasks: u32, share: u64, spins: bool) -> PyResult<Self> {
+        let core = Core::new(workers, max_tasks, share).map_err(exception)?;
+        let core = Arc::new(core.spinning(spins));
         Ok(Self {
             core: Mutex::new(Some(core)),
             copied_out: AtomicU64::new(0),
