@@ -10,7 +10,8 @@
 //! | `grouping.rs` | which leaves share memory, and where it goes |
 //! | `identity.rs` | maps by objects' addresses |
 //! | `decode.rs` | back again |
-//! | `dlpack.rs` | tensors out of and into memory; all unsafe code of this crate |
+//! | `dlpack.rs` | tensors over memory and out of it; unsafe |
+//! | `objects.rs` | memory of Python objects, described, copied and read; unsafe |
 //! | `torch.rs` | what is asked of torch, numpy and pickle, looked up once |
 //! | `enter.rs` | where threads detach from the interpreter, and errors become exceptions |
 

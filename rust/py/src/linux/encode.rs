@@ -13,8 +13,8 @@ use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyT
 use ringloader_core::batch::wire::MAX_NDIM;
 use ringloader_core::batch::{Dtype, MetaWriter};
 
-use super::dlpack::{Described, Held, describe};
 use super::identity::ByIdentity;
+use super::objects::{Described, Held, describe};
 use super::torch::Torch;
 
 /// Trees that are deeper are pickled, which has a limit and an error of its own.

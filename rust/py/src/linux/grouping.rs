@@ -7,8 +7,8 @@ use ringloader_core::batch::wire::STORAGE_ALIGN;
 use ringloader_core::batch::{MetaWriter, StorageRecord};
 use ringloader_core::port::Commit;
 
-use super::dlpack::Copy;
 use super::encode::{Drafts, LeafKind};
+use super::objects::Copy;
 
 /// Memory that becomes one storage.
 struct Group {

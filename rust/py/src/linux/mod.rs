@@ -1,13 +1,15 @@
 //! Everything: the transport needs Linux.
 
 pub(crate) mod decode;
-#[allow(unsafe_code, reason = "hands memory to torch and takes it from torch")]
+#[allow(unsafe_code, reason = "hands memory to torch and takes it back")]
 pub(crate) mod dlpack;
 pub(crate) mod encode;
 pub(crate) mod engine;
 pub(crate) mod enter;
 pub(crate) mod grouping;
 pub(crate) mod identity;
+#[allow(unsafe_code, reason = "reads memory of Python objects by its address")]
+pub(crate) mod objects;
 pub(crate) mod port;
 pub(crate) mod scheduler;
 pub(crate) mod stream;

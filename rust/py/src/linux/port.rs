@@ -12,11 +12,12 @@ use ringloader_core::port::{Rest, Room};
 use ringloader_core::shm::{Control, Segment};
 use ringloader_core::sync::{Arc, AtomicBool, Ordering};
 
-use super::dlpack::{Target, tensor_over_chunk};
+use super::dlpack::tensor_over_chunk;
 use super::encode::Encoded;
 use super::engine::Engine;
 use super::enter::{Deadline, detached, exception};
 use super::grouping::Groups;
+use super::objects::Target;
 use super::torch::Torch;
 
 /// A worker's end: tasks in, results out, memory for collate.

@@ -8,8 +8,8 @@ use ringloader_core::Error;
 use ringloader_core::message::TaskKind;
 use ringloader_core::plan::{BatchRule, Draw, Source, Step, Supply};
 
-use super::dlpack::TensorIndices;
 use super::enter::exception;
+use super::objects::TensorIndices;
 use super::port::decode_index;
 
 /// The indices of one of torch's samplers, over numbers that torch draws.

@@ -1,0 +1,157 @@
+//! Memory of Python objects: described, copied to where a batch is written, read as indices.
+
+use std::ptr::{NonNull, copy_nonoverlapping};
+
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use ringloader_core::batch::Dtype;
+use ringloader_core::batch::wire::MAX_NDIM;
+use ringloader_core::plan::Indices;
+use ringloader_core::port::Commit;
+use ringloader_core::shm::Segment;
+
+use super::dlpack::{CPU, DlTensor, ExchangeApi, copy};
+use super::enter::exception;
+use super::torch::Torch;
+
+/// A plain CPU tensor, as it lies in memory.
+pub(crate) struct Described {
+    pub(crate) address: usize,
+    pub(crate) dtype: Dtype,
+    pub(crate) ndim: usize,
+}
+
+/// Describes a strided tensor by torch's C function, and appends its shape and then its strides to `dims`;
+/// `None` for what that function refuses or is not on the CPU.
+pub(crate) fn describe(
+    api: ExchangeApi,
+    tensor: &Bound<'_, PyAny>,
+    dims: &mut Vec<i64>,
+) -> Option<Described> {
+    let mut found = DlTensor {
+        data: std::ptr::null_mut(),
+        device_type: 0,
+        device_id: 0,
+        ndim: 0,
+        code: 0,
+        bits: 0,
+        lanes: 0,
+        shape: std::ptr::null_mut(),
+        strides: std::ptr::null_mut(),
+        byte_offset: 0,
+    };
+    // SAFETY: `describe` is torch's, the interpreter is attached and the object is a tensor; it fills
+    // in a view whose pointers are valid while the tensor is, which the caller holds.
+    unsafe {
+        if (api.describe)(tensor.as_ptr().cast(), &raw mut found) != 0 {
+            drop(PyErr::take(tensor.py()));
+            return None;
+        }
+        let ndim = usize::try_from(found.ndim).ok().filter(|&ndim| ndim <= MAX_NDIM)?;
+        if found.device_type != CPU {
+            return None;
+        }
+        let dtype = Dtype::from_dlpack(found.code, found.bits, found.lanes)?;
+        if ndim > 0 {
+            dims.extend_from_slice(std::slice::from_raw_parts(found.shape, ndim));
+            dims.extend_from_slice(std::slice::from_raw_parts(found.strides, ndim));
+        }
+        Some(Described { address: found.data as usize + found.byte_offset as usize, dtype, ndim })
+    }
+}
+
+/// Memory of a Python object that is kept while this lives, to be copied into a slot.
+pub(crate) struct Held {
+    _object: Py<PyAny>,
+}
+
+impl Held {
+    pub(crate) fn new(object: &Bound<'_, PyAny>) -> Self {
+        Self { _object: object.clone().unbind() }
+    }
+}
+
+/// One copy: from an object's memory to an offset of the batch's place.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Copy {
+    pub(crate) from: usize,
+    pub(crate) to: u64,
+    pub(crate) len: u64,
+}
+
+/// Where a batch is written.
+pub(crate) enum Target<'a, 'p> {
+    Slot(&'a Commit<'p>),
+    Own(&'a Segment),
+}
+
+impl Target<'_, '_> {
+    fn pointer(&self, offset: u64, len: u64) -> PyResult<NonNull<u8>> {
+        match self {
+            Self::Slot(commit) => commit.pointer(offset, len),
+            Self::Own(segment) => segment.pointer(offset, len),
+        }
+        .map_err(exception)
+    }
+
+    /// Copies all `pieces` of objects in `held`, and `meta` to its offset.
+    ///
+    /// # Errors
+    /// `RuntimeError` when a range does not lie in the place.
+    pub(crate) fn write(
+        &self,
+        py: Python<'_>,
+        pieces: &[Copy],
+        held: &[Held],
+        meta_at: u64,
+        meta: &[u8],
+    ) -> PyResult<()> {
+        // The pieces point into these objects: whoever calls this still has them.
+        let _ = held;
+        for piece in pieces {
+            let to = self.pointer(piece.to, piece.len)?.as_ptr() as usize;
+            // SAFETY: `from` has `len` bytes, by the description of an object that `held` keeps; `to` was
+            // checked to lie in memory that this worker alone writes, and which no source overlaps: what
+            // lies in the slot that is being filled is not copied within it.
+            unsafe { copy(py, piece.from, to, piece.len as usize) };
+        }
+        let to = self.pointer(meta_at, meta.len() as u64)?;
+        // SAFETY: as above; `meta` is private memory.
+        unsafe { copy_nonoverlapping(meta.as_ptr(), to.as_ptr(), meta.len()) };
+        Ok(())
+    }
+}
+
+/// The int64 elements of a tensor, as a sampler's indices.
+#[derive(Debug)]
+pub(crate) struct TensorIndices {
+    address: usize,
+    len: usize,
+    /// Keeps the memory, which nobody writes: torch drew it for this and gave it to nobody else.
+    _tensor: Py<PyAny>,
+}
+
+impl TensorIndices {
+    /// # Errors
+    /// `RuntimeError` unless it is a contiguous one-dimensional int64 tensor on the CPU.
+    pub(crate) fn new(tensor: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let torch = Torch::get(tensor.py())?;
+        let plain = torch.int64_vector(tensor)?;
+        let Some((address, len)) = plain else {
+            let text = format!("indices must be a contiguous int64 vector on the CPU, not {tensor:?}");
+            return Err(PyRuntimeError::new_err(text));
+        };
+        Ok(Self { address, len, _tensor: tensor.clone().unbind() })
+    }
+}
+
+impl Indices for TensorIndices {
+    fn as_slice(&self) -> &[i64] {
+        if self.len == 0 {
+            return &[];
+        }
+        // SAFETY: torch's contiguous int64 memory of that length, aligned for it, which `_tensor` keeps and
+        // nobody writes.
+        unsafe { std::slice::from_raw_parts(self.address as *const i64, self.len) }
+    }
+}
