@@ -1,4 +1,4 @@
-"""What of the machine a loader may take: shared memory for its batches, and a core to wait on."""
+"""How much shared memory a loader may take for its batches."""
 
 from __future__ import annotations
 
@@ -20,11 +20,6 @@ def share_per_worker(num_workers: int, max_shared_bytes: int | None, available: 
     if max_shared_bytes is None:
         return max(available // 4 // _local_world_size() // num_workers, _SMALLEST_SHARE)
     return max(max_shared_bytes // num_workers, 1)
-
-
-def has_core_to_spare(num_workers: int) -> bool:
-    """Whether this process may use more cores than its workers, each of the job's processes an equal part."""
-    return len(os.sched_getaffinity(0)) // _local_world_size() > num_workers
 
 
 def _local_world_size() -> int:

@@ -243,8 +243,7 @@ def make_transport(loader: Any, max_shared_bytes: int | None) -> Transport:
     context = loader.multiprocessing_context or torch.multiprocessing
     _forkserver.preload(context)
     share = _budget.share_per_worker(workers, max_shared_bytes, _native.available_memory())
-    spins = _budget.has_core_to_spare(workers)
-    engine = _native.Engine(workers, _most_tasks(loader), share, spins)
+    engine = _native.Engine(workers, _most_tasks(loader), share)
     return Transport(engine, context)
 
 

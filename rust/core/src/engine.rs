@@ -13,16 +13,12 @@ use crate::pool::{Ledger, Limits};
 use crate::ring::{ByteFifo, Consumer, Producer, Words};
 use crate::shm::{Control, Geometry, Segment, handover};
 use crate::sync::doorbell::sleep_unless;
+use crate::sync::linger::Linger;
 use crate::sync::pause::pause;
 use crate::sync::{Arc, Bell, Watch, process_handle};
 
 /// The longest sleep: insurance against signal handlers that restart system calls.
 pub const LONGEST_SLEEP: Duration = Duration::from_millis(100);
-
-/// How long the parent looks again before it sleeps, where it [may](Engine::spinning).
-const SPIN: Duration = Duration::from_micros(20);
-/// Looks between two readings of the clock.
-const LOOKS: u32 = 16;
 
 /// The parent's end of the transport between it and its workers.
 ///
@@ -39,7 +35,7 @@ pub struct Engine {
     seats: Vec<Arc<Seat>>,
     sockets: Vec<(OwnedFd, OwnedFd)>,
     state: Mutex<State>,
-    spins: bool,
+    linger: Linger,
 }
 
 #[derive(Debug)]
@@ -107,7 +103,7 @@ impl Engine {
             }),
             memfd,
             control,
-            spins: false,
+            linger: Linger::default(),
         };
         for worker in 0..workers {
             let view = engine.control.worker(worker);
@@ -352,14 +348,6 @@ impl Engine {
         Ok(Delivery { worker, seq, kind, generation, used, meta, backing: Arc::new(backing) })
     }
 
-    /// Whether [`wait_for`](Self::wait_for) looks again for a moment before it sleeps: for where the parent has a
-    /// core that no worker needs.
-    #[must_use]
-    pub fn spinning(mut self, spins: bool) -> Self {
-        self.spins = spins;
-        self
-    }
-
     /// As [`wait_for`](Self::wait_for), for any worker.
     ///
     /// # Errors
@@ -379,29 +367,13 @@ impl Engine {
             Some(worker) => worker..worker + 1,
             None => 0..self.seats.len() as u32,
         };
-        if self.spins && self.spin(awaited.clone(), limit.min(SPIN))? {
-            return Ok(());
-        }
+        let found = || self.has_any_of(awaited.clone());
         let flags = awaited.clone().map(|worker| self.control.worker(worker).parent_sleeps);
-        let sleep = || self.watch.sleep(limit.min(LONGEST_SLEEP));
-        if let Some(ended) = sleep_unless(flags, || self.has_any_of(awaited), sleep)? {
+        let sleep = || sleep_unless(flags, found, || self.watch.sleep(limit.min(LONGEST_SLEEP)));
+        if let Some(Some(ended)) = self.linger.before(limit, found, sleep)? {
             self.note_ended(&mut self.lock(), ended);
         }
         Ok(())
-    }
-
-    /// Looks again and again, for about as long as a sleep and a bell would take. Whether something came.
-    fn spin(&self, awaited: Range<u32>, limit: Duration) -> Result<bool> {
-        let begin = Instant::now();
-        while begin.elapsed() < limit {
-            for _ in 0..LOOKS {
-                if self.has_any_of(awaited.clone())? {
-                    return Ok(true);
-                }
-                std::hint::spin_loop();
-            }
-        }
-        Ok(false)
     }
 
     fn note_ended(&self, state: &mut State, ended: Vec<u32>) {

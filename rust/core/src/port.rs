@@ -14,6 +14,7 @@ use crate::ring::{Consumer, Producer};
 use crate::shm::available::MemoryProbe;
 use crate::shm::{Control, Counters, Segment, handover};
 use crate::sync::doorbell::sleep_unless;
+use crate::sync::linger::Linger;
 use crate::sync::pause::pause;
 use crate::sync::{Arc, Bell, Weak, sleep};
 
@@ -35,6 +36,7 @@ pub struct Port {
     probe: MemoryProbe,
     /// The worker's process. A child that the dataset forks must not write to the slot being filled.
     owner: u32,
+    linger: Linger,
     state: Mutex<State>,
 }
 
@@ -152,6 +154,7 @@ impl Port {
             socket,
             probe: MemoryProbe::new(),
             owner: std::process::id(),
+            linger: Linger::default(),
             state: Mutex::new(state),
             control,
         })
@@ -186,7 +189,9 @@ impl Port {
     /// [`Error::Os`] when the system refuses.
     pub fn rest(&self, limit: Duration) -> Result<Rest> {
         let tasks = self.control.worker(self.worker).tasks;
-        self.rest_unless(|| Ok(self.lock().tasks.peek(tasks)?.is_some()), limit.min(LONGEST_SLEEP))
+        let found = || Ok(self.lock().tasks.peek(tasks)?.is_some());
+        let rest = || self.rest_unless(found, limit.min(LONGEST_SLEEP));
+        Ok(self.linger.before(limit, found, rest)?.unwrap_or(Rest::Look))
     }
 
     /// As [`rest`](Self::rest), for room and not for tasks.

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`bell`] | bells and watches: the system calls of sleeping and waking |
 //! | [`doorbell`] | sleep and wake between two processes, the only `fence(SeqCst)` |
+//! | `linger` | looking again for a moment before a sleep |
 //! | [`planted`] | wrong orderings on purpose, for the gates that must catch them |
 //! | [`mod@pause`] | moments at which a test stops or kills the process |
 //! | `mortal` | under loom: atomics whose thread can be killed before any store |
@@ -11,6 +12,8 @@
 #[cfg(all(target_os = "linux", not(ringloader_portable), not(ringloader_loom)))]
 pub mod bell;
 pub mod doorbell;
+#[cfg(all(target_os = "linux", not(ringloader_portable), not(ringloader_loom)))]
+pub mod linger;
 #[cfg(ringloader_loom)]
 pub mod mortal;
 pub mod pause;

@@ -27,12 +27,10 @@ pub(crate) struct Engine {
 #[pymethods]
 impl Engine {
     #[new]
-    #[pyo3(signature = (workers, max_tasks, share, spins=false))]
-    fn new(workers: u32, max_tasks: u32, share: u64, spins: bool) -> PyResult<Self> {
+    fn new(workers: u32, max_tasks: u32, share: u64) -> PyResult<Self> {
         let core = Core::new(workers, max_tasks, share).map_err(exception)?;
-        let core = Arc::new(core.spinning(spins));
         Ok(Self {
-            core: Mutex::new(Some(core)),
+            core: Mutex::new(Some(Arc::new(core))),
             copied_out: AtomicU64::new(0),
             oversize_said: AtomicBool::new(false),
         })
