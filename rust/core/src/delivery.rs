@@ -2,7 +2,7 @@
 
 use std::ptr::NonNull;
 
-use crate::batch::Meta;
+use crate::batch::{Meta, wire};
 use crate::error::{Error, Result};
 use crate::message::ResultKind;
 use crate::pool::{Closing, Ledger, SlotId};
@@ -168,6 +168,20 @@ impl Delivery {
     /// [`Error::Corrupt`] when it is not what a worker writes.
     pub fn meta(&self) -> Result<Meta<'_>> {
         Meta::parse(&self.meta, self.generation, self.used)
+    }
+
+    /// Whether its table is that of an earlier batch: then it is as valid as that one was, of which
+    /// `earlier` is the [table](Self::into_table), but for the bytes in use, which
+    /// [`pointer`](Self::pointer) asks for.
+    #[must_use]
+    pub fn repeats(&self, earlier: &[u8]) -> bool {
+        wire::repeats(&self.meta, self.generation, earlier)
+    }
+
+    /// The table, for [`repeats`](Self::repeats) of later batches.
+    #[must_use]
+    pub fn into_table(self) -> Vec<u8> {
+        self.meta
     }
 
     /// The address of `len` bytes at `offset` of the batch, valid while the backing lives.

@@ -11,21 +11,39 @@ use ringloader_core::delivery::Delivery;
 
 use super::dlpack::{Copies, Span};
 use super::enter::exception;
+use super::template::{Recall, Recalled};
 use super::torch::Torch;
 
 /// Storages up to this size are copied out: a kept label must not keep a batch of images.
-const SMALL: u64 = 8192;
+pub(crate) const SMALL: u64 = 8192;
 /// Deeper than any tree that a worker writes.
-const DEEPEST: u32 = 200;
+pub(crate) const DEEPEST: u32 = 200;
 
-/// The Python object that `delivery` carries. Its large tensors lie where the worker wrote them, for
-/// as long as they live; if the user holds too much already, they are copies.
+/// The Python object that `delivery` carries, and whether it had to be copied. Its large tensors lie where the
+/// worker wrote them, for as long as they live; if the user holds too much already, they are copies.
 ///
 /// # Errors
 /// `RuntimeError` for what no worker writes; what unpickling raises.
-pub(crate) fn decode<'py>(py: Python<'py>, mut delivery: Delivery) -> PyResult<(Bound<'py, PyAny>, bool)> {
+pub(crate) fn decode<'py>(
+    py: Python<'py>,
+    recall: &Recall,
+    mut delivery: Delivery,
+) -> PyResult<(Bound<'py, PyAny>, bool)> {
     let large = delivery.len() > SMALL;
     let leased = large && delivery.lease();
+    let mut recalled = recall.take();
+    let repeated = recalled.is_repeated(&delivery);
+    let template = if repeated { recalled.template(py, &delivery)? } else { None };
+    let batch = match template {
+        Some(template) => template.make(py, &delivery, leased),
+        None => read(py, &delivery, leased),
+    };
+    recall.put(if repeated { recalled } else { Recalled::first(delivery.into_table()) });
+    Ok((batch?, large && !leased))
+}
+
+/// The batch, by its tables and its skeleton.
+fn read<'py>(py: Python<'py>, delivery: &Delivery, leased: bool) -> PyResult<Bound<'py, PyAny>> {
     let meta = delivery.meta().map_err(exception)?;
     let mut shared = vec![0u32; meta.storage_count() as usize];
     let mut small = 0;
@@ -38,7 +56,7 @@ pub(crate) fn decode<'py>(py: Python<'py>, mut delivery: Delivery) -> PyResult<(
     }
     let leaves = LeafReader {
         torch: Torch::get(py)?,
-        delivery: &delivery,
+        delivery,
         meta: &meta,
         leased,
         copies: Copies::new(small),
@@ -49,7 +67,7 @@ pub(crate) fn decode<'py>(py: Python<'py>, mut delivery: Delivery) -> PyResult<(
     let mut tree = Tree { leaves, skeleton: meta.skeleton(), memo: Vec::new(), depth: 0 };
     let batch = tree.value(py)?;
     match tree.skeleton.remaining() {
-        0 => Ok((batch, large && !leased)),
+        0 => Ok(batch),
         rest => Err(corrupt(&format!("{rest} bytes behind the skeleton"))),
     }
 }

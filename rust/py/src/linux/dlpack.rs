@@ -207,6 +207,50 @@ impl Copies {
     }
 }
 
+/// A tensor but for the place of its bytes.
+///
+/// INVARIANT: shape and strides fit into `nbytes`.
+pub(crate) struct Form {
+    dtype: Dtype,
+    shape: Vec<i64>,
+    strides: Vec<i64>,
+    nbytes: u64,
+}
+
+impl Form {
+    /// # Errors
+    /// `RuntimeError` when shape and strides do not fit into so many bytes.
+    pub(crate) fn new(dtype: Dtype, shape: Vec<i64>, strides: Vec<i64>, nbytes: u64) -> PyResult<Self> {
+        check_form(dtype, &shape, &strides, nbytes)?;
+        Ok(Self { dtype, shape, strides, nbytes })
+    }
+
+    /// Bytes of memory that such a tensor has.
+    pub(crate) fn nbytes(&self) -> u64 {
+        self.nbytes
+    }
+
+    /// Such a tensor over the bytes at `offset` of a batch, or over a copy of them.
+    ///
+    /// # Errors
+    /// `RuntimeError` when they do not lie in the batch; what torch raises.
+    pub(crate) fn tensor<'py>(
+        &self,
+        py: Python<'py>,
+        delivery: &Delivery,
+        offset: u64,
+        copies: Option<&RefCell<Copies>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let source = Span::new(delivery, offset, self.nbytes)?.source(copies);
+        make_tensor(py, source, self.dtype, &self.shape, &self.strides)
+    }
+}
+
+fn check_form(dtype: Dtype, shape: &[i64], strides: &[i64], nbytes: u64) -> PyResult<()> {
+    check_tensor(dtype, shape, strides, 0, nbytes)
+        .map_err(|what| PyRuntimeError::new_err(format!("shared memory is corrupt: a tensor has {what}")))
+}
+
 /// Part of a delivered batch, checked to lie in it.
 pub(crate) struct Span<'a> {
     delivery: &'a Delivery,
@@ -244,9 +288,7 @@ impl<'a> Span<'a> {
         strides: &[i64],
         copies: Option<&RefCell<Copies>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        check_tensor(dtype, shape, strides, 0, self.len).map_err(|what| {
-            PyRuntimeError::new_err(format!("shared memory is corrupt: a tensor has {what}"))
-        })?;
+        check_form(dtype, shape, strides, self.len)?;
         make_tensor(py, self.source(copies), dtype, shape, strides)
     }
 

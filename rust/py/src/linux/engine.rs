@@ -13,6 +13,7 @@ use ringloader_core::sync::{Arc, AtomicBool, AtomicU64, Ordering};
 
 use super::decode::decode;
 use super::enter::{Deadline, exception, wait, without_interpreter};
+use super::template::Recall;
 use super::torch::Torch;
 
 /// The parent's end: tasks down, results up.
@@ -22,6 +23,7 @@ pub(crate) struct Engine {
     core: Mutex<Option<Arc<Core>>>,
     copied_out: AtomicU64,
     oversize_said: AtomicBool,
+    recall: Recall,
 }
 
 #[pymethods]
@@ -33,6 +35,7 @@ impl Engine {
             core: Mutex::new(Some(Arc::new(core))),
             copied_out: AtomicU64::new(0),
             oversize_said: AtomicBool::new(false),
+            recall: Recall::default(),
         })
     }
 
@@ -153,7 +156,7 @@ impl Engine {
             let workers = core.control().geometry().workers;
             budget.call_method1("say_oversize", (delivery.len(), core.share(), core.largest(), workers))?;
         }
-        let (object, copied_out) = decode(py, delivery)?;
+        let (object, copied_out) = decode(py, &self.recall, delivery)?;
         self.copied_out.fetch_add(copied_out.into(), Ordering::Relaxed);
         Ok(object)
     }

@@ -13,4 +13,5 @@ pub(crate) mod objects;
 pub(crate) mod port;
 pub(crate) mod scheduler;
 pub(crate) mod stream;
+pub(crate) mod template;
 pub(crate) mod torch;

@@ -171,6 +171,18 @@ impl<'a> Meta<'a> {
     }
 }
 
+/// Whether a block is of this generation, and in all else the same as an earlier one.
+pub fn repeats(block: &[u8], expected_generation: u64, earlier: &[u8]) -> bool {
+    let split = <[u8]>::split_first_chunk::<HEADER_BYTES>;
+    let (Some((header, body)), Some((before, body_before))) = (split(block), split(earlier)) else {
+        return false;
+    };
+    u64_at(header, 8) == expected_generation
+        && header[..8] == before[..8]
+        && header[16..] == before[16..]
+        && body == body_before
+}
+
 /// One leaf of a checked block.
 #[derive(Debug, Clone, Copy)]
 pub struct Leaf<'a> {

@@ -1,0 +1,231 @@
+//! Batches that look like the one before: tree and tables are read once, not again for each of them.
+//!
+//! From one batch to the next of an epoch there is usually nothing new but the tensors' elements. Where the
+//! table repeats, byte for byte, what was checked and looked up for the earlier batch holds for this one, and
+//! only the tensors and containers are made anew. What cannot change, keys of dicts first of all, is shared
+//! between the batches.
+
+use std::sync::{Mutex, PoisonError};
+
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
+use ringloader_core::batch::{LeafKind, Meta, SkeletonReader, Token};
+use ringloader_core::delivery::Delivery;
+
+use super::decode::{DEEPEST, SMALL};
+use super::dlpack::{Copies, Form};
+use super::enter::exception;
+use super::torch::Torch;
+
+/// The longest table that is remembered.
+const KEPT: usize = 256 << 10;
+
+/// What one engine remembers of the last batch.
+#[derive(Default)]
+pub(crate) struct Recall(Mutex<Recalled>);
+
+/// The last batch's table, and what came of it. Whoever decodes a batch has it.
+#[derive(Default)]
+pub(crate) struct Recalled {
+    table: Vec<u8>,
+    seen: Seen,
+}
+
+#[derive(Default)]
+enum Seen {
+    /// Once: it may never come again.
+    #[default]
+    Once,
+    /// Again, and it cannot be a template.
+    Unfit,
+    Again(Template),
+}
+
+impl Recall {
+    pub(crate) fn take(&self) -> Recalled {
+        std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(crate) fn put(&self, recalled: Recalled) {
+        let before = std::mem::replace(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner), recalled);
+        // Behind the lock: it may hold objects whose end runs any code.
+        drop(before);
+    }
+}
+
+impl Recalled {
+    /// To remember a batch that was not like the last one.
+    pub(crate) fn first(table: Vec<u8>) -> Self {
+        let table = if table.len() <= KEPT { table } else { Vec::new() };
+        Self { table, seen: Seen::Once }
+    }
+
+    /// The template for `delivery`, if it looks like the last batch and there can be one.
+    ///
+    /// # Errors
+    /// `RuntimeError` for what no worker writes; what looking up a class raises.
+    pub(crate) fn template(&mut self, py: Python<'_>, delivery: &Delivery) -> PyResult<Option<&Template>> {
+        if matches!(self.seen, Seen::Once) {
+            let meta = delivery.meta().map_err(exception)?;
+            self.seen = Template::of(py, &meta)?.map_or(Seen::Unfit, Seen::Again);
+        }
+        Ok(if let Seen::Again(template) = &self.seen { Some(template) } else { None })
+    }
+
+    /// Whether `delivery` looks like the last batch.
+    pub(crate) fn is_repeated(&self, delivery: &Delivery) -> bool {
+        delivery.repeats(&self.table)
+    }
+}
+
+/// How to make a batch from the bytes of a delivery. Only of trees in which no object comes twice, and whose
+/// leaves are tensors, each with memory of its own.
+pub(crate) struct Template {
+    root: Node,
+    /// Bytes of all that is copied out as small, for [`Copies`].
+    small: usize,
+}
+
+enum Node {
+    /// An immutable object, the same for all batches.
+    Value(Py<PyAny>),
+    Tensor {
+        form: Form,
+        offset: u64,
+    },
+    List(Vec<Node>),
+    Tuple(Vec<Node>),
+    /// A named tuple, by its class's `_make`.
+    NamedTuple(Py<PyAny>, Vec<Node>),
+    Dict(Vec<(Node, Node)>),
+}
+
+impl Template {
+    fn of(py: Python<'_>, meta: &Meta<'_>) -> PyResult<Option<Self>> {
+        let mut reader = Reader { meta, skeleton: meta.skeleton(), depth: 0, small: 0 };
+        // As many storages as leaves, each named once, are a storage for each.
+        if meta.storage_count() != meta.leaf_count() || !all_differ(meta.leaves().map(|leaf| leaf.storage()))
+        {
+            return Ok(None);
+        }
+        let Some(root) = reader.node(py)? else { return Ok(None) };
+        Ok((reader.skeleton.remaining() == 0).then_some(Self { root, small: reader.small }))
+    }
+
+    /// The batch that lies in `delivery`. Large tensors lie there, if `leased`; else they are copies.
+    ///
+    /// # Errors
+    /// What torch raises; `RuntimeError` when the bytes are not all there.
+    pub(crate) fn make<'py>(
+        &self,
+        py: Python<'py>,
+        delivery: &Delivery,
+        leased: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let copies = Copies::new(self.small);
+        self.root.make(py, &|form: &Form, offset| {
+            let copied = !leased || form.nbytes() <= SMALL;
+            form.tensor(py, delivery, offset, copied.then_some(&copies))
+        })
+    }
+}
+
+fn all_differ(numbers: impl Iterator<Item = u32>) -> bool {
+    let mut numbers: Vec<u32> = numbers.collect();
+    numbers.sort_unstable();
+    numbers.windows(2).all(|pair| pair[0] != pair[1])
+}
+
+struct Reader<'a> {
+    meta: &'a Meta<'a>,
+    skeleton: SkeletonReader<'a>,
+    depth: u32,
+    small: usize,
+}
+
+impl Reader<'_> {
+    /// The next value; `None` if it cannot be part of a template.
+    fn node(&mut self, py: Python<'_>) -> PyResult<Option<Node>> {
+        if self.depth > DEEPEST {
+            return Ok(None);
+        }
+        let value = |object: Bound<'_, PyAny>| Ok(Some(Node::Value(object.unbind())));
+        match self.skeleton.next_token().map_err(exception)? {
+            Token::None => Ok(Some(Node::Value(py.None()))),
+            Token::True => value(true.into_pyobject(py)?.to_owned().into_any()),
+            Token::False => value(false.into_pyobject(py)?.to_owned().into_any()),
+            Token::Int(number) => value(number.into_pyobject(py)?.into_any()),
+            Token::Float(number) => value(number.into_pyobject(py)?.into_any()),
+            Token::Bytes(bytes) => value(PyBytes::new(py, bytes).into_any()),
+            Token::Str(text) => value(PyString::new(py, text).into_any()),
+            Token::Leaf(number) => self.tensor(number),
+            Token::List(len) => Ok(self.nodes(py, len)?.map(Node::List)),
+            Token::Tuple(len) => Ok(self.nodes(py, len)?.map(Node::Tuple)),
+            Token::NamedTuple { class, len } => {
+                let Some(name) = self.skeleton.class(class) else { return Ok(None) };
+                let found = Torch::get(py)?.find_class.bind(py).call1((name.module, name.qualname))?;
+                let make = found.getattr(intern!(py, "_make"))?.unbind();
+                Ok(self.nodes(py, len)?.map(|items| Node::NamedTuple(make, items)))
+            }
+            Token::Dict(len) => {
+                let mut items = Vec::with_capacity(len as usize);
+                for _ in 0..len {
+                    let Some(pair) = self.nodes(py, 2)? else { return Ok(None) };
+                    items.extend(<[Node; 2]>::try_from(pair).ok().map(<(Node, Node)>::from));
+                }
+                Ok(Some(Node::Dict(items)))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    fn nodes(&mut self, py: Python<'_>, len: u32) -> PyResult<Option<Vec<Node>>> {
+        self.depth += 1;
+        let nodes =
+            (0..len).map(|_| self.node(py).transpose()).map_while(|node| node).collect::<PyResult<Vec<_>>>();
+        self.depth -= 1;
+        Ok(Some(nodes?).filter(|nodes| nodes.len() == len as usize))
+    }
+
+    fn tensor(&mut self, number: u32) -> PyResult<Option<Node>> {
+        let leaf = self.meta.leaf(number);
+        let record = leaf.and_then(|leaf| self.meta.storage(leaf.storage()));
+        let (Some(leaf), Some(record)) = (leaf, record) else { return Ok(None) };
+        let LeafKind::Tensor(dtype) = leaf.kind() else { return Ok(None) };
+        if record.nbytes == 0 {
+            return Ok(None);
+        }
+        if record.nbytes <= SMALL {
+            self.small += Copies::cost(record.nbytes, leaf.shape().len());
+        }
+        let nbytes = record.nbytes - leaf.byte_offset();
+        let form = Form::new(dtype, leaf.shape().iter().collect(), leaf.strides().iter().collect(), nbytes)?;
+        Ok(Some(Node::Tensor { form, offset: record.offset + leaf.byte_offset() }))
+    }
+}
+
+impl Node {
+    fn make<'py>(
+        &self,
+        py: Python<'py>,
+        tensor: &impl Fn(&Form, u64) -> PyResult<Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let each =
+            |nodes: &[Node]| nodes.iter().map(|node| node.make(py, tensor)).collect::<PyResult<Vec<_>>>();
+        Ok(match self {
+            Self::Value(value) => value.bind(py).clone(),
+            Self::Tensor { form, offset } => tensor(form, *offset)?,
+            Self::List(items) => PyList::new(py, each(items)?)?.into_any(),
+            Self::Tuple(items) => PyTuple::new(py, each(items)?)?.into_any(),
+            Self::NamedTuple(make, items) => make.bind(py).call1((PyTuple::new(py, each(items)?)?,))?,
+            Self::Dict(items) => {
+                let dict = PyDict::new(py);
+                for (name, item) in items {
+                    dict.set_item(name.make(py, tensor)?, item.make(py, tensor)?)?;
+                }
+                dict.into_any()
+            }
+        })
+    }
+}
