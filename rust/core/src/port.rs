@@ -327,15 +327,13 @@ impl Commit<'_> {
         self.generation
     }
 
-    /// Where `len` bytes at `address` lie in the slot that is being filled, if they lie in what was
-    /// allocated of it.
+    /// The addresses of what was allocated of the slot that is being filled, from the slot's start.
     #[must_use]
-    pub fn locate(&self, address: usize, len: u64) -> Option<u64> {
-        let fill = self.fill.as_ref()?;
+    pub fn filled(&self) -> Range<usize> {
+        let Some(fill) = &self.fill else { return 0..0 };
         let window = self.port.control.window(self.port.worker, fill.slot);
-        let start = self.port.control.segment().base().as_ptr() as usize as u64 + window.start;
-        let offset = (address as u64).checked_sub(start)?;
-        (offset.checked_add(len)? <= fill.bump).then_some(offset)
+        let start = self.port.control.segment().base().as_ptr() as usize + window.start as usize;
+        start..start + fill.bump as usize
     }
 
     /// The first byte of the slot that is free for copies.

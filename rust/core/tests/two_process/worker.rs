@@ -202,7 +202,11 @@ impl Plan {
         let mut end = if own { 0 } else { commit.bump() };
         let places = leaves.iter().zip(chunks).map(|(leaf, chunk)| {
             let there = chunk.as_ref().filter(|_| !own).map(|chunk| {
-                commit.locate(chunk.address, leaf.len).expect("a chunk lies in the slot that is being filled")
+                let filled = commit.filled();
+                let is_inside =
+                    filled.contains(&chunk.address) && filled.end - chunk.address >= leaf.len as usize;
+                assert!(is_inside, "a chunk lies in the slot that is being filled");
+                (chunk.address - filled.start) as u64
             });
             let offset = there.unwrap_or_else(|| {
                 let offset = end.next_multiple_of(ALIGNMENT);

@@ -13,6 +13,7 @@ use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyT
 use ringloader_core::batch::wire::MAX_NDIM;
 use ringloader_core::batch::{Dtype, MetaWriter};
 
+use super::grouping::Groups;
 use super::identity::ByIdentity;
 use super::objects::{Described, Held, describe};
 use super::torch::Torch;
@@ -107,9 +108,7 @@ impl Drafts {
 
     fn tensor(&mut self, torch: &Torch, tensor: &Bound<'_, PyAny>) -> PyResult<Option<LeafDraft>> {
         let py = tensor.py();
-        if tensor.getattr(intern!(py, "requires_grad"))?.is_truthy()?
-            || !tensor.getattr(intern!(py, "layout"))?.is(&torch.strided)
-        {
+        if tensor.getattr(intern!(py, "requires_grad"))?.is_truthy()? {
             return Ok(None);
         }
         let draft = match torch.exchange {
@@ -126,7 +125,7 @@ impl Drafts {
         };
         let Some(draft) = draft else { return Ok(None) };
         if let LeafKind::Tensor { dtype, .. } = draft.kind
-            && is_lazy(tensor, dtype)?
+            && is_lazy(torch, tensor, dtype)?
         {
             // The values of such a view are not the bytes it lies over.
             let resolved = tensor.call_method0(intern!(py, "resolve_conj"))?;
@@ -156,7 +155,8 @@ impl Drafts {
         let py = tensor.py();
         let Some(dtype) = torch.dtype_of(tensor)? else { return Ok(None) };
         let is = |name| tensor.getattr(name)?.is_truthy();
-        if !is(intern!(py, "is_cpu"))? || is(intern!(py, "is_nested"))? {
+        let strided = tensor.getattr(intern!(py, "layout"))?.is(&torch.strided);
+        if !strided || !is(intern!(py, "is_cpu"))? || is(intern!(py, "is_nested"))? {
             return Ok(None);
         }
         let address = tensor.call_method0(intern!(py, "data_ptr"))?.extract()?;
@@ -214,11 +214,9 @@ fn span(shape: &[i64], strides: &[i64], itemsize: usize) -> u64 {
 
 /// Whether the values are other than the bytes: a conjugate or negative view. Only complex numbers, and the
 /// parts of them, are ever seen so.
-fn is_lazy(tensor: &Bound<'_, PyAny>, dtype: Dtype) -> PyResult<bool> {
-    let py = tensor.py();
-    let is = |name| tensor.call_method0(name)?.is_truthy();
-    Ok((dtype.is_complex() && is(intern!(py, "is_conj"))?)
-        || (dtype.is_floating() && is(intern!(py, "is_neg"))?))
+fn is_lazy(torch: &Torch, tensor: &Bound<'_, PyAny>, dtype: Dtype) -> PyResult<bool> {
+    Ok((dtype.is_complex() && torch.is_conj.ask(tensor)?)
+        || (dtype.is_floating() && torch.is_neg.ask(tensor)?))
 }
 
 /// What the pickler asks for each object: is it a leaf?
@@ -260,6 +258,7 @@ pub(crate) struct Encoded {
     /// Its skeleton; storages and leaves are added once they have a place.
     pub(crate) meta: MetaWriter,
     pub(crate) drafts: Drafts,
+    pub(crate) groups: Groups,
     pub(crate) pickled: bool,
     /// Objects met before, to their memo number; `None` for a tuple whose items are being walked.
     memo: ByIdentity<Option<u32>>,
@@ -291,6 +290,7 @@ impl Encoded {
         let bytes = self.meta.encoded_len();
         self.meta.clear();
         self.drafts.clear();
+        self.groups.clear();
         self.memo.clear();
         self.pickled = false;
         bytes <= KEPT

@@ -3,6 +3,8 @@
 //! Tensors that overlap become one storage, so that they overlap on the other side too. A tensor
 //! that is alone carries its own elements, not its whole storage.
 
+use std::cmp::Reverse;
+
 use ringloader_core::batch::wire::STORAGE_ALIGN;
 use ringloader_core::batch::{MetaWriter, StorageRecord};
 use ringloader_core::port::Commit;
@@ -19,76 +21,46 @@ struct Group {
     in_place: Option<u64>,
 }
 
-/// The storages of a batch.
+/// The storages of a batch. Cleared, it keeps its memory for the next one.
+#[derive(Default)]
 pub(crate) struct Groups {
     groups: Vec<Group>,
+    copies: Vec<Copy>,
+    /// Each leaf's group; [`NONE`] without bytes.
+    group_of: Vec<u32>,
+    /// Leaves with bytes, in the order of their addresses, a longer one before those that it covers.
+    order: Vec<(usize, Reverse<u64>, u32)>,
+    /// The number that a group gets, in the order of its first leaves: what was sent to memory elsewhere each
+    /// time lies at the same place each time, and the table repeats.
+    numbers: Vec<u32>,
 }
 
-/// Where a batch's bytes go: its storages, then the table.
-pub(crate) struct Plan {
-    pub(crate) copies: Vec<Copy>,
-    /// Where the table begins, which is behind everything else.
-    pub(crate) meta_at: u64,
-}
+const NONE: u32 = u32::MAX;
 
 impl Groups {
     /// Groups the leaves of `drafts` and adds storages and leaves to `meta`.
-    pub(crate) fn new(drafts: &Drafts, commit: &Commit<'_>, meta: &mut MetaWriter) -> Self {
-        let leaves = &drafts.leaves;
-        let mut order: Vec<usize> = (0..leaves.len()).filter(|&i| leaves[i].len > 0).collect();
-        order.sort_by_key(|&i| (leaves[i].address, std::cmp::Reverse(leaves[i].len)));
-
-        let mut groups: Vec<Group> = Vec::with_capacity(order.len());
-        let mut group_of = vec![usize::MAX; leaves.len()];
-        // The group that tensors may join: others lie between in the order of addresses.
-        let mut current: Option<usize> = None;
-        for i in order {
-            let leaf = &leaves[i];
-            let end = leaf.address + leaf.len as usize;
-            let joined = current.filter(|&at| {
-                let group: &Group = &groups[at];
-                leaf.kind.aliases()
-                    && leaf.address < group.start + group.len as usize
-                    && (leaf.address - group.start).is_multiple_of(leaf.alignment)
-                    // A storage object is its group: it cannot begin inside one.
-                    && (!matches!(leaf.kind, LeafKind::Storage) || leaf.address == group.start)
-            });
-            if let Some(at) = joined {
-                let group = &mut groups[at];
-                group.len = group.len.max((end - group.start) as u64);
-                group_of[i] = at;
-                continue;
+    pub(crate) fn form(&mut self, drafts: &Drafts, commit: &Commit<'_>, meta: &mut MetaWriter) {
+        self.clear();
+        self.join(drafts);
+        self.number();
+        let filled = commit.filled();
+        for group in &mut self.groups {
+            let end = group.start + group.len as usize;
+            if group.aliases && filled.start <= group.start && end <= filled.end {
+                // Storages begin at multiples of 64. What lies before, in the same chunk, comes along.
+                let offset = (group.start - filled.start) as u64;
+                let before = offset % STORAGE_ALIGN;
+                group.start -= before as usize;
+                group.len += before;
+                group.in_place = Some(offset - before);
             }
-            group_of[i] = groups.len();
-            if leaf.kind.aliases() {
-                current = Some(groups.len());
-            }
-            groups.push(Group {
-                start: leaf.address,
-                len: leaf.len,
-                aliases: leaf.kind.aliases(),
-                in_place: None,
-            });
-        }
-
-        for group in &mut groups {
-            let Some(offset) = commit.locate(group.start, group.len).filter(|_| group.aliases) else {
-                continue;
-            };
-            // Storages begin at multiples of 64. What lies before, in the same chunk, comes along.
-            let before = offset % STORAGE_ALIGN;
-            group.start -= before as usize;
-            group.len += before;
-            group.in_place = Some(offset - before);
-        }
-        for group in &groups {
             meta.add_storage(StorageRecord { offset: 0, nbytes: group.len });
         }
-        let empty = (group_of.contains(&usize::MAX))
-            .then(|| meta.add_storage(StorageRecord { offset: 0, nbytes: 0 }));
-        for (leaf, group) in leaves.iter().zip(&group_of) {
-            let (storage, offset) = match groups.get(*group) {
-                Some(found) => (*group as u32, (leaf.address - found.start) as u64),
+        let empty =
+            (self.group_of.contains(&NONE)).then(|| meta.add_storage(StorageRecord { offset: 0, nbytes: 0 }));
+        for (leaf, &group) in drafts.leaves.iter().zip(&self.group_of) {
+            let (storage, offset) = match self.groups.get(group as usize) {
+                Some(found) => (group, (leaf.address - found.start) as u64),
                 None => (empty.unwrap_or(0), 0),
             };
             match &leaf.kind {
@@ -102,27 +74,97 @@ impl Groups {
                 LeafKind::Bytes => meta.add_bytes(storage),
             };
         }
-        Self { groups }
+    }
+
+    /// Lets go of the batch.
+    pub(crate) fn clear(&mut self) {
+        self.groups.clear();
+        self.copies.clear();
+        self.group_of.clear();
+        self.order.clear();
+        self.numbers.clear();
+    }
+
+    /// Makes the groups, in the order of their addresses.
+    fn join(&mut self, drafts: &Drafts) {
+        let leaves = &drafts.leaves;
+        let with_bytes = leaves.iter().zip(0..).filter(|(leaf, _)| leaf.len > 0);
+        self.order.extend(with_bytes.map(|(leaf, number)| (leaf.address, Reverse(leaf.len), number)));
+        self.order.sort_unstable();
+        self.group_of.resize(leaves.len(), NONE);
+        // The group that tensors may join: others lie between in the order of addresses.
+        let mut current: Option<u32> = None;
+        for &(start, Reverse(len), number) in &self.order {
+            let leaf = &leaves[number as usize];
+            let joined = current.filter(|&at| {
+                let group = &self.groups[at as usize];
+                leaf.kind.aliases()
+                    && start < group.start + group.len as usize
+                    && (start - group.start).is_multiple_of(leaf.alignment)
+                    // A storage object is its group: it cannot begin inside one.
+                    && (!matches!(leaf.kind, LeafKind::Storage) || start == group.start)
+            });
+            let at = joined.unwrap_or(self.groups.len() as u32);
+            self.group_of[number as usize] = at;
+            if let Some(at) = joined {
+                let group = &mut self.groups[at as usize];
+                group.len = group.len.max((start - group.start) as u64 + len);
+                continue;
+            }
+            let aliases = leaf.kind.aliases();
+            if aliases {
+                current = Some(at);
+            }
+            self.groups.push(Group { start, len, aliases, in_place: None });
+        }
+    }
+
+    /// Puts the groups in the order of their first leaves.
+    fn number(&mut self) {
+        self.numbers.resize(self.groups.len(), NONE);
+        let mut next = 0;
+        for group in self.group_of.iter_mut().filter(|group| **group != NONE) {
+            let number = &mut self.numbers[*group as usize];
+            if *number == NONE {
+                *number = next;
+                next += 1;
+            }
+            *group = *number;
+        }
+        // Each swap puts one group where it belongs.
+        for at in 0..self.groups.len() {
+            while self.numbers[at] as usize != at {
+                let to = self.numbers[at] as usize;
+                self.groups.swap(at, to);
+                self.numbers.swap(at, to);
+            }
+        }
     }
 
     /// Puts the storages that are not in place behind `bump` of a slot, or all of them at the start of
-    /// a segment of their own if `bump` is `None`.
-    pub(crate) fn place(&self, meta: &mut MetaWriter, bump: Option<u64>) -> Plan {
+    /// a segment of their own if `bump` is `None`. Returns where the table begins, which is behind
+    /// everything else.
+    pub(crate) fn place(&mut self, meta: &mut MetaWriter, bump: Option<u64>) -> u64 {
         let mut end = bump.unwrap_or(0);
-        let mut copies = Vec::new();
-        for (number, group) in self.groups.iter().enumerate() {
+        self.copies.clear();
+        for (number, group) in (0..).zip(&self.groups) {
             let offset = match group.in_place {
                 Some(offset) if bump.is_some() => offset,
                 _ => {
                     let to = end.next_multiple_of(STORAGE_ALIGN);
                     end = to + group.len;
-                    copies.push(Copy { from: group.start, to, len: group.len });
+                    self.copies.push(Copy { from: group.start, to, len: group.len });
                     to
                 }
             };
-            meta.set_storage(number as u32, StorageRecord { offset, nbytes: group.len });
+            meta.set_storage(number, StorageRecord { offset, nbytes: group.len });
         }
-        Plan { copies, meta_at: end.next_multiple_of(8) }
+        end.next_multiple_of(8)
+    }
+
+    /// What has to be copied, by the last [`place`](Self::place).
+    pub(crate) fn copies(&self) -> &[Copy] {
+        &self.copies
     }
 
     /// How many storages lie in the slot already.

@@ -3,7 +3,9 @@
 use std::ptr::{NonNull, copy_nonoverlapping};
 
 use pyo3::exceptions::PyRuntimeError;
+use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::types::{PyCFunction, PyString};
 use ringloader_core::batch::Dtype;
 use ringloader_core::batch::wire::MAX_NDIM;
 use ringloader_core::plan::Indices;
@@ -57,6 +59,50 @@ pub(crate) fn describe(
             dims.extend_from_slice(std::slice::from_raw_parts(found.strides, ndim));
         }
         Some(Described { address: found.data as usize + found.byte_offset as usize, dtype, ndim })
+    }
+}
+
+/// A method of `torch.Tensor` without arguments whose answer is a `bool`, asked by its C function where it is one.
+pub(crate) enum Question {
+    Function(ffi::PyCFunction),
+    Method(Py<PyString>),
+}
+
+impl Question {
+    /// # Errors
+    /// What `torch.empty` raises, or looking up the method.
+    pub(crate) fn new(torch: &Bound<'_, PyModule>, name: &str) -> PyResult<Self> {
+        let py = torch.py();
+        let method = torch.call_method1("empty", (0,))?.getattr(name)?;
+        let name = PyString::new(py, name);
+        let Ok(method) = method.cast_into_exact::<PyCFunction>() else {
+            return Ok(Self::Method(name.unbind()));
+        };
+        // SAFETY: the object is a built-in function, by its exact type.
+        let (flags, function) = unsafe {
+            (ffi::PyCFunction_GetFlags(method.as_ptr()), ffi::PyCFunction_GetFunction(method.as_ptr()))
+        };
+        Ok(match function {
+            Some(function) if flags == ffi::METH_NOARGS => Self::Function(function),
+            _ => Self::Method(name.unbind()),
+        })
+    }
+
+    /// The answer for an exact `torch.Tensor`.
+    ///
+    /// # Errors
+    /// What the method raises.
+    pub(crate) fn ask(&self, tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let py = tensor.py();
+        let answer = match self {
+            // SAFETY: the function belongs to a method of `torch.Tensor`, of which `tensor` is one, and takes no
+            // arguments; the interpreter is attached. It returns a new reference, or none with an error set.
+            Self::Function(function) => unsafe {
+                Bound::from_owned_ptr_or_err(py, function(tensor.as_ptr(), std::ptr::null_mut()))?
+            },
+            Self::Method(name) => tensor.call_method0(name.bind(py))?,
+        };
+        answer.is_truthy()
     }
 }
 

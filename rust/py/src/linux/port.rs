@@ -16,7 +16,6 @@ use super::dlpack::tensor_over_chunk;
 use super::encode::Encoded;
 use super::engine::Engine;
 use super::enter::{Deadline, detached, exception};
-use super::grouping::Groups;
 use super::objects::Target;
 use super::torch::Torch;
 
@@ -121,35 +120,35 @@ impl Port {
     }
 
     fn commit(&self, py: Python<'_>, kind: ResultKind, seq: u64, encoded: &mut Encoded) -> PyResult<()> {
-        let Encoded { meta, drafts, pickled, .. } = encoded;
+        let Encoded { meta, drafts, groups, pickled, .. } = encoded;
         let mut commit = self.core.begin_commit();
         let generation = commit.generation();
-        let groups = Groups::new(drafts, &commit, meta);
+        groups.form(drafts, &commit, meta);
         let len = meta.encoded_len() as u64;
         let mut own = None;
-        let (plan, end) = loop {
+        let (meta_at, end) = loop {
             let bump = own.is_none().then(|| commit.bump());
-            let plan = groups.place(meta, bump);
-            let end = plan.meta_at + len;
+            let meta_at = groups.place(meta, bump);
+            let end = meta_at + len;
             if own.is_some() {
-                break (plan, end);
+                break (meta_at, end);
             }
             match commit.reserve(end).map_err(exception)? {
-                Room::Ready => break (plan, end),
+                Room::Ready => break (meta_at, end),
                 Room::Later => {
                     if self.rest(py)? {
                         return Ok(());
                     }
                 }
                 Room::Oversize => {
-                    let whole = groups.place(meta, None).meta_at + len;
+                    let whole = groups.place(meta, None) + len;
                     own = Some(commit.own_segment(whole).map_err(exception)?);
                 }
             }
         };
         let block = meta.finish(generation);
         let target = own.as_ref().map_or(Target::Slot(&commit), |(segment, _)| Target::Own(segment));
-        target.write(py, &plan.copies, &drafts.held, plan.meta_at, block)?;
+        target.write(py, groups.copies(), &drafts.held, meta_at, block)?;
         if let Some((_, fd)) = &own {
             while !commit.send(fd).map_err(exception)? {
                 if self.rest(py)? {
@@ -163,10 +162,10 @@ impl Port {
             |counter: &ringloader_core::sync::AtomicU64, by: u64| counter.fetch_add(by, Ordering::Relaxed);
         count(&counters.batches, (kind == ResultKind::Batch).into());
         count(&counters.in_place, if own.is_some() { 0 } else { groups.in_place() });
-        count(&counters.copied, plan.copies.len() as u64);
+        count(&counters.copied, groups.copies().len() as u64);
         count(&counters.pickled, (*pickled).into());
         count(&counters.oversize, own.is_some().into());
-        while !commit.finish(seq, kind, plan.meta_at..end, end, own.is_some()).map_err(exception)? {
+        while !commit.finish(seq, kind, meta_at..end, end, own.is_some()).map_err(exception)? {
             if self.rest(py)? {
                 return Ok(());
             }

@@ -10,6 +10,7 @@ use ringloader_core::batch::Dtype;
 
 use super::dlpack::ExchangeApi;
 use super::identity::ByIdentity;
+use super::objects::Question;
 
 /// The functions and types.
 pub(crate) struct Torch {
@@ -22,6 +23,8 @@ pub(crate) struct Torch {
     pub(crate) empty_array: Py<PyAny>,
     pub(crate) from_capsule: Py<PyAny>,
     pub(crate) exchange: Option<ExchangeApi>,
+    pub(crate) is_conj: Question,
+    pub(crate) is_neg: Question,
     /// `ringloader._batches`: what goes through pickle.
     pub(crate) dumps: Py<PyAny>,
     pub(crate) loads: Py<PyAny>,
@@ -68,6 +71,8 @@ impl Torch {
         }
         Ok(Self {
             exchange: ExchangeApi::of(&tensor),
+            is_conj: Question::new(&torch, "is_conj")?,
+            is_neg: Question::new(&torch, "is_neg")?,
             tensor: tensor.unbind(),
             untyped_storage: torch.getattr("UntypedStorage")?.cast_into::<PyType>()?.unbind(),
             ndarray: numpy.getattr("ndarray")?.cast_into::<PyType>()?.unbind(),
