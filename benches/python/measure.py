@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset
 
 from .loaders import LOADERS, Loader
@@ -23,13 +24,17 @@ MEMORY_SAMPLES = 4
 
 @dataclass(frozen=True)
 class Timing:
-    """One run. Times are those of the window from the last warm-up batch to the last timed batch."""
+    """One run. Times are those of the window from the last warm-up batch to the last timed batch.
+
+    ``tensors``: how many are in the last batch.
+    """
 
     batches: int
     seconds: float
     main_cpu_seconds: float
     worker_cpu_seconds: float
     memory_bytes: int
+    tensors: int
     path: str
     reason: str
     counters: dict[str, int]
@@ -97,7 +102,11 @@ def timed_loader(
     worker_cpu += sum(map(process_cpu_ns, workers))
 
     memory = 0
+    tensors = 0
     for _ in range(MEMORY_SAMPLES):
+        # Read, as by any consumer: of shared memory that its worker has unmapped only what was read counts.
+        read = [leaf.sum() for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
+        tensors = len(read)
         memory = max(memory, tree_bytes([os.getpid(), *workers], template_pid()))
         batch = next(iterator)
     taken = loader.checked(iterator)
@@ -109,6 +118,7 @@ def timed_loader(
             main_cpu_seconds=main_cpu / 1e9,
             worker_cpu_seconds=worker_cpu / 1e9,
             memory_bytes=memory,
+            tensors=tensors,
             path=taken.path,
             reason=taken.reason,
             counters=taken.counters,

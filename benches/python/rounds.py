@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .ideal import IDEAL
+from .ideal import IDEALS
 from .interpreter import Interpreter
 from .loaders import BASELINE, LOADERS
 from .processes import ProcessFailedError, call_in_process, named
@@ -33,11 +33,9 @@ class Runner:
         return dict(self._call("measure.timed_run", row, seconds))
 
     def _call(self, function: str, row: Row, amount: float) -> Any:
-        if row.loader == IDEAL:
-            return call_in_process(
-                self.method, named, f"ideal.{function.split('.')[1]}", row.workload, amount
-            )
-        if LOADERS[row.loader].own_environment:
+        if row.loader in IDEALS:
+            function = f"ideal.{function.split('.')[1]}"
+        elif LOADERS[row.loader].own_environment:
             return self.elsewhere.call(self.method, function, row.loader, row.workload, amount)
         return call_in_process(self.method, named, function, row.loader, row.workload, amount)
 
@@ -46,7 +44,7 @@ def verify(workload: Workload, rows: list[Row], runner: Runner, batches: int) ->
     """Compares the first batches of every row with the baseline's; a row that differs is not timed."""
     found: dict[str, list[str]] = {}
     for row in rows:
-        if workload.random and row.loader != IDEAL and LOADERS[row.loader].threads:
+        if workload.random and row.loader not in IDEALS and LOADERS[row.loader].threads:
             row.content = "not compared: random samples, drawn by each worker"
             continue
         try:
@@ -84,7 +82,7 @@ def measure(workload: Workload, rows: list[Row], runner: Runner, rounds: int, se
     """
     for number in range(rounds):
         for row in reversed(rows) if (number + 1) // 2 % 2 else rows:
-            every = 1 if row.loader == IDEAL else LOADERS[row.loader].every
+            every = IDEALS[row.loader] if row.loader in IDEALS else LOADERS[row.loader].every
             if row.error is None and number % every == 0:
                 try:
                     timing = runner.timed_run(row, seconds * workload.seconds)
