@@ -181,6 +181,7 @@ def timed_run(ideal: str, workload_name: str, seconds: float) -> dict[str, Any]:
             main_cpu_seconds=0.0,
             worker_cpu_seconds=sum(cpu for _, _, cpu in results),
             memory_bytes=0,
+            resting_bytes=None,
             tensors=0,
             path=ideal,
             reason="",

@@ -60,6 +60,10 @@ def summary(row: Row, baseline: Row | None, ideals: Sequence[Row | None]) -> dic
             "worker_cpu_us_per_batch": median(row.per_batch_us("worker_cpu_seconds")),
             "tensors": row.rounds[-1]["tensors"],
             "memory_mb": median(run["memory_bytes"] for run in row.rounds) / 1e6,
+            "resting_mb": max(
+                (run["resting_bytes"] / 1e6 for run in row.rounds if run["resting_bytes"] is not None),
+                default=None,
+            ),
             "ratio": median(ratio) if ratio else None,
             "ratio_range": [min(ratio), max(ratio)] if ratio else None,
             "efficiency": [median(efficiency) if efficiency else None for efficiency in efficiencies],
@@ -111,8 +115,8 @@ def by_workload(summaries: list[dict[str, Any]]) -> str:
     ]
     costs = [
         f"| workload | tensors in a batch | main CPU, µs per batch: {BASELINE}, {OURS} "
-        f"| memory, MB: {BASELINE}, {OURS} |",
-        "|---|--:|--:|--:|",
+        f"| memory, MB: {BASELINE}, {OURS} | memory at rest, MB: {BASELINE}, {OURS} |",
+        "|---|--:|--:|--:|--:|",
     ]
     for rows in groups.values():
         text = str(next(iter(rows.values()))["text"])
@@ -126,7 +130,8 @@ def by_workload(summaries: list[dict[str, Any]]) -> str:
             text,
             str(ours.get("tensors", "")),
             _pair(torchs, ours, "main_cpu_us_per_batch", figure),
-            _pair(torchs, ours, "memory_mb", lambda value: f"{value:.0f}"),
+            _pair(torchs, ours, "memory_mb", _whole),
+            _pair(torchs, ours, "resting_mb", _whole),
         ]
         costs.append("| " + " | ".join(cells) + " |")
     return "\n".join([*rates, "", *costs]) + "\n"
@@ -145,8 +150,8 @@ def by_row(summaries: list[dict[str, Any]]) -> str:
     lines = [
         "| workload | loader | µs per batch | times torch's rate (range) | efficiency "
         "| efficiency, freed memory kept | main CPU, µs per batch | times less main CPU "
-        "| workers' CPU, µs per batch | memory, MB | batches equal torch's | path |",
-        "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|---|---|",
+        "| workers' CPU, µs per batch | memory, MB | memory at rest, MB | batches equal torch's | path |",
+        "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|---|",
     ]
     for row in summaries:
         cells = [row["text"] if row["loader"] == BASELINE else "", row["loader"]]
@@ -159,12 +164,13 @@ def by_row(summaries: list[dict[str, Any]]) -> str:
                 figure(row["main_cpu_us_per_batch"]) if has_main else "",
                 "" if row["loader"] == BASELINE else figure(row["main_cpu_ratio"]),
                 figure(row["worker_cpu_us_per_batch"]),
-                f"{row['memory_mb']:.0f}" if has_main else "",
+                _whole(row["memory_mb"]) if has_main else "",
+                _whole(row["resting_mb"]),
                 row["content"],
                 row["path"],
             ]
         else:
-            cells += [""] * 8 + [row["content"], f"failed: {row['error']}".replace("|", "/")]
+            cells += [""] * 9 + [row["content"], f"failed: {row['error']}".replace("|", "/")]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
@@ -185,7 +191,12 @@ def _rate(row: dict[str, Any]) -> str:
 
 
 def _pair(left: dict[str, Any], right: dict[str, Any], key: str, write: Callable[[float], str]) -> str:
-    return f"{write(left[key])}, {write(right[key])}" if key in left and key in right else ""
+    values = left.get(key), right.get(key)
+    return f"{write(values[0])}, {write(values[1])}" if None not in values else ""
+
+
+def _whole(value: float | None) -> str:
+    return "" if value is None else f"{value:.0f}"
 
 
 def percent(value: float | None) -> str:

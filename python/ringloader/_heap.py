@@ -16,7 +16,7 @@ _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 
 _MOST = 256 << 20
-# From one time that an idle worker gives memory back to the next: faulting it in again costs little beside it.
+# Between two times that an idle worker gives memory back: what is faulted in again costs little beside it.
 _IDLE_TRIM_SECONDS = 1.0
 # As far as glibc raises its threshold by itself.
 _GLIBCS_OWN = 32 << 20
