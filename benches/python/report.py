@@ -47,7 +47,7 @@ def summary(row: Row, baseline: Row | None, ideals: Sequence[Row | None]) -> dic
     Args:
         row: what was measured.
         baseline: the same workload's row of torch.
-        ideals: its rows of ``IDEALS``, in that order.
+        ideals: its rows of ``IDEALS``, in that order; none where there is no efficiency.
     """
     out = {key: value for key, value in asdict(row).items() if key != "rounds"}
     if row.rounds and row.error is None:

@@ -60,7 +60,7 @@ def measured(workload: Workload, method: str, workers: int, rounds: int, seconds
     return {
         "workers": workers,
         "method": method,
-        **summary(ours, torchs, None),
+        **summary(ours, torchs, []),
         "error": ours.error or torchs.error,
         "rounds": ratios(ours, torchs, "seconds"),
     }
