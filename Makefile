@@ -19,7 +19,7 @@ RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml C
 PYTHON_SOURCES := $(wildcard python/ringloader/*)
 WHEEL_STAMP := $(VENV)/.wheel
 
-.PHONY: help test test-fast demo frameworks frameworks-docs bench bench-scaling bench-sweep bench-smoke bench-threads-env bench-rust lint rust-test python-test python-test-fast parity parity-all stubs loom loom-fast tsan tsan-fast storm storm-fast portable clean
+.PHONY: help test test-fast demo frameworks frameworks-docs bench bench-scaling bench-sweep bench-profile bench-smoke bench-threads-env bench-rust lint rust-test python-test python-test-fast parity parity-all stubs loom loom-fast tsan tsan-fast storm storm-fast portable clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -134,6 +134,9 @@ bench-scaling: $(VENV)/.bench $(WHEEL_STAMP) ## main-process CPU for 1 to 64 wor
 
 bench-sweep: $(VENV)/.bench $(WHEEL_STAMP) ## whatever is slower than torch's loader, over numbers of workers
 	$(BIN)/python -m benches.python.sweep
+
+bench-profile: $(VENV)/.bench $(WHEEL_STAMP) ## where the time of the main process and of a worker goes; needs perf
+	$(BIN)/python -m benches.python.profiling
 
 bench-smoke: $(VENV)/.bench $(WHEEL_STAMP) ## checks every row of the benchmarks, times it once
 	$(BIN)/python -m benches.python --quick --threads-python $(THREADS_VENV)/bin/python

@@ -9,13 +9,14 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
-from .ideal import IDEAL
+from .files import BUILD
+from .ideal import IDEALS
 from .interpreter import Interpreter
 from .loaders import BASELINE, LOADERS
 from .plot import draw
 from .report import Row, by_row, by_workload, head, machine, summary
 from .rounds import Runner, measure, verify
-from .workloads import BUILD, BY_NAME, NUM_WORKERS, PREFETCH_FACTOR, WORKLOADS, Workload
+from .workloads import BY_NAME, NUM_WORKERS, PREFETCH_FACTOR, WORKLOADS, Workload
 
 QUICK_BATCHES = 6
 QUICK_SECONDS = 0.1
@@ -44,9 +45,10 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "--loaders",
-        type=_names([*LOADERS, IDEAL], "loader"),
-        default=[name for name in [*LOADERS, IDEAL] if name != "torch-again"],
-        help="loaders, separated by commas (default: all but torch-again, which is torch's loader once more)",
+        type=_names([*LOADERS, *IDEALS], "loader"),
+        default=[name for name in [*LOADERS, *IDEALS] if name not in ("torch-again", "ringloader-rings")],
+        help="loaders, separated by commas (default: all but torch-again, which is torch's loader once more, "
+        "and ringloader-rings, which is torch's control over our transport)",
     )
     parser.add_argument(
         "--method",
@@ -95,7 +97,7 @@ def usable_loaders(options: argparse.Namespace) -> list[str]:
 def rows_of(workload: Workload, loaders: list[str]) -> list[Row]:
     """A row for each loader that can do what the workload asks for."""
     able = [
-        name for name in loaders if workload.in_order or name == IDEAL or not LOADERS[name].always_in_order
+        name for name in loaders if workload.in_order or name in IDEALS or not LOADERS[name].always_in_order
     ]
     return [Row(workload.name, workload.text, name) for name in able]
 
@@ -107,7 +109,7 @@ def run(options: argparse.Namespace, runner: Runner) -> list[Row]:
         if options.only is not None and workload.name not in options.only:
             continue
         if workload.available is not None and not workload.available():
-            print(f"{workload.name}: left out, its files are made by examples/photographs", file=sys.stderr)
+            print(f"{workload.name}: left out, it needs {workload.needs}", file=sys.stderr)
             continue
         print(f"{workload.name}: {workload.text}", file=sys.stderr, flush=True)
         if workload.prepare is not None:
@@ -141,7 +143,8 @@ def main() -> int:
         return 1
     named = {(row.workload, row.loader): row for row in rows}
     summaries = [
-        summary(row, named[row.workload, BASELINE], named.get((row.workload, IDEAL))) for row in rows
+        summary(row, named[row.workload, BASELINE], [named.get((row.workload, ideal)) for ideal in IDEALS])
+        for row in rows
     ]
     how = (
         f"{NUM_WORKERS} workers where no other number is said, prefetch_factor {PREFETCH_FACTOR}; medians of "

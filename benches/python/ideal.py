@@ -1,7 +1,8 @@
 """The ideal loader: as many processes as there are workers, at once, that only make batches.
 
 There is no transport and no consumer. Collation writes, as in torch's workers, into shared memory, but into
-buffers that stay warm. No loader with such workers can be faster, but by making a batch otherwise.
+buffers that stay warm. ``ideal`` leaves the samples' allocator as it is, ``ideal-kept`` lets it keep what is
+freed. No loader with such workers can be faster than the second, but by making a batch otherwise.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ from .verify import HELD_BATCHES, fingerprint, finite
 from .workloads import BY_NAME
 
 IDEAL = "ideal"
+IDEAL_KEPT = "ideal-kept"
+# Each with the number of rounds from one of its runs to the next.
+IDEALS = {IDEAL: 1, IDEAL_KEPT: 2}
 INDEX_BATCHES = 2048
 # Of mallopt(3): freed memory is kept, so that a dataset's own allocations are warm too.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -99,8 +103,10 @@ class Work:
         return torchs.fetch_of(self.loader), buffers
 
 
-def fingerprints(workload_name: str, count: int) -> list[str]:
+def fingerprints(ideal: str, workload_name: str, count: int) -> list[str]:
     """The first batches, the workers' one after the other and then in torch's order; see ``verify``."""
+    if ideal == IDEAL_KEPT:
+        _keep_freed_memory()
     torch.manual_seed(0)
     workload = BY_NAME[workload_name]
     arguments = workload.loader_arguments()
@@ -126,12 +132,15 @@ def fingerprints(workload_name: str, count: int) -> list[str]:
     return in_turn if workload.in_order else sorted(in_turn)
 
 
-def timed_run(workload_name: str, seconds: float) -> dict[str, Any]:
+def timed_run(ideal: str, workload_name: str, seconds: float) -> dict[str, Any]:
     """Runs the workers for ``seconds`` and returns a ``Timing`` as a dict: the sum of their rates.
 
     Raises:
         RuntimeError: a worker failed.
     """
+    if ideal == IDEAL_KEPT:
+        # Before the workers are forked, which inherit it.
+        _keep_freed_memory()
     torch.manual_seed(0)
     workload = BY_NAME[workload_name]
     work = Work.of(workload.dataset(), workload.loader_arguments(), INDEX_BATCHES)
@@ -172,7 +181,9 @@ def timed_run(workload_name: str, seconds: float) -> dict[str, Any]:
             main_cpu_seconds=0.0,
             worker_cpu_seconds=sum(cpu for _, _, cpu in results),
             memory_bytes=0,
-            path=IDEAL,
+            resting_bytes=None,
+            tensors=0,
+            path=ideal,
             reason="",
             counters={},
         )
@@ -204,7 +215,6 @@ def _timed_worker(
     work: Work, worker: int, barrier: Any, started: Any, seconds: float
 ) -> tuple[int, float, float]:
     """Batches made in the window that all workers share, seconds until the last of them, processor time."""
-    _keep_freed_memory()
     fetch, buffers = work.enter(worker)
     batches = itertools.cycle(work.of_worker(worker))
     clock = time.perf_counter_ns
@@ -233,5 +243,7 @@ def _timed_worker(
 
 def _keep_freed_memory() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None and mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES):
-        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+    if mallopt is None:
+        raise RuntimeError(f"{IDEAL_KEPT} needs glibc's mallopt, which this C library does not have")
+    if not (mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES) and mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)):
+        raise RuntimeError(f"{IDEAL_KEPT}: glibc's mallopt refused to keep {_KEPT_BYTES} bytes")

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset
 
 from .loaders import LOADERS, Loader
@@ -19,17 +20,24 @@ from .workloads import BY_NAME
 
 WARM_UP_SECONDS = 0.3
 MEMORY_SAMPLES = 4
+# As long as a consumer rests in a step of its own, with every queue full.
+REST_SECONDS = 1.5
 
 
 @dataclass(frozen=True)
 class Timing:
-    """One run. Times are those of the window from the last warm-up batch to the last timed batch."""
+    """One run. Times are those of the window from the last warm-up batch to the last timed batch.
+
+    ``resting_bytes``: the memory after a rest, where one was asked for. ``tensors``: how many are in a batch.
+    """
 
     batches: int
     seconds: float
     main_cpu_seconds: float
     worker_cpu_seconds: float
     memory_bytes: int
+    resting_bytes: int | None
+    tensors: int
     path: str
     reason: str
     counters: dict[str, int]
@@ -45,7 +53,11 @@ def process_cpu_ns(pid: int) -> int:
 
 
 def timed_run(
-    loader_name: str, workload_name: str, seconds: float, changed: dict[str, Any] | None = None
+    loader_name: str,
+    workload_name: str,
+    seconds: float,
+    changed: dict[str, Any] | None = None,
+    rest: bool = False,
 ) -> dict[str, Any]:
     """Runs the loader for about ``seconds`` after a warm-up and returns a ``Timing`` as a dict.
 
@@ -56,14 +68,15 @@ def timed_run(
         workload_name: one of ``BY_NAME``.
         seconds: the timed window.
         changed: arguments of the loader that differ from the workload's.
+        rest: whether to look at the memory after a rest too.
     """
     workload = BY_NAME[workload_name]
     arguments = workload.loader_arguments(**(changed or {}))
-    return timed_loader(LOADERS[loader_name], workload.dataset(), arguments, seconds)
+    return timed_loader(LOADERS[loader_name], workload.dataset(), arguments, seconds, rest)
 
 
 def timed_loader(
-    loader: Loader, dataset: Dataset[Any], arguments: dict[str, Any], seconds: float
+    loader: Loader, dataset: Dataset[Any], arguments: dict[str, Any], seconds: float, rest: bool = False
 ) -> dict[str, Any]:
     """``timed_run`` for any dataset and arguments."""
     torch.set_num_threads(1)
@@ -98,8 +111,14 @@ def timed_loader(
 
     memory = 0
     for _ in range(MEMORY_SAMPLES):
+        _read(batch)
         memory = max(memory, tree_bytes([os.getpid(), *workers], template_pid()))
         batch = next(iterator)
+    tensors = _read(batch)
+    resting = None
+    if rest:
+        time.sleep(REST_SECONDS)
+        resting = tree_bytes([os.getpid(), *workers], template_pid())
     taken = loader.checked(iterator)
     del batch, iterator
     return asdict(
@@ -109,8 +128,18 @@ def timed_loader(
             main_cpu_seconds=main_cpu / 1e9,
             worker_cpu_seconds=worker_cpu / 1e9,
             memory_bytes=memory,
+            resting_bytes=resting,
+            tensors=tensors,
             path=taken.path,
             reason=taken.reason,
             counters=taken.counters,
         )
     )
+
+
+def _read(batch: object) -> int:
+    """Reads the tensors of a batch, as any consumer does, and counts them.
+
+    Of shared memory that its worker has unmapped only what was read belongs to any process.
+    """
+    return len([leaf.sum() for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)])

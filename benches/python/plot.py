@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from .ideal import IDEAL
+from .ideal import IDEAL, IDEAL_KEPT
 from .loaders import BASELINE, OURS
 from .report import figure, grouped
 
@@ -20,8 +20,11 @@ COLOURS = {
 }
 
 
+IDEAL_STYLES = {IDEAL: "solid", IDEAL_KEPT: "dotted"}
+
+
 def draw(summaries: list[dict[str, Any]], path: Path) -> None:
-    """Horizontal bars for each workload: every loader's rate over torch's, and a mark for the ideal."""
+    """Horizontal bars for each workload: every loader's rate over torch's, and marks for the ideals."""
     import matplotlib as mpl
 
     mpl.use("agg")
@@ -52,10 +55,12 @@ def draw(summaries: list[dict[str, Any]], path: Path) -> None:
                     fontsize=8,
                     bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
                 )
-        ideal = rows.get(IDEAL, {}).get("ratio")
-        if ideal is not None:
-            label = IDEAL if axes.get_legend_handles_labels()[1].count(IDEAL) == 0 else None
-            axes.plot([ideal] * 2, [place - 0.45, place + 0.45], color="black", linewidth=1.5, label=label)
+        for name, style in IDEAL_STYLES.items():
+            ratio = rows.get(name, {}).get("ratio")
+            if ratio is not None:
+                label = name if axes.get_legend_handles_labels()[1].count(name) == 0 else None
+                ends = [place - 0.45, place + 0.45]
+                axes.plot([ratio] * 2, ends, color="black", linestyle=style, linewidth=1.5, label=label)
     axes.set_xscale("log")
     axes.axvline(1, color="black", linewidth=0.8)
     axes.set_yticks(range(len(groups)), [next(iter(rows.values()))["text"] for rows in groups.values()])

@@ -1,10 +1,10 @@
-"""Rows out of rounds, and the rows as two Markdown tables: a line for each workload, and one for each row."""
+"""Rows out of rounds, and the rows as Markdown tables: a line for each workload, and one for each row."""
 
 from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .ideal import IDEAL
+from .ideal import IDEAL, IDEAL_KEPT, IDEALS
 from .loaders import BASELINE, LOADERS, OURS
 
 
@@ -41,21 +41,32 @@ def ratios(row: Row, reference: Row | None, key: str) -> list[float]:
     return [time / of_round[run["round"]] for run, time in times if of_round.get(run["round"], 0) > 0]
 
 
-def summary(row: Row, baseline: Row | None, ideal: Row | None) -> dict[str, Any]:
-    """The medians of a row."""
+def summary(row: Row, baseline: Row | None, ideals: Sequence[Row | None]) -> dict[str, Any]:
+    """The medians of a row.
+
+    Args:
+        row: what was measured.
+        baseline: the same workload's row of torch.
+        ideals: its rows of ``IDEALS``, in that order; none where there is no efficiency.
+    """
     out = {key: value for key, value in asdict(row).items() if key != "rounds"}
     if row.rounds and row.error is None:
         ratio = ratios(row, baseline, "seconds")
-        efficiency = ratios(row, ideal, "seconds")
+        efficiencies = [ratios(row, ideal, "seconds") for ideal in ideals]
         cpu_ratio = ratios(row, baseline, "main_cpu_seconds")
         out |= {
             "us_per_batch": median(row.per_batch_us("seconds")),
             "main_cpu_us_per_batch": median(row.per_batch_us("main_cpu_seconds")),
             "worker_cpu_us_per_batch": median(row.per_batch_us("worker_cpu_seconds")),
+            "tensors": row.rounds[-1]["tensors"],
             "memory_mb": median(run["memory_bytes"] for run in row.rounds) / 1e6,
+            "resting_mb": max(
+                (run["resting_bytes"] / 1e6 for run in row.rounds if run["resting_bytes"] is not None),
+                default=None,
+            ),
             "ratio": median(ratio) if ratio else None,
             "ratio_range": [min(ratio), max(ratio)] if ratio else None,
-            "efficiency": median(efficiency) if efficiency else None,
+            "efficiency": [median(efficiency) if efficiency else None for efficiency in efficiencies],
             "main_cpu_ratio": median(cpu_ratio) if cpu_ratio else None,
             "path": row.rounds[-1]["path"],
             "counters": row.rounds[-1]["counters"],
@@ -93,28 +104,37 @@ def head(where: dict[str, Any], how: str) -> str:
 
 
 def by_workload(summaries: list[dict[str, Any]]) -> str:
-    """A line for each workload: ours beside torch, the ideal and the best loader with threads."""
-    lines = [
-        "| workload | times torch's rate (range) | efficiency | ideal, times torch's rate "
-        "| best loader with threads, times torch's rate | main CPU, µs per batch: torch, ours "
-        "| memory, MB: torch, ours |",
-        "|---|--:|--:|--:|--:|--:|--:|",
+    """Two tables with a line for each workload: all loaders' rates side by side, and what ours takes."""
+    groups = grouped(summaries)
+    others = [name for name in LOADERS if name != OURS and any(name in rows for rows in groups.values())]
+    rates = [
+        f"| workload | {OURS}: times torch's rate (range) | efficiency | efficiency, freed memory kept | "
+        + " | ".join(f"{name}: times torch's rate, efficiency" for name in others)
+        + f" | {IDEAL}, {IDEAL_KEPT}: times torch's rate |",
+        "|---|--:|--:|--:|" + "--:|" * len(others) + "--:|",
     ]
-    for rows in grouped(summaries).values():
-        ours, torchs, ideal = rows.get(OURS, {}), rows.get(BASELINE, {}), rows.get(IDEAL, {})
-        threads = [row for name, row in rows.items() if name in LOADERS and LOADERS[name].threads]
-        best = max(threads, key=lambda row: row.get("ratio") or 0.0, default={})
+    costs = [
+        f"| workload | tensors in a batch | main CPU, µs per batch: {BASELINE}, {OURS} "
+        f"| memory, MB: {BASELINE}, {OURS} | memory at rest, MB: {BASELINE}, {OURS} |",
+        "|---|--:|--:|--:|--:|",
+    ]
+    for rows in groups.values():
+        text = str(next(iter(rows.values()))["text"])
+        ours, torchs = rows.get(OURS, {}), rows.get(BASELINE, {})
+        efficiency = ours.get("efficiency", [None] * len(IDEALS))
+        cells = [text, _ratio(ours), *map(percent, efficiency)]
+        cells += [_rate(rows.get(name, {})) for name in others]
+        cells.append(_pair(*(rows.get(name, {}) for name in IDEALS), "ratio", figure))
+        rates.append("| " + " | ".join(cells) + " |")
         cells = [
-            str(next(iter(rows.values()))["text"]),
-            _ratio(ours),
-            percent(ours.get("efficiency")),
-            figure(ideal.get("ratio")),
-            f"{figure(best['ratio'])} ({best['loader']})" if best.get("ratio") else "",
+            text,
+            str(ours.get("tensors", "")),
             _pair(torchs, ours, "main_cpu_us_per_batch", figure),
-            _pair(torchs, ours, "memory_mb", lambda value: f"{value:.0f}"),
+            _pair(torchs, ours, "memory_mb", _whole),
+            _pair(torchs, ours, "resting_mb", _whole),
         ]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+        costs.append("| " + " | ".join(cells) + " |")
+    return "\n".join([*rates, "", *costs]) + "\n"
 
 
 def grouped(summaries: list[dict[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]:
@@ -129,27 +149,28 @@ def by_row(summaries: list[dict[str, Any]]) -> str:
     """A line for each row, with all that was measured."""
     lines = [
         "| workload | loader | µs per batch | times torch's rate (range) | efficiency "
-        "| main CPU, µs per batch | times less main CPU | workers' CPU, µs per batch | memory, MB "
-        "| batches equal torch's | path |",
-        "|---|---|--:|--:|--:|--:|--:|--:|--:|---|---|",
+        "| efficiency, freed memory kept | main CPU, µs per batch | times less main CPU "
+        "| workers' CPU, µs per batch | memory, MB | memory at rest, MB | batches equal torch's | path |",
+        "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|---|",
     ]
     for row in summaries:
         cells = [row["text"] if row["loader"] == BASELINE else "", row["loader"]]
         if "us_per_batch" in row:
-            has_main = row["loader"] != IDEAL
+            has_main = row["loader"] not in IDEALS
             cells += [
                 figure(row["us_per_batch"]),
                 "" if row["loader"] == BASELINE else _ratio(row),
-                percent(row["efficiency"]) if has_main else "",
+                *map(percent, row["efficiency"] if has_main else [None] * len(IDEALS)),
                 figure(row["main_cpu_us_per_batch"]) if has_main else "",
                 "" if row["loader"] == BASELINE else figure(row["main_cpu_ratio"]),
                 figure(row["worker_cpu_us_per_batch"]),
-                f"{row['memory_mb']:.0f}" if has_main else "",
+                _whole(row["memory_mb"]) if has_main else "",
+                _whole(row["resting_mb"]),
                 row["content"],
                 row["path"],
             ]
         else:
-            cells += [""] * 7 + [row["content"], f"failed: {row['error']}".replace("|", "/")]
+            cells += [""] * 9 + [row["content"], f"failed: {row['error']}".replace("|", "/")]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
@@ -161,8 +182,21 @@ def _ratio(row: dict[str, Any]) -> str:
     return f"**{figure(row['ratio'])}** ({figure(low)} to {figure(high)})"
 
 
-def _pair(torchs: dict[str, Any], ours: dict[str, Any], key: str, write: Callable[[float], str]) -> str:
-    return f"{write(torchs[key])}, {write(ours[key])}" if key in torchs and key in ours else ""
+def _rate(row: dict[str, Any]) -> str:
+    """Ratio and efficiency of a loader that the table is not about."""
+    if row.get("ratio") is None:
+        return ""
+    efficiency = percent(row["efficiency"][list(IDEALS).index(IDEAL)])
+    return f"{figure(row['ratio'])}, {efficiency}" if efficiency else figure(row["ratio"])
+
+
+def _pair(left: dict[str, Any], right: dict[str, Any], key: str, write: Callable[[float], str]) -> str:
+    values = left.get(key), right.get(key)
+    return f"{write(values[0])}, {write(values[1])}" if None not in values else ""
+
+
+def _whole(value: float | None) -> str:
+    return "" if value is None else f"{value:.0f}"
 
 
 def percent(value: float | None) -> str:

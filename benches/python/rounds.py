@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .ideal import IDEAL
+from .ideal import IDEALS
 from .interpreter import Interpreter
 from .loaders import BASELINE, LOADERS
 from .processes import ProcessFailedError, call_in_process, named
@@ -28,25 +28,24 @@ class Runner:
         """The first batches of a row; see ``verify``."""
         return list(self._call("verify.fingerprints", row, batches))
 
-    def timed_run(self, row: Row, seconds: float) -> dict[str, Any]:
+    def timed_run(self, row: Row, seconds: float, rest: bool) -> dict[str, Any]:
         """One run; see ``measure``."""
-        return dict(self._call("measure.timed_run", row, seconds))
+        more = () if row.loader in IDEALS else (None, rest)
+        return dict(self._call("measure.timed_run", row, seconds, *more))
 
-    def _call(self, function: str, row: Row, amount: float) -> Any:
-        if row.loader == IDEAL:
-            return call_in_process(
-                self.method, named, f"ideal.{function.split('.')[1]}", row.workload, amount
-            )
-        if LOADERS[row.loader].own_environment:
-            return self.elsewhere.call(self.method, function, row.loader, row.workload, amount)
-        return call_in_process(self.method, named, function, row.loader, row.workload, amount)
+    def _call(self, function: str, row: Row, *amounts: float | None) -> Any:
+        if row.loader in IDEALS:
+            function = f"ideal.{function.split('.')[1]}"
+        elif LOADERS[row.loader].own_environment:
+            return self.elsewhere.call(self.method, function, row.loader, row.workload, *amounts)
+        return call_in_process(self.method, named, function, row.loader, row.workload, *amounts)
 
 
 def verify(workload: Workload, rows: list[Row], runner: Runner, batches: int) -> None:
     """Compares the first batches of every row with the baseline's; a row that differs is not timed."""
     found: dict[str, list[str]] = {}
     for row in rows:
-        if workload.random and row.loader != IDEAL and LOADERS[row.loader].threads:
+        if workload.random and row.loader not in IDEALS and LOADERS[row.loader].threads:
             row.content = "not compared: random samples, drawn by each worker"
             continue
         try:
@@ -80,14 +79,15 @@ def _compare(rows: list[Row], found: dict[str, list[str]]) -> None:
 def measure(workload: Workload, rows: list[Row], runner: Runner, rounds: int, seconds: float) -> None:
     """Times the rows in turn, in an order that goes forth, back, back, forth.
 
-    So it turns from one time to the next for the loaders of every second round too.
+    So it turns from one time to the next for the loaders of every second round too. The others rest once.
     """
     for number in range(rounds):
         for row in reversed(rows) if (number + 1) // 2 % 2 else rows:
-            every = 1 if row.loader == IDEAL else LOADERS[row.loader].every
+            every = IDEALS[row.loader] if row.loader in IDEALS else LOADERS[row.loader].every
             if row.error is None and number % every == 0:
                 try:
-                    timing = runner.timed_run(row, seconds * workload.seconds)
+                    rest = number == 0 and every == 1
+                    timing = runner.timed_run(row, seconds * workload.seconds, rest)
                     row.rounds.append({"round": number, **timing})
                 except ProcessFailedError as error:
                     row.error = str(error)

@@ -14,11 +14,12 @@ from statistics import median
 from typing import Any
 
 from . import datasets
+from .files import BUILD
 from .loaders import BASELINE, LOADERS, OURS
 from .measure import timed_loader
 from .processes import ProcessFailedError, call_in_process
 from .report import figure, head, machine
-from .workloads import BUILD, ENDLESS, PREFETCH_FACTOR
+from .workloads import ENDLESS, PREFETCH_FACTOR
 
 WORKERS = (1, 2, 4, 8, 16, 32, 64)
 # Torch's loader with more takes long to start and to end, and says nothing new.

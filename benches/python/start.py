@@ -19,10 +19,10 @@ import torch
 from torch.utils.data import Dataset
 
 from . import datasets
+from .files import BUILD
 from .loaders import BASELINE, LOADERS, OURS
 from .processes import ProcessFailedError, call_in_process
 from .report import figure, head, machine
-from .workloads import BUILD
 
 NUM_WORKERS = 4
 BATCHES = 32

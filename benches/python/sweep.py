@@ -11,11 +11,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from .files import BUILD
 from .loaders import BASELINE, OURS
 from .measure import timed_run
 from .processes import ProcessFailedError, call_in_process
 from .report import Row, figure, head, machine, ratios, summary
-from .workloads import BUILD, BY_NAME, WORKLOADS, Workload
+from .workloads import BY_NAME, WORKLOADS, Workload
 
 WORKERS = (1, 2, 4, 8)
 # A worker of these methods imports torch first, so only a part is run: small, collated and mapped batches.
@@ -59,7 +60,7 @@ def measured(workload: Workload, method: str, workers: int, rounds: int, seconds
     return {
         "workers": workers,
         "method": method,
-        **summary(ours, torchs, None),
+        **summary(ours, torchs, []),
         "error": ours.error or torchs.error,
         "rounds": ratios(ours, torchs, "seconds"),
     }

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.data import Dataset
 
 from . import datasets
+from .files import (
+    FILES,
+    crop_paths,
+    has_photographs,
+    photograph_paths,
+    write_jpegs,
+    write_photographs,
+    write_tokens,
+)
 
 NUM_WORKERS = 2
 PREFETCH_FACTOR = 2
-BUILD = Path(__file__).resolve().parents[2] / "build"
-FILES = BUILD / "bench"
 # Samples in an epoch: enough for a fast loader in the timed window, few enough for a permutation.
 ENDLESS = 1 << 40
 SHUFFLED = 1_000_000
@@ -26,8 +31,10 @@ SHUFFLED = 1_000_000
 class Workload:
     """One row.
 
-    ``seconds`` scales the timed window: rows of slow batches need longer for as many of them. ``random`` says
-    that samples are drawn with the worker's generator, so that only worker processes give torch's.
+    ``prepare`` makes the files that it reads; without what ``available`` looks for, which ``needs`` tells,
+    the row is left out. ``seconds`` scales the timed window: rows of slow batches need longer for as many of
+    them. ``random`` says that samples are drawn with the worker's generator, so that only worker processes
+    give torch's.
     """
 
     name: str
@@ -36,6 +43,7 @@ class Workload:
     arguments: dict[str, Any] = field(default_factory=dict)
     prepare: Callable[[], object] | None = None
     available: Callable[[], bool] | None = None
+    needs: str = ""
     seconds: float = 1.0
     verified_batches: int = 64
     random: bool = False
@@ -48,40 +56,6 @@ class Workload:
     def in_order(self) -> bool:
         """Whether the batches come in torch's order."""
         return bool(self.arguments.get("in_order", True))
-
-
-def write_tokens() -> None:
-    """A file of 16 million tokens."""
-    path = FILES / "tokens.bin"
-    if not path.exists():
-        FILES.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")
-        np.random.default_rng(0).integers(0, 50_000, 1 << 24, dtype=np.uint16).tofile(part)
-        part.rename(path)
-
-
-def write_jpegs() -> None:
-    """64 synthetic JPEG files of 600 KB: smooth colour with grain, as costly to decode as a photograph."""
-    from PIL import Image
-
-    directory = FILES / "jpeg"
-    if len(list(directory.glob("*.jpg"))) == 64:
-        return
-    directory.mkdir(parents=True, exist_ok=True)
-    rng = np.random.default_rng(0)
-    grain = rng.normal(0, 11, (1200, 1600, 1)).astype(np.float32)
-    for number in range(64):
-        coarse = Image.fromarray(rng.integers(0, 256, (12, 16, 3), dtype=np.uint8))
-        smooth = np.asarray(coarse.resize((1600, 1200), Image.Resampling.BICUBIC), dtype=np.float32)
-        pixels = np.clip(smooth + np.roll(grain, 37 * number, axis=1), 0, 255).astype(np.uint8)
-        part = directory / f"{number}.part"
-        Image.fromarray(pixels).save(part, format="JPEG", quality=85)
-        part.rename(part.with_suffix(".jpg"))
-
-
-def crop_paths() -> list[Path]:
-    """The crops that the example ``examples/photographs`` has cut; none before it ran."""
-    return sorted((BUILD / "photographs" / "train").glob("*/*.jpg"))
 
 
 def _fresh(size_bytes: int) -> Callable[[], Dataset[Any]]:
@@ -168,11 +142,23 @@ WORKLOADS = [
         random=True,
     ),
     Workload(
+        "jpeg-photographs",
+        "64 JPEG photographs of 448x448 (600 KB decoded), decoded with Pillow",
+        lambda: datasets.Jpegs(SHUFFLED, photograph_paths(), None),
+        {"batch_size": 64, "shuffle": True},
+        prepare=write_photographs,
+        available=has_photographs,
+        needs="the photographs in scikit-image and scikit-learn, of the dependency group 'demo'",
+        seconds=2.0,
+        verified_batches=8,
+    ),
+    Workload(
         "jpeg-crops",
         "64 JPEG crops of real photographs, decoded with Pillow",
         lambda: datasets.Jpegs(SHUFFLED, crop_paths(), None),
         {"batch_size": 64, "shuffle": True},
         available=lambda: bool(crop_paths()),
+        needs="the crops that make demo cuts",
         seconds=2.0,
         verified_batches=12,
     ),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import time
 from collections.abc import Callable
 
 # Of mallopt(3).
@@ -15,6 +16,8 @@ _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 
 _MOST = 256 << 20
+# Between two times that an idle worker gives memory back: what is faulted in again costs little beside it.
+_IDLE_TRIM_SECONDS = 1.0
 # As far as glibc raises its threshold by itself.
 _GLIBCS_OWN = 32 << 20
 # Who sets one of these has decided what the allocator does.
@@ -51,17 +54,27 @@ def keep_freed(share: int) -> Callable[[], object] | None:
 
 
 class Trimming:
-    """Counts tasks, and gives unused memory back at the 8th, the 16th, the 32nd and so on."""
+    """When unused memory is given back: at the 8th task, the 16th, the 32nd and so on, and when idle."""
 
     def __init__(self, trim: Callable[[], object] | None) -> None:
         self._trim = trim
         self._tasks = 0
         self._next = 8
+        self._last = 0.0
 
     def note_task(self) -> None:
         """To be called before each task."""
         self._tasks += 1
         if self._tasks == self._next:
             self._next *= 2
-            if self._trim is not None:
-                self._trim()
+            self.trim()
+
+    def until_trim(self) -> float:
+        """How many seconds an idle worker had better wait before it calls ``trim``."""
+        return max(self._last + _IDLE_TRIM_SECONDS - time.monotonic(), 0.0)
+
+    def trim(self) -> None:
+        """Gives unused memory back."""
+        self._last = time.monotonic()
+        if self._trim is not None:
+            self._trim()

@@ -14,6 +14,9 @@ import torch
 
 from ringloader import _heap, _native, _seam
 
+# A worker that has waited as long for a task is idle. Not more than torch's loop allows.
+_IDLE_SECONDS = 0.1
+
 
 class Seat(enum.Enum):
     """Stands for an end of the transport among the arguments of torch's worker loop."""
@@ -95,7 +98,9 @@ class _Tasks:
         self._heap = heap
 
     def get(self, timeout: float | None = None) -> Any:
-        task = self._port.get(timeout)
+        task = self._port.get(_IDLE_SECONDS)
+        if task is None and not self._port.parent_ended:
+            task = self._get_idle(timeout)
         if task is not None:
             self._heap.note_task()
             return task[0]
@@ -103,6 +108,17 @@ class _Tasks:
             # With the event set, this is the loop's way out that says nothing.
             return None
         raise queue.Empty
+
+    def _get_idle(self, timeout: float | None) -> Any:
+        """Waits for longer, and gives back meanwhile what the allocator keeps."""
+        pause = self._heap.until_trim()
+        if timeout is not None and timeout <= pause:
+            return self._port.get(timeout)
+        task = self._port.get(pause)
+        if task is None and not self._port.parent_ended:
+            self._heap.trim()
+            task = self._port.get(None if timeout is None else timeout - pause)
+        return task
 
 
 class _Results:

@@ -2,6 +2,7 @@
 
 import re
 import resource
+import time
 from pathlib import Path
 
 import pytest
@@ -72,3 +73,23 @@ def test_what_is_kept_is_two_arrays(monkeypatch):
     kept = max(memory for _, memory in late_items())
     monkeypatch.setenv("RINGLOADER_MALLOC", "0")
     assert kept <= max(memory for _, memory in late_items()) + 2 * 40 + 20
+
+
+def own_mib(pid):
+    """Memory of the process that no other has."""
+    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    return int(re.search(r"Private_Dirty:\s+(\d+)", rollup).group(1)) >> 10
+
+
+def test_an_idle_worker_gives_it_back():
+    loader = DataLoader(Fresh(), batch_size=None, num_workers=1, max_shared_bytes=4096 * MEBI)
+    iterator = iter(loader)
+    # The trim at the 8th task is over, and the next one is far.
+    for _ in range(10):
+        next(iterator)
+    (worker,) = iterator._workers
+    before = own_mib(worker.pid)
+    deadline = time.monotonic() + 20
+    while own_mib(worker.pid) > before - 40 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert own_mib(worker.pid) <= before - 40

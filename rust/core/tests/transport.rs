@@ -1,6 +1,8 @@
 //! Engine and port in one process: what happens at the edges of slots, leases and succession.
 #![cfg(all(target_os = "linux", not(ringloader_portable), not(ringloader_loom)))]
 
+use std::time::Duration;
+
 use ringloader_core::Error;
 use ringloader_core::batch::{Dtype, MetaWriter, StorageRecord};
 use ringloader_core::delivery::Delivery;
@@ -117,6 +119,27 @@ fn an_oversize_batch_gives_its_slot_back() {
         answer_oversize(&engine, &port, seq);
         assert!(take(&engine, seq).is_oversize());
     }
+}
+
+#[test]
+fn an_idle_worker_gives_back_what_nobody_holds() {
+    let engine = engine();
+    let port = port(&engine, None);
+    let [held, dropped] = [1, 2].map(|seq| {
+        answer(&engine, &port, seq);
+        take(&engine, seq)
+    });
+    drop(dropped);
+    let resident = || engine.control().worker(0).slots.resident.load(Ordering::Relaxed);
+    let both = resident();
+    port.rest(Duration::from_millis(1)).unwrap();
+    assert_eq!(resident(), both, "a short sleep is no idleness");
+    // A bell that was rung before ends a sleep.
+    for _ in 0..10 {
+        port.rest(Duration::from_secs(1)).unwrap();
+    }
+    assert_eq!(resident(), both / 2);
+    check(&engine, &held);
 }
 
 #[test]

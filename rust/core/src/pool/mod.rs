@@ -24,7 +24,7 @@
 //! | HELD -> RETURNED | any thread of the parent, [`Ledger::release`] | the slot's `free` bit, **then** `holds[slot] -= 1` |
 //! | RETURNED -> FREE | worker, when it sweeps | the `free` word is swapped to 0 |
 //! | RETURNED -> PINNED -> FREE | worker, when it sweeps | nothing shared: a [`Pin`] of the worker's own kept the slot |
-//! | FREE loses pages | worker, making room in `grow` | `touched[slot]`, `resident`, after the pages are gone |
+//! | FREE loses pages | worker, making room in `grow`, or in `shrink` | `touched[slot]`, `resident`, after the pages are gone |
 //!
 //! The worker cannot tell COMMITTED from HELD, and need not. A slot may be FILLING again, even
 //! COMMITTED and HELD again, while the thread that released it is still between its two stores:

@@ -131,6 +131,16 @@ impl WorkerSlots {
         self.touch(words, slot, end, os)
     }
 
+    /// Gives about `most` bytes of the free slots back, the least recently used first.
+    ///
+    /// # Errors
+    ///
+    /// Those of `os`, unchanged.
+    pub fn shrink(&mut self, words: SlotWords<'_>, most: u64, os: &mut impl Pages) -> Result<()> {
+        self.sweep(words);
+        self.punch_free(words, most, os)
+    }
+
     /// FILLING -> COMMITTED, before the slot's descriptor is published.
     pub fn commit(&mut self, slot: SlotId) {
         debug_assert_eq!(self.states[slot.index()], State::Filling);
@@ -193,7 +203,7 @@ impl WorkerSlots {
     /// slots as it takes. Punches nothing if that would not be enough: the slots had better stay
     /// warm.
     fn make_room(&mut self, words: SlotWords<'_>, need: u64, os: &mut impl Pages) -> Result<bool> {
-        let mut excess = (self.resident + need).saturating_sub(self.limits.share);
+        let excess = (self.resident + need).saturating_sub(self.limits.share);
         if excess == 0 {
             return Ok(true);
         }
@@ -202,10 +212,16 @@ impl WorkerSlots {
         if excess > in_free_slots {
             return Ok(false);
         }
+        self.punch_free(words, excess, os)?;
+        Ok(true)
+    }
+
+    /// Punches about `excess` bytes of the free slots, the least recently used first.
+    fn punch_free(&mut self, words: SlotWords<'_>, mut excess: u64, os: &mut impl Pages) -> Result<()> {
         for index in 0..self.free.len() {
             let slot = self.free[index];
             let touched = self.touched[slot.index()];
-            let kept = touched - round_up(excess).min(touched);
+            let kept = touched - round_up(excess.min(touched)).min(touched);
             if kept < touched {
                 if planted("uncounted_before_punch") {
                     self.count(words, slot, kept);
@@ -220,7 +236,7 @@ impl WorkerSlots {
                 break;
             }
         }
-        Ok(true)
+        Ok(())
     }
 
     /// Says that a slot keeps this many bytes. Between the two stores the sum is wrong; a successor

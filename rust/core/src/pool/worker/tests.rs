@@ -147,6 +147,31 @@ fn room_comes_from_the_free_slots_used_longest_ago() {
 }
 
 #[test]
+fn shrinking_punches_the_free_slots_used_longest_ago() {
+    let heap = HeapWords::new(64);
+    let words = heap.words();
+    let mut slots = WorkerSlots::new(words, LIMITS);
+    let [a, b, c] = [256, 256, 512].map(|kib| fill(&mut slots, words, kib * KIB));
+    let mut os = Book::default();
+    slots.shrink(words, u64::MAX, &mut os).unwrap();
+    assert_eq!(os.punched, [], "all of them are in use");
+
+    give_back(words, b);
+    slots.sweep(words);
+    give_back(words, a);
+    slots.shrink(words, 320 * KIB, &mut os).unwrap();
+    assert_eq!(os.punched, [(b.get(), 0..256 * KIB), (a.get(), 192 * KIB..256 * KIB)]);
+    assert_eq!(slots.resident(), (192 + 512) * KIB);
+    audit(&slots, words);
+
+    os.punched.clear();
+    slots.shrink(words, 1 << 30, &mut os).unwrap();
+    assert_eq!(os.punched, [(a.get(), 0..192 * KIB)]);
+    assert_eq!(words.touched[c.index()].load(Ordering::Relaxed), 512 * KIB);
+    audit(&slots, words);
+}
+
+#[test]
 fn a_shortage_passes_through_and_counts_nothing() {
     let heap = HeapWords::new(64);
     let words = heap.words();
