@@ -16,7 +16,7 @@ from typing import Any
 
 import torch.multiprocessing
 
-from ringloader import _budget, _forkserver, _native, _once, _processes, _seam
+from ringloader import _budget, _forkserver, _native, _once, _processes, _seam, _spawn
 
 # A thread that waits natively when the interpreter goes must not come back to it.
 if _native.SUPPORTED:
@@ -142,6 +142,7 @@ class Transport:
             seated = _once.Arguments(self._shared, tuple(seated))
         berth = _processes.Berth(self.engine, worker)
         process = self._context.Process(target=_processes.run_worker, args=(berth, target, seated))
+        process = _spawn.by_server(process)
         return _processes.watched(process, lambda pid: self._started(worker, process, pid))
 
     @staticmethod
@@ -254,6 +255,7 @@ def make_transport(loader: Any, max_shared_bytes: int | None) -> Transport:
     workers = loader.num_workers
     context = loader.multiprocessing_context or torch.multiprocessing
     _forkserver.preload(context)
+    _spawn.prepare(loader)
     share = _budget.share_per_worker(workers, max_shared_bytes, _native.available_memory())
     spins = _budget.has_core_to_spare(workers)
     engine = _native.Engine(workers, _most_tasks(loader), share, spins)
