@@ -134,7 +134,7 @@ class _Server:
 
     def end(self) -> None:
         self._channel.close()
-        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+        if self.is_running():
             os.kill(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)
 

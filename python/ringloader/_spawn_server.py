@@ -139,8 +139,10 @@ def _fork_for_parent(channel: socket.socket) -> bool:
         except OSError as error:
             worker = -(error.errno or errno.EAGAIN)
         if worker:
-            channel.send(_ANSWER.pack(worker))
-            os._exit(0)
+            try:
+                channel.send(_ANSWER.pack(worker))
+            finally:
+                os._exit(0)
     return True
 
 
@@ -161,8 +163,10 @@ def _work(fds: list[int]) -> None:
     resource_tracker._resource_tracker._fd = tracker  # type: ignore[attr-defined]
     # Python does the same for `random` after each fork.
     import numpy
+    import torch
 
     numpy.random.seed()
+    torch.default_generator.seed()
     waiting = select.poll()
     waiting.register(data, select.POLLIN)
     if not waiting.poll()[0][1] & select.POLLIN:
