@@ -58,7 +58,7 @@ REPEATS = {"fork": 9, "spawn": 3, "forkserver": 3}
 def timed_start(
     loader_name: str, method: str, dataset_name: str, persistent: bool, turnovers: int, pause: float = 0.0
 ) -> dict[str, Any]:
-    """Seconds from ``iter`` to the first batch, and of each turnover; ``pause`` is between loader and ``iter``."""
+    """Seconds from ``iter`` to the first batch, and of each turnover. The pause is before ``iter``."""
     torch.set_num_threads(1)
     loader = LOADERS[loader_name]
     dataset = DATASETS[dataset_name]()

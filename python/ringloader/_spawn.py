@@ -91,10 +91,20 @@ class _Server:
             return False
 
     def wait_until_ready(self) -> bool:
-        """Whether it can be used. Waits while it imports."""
+        """Whether it can be used. Waits while it imports.
+
+        Raises:
+            _LostError: If it was killed: another may come up.
+        """
         if not self._ready:
+            message = b""
             with contextlib.suppress(ConnectionError):
-                self._ready = self._channel.recv(len(_spawn_server.REFUSED)) == _spawn_server.READY
+                message = self._channel.recv(len(_spawn_server.REFUSED))
+            self._ready = message == _spawn_server.READY
+            if not message:
+                with contextlib.suppress(ChildProcessError):
+                    if os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1]) < 0:
+                        raise _LostError("the server was killed")
         return self._ready
 
     def fork(self, fds: list[int]) -> int:
@@ -238,11 +248,10 @@ class _Servers:
                 server = self._current()
                 if server is None:
                     break
-                if not server.wait_until_ready():
-                    self._give_up("the server did not come up")
-                    break
                 try:
-                    return server.fork(fds)
+                    if server.wait_until_ready():
+                        return server.fork(fds)
+                    self._give_up("the server cannot be used")
                 except BaseException as error:
                     self._end()
                     if not isinstance(error, _LostError):
