@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import os
 import queue
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from multiprocessing import reduction
 from typing import Any
 
@@ -159,7 +159,7 @@ class _Results:
         pass
 
 
-def run_worker(berth: Berth | _SentBerth, target: Callable[..., None], args: tuple[Any, ...]) -> None:
+def run_worker(berth: Berth | _SentBerth, target: Callable[..., None], args: Iterable[Any]) -> None:
     """Runs torch's worker loop at a worker's end of the transport. The main function of a worker process."""
     port = berth.board()
     heap = _heap.Trimming(_heap.keep_freed(berth.share))

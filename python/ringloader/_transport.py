@@ -11,11 +11,12 @@ import atexit
 import collections
 import os
 import queue
+from collections.abc import Iterable
 from typing import Any
 
 import torch.multiprocessing
 
-from ringloader import _budget, _forkserver, _native, _processes, _seam
+from ringloader import _budget, _forkserver, _native, _once, _processes, _seam, _spawn
 
 # A thread that waits natively when the interpreter goes must not come back to it.
 if _native.SUPPORTED:
@@ -107,12 +108,14 @@ class DoneEvent:
 class Transport:
     """Everything of one iterator that must be closed; also the ``multiprocessing_context`` it is given."""
 
-    def __init__(self, engine: _native.Engine, context: Any) -> None:
+    def __init__(self, engine: _native.Engine, context: Any, workers: int) -> None:
         self.engine = engine
+        self._workers = workers
         self.owner = os.getpid()
         self._context = context
         self._queues: list[TaskQueue] = []
         self._processes: dict[int, Any] = {}
+        self._shared = None if context.get_start_method() == "fork" else _once.Shared()
         self._results_made = False
         self._closed = False
         self._final: dict[str, int] = {}
@@ -134,9 +137,12 @@ class Transport:
     def Process(self, *, target: Any, args: tuple[Any, ...]) -> Any:  # noqa: N802
         """A process of the user's context that runs ``target`` at a worker's end."""
         worker = next(arg.worker for arg in args if isinstance(arg, TaskQueue))
-        seated = tuple(self._seat(arg) for arg in args)
+        seated: Iterable[object] = tuple(self._seat(arg) for arg in args)
+        if self._shared is not None:
+            seated = _once.Arguments(self._shared, tuple(seated))
         berth = _processes.Berth(self.engine, worker)
         process = self._context.Process(target=_processes.run_worker, args=(berth, target, seated))
+        process = _spawn.by_server(process)
         return _processes.watched(process, lambda pid: self._started(worker, process, pid))
 
     @staticmethod
@@ -158,6 +164,12 @@ class Transport:
             process.terminate()
             process.join()
             raise
+        if len(self._processes) == self._workers:
+            self._share_nothing_more()
+
+    def _share_nothing_more(self) -> None:
+        if self._shared is not None:
+            self._shared.close()
 
     def note_end(self, worker: int) -> bool:
         """Looks at a worker whose process has ended. Returns whether it should not have.
@@ -185,6 +197,7 @@ class Transport:
         self._final = dict(self.engine.counters())
         self._closed = True
         self.engine.close()
+        self._share_nothing_more()
         self._processes.clear()
 
 
@@ -242,9 +255,10 @@ def make_transport(loader: Any, max_shared_bytes: int | None) -> Transport:
     workers = loader.num_workers
     context = loader.multiprocessing_context or torch.multiprocessing
     _forkserver.preload(context)
+    _spawn.prepare(loader)
     share = _budget.share_per_worker(workers, max_shared_bytes, _native.available_memory())
     engine = _native.Engine(workers, _most_tasks(loader), share)
-    return Transport(engine, context)
+    return Transport(engine, context, workers)
 
 
 def _most_tasks(loader: Any) -> int:

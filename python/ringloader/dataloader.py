@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import torch.utils.data
 
-from ringloader import _decide, _hook, _path, _seam
+from ringloader import _decide, _hook, _native, _path, _seam, _spawn
 from ringloader._options import Options
 
 _T_co = TypeVar("_T_co", covariant=True)
@@ -44,6 +44,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         options = Options(max_shared_bytes=max_shared_bytes)
         super().__init__(*args, **kwargs)
         self.max_shared_bytes = options.max_shared_bytes
+        if _native.SUPPORTED:
+            _spawn.prepare(self)
 
     def _get_iterator(self) -> Any:
         without_ours = _hook.beneath(_seam.Loader._get_iterator)

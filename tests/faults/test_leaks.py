@@ -92,6 +92,8 @@ def test_unpicklable_dataset(loader_class, method):
     for _ in range(3):
         with pytest.warns(UserWarning, match="pickle error"), pytest.raises((AttributeError, TypeError)):
             iter(loader)
+    # With it goes the server for spawn.
+    del loader
     snapshot.assert_nothing_left()
 
 

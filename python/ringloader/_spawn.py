@@ -1,0 +1,372 @@
+"""Workers of the start method ``spawn``, forked from a server that has imported torch already.
+
+One server for the process, started when the first loader that will spawn is made, and ended with the last
+one. A worker has what a spawned one has; where that cannot be promised, it is spawned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import io
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import weakref
+from collections.abc import Iterator
+from multiprocessing import context, popen_spawn_posix, process, reduction, resource_tracker, spawn, util
+from pathlib import Path
+from typing import Any
+
+from ringloader import _spawn_server
+
+SWITCH = "RINGLOADER_SPAWN_SERVER"
+
+_logger = logging.getLogger("ringloader")
+_PR_SET_CHILD_SUBREAPER = 36
+_PR_GET_CHILD_SUBREAPER = 37
+
+# Lines of /proc/thread-self/status that a child begins with.
+_INHERITED = (
+    *("Umask", "Uid", "Gid", "Groups", "NSpgid", "NSsid", "SigBlk", "SigIgn", "NoNewPrivs", "Seccomp"),
+    *("Seccomp_filters", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "THP_enabled"),
+    *("Cpus_allowed", "Mems_allowed"),
+)
+_NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid_for_children", "time_for_children", "user", "uts")
+
+
+class _LostError(Exception):
+    """There is no worker from the server: it must be spawned."""
+
+
+def _inherited() -> tuple[Any, ...]:
+    """All that a spawned process takes over from this one and that /proc tells: a server's must be the same.
+
+    Raises:
+        OSError: Where it cannot be told, or a standard stream is closed.
+    """
+    status = Path("/proc/thread-self/status").read_text().splitlines()
+    return (
+        spawn.get_executable(),
+        util._args_from_interpreter_flags(),  # type: ignore[attr-defined]
+        dict(os.environb),
+        [line for line in status if line.startswith(tuple(f"{name}:" for name in _INHERITED))],
+        [Path(f"/proc/self/{name}").read_text() for name in ("limits", "cgroup", "oom_score_adj")],
+        [Path(f"/proc/self/ns/{name}").readlink() for name in _NAMESPACES],
+        Path("/proc/self/root").stat().st_ino,
+        os.getpriority(os.PRIO_PROCESS, 0),
+        (os.sched_getscheduler(0), os.sched_getparam(0).sched_priority),
+        [(os.fstat(fd).st_mode, os.isatty(fd)) for fd in range(3)],
+    )
+
+
+class _Server:
+    """A running server."""
+
+    def __init__(self) -> None:
+        self.state = _inherited()
+        self._ready = False
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            code = (
+                f"import sys; sys.path[:] = {_sys_path()!r}; from ringloader._spawn_server import main; "
+                f"main({theirs.fileno()}, {os.getpid()})"
+            )
+            executable, flags = self.state[:2]
+            arguments = [executable, *flags, "-c", code]
+            try:
+                self._pid: int = util.spawnv_passfds(executable, arguments, [theirs.fileno()])
+            except BaseException:
+                self._channel.close()
+                raise
+
+    def is_running(self) -> bool:
+        try:
+            return os.waitpid(self._pid, os.WNOHANG)[0] == 0
+        except ChildProcessError:
+            return False
+
+    def wait_until_ready(self) -> bool:
+        """Whether it can be used. Waits while it imports.
+
+        Raises:
+            _LostError: If it was killed: another may come up.
+        """
+        if not self._ready:
+            message = b""
+            with contextlib.suppress(ConnectionError):
+                message = self._channel.recv(len(_spawn_server.REFUSED))
+            self._ready = message == _spawn_server.READY
+            if not message:
+                with contextlib.suppress(ChildProcessError):
+                    if os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1]) < 0:
+                        raise _LostError("the server was killed")
+        return self._ready
+
+    def fork(self, fds: list[int]) -> int:
+        """A new child of this process, that waits for what it shall run.
+
+        Raises:
+            _LostError: If there is none.
+        """
+        if len(fds) > _spawn_server.MOST_FDS:
+            raise _LostError(f"{len(fds)} descriptors are too many for a message")
+        with _adopting():
+            try:
+                socket.send_fds(self._channel, [b"f"], fds)
+                pid = _spawn_server.answered(self._receive())
+                if pid < 0:
+                    raise _LostError(os.strerror(-pid))
+                self._receive()
+            except OSError as error:
+                raise _LostError(f"the server has ended: {error}") from error
+        try:
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            raise _LostError("the worker was adopted by another process") from None
+        return pid
+
+    def _receive(self) -> bytes:
+        message = self._channel.recv(64)
+        if not message:
+            raise ConnectionError("end of file")
+        return message
+
+    def forget(self) -> None:
+        """In a forked child: it is not this process's."""
+        self._channel.close()
+
+    def end(self) -> None:
+        self._channel.close()
+        if self.is_running():
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+
+
+def _sys_path() -> list[str]:
+    """Where this process finds modules. MIRRORS multiprocessing spawn.py::get_preparation_data."""
+    path = [entry for entry in sys.path if isinstance(entry, str)]
+    directory = getattr(process, "ORIGINAL_DIR", None)
+    if "" in path and directory is not None:
+        path[path.index("")] = directory
+    return path
+
+
+@functools.cache
+def _prctl() -> Any:
+    return ctypes.CDLL(None, use_errno=True).prctl
+
+
+@contextlib.contextmanager
+def _adopting() -> Iterator[None]:
+    """This process takes what its descendants leave behind, as the first process of a system does."""
+    before = ctypes.c_int()
+    number, no = ctypes.c_ulong, ctypes.c_ulong(0)
+    _prctl()(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), no, no, no)
+    if _prctl()(_PR_SET_CHILD_SUBREAPER, number(1), no, no, no) != 0:
+        raise _LostError(os.strerror(ctypes.get_errno()))
+    try:
+        yield
+    finally:
+        _prctl()(_PR_SET_CHILD_SUBREAPER, number(before.value), no, no, no)
+
+
+class _Servers:
+    """The server of this process, and the loaders for whom it is there."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._server: _Server | None = None
+        self._users: dict[int, weakref.finalize[Any, Any]] = {}
+        # One that did not come to work at all is not tried again.
+        self._useless = False
+
+    def keep_for(self, loader: Any) -> None:
+        """Starts the server, if there is none. It stays for as long as the loader does."""
+        with self._held():
+            if id(loader) not in self._users:
+                ended = weakref.finalize(loader, self._drop, id(loader))
+                ended.atexit = False
+                self._users[id(loader)] = ended
+            self._current()
+
+    def _drop(self, user: int) -> None:
+        self._users.pop(user, None)
+        self._end_if_unused()
+
+    def _end_if_unused(self) -> None:
+        # Garbage is collected anywhere, also where the lock is held: whoever holds it looks afterwards.
+        if not self._users and self._lock.acquire(blocking=False):
+            try:
+                if not self._users:
+                    self._end()
+            finally:
+                self._lock.release()
+
+    @contextlib.contextmanager
+    def _held(self) -> Iterator[None]:
+        try:
+            with self._lock:
+                yield
+        finally:
+            self._end_if_unused()
+
+    def _current(self) -> _Server | None:
+        """The server with this process's environment, which may still import."""
+        if self._useless:
+            return None
+        try:
+            state = _inherited()
+            if self._server is not None and not (self._server.state == state and self._server.is_running()):
+                self._end()
+            if self._server is None:
+                self._server = _Server()
+        except OSError as error:
+            self._give_up(str(error))
+        return self._server
+
+    def _give_up(self, why: str) -> None:
+        _logger.info("workers are spawned one by one: %s", why)
+        self._useless = True
+        self._end()
+
+    def _end(self) -> None:
+        server, self._server = self._server, None
+        if server is not None:
+            server.end()
+
+    def fork(self, fds: list[int]) -> int:
+        """A new child of this process from the server, or `_LostError`."""
+        with self._held():
+            for _ in range(2):
+                server = self._current()
+                if server is None:
+                    break
+                try:
+                    if server.wait_until_ready():
+                        return server.fork(fds)
+                    self._give_up("the server cannot be used")
+                except BaseException as error:
+                    self._end()
+                    if not isinstance(error, _LostError):
+                        raise
+            raise _LostError
+
+    def forget(self) -> None:
+        """In a forked child."""
+        if self._server is not None:
+            self._server.forget()
+        self.__init__()  # type: ignore[misc]
+
+
+_servers = _Servers()
+os.register_at_fork(after_in_child=_servers.forget)
+
+
+class _Popen(popen_spawn_posix.Popen):
+    """A worker from the server, as `Process` objects know it: as one that was spawned."""
+
+    DupFd = _spawn_server.SentFd  # type: ignore[assignment]
+
+    def duplicate_for_child(self, fd: int) -> int:
+        self._fds: list[int]
+        self._fds.append(fd)
+        return len(self._fds) - 1
+
+    def _launch(self, process_obj: Any) -> None:
+        """MIRRORS multiprocessing popen_spawn_posix.py::_launch."""
+        tracker = resource_tracker.getfd()
+        assert tracker is not None
+        preparation = spawn.get_preparation_data(process_obj._name)
+        data = io.BytesIO()
+        context.set_spawning_popen(self)
+        try:
+            reduction.dump(preparation, data)
+            reduction.dump(process_obj, data)
+        finally:
+            context.set_spawning_popen(None)
+        with contextlib.ExitStack() as ours:
+            sentinel, ended = os.pipe()
+            close_ours = ours.enter_context(_closed_on_error(sentinel))
+            with _closed(ended):
+                theirs, feed = os.pipe()
+                close_ours.append(feed)
+                with _closed(theirs):
+                    self.pid = _servers.fork([0, 1, 2, theirs, ended, tracker, *self._fds])
+        self.sentinel = sentinel
+        self.finalizer = util.Finalize(self, util.close_fds, (sentinel, feed))  # type: ignore[attr-defined]
+        with open(feed, "wb", closefd=False) as file:
+            file.write(data.getbuffer())
+
+
+@contextlib.contextmanager
+def _closed(fd: int) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _closed_on_error(*fds: int) -> Iterator[list[int]]:
+    all_fds = list(fds)
+    try:
+        yield all_fds
+    except BaseException:
+        for fd in all_fds:
+            os.close(fd)
+        raise
+
+
+def _spawns(kind: Any) -> bool:
+    """Whether processes of this class are spawned by nothing but multiprocessing's own code."""
+    if kind is context.Process:
+        # Of the default context, whatever that is by now.
+        kind = getattr(context._default_context._actual_context, "Process", None)  # type: ignore[attr-defined]
+    return (
+        kind is context.SpawnProcess
+        and kind._Popen.__module__ == context.__name__
+        and popen_spawn_posix.Popen.__module__ == popen_spawn_posix.__name__
+        and popen_spawn_posix.Popen._launch.__module__ == popen_spawn_posix.__name__  # type: ignore[attr-defined]
+    )
+
+
+def _is_allowed() -> bool:
+    me = process.current_process()
+    return (
+        os.environ.get(SWITCH) != "0"
+        and not getattr(sys, "frozen", False)
+        # The main module of a child, while it is imported, may start nothing; a daemon never.
+        and not getattr(me, "_inheriting", False)
+        and not me.daemon
+    )
+
+
+def prepare(loader: Any) -> None:
+    """Has the server ready when the loader's workers start, if they are to be spawned."""
+    if loader.num_workers > 0 and _is_allowed():
+        found = loader.multiprocessing_context
+        if _spawns(context.Process if found is None else getattr(found, "Process", None)):
+            _servers.keep_for(loader)
+
+
+def by_server(process_obj: Any) -> Any:
+    """Has a process that would be spawned started by the server, if there is one."""
+    if _spawns(type(process_obj)) and _is_allowed():
+
+        def popen(_process: Any) -> Any:
+            # An attribute of the instance would travel with it.
+            del process_obj._Popen
+            try:
+                return _Popen(process_obj)
+            except _LostError:
+                return process_obj._Popen(process_obj)
+
+        process_obj._Popen = popen
+    return process_obj

@@ -1,0 +1,193 @@
+"""The server from which spawned workers are forked: a fresh interpreter that has imported torch, and no more.
+
+No module of the user's, no thread, no CUDA. A worker becomes a child of the main process, so for both of them
+it is as if it had been spawned: parent, exit code, signals.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import errno
+import gc
+import io
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import threading
+import warnings
+from multiprocessing import process, resource_tracker, spawn
+from typing import Any
+
+READY, REFUSED, REAPED = b"ready", b"refused", b"reaped"
+# What the kernel takes in one message is 253.
+MOST_FDS = 250
+# Descriptors that come with every request, before those of the process: standard streams, the pipe with the
+# process, the pipe that ends with it, the resource tracker.
+_OWN_FDS = 6
+_ANSWER = struct.Struct("q")
+
+
+class SentFd:
+    """A descriptor on its way to a worker. MIRRORS multiprocessing popen_forkserver.py::_DupFd."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def detach(self) -> int:
+        return _received[self.number]
+
+
+# In a worker.
+_received: list[int] = []
+
+
+def main(channel_fd: int, parent: int) -> None:
+    """Runs the server, in a new interpreter; and in each worker, the worker.
+
+    Args:
+        channel_fd: The socket by which the main process asks for workers.
+        parent: The main process.
+    """
+    on_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with socket.socket(fileno=channel_fd) as channel:
+        if not _import_quietly():
+            # The worker that is spawned instead says why.
+            return
+        import torch.cuda
+
+        if threading.active_count() > 1 or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            # A worker would miss the thread, and could not use the device.
+            channel.send(REFUSED)
+            return
+        # The main process's directory may be removed; a worker goes to it by itself.
+        os.chdir("/")
+        try:
+            channel.send(READY)
+            fds = _serve(channel, parent)
+        except ConnectionError:
+            return
+    if fds is not None:
+        signal.signal(signal.SIGINT, on_interrupt)
+        _work(fds)
+
+
+def _import_quietly() -> bool:
+    gc.disable()
+    try:
+        import numpy  # noqa: F401
+        import torch  # noqa: F401
+
+        from ringloader import _processes  # noqa: F401
+    except Exception:
+        return False
+    finally:
+        gc.enable()
+    # A worker that looked through all this for garbage would copy every page of it.
+    gc.collect()
+    gc.freeze()
+    return True
+
+
+def _serve(channel: socket.socket, parent: int) -> list[int] | None:
+    """Forks workers until the main process wants no more, or is gone. Returns the descriptors in a worker."""
+    try:
+        parent_ended = os.pidfd_open(parent)
+    except ProcessLookupError:
+        return None
+    try:
+        if os.getppid() != parent:
+            return None
+        while True:
+            # Forked children of the main process hold its end of the channel too.
+            ready, _, _ = select.select([channel.fileno(), parent_ended], [], [])
+            if parent_ended in ready:
+                return None
+            message, fds, _, _ = socket.recv_fds(channel, 1, MOST_FDS)
+            if not message:
+                return None
+            try:
+                if _fork_for_parent(channel):
+                    return fds
+            except OSError as error:
+                channel.send(_ANSWER.pack(-(error.errno or errno.EAGAIN)))
+            for fd in fds:
+                os.close(fd)
+    finally:
+        os.close(parent_ended)
+
+
+def _fork_for_parent(channel: socket.socket) -> bool:
+    """Forks a worker whose parent is the server's parent. Returns whether this is the worker.
+
+    The process between ends at once, and its child goes to the main process, which has said that it takes
+    such children (`PR_SET_CHILD_SUBREAPER`).
+    """
+    with warnings.catch_warnings():
+        # Of threads: the ones there are end before the fork (numpy's pool), by a handler of their own.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        between = os.fork()
+        if between:
+            os.waitpid(between, 0)
+            channel.send(REAPED)
+            return False
+        try:
+            worker = os.fork()
+        except OSError as error:
+            worker = -(error.errno or errno.EAGAIN)
+        if worker:
+            try:
+                channel.send(_ANSWER.pack(worker))
+            finally:
+                os._exit(0)
+    return True
+
+
+def answered(message: bytes) -> int:
+    """The process id in an answer; a negative error number where there is no process."""
+    number: int = _ANSWER.unpack(message)[0]
+    return number
+
+
+def _work(fds: list[int]) -> None:
+    """The worker, from where a spawned one begins. MIRRORS multiprocessing spawn.py::spawn_main."""
+    for number in range(3):
+        os.dup2(fds[number], number)
+        os.close(fds[number])
+    # The end of this pipe tells the main process that the worker has ended, so it stays open.
+    data, _ended, tracker = fds[3:_OWN_FDS]
+    _received[:] = fds[_OWN_FDS:]
+    resource_tracker._resource_tracker._fd = tracker  # type: ignore[attr-defined]
+    # Python does the same for `random` after each fork.
+    import numpy
+    import torch
+
+    numpy.random.seed()
+    torch.default_generator.seed()
+    waiting = select.poll()
+    waiting.register(data, select.POLLIN)
+    if not waiting.poll()[0][1] & select.POLLIN:
+        # The main process has gone, or lost interest.
+        os._exit(1)
+    code: int = spawn._main(data, os.dup(data))
+    _leave(code)
+
+
+def _leave(code: int) -> None:
+    """Ends the worker as an interpreter does, but for its hundred thousands of objects of torch's."""
+    atexit._run_exitfuncs()
+    # torch's older worker loops leave the dataset there.
+    vars(process.current_process()).pop("_args", None)
+    gc.collect()
+    _flush_open_files()
+    os._exit(code)
+
+
+def _flush_open_files() -> None:
+    files: tuple[type[Any], ...] = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
+    for stream in (sys.stdout, sys.stderr, *(it for it in gc.get_objects() if issubclass(type(it), files))):
+        with contextlib.suppress(Exception):
+            stream.flush()

@@ -1,0 +1,375 @@
+"""Spawned workers come from a server, and nobody could tell; nor is the server left anywhere."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import resource
+import signal
+import sys
+from multiprocessing import context, popen_spawn_posix
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from faults.data import Numbers
+from faults.proc import Snapshot, command_line, descendants, is_running, wait_until
+from faults.script import finish, run_script, start
+from parity.data import identity
+from ringloader import _spawn
+
+pytestmark = pytest.mark.limit(120)
+
+SERVER = "_spawn_server"
+
+
+def servers():
+    """This process's, if it is running."""
+    server = _spawn._servers._server
+    return set() if server is None else {server._pid} & descendants()
+
+
+def is_from_server(process):
+    return SERVER in command_line(process.pid)
+
+
+def spawned(loader_class, dataset=None, method="spawn", workers=1):
+    return loader_class(
+        Numbers(4) if dataset is None else dataset,
+        batch_size=None,
+        num_workers=workers,
+        multiprocessing_context=method,
+        collate_fn=identity,
+    )
+
+
+def from_server(loader):
+    """Whether the workers of an epoch come from the server."""
+    iterator = iter(loader)
+    assert len(list(map(str, iterator))) == len(loader)
+    process = iterator._workers[0]
+    assert process.exitcode == 0
+    del iterator
+    iterator = iter(loader)
+    found = is_from_server(iterator._workers[0])
+    assert isinstance(iterator._workers[0], context.SpawnProcess)
+    return found
+
+
+@pytest.mark.rings_only
+def test_the_server_goes_with_its_last_loader(loader_class):
+    multiprocessing.resource_tracker.ensure_running()
+    before = Snapshot.take()
+    one = spawned(loader_class)
+    assert len(servers()) == 1, "it starts with the first loader"
+    other = spawned(loader_class)
+    assert from_server(one)
+    server = servers()
+    del one
+    gc.collect()
+    assert from_server(other)
+    assert servers() == server
+    iterator = iter(other)
+    del other
+    gc.collect()
+    assert servers() == set()
+    assert len(list(iterator)) == 4, "workers need no server"
+    del iterator
+    before.assert_nothing_left()
+
+
+@pytest.mark.rings_only
+def test_a_server_that_was_killed_is_replaced(loader_class):
+    loader = spawned(loader_class)
+    iterator = iter(loader)
+    first = servers()
+    os.kill(*first, signal.SIGKILL)
+    assert len(list(iterator)) == 4, "workers need no server"
+    assert from_server(loader)
+    assert len(servers()) == 1 and servers() != first
+    # While it imports.
+    os.environ["RINGLOADER_TEST"] = "1"
+    try:
+        other = spawned(loader_class)
+        os.kill(*servers(), signal.SIGKILL)
+        assert from_server(other) and from_server(loader)
+    finally:
+        del os.environ["RINGLOADER_TEST"]
+
+
+def lose(_server, _fds):
+    raise _spawn._LostError
+
+
+@pytest.mark.rings_only
+def test_a_server_that_dies_when_it_is_asked(loader_class, monkeypatch):
+    loader = spawned(loader_class)
+    assert from_server(loader)
+    fork = _spawn._Server.fork
+
+    def dying(server, fds):
+        os.kill(server._pid, signal.SIGKILL)
+        wait_until(lambda: not is_running(server._pid), 20)
+        monkeypatch.setattr(_spawn._Server, "fork", fork)
+        return fork(server, fds)
+
+    monkeypatch.setattr(_spawn._Server, "fork", dying)
+    assert from_server(loader)
+    # One that always does: the workers are spawned.
+    monkeypatch.setattr(
+        _spawn._Server, "fork", lambda _server, _fds: (_ for _ in ()).throw(_spawn._LostError)
+    )
+    assert not from_server(loader)
+
+
+class Place(Dataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return os.environ.get("RINGLOADER_TEST"), os.umask(0o22), resource.getrlimit(resource.RLIMIT_CORE)
+
+
+@pytest.mark.rings_only
+def test_what_a_spawned_worker_inherits(loader_class, monkeypatch):
+    """A change of what children begin with makes another server."""
+    loader = spawned(loader_class, Place())
+    limit = resource.getrlimit(resource.RLIMIT_CORE)
+    assert next(iter(loader)) == (None, 0o22, limit)
+    first = servers()
+    monkeypatch.setenv("RINGLOADER_TEST", "1")
+    assert next(iter(loader)) == ("1", 0o22, limit)
+    second = servers()
+    assert first != second
+    before = os.umask(0o77)
+    try:
+        assert next(iter(loader)) == ("1", 0o77, limit)
+    finally:
+        os.umask(before)
+    assert next(iter(loader)) == ("1", 0o22, limit)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, limit[1]))
+    try:
+        assert next(iter(loader)) == ("1", 0o22, (0, limit[1]))
+    finally:
+        resource.setrlimit(resource.RLIMIT_CORE, limit)
+    assert len(servers()) == 1
+
+
+@pytest.mark.rings_only
+def test_output_goes_where_the_parents_goes(loader_class, tmp_path):
+    loader = spawned(loader_class, Prints())
+    kept = os.dup(1)
+    try:
+        for name in ("one", "two"):
+            sys.stdout.flush()
+            with (tmp_path / name).open("w") as file:
+                os.dup2(file.fileno(), 1)
+            list(loader)
+            assert (tmp_path / name).read_text() == "made\nmade\n"
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+class Prints(Numbers):
+    def __init__(self):
+        super().__init__(2)
+
+    def __getitem__(self, index):
+        sys.stdout.write("made\n")
+        return index
+
+
+class OwnProcess(context.SpawnProcess):
+    pass
+
+
+class OwnContext(context.SpawnContext):
+    Process = OwnProcess
+
+
+class OwnPopen(popen_spawn_posix.Popen):
+    pass
+
+
+@pytest.mark.rings_only
+@pytest.mark.parametrize("case", ["switch", "process", "popen", "executable", "many"])
+def test_where_workers_are_spawned(loader_class, monkeypatch, tmp_path, case):
+    dataset = None
+    method = "spawn"
+    if case == "switch":
+        monkeypatch.setenv(_spawn.SWITCH, "0")
+    elif case == "process":
+        method = OwnContext()
+    elif case == "popen":
+        monkeypatch.setattr(context.SpawnProcess, "_Popen", staticmethod(lambda process: OwnPopen(process)))
+    elif case == "executable":
+        # Runs Python, but not the server.
+        wrapper = tmp_path / "python"
+        wrapper.write_text(f'#!/bin/sh\ncase "$*" in *{SERVER}*) exit 1;; esac\nexec {sys.executable} "$@"\n')
+        wrapper.chmod(0o755)
+        executable = multiprocessing.spawn.get_executable()
+        monkeypatch.setattr(_spawn, "_servers", _spawn._Servers())
+        multiprocessing.set_executable(str(wrapper))
+    else:
+        dataset = Many()
+    try:
+        assert not from_server(spawned(loader_class, dataset, method))
+    finally:
+        if case == "executable":
+            multiprocessing.set_executable(executable)
+
+
+class Many(Numbers):
+    """More descriptors than a message takes."""
+
+    def __init__(self):
+        super().__init__(2)
+        self.tensors = [torch.ones(1) for _ in range(300)]
+
+
+@pytest.mark.rings_only
+def test_the_default_context(tmp_path):
+    body = """
+        import multiprocessing
+        from faults.proc import command_line
+        if __name__ == "__main__":
+            multiprocessing.set_start_method("spawn")
+            iterator = iter(DataLoader(Numbers(4), num_workers=1))
+            worker = iterator._workers[0]
+            print(type(worker).__name__, "_spawn_server" in command_line(worker.pid))
+            print(len(list(iterator)))
+    """
+    ended = run_script("ringloader", body, tmp_path)
+    assert (ended.code, ended.err, ended.out.split()) == (0, "", ["Process", "True", "4"])
+
+
+@pytest.mark.rings_only
+def test_a_thread_in_every_interpreter(tmp_path, monkeypatch):
+    """It would be missing in what is forked, so nothing is."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    body = """
+        import threading
+        from faults.proc import command_line
+        class Threads(Numbers):
+            def __getitem__(self, index):
+                return threading.active_count()
+        if __name__ == "__main__":
+            loader = DataLoader(Threads(2), num_workers=1, batch_size=None, multiprocessing_context="spawn")
+            iterator = iter(loader)
+            print("_spawn_server" in command_line(iterator._workers[0].pid), list(iterator))
+    """
+    ended = run_script("ringloader", body, tmp_path)
+    assert (ended.code, ended.err, ended.out) == (0, "", "False [2, 2]\n")
+
+
+PARENT = """
+    def main():
+        loader = DataLoader(Numbers(10**6), num_workers=2, multiprocessing_context="spawn")
+        iterator = iter(loader)
+        next(iterator)
+        if {forks}:
+            if os.fork() == 0:
+                time.sleep(600)
+        print("ready", flush=True)
+        time.sleep(600)
+
+    if __name__ == "__main__":
+        main()
+"""
+
+
+@pytest.mark.rings_only
+@pytest.mark.parametrize("forks", [False, True])
+def test_the_main_process_is_killed(tmp_path, forks):
+    """Server and workers end, also where a forked child of the main process lives on."""
+    process = start("ringloader", PARENT.format(forks=forks), tmp_path)
+    try:
+        assert process.stdout.readline() == "ready\n"
+        below = {pid: command_line(pid) for pid in descendants(process.pid)}
+        ours = {pid for pid, line in below.items() if SERVER in line}
+        assert len(ours) == 3
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait(20)
+        assert wait_until(lambda: not any(map(is_running, ours)), 20)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        finish(process, 20)
+
+
+@pytest.mark.rings_only
+def test_an_interrupt_is_for_the_main_process(tmp_path):
+    """SIGINT for the whole group, as from a terminal, while the server waits."""
+    body = """
+        if __name__ == "__main__":
+            loader = DataLoader(Numbers(4), num_workers=1, multiprocessing_context="spawn")
+            assert len(list(loader)) == 4
+            try:
+                print("ready", flush=True)
+                time.sleep(600)
+            except KeyboardInterrupt:
+                print(len(list(loader)))
+    """
+    process = start("ringloader", body, tmp_path)
+    assert process.stdout.readline() == "ready\n"
+    os.killpg(process.pid, signal.SIGINT)
+    ended = finish(process, 50)
+    assert (ended.code, ended.out, ended.err) == (0, "4\n", "")
+
+
+@pytest.mark.rings_only
+def test_forked_children_leave_the_server_alone(loader_class):
+    loader = spawned(loader_class)
+    assert from_server(loader)
+    forked = loader_class(Numbers(4), batch_size=None, num_workers=1, multiprocessing_context="fork")
+    child = os.fork()
+    if child == 0:
+        del loader
+        gc.collect()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert np.allclose([float(batch[0]) for batch in forked], range(4))
+    server = servers()
+    assert len(server) == 1
+    assert from_server(loader)
+    assert servers() == server
+
+
+def orphan():
+    """The parent of a process whose own parent has ended."""
+    told, tell = os.pipe()
+    between = os.fork()
+    if between == 0:
+        before = os.getpid()
+        if os.fork() == 0:
+            wait_until(lambda: os.getppid() != before, 20)
+            os.write(tell, str(os.getppid()).encode())
+        os._exit(0)
+    os.waitpid(between, 0)
+    os.close(tell)
+    with os.fdopen(told) as file:
+        return int(file.read())
+
+
+@pytest.mark.rings_only
+def test_orphans_go_to_this_process_only_while_a_worker_starts(loader_class, monkeypatch):
+    parents = []
+    receive = _spawn._Server._receive
+
+    def looking(server):
+        if not parents:
+            parents.append(orphan())
+        return receive(server)
+
+    monkeypatch.setattr(_spawn._Server, "_receive", looking)
+    assert from_server(spawned(loader_class))
+    assert parents == [os.getpid()]
+    # The orphan of before is this process's child now, and has ended.
+    os.waitpid(-1, 0)
+    assert orphan() != os.getpid()
