@@ -6,68 +6,57 @@
 use std::{hint::black_box, thread};
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use ringloader_core::{
-    ring::{Consumer, Descriptor, Producer, Ring, RingHeader, WORDS, Words},
-    sync::Arc,
-};
+use ringloader_core::ring::{Consumer, Descriptor, Producer, Ring, RingHeader, WORDS, Words};
 
 const SLOTS: usize = 256;
 /// Descriptors in one timed transfer between two threads.
 const BURST: u64 = 100_000;
 
 /// One end that takes descriptors and one that gives them, over the same ring.
-trait Push: Send + 'static {
+trait Push: Send {
     fn push(&mut self, words: &Words) -> bool;
 }
 
-trait Pop: Send + 'static {
+trait Pop {
     fn pop(&mut self) -> Option<Words>;
 }
 
-/// The heap instead of the mapping.
-struct Storage {
-    header: RingHeader,
-    slots: Vec<Descriptor>,
-}
-
-impl Storage {
-    fn ring(&self) -> Ring<'_> {
-        Ring::new(&self.header, &self.slots).expect("a power of two")
-    }
-}
-
-struct Ours<End> {
-    storage: Arc<Storage>,
+/// An end with its ring, as rtrb's ends have theirs.
+struct Ours<'a, End> {
+    ring: Ring<'a>,
     end: End,
 }
 
-impl Push for Ours<Producer> {
+impl Push for Ours<'_, Producer> {
+    #[inline(always)]
     fn push(&mut self, words: &Words) -> bool {
-        self.end.push(self.storage.ring(), words).expect("sound")
+        self.end.push(self.ring, words).expect("sound")
     }
 }
 
-impl Pop for Ours<Consumer> {
+impl Pop for Ours<'_, Consumer> {
+    #[inline(always)]
     fn pop(&mut self) -> Option<Words> {
-        self.end.pop(self.storage.ring()).expect("sound")
+        self.end.pop(self.ring).expect("sound")
     }
 }
 
-fn ours() -> (Ours<Producer>, Ours<Consumer>) {
-    let slots = (0..SLOTS).map(|_| Descriptor::new()).collect();
-    let storage = Arc::new(Storage { header: RingHeader::new(), slots });
-    let producer = Producer::attach(storage.ring()).expect("sound");
-    let consumer = Consumer::attach(storage.ring()).expect("sound");
-    (Ours { storage: Arc::clone(&storage), end: producer }, Ours { storage, end: consumer })
+/// New ends of a ring that is empty.
+fn ours(ring: Ring<'_>) -> (Ours<'_, Producer>, Ours<'_, Consumer>) {
+    let producer = Producer::attach(ring).expect("sound");
+    let consumer = Consumer::attach(ring).expect("sound");
+    (Ours { ring, end: producer }, Ours { ring, end: consumer })
 }
 
 impl Push for rtrb::Producer<Words> {
+    #[inline(always)]
     fn push(&mut self, words: &Words) -> bool {
         rtrb::Producer::push(self, *words).is_ok()
     }
 }
 
 impl Pop for rtrb::Consumer<Words> {
+    #[inline(always)]
     fn pop(&mut self) -> Option<Words> {
         rtrb::Consumer::pop(self).ok()
     }
@@ -96,14 +85,14 @@ fn spin<T>(mut attempt: impl FnMut() -> Option<T>) -> T {
 
 /// Sends `BURST` descriptors from another thread; the sum of what arrived.
 fn transfer(mut push: impl Push, mut pop: impl Pop) -> u64 {
-    let producer = thread::spawn(move || {
-        for number in 0..BURST {
-            spin(|| push.push(&words(number)).then_some(()));
-        }
-    });
-    let sum = (0..BURST).map(|_| spin(|| pop.pop())[WORDS - 1]).fold(0, u64::wrapping_add);
-    producer.join().expect("no panic");
-    sum
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            for number in 0..BURST {
+                spin(|| push.push(&words(number)).then_some(()));
+            }
+        });
+        (0..BURST).map(|_| spin(|| pop.pop())[WORDS - 1]).fold(0, u64::wrapping_add)
+    })
 }
 
 /// Fills and empties the ring three times.
@@ -121,7 +110,7 @@ fn check(name: &str, mut push: impl Push, mut pop: impl Pop) {
     }
 }
 
-fn candidate<P: Push, C: Pop>(criterion: &mut Criterion, name: &str, ends: fn() -> (P, C)) {
+fn candidate<P: Push, C: Pop>(criterion: &mut Criterion, name: &str, ends: impl Fn() -> (P, C)) {
     let (push, pop) = ends();
     check(name, push, pop);
     let (push, pop) = ends();
@@ -133,7 +122,7 @@ fn candidate<P: Push, C: Pop>(criterion: &mut Criterion, name: &str, ends: fn() 
     group.bench_function(name, |bencher| {
         bencher.iter(|| {
             assert!(push.push(black_box(&words(7))));
-            pop.pop()
+            black_box(&pop.pop());
         });
     });
     group.finish();
@@ -150,7 +139,11 @@ fn candidate<P: Push, C: Pop>(criterion: &mut Criterion, name: &str, ends: fn() 
 }
 
 fn ring(criterion: &mut Criterion) {
-    candidate(criterion, "ringloader", ours);
+    // The heap instead of the mapping.
+    let header = RingHeader::new();
+    let slots: Vec<_> = (0..SLOTS).map(|_| Descriptor::new()).collect();
+    let ring = Ring::new(&header, &slots).expect("a power of two");
+    candidate(criterion, "ringloader", || ours(ring));
     candidate(criterion, "rtrb", yardstick);
 }
 
