@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`bell`] | bells and watches: the system calls of sleeping and waking |
 //! | [`doorbell`] | sleep and wake between two processes, the only `fence(SeqCst)` |
+//! | [`ready`] | which of many workers have committed something |
 //! | [`planted`] | wrong orderings on purpose, for the gates that must catch them |
 //! | [`mod@pause`] | moments at which a test stops or kills the process |
 //! | `mortal` | under loom: atomics whose thread can be killed before any store |
@@ -15,6 +16,7 @@ pub mod doorbell;
 pub mod mortal;
 pub mod pause;
 pub mod planted;
+pub mod ready;
 
 #[cfg(any(ringloader_loom, ringloader_planted))]
 mod raw {
