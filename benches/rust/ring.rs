@@ -6,69 +6,15 @@
 use std::{hint::black_box, thread};
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use ringloader_core::ring::{Consumer, Descriptor, Producer, Ring, RingHeader, WORDS, Words};
+use ringloader_core::ring::WORDS;
 
-const SLOTS: usize = 256;
+#[path = "parts/ends.rs"]
+mod ends;
+
+use ends::{Pop, Push, SLOTS, Storage, ours, words, yardstick};
+
 /// Descriptors in one timed transfer between two threads.
 const BURST: u64 = 100_000;
-
-/// One end that takes descriptors and one that gives them, over the same ring.
-trait Push: Send {
-    fn push(&mut self, words: &Words) -> bool;
-}
-
-trait Pop {
-    fn pop(&mut self) -> Option<Words>;
-}
-
-/// An end with its ring, as rtrb's ends have theirs.
-struct Ours<'a, End> {
-    ring: Ring<'a>,
-    end: End,
-}
-
-impl Push for Ours<'_, Producer> {
-    #[inline(always)]
-    fn push(&mut self, words: &Words) -> bool {
-        self.end.push(self.ring, words).expect("sound")
-    }
-}
-
-impl Pop for Ours<'_, Consumer> {
-    #[inline(always)]
-    fn pop(&mut self) -> Option<Words> {
-        self.end.pop(self.ring).expect("sound")
-    }
-}
-
-/// New ends of a ring that is empty.
-fn ours(ring: Ring<'_>) -> (Ours<'_, Producer>, Ours<'_, Consumer>) {
-    let producer = Producer::attach(ring).expect("sound");
-    let consumer = Consumer::attach(ring).expect("sound");
-    (Ours { ring, end: producer }, Ours { ring, end: consumer })
-}
-
-impl Push for rtrb::Producer<Words> {
-    #[inline(always)]
-    fn push(&mut self, words: &Words) -> bool {
-        rtrb::Producer::push(self, *words).is_ok()
-    }
-}
-
-impl Pop for rtrb::Consumer<Words> {
-    #[inline(always)]
-    fn pop(&mut self) -> Option<Words> {
-        rtrb::Consumer::pop(self).ok()
-    }
-}
-
-fn yardstick() -> (rtrb::Producer<Words>, rtrb::Consumer<Words>) {
-    rtrb::RingBuffer::new(SLOTS)
-}
-
-fn words(number: u64) -> Words {
-    [number; WORDS]
-}
 
 /// Tries until `attempt` succeeds.
 fn spin<T>(mut attempt: impl FnMut() -> Option<T>) -> T {
@@ -139,11 +85,8 @@ fn candidate<P: Push, C: Pop>(criterion: &mut Criterion, name: &str, ends: impl 
 }
 
 fn ring(criterion: &mut Criterion) {
-    // The heap instead of the mapping.
-    let header = RingHeader::new();
-    let slots: Vec<_> = (0..SLOTS).map(|_| Descriptor::new()).collect();
-    let ring = Ring::new(&header, &slots).expect("a power of two");
-    candidate(criterion, "ringloader", || ours(ring));
+    let storage = Storage::new();
+    candidate(criterion, "ringloader", || ours(storage.ring()));
     candidate(criterion, "rtrb", yardstick);
 }
 

@@ -314,8 +314,8 @@ impl Engine {
         if !line.pending.is_empty() {
             self.flush(worker, line)?;
         }
-        let words = line.results.pop(self.control.worker(worker).results)?;
-        words.map(|words| self.open(worker, &words)).transpose()
+        let Some(words) = line.results.pop(self.control.worker(worker).results)? else { return Ok(None) };
+        self.open(worker, &words).map(Some)
     }
 
     /// What the next result of `worker` answers and is, if [`try_next_of`](Self::try_next_of) would take one.

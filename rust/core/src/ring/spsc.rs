@@ -292,11 +292,12 @@ impl Consumer {
     /// As [`peek`](Self::peek).
     #[inline]
     pub fn pop(&mut self, ring: Ring<'_>) -> Result<Option<Words>> {
-        let words = self.peek(ring)?;
-        if words.is_some() {
-            self.advance(ring);
+        if self.is_empty(ring)? {
+            return Ok(None);
         }
-        Ok(words)
+        let words = ring.slot(self.head).load();
+        self.advance(ring);
+        Ok(Some(words))
     }
 
     /// The position of the oldest descriptor.
