@@ -19,7 +19,7 @@ RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml C
 PYTHON_SOURCES := $(wildcard python/ringloader/*)
 WHEEL_STAMP := $(VENV)/.wheel
 
-.PHONY: help test test-fast demo frameworks frameworks-docs bench bench-scaling bench-sweep bench-profile bench-smoke bench-threads-env bench-rust lint rust-test python-test python-test-fast parity parity-all stubs loom loom-fast tsan tsan-fast storm storm-fast portable clean
+.PHONY: help test test-fast demo frameworks frameworks-docs bench bench-scaling bench-sweep bench-profile bench-smoke bench-threads-env bench-rust bench-instructions lint rust-test python-test python-test-fast parity parity-all stubs loom loom-fast tsan tsan-fast storm storm-fast portable clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -148,6 +148,9 @@ bench-threads-env: $(THREADS_VENV)/.bench ## the environment of a loader that th
 
 bench-rust: ## criterion
 	cargo bench -p ringloader-core
+
+bench-instructions: ## instructions of the core, counted by valgrind
+	cargo bench -p ringloader-core --bench instructions
 
 clean:
 	rm -rf $(VENV) $(THREADS_VENV) build target

@@ -2,13 +2,15 @@
 //!
 //! Every candidate is checked before it is timed. Dispatch and reorder must cost the same for any number of workers.
 
-use std::collections::VecDeque;
 use std::hint::black_box;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use ringloader_core::plan::{
-    BatchRule, Dispatch, Draw, Indices, Next, Order, ReorderBuffer, Source, Step, Stream, Supply,
-};
+use ringloader_core::plan::{BatchRule, Draw, Indices, Order, Source, Step, Stream, Supply};
+
+#[path = "parts/epoch.rs"]
+mod epoch;
+
+use epoch::Epoch;
 
 const LEN: u64 = 1 << 20;
 
@@ -69,57 +71,6 @@ fn streams(criterion: &mut Criterion) {
         }
     }
     group.finish();
-}
-
-/// An epoch without end whose workers answer at once, but not in order.
-struct Epoch {
-    dispatch: Dispatch,
-    tasks: ReorderBuffer<u64>,
-    /// Tasks under way. The youngest but one arrives first, so that results wait in the buffer.
-    under_way: VecDeque<u64>,
-    in_order: bool,
-}
-
-impl Epoch {
-    fn new(workers: u32, order: Order) -> Self {
-        let mut this = Self {
-            dispatch: Dispatch::new(workers, 2, order),
-            tasks: ReorderBuffer::new(),
-            under_way: VecDeque::new(),
-            in_order: order == Order::InOrder,
-        };
-        (0..this.dispatch.max_tasks()).for_each(|_| this.put());
-        this
-    }
-
-    fn put(&mut self) {
-        let worker = self.dispatch.choose().expect("a worker with room");
-        let seq = self.tasks.send(worker);
-        self.dispatch.sent(worker);
-        self.under_way.push_back(seq);
-    }
-
-    /// One batch: its task's number.
-    fn step(&mut self) -> u64 {
-        loop {
-            let (seq, worker) = match self.tasks.next(|worker| self.dispatch.is_active(worker)) {
-                Next::Ready { seq, worker, .. } => (seq, worker),
-                Next::End => panic!("the epoch has no end"),
-                Next::Wait { .. } => {
-                    let index = usize::from(self.under_way.len() > 1);
-                    let seq = self.under_way.remove(index).expect("a task under way");
-                    if self.in_order {
-                        self.tasks.arrive(seq, seq).expect("a task under way");
-                        continue;
-                    }
-                    (seq, self.tasks.take(seq).expect("a task under way"))
-                }
-            };
-            self.dispatch.delivered(worker);
-            self.put();
-            return seq;
-        }
-    }
 }
 
 fn control(criterion: &mut Criterion) {

@@ -6,80 +6,15 @@
 use std::{hint::black_box, thread};
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use ringloader_core::{
-    ring::{Consumer, Descriptor, Producer, Ring, RingHeader, WORDS, Words},
-    sync::Arc,
-};
+use ringloader_core::ring::WORDS;
 
-const SLOTS: usize = 256;
+#[path = "parts/ends.rs"]
+mod ends;
+
+use ends::{Pop, Push, SLOTS, Storage, ours, words, yardstick};
+
 /// Descriptors in one timed transfer between two threads.
 const BURST: u64 = 100_000;
-
-/// One end that takes descriptors and one that gives them, over the same ring.
-trait Push: Send + 'static {
-    fn push(&mut self, words: &Words) -> bool;
-}
-
-trait Pop: Send + 'static {
-    fn pop(&mut self) -> Option<Words>;
-}
-
-/// The heap instead of the mapping.
-struct Storage {
-    header: RingHeader,
-    slots: Vec<Descriptor>,
-}
-
-impl Storage {
-    fn ring(&self) -> Ring<'_> {
-        Ring::new(&self.header, &self.slots).expect("a power of two")
-    }
-}
-
-struct Ours<End> {
-    storage: Arc<Storage>,
-    end: End,
-}
-
-impl Push for Ours<Producer> {
-    fn push(&mut self, words: &Words) -> bool {
-        self.end.push(self.storage.ring(), words).expect("sound")
-    }
-}
-
-impl Pop for Ours<Consumer> {
-    fn pop(&mut self) -> Option<Words> {
-        self.end.pop(self.storage.ring()).expect("sound")
-    }
-}
-
-fn ours() -> (Ours<Producer>, Ours<Consumer>) {
-    let slots = (0..SLOTS).map(|_| Descriptor::new()).collect();
-    let storage = Arc::new(Storage { header: RingHeader::new(), slots });
-    let producer = Producer::attach(storage.ring()).expect("sound");
-    let consumer = Consumer::attach(storage.ring()).expect("sound");
-    (Ours { storage: Arc::clone(&storage), end: producer }, Ours { storage, end: consumer })
-}
-
-impl Push for rtrb::Producer<Words> {
-    fn push(&mut self, words: &Words) -> bool {
-        rtrb::Producer::push(self, *words).is_ok()
-    }
-}
-
-impl Pop for rtrb::Consumer<Words> {
-    fn pop(&mut self) -> Option<Words> {
-        rtrb::Consumer::pop(self).ok()
-    }
-}
-
-fn yardstick() -> (rtrb::Producer<Words>, rtrb::Consumer<Words>) {
-    rtrb::RingBuffer::new(SLOTS)
-}
-
-fn words(number: u64) -> Words {
-    [number; WORDS]
-}
 
 /// Tries until `attempt` succeeds.
 fn spin<T>(mut attempt: impl FnMut() -> Option<T>) -> T {
@@ -96,14 +31,14 @@ fn spin<T>(mut attempt: impl FnMut() -> Option<T>) -> T {
 
 /// Sends `BURST` descriptors from another thread; the sum of what arrived.
 fn transfer(mut push: impl Push, mut pop: impl Pop) -> u64 {
-    let producer = thread::spawn(move || {
-        for number in 0..BURST {
-            spin(|| push.push(&words(number)).then_some(()));
-        }
-    });
-    let sum = (0..BURST).map(|_| spin(|| pop.pop())[WORDS - 1]).fold(0, u64::wrapping_add);
-    producer.join().expect("no panic");
-    sum
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            for number in 0..BURST {
+                spin(|| push.push(&words(number)).then_some(()));
+            }
+        });
+        (0..BURST).map(|_| spin(|| pop.pop())[WORDS - 1]).fold(0, u64::wrapping_add)
+    })
 }
 
 /// Fills and empties the ring three times.
@@ -121,7 +56,7 @@ fn check(name: &str, mut push: impl Push, mut pop: impl Pop) {
     }
 }
 
-fn candidate<P: Push, C: Pop>(criterion: &mut Criterion, name: &str, ends: fn() -> (P, C)) {
+fn candidate<P: Push, C: Pop>(criterion: &mut Criterion, name: &str, ends: impl Fn() -> (P, C)) {
     let (push, pop) = ends();
     check(name, push, pop);
     let (push, pop) = ends();
@@ -133,7 +68,7 @@ fn candidate<P: Push, C: Pop>(criterion: &mut Criterion, name: &str, ends: fn() 
     group.bench_function(name, |bencher| {
         bencher.iter(|| {
             assert!(push.push(black_box(&words(7))));
-            pop.pop()
+            black_box(&pop.pop());
         });
     });
     group.finish();
@@ -150,7 +85,8 @@ fn candidate<P: Push, C: Pop>(criterion: &mut Criterion, name: &str, ends: fn() 
 }
 
 fn ring(criterion: &mut Criterion) {
-    candidate(criterion, "ringloader", ours);
+    let storage = Storage::new();
+    candidate(criterion, "ringloader", || ours(storage.ring()));
     candidate(criterion, "rtrb", yardstick);
 }
 

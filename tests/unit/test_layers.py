@@ -12,9 +12,10 @@ PAGE = (ROOT / "ARCHITECTURE.md").read_text()
 # Module of the core: modules that it may use. `shm::layout` is where structures of pool and ring meet memory.
 CORE_MAY_USE = {
     "error": set(),
-    "sync": {"error"},
+    "bits": set(),
+    "sync": {"error", "bits"},
     "batch": {"error"},
-    "plan": {"error"},
+    "plan": {"error", "bits"},
     "ring": {"error", "sync"},
     "pool": {"error", "sync"},
     "shm": {"error", "sync", "ring", "pool"},

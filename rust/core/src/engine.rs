@@ -1,7 +1,6 @@
 //! The parent's side: hands out tasks, takes results, waits. Composition only.
 
 use std::collections::VecDeque;
-use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -15,6 +14,8 @@ use crate::shm::{Control, Geometry, Segment, handover};
 use crate::sync::doorbell::sleep_unless;
 use crate::sync::linger::Linger;
 use crate::sync::pause::pause;
+use crate::sync::planted::planted;
+use crate::sync::ready::Ready;
 use crate::sync::{Arc, Bell, Watch, process_handle};
 
 /// The longest sleep: insurance against signal handlers that restart system calls.
@@ -41,8 +42,9 @@ pub struct Engine {
 #[derive(Debug)]
 struct State {
     lines: Vec<Line>,
-    /// The worker whose ring is looked at first, so that none starves.
-    first: usize,
+    ready: Ready,
+    /// Whether tasks may be pending anywhere.
+    behind: bool,
     ended: VecDeque<u32>,
     /// When the watch was last asked who has ended.
     looked: Instant,
@@ -95,7 +97,8 @@ impl Engine {
             sockets: Vec::new(),
             state: Mutex::new(State {
                 lines: Vec::new(),
-                first: 0,
+                ready: Ready::new(workers),
+                behind: false,
                 ended: VecDeque::new(),
                 looked: Instant::now(),
                 woken: false,
@@ -164,6 +167,7 @@ impl Engine {
                 state.lines[worker as usize].handle = Some(handle);
             }
             Err(Error::Os { errno, .. }) if errno == rustix::io::Errno::SRCH.raw_os_error() => {
+                state.ready.look_at(worker);
                 state.ended.push_back(worker);
             }
             Err(other) => return Err(other),
@@ -214,14 +218,16 @@ impl Engine {
     /// # Errors
     /// [`Error::TaskTooLarge`] when it can never be sent, [`Error::Corrupt`] from the ring.
     pub fn put_task(&self, worker: u32, task: Task) -> Result<()> {
-        let mut state = self.lock();
+        let state = &mut *self.lock();
         let line = &mut state.lines[worker as usize];
         if !line.arena.fits(task.bytes.len() as u64) {
             let (len, capacity) = (task.bytes.len() as u64, self.control.geometry().arena);
             return Err(Error::TaskTooLarge { len, capacity });
         }
         line.pending.push_back(task);
-        self.flush(worker, line)
+        self.flush(worker, line)?;
+        state.behind |= !line.pending.is_empty();
+        Ok(())
     }
 
     /// Sends what is pending, as far as there is room.
@@ -262,15 +268,27 @@ impl Engine {
             let ended = self.watch.ended()?;
             self.note_ended(&mut state, ended);
         }
-        let workers = state.lines.len();
-        for step in 0..workers {
-            let worker = (state.first + step) % workers;
-            if let Some(delivery) = self.take(&mut state, worker as u32)? {
-                state.first = (worker + 1) % workers;
-                return Ok(Some(delivery));
+        if state.behind && !state.closed {
+            // Room comes without a word, and not all tasks are answered: who has room is found only so.
+            for (worker, line) in state.lines.iter_mut().enumerate() {
+                self.flush(worker as u32, line)?;
             }
+            state.behind = state.lines.iter().any(|line| !line.pending.is_empty());
         }
-        Ok(None)
+        let Some(worker) = self.find(&mut state)? else { return Ok(None) };
+        let delivery = self.take(&mut state, worker)?;
+        state.ready.pass(worker);
+        Ok(delivery)
+    }
+
+    /// A worker whose ring has a result, if there is one.
+    fn find(&self, state: &mut State) -> Result<Option<u32>> {
+        let State { lines, ready, .. } = state;
+        ready.find(self.control.ready(), |worker| self.has(lines, worker))
+    }
+
+    fn has(&self, lines: &mut [Line], worker: u32) -> Result<bool> {
+        Ok(!lines[worker as usize].results.is_empty(self.control.worker(worker).results)?)
     }
 
     /// As [`try_next`](Self::try_next), of one worker. Looks for no worker's end: who waits for one worker
@@ -292,8 +310,8 @@ impl Engine {
         if !line.pending.is_empty() {
             self.flush(worker, line)?;
         }
-        let words = line.results.pop(self.control.worker(worker).results)?;
-        words.map(|words| self.open(worker, &words)).transpose()
+        let Some(words) = line.results.pop(self.control.worker(worker).results)? else { return Ok(None) };
+        self.open(worker, &words).map(Some)
     }
 
     /// What the next result of `worker` answers and is, if [`try_next_of`](Self::try_next_of) would take one.
@@ -310,13 +328,13 @@ impl Engine {
         Ok(descriptor.map(|descriptor| (descriptor.seq, descriptor.kind)))
     }
 
-    fn has_any_of(&self, mut workers: Range<u32>) -> Result<bool> {
+    /// Whether a result of `only` (of any worker, if `None`) is there.
+    fn has_any_of(&self, only: Option<u32>) -> Result<bool> {
         let mut state = self.lock();
-        let mut has = |worker| -> Result<bool> {
-            let results = self.control.worker(worker).results;
-            Ok(state.lines[worker as usize].results.peek(results)?.is_some())
-        };
-        workers.try_fold(false, |any, worker| Ok(any || has(worker)?))
+        match only {
+            Some(worker) => self.has(&mut state.lines, worker),
+            None => Ok(self.find(&mut state)?.is_some()),
+        }
     }
 
     fn descriptor(&self, words: &Words) -> Result<ResultDescriptor> {
@@ -363,13 +381,12 @@ impl Engine {
     /// # Errors
     /// [`Error::Corrupt`] from a ring, [`Error::Os`] when the system refuses.
     pub fn wait_for(&self, only: Option<u32>, limit: Duration) -> Result<()> {
-        let awaited = match only {
-            Some(worker) => worker..worker + 1,
-            None => 0..self.seats.len() as u32,
+        let found = || self.has_any_of(only);
+        let flag = match only {
+            Some(worker) => self.control.worker(worker).parent_sleeps,
+            None => self.control.parent_sleeps(),
         };
-        let found = || self.has_any_of(awaited.clone());
-        let flags = awaited.clone().map(|worker| self.control.worker(worker).parent_sleeps);
-        let sleep = || sleep_unless(flags, found, || self.watch.sleep(limit.min(LONGEST_SLEEP)));
+        let sleep = || sleep_unless(flag, found, || self.watch.sleep(limit.min(LONGEST_SLEEP)));
         if let Some(Some(ended)) = self.linger.before(limit, found, sleep)? {
             self.note_ended(&mut self.lock(), ended);
         }
@@ -380,6 +397,10 @@ impl Engine {
         for worker in ended {
             if let Some(handle) = state.lines[worker as usize].handle.take() {
                 self.watch.remove(handle.as_fd());
+                // It may have committed and said so to nobody.
+                if !planted("ended_not_looked_at") {
+                    state.ready.look_at(worker);
+                }
                 state.ended.push_back(worker);
             }
         }

@@ -20,6 +20,7 @@
 //! | [`plan`] | samplers, dispatch, reorder buffer: torch's rules; nothing of processes or memory |
 //! | [`shm`] | the segment, what lies where in it, what memory is left |
 //! | [`sync`] | atomics, the doorbell, bells |
+//! | `bits` | sets of small numbers |
 //! | [`error`] | what can go wrong |
 //!
 //! Guarantees: push, pop, begin, commit and release are wait-free and allocate nothing; a worker may
@@ -27,6 +28,7 @@
 //! validated before it is used as an offset or a length.
 
 pub mod batch;
+mod bits;
 pub mod error;
 pub mod plan;
 pub mod pool;

@@ -50,7 +50,7 @@ impl TaskDescriptor {
     }
 
     pub(crate) fn from_words(words: &Words) -> Result<Self> {
-        let [seq, kind, offset, len, ..] = unseal(words)?;
+        let &[seq, kind, offset, len, ..] = unseal(words)?;
         let kind = match kind {
             1 => TaskKind::End,
             2 => TaskKind::Indices,
@@ -110,7 +110,7 @@ impl ResultDescriptor {
 
     /// Reads a descriptor for a worker with `slots` windows of `window` bytes.
     pub(crate) fn from_words(words: &Words, slots: u32, window: u64) -> Result<Self> {
-        let [seq, kind, place, meta_offset, meta_len, used, generation, _] = unseal(words)?;
+        let &[seq, kind, place, meta_offset, meta_len, used, generation, _] = unseal(words)?;
         let kind = match kind {
             1 => ResultKind::Batch,
             2 => ResultKind::Object,
@@ -137,11 +137,11 @@ fn seal(mut words: Words) -> Words {
     words
 }
 
-fn unseal(words: &Words) -> Result<Words> {
+fn unseal(words: &Words) -> Result<&Words> {
     if words[7] != fold(words) {
         return Err(Error::Corrupt(format!("a descriptor does not match its check word: {words:x?}")));
     }
-    Ok(*words)
+    Ok(words)
 }
 
 fn fold(words: &Words) -> u64 {

@@ -13,7 +13,7 @@ use crate::pool::{Growth, Limits, Pages, Pin, SlotId, SlotWords, WorkerSlots};
 use crate::ring::{Consumer, Producer};
 use crate::shm::available::MemoryProbe;
 use crate::shm::{Control, Counters, Segment, handover};
-use crate::sync::doorbell::sleep_unless;
+use crate::sync::doorbell::{sleep_unless, take_any};
 use crate::sync::linger::Linger;
 use crate::sync::pause::pause;
 use crate::sync::{Arc, Bell, Weak, sleep};
@@ -214,7 +214,7 @@ impl Port {
     }
 
     fn rest_unless(&self, found: impl FnOnce() -> Result<bool>, limit: Duration) -> Result<Rest> {
-        let flag = std::iter::once(self.control.worker(self.worker).worker_sleeps);
+        let flag = self.control.worker(self.worker).worker_sleeps;
         let ended = sleep_unless(flag, found, || sleep(&self.bell, self.parent.as_fd(), limit))?;
         Ok(if ended == Some(true) { Rest::ParentEnded } else { Rest::Look })
     }
@@ -455,7 +455,9 @@ impl Commit<'_> {
         }
         drop(state);
         pause("tail-stored");
-        if view.parent_sleeps.take() {
+        port.control.ready().set(port.worker);
+        pause("ready-set");
+        if take_any([view.parent_sleeps, port.control.parent_sleeps()]) {
             pause("flag-taken");
             port.parent_bell.ring();
         }

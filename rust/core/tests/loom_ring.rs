@@ -4,8 +4,6 @@
 
 mod support;
 
-use std::iter::once;
-
 use loom::sync::Notify;
 use ringloader_core::{
     ring::{ByteFifo, Consumer, Descriptor, Producer, Ring, RingHeader, WORDS, Words},
@@ -60,7 +58,7 @@ impl Shared {
                 return words;
             }
             let look = || Ok(consumer.peek(self.ring())?.is_some());
-            sleep_unless(once(&self.flag), look, || Ok(self.bell.wait())).expect("sound");
+            sleep_unless(&self.flag, look, || Ok(self.bell.wait())).expect("sound");
         }
     }
 
@@ -201,7 +199,7 @@ fn two_ringers_lose_no_wake_up() {
         while published.load(Ordering::Acquire) != 3 {
             announced += 1;
             let look = || Ok(published.load(Ordering::Acquire) == 3);
-            sleep_unless(once(&shared.flag), look, || Ok(shared.bell.wait())).expect("nothing fails");
+            sleep_unless(&shared.flag, look, || Ok(shared.bell.wait())).expect("nothing fails");
         }
         for ringer in ringers {
             ringer.join().expect("no panic");
@@ -243,7 +241,7 @@ fn a_producer_may_die_before_any_store() {
                 }
                 let look =
                     || Ok(consumer.peek(ring)?.is_some() || shared.producer_died.load(Ordering::Acquire));
-                sleep_unless(once(&shared.flag), look, || Ok(shared.bell.wait())).expect("sound");
+                sleep_unless(&shared.flag, look, || Ok(shared.bell.wait())).expect("sound");
             }
             let finished = producer.join().expect("no panic");
             if finished {

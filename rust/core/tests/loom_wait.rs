@@ -1,5 +1,5 @@
 //! Models of the parent's wait for one of several workers, as `Engine::wait_for` and `Scheduler::poll` go about it:
-//! one bell for all, a flag for each. `ci/loom.sh` runs them, and then each with a fault planted that it must
+//! one bell, a flag for each worker and one for all, and the bits that say who is ready. `ci/loom.sh` runs them, and then each with a fault planted that it must
 //! catch.
 #![cfg(ringloader_loom)]
 
@@ -11,10 +11,11 @@ use model::explore;
 use ringloader_core::{
     ring::{Consumer, Descriptor, Producer, Ring, RingHeader, WORDS},
     sync::{
-        Arc, AtomicBool, Ordering,
-        doorbell::{WaitFlag, sleep_unless},
+        Arc, AtomicBool, AtomicU64, Ordering,
+        doorbell::{WaitFlag, sleep_unless, take_any},
         mortal::killed_after,
         planted::planted,
+        ready::{Ready, ReadyBits},
         thread::{self, JoinHandle},
     },
 };
@@ -35,6 +36,9 @@ impl Line {
 
 struct Shared {
     lines: [Line; 2],
+    /// Raised while any worker is awaited.
+    flag: WaitFlag,
+    ready: [AtomicU64; 1],
     bell: Notify,
     closed: Mutex<bool>,
 }
@@ -43,11 +47,17 @@ impl Shared {
     fn new() -> Arc<Self> {
         let line = || Line {
             header: RingHeader::new(),
-            slots: vec![Descriptor::new()],
+            slots: vec![Descriptor::new(), Descriptor::new()],
             flag: WaitFlag::new(),
             ended: AtomicBool::new(false),
         };
-        Arc::new(Self { lines: [line(), line()], bell: Notify::new(), closed: Mutex::new(false) })
+        Arc::new(Self {
+            lines: [line(), line()],
+            flag: WaitFlag::new(),
+            ready: [AtomicU64::new(0)],
+            bell: Notify::new(),
+            closed: Mutex::new(false),
+        })
     }
 
     /// A worker's commit, as `Commit::finish`.
@@ -55,9 +65,20 @@ impl Shared {
         let line = &self.lines[worker];
         let mut results = Producer::attach(line.results()).expect("sound");
         assert!(results.push(line.results(), &[1; WORDS]).expect("sound"));
-        if line.flag.take() {
+        let late = planted("ready_after_doorbell");
+        if !late {
+            self.ready().set(worker as u32);
+        }
+        if take_any([&line.flag, &self.flag]) {
             self.bell.notify();
         }
+        if late {
+            self.ready().set(worker as u32);
+        }
+    }
+
+    fn ready(&self) -> ReadyBits<'_> {
+        ReadyBits::new(&self.ready)
     }
 
     fn worker(this: &Arc<Self>, worker: usize) -> JoinHandle<()> {
@@ -70,16 +91,35 @@ impl Shared {
 struct Parent {
     shared: Arc<Shared>,
     results: [Consumer; 2],
+    ready: Ready,
 }
 
 impl Parent {
     fn new(shared: &Arc<Shared>) -> Self {
         let results = [0, 1].map(|worker| Consumer::attach(shared.lines[worker].results()).expect("sound"));
-        Self { shared: Arc::clone(shared), results }
+        Self { shared: Arc::clone(shared), results, ready: Ready::new(2) }
     }
 
     fn has(&mut self, worker: usize) -> bool {
-        self.results[worker].peek(self.shared.lines[worker].results()).expect("sound").is_some()
+        !self.results[worker].is_empty(self.shared.lines[worker].results()).expect("sound")
+    }
+
+    /// `Engine::find`.
+    fn find(&mut self) -> Option<usize> {
+        let Self { shared, results, ready } = self;
+        let has = |worker: u32| {
+            let worker = worker as usize;
+            Ok(!results[worker].is_empty(shared.lines[worker].results())?)
+        };
+        ready.find(shared.ready(), has).expect("sound").map(|worker| worker as usize)
+    }
+
+    /// `Engine::try_next`.
+    fn take_any(&mut self) -> bool {
+        let Some(worker) = self.find() else { return false };
+        assert!(self.take(worker), "it was there");
+        self.ready.pass(worker as u32);
+        true
     }
 
     fn take(&mut self, worker: usize) -> bool {
@@ -89,10 +129,14 @@ impl Parent {
     /// `Engine::wait_for`: one worker, or all.
     fn wait_for(&mut self, only: Option<usize>) {
         let shared = Arc::clone(&self.shared);
-        let awaited = only.map_or(0..2, |worker| worker..worker + 1);
-        let flags = awaited.clone().map(|worker| &shared.lines[worker].flag);
-        let look = || Ok(awaited.into_iter().any(|worker| self.has(worker)));
-        sleep_unless(flags, look, || Ok(shared.bell.wait())).expect("nothing fails");
+        let flag = only.map_or(&shared.flag, |worker| &shared.lines[worker].flag);
+        let look = || {
+            Ok(match only {
+                Some(worker) => self.has(worker),
+                None => self.find().is_some(),
+            })
+        };
+        sleep_unless(flag, look, || Ok(shared.bell.wait())).expect("nothing fails");
     }
 }
 
@@ -121,7 +165,7 @@ fn as_completed_all_workers_are_awaited() {
         let mut parent = Parent::new(&shared);
         let workers = [0, 1].map(|worker| Shared::worker(&shared, worker));
         for _ in 0..2 {
-            while !parent.take(0) && !parent.take(1) {
+            while !parent.take_any() {
                 parent.wait_for(None);
             }
         }
@@ -131,11 +175,62 @@ fn as_completed_all_workers_are_awaited() {
     });
 }
 
+/// Its second commit meets a parent that is about to look at its first.
+#[test]
+fn a_worker_that_is_ready_commits_again() {
+    explore("a_worker_that_is_ready_commits_again", || {
+        let shared = Shared::new();
+        let mut parent = Parent::new(&shared);
+        let committing = Arc::clone(&shared);
+        let worker = thread::spawn(move || [1, 1].iter().for_each(|&worker| committing.commit(worker)));
+        for _ in 0..2 {
+            while !parent.take_any() {
+                parent.wait_for(None);
+            }
+        }
+        worker.join().expect("no panic");
+    });
+}
+
+/// A worker dies before any of its stores, while the parent takes what comes: what it had committed is handed out.
+#[test]
+fn as_completed_a_death_leaves_nothing_behind() {
+    for stores in 0..=WORDS + 3 {
+        explore(&format!("as_completed_a_death_leaves_nothing_behind, {stores}"), move || {
+            let shared = Shared::new();
+            let mut parent = Parent::new(&shared);
+            let dying = Arc::clone(&shared);
+            let worker = thread::spawn(move || {
+                killed_after(stores, || dying.commit(1));
+                dying.lines[1].ended.store(true, Ordering::Release);
+                dying.bell.notify();
+            });
+            let (mut ended, mut taken) = (false, 0);
+            loop {
+                if !ended && shared.lines[1].ended.load(Ordering::Acquire) {
+                    ended = true;
+                    // `Engine::note_ended`.
+                    if !planted("ended_not_looked_at") {
+                        parent.ready.look_at(1);
+                    }
+                }
+                match parent.take_any() {
+                    true => taken += 1,
+                    false if ended => break,
+                    false => parent.wait_for(None),
+                }
+            }
+            assert_eq!(taken, usize::from(stores > WORDS), "a batch that was committed is not handed out");
+            worker.join().expect("no panic");
+        });
+    }
+}
+
 /// A worker dies before any of its stores, while the parent waits for another one, which is at work for hours: it
 /// is told, and after all that the dead one had committed.
 #[test]
 fn a_death_is_told_while_another_worker_is_awaited() {
-    for stores in 0..=WORDS + 2 {
+    for stores in 0..=WORDS + 3 {
         explore(&format!("a_death_is_told_while_another_worker_is_awaited, {stores}"), move || {
             let shared = Shared::new();
             let mut parent = Parent::new(&shared);

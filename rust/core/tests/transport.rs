@@ -170,6 +170,24 @@ fn nothing_is_handed_out_after_closing() {
     assert!(engine.try_next().unwrap().is_none(), "its memory was given back");
 }
 
+/// As a worker whose iterable dataset has ended: it takes tasks and answers none, so nothing says that there is room.
+#[test]
+fn tasks_that_had_no_room_follow_though_none_is_answered() {
+    let engine = engine();
+    let port = port(&engine, None);
+    let sent = 3 * u64::from(engine.control().geometry().ring_capacity);
+    (0..sent).for_each(|seq| engine.put_task(0, task(seq)).unwrap());
+    let mut taken = 0;
+    for _ in 0..3 {
+        while let Some(task) = port.try_task().unwrap() {
+            assert_eq!(task.seq, taken);
+            taken += 1;
+        }
+        assert!(engine.try_next().unwrap().is_none());
+    }
+    assert_eq!(taken, sent);
+}
+
 #[test]
 fn only_bytes_of_the_batch_have_an_address() {
     let engine = engine();

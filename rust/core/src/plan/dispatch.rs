@@ -1,6 +1,8 @@
 //! Who gets the next task.
 #![forbid(unsafe_code)]
 
+use crate::bits::Bits;
+
 /// Torch's rules of dispatch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
@@ -127,30 +129,5 @@ impl Dispatch {
         let Worker { active, outstanding } = self.workers[worker];
         let has_room = self.order != Order::AsCompleted || outstanding < self.limit;
         self.eligible.set(worker, active && has_room);
-    }
-}
-
-/// A set of workers that is searched in a circle.
-#[derive(Debug, Clone)]
-struct Bits(Vec<u64>);
-
-impl Bits {
-    fn new(len: usize) -> Self {
-        Self(vec![0; len.div_ceil(64)])
-    }
-
-    fn set(&mut self, index: usize, value: bool) {
-        let (word, bit) = (&mut self.0[index / 64], 1 << (index % 64));
-        *word = if value { *word | bit } else { *word & !bit };
-    }
-
-    /// The first member at `from` or after it, then from 0 on.
-    fn first_from(&self, from: usize) -> Option<usize> {
-        let first = from / 64;
-        let word = self.0.get(first)? & (u64::MAX << (from % 64));
-        let in_word = |word: u64, at: usize| (word != 0).then(|| at * 64 + word.trailing_zeros() as usize);
-        in_word(word, first)
-            .or_else(|| (first + 1..self.0.len()).find_map(|at| in_word(self.0[at], at)))
-            .or_else(|| (0..=first).find_map(|at| in_word(self.0[at], at)))
     }
 }

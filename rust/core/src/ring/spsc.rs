@@ -180,17 +180,16 @@ impl Producer {
     /// `head`.
     #[inline]
     pub fn push(&mut self, ring: Ring<'_>, words: &Words) -> Result<bool> {
-        if self.tail.wrapping_sub(self.seen_head) >= ring.capacity() {
-            self.head(ring)?;
-            if self.tail.wrapping_sub(self.seen_head) >= ring.capacity() {
-                return Ok(false);
-            }
+        let tail = self.tail;
+        let full = |head| tail.wrapping_sub(head) >= ring.capacity();
+        if full(self.seen_head) && full(self.head(ring)?) {
+            return Ok(false);
         }
-        let next = self.tail.wrapping_add(1);
+        let next = tail.wrapping_add(1);
         if planted("tail_before_words") {
             ring.header.tail.store(next, Ordering::Release);
         }
-        ring.slot(self.tail).store(words);
+        ring.slot(tail).store(words);
         pause("words-stored");
         // ORDERING tail: the words, and all that they stand for, happen before the consumer's load
         // of this position.
@@ -252,17 +251,23 @@ impl Consumer {
     /// `tail`.
     #[inline]
     pub fn peek(&mut self, ring: Ring<'_>) -> Result<Option<Words>> {
+        Ok(if self.is_empty(ring)? { None } else { Some(ring.slot(self.head).load()) })
+    }
+
+    /// Whether there is no descriptor.
+    ///
+    /// # Errors
+    /// As [`peek`](Self::peek).
+    #[inline]
+    pub fn is_empty(&mut self, ring: Ring<'_>) -> Result<bool> {
         if self.head == self.seen_tail {
             // ORDERING tail: all that the producer wrote before it published this position happens
             // before this load.
             let tail = ring.header.tail.load(acquire_unless("tail_load_relaxed"));
-            cursor::advanced("tail", self.seen_tail, tail, self.head.wrapping_add(ring.capacity()))?;
+            cursor::advanced("tail", self.head, tail, self.head.wrapping_add(ring.capacity()))?;
             self.seen_tail = tail;
-            if self.head == tail {
-                return Ok(None);
-            }
         }
-        Ok(Some(ring.slot(self.head).load()))
+        Ok(self.head == self.seen_tail)
     }
 
     /// Hands the oldest descriptor's slot back to the producer, with the bytes that went with it:
@@ -287,11 +292,12 @@ impl Consumer {
     /// As [`peek`](Self::peek).
     #[inline]
     pub fn pop(&mut self, ring: Ring<'_>) -> Result<Option<Words>> {
-        let words = self.peek(ring)?;
-        if words.is_some() {
-            self.advance(ring);
+        if self.is_empty(ring)? {
+            return Ok(None);
         }
-        Ok(words)
+        let words = ring.slot(self.head).load();
+        self.advance(ring);
+        Ok(Some(words))
     }
 
     /// The position of the oldest descriptor.

@@ -1,9 +1,9 @@
 //! What lies where in a segment, and the only place where a pointer becomes a reference.
 //!
 //! ```text
-//! [header | worker 0: control | worker 1: control | .. ]  dense: a few pages
-//! [worker 0: task arena | worker 1: task arena | .. ]     sparse
-//! [worker 0: window of slot 0, 1, .. | worker 1: .. ]     sparse, nearly all of the address space
+//! [header, ready bits | worker 0: control | worker 1: control | .. ]  dense: a few pages
+//! [worker 0: task arena | worker 1: task arena | .. ]                 sparse
+//! [worker 0: window of slot 0, 1, .. | worker 1: .. ]                 sparse, nearly all of the address space
 //! ```
 //!
 //! INVARIANT L1: a [`Control`]'s geometry fits its segment: every range it names ends inside the mapping.
@@ -22,12 +22,15 @@ use crate::error::{Error, Result};
 use crate::pool::{SlotId, SlotWords, is_retired, retire};
 use crate::ring::{Descriptor, Ring, RingHeader};
 use crate::shm::Segment;
+use crate::sync::ready::ReadyBits;
 use crate::sync::{AtomicU32, AtomicU64, Ordering, WaitFlag};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"ringload");
 /// Raised whenever a structure in the segment changes: both ends must be of one build.
-const LAYOUT_VERSION: u64 = 1;
+const LAYOUT_VERSION: u64 = 2;
 const PAGE: u64 = 4096;
+/// What different processes write lies this far apart: two cache lines, which are fetched together.
+const LINE: usize = 128;
 /// Address space that one segment may take; eight maps of 16 TiB do not fit into a process.
 const MAX_SEGMENT: u64 = 1 << 40;
 
@@ -83,10 +86,20 @@ impl Geometry {
         (self.window > (1 << 20)).then_some(Self { window: self.window / 2, ..self })
     }
 
+    fn places(&self) -> Places {
+        let block = self.block();
+        let ready = size_of::<SegmentHeader>().next_multiple_of(LINE);
+        let ready_end = ready + ReadyBits::words(self.workers) * size_of::<AtomicU64>();
+        let controls = (ready_end as u64).next_multiple_of(PAGE);
+        let arenas = controls + u64::from(self.workers) * block.len;
+        let windows = arenas + u64::from(self.workers) * self.arena;
+        Places { ready: ready as u64, controls, block, arenas, windows }
+    }
+
     fn block(&self) -> Block {
         let mut end = size_of::<WorkerHeader>() as u64;
         let mut take = |bytes: usize| {
-            let start = end.next_multiple_of(128);
+            let start = end.next_multiple_of(LINE as u64);
             end = start + bytes as u64;
             start
         };
@@ -100,23 +113,10 @@ impl Geometry {
         Block { free, holds, touched, tasks, results, len: end.next_multiple_of(PAGE) }
     }
 
-    fn control(&self, worker: u32) -> u64 {
-        PAGE + u64::from(worker) * self.block().len
-    }
-
-    fn arena_at(&self, worker: u32) -> u64 {
-        self.control(self.workers) + u64::from(worker) * self.arena
-    }
-
-    fn window_at(&self, worker: u32, slot: u32) -> u64 {
-        let index = u64::from(worker) * u64::from(self.slots) + u64::from(slot);
-        self.arena_at(self.workers) + index * self.window
-    }
-
     /// Bytes of the whole segment.
     #[must_use]
     pub fn total(&self) -> u64 {
-        self.window_at(self.workers, 0)
+        self.places().windows + u64::from(self.workers) * u64::from(self.slots) * self.window
     }
 
     fn words(&self) -> [u64; 7] {
@@ -155,7 +155,18 @@ fn prev_power_of_two(n: u64) -> u64 {
     if n == 0 { 0 } else { 1 << n.ilog2() }
 }
 
+/// Where in the segment things begin.
+#[derive(Debug)]
+struct Places {
+    ready: u64,
+    controls: u64,
+    block: Block,
+    arenas: u64,
+    windows: u64,
+}
+
 /// Offsets inside one worker's control block.
+#[derive(Debug)]
 struct Block {
     free: u64,
     holds: u64,
@@ -170,6 +181,7 @@ struct Block {
 struct SegmentHeader {
     geometry: [AtomicU64; 7],
     done: AtomicU32,
+    parent_sleeps: WaitFlag,
 }
 
 #[repr(C)]
@@ -214,8 +226,7 @@ impl Counters {
     }
 }
 
-const _: () = assert!(size_of::<SegmentHeader>() <= PAGE as usize);
-const _: () = assert!(size_of::<Descriptor>() == 64 && align_of::<WorkerHeader>() <= 128);
+const _: () = assert!(size_of::<Descriptor>() == 64 && align_of::<WorkerHeader>() <= LINE);
 
 /// One worker's structures in the segment, borrowed.
 #[derive(Debug, Clone, Copy)]
@@ -228,7 +239,7 @@ pub struct WorkerView<'a> {
     pub slots: SlotWords<'a>,
     /// Raised while the worker sleeps for a task or for room.
     pub worker_sleeps: &'a WaitFlag,
-    /// Raised while the parent sleeps for a result of this worker.
+    /// Raised while the parent sleeps for a result of this worker alone.
     pub parent_sleeps: &'a WaitFlag,
     /// What the worker did.
     pub counters: &'a Counters,
@@ -239,6 +250,8 @@ pub struct WorkerView<'a> {
 pub struct Control {
     segment: Segment,
     geometry: Geometry,
+    /// Those of the geometry: asked for several times for each batch.
+    places: Places,
 }
 
 impl Control {
@@ -256,7 +269,7 @@ impl Control {
                 other => break other?,
             }
         };
-        let control = Self { segment, geometry };
+        let control = Self { segment, geometry, places: geometry.places() };
         for (word, value) in control.header().geometry.iter().zip(geometry.words()) {
             word.store(value, Ordering::Relaxed);
         }
@@ -271,7 +284,7 @@ impl Control {
         let header = header(&segment)?;
         let words = std::array::from_fn(|i| header.geometry[i].load(Ordering::Relaxed));
         let geometry = Geometry::from_words(words, segment.len())?;
-        Ok(Self { segment, geometry })
+        Ok(Self { segment, geometry, places: geometry.places() })
     }
 
     /// The memory behind it.
@@ -303,6 +316,21 @@ impl Control {
         self.header().done.load(Ordering::Acquire) != 0
     }
 
+    /// Raised while the parent sleeps for a result of any worker.
+    #[must_use]
+    pub fn parent_sleeps(&self) -> &WaitFlag {
+        &self.header().parent_sleeps
+    }
+
+    /// Who has committed something that the parent has not looked at.
+    #[must_use]
+    pub fn ready(&self) -> ReadyBits<'_> {
+        // SAFETY: the words, which are atomics, lie between the header and the first worker's structures (L1, L4), at
+        // a multiple of their alignment (L2).
+        let words = unsafe { self.slice(self.places.ready, ReadyBits::words(self.geometry.workers)) };
+        ReadyBits::new(words)
+    }
+
     /// The structures of one worker.
     ///
     /// # Panics
@@ -310,8 +338,8 @@ impl Control {
     #[must_use]
     pub fn worker(&self, worker: u32) -> WorkerView<'_> {
         assert!(worker < self.geometry.workers, "worker {worker} of {}", self.geometry.workers);
-        let block = self.geometry.block();
-        let at = self.geometry.control(worker);
+        let block = &self.places.block;
+        let at = self.places.controls + u64::from(worker) * block.len;
         let slots = self.geometry.slots as usize;
         let ring = self.geometry.ring_capacity as usize;
         // SAFETY: offsets and lengths are those of this geometry's block (L1, L2), disjoint (L4), and
@@ -339,14 +367,15 @@ impl Control {
     /// Where a worker's task arena lies in the segment.
     #[must_use]
     pub fn arena(&self, worker: u32) -> Range<u64> {
-        let start = self.geometry.arena_at(worker);
+        let start = self.places.arenas + u64::from(worker) * self.geometry.arena;
         start..start + self.geometry.arena
     }
 
     /// Where the window of a slot lies in the segment.
     #[must_use]
     pub fn window(&self, worker: u32, slot: SlotId) -> Range<u64> {
-        let start = self.geometry.window_at(worker, slot.get());
+        let index = u64::from(worker) * u64::from(self.geometry.slots) + u64::from(slot.get());
+        let start = self.places.windows + index * self.geometry.window;
         start..start + self.geometry.window
     }
 
@@ -413,7 +442,7 @@ impl Drop for Control {
             .flat_map(|worker| slots().map(move |slot| (worker, slot)))
             .filter(|&(worker, slot)| !retired(worker, slot))
             .map(|(worker, slot)| self.window(worker, slot))
-            .chain(std::iter::once(0..self.geometry.window_at(0, 0)))
+            .chain(std::iter::once(0..self.places.windows))
             .collect();
         for range in mapped {
             // SAFETY: nobody else has this `Control`, and all that use its memory do so through one; what
@@ -465,12 +494,12 @@ mod tests {
         let (control, _fd) = create(geometry);
         let mut ranges = Vec::new();
         for worker in 0..3 {
-            let at = geometry.control(worker);
-            ranges.push(at..at + geometry.block().len);
+            let at = control.places.controls + u64::from(worker) * control.places.block.len;
+            ranges.push(at..at + control.places.block.len);
             ranges.push(control.arena(worker));
             ranges.extend((0..geometry.slots).map(|slot| control.window(worker, SlotId::new(slot))));
         }
-        ranges.push(0..PAGE);
+        ranges.push(0..control.places.controls);
         ranges.sort_by_key(|range| range.start);
         assert!(ranges.windows(2).all(|pair| pair[0].end <= pair[1].start));
         assert!(ranges.last().unwrap().end <= control.segment().len());
@@ -486,6 +515,9 @@ mod tests {
             assert!(geometry.slots / 2 > tasks && geometry.slots.is_multiple_of(64));
             assert!(geometry.ring_capacity > tasks);
             assert!(geometry.total() <= MAX_SEGMENT, "{geometry:?}");
+            let places = geometry.places();
+            assert!(places.ready >= size_of::<SegmentHeader>() as u64);
+            assert!(places.ready + u64::from(workers.div_ceil(64)) * 8 <= places.controls);
         }
         assert!(Geometry::new(0, 1, 1).is_err());
         assert!(Geometry::new(1, u32::MAX, 1).is_err());

@@ -22,6 +22,9 @@
 //! sleeper instead. Bells may be heard once too often (a sleeper that found something in its second
 //! look may have been rung for): a sleeper looks after each bell and trusts none.
 //!
+//! A sleeper that waits for one peer announces on that peer's flag, one that waits for any of several on a flag for all of
+//! them; a peer reads both after the same fence, so that the argument holds for either.
+//!
 //! **The fences publish no data.** Everything that the sleeper reads after waking is ordered by the
 //! release store and acquire load of what was published. That keeps the rest of the crate within
 //! what ThreadSanitizer, which does not see fences, can judge.
@@ -55,12 +58,8 @@ impl WaitFlag {
     /// [`sleep_unless`] does it all.
     #[inline]
     pub fn announce(&self) {
-        self.raise();
-        sequence_unless("announce_without_fence");
-    }
-
-    fn raise(&self) {
         self.0.swap(1, Ordering::Relaxed);
+        sequence_unless("announce_without_fence");
     }
 
     /// Says that the caller is awake. Needed after a second look that found something and after a
@@ -75,34 +74,44 @@ impl WaitFlag {
     /// published meanwhile.
     #[inline]
     pub fn take(&self) -> bool {
-        // ORDERING doorbell: what the caller published is before this fence, the read of the flag
-        // after it.
-        sequence_unless("take_without_fence");
+        take_any([self])
+    }
+
+    #[inline]
+    fn lower(&self) -> bool {
         // The load spares the exclusive access to the line while nobody sleeps. Only who takes the
         // 1 by the swap rings.
         self.0.load(Ordering::Relaxed) != 0 && self.0.swap(0, Ordering::Relaxed) != 0
     }
 }
 
-/// The sleeper's side, for one that any of several peers may wake: announces on the flags of all, looks
-/// again with `found`, and sleeps only if that finds nothing. `None`: it did not sleep. One fence,
-/// however many peers.
+/// As [`WaitFlag::take`], for a sleeper that may have announced itself on any of `flags`: on one for what this peer
+/// publishes, or on one for what any of several peers publishes.
+#[inline]
+pub fn take_any<const N: usize>(flags: [&WaitFlag; N]) -> bool {
+    // ORDERING doorbell: what the caller published is before this fence, the reads of the flags
+    // after it.
+    sequence_unless("take_without_fence");
+    let looked_at = if planted("first_flag_only") { 1 } else { N };
+    flags[..looked_at].iter().any(|flag| flag.lower())
+}
+
+/// The sleeper's side: announces, looks again with `found`, and sleeps only if that finds nothing. `None`: it did not
+/// sleep.
 ///
 /// # Errors
-/// What `found` or `sleep` returns. The flags are withdrawn in any case.
-pub fn sleep_unless<'a, T>(
-    flags: impl Iterator<Item = &'a WaitFlag> + Clone,
+/// What `found` or `sleep` returns. The flag is withdrawn in any case.
+pub fn sleep_unless<T>(
+    flag: &WaitFlag,
     found: impl FnOnce() -> Result<bool>,
     sleep: impl FnOnce() -> Result<T>,
 ) -> Result<Option<T>> {
-    let announced = if planted("first_flag_only") { 1 } else { usize::MAX };
-    flags.clone().take(announced).for_each(WaitFlag::raise);
-    // ORDERING doorbell: after this fence either the second look sees what was published, or the
+    // ORDERING doorbell: after the fence in this either the second look sees what was published, or the
     // peer's take, whose fence is then the later one, sees the 1.
-    sequence_unless("announce_without_fence");
+    flag.announce();
     let looked = if planted("sleep_without_second_look") { Ok(false) } else { found() };
     let slept = looked.and_then(|found| if found { Ok(None) } else { sleep().map(Some) });
-    flags.for_each(WaitFlag::withdraw);
+    flag.withdraw();
     slept
 }
 
@@ -131,15 +140,27 @@ mod tests {
     }
 
     #[test]
-    fn all_flags_are_up_during_a_sleep_and_down_after_it() {
-        let flags = [WaitFlag::new(), WaitFlag::new()];
-        let taken = || Ok(flags.iter().map(WaitFlag::take).collect::<Vec<_>>());
-        assert_eq!(sleep_unless(flags.iter(), || Ok(false), taken), Ok(Some(vec![true, true])));
-        assert_eq!(sleep_unless(flags.iter(), || Ok(true), taken), Ok(None));
-        assert_eq!(taken(), Ok(vec![false, false]));
+    fn the_flag_is_up_during_a_sleep_and_down_after_it() {
+        let flag = WaitFlag::new();
+        let taken = || Ok(flag.take());
+        assert_eq!(sleep_unless(&flag, || Ok(false), taken), Ok(Some(true)));
+        assert_eq!(sleep_unless(&flag, || Ok(true), taken), Ok(None));
+        assert!(!flag.take());
         let error = || Err(crate::Error::Corrupt("a ring".into()));
-        assert!(sleep_unless(flags.iter(), error, taken).is_err());
-        assert_eq!(taken(), Ok(vec![false, false]), "withdrawn after an error too");
+        assert!(sleep_unless(&flag, error, taken).is_err());
+        assert!(!flag.take(), "withdrawn after an error too");
+    }
+
+    #[test]
+    fn either_flag_is_taken() {
+        let flags = [WaitFlag::new(), WaitFlag::new()];
+        let take = || take_any([&flags[0], &flags[1]]);
+        assert!(!take(), "nobody has announced");
+        for flag in &flags {
+            flag.announce();
+            assert!(take());
+            assert!(!take(), "one bell for one sleep");
+        }
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! | [`bell`] | bells and watches: the system calls of sleeping and waking |
 //! | [`doorbell`] | sleep and wake between two processes, the only `fence(SeqCst)` |
 //! | `linger` | looking again for a moment before a sleep |
+//! | [`ready`] | which of many workers have committed something |
 //! | [`planted`] | wrong orderings on purpose, for the gates that must catch them |
 //! | [`mod@pause`] | moments at which a test stops or kills the process |
 //! | `mortal` | under loom: atomics whose thread can be killed before any store |
@@ -18,6 +19,7 @@ pub mod linger;
 pub mod mortal;
 pub mod pause;
 pub mod planted;
+pub mod ready;
 
 #[cfg(any(ringloader_loom, ringloader_planted))]
 mod raw {
