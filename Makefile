@@ -18,6 +18,7 @@ THREADS_PIP := $(THREADS_VENV)/bin/python -m pip --disable-pip-version-check -q
 RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock pyproject.toml README.md
 PYTHON_SOURCES := $(wildcard python/ringloader/*)
 WHEEL_STAMP := $(VENV)/.wheel
+RELEASE_STAMP := $(VENV)/.wheel-release
 
 .PHONY: help test test-fast demo frameworks frameworks-docs bench bench-scaling bench-sweep bench-profile bench-smoke bench-threads-env bench-rust bench-instructions lint rust-test python-test python-test-fast parity parity-all stubs loom loom-fast tsan tsan-fast storm storm-fast portable clean
 
@@ -61,6 +62,15 @@ $(WHEEL_STAMP): $(VENV)/.test $(RUST_SOURCES) $(PYTHON_SOURCES)
 	rm -rf build/wheels
 	$(BIN)/maturin build -q --profile dev-wheel --out build/wheels -i $(BIN)/python
 	$(PIP) install --no-deps --force-reinstall build/wheels/*.whl
+	rm -f $(RELEASE_STAMP)
+	touch $@
+
+# As it is published: what is measured.
+$(RELEASE_STAMP): $(VENV)/.test $(RUST_SOURCES) $(PYTHON_SOURCES)
+	rm -rf build/wheels
+	$(BIN)/maturin build -q --release --out build/wheels -i $(BIN)/python
+	$(PIP) install --no-deps --force-reinstall build/wheels/*.whl
+	rm -f $(WHEEL_STAMP)
 	touch $@
 
 test: lint rust-test loom-fast tsan-fast storm-fast portable python-test stubs ## every gate that ends within minutes
@@ -125,20 +135,20 @@ frameworks: $(VENV)/.frameworks $(WHEEL_STAMP) ## the real frameworks, the same 
 frameworks-docs: $(VENV)/.frameworks $(WHEEL_STAMP) ## the same, and writes the versions into docs/frameworks
 	$(BIN)/python -m pytest tests/frameworks --write-versions
 
-bench: $(VENV)/.bench $(WHEEL_STAMP) ## loaders side by side, and their starts: build/bench.md, .png, bench-start.md
+bench: $(VENV)/.bench $(RELEASE_STAMP) ## loaders side by side, and their starts: build/bench.md, .png, bench-start.md
 	$(BIN)/python -m benches.python --threads-python $(THREADS_VENV)/bin/python
 	$(BIN)/python -m benches.python.start
 
-bench-scaling: $(VENV)/.bench $(WHEEL_STAMP) ## main-process CPU for 1 to 64 workers
+bench-scaling: $(VENV)/.bench $(RELEASE_STAMP) ## main-process CPU for 1 to 64 workers
 	$(BIN)/python -m benches.python.scaling
 
-bench-sweep: $(VENV)/.bench $(WHEEL_STAMP) ## whatever is slower than torch's loader, over numbers of workers
+bench-sweep: $(VENV)/.bench $(RELEASE_STAMP) ## whatever is slower than torch's loader, over numbers of workers
 	$(BIN)/python -m benches.python.sweep
 
-bench-profile: $(VENV)/.bench $(WHEEL_STAMP) ## where the time of the main process and of a worker goes; needs perf
+bench-profile: $(VENV)/.bench $(RELEASE_STAMP) ## where the time of the main process and of a worker goes; needs perf
 	$(BIN)/python -m benches.python.profiling
 
-bench-smoke: $(VENV)/.bench $(WHEEL_STAMP) ## checks every row of the benchmarks, times it once
+bench-smoke: $(VENV)/.bench $(RELEASE_STAMP) ## checks every row of the benchmarks, times it once
 	$(BIN)/python -m benches.python --quick --threads-python $(THREADS_VENV)/bin/python
 	$(BIN)/python -m benches.python.start --quick
 	$(BIN)/python -m benches.python.scaling --quick
