@@ -32,7 +32,7 @@ def map_style() -> Iterator[Any]:
         yield pytest.param(workers, shuffle, batch_size, drop_last, marks=() if fast else pytest.mark.slow)
 
 
-@pytest.mark.parametrize(("workers", "shuffle", "batch_size", "drop_last"), map_style())
+@pytest.mark.parametrize(("workers", "shuffle", "batch_size", "drop_last"), list(map_style()))
 def test_map_style(loader_class, workers, shuffle, batch_size, drop_last):
     def build():
         return {
