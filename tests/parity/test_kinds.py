@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
+from faults.script import run_script
 from parity import harness
 from parity.data import identity
 from parity.describe import describe, tensor_bytes
@@ -303,6 +304,25 @@ def test_consumer_modes(loader_class, mode):
             torch.set_default_dtype(torch.float32)
 
     walk()
+
+
+ELSEWHERE = """
+    class Here:
+        def __len__(self):
+            return 2
+        def __getitem__(self, index):
+            return torch.full((2,), index * 1j, device="cpu").conj()
+    def make_elsewhere(worker):
+        torch.set_default_device("xla")
+    for batch in DataLoader(Here(), batch_size=None, num_workers=1, worker_init_fn=make_elsewhere):
+        print(batch.device, batch.shape)
+"""
+
+
+def test_a_default_device_that_a_worker_cannot_use(loader_name, tmp_path):
+    """In a process of its own: what the transport asks of torch once may be known in this one."""
+    ended = run_script(loader_name, ELSEWHERE, tmp_path)
+    assert ended.out == "cpu torch.Size([2])\n" * 2, ended.err
 
 
 def test_describe_tells_apart():
