@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils.data import Dataset
 
 from faults.script import run_script
@@ -93,6 +94,26 @@ def test_lazy_views_have_the_right_values(loader_class, name):
     reference = run(torch.utils.data.DataLoader, Case(lambda: build(0), keep=True))
     actual = run(loader_class, Case(lambda: build(1), keep=True))
     assert [values(batch) for batch in actual.batches] == [values(batch) for batch in reference.batches]
+
+
+class Unresolved(TorchFunctionMode):
+    """Leaves the bits of lazy views as they are."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function.__name__ in ("resolve_conj", "resolve_neg"):
+            return args[0]
+        return function(*args, **(kwargs or {}))
+
+
+def unresolved(batch):
+    Unresolved().__enter__()
+    return batch
+
+
+@pytest.mark.rings_only
+def test_a_mode_that_resolves_no_view_does_not_end_the_worker(loader_class):
+    loader = loader_class(Views("conjugate"), batch_size=None, num_workers=1, collate_fn=unresolved)
+    assert [batch.shape for batch in loader] == [(2,), (2,)]
 
 
 class Unsendable(Dataset):

@@ -1,7 +1,7 @@
 """Random batches.
 
-Trees of every kind, with parts that are one object and tensors that share storages; and stretches of batches that are
-alike but for their tensors' elements, until in one of them some small thing is another.
+Trees of every kind, with parts that are one object and tensors that share storages; and stretches of batches
+that are alike but for their tensors' elements, until in one of them some small thing is another.
 """
 
 from __future__ import annotations
@@ -41,6 +41,24 @@ LEAVES = [
 ]
 
 DTYPES = [torch.float32, torch.uint8, torch.int64, torch.bfloat16, torch.bool, torch.complex64]
+
+VALUES = [
+    None,
+    True,
+    False,
+    0,
+    1,
+    -(2**63),
+    0.0,
+    -0.0,
+    1.0,
+    float("nan"),
+    "",
+    "a",
+    "b" * 99,
+    b"",
+    b"c" * 5000,
+]
 
 
 class Trees(Dataset):
@@ -150,7 +168,7 @@ class Alike(Dataset):
 
 
 class Copier:
-    """Grows a tree whose node `i` is what the seed `(stretch, i)` gives; that of the number `odd` is its own."""
+    """Grows a tree whose node `i` is what the seed `(stretch, i)` gives; number `odd` is its own."""
 
     def __init__(self, stretch: str, own: random.Random, odd: int) -> None:
         self.stretch = stretch
@@ -198,9 +216,7 @@ class Copier:
         )
 
     def value(self, choose: random.Random) -> object:
-        return choose.choice(
-            (None, True, False, 0, 1, -(2**63), 0.0, -0.0, 1.0, float("nan"), "", "a", "b" * 300, b"", b"c" * 5000)
-        )
+        return choose.choice(VALUES)
 
 
 @pytest.mark.parametrize(
