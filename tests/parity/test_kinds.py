@@ -8,8 +8,10 @@ import sys
 import numpy as np
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils.data import Dataset
 
+from faults.script import run_script
 from parity import harness
 from parity.data import identity
 from parity.describe import describe, tensor_bytes
@@ -92,6 +94,26 @@ def test_lazy_views_have_the_right_values(loader_class, name):
     reference = run(torch.utils.data.DataLoader, Case(lambda: build(0), keep=True))
     actual = run(loader_class, Case(lambda: build(1), keep=True))
     assert [values(batch) for batch in actual.batches] == [values(batch) for batch in reference.batches]
+
+
+class Unresolved(TorchFunctionMode):
+    """Leaves the bits of lazy views as they are."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function.__name__ in ("resolve_conj", "resolve_neg"):
+            return args[0]
+        return function(*args, **(kwargs or {}))
+
+
+def unresolved(batch):
+    Unresolved().__enter__()
+    return batch
+
+
+@pytest.mark.rings_only
+def test_a_mode_that_resolves_no_view_does_not_end_the_worker(loader_class):
+    loader = loader_class(Views("conjugate"), batch_size=None, num_workers=1, collate_fn=unresolved)
+    assert [batch.shape for batch in loader] == [(2,), (2,)]
 
 
 class Unsendable(Dataset):
@@ -303,6 +325,25 @@ def test_consumer_modes(loader_class, mode):
             torch.set_default_dtype(torch.float32)
 
     walk()
+
+
+ELSEWHERE = """
+    class Here:
+        def __len__(self):
+            return 2
+        def __getitem__(self, index):
+            return torch.full((2,), index * 1j, device="cpu").conj()
+    def make_elsewhere(worker):
+        torch.set_default_device("xla")
+    for batch in DataLoader(Here(), batch_size=None, num_workers=1, worker_init_fn=make_elsewhere):
+        print(batch.device, batch.shape)
+"""
+
+
+def test_a_default_device_that_a_worker_cannot_use(loader_name, tmp_path):
+    """In a process of its own: what the transport asks of torch once may be known in this one."""
+    ended = run_script(loader_name, ELSEWHERE, tmp_path)
+    assert ended.out == "cpu torch.Size([2])\n" * 2, ended.err
 
 
 def test_describe_tells_apart():

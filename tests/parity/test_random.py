@@ -1,4 +1,8 @@
-"""Random batches: trees of every kind, with parts that are one object and tensors that share storages."""
+"""Random batches.
+
+Trees of every kind, with parts that are one object and tensors that share storages; and stretches of batches
+that are alike but for their tensors' elements, until in one of them some small thing is another.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from torch.utils.data import Dataset
 
 from parity.data import identity
 from parity.harness import Case, compare
-from parity.kinds import ALL
+from parity.kinds import ALL, Point
 
 # Small ones that torch itself can send, and that may stand anywhere in a tree.
 LEAVES = [
@@ -37,6 +41,8 @@ LEAVES = [
 ]
 
 DTYPES = [torch.float32, torch.uint8, torch.int64, torch.bfloat16, torch.bool, torch.complex64]
+
+VALUES = [None, True, False, 0, 1, -(2**63), 0.0, -0.0, 1.0, float("nan"), "", "a", "bb", b"", b"c" * 5000]
 
 
 class Trees(Dataset):
@@ -127,3 +133,88 @@ def test_random_trees(loader_class, seed):
 
     expected, _ = compare(loader_class, Case(build))
     assert len(expected.delivered()) == 150
+
+
+class Alike(Dataset):
+    """Stretches of six samples of one structure. Now and then one node is another than its stretch has."""
+
+    def __init__(self, length: int, seed: int) -> None:
+        self.length = length
+        self.seed = seed
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> object:
+        own = random.Random(f"{self.seed}/{index}")
+        odd = own.randrange(40)
+        return Copier(f"{self.seed}/{index // 6}", own, odd).tree(0)
+
+
+class Copier:
+    """Grows a tree whose node `i` is what the seed `(stretch, i)` gives; number `odd` is its own."""
+
+    def __init__(self, stretch: str, own: random.Random, odd: int) -> None:
+        self.stretch = stretch
+        self.own = own
+        self.odd = odd
+        self.nodes = 0
+
+    def tree(self, depth: int) -> object:
+        number, self.nodes = self.nodes, self.nodes + 1
+        choose = self.own if number == self.odd else random.Random(f"{self.stretch}/{number}")
+        if depth < 3 and (depth == 0 or choose.random() < 0.4):
+            return self.container(choose, depth)
+        return self.tensor(choose) if choose.random() < 0.6 else self.value(choose)
+
+    def container(self, choose: random.Random, depth: int) -> object:
+        kind = choose.choice(("list", "tuple", "dict", "named tuple", "twice"))
+        length = choose.choice((0, 1, 2, 3, 5))
+        if kind == "named tuple":
+            return Point(self.tree(depth + 1), self.tree(depth + 1))
+        if kind == "twice" and choose.random() < 0.3:
+            return [self.tree(depth + 1)] * 2
+        if kind != "dict":
+            items = (self.tree(depth + 1) for _ in range(length))
+            return tuple(items) if kind == "tuple" else list(items)
+        names = [(f"k{n}", n, -n - 0.5, float("nan"), (n, "t"), b"%d" % n) for n in range(length)]
+        choose.shuffle(names)
+        return {choose.choice(each): self.tree(depth + 1) for each in names}
+
+    def tensor(self, choose: random.Random) -> torch.Tensor:
+        dtype = choose.choice(DTYPES)
+        size = choose.choice((1, 2, 7, 64, 2048, 9000))
+        flat = torch.tensor(list(self.own.randbytes(size)), dtype=torch.uint8)
+        flat = (flat % 2 if dtype == torch.bool else flat).to(dtype)
+        return choose.choice(
+            (
+                flat,
+                flat[0],
+                flat[:0],
+                flat[size // 2 :],
+                flat[::2],
+                flat.expand(3, size),
+                flat.view(1, size, 1),
+                flat.as_strided((size // 2, 2), (1, 1)),
+            )
+        )
+
+    def value(self, choose: random.Random) -> object:
+        return choose.choice(VALUES)
+
+
+@pytest.mark.parametrize(
+    "seed", [1, 2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 12))]
+)
+@pytest.mark.limit(120)
+def test_random_batches_that_repeat(loader_class, seed):
+    def build():
+        return {
+            "dataset": Alike(180, seed),
+            "batch_size": None,
+            "num_workers": 2,
+            "collate_fn": identity,
+        }
+
+    expected, _ = compare(loader_class, Case(build))
+    assert len(expected.delivered()) == 180

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from ringloader import DataLoader, _batches
 
@@ -76,6 +77,26 @@ def test_a_named_tuple_that_was_defined_anew_is_the_new_one():
     module.Again = collections.namedtuple("Again", "x y")
     assert _batches.find_class(*name) is module.Again
     assert _batches.named_tuple_name(old) is None, "nor can pickle send it"
+
+
+class OfAgain:
+    """Named tuples of the class that the worker found when it began."""
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        return sys.modules[__name__].Again(torch.tensor(index))
+
+
+def test_named_tuples_of_like_batches_are_of_the_class_that_is_there_now(loader_class):
+    module = sys.modules[__name__]
+    module.Again = collections.namedtuple("Again", "x")
+    batches = iter(loader_class(OfAgain(), batch_size=None, num_workers=1))
+    for _ in range(3):
+        assert type(next(batches)) is module.Again
+    module.Again = collections.namedtuple("Again", "other")
+    assert [type(batch) is module.Again for batch in batches] == [True] * 3
 
 
 def test_a_strided_array_becomes_contiguous_as_pickle_makes_it():

@@ -1,7 +1,7 @@
 //! The table's bytes, and each of its bounds by name.
 
 use crate::table_model::*;
-use ringloader_core::batch::wire::LAYOUT_VERSION;
+use ringloader_core::batch::wire::{LAYOUT_VERSION, repeats};
 use ringloader_core::batch::{Dtype, Meta, MetaWriter, StorageRecord};
 
 fn small_block() -> Vec<u8> {
@@ -84,6 +84,22 @@ fn a_block_longer_or_for_another_slot_is_refused() {
     assert!(Meta::parse(&block, GENERATION, 151).unwrap_err().to_string().contains("storage 0"));
     block.push(0);
     assert!(Meta::parse(&block, GENERATION, 152).is_err());
+}
+
+#[test]
+fn a_block_repeats_if_nothing_but_its_generation_is_another() {
+    let earlier = small_block();
+    let mut next = earlier.clone();
+    next[8..16].copy_from_slice(&(GENERATION + 1).to_le_bytes());
+    assert!(repeats(&next, GENERATION + 1, &earlier));
+    assert!(!repeats(&next, GENERATION, &earlier), "it is what an earlier filling left");
+    for at in 0..next.len() {
+        let mut changed = next.clone();
+        changed[at] ^= 1;
+        assert!(!repeats(&changed, GENERATION + 1, &earlier), "{at}");
+        assert!(!repeats(&next[..at], GENERATION + 1, &earlier), "{at}");
+    }
+    assert!(!repeats(&[], 0, &[]));
 }
 
 #[test]

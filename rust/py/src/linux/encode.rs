@@ -130,6 +130,10 @@ impl Drafts {
             // The values of such a view are not the bytes it lies over.
             let resolved = tensor.call_method0(intern!(py, "resolve_conj"))?;
             let resolved = resolved.call_method0(intern!(py, "resolve_neg"))?;
+            // A mode of torch's has the last word on what a method returns: nothing plain, or the same again.
+            if !resolved.get_type().is(&torch.tensor) || is_lazy(torch, &resolved, dtype)? {
+                return Ok(None);
+            }
             self.held.push(Held::new(&resolved));
             return self.tensor(torch, &resolved);
         }

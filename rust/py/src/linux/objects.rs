@@ -5,6 +5,7 @@ use std::ptr::{NonNull, copy_nonoverlapping};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyCFunction, PyString};
 use ringloader_core::batch::Dtype;
 use ringloader_core::batch::wire::MAX_NDIM;
@@ -63,29 +64,15 @@ pub(crate) fn describe(
 }
 
 /// A method of `torch.Tensor` without arguments whose answer is a `bool`, asked by its C function where it is one.
-pub(crate) enum Question {
-    Function(ffi::PyCFunction),
-    Method(Py<PyString>),
+pub(crate) struct Question {
+    name: Py<PyString>,
+    /// Looked up for the first tensor that is asked: one made for it would go by the default device, or by a mode.
+    function: PyOnceLock<Option<ffi::PyCFunction>>,
 }
 
 impl Question {
-    /// # Errors
-    /// What `torch.empty` raises, or looking up the method.
-    pub(crate) fn new(torch: &Bound<'_, PyModule>, name: &str) -> PyResult<Self> {
-        let py = torch.py();
-        let method = torch.call_method1("empty", (0,))?.getattr(name)?;
-        let name = PyString::new(py, name);
-        let Ok(method) = method.cast_into_exact::<PyCFunction>() else {
-            return Ok(Self::Method(name.unbind()));
-        };
-        // SAFETY: the object is a built-in function, by its exact type.
-        let (flags, function) = unsafe {
-            (ffi::PyCFunction_GetFlags(method.as_ptr()), ffi::PyCFunction_GetFunction(method.as_ptr()))
-        };
-        Ok(match function {
-            Some(function) if flags == ffi::METH_NOARGS => Self::Function(function),
-            _ => Self::Method(name.unbind()),
-        })
+    pub(crate) fn new(py: Python<'_>, name: &str) -> Self {
+        Self { name: PyString::new(py, name).unbind(), function: PyOnceLock::new() }
     }
 
     /// The answer for an exact `torch.Tensor`.
@@ -94,16 +81,35 @@ impl Question {
     /// What the method raises.
     pub(crate) fn ask(&self, tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
         let py = tensor.py();
-        let answer = match self {
+        let name = self.name.bind(py);
+        let answer = match self.function.get_or_init(py, || c_function(tensor, name)) {
             // SAFETY: the function belongs to a method of `torch.Tensor`, of which `tensor` is one, and takes no
             // arguments; the interpreter is attached. It returns a new reference, or none with an error set.
-            Self::Function(function) => unsafe {
+            Some(function) => unsafe {
                 Bound::from_owned_ptr_or_err(py, function(tensor.as_ptr(), std::ptr::null_mut()))?
             },
-            Self::Method(name) => tensor.call_method0(name.bind(py))?,
+            None => tensor.call_method0(name)?,
         };
         answer.is_truthy()
     }
+}
+
+/// The C function of a method that the class of `object` has, if it takes no arguments.
+fn c_function(object: &Bound<'_, PyAny>, name: &Bound<'_, PyString>) -> Option<ffi::PyCFunction> {
+    // From the class, since an object may have something else by that name.
+    let method = object.get_type().getattr(name).ok()?.call_method1("__get__", (object,)).ok()?;
+    let method = method.cast_into_exact::<PyCFunction>().ok()?;
+    // SAFETY: it is a built-in function, by its exact type.
+    let (receiver, flags, function) = unsafe {
+        let method = method.as_ptr();
+        (
+            ffi::PyCFunction_GetSelf(method),
+            ffi::PyCFunction_GetFlags(method),
+            ffi::PyCFunction_GetFunction(method),
+        )
+    };
+    // Bound to `object`, it is told of such objects, and not of some module.
+    function.filter(|_| receiver == object.as_ptr() && flags == ffi::METH_NOARGS)
 }
 
 /// Memory of a Python object that is kept while this lives, to be copied into a slot.

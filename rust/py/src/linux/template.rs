@@ -64,7 +64,7 @@ impl Recalled {
     /// The template for `delivery`, if it looks like the last batch and there can be one.
     ///
     /// # Errors
-    /// `RuntimeError` for what no worker writes; what looking up a class raises.
+    /// `RuntimeError` for what no worker writes.
     pub(crate) fn template(&mut self, py: Python<'_>, delivery: &Delivery) -> PyResult<Option<&Template>> {
         if matches!(self.seen, Seen::Once) {
             let meta = delivery.meta().map_err(exception)?;
@@ -96,8 +96,9 @@ enum Node {
     },
     List(Vec<Node>),
     Tuple(Vec<Node>),
-    /// A named tuple, by its class's `_make`.
-    NamedTuple(Py<PyAny>, Vec<Node>),
+    /// A named tuple, by module and name of its class, which is looked up each time: it may have been defined
+    /// anew meanwhile, and a class that is held would keep its module, and with it the loader.
+    NamedTuple(Py<PyTuple>, Vec<Node>),
     Dict(Vec<(Node, Node)>),
 }
 
@@ -116,7 +117,7 @@ impl Template {
     /// The batch that lies in `delivery`. Large tensors lie there, if `leased`; else they are copies.
     ///
     /// # Errors
-    /// What torch raises; `RuntimeError` when the bytes are not all there.
+    /// What torch raises, or looking up a class; `RuntimeError` when the bytes are not all there.
     pub(crate) fn make<'py>(
         &self,
         py: Python<'py>,
@@ -164,9 +165,8 @@ impl Reader<'_> {
             Token::Tuple(len) => Ok(self.nodes(py, len)?.map(Node::Tuple)),
             Token::NamedTuple { class, len } => {
                 let Some(name) = self.skeleton.class(class) else { return Ok(None) };
-                let found = Torch::get(py)?.find_class.bind(py).call1((name.module, name.qualname))?;
-                let make = found.getattr(intern!(py, "_make"))?.unbind();
-                Ok(self.nodes(py, len)?.map(|items| Node::NamedTuple(make, items)))
+                let name = PyTuple::new(py, [name.module, name.qualname])?.unbind();
+                Ok(self.nodes(py, len)?.map(|items| Node::NamedTuple(name, items)))
             }
             Token::Dict(len) => {
                 let mut items = Vec::with_capacity(len as usize);
@@ -218,7 +218,10 @@ impl Node {
             Self::Tensor { form, offset } => tensor(form, *offset)?,
             Self::List(items) => PyList::new(py, each(items)?)?.into_any(),
             Self::Tuple(items) => PyTuple::new(py, each(items)?)?.into_any(),
-            Self::NamedTuple(make, items) => make.bind(py).call1((PyTuple::new(py, each(items)?)?,))?,
+            Self::NamedTuple(name, items) => {
+                let class = Torch::get(py)?.find_class.bind(py).call1(name.bind(py))?;
+                class.call_method1(intern!(py, "_make"), (PyTuple::new(py, each(items)?)?,))?
+            }
             Self::Dict(items) => {
                 let dict = PyDict::new(py);
                 for (name, item) in items {

@@ -71,8 +71,8 @@ impl Torch {
         }
         Ok(Self {
             exchange: ExchangeApi::of(&tensor),
-            is_conj: Question::new(&torch, "is_conj")?,
-            is_neg: Question::new(&torch, "is_neg")?,
+            is_conj: Question::new(py, "is_conj"),
+            is_neg: Question::new(py, "is_neg"),
             tensor: tensor.unbind(),
             untyped_storage: torch.getattr("UntypedStorage")?.cast_into::<PyType>()?.unbind(),
             ndarray: numpy.getattr("ndarray")?.cast_into::<PyType>()?.unbind(),
