@@ -9,6 +9,7 @@ import resource
 import signal
 import sys
 from multiprocessing import context, popen_spawn_posix
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -126,6 +127,24 @@ class Place(Dataset):
 
     def __getitem__(self, index):
         return os.environ.get("RINGLOADER_TEST"), os.umask(0o22), resource.getrlimit(resource.RLIMIT_CORE)
+
+
+class Cores(Numbers):
+    def __getitem__(self, index):
+        return os.sched_getaffinity(0)
+
+
+@pytest.mark.rings_only
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core")
+def test_a_worker_runs_where_its_parent_may(loader_class):
+    loader = spawned(loader_class, Cores(1))
+    every = os.sched_getaffinity(0)
+    assert next(iter(loader)) == every
+    try:
+        os.sched_setaffinity(0, {min(every)})
+        assert next(iter(loader)) == {min(every)}
+    finally:
+        os.sched_setaffinity(0, every)
 
 
 @pytest.mark.rings_only
@@ -254,13 +273,16 @@ def test_a_thread_in_every_interpreter(tmp_path, monkeypatch):
 
 
 PARENT = """
+    import ctypes
+
     def main():
         loader = DataLoader(Numbers(10**6), num_workers=2, multiprocessing_context="spawn")
         iterator = iter(loader)
         next(iterator)
-        if {forks}:
-            if os.fork() == 0:
-                time.sleep(600)
+        # What forks without Python keeps the descriptors.
+        fork = {forks}
+        if fork is not None and fork() == 0:
+            time.sleep(600)
         print("ready", flush=True)
         time.sleep(600)
 
@@ -270,7 +292,7 @@ PARENT = """
 
 
 @pytest.mark.rings_only
-@pytest.mark.parametrize("forks", [False, True])
+@pytest.mark.parametrize("forks", ["None", "os.fork", "ctypes.PyDLL(None).fork"])
 def test_the_main_process_is_killed(tmp_path, forks):
     """Server and workers end, also where a forked child of the main process lives on."""
     process = start("ringloader", PARENT.format(forks=forks), tmp_path)
@@ -312,11 +334,13 @@ def test_forked_children_leave_the_server_alone(loader_class):
     loader = spawned(loader_class)
     assert from_server(loader)
     forked = loader_class(Numbers(4), batch_size=None, num_workers=1, multiprocessing_context="fork")
+    channel = _spawn._servers._server._channel.fileno()
     child = os.fork()
     if child == 0:
+        kept = Path(f"/proc/self/fd/{channel}").exists()
         del loader
         gc.collect()
-        os._exit(0)
+        os._exit(kept)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert np.allclose([float(batch[0]) for batch in forked], range(4))
     server = servers()

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import resource
 import signal
+from multiprocessing import connection
 from pathlib import Path
 
 import pytest
 import torch
 
 from faults.data import Numbers
-from faults.proc import command_line
+from faults.proc import command_line, is_running, wait_until
 from faults.script import finish, run_script, start
 from faults.test_spawn_server import SERVER, from_server, servers, spawned
-from ringloader import _spawn
+from ringloader import _spawn, _spawn_server
 
 pytestmark = [pytest.mark.limit(120), pytest.mark.rings_only]
 
@@ -89,6 +91,38 @@ def test_a_server_that_was_stopped(loader_class, monkeypatch):
     assert _spawn._servers._server is None
 
 
+def test_a_daemon_has_no_server(loader_class, monkeypatch):
+    """It may start no workers."""
+    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)
+    _loader = spawned(loader_class)
+    assert servers() == set()
+
+
+class Interruptible(Numbers):
+    def __getitem__(self, index):
+        return signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_worker_can_be_interrupted(loader_class):
+    """The server cannot."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert list(spawned(loader_class, Interruptible(1))) == [True]
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_the_sentinel_of_a_worker(loader_class):
+    loader = spawned(loader_class)
+    iterator = iter(loader)
+    (worker,) = iterator._workers
+    assert SERVER in command_line(worker.pid)
+    next(iterator)
+    assert not connection.wait([worker.sentinel], 0.2), "it is ready while the worker runs"
+    assert len(list(iterator)) == 3
+    assert connection.wait([worker.sentinel], 20)
+
+
 def test_a_signal_handler_that_starts_workers(loader_class, monkeypatch):
     """While this thread asks the server."""
     receive = _spawn._Server._receive
@@ -105,7 +139,7 @@ def test_a_signal_handler_that_starts_workers(loader_class, monkeypatch):
     assert found == [None, False]
 
 
-def test_an_interrupt_while_a_worker_starts(loader_class, monkeypatch):
+def test_an_interrupt_while_a_worker_starts(loader_class, monkeypatch, capfd):
     receive = _spawn._Server._receive
     for number in (1, 2):
         loader = spawned(loader_class)
@@ -123,7 +157,10 @@ def test_an_interrupt_while_a_worker_starts(loader_class, monkeypatch):
             iter(loader)
         monkeypatch.setattr(_spawn._Server, "_receive", receive)
         assert servers() == set()
+        worker = _spawn_server.answered(calls[0])
+        assert wait_until(lambda worker=worker: not is_running(worker), 20)
         assert number == 1 or zombies() == []
+        assert capfd.readouterr().err == ""
         assert from_server(loader)
 
 

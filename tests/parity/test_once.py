@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import os
 from multiprocessing import reduction
 
 import numpy as np
@@ -79,7 +80,7 @@ class Holding(Dataset):
         ]
         for name, array in self.arrays.items():
             flags = array.flags
-            layout = [flags.writeable, flags.c_contiguous, flags.f_contiguous, flags.owndata]
+            layout = [flags.writeable, flags.c_contiguous, flags.f_contiguous, flags.owndata, flags.aligned]
             told.append([name, array.shape, array.strides, str(array.dtype), type(array).__name__, *layout])
             told.append(str(array[:3] if array.ndim else array))
         if info.id == 0:
@@ -287,6 +288,18 @@ def test_unpickling_fails_in_the_worker(loader_class, capfd):
 
     assert_same(scenario, loader_class)
     assert said[0] == said[1] == "ZeroDivisionError: when unpickled"
+
+
+def test_a_system_that_writes_a_part_at_a_time(monkeypatch):
+    """As it does beyond 2 GB."""
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:1000]))
+    memory = _once._Memory()
+    data = np.arange(5000)
+    memory.write(data)
+    assert memory.size == data.nbytes
+    assert os.pread(memory.fd, 2 * data.nbytes, 0) == data.tobytes()
+    memory.close()
 
 
 def test_an_argument_that_differs_and_is_shared_is_pickled_for_each():
