@@ -31,6 +31,8 @@ class Holding(Dataset):
         read_only.flags.writeable = False
         record = np.dtype([("a", "i4"), ("b", "f8")])
         self.arrays = {
+            # Of an odd size, before the others.
+            "bools": np.ones(100_001, bool),
             "whole": whole,
             "again": whole,
             "view": whole[5:-5],
@@ -48,7 +50,6 @@ class Holding(Dataset):
             "records": np.zeros(LARGE, record),
             "swapped": np.arange(LARGE, dtype=">i8"),
             "text": np.array(["abc"] * LARGE),
-            "bools": np.ones(100_000, bool),
             "matrix": np.ones((300, 300)).view(np.matrix),
         }
         self.bytes = bytearray(200_000)
