@@ -228,8 +228,9 @@ def _for_all(reduce: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
     def reduce_in_memory(thing: Any) -> Any:
         # A handle to another device's memory, and a file's name, are counted for each who receives them.
+        device = getattr(thing, "device", None)
         if (
-            thing.device.type not in ("cpu", "meta")
+            getattr(device, "type", None) not in ("cpu", "meta")
             or torch.multiprocessing.get_sharing_strategy() == "file_system"  # type: ignore[no-untyped-call]
         ):
             raise _NotForAllError

@@ -6,6 +6,7 @@ one. A worker has what a spawned one has; where that cannot be promised, it is s
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import functools
@@ -19,56 +20,34 @@ import threading
 import weakref
 from collections.abc import Iterator
 from multiprocessing import context, popen_spawn_posix, process, reduction, resource_tracker, spawn, util
-from pathlib import Path
 from typing import Any
 
-from ringloader import _spawn_server
+from ringloader import _inherited, _spawn_server
 
 SWITCH = "RINGLOADER_SPAWN_SERVER"
 
 _logger = logging.getLogger("ringloader")
+# Seconds. A server that was stopped says nothing, and nobody may wait for it for ever.
+_IMPORTS_WITHIN = 300.0
+_ANSWERS_WITHIN = 30.0
+
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
-
-# Lines of /proc/thread-self/status that a child begins with.
-_INHERITED = (
-    *("Umask", "Uid", "Gid", "Groups", "NSpgid", "NSsid", "SigBlk", "SigIgn", "NoNewPrivs", "Seccomp"),
-    *("Seccomp_filters", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "THP_enabled"),
-    *("Cpus_allowed", "Mems_allowed"),
-)
-_NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid_for_children", "time_for_children", "user", "uts")
 
 
 class _LostError(Exception):
     """There is no worker from the server: it must be spawned."""
 
 
-def _inherited() -> tuple[Any, ...]:
-    """All that a spawned process takes over from this one and that /proc tells: a server's must be the same.
-
-    Raises:
-        OSError: Where it cannot be told, or a standard stream is closed.
-    """
-    status = Path("/proc/thread-self/status").read_text().splitlines()
-    return (
-        spawn.get_executable(),
-        util._args_from_interpreter_flags(),  # type: ignore[attr-defined]
-        dict(os.environb),
-        [line for line in status if line.startswith(tuple(f"{name}:" for name in _INHERITED))],
-        [Path(f"/proc/self/{name}").read_text() for name in ("limits", "cgroup", "oom_score_adj")],
-        [Path(f"/proc/self/ns/{name}").readlink() for name in _NAMESPACES],
-        Path("/proc/self/root").stat().st_ino,
-        os.getpriority(os.PRIO_PROCESS, 0),
-        (os.sched_getscheduler(0), os.sched_getparam(0).sched_priority),
-        [(os.fstat(fd).st_mode, os.isatty(fd)) for fd in range(3)],
-    )
+class _RefusedError(_LostError):
+    """The same, and another server could do no better: this one stays."""
 
 
 class _Server:
     """A running server."""
 
     def __init__(self) -> None:
-        self.state = _inherited()
+        self.state = _inherited.state()
         self._ready = False
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -98,8 +77,13 @@ class _Server:
         """
         if not self._ready:
             message = b""
-            with contextlib.suppress(ConnectionError):
-                message = self._channel.recv(len(_spawn_server.REFUSED))
+            self._channel.settimeout(_IMPORTS_WITHIN)
+            try:
+                with contextlib.suppress(ConnectionError):
+                    message = self._channel.recv(len(_spawn_server.REFUSED))
+            except TimeoutError:
+                return False
+            self._channel.settimeout(_ANSWERS_WITHIN)
             self._ready = message == _spawn_server.READY
             if not message:
                 with contextlib.suppress(ChildProcessError):
@@ -113,24 +97,38 @@ class _Server:
         Raises:
             _LostError: If there is none.
         """
-        if len(fds) > _spawn_server.MOST_FDS:
-            raise _LostError(f"{len(fds)} descriptors are too many for a message")
-        with _adopting():
-            try:
-                socket.send_fds(self._channel, [b"f"], fds)
+        pid = 0
+        try:
+            with _adopting():
+                self._send(fds)
                 pid = _spawn_server.answered(self._receive())
-                if pid < 0:
-                    raise _LostError(os.strerror(-pid))
                 self._receive()
-            except OSError as error:
+        except BaseException as error:
+            if pid > 0:
+                self._drop(pid)
+            if isinstance(error, OSError):
                 raise _LostError(f"the server has ended: {error}") from error
+            raise
+        if pid < 0:
+            raise _RefusedError(os.strerror(-pid))
         try:
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-            raise _LostError("the worker was adopted by another process") from None
+            self._drop(pid)
+            raise _RefusedError("the worker was adopted by another process") from None
         return pid
+
+    def _send(self, fds: list[int]) -> None:
+        most = _spawn_server.MOST_FDS
+        for begin in range(0, len(fds), most):
+            kind = _spawn_server.FORK if begin + most >= len(fds) else _spawn_server.MORE_FDS
+            socket.send_fds(self._channel, [kind], fds[begin : begin + most])
+
+    @staticmethod
+    def _drop(worker: int) -> None:
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(worker, signal.SIGKILL)
+            os.waitpid(worker, 0)
 
     def _receive(self) -> bytes:
         message = self._channel.recv(64)
@@ -145,8 +143,10 @@ class _Server:
     def end(self) -> None:
         self._channel.close()
         if self.is_running():
-            os.kill(self._pid, signal.SIGKILL)
-            os.waitpid(self._pid, 0)
+            # Where `SIGCHLD` is ignored, or others wait for any child, it may be gone already.
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(self._pid, signal.SIGKILL)
+                os.waitpid(self._pid, 0)
 
 
 def _sys_path() -> list[str]:
@@ -170,7 +170,7 @@ def _adopting() -> Iterator[None]:
     number, no = ctypes.c_ulong, ctypes.c_ulong(0)
     _prctl()(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), no, no, no)
     if _prctl()(_PR_SET_CHILD_SUBREAPER, number(1), no, no, no) != 0:
-        raise _LostError(os.strerror(ctypes.get_errno()))
+        raise _RefusedError(os.strerror(ctypes.get_errno()))
     try:
         yield
     finally:
@@ -182,6 +182,7 @@ class _Servers:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._holder: int | None = None
         self._server: _Server | None = None
         self._users: dict[int, weakref.finalize[Any, Any]] = {}
         # One that did not come to work at all is not tried again.
@@ -209,11 +210,23 @@ class _Servers:
             finally:
                 self._lock.release()
 
+    def end_at_exit(self) -> None:
+        """No loader starts workers any more; if one does nevertheless, there is a server again."""
+        self._users.clear()
+        self._end_if_unused()
+
     @contextlib.contextmanager
     def _held(self) -> Iterator[None]:
+        if self._holder == threading.get_ident():
+            # In a signal's handler, while this thread waits for the server.
+            raise _RefusedError("the server is being asked already")
         try:
             with self._lock:
-                yield
+                self._holder = threading.get_ident()
+                try:
+                    yield
+                finally:
+                    self._holder = None
         finally:
             self._end_if_unused()
 
@@ -222,7 +235,7 @@ class _Servers:
         if self._useless:
             return None
         try:
-            state = _inherited()
+            state = _inherited.state()
             if self._server is not None and not (self._server.state == state and self._server.is_running()):
                 self._end()
             if self._server is None:
@@ -252,6 +265,8 @@ class _Servers:
                     if server.wait_until_ready():
                         return server.fork(fds)
                     self._give_up("the server cannot be used")
+                except _RefusedError:
+                    raise
                 except BaseException as error:
                     self._end()
                     if not isinstance(error, _LostError):
@@ -266,6 +281,7 @@ class _Servers:
 
 
 _servers = _Servers()
+atexit.register(lambda: _servers.end_at_exit())
 os.register_at_fork(after_in_child=_servers.forget)
 
 
@@ -353,7 +369,8 @@ def prepare(loader: Any) -> None:
     if loader.num_workers > 0 and _is_allowed():
         found = loader.multiprocessing_context
         if _spawns(context.Process if found is None else getattr(found, "Process", None)):
-            _servers.keep_for(loader)
+            with contextlib.suppress(_RefusedError):
+                _servers.keep_for(loader)
 
 
 def by_server(process_obj: Any) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import errno
 import gc
 import io
@@ -22,6 +23,7 @@ import warnings
 from multiprocessing import process, resource_tracker, spawn
 from typing import Any
 
+FORK, MORE_FDS = b"f", b"m"
 READY, REFUSED, REAPED = b"ready", b"refused", b"reaped"
 # What the kernel takes in one message is 253.
 MOST_FDS = 250
@@ -53,6 +55,11 @@ def main(channel_fd: int, parent: int) -> None:
         parent: The main process.
     """
     on_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Whoever reads what the main process writes waits for the end of it. Workers are sent the streams.
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for number in range(3):
+        os.dup2(nowhere, number)
+    os.close(nowhere)
     with socket.socket(fileno=channel_fd) as channel:
         if not _import_quietly():
             # The worker that is spawned instead says why.
@@ -102,22 +109,39 @@ def _serve(channel: socket.socket, parent: int) -> list[int] | None:
         if os.getppid() != parent:
             return None
         while True:
-            # Forked children of the main process hold its end of the channel too.
-            ready, _, _ = select.select([channel.fileno(), parent_ended], [], [])
-            if parent_ended in ready:
+            fds = _next_request(channel, parent_ended)
+            if fds is None:
                 return None
-            message, fds, _, _ = socket.recv_fds(channel, 1, MOST_FDS)
-            if not message:
-                return None
-            try:
-                if _fork_for_parent(channel):
-                    return fds
-            except OSError as error:
-                channel.send(_ANSWER.pack(-(error.errno or errno.EAGAIN)))
+            if _fork_for_parent(channel):
+                return fds
             for fd in fds:
                 os.close(fd)
     finally:
         os.close(parent_ended)
+
+
+def _next_request(channel: socket.socket, parent_ended: int) -> list[int] | None:
+    """The descriptors for a worker; None if the main process wants no more, or is gone."""
+    fds: list[int] = []
+    missing = False
+    while True:
+        # Forked children of the main process hold its end of the channel too.
+        ready, _, _ = select.select([channel.fileno(), parent_ended], [], [])
+        if parent_ended in ready:
+            return None
+        message, more, flags, _ = socket.recv_fds(channel, 1, MOST_FDS)
+        if not message:
+            return None
+        fds += more
+        # Where the limit of descriptors is reached.
+        missing = missing or bool(flags & socket.MSG_CTRUNC)
+        if message == FORK:
+            if not missing:
+                return fds
+            while fds:
+                os.close(fds.pop())
+            missing = False
+            _refuse(channel, errno.EMFILE)
 
 
 def _fork_for_parent(channel: socket.socket) -> bool:
@@ -129,9 +153,15 @@ def _fork_for_parent(channel: socket.socket) -> bool:
     with warnings.catch_warnings():
         # Of threads: the ones there are end before the fork (numpy's pool), by a handler of their own.
         warnings.simplefilter("ignore", DeprecationWarning)
-        between = os.fork()
+        try:
+            between = os.fork()
+        except OSError as error:
+            _refuse(channel, error.errno)
+            return False
         if between:
-            os.waitpid(between, 0)
+            # There is nothing to wait for where `SIGCHLD` is ignored, once it has ended.
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(between, 0)
             channel.send(REAPED)
             return False
         try:
@@ -144,6 +174,11 @@ def _fork_for_parent(channel: socket.socket) -> bool:
             finally:
                 os._exit(0)
     return True
+
+
+def _refuse(channel: socket.socket, number: int | None) -> None:
+    channel.send(_ANSWER.pack(-(number or errno.EAGAIN)))
+    channel.send(REAPED)
 
 
 def answered(message: bytes) -> int:
@@ -191,3 +226,5 @@ def _flush_open_files() -> None:
     for stream in (sys.stdout, sys.stderr, *(it for it in gc.get_objects() if issubclass(type(it), files))):
         with contextlib.suppress(Exception):
             stream.flush()
+    # What libraries written in C have printed.
+    ctypes.CDLL(None).fflush(None)

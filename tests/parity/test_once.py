@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import os
 from multiprocessing import reduction
 
 import numpy as np
@@ -30,6 +31,8 @@ class Holding(Dataset):
         read_only.flags.writeable = False
         record = np.dtype([("a", "i4"), ("b", "f8")])
         self.arrays = {
+            # Of an odd size, before the others.
+            "bools": np.ones(100_001, bool),
             "whole": whole,
             "again": whole,
             "view": whole[5:-5],
@@ -47,7 +50,6 @@ class Holding(Dataset):
             "records": np.zeros(LARGE, record),
             "swapped": np.arange(LARGE, dtype=">i8"),
             "text": np.array(["abc"] * LARGE),
-            "bools": np.ones(100_000, bool),
             "matrix": np.ones((300, 300)).view(np.matrix),
         }
         self.bytes = bytearray(200_000)
@@ -79,7 +81,7 @@ class Holding(Dataset):
         ]
         for name, array in self.arrays.items():
             flags = array.flags
-            layout = [flags.writeable, flags.c_contiguous, flags.f_contiguous, flags.owndata]
+            layout = [flags.writeable, flags.c_contiguous, flags.f_contiguous, flags.owndata, flags.aligned]
             told.append([name, array.shape, array.strides, str(array.dtype), type(array).__name__, *layout])
             told.append(str(array[:3] if array.ndim else array))
         if info.id == 0:
@@ -287,6 +289,18 @@ def test_unpickling_fails_in_the_worker(loader_class, capfd):
 
     assert_same(scenario, loader_class)
     assert said[0] == said[1] == "ZeroDivisionError: when unpickled"
+
+
+def test_a_system_that_writes_a_part_at_a_time(monkeypatch):
+    """As it does beyond 2 GB."""
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:1000]))
+    memory = _once._Memory()
+    data = np.arange(5000)
+    memory.write(data)
+    assert memory.size == data.nbytes
+    assert os.pread(memory.fd, 2 * data.nbytes, 0) == data.tobytes()
+    memory.close()
 
 
 def test_an_argument_that_differs_and_is_shared_is_pickled_for_each():

@@ -1,0 +1,205 @@
+"""What goes wrong between this process and its server for spawn: nobody waits for ever, nothing is left."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import resource
+import signal
+from multiprocessing import connection
+from pathlib import Path
+
+import pytest
+import torch
+
+from faults.data import Numbers
+from faults.proc import command_line, is_running, wait_until
+from faults.script import finish, run_script, start
+from faults.test_spawn_server import SERVER, from_server, servers, spawned
+from ringloader import _spawn, _spawn_server
+
+pytestmark = [pytest.mark.limit(120), pytest.mark.rings_only]
+
+
+def zombies():
+    """Children that have ended and that nobody has waited for."""
+    found = []
+    for thread in Path("/proc/self/task").iterdir():
+        for pid in (thread / "children").read_text().split():
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                found.append(pid)
+    return found
+
+
+class Many(Numbers):
+    """More descriptors than two messages take."""
+
+    def __init__(self):
+        super().__init__(2)
+        self.tensors = [torch.full((1,), number) for number in range(600)]
+
+    def __getitem__(self, index):
+        return [int(tensor) for tensor in self.tensors] == list(range(600))
+
+
+def test_more_descriptors_than_a_message_takes(loader_class):
+    loader = spawned(loader_class, Many())
+    assert list(loader) == [True, True]
+    server = servers()
+    assert from_server(loader)
+    assert servers() == server
+
+
+def test_a_server_that_lacks_descriptors_refuses(loader_class):
+    loader = spawned(loader_class)
+    assert from_server(loader)
+    server = servers()
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.prlimit(*server, resource.RLIMIT_NOFILE, (8, most))
+    assert not from_server(loader)
+    resource.prlimit(*server, resource.RLIMIT_NOFILE, (most, most))
+    assert from_server(loader)
+    assert servers() == server
+
+
+def test_a_system_that_lets_nobody_adopt(loader_class, monkeypatch):
+    """Workers are spawned, and no server is started again and again."""
+    loader = spawned(loader_class)
+    monkeypatch.setattr(_spawn, "_PR_SET_CHILD_SUBREAPER", 1 << 20)
+    assert not from_server(loader)
+    server = servers()
+    assert len(server) == 1
+    assert not from_server(loader)
+    assert servers() == server
+
+
+def test_a_server_that_was_stopped(loader_class, monkeypatch):
+    monkeypatch.setattr(_spawn, "_ANSWERS_WITHIN", 1.0)
+    loader = spawned(loader_class)
+    assert from_server(loader)
+    first = servers()
+    os.kill(*first, signal.SIGSTOP)
+    assert from_server(loader)
+    assert len(servers()) == 1 and servers() != first
+    # While it imports.
+    monkeypatch.setattr(_spawn, "_IMPORTS_WITHIN", 1.0)
+    monkeypatch.setattr(_spawn, "_servers", _spawn._Servers())
+    other = spawned(loader_class)
+    os.kill(_spawn._servers._server._pid, signal.SIGSTOP)
+    assert not from_server(other)
+    assert _spawn._servers._server is None
+
+
+def test_a_daemon_has_no_server(loader_class, monkeypatch):
+    """It may start no workers."""
+    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)
+    _loader = spawned(loader_class)
+    assert servers() == set()
+
+
+class Interruptible(Numbers):
+    def __getitem__(self, index):
+        return signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_worker_can_be_interrupted(loader_class):
+    """The server cannot."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert list(spawned(loader_class, Interruptible(1))) == [True]
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_the_sentinel_of_a_worker(loader_class):
+    loader = spawned(loader_class)
+    iterator = iter(loader)
+    (worker,) = iterator._workers
+    assert SERVER in command_line(worker.pid)
+    next(iterator)
+    assert not connection.wait([worker.sentinel], 0.2), "it is ready while the worker runs"
+    assert len(list(iterator)) == 3
+    assert connection.wait([worker.sentinel], 20)
+
+
+def test_a_signal_handler_that_starts_workers(loader_class, monkeypatch):
+    """While this thread asks the server."""
+    receive = _spawn._Server._receive
+    found = []
+
+    def interrupted(server):
+        if not found:
+            found.append(None)
+            found.append(from_server(spawned(loader_class)))
+        return receive(server)
+
+    monkeypatch.setattr(_spawn._Server, "_receive", interrupted)
+    assert from_server(spawned(loader_class))
+    assert found == [None, False]
+
+
+def test_an_interrupt_while_a_worker_starts(loader_class, monkeypatch, capfd):
+    receive = _spawn._Server._receive
+    for number in (1, 2):
+        loader = spawned(loader_class)
+        calls = []
+
+        def interrupted(server, number=number, calls=calls):
+            message = receive(server)
+            calls.append(message)
+            if len(calls) == number:
+                raise KeyboardInterrupt
+            return message
+
+        monkeypatch.setattr(_spawn._Server, "_receive", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            iter(loader)
+        monkeypatch.setattr(_spawn._Server, "_receive", receive)
+        assert servers() == set()
+        worker = _spawn_server.answered(calls[0])
+        assert wait_until(lambda worker=worker: not is_running(worker), 20)
+        assert number == 1 or zombies() == []
+        assert capfd.readouterr().err == ""
+        assert from_server(loader)
+
+
+def test_children_that_nobody_waits_for(tmp_path):
+    """`SIGCHLD` is ignored: the system takes them away."""
+    body = """
+        from faults.proc import descendants
+        if __name__ == "__main__":
+            signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+            loader = DataLoader(Numbers(4), num_workers=1, multiprocessing_context="spawn")
+            del loader
+            gc.collect()
+            print(descendants())
+            loader = DataLoader(Numbers(4), num_workers=1, multiprocessing_context="spawn")
+            print(len(list(loader)))
+    """
+    ended = run_script("ringloader", body, tmp_path)
+    assert (ended.code, ended.out, ended.err) == (0, "set()\n4\n", "")
+
+
+def test_the_program_ends_while_the_server_imports(tmp_path):
+    body = """
+        if __name__ == "__main__":
+            loader = DataLoader(Numbers(4), num_workers=1, multiprocessing_context="spawn")
+    """
+    process = start("ringloader", body, tmp_path)
+    ended = finish(process, 50)
+    assert (ended.code, ended.out, ended.err) == (0, "", "")
+    lines = [command_line(int(entry.name)) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    assert not [line for line in lines if SERVER in line and f", {process.pid})" in line]
+
+
+def test_the_server_holds_nobodys_streams(loader_class):
+    loader = spawned(loader_class)
+    assert from_server(loader)
+    (server,) = servers()
+    open_files = {entry.name: str(entry.readlink()) for entry in Path(f"/proc/{server}/fd").iterdir()}
+    assert {open_files.pop(number) for number in "012"} == {"/dev/null"}
+    # The channel, and the main process.
+    assert len(open_files) == 2, open_files
+    del loader
+    gc.collect()
