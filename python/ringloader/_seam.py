@@ -234,6 +234,11 @@ def replaced_control() -> str | None:
     return None
 
 
+def cuda_is_in_bad_fork() -> bool:
+    """Whether this process was forked from one that had initialised CUDA, and so cannot use it."""
+    return bool(torch.cuda._is_in_bad_fork())
+
+
 __all__ = [
     "DATA_PIPES",
     "ITERABLE",
@@ -246,6 +251,7 @@ __all__ = [
     "ResumeIteration",
     "call_from_torch",
     "counts_tasks_per_worker",
+    "cuda_is_in_bad_fork",
     "from_dlpack",
     "get_iterator",
     "is_torchs_own",

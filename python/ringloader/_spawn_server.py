@@ -64,10 +64,8 @@ def main(channel_fd: int, parent: int) -> None:
         if not _import_quietly():
             # The worker that is spawned instead says why.
             return
-        import torch.cuda
-
-        if threading.active_count() > 1 or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            # A worker would miss the thread, and could not use the device.
+        if threading.active_count() > 1 or not can_use_cuda_after_fork():
+            # A worker would miss the thread, or could not use the device.
             channel.send(REFUSED)
             return
         # The main process's directory may be removed; a worker goes to it by itself.
@@ -97,6 +95,27 @@ def _import_quietly() -> bool:
     gc.collect()
     gc.freeze()
     return True
+
+
+def can_use_cuda_after_fork() -> bool:
+    """Whether nothing has initialised CUDA yet. Asked of a child: only there does torch know."""
+    from ringloader import _seam
+
+    told, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            if not _seam.cuda_is_in_bad_fork():
+                os.write(tell, b"y")
+        finally:
+            os._exit(0)
+    os.close(tell)
+    can = bool(os.read(told, 1))
+    os.close(told)
+    # There is nothing to wait for where `SIGCHLD` is ignored.
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(child, 0)
+    return can
 
 
 def _serve(channel: socket.socket, parent: int) -> list[int] | None:

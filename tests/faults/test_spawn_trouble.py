@@ -17,7 +17,7 @@ from faults.data import Numbers
 from faults.proc import command_line, is_running, wait_until
 from faults.script import finish, run_script, start
 from faults.test_spawn_server import SERVER, from_server, servers, spawned
-from ringloader import _spawn, _spawn_server
+from ringloader import _seam, _spawn, _spawn_server
 
 pytestmark = [pytest.mark.limit(120), pytest.mark.rings_only]
 
@@ -203,3 +203,11 @@ def test_the_server_holds_nobodys_streams(loader_class):
     assert len(open_files) == 2, open_files
     del loader
     gc.collect()
+
+
+@pytest.mark.parametrize("bad", [False, True])
+def test_cuda_must_be_usable_in_a_worker(monkeypatch, bad):
+    here = os.getpid()
+    monkeypatch.setattr(_seam, "cuda_is_in_bad_fork", lambda: bad and os.getpid() != here)
+    assert _spawn_server.can_use_cuda_after_fork() is not bad
+    assert zombies() == []

@@ -52,7 +52,7 @@ PYTHON_MAY_USE = {
     "_once": set(),
     "_inherited": set(),
     "_spawn": {"_inherited", "_spawn_server"},
-    "_spawn_server": {"_processes"},
+    "_spawn_server": {"_processes", "_seam"},
     "_transport": {"_budget", "_forkserver", "_native", "_once", "_processes", "_seam", "_spawn"},
     "_processes": {"_heap", "_native", "_seam"},
     "_decide": {"_native", "_seam"},
