@@ -101,7 +101,7 @@ def test_a_worker_is_as_a_spawned_one(loader_name, tmp_path):
 
 UNGUARDED = """
     loader = DataLoader(Numbers(2), num_workers=2, multiprocessing_context="spawn")
-    print("made", flush=True)
+    sys.stdout.write("made\\n")  # in one piece: workers write there too
     print(len(list(loader)))
 """
 
@@ -136,7 +136,7 @@ LEAVES = """
                 libc.fputs.argtypes = [ctypes.c_char_p, ctypes.c_void_p]
                 libc.fputs(b"in C", libc.fopen(b"c%d" % worker, b"w"))
                 atexit.register(lambda: open(f"atexit{worker}", "w").close())
-                print("worker", worker)
+                sys.stdout.write(f"worker {worker}\\n")
             return super().__getitem__(index)
         def __del__(self):
             if multiprocessing.parent_process():
