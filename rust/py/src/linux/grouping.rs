@@ -30,8 +30,8 @@ pub(crate) struct Groups {
     group_of: Vec<u32>,
     /// Leaves with bytes, in the order of their addresses, a longer one before those that it covers.
     order: Vec<(usize, Reverse<u64>, u32)>,
-    /// The number that a group gets, in the order of its first leaves: what was sent to memory elsewhere each
-    /// time lies at the same place each time, and the table repeats.
+    /// The number that each group gets, in the order of their first leaves: wherever malloc put the tensors this
+    /// time, storages of the same batch lie at the same places, and its table repeats.
     numbers: Vec<u32>,
 }
 
