@@ -1,9 +1,20 @@
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 from torch import Tensor, UntypedStorage
 
-__all__ = ["SUPPORTED", "Engine", "Leaves", "Port", "Scheduler", "Stream", "available_memory", "note_exit"]
+__all__ = [
+    "SUPPORTED",
+    "Collate",
+    "Convert",
+    "Engine",
+    "Leaves",
+    "Port",
+    "Scheduler",
+    "Stream",
+    "available_memory",
+    "note_exit",
+]
 
 SUPPORTED: bool
 
@@ -38,6 +49,24 @@ class Port:
     def is_done(self) -> bool: ...
     @property
     def parent_ended(self) -> bool: ...
+
+@final
+class Collate:
+    def __new__(
+        cls,
+        port: Port,
+        function: object,
+        parts: Sequence[tuple[dict[str, Any], str, object]],
+        modes: Sequence[Callable[[], int]],
+        column: object,
+        fn_map: dict[Any, Any],
+    ) -> Collate: ...
+    def __call__(self, batch: object) -> Any: ...
+
+@final
+class Convert:
+    def __new__(cls, function: object, parts: Sequence[tuple[dict[str, Any], str, object]]) -> Convert: ...
+    def __call__(self, data: object) -> Any: ...
 
 @final
 class Leaves:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy
 import torch
 
-from ringloader import _heap, _native, _seam
+from ringloader import _collation, _heap, _native, _seam
 
 # A worker that has waited as long for a task is idle. Not more than torch's loop allows.
 _IDLE_SECONDS = 0.1
@@ -170,7 +170,7 @@ def run_worker(berth: Berth | _SentBerth, target: Callable[..., None], args: Ite
         Seat.RESULTS: _Results(port, f"in DataLoader worker process {worker}"),
         Seat.DONE: _Done(port),
     }
-    target(*(ends[arg] if isinstance(arg, Seat) else arg for arg in args))
+    target(*(ends[arg] if isinstance(arg, Seat) else _collation.native(arg, port) for arg in args))
 
 
 def _collate_into_slots(port: _native.Port) -> None:

@@ -10,9 +10,10 @@ import functools
 import importlib
 import os
 from collections.abc import Callable
-from types import FunctionType
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
+import numpy
 import torch
 import torch.utils.data
 from torch.utils.data import dataloader as torch_dataloader
@@ -61,6 +62,25 @@ from_dlpack: Any = _private(_module("torch._C"), "_from_dlpack")
 
 profiler_enabled: Any = _private(torch.autograd, "_profiler_enabled")
 len_torch_function_stack: Any = _private(torch._C, "_len_torch_function_stack")
+
+# A torch without one of these collates itself.
+_collation = torch.utils.data._utils.collate
+default_collate: Any = getattr(_collation, "default_collate", None)
+default_convert: Any = getattr(_collation, "default_convert", None)
+collate: Any = getattr(_collation, "collate", None)
+collate_fn_map: Any = getattr(_collation, "default_collate_fn_map", None)
+_COLLATE_FN_MAP: dict[Any, str] = {
+    torch.Tensor: "collate_tensor_fn",
+    numpy.ndarray: "collate_numpy_array_fn",
+    (numpy.bool_, numpy.number, numpy.object_): "collate_numpy_scalar_fn",
+    float: "collate_float_fn",
+    int: "collate_int_fn",
+    str: "collate_str_fn",
+    bytes: "collate_str_fn",
+}
+# How many modes have a say in what torch's functions do.
+_MODES = ("_len_torch_function_stack", "_len_torch_dispatch_stack")
+MODES = [getattr(torch._C, name) for name in _MODES if hasattr(torch._C, name)]
 
 # Called, overridden or replaced where they stand.
 for _owner, _names in (
@@ -149,6 +169,37 @@ def is_torchs_own(function: Any, qualname: str) -> bool:
 def counts_tasks_per_worker() -> bool:
     """Whether torch, with ``in_order=False``, chooses a worker with room: 2.6 goes round, whoever is busy."""
     return "_workers_num_tasks" in Iterator._try_put_index.__code__.co_names
+
+
+def parts_of_collation(function: Any) -> list[tuple[dict[str, Any], str, Any]]:
+    """What ``default_collate`` or ``default_convert`` is made of: variables, a name in them, its value.
+
+    Nothing for any other function, and where a part of it was replaced.
+    """
+    ours = vars(_collation)
+    if function is default_convert is not None:
+        name = "default_convert"
+        return [(ours, name, function)] if is_torchs_own(ours.get(name), name) else []
+    if function is not default_collate or not _collates_as_torch():
+        return []
+    parts = [(ours, name, ours[name]) for name in ("collate", "default_collate_fn_map")]
+    return parts + [(vars(torch), name, getattr(torch, name)) for name in _COLLATING]
+
+
+# What torch's functions of collation call by these names.
+_COLLATING = ("stack", "tensor", "as_tensor")
+
+
+def _collates_as_torch() -> bool:
+    return (
+        is_torchs_own(default_collate, "default_collate")
+        and is_torchs_own(_collation.collate, "collate")
+        and list(_collation.default_collate_fn_map) == list(_COLLATE_FN_MAP)
+        and all(
+            is_torchs_own(_collation.default_collate_fn_map[k], name) for k, name in _COLLATE_FN_MAP.items()
+        )
+        and all(isinstance(getattr(torch, name), BuiltinFunctionType) for name in _COLLATING)
+    )
 
 
 def replace_new_shared(make: Callable[[Any], Any]) -> None:
@@ -242,6 +293,7 @@ def cuda_is_in_bad_fork() -> bool:
 __all__ = [
     "DATA_PIPES",
     "ITERABLE",
+    "MODES",
     "BaseIterator",
     "ExceptionWrapper",
     "InfiniteConstantSampler",
@@ -250,13 +302,18 @@ __all__ = [
     "Loader",
     "ResumeIteration",
     "call_from_torch",
+    "collate",
+    "collate_fn_map",
     "counts_tasks_per_worker",
     "cuda_is_in_bad_fork",
+    "default_collate",
+    "default_convert",
     "from_dlpack",
     "get_iterator",
     "is_torchs_own",
     "len_torch_function_stack",
     "missing_name",
+    "parts_of_collation",
     "profiler_enabled",
     "remove_worker_pids",
     "replace_new_shared",

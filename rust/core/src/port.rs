@@ -70,6 +70,8 @@ pub struct Fill {
 pub struct Chunk {
     /// The address where they begin; as long as the chunk lives, nobody else gets them.
     pub address: usize,
+    /// How many they are.
+    pub len: u64,
     _pin: Arc<Pin>,
 }
 
@@ -259,7 +261,7 @@ impl Port {
         fill.chunks.push((start, Arc::downgrade(&pin)));
         fill.bump = end;
         pause("chunk-taken");
-        Ok(Some(Chunk { address: pointer.as_ptr() as usize, _pin: pin }))
+        Ok(Some(Chunk { address: pointer.as_ptr() as usize, len: nbytes, _pin: pin }))
     }
 
     /// A dataset that keeps what collate gave it keeps slots: past a quarter it must use memory of its own.

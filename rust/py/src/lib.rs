@@ -6,6 +6,9 @@
 //! | `port.rs` | a worker's end, as a Python class |
 //! | `scheduler.rs` | native control of an iterator, as a Python class |
 //! | `stream.rs` | torch's samplers, read natively, as a Python class |
+//! | `collate.rs` | torch's `default_collate`, as a Python class |
+//! | `convert.rs` | torch's `default_convert`, as a Python class |
+//! | `original.rs` | a function of torch's that ours stands in for |
 //! | `encode.rs` | a Python batch to leaves and a skeleton |
 //! | `grouping.rs` | which leaves share memory, and where it goes |
 //! | `identity.rs` | maps by objects' addresses |
@@ -23,6 +26,8 @@ mod _native {
     #[cfg(all(target_os = "linux", not(ringloader_portable)))]
     #[pymodule_export]
     use super::linux::{
+        collate::Collate,
+        convert::Convert,
         encode::Leaves,
         engine::{Engine, available_memory},
         enter::note_exit,

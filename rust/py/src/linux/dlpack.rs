@@ -317,14 +317,31 @@ impl<'a> Span<'a> {
     }
 }
 
-/// A flat uint8 tensor over bytes of the slot that is being filled.
+/// A contiguous tensor over all bytes of a chunk of the slot that is being filled.
 ///
 /// # Errors
-/// What torch raises.
-pub(crate) fn tensor_over_chunk(py: Python<'_>, chunk: Chunk, len: u64) -> PyResult<Bound<'_, PyAny>> {
+/// `RuntimeError` when it does not fit into them; what torch raises.
+pub(crate) fn tensor_over_chunk<'py>(
+    py: Python<'py>,
+    chunk: Chunk,
+    dtype: Dtype,
+    shape: &[i64],
+) -> PyResult<Bound<'py, PyAny>> {
+    let strides = contiguous_strides(shape);
+    check_form(dtype, shape, &strides, chunk.len)?;
     let pointer = NonNull::new(chunk.address as *mut u8).expect("an address inside a mapping");
+    let len = chunk.len as usize;
     let place = Place::There(Keeper::Chunk { _bytes: chunk });
-    make_tensor(py, Source { pointer, len: len as usize, place }, Dtype::U8, &[len as i64], &[1])
+    make_tensor(py, Source { pointer, len, place }, dtype, shape, &strides)
+}
+
+/// In elements, as torch counts them: a dimension without elements counts as one of one.
+fn contiguous_strides(shape: &[i64]) -> Vec<i64> {
+    let mut strides = vec![1; shape.len()];
+    for dim in (1..shape.len()).rev() {
+        strides[dim - 1] = strides[dim] * shape[dim].max(1);
+    }
+    strides
 }
 
 fn make_tensor<'py>(
@@ -349,7 +366,7 @@ fn make_tensor<'py>(
 }
 
 /// Copies of at least so many bytes are made without the interpreter.
-const DETACH: usize = 1 << 20;
+pub(super) const DETACH: usize = 1 << 20;
 
 /// A new header with everything filled in. To be given to torch, or to [`drop_header`].
 fn build(

@@ -15,7 +15,7 @@ use ringloader_core::batch::{Dtype, MetaWriter};
 
 use super::grouping::Groups;
 use super::identity::ByIdentity;
-use super::objects::{Described, Held, describe};
+use super::objects::{Held, describe};
 use super::torch::Torch;
 
 /// Trees that are deeper are pickled, which has a limit and an error of its own.
@@ -108,30 +108,23 @@ impl Drafts {
 
     fn tensor(&mut self, torch: &Torch, tensor: &Bound<'_, PyAny>) -> PyResult<Option<LeafDraft>> {
         let py = tensor.py();
-        if tensor.getattr(intern!(py, "requires_grad"))?.is_truthy()? {
+        if torch.requires_grad(tensor)? {
             return Ok(None);
         }
         let draft = match torch.exchange {
-            Some(api) => {
-                let described = describe(api, tensor, &mut self.dims);
-                // DLPack takes some of torch's types for others: integers of less than a byte.
-                let is_its_own = |found: &Described| {
-                    found.dtype.itemsize() > 1
-                        || torch.dtype_of(tensor).is_ok_and(|dtype| dtype == Some(found.dtype))
-                };
-                described.filter(is_its_own).map(|found| self.draft(found.address, found.dtype, found.ndim))
-            }
+            Some(api) => describe(torch, api, tensor, &mut self.dims)
+                .map(|found| self.draft(found.address, found.dtype, found.ndim)),
             None => self.by_attributes(torch, tensor)?,
         };
         let Some(draft) = draft else { return Ok(None) };
         if let LeafKind::Tensor { dtype, .. } = draft.kind
-            && is_lazy(torch, tensor, dtype)?
+            && torch.is_lazy(tensor, dtype)?
         {
             // The values of such a view are not the bytes it lies over.
             let resolved = tensor.call_method0(intern!(py, "resolve_conj"))?;
             let resolved = resolved.call_method0(intern!(py, "resolve_neg"))?;
             // A mode of torch's has the last word on what a method returns: nothing plain, or the same again.
-            if !resolved.get_type().is(&torch.tensor) || is_lazy(torch, &resolved, dtype)? {
+            if !resolved.get_type().is(&torch.tensor) || torch.is_lazy(&resolved, dtype)? {
                 return Ok(None);
             }
             self.held.push(Held::new(&resolved));
@@ -214,13 +207,6 @@ fn span(shape: &[i64], strides: &[i64], itemsize: usize) -> u64 {
     }
     let last: i64 = shape.iter().zip(strides).map(|(size, stride)| (size - 1) * stride).sum();
     (last as u64 + 1) * itemsize as u64
-}
-
-/// Whether the values are other than the bytes: a conjugate or negative view. Only complex numbers, and the
-/// parts of them, are ever seen so.
-fn is_lazy(torch: &Torch, tensor: &Bound<'_, PyAny>, dtype: Dtype) -> PyResult<bool> {
-    Ok((dtype.is_complex() && torch.is_conj.ask(tensor)?)
-        || (dtype.is_floating() && torch.is_neg.ask(tensor)?))
 }
 
 /// What the pickler asks for each object: is it a leaf?

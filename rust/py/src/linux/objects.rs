@@ -10,11 +10,11 @@ use pyo3::types::{PyCFunction, PyString};
 use ringloader_core::batch::Dtype;
 use ringloader_core::batch::wire::MAX_NDIM;
 use ringloader_core::plan::Indices;
-use ringloader_core::port::Commit;
+use ringloader_core::port::{Chunk, Commit};
 use ringloader_core::shm::Segment;
 
-use super::dlpack::{CPU, DlTensor, ExchangeApi, copy};
-use super::enter::exception;
+use super::dlpack::{CPU, DETACH, DlTensor, ExchangeApi, copy};
+use super::enter::{exception, without_interpreter};
 use super::torch::Torch;
 
 /// A plain CPU tensor, as it lies in memory.
@@ -24,9 +24,10 @@ pub(crate) struct Described {
     pub(crate) ndim: usize,
 }
 
-/// Describes a strided tensor by torch's C function, and appends its shape and then its strides to `dims`;
+/// Describes a strided tensor by torch's C function `api`, and appends its shape and then its strides to `dims`;
 /// `None` for what that function refuses or is not on the CPU.
 pub(crate) fn describe(
+    torch: &Torch,
     api: ExchangeApi,
     tensor: &Bound<'_, PyAny>,
     dims: &mut Vec<i64>,
@@ -45,7 +46,7 @@ pub(crate) fn describe(
     };
     // SAFETY: `describe` is torch's, the interpreter is attached and the object is a tensor; it fills
     // in a view whose pointers are valid while the tensor is, which the caller holds.
-    unsafe {
+    let described = unsafe {
         if (api.describe)(tensor.as_ptr().cast(), &raw mut found) != 0 {
             drop(PyErr::take(tensor.py()));
             return None;
@@ -59,8 +60,12 @@ pub(crate) fn describe(
             dims.extend_from_slice(std::slice::from_raw_parts(found.shape, ndim));
             dims.extend_from_slice(std::slice::from_raw_parts(found.strides, ndim));
         }
-        Some(Described { address: found.data as usize + found.byte_offset as usize, dtype, ndim })
-    }
+        Described { address: found.data as usize + found.byte_offset as usize, dtype, ndim }
+    };
+    // DLPack takes some of torch's types for others: integers of less than a byte.
+    let is_its_own = described.dtype.itemsize() > 1
+        || torch.dtype_of(tensor).is_ok_and(|dtype| dtype == Some(described.dtype));
+    is_its_own.then_some(described)
 }
 
 /// A method of `torch.Tensor` without arguments whose answer is a `bool`, asked by its C function where it is one.
@@ -172,6 +177,119 @@ impl Target<'_, '_> {
         unsafe { copy_nonoverlapping(meta.as_ptr(), to.as_ptr(), meta.len()) };
         Ok(())
     }
+}
+
+/// Contiguous tensors of one type and shape, to become the rows of one.
+pub(crate) struct Rows<'a, 'py> {
+    pub(crate) dtype: Dtype,
+    /// Of one of them.
+    pub(crate) shape: Vec<i64>,
+    /// Of one of them, in bytes.
+    pub(crate) len: usize,
+    /// INVARIANT: where their `len` bytes begin. `_tensors` keeps the memory.
+    addresses: Vec<usize>,
+    _tensors: &'a [Bound<'py, PyAny>],
+}
+
+impl<'a, 'py> Rows<'a, 'py> {
+    /// `None` unless all of `tensors` are plain ones whose values are their bytes, and there are any.
+    ///
+    /// # Errors
+    /// What torch raises.
+    pub(crate) fn of(torch: &Torch, tensors: &'a [Bound<'py, PyAny>]) -> PyResult<Option<Self>> {
+        let Some(api) = torch.exchange else { return Ok(None) };
+        let mut dims = Vec::new();
+        let mut addresses = Vec::with_capacity(tensors.len());
+        let mut first: Option<(Dtype, Vec<i64>, usize)> = None;
+        for tensor in tensors {
+            dims.clear();
+            let is_plain = tensor.get_type().is(&torch.tensor) && !torch.requires_grad(tensor)?;
+            let Some(found) = is_plain.then(|| describe(torch, api, tensor, &mut dims)).flatten() else {
+                return Ok(None);
+            };
+            let (shape, strides) = dims.split_at(found.ndim);
+            let is_like = match &first {
+                // One by one: `memcmp` of no bytes at the address that an empty `Vec` has takes 100 ns.
+                Some((dtype, like, _)) => *dtype == found.dtype && like.iter().eq(shape),
+                None => {
+                    let Some(len) = byte_len(shape, found.dtype) else { return Ok(None) };
+                    first = Some((found.dtype, shape.to_vec(), len));
+                    len > 0
+                }
+            };
+            // Without memory behind its elements it is a tensor of some other kind.
+            let has_bytes = is_like && found.address != 0 && is_contiguous(shape, strides);
+            if !has_bytes || torch.is_lazy(tensor, found.dtype)? {
+                return Ok(None);
+            }
+            addresses.push(found.address);
+        }
+        Ok(first.map(|(dtype, shape, len)| Self { dtype, shape, len, addresses, _tensors: tensors }))
+    }
+
+    /// Copies all of them into `chunk`, one behind the other.
+    ///
+    /// # Errors
+    /// `RuntimeError` unless it has just so many bytes.
+    pub(crate) fn copy_to(&self, py: Python<'_>, chunk: &Chunk) -> PyResult<()> {
+        let (addresses, each, to) = (&self.addresses, self.len, chunk.address);
+        if addresses.len().checked_mul(each).is_none_or(|len| len as u64 != chunk.len) {
+            return Err(PyRuntimeError::new_err(format!("{} bytes for other rows", chunk.len)));
+        }
+        let copy = || {
+            let places = (to..).step_by(each);
+            // SAFETY: each address has `each` bytes, and the chunk has room for all; nobody else has its bytes.
+            // Nothing is assumed of alignment.
+            unsafe {
+                match each {
+                    4 => addresses.iter().zip(places).for_each(|(&from, to)| {
+                        (to as *mut u32).write_unaligned((from as *const u32).read_unaligned());
+                    }),
+                    8 => addresses.iter().zip(places).for_each(|(&from, to)| {
+                        (to as *mut u64).write_unaligned((from as *const u64).read_unaligned());
+                    }),
+                    _ => addresses.iter().zip(places).for_each(|(&from, to)| {
+                        copy_nonoverlapping(from as *const u8, to as *mut u8, each);
+                    }),
+                }
+            }
+        };
+        if chunk.len < DETACH as u64 {
+            copy()
+        } else {
+            without_interpreter(py, copy)
+        }
+        Ok(())
+    }
+}
+
+/// Of a contiguous tensor; `None` where that is no number.
+fn byte_len(shape: &[i64], dtype: Dtype) -> Option<usize> {
+    let sizes = shape.iter().map(|&size| usize::try_from(size).ok());
+    sizes.chain([Some(dtype.itemsize())]).try_fold(1usize, |len, size| len.checked_mul(size?))
+}
+
+/// MIRRORS torch c10/core/Contiguity.h: the stride of a dimension of size 1 says nothing.
+fn is_contiguous(shape: &[i64], strides: &[i64]) -> bool {
+    let mut expected = 1;
+    shape.iter().zip(strides).rev().all(|(&size, &stride)| {
+        let fits = size == 1 || stride == expected;
+        expected *= size;
+        fits
+    })
+}
+
+/// Writes a chunk's bytes.
+///
+/// # Errors
+/// `RuntimeError` unless it has just so many.
+pub(crate) fn fill(chunk: &Chunk, bytes: &[u8]) -> PyResult<()> {
+    if bytes.len() as u64 != chunk.len {
+        return Err(PyRuntimeError::new_err(format!("{} bytes for {}", chunk.len, bytes.len())));
+    }
+    // SAFETY: the chunk has so many bytes, which nobody else has; `bytes` is private memory.
+    unsafe { copy_nonoverlapping(bytes.as_ptr(), chunk.address as *mut u8, bytes.len()) };
+    Ok(())
 }
 
 /// The int64 elements of a tensor, as a sampler's indices.

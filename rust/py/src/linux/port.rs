@@ -7,8 +7,9 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyInt, PyList, PyTuple};
+use ringloader_core::batch::Dtype;
 use ringloader_core::message::{ResultKind, Task, TaskKind};
-use ringloader_core::port::{Rest, Room};
+use ringloader_core::port::{Chunk, Rest, Room};
 use ringloader_core::shm::{Control, Segment};
 use ringloader_core::sync::{Arc, AtomicBool, Ordering};
 
@@ -85,8 +86,9 @@ impl Port {
     /// Memory for `nbytes` in the slot that is being filled, as a `torch.UntypedStorage`; None where the
     /// caller's own memory serves better.
     fn new_storage<'py>(&self, py: Python<'py>, nbytes: u64) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let Some(chunk) = self.core.allocate(nbytes).map_err(exception)? else { return Ok(None) };
-        tensor_over_chunk(py, chunk, nbytes)?.call_method0(intern!(py, "untyped_storage")).map(Some)
+        let Some(chunk) = self.allocate(nbytes)? else { return Ok(None) };
+        let bytes = tensor_over_chunk(py, chunk, Dtype::U8, &[nbytes as i64])?;
+        bytes.call_method0(intern!(py, "untyped_storage")).map(Some)
     }
 
     /// Whether the parent wants nothing more.
@@ -113,6 +115,14 @@ impl Port {
     fn attached(control: Arc<Control>, worker: u32, share: u64, fds: [OwnedFd; 4]) -> PyResult<Self> {
         let core = ringloader_core::port::Port::attach(control, worker, share, fds).map_err(exception)?;
         Ok(Self { core, parent_ended: AtomicBool::new(false), spare: Mutex::default() })
+    }
+
+    /// Memory in the slot that is being filled; `None` where the caller's own memory serves better.
+    ///
+    /// # Errors
+    /// `OSError` when pages cannot be had.
+    pub(crate) fn allocate(&self, nbytes: u64) -> PyResult<Option<Chunk>> {
+        self.core.allocate(nbytes).map_err(exception)
     }
 
     fn spare(&self) -> MutexGuard<'_, Option<Box<Encoded>>> {

@@ -17,14 +17,16 @@ pub(crate) struct Torch {
     pub(crate) tensor: Py<PyType>,
     pub(crate) untyped_storage: Py<PyType>,
     pub(crate) ndarray: Py<PyType>,
+    /// The base class of numpy's scalars.
+    pub(crate) numpy_scalar: Py<PyAny>,
     pub(crate) strided: Py<PyAny>,
     pub(crate) empty: Py<PyAny>,
     empty_strided: Py<PyAny>,
     pub(crate) empty_array: Py<PyAny>,
     pub(crate) from_capsule: Py<PyAny>,
     pub(crate) exchange: Option<ExchangeApi>,
-    pub(crate) is_conj: Question,
-    pub(crate) is_neg: Question,
+    is_conj: Question,
+    is_neg: Question,
     /// `ringloader._batches`: what goes through pickle.
     pub(crate) dumps: Py<PyAny>,
     pub(crate) loads: Py<PyAny>,
@@ -76,6 +78,7 @@ impl Torch {
             tensor: tensor.unbind(),
             untyped_storage: torch.getattr("UntypedStorage")?.cast_into::<PyType>()?.unbind(),
             ndarray: numpy.getattr("ndarray")?.cast_into::<PyType>()?.unbind(),
+            numpy_scalar: get(&numpy, "generic")?,
             strided: get(&torch, "strided")?,
             empty: get(&torch, "empty")?,
             empty_strided: get(&torch, "empty_strided")?,
@@ -112,6 +115,17 @@ impl Torch {
             let text = format!("this torch has no torch.{}", dtype.torch_name());
             pyo3::exceptions::PyRuntimeError::new_err(text)
         })
+    }
+
+    /// Whether the values are other than the bytes: a conjugate or negative view. Only complex numbers, and the
+    /// parts of them, are ever seen so.
+    pub(crate) fn is_lazy(&self, tensor: &Bound<'_, PyAny>, dtype: Dtype) -> PyResult<bool> {
+        Ok((dtype.is_complex() && self.is_conj.ask(tensor)?)
+            || (dtype.is_floating() && self.is_neg.ask(tensor)?))
+    }
+
+    pub(crate) fn requires_grad(&self, tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
+        tensor.getattr(intern!(tensor.py(), "requires_grad"))?.is_truthy()
     }
 
     /// Address and length of a contiguous one-dimensional int64 tensor on the CPU; `None` for any other.

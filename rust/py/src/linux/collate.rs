@@ -1,0 +1,251 @@
+//! torch's `default_collate`, as a Python class: native for samples of common types, written straight into the slot.
+
+use pyo3::exceptions::PyException;
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
+use pyo3::{PyTypeCheck, intern};
+use ringloader_core::batch::Dtype;
+
+use super::dlpack::tensor_over_chunk;
+use super::objects::{Rows, fill};
+use super::original::{Original, Part};
+use super::port::Port;
+use super::torch::Torch;
+
+/// Trees that are deeper are torch's matter, which has a limit and an error of its own.
+const DEEPEST: u32 = 100;
+
+/// Stands in for `default_collate` in a worker.
+///
+/// MIRRORS `torch/utils/data/_utils/collate.py::collate`.
+#[pyclass(frozen, module = "ringloader._native")]
+pub(crate) struct Collate {
+    port: Py<Port>,
+    original: Original,
+    /// Functions that return how many modes of torch's have a say in what its other functions do.
+    modes: Vec<Py<PyAny>>,
+    column: Py<PyAny>,
+    fn_map: Py<PyDict>,
+    torchs_fn_map: Py<PyDict>,
+}
+
+#[pymethods]
+impl Collate {
+    /// `function` calls `column` with `fn_map`, which users may add to.
+    #[new]
+    fn new(
+        port: Py<Port>,
+        function: Py<PyAny>,
+        parts: Vec<Part>,
+        modes: Vec<Py<PyAny>>,
+        column: Py<PyAny>,
+        fn_map: &Bound<'_, PyDict>,
+    ) -> PyResult<Self> {
+        Ok(Self {
+            port,
+            original: Original::new(function, parts),
+            modes,
+            column,
+            fn_map: fn_map.clone().unbind(),
+            torchs_fn_map: fn_map.copy()?.unbind(),
+        })
+    }
+
+    fn __call__<'py>(&self, batch: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        let py = batch.py();
+        if let Ok(samples) = batch.cast_exact::<PyList>()
+            && self.is_torchs_own(py)?
+        {
+            let samples: Vec<_> = samples.iter().collect();
+            let torch = Torch::get(py)?;
+            if samples.first().is_some_and(|first| is_common(torch, first, 0)) {
+                let work = Work { torch, port: self.port.get(), collate: self };
+                let made = match work.column(&samples, Form::List) {
+                    // Torch's function raises it again, from where it does.
+                    Err(error) if error.is_instance_of::<PyException>(py) => None,
+                    made => made?,
+                };
+                if let Some(made) = made {
+                    return Ok(made);
+                }
+            }
+        }
+        self.original.call(batch)
+    }
+}
+
+impl Collate {
+    fn is_torchs_own(&self, py: Python<'_>) -> PyResult<bool> {
+        for mode in &self.modes {
+            if mode.bind(py).call0()?.is_truthy()? {
+                return Ok(false);
+            }
+        }
+        Ok(self.original.is_whole(py)? && self.fn_map.bind(py).eq(&self.torchs_fn_map)?)
+    }
+}
+
+/// Whether a sample has only types that are known here. Others may run code of the user's, which must run once.
+fn is_common(torch: &Torch, sample: &Bound<'_, PyAny>, depth: u32) -> bool {
+    let kind = sample.get_type();
+    if kind.is(&torch.tensor) || kind.is(&torch.ndarray) || is_number(sample) || is_text(sample) {
+        return true;
+    }
+    if depth == DEEPEST {
+        return false;
+    }
+    let is_common = |item: Bound<'_, PyAny>| is_common(torch, &item, depth + 1);
+    if let Ok(dict) = sample.cast_exact::<PyDict>() {
+        return dict.iter().all(|(name, item)| name.is_exact_instance_of::<PyString>() && is_common(item));
+    }
+    if let Ok(list) = sample.cast_exact::<PyList>() {
+        return list.iter().all(is_common);
+    }
+    sample.cast_exact::<PyTuple>().is_ok_and(|tuple| tuple.iter().all(is_common))
+        || sample.is_instance(torch.numpy_scalar.bind(sample.py())).unwrap_or(false)
+}
+
+fn is_number(object: &Bound<'_, PyAny>) -> bool {
+    object.is_exact_instance_of::<PyInt>()
+        || object.is_exact_instance_of::<PyFloat>()
+        || object.is_exact_instance_of::<PyBool>()
+}
+
+fn is_text(object: &Bound<'_, PyAny>) -> bool {
+    object.is_exact_instance_of::<PyString>() || object.is_exact_instance_of::<PyBytes>()
+}
+
+/// What torch makes of the values in one place of all samples: shown where they come out as they are.
+#[derive(Clone, Copy)]
+enum Form {
+    List,
+    Tuple,
+}
+
+type Made<'py> = PyResult<Option<Bound<'py, PyAny>>>;
+
+struct Work<'a> {
+    torch: &'a Torch,
+    port: &'a Port,
+    collate: &'a Collate,
+}
+
+impl Work<'_> {
+    /// Collates the values in one place of all samples. `None` where torch must do the whole batch.
+    fn column<'py>(&self, items: &[Bound<'py, PyAny>], form: Form) -> Made<'py> {
+        let first = &items[0];
+        let kind = first.get_type();
+        let made = if kind.is(&self.torch.tensor) {
+            self.tensors(items)?
+        } else if is_number(first) {
+            self.numbers(items)?
+        } else if is_text(first) {
+            return collected(items, form).map(Some);
+        } else if let Ok(dict) = first.cast_exact::<PyDict>() {
+            return self.dicts(dict, items);
+        } else if let Ok(list) = first.cast_exact::<PyList>() {
+            return self.sequences::<PyList>(items, list.len(), PyListMethods::get_item);
+        } else if let Ok(tuple) = first.cast_exact::<PyTuple>() {
+            return self.sequences::<PyTuple>(items, tuple.len(), PyTupleMethods::get_item);
+        } else {
+            None
+        };
+        match made {
+            Some(made) => Ok(Some(made)),
+            None => self.by_torch(items, form).map(Some),
+        }
+    }
+
+    fn by_torch<'py>(&self, items: &[Bound<'py, PyAny>], form: Form) -> PyResult<Bound<'py, PyAny>> {
+        let py = items[0].py();
+        let options = PyDict::new(py);
+        options.set_item(intern!(py, "collate_fn_map"), &self.collate.fn_map)?;
+        self.collate.column.bind(py).call((collected(items, form)?,), Some(&options))
+    }
+
+    fn dicts<'py>(&self, first: &Bound<'py, PyDict>, items: &[Bound<'py, PyAny>]) -> Made<'py> {
+        let made = PyDict::new(first.py());
+        let mut values = Vec::with_capacity(items.len());
+        for name in first.keys() {
+            for item in items {
+                let Ok(dict) = item.cast_exact::<PyDict>() else { return Ok(None) };
+                let Some(value) = dict.get_item(&name)? else { return Ok(None) };
+                values.push(value);
+            }
+            let Some(column) = self.column(&values, Form::List)? else { return Ok(None) };
+            made.set_item(name, column)?;
+            values.clear();
+        }
+        Ok(Some(made.into_any()))
+    }
+
+    /// Lists, and tuples, which become lists.
+    fn sequences<'py, T: PyTypeCheck>(
+        &self,
+        items: &[Bound<'py, PyAny>],
+        len: usize,
+        get: impl Fn(&Bound<'py, T>, usize) -> PyResult<Bound<'py, PyAny>>,
+    ) -> Made<'py> {
+        let kind = items[0].get_type();
+        for item in items {
+            if !item.get_type().is(&kind) || item.len()? != len {
+                return Ok(None);
+            }
+        }
+        let made = PyList::empty(items[0].py());
+        let mut values = Vec::with_capacity(items.len());
+        for place in 0..len {
+            for item in items {
+                values.push(get(item.cast()?, place)?);
+            }
+            let Some(column) = self.column(&values, Form::Tuple)? else { return Ok(None) };
+            made.append(column)?;
+            values.clear();
+        }
+        Ok(Some(made.into_any()))
+    }
+
+    /// `None` where torch must make this column.
+    fn tensors<'py>(&self, items: &[Bound<'py, PyAny>]) -> Made<'py> {
+        let py = items[0].py();
+        let Some(rows) = Rows::of(self.torch, items)? else { return Ok(None) };
+        let Some(len) = rows.len.checked_mul(items.len()) else { return Ok(None) };
+        let Some(chunk) = self.port.allocate(len as u64)? else { return Ok(None) };
+        rows.copy_to(py, &chunk)?;
+        let shape: Vec<i64> = std::iter::once(items.len() as i64).chain(rows.shape.iter().copied()).collect();
+        tensor_over_chunk(py, chunk, rows.dtype, &shape).map(Some)
+    }
+
+    /// `None` where torch must make this column: of numbers of several types, or one that is too large.
+    fn numbers<'py>(&self, items: &[Bound<'py, PyAny>]) -> Made<'py> {
+        let py = items[0].py();
+        let kind = items[0].get_type();
+        if !items.iter().all(|item| item.get_type().is(&kind)) {
+            return Ok(None);
+        }
+        let mut bytes = Vec::with_capacity(8 * items.len());
+        let mut dtype = Dtype::I64;
+        for item in items {
+            if let Ok(value) = item.cast_exact::<PyFloat>() {
+                dtype = Dtype::F64;
+                bytes.extend(value.value().to_ne_bytes());
+            } else if let Ok(value) = item.cast_exact::<PyBool>() {
+                dtype = Dtype::Bool;
+                bytes.push(value.is_true().into());
+            } else {
+                bytes.extend(item.extract::<i64>()?.to_ne_bytes());
+            }
+        }
+        let Some(chunk) = self.port.allocate(bytes.len() as u64)? else { return Ok(None) };
+        fill(&chunk, &bytes)?;
+        tensor_over_chunk(py, chunk, dtype, &[items.len() as i64]).map(Some)
+    }
+}
+
+fn collected<'py>(items: &[Bound<'py, PyAny>], form: Form) -> PyResult<Bound<'py, PyAny>> {
+    let py = items[0].py();
+    Ok(match form {
+        Form::List => PyList::new(py, items)?.into_any(),
+        Form::Tuple => PyTuple::new(py, items)?.into_any(),
+    })
+}

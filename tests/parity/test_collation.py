@@ -1,0 +1,381 @@
+"""torch's own collation, native in a worker: what comes out, what is raised, and who does it."""
+
+from __future__ import annotations
+
+import collections
+
+import numpy as np
+import pytest
+import torch
+import torch.utils.data
+from torch.utils.data import Dataset, default_collate, default_convert
+from torch.utils.data._utils import collate as torch_collate
+
+from parity.describe import describe
+from parity.harness import Case, compare
+from parity.kinds import ALL
+from ringloader import _collation, _native
+
+FORMS = {
+    "alone": lambda value, _: value,
+    "in a dict": lambda value, number: {"value": value, "label": number},
+    "in a tuple": lambda value, number: (value, 0.5 * number, "text"),
+    "in a list": lambda value, number: [torch.tensor([number]), [value]],
+    "after a number": lambda value, number: number if number == 0 else value,
+    "before a tensor": lambda value, number: value if number == 0 else torch.tensor(number),
+}
+BATCH = 3
+# For torch they end at the interpreter's limit, one call sooner than from Python.
+KINDS = [name for name in ALL if "self-referencing" not in name]
+
+
+class Kinds(Dataset):
+    """A batch of each kind."""
+
+    def __init__(self, form):
+        self.form = FORMS[form]
+
+    def __len__(self):
+        return BATCH * len(KINDS)
+
+    def __getitem__(self, index):
+        return self.form(ALL[KINDS[index // BATCH]](), index % BATCH)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_kind_is_collated_as_torch_does(loader_class, form):
+    def build():
+        return {"dataset": Kinds(form), "batch_size": BATCH, "num_workers": 2}
+
+    expected, _ = compare(loader_class, Case(build, max_steps=2000))
+    assert len(expected.steps) > len(KINDS)
+    assert len(expected.delivered()) > 20
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_kind_is_converted_as_torch_does(loader_class, form):
+    def build():
+        return {"dataset": Kinds(form), "batch_size": None, "num_workers": 2}
+
+    expected, _ = compare(loader_class, Case(build, max_steps=4000))
+    assert len(expected.delivered()) > 2 * len(KINDS)
+
+
+class OwnDict(dict):
+    pass
+
+
+Point = collections.namedtuple("Point", "x y")
+IMAGE = torch.arange(3 * 8 * 8, dtype=torch.uint8).reshape(3, 8, 8)
+
+BATCHES = {
+    "images": [IMAGE, IMAGE + 1, IMAGE.clone()],
+    "one image": [IMAGE],
+    "scalars": [torch.tensor(1.5), torch.tensor(2.5)],
+    "bytes of an odd number": [torch.arange(5, dtype=torch.int8), torch.arange(5, dtype=torch.int8) + 5],
+    "off a multiple of the element": [torch.arange(9, dtype=torch.int16)[n : n + 4] for n in (1, 2, 4)],
+    "rows of one": list(torch.arange(12.0).reshape(4, 3)),
+    "columns of one": list(torch.arange(12.0).reshape(4, 3).t()),
+    "channels last": [IMAGE[None].to(memory_format=torch.channels_last)[0]] * 2,
+    "one of them strided": [torch.arange(3), torch.arange(6)[::2]],
+    "strides of size 1": [torch.arange(4.0).as_strided((1, 4, 1), (n, 1, n + 3)) for n in (7, 1)],
+    "expanded": [torch.tensor(3).expand(4), torch.tensor(4).expand(4)],
+    "over 1 MiB": [torch.arange(1 << 17, dtype=torch.float64)] * 2,
+    "no elements": [torch.empty(0, 3), torch.empty(0, 3)],
+    "the same twice": [IMAGE, IMAGE],
+    "shapes differ": [torch.ones(2), torch.ones(3)],
+    "sizes are equal, shapes are not": [torch.ones(2, 3), torch.ones(3, 2)],
+    "types differ": [torch.ones(2), torch.ones(2, dtype=torch.int64)],
+    "types differ the other way": [torch.ones(2, dtype=torch.int64), torch.ones(2)],
+    "negated second": [torch.ones(1), torch.tensor([1 + 2j]).conj().imag],
+    "conjugated second": [torch.tensor([1 + 2j]), torch.tensor([1 + 2j]).conj()],
+    "second requires grad": [torch.ones(2), torch.ones(2, requires_grad=True)],
+    "second on meta": [torch.ones(2), torch.ones(2, device="meta")],
+    "second a parameter": [torch.ones(2), torch.nn.Parameter(torch.ones(2), requires_grad=False)],
+    "second sparse": [torch.eye(2), torch.eye(2).to_sparse()],
+    "second not a tensor": [torch.ones(2), [1.0, 2.0]],
+    "second a number": [torch.tensor(1), 2],
+    "ints": [0, -1, 2**63 - 1, -(2**63)],
+    "an int too large": [1, 2**63],
+    "first int too large": [2**64, 1],
+    "int, then float": [1, 2.5],
+    "float, then int": [2.5, 1],
+    "int, then bool": [1, True],
+    "bool, then int": [True, 5],
+    "bools": [True, False, True],
+    "floats": [0.1, -0.0, float("nan"), float("inf")],
+    "float, then text": [1.0, "a"],
+    "int, then tensor": [1, torch.tensor(2)],
+    "int, then None": [1, None],
+    "float, then numpy": [1.0, np.float64(2.0)],
+    "numpy, then float": [np.float64(2.0), 1.0],
+    "numpy scalars": [np.int32(1), np.int32(2)],
+    "arrays": [np.arange(4.0), np.arange(4.0) + 1],
+    "arrays of a frame": list(np.arange(12, dtype=np.int16).reshape(3, 4)),
+    "arrays, not writable": [np.frombuffer(b"12345678", dtype=np.uint8)] * 2,
+    "arrays, backwards": [np.arange(4)[::-1]] * 2,
+    "shapes of arrays differ": [np.arange(4.0), np.arange(5.0)],
+    "text": ["a", "b"],
+    "text, then number": ["a", 1],
+    "bytes": [b"a", b"b"],
+    "text in all forms": [{"t": "a", "u": ("b", ["c"])}, {"t": "d", "u": ("e", ["f"])}],
+    "dicts": [{"b": 1, "a": IMAGE}, {"b": 2, "a": IMAGE}],
+    "dicts in another order": [{"a": 1, "b": 2.0}, {"b": 3.0, "a": 4}],
+    "dict with more": [{"a": 1}, {"a": 2, "b": 3}],
+    "dict with less": [{"a": 1, "b": 3}, {"a": 2}],
+    "dict with other keys": [{1: 2, (1, 2): 3}, {1: 4, (1, 2): 5}],
+    "dict, then its subclass": [{"a": 1}, OwnDict(a=2)],
+    "subclass of dict": [OwnDict(a=1), OwnDict(a=2)],
+    "empty dicts": [{}, {}],
+    "empty dict, then not": [{}, {"a": 1}],
+    "tuples": [(IMAGE, 1), (IMAGE, 2)],
+    "tuple, then longer": [(1, 2), (1, 2, 3)],
+    "tuple, then shorter": [(1, 2), (1,)],
+    "tuple, then list": [(1, 2), [3, 4]],
+    "list, then tuple": [[1, 2], (3, 4)],
+    "empty tuples": [(), ()],
+    "empty tuple, then not": [(), (1,)],
+    "empty lists": [[], []],
+    "lists": [[1, 2.5], [3, 4.5]],
+    "named tuples": [Point(1, IMAGE), Point(2, IMAGE)],
+    "tuple, then named tuple": [(1, 2), Point(3, 4)],
+    "nested": [{"a": [(1, {"b": torch.ones(2)})]}, {"a": [(2, {"b": torch.zeros(2)})]}],
+    "an error at the end": [{"a": IMAGE, "b": torch.ones(2)}, {"a": IMAGE, "b": torch.ones(3)}],
+    "unknown at the end": [{"a": IMAGE, "b": object}, {"a": IMAGE, "b": object}],
+    "None": [None, None],
+    "one of nothing": [[]],
+}
+
+
+class Batches(Dataset):
+    def __len__(self):
+        return len(BATCHES)
+
+    def __getitem__(self, index):
+        raise NotImplementedError
+
+    def __getitems__(self, indices):
+        return list(list(BATCHES.values())[indices[0]])
+
+
+# Without those whose signs torch loses on the way.
+SENT = [batch for name, batch in BATCHES.items() if "negated" not in name and "conjugated" not in name]
+
+
+class OneByOne(Dataset):
+    def __len__(self):
+        return len(SENT)
+
+    def __getitem__(self, index):
+        return SENT[index]
+
+
+def test_batches_are_collated_as_torch_does(loader_class):
+    expected, _ = compare(loader_class, Case(lambda: {"dataset": Batches(), "num_workers": 1}))
+    errors = sum(kind == "error" for kind, *_ in expected.outcomes)
+    assert errors > 15
+    assert len(expected.delivered()) > 40
+
+
+def test_batches_are_converted_as_torch_does(loader_class):
+    def build():
+        return {"dataset": OneByOne(), "batch_size": None, "num_workers": 1}
+
+    expected, _ = compare(loader_class, Case(build))
+    assert len(expected.delivered()) > 60
+
+
+class AsTwo:
+    """An int of the user's, which torch asks for its value."""
+
+    def __int__(self):
+        return 2
+
+    def __index__(self):
+        return 2
+
+
+def collate_theirs(batch, *, collate_fn_map):  # noqa: ARG001
+    return f"{len(batch)} by theirs"
+
+
+def replaced_map():
+    torch_collate.default_collate_fn_map[int] = collate_theirs
+
+
+def extended_map():
+    torch_collate.default_collate_fn_map[dict] = collate_theirs
+
+
+def replaced_stack():
+    stack = torch.stack
+    torch.stack = lambda *args, **named: stack(*args, **named) + 1
+
+
+def replaced_tensor():
+    tensor = torch.tensor
+    torch.tensor = lambda *args, **named: tensor(*args, **named) + 1
+
+
+def replaced_collate():
+    torch_collate.collate = collate_theirs
+
+
+def replaced_convert():
+    torch_collate.default_convert = str
+
+
+def other_device():
+    torch.set_default_device("meta")
+
+
+def counting_mode():
+    class Counting(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            made = function(*args, **(kwargs or {}))
+            return made + 1 if function in (torch.stack, torch.tensor) else made
+
+    Counting().__enter__()
+
+
+def other_mode():
+    class Doubling(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            made = function(*args, **(kwargs or {}))
+            return made.mul_(2) if function is torch.ops.aten.stack.out else made
+
+    Doubling().__enter__()
+
+
+CHANGES = [
+    replaced_map,
+    extended_map,
+    replaced_stack,
+    replaced_tensor,
+    replaced_collate,
+    replaced_convert,
+    other_device,
+    counting_mode,
+    other_mode,
+]
+
+
+class Rows(Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return {"row": torch.full((3,), float(index)), "label": index, "pair": (index, 0.5)}
+
+
+class LaterChange(Rows):
+    """Changed by the third sample: after a batch that was made natively."""
+
+    def __init__(self, change):
+        self.change = change
+
+    def __getitem__(self, index):
+        if index == 2:
+            self.change()
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("batch_size", [2, None])
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_who_changes_torch_in_a_worker_gets_what_he_changed(loader_class, change, batch_size):
+    for dataset, init in ((Rows(), lambda _: change()), (LaterChange(change), None)):
+
+        def build(dataset=dataset, init=init):
+            return {
+                "dataset": dataset,
+                "batch_size": batch_size,
+                "num_workers": 1,
+                "worker_init_fn": init,
+            }
+
+        plain, _ = compare(loader_class, Case(lambda: build(Rows(), None)))
+        expected, _ = compare(loader_class, Case(build))
+        if change is not other_device or batch_size is not None:
+            converts = change is replaced_convert
+            assert (expected.outcomes != plain.outcomes) == (converts == (batch_size is None))
+
+
+class RefusedError(Exception):
+    pass
+
+
+def refuse(_):
+    raise RefusedError
+
+
+@pytest.fixture
+def port():
+    """The worker's end of a transport within this process, at a task."""
+    engine = _native.Engine(1, 4, 64 << 20)
+    port = _native.Port.inherit(engine, 0)
+    engine.put(0, (0, [0, 1]))
+    port.get(0.0)
+    yield port
+    engine.close()
+
+
+NATIVE = [
+    [torch.ones(3), torch.zeros(3)],
+    [(IMAGE, 1), (IMAGE, 2)],
+    [{"a": 1.5, "b": [True, "text"]}, {"a": 2.5, "b": [False, "texts"]}],
+    [{}, {}],
+    [((), b"a")],
+    [np.arange(3), np.arange(3)],
+    [(np.float32(1), torch.eye(3).t()), (np.float32(1), torch.eye(3).t())],
+    [1, 2.5],
+]
+
+
+@pytest.mark.parametrize("batch", NATIVE, ids=repr)
+def test_common_samples_are_not_torchs_matter(port, batch):
+    collate = _native.Collate(
+        port, refuse, [], [], torch_collate.collate, torch_collate.default_collate_fn_map
+    )
+    made = collate(batch)
+    assert describe(made) == describe(default_collate(batch))
+
+
+@pytest.mark.parametrize(
+    "batch", [[None], [Point(1, 2)], [OwnDict()], [[1], [1, 2]], [{1: 2}], (1, 2), []], ids=repr
+)
+def test_other_samples_are(port, batch):
+    collate = _native.Collate(
+        port, refuse, [], [], torch_collate.collate, torch_collate.default_collate_fn_map
+    )
+    with pytest.raises(RefusedError):
+        collate(batch)
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"),
+    reason="torch stacks tensors that it cannot describe",
+)
+def test_tensors_are_written_into_the_slot_once(port):
+    collate = _collation.native(default_collate, port)
+    assert isinstance(collate, _native.Collate)
+    batch = collate([(IMAGE, 1), (IMAGE, 2)])
+    first, second = (tensor.data_ptr() for tensor in batch)
+    assert 0 < second - first < 4096
+
+
+@pytest.mark.parametrize(
+    "data", [IMAGE, {"a": IMAGE}, [1, "a"], ({"a": (1, b"c")}, [None, 2.5, True])], ids=repr
+)
+def test_common_data_is_not_converted_by_torch(data):
+    assert describe(_native.Convert(refuse, [])(data)) == describe(default_convert(data))
+
+
+@pytest.mark.parametrize("data", [np.arange(3), [np.arange(3)], Point(1, 2), OwnDict(a=1), AsTwo()], ids=repr)
+def test_other_data_is(data):
+    with pytest.raises(RefusedError):
+        _native.Convert(refuse, [])(data)
+
+
+def test_functions_of_others_stay_theirs(port):
+    for function in (refuse, torch_collate.collate, None, "text"):
+        assert _collation.native(function, port) is function
