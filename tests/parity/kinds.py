@@ -257,6 +257,9 @@ TENSORS: dict[str, Make] = {
     "aliases": aliases,
     "large aliases": large_aliases,
     "detached alias": lambda: (lambda x: [x, x.detach()])(torch.ones(3, requires_grad=True)),
+    "of arrays over one memory": lambda: (lambda a: [torch.from_numpy(part) for part in (a, a[2:], a)])(
+        np.arange(9.0)
+    ),
     "untyped storage": lambda: torch.arange(5.0).untyped_storage(),
     "large untyped storage": lambda: torch.arange(5000.0).untyped_storage(),
     "typed storage": lambda: quiet(lambda: torch.arange(5.0).storage()),

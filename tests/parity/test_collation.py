@@ -185,6 +185,21 @@ def test_batches_are_converted_as_torch_does(loader_class):
     assert len(expected.delivered()) > 60
 
 
+def collate_with_arrays(samples):
+    """Two storages over the same bytes of the slot, which torch sends apart."""
+    made = default_collate(samples)
+    return [made, torch.from_numpy(made.numpy()[1:]), made[1:]]
+
+
+def test_what_collate_made_and_an_array_over_it_arrive_apart(loader_class):
+    def build():
+        data = list(torch.arange(12.0).reshape(4, 3))
+        return {"dataset": data, "batch_size": 2, "num_workers": 1, "collate_fn": collate_with_arrays}
+
+    expected, _ = compare(loader_class, Case(build))
+    assert len(expected.delivered()) == 2
+
+
 class AsTwo:
     """An int of the user's, which torch asks for its value."""
 

@@ -53,6 +53,8 @@ pub(crate) struct LeafDraft {
     pub(crate) len: u64,
     pub(crate) alignment: usize,
     pub(crate) kind: LeafKind,
+    /// Its object's place among those that are held.
+    held: usize,
 }
 
 /// The leaves of one batch.
@@ -74,6 +76,17 @@ impl Drafts {
     /// In elements.
     pub(crate) fn strides(&self, dims: Dims) -> &[i64] {
         &self.dims[dims.first + dims.ndim..dims.first + 2 * dims.ndim]
+    }
+
+    /// Which of torch's storages a tensor or storage lies in.
+    pub(crate) fn storage(&self, py: Python<'_>, leaf: u32) -> PyResult<usize> {
+        let leaf = &self.leaves[leaf as usize];
+        let object = self.held[leaf.held].object(py);
+        let storage = match leaf.kind {
+            LeafKind::Tensor { .. } => &object.call_method0(intern!(py, "untyped_storage"))?,
+            _ => object,
+        };
+        storage.getattr(intern!(py, "_cdata"))?.extract()
     }
 
     /// Lets go of everything and keeps the memory.
@@ -101,7 +114,7 @@ impl Drafts {
 
     fn push(&mut self, object: &Bound<'_, PyAny>, draft: LeafDraft) -> u32 {
         let number = self.leaves.len() as u32;
-        self.leaves.push(draft);
+        self.leaves.push(LeafDraft { held: self.held.len(), ..draft });
         self.held.push(Held::new(object));
         number
     }
@@ -145,6 +158,7 @@ impl Drafts {
             len: span(self.shape(dims), self.strides(dims), itemsize),
             alignment: itemsize,
             kind: LeafKind::Tensor { dtype, dims },
+            held: 0,
         }
     }
 
@@ -181,12 +195,13 @@ impl Drafts {
             len,
             alignment: 1,
             kind: LeafKind::Array { fortran, itemsize, tag, shape },
+            held: 0,
         }))
     }
 
     fn bytes(&mut self, object: &Bound<'_, PyAny>, bytes: &[u8]) -> u32 {
         let (address, len) = (bytes.as_ptr() as usize, bytes.len() as u64);
-        self.push(object, LeafDraft { address, len, alignment: 1, kind: LeafKind::Bytes })
+        self.push(object, LeafDraft { address, len, alignment: 1, kind: LeafKind::Bytes, held: 0 })
     }
 }
 
@@ -197,7 +212,7 @@ fn storage(object: &Bound<'_, PyAny>) -> PyResult<Option<LeafDraft>> {
     }
     let len: u64 = object.call_method0(intern!(py, "nbytes"))?.extract()?;
     let address: usize = object.call_method0(intern!(py, "data_ptr"))?.extract()?;
-    Ok(Some(LeafDraft { address, len, alignment: 1, kind: LeafKind::Storage }))
+    Ok(Some(LeafDraft { address, len, alignment: 1, kind: LeafKind::Storage, held: 0 }))
 }
 
 /// Bytes from the first to behind the last element.

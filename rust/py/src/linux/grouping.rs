@@ -1,10 +1,12 @@
 //! Which leaves share memory, and where it goes.
 //!
-//! Tensors that overlap become one storage, so that they overlap on the other side too. A tensor
-//! that is alone carries its own elements, not its whole storage.
+//! Tensors of one storage that overlap become one storage, so that they overlap on the other side too. A
+//! tensor that is alone carries its own elements, not its whole storage. As with torch, the storage counts:
+//! tensors over the same memory by way of arrays arrive apart.
 
 use std::cmp::Reverse;
 
+use pyo3::prelude::*;
 use ringloader_core::batch::wire::STORAGE_ALIGN;
 use ringloader_core::batch::{MetaWriter, StorageRecord};
 use ringloader_core::port::Commit;
@@ -17,6 +19,12 @@ struct Group {
     start: usize,
     len: u64,
     aliases: bool,
+    /// Which of torch's storages it is part of; known once another leaf overlaps it.
+    identity: Option<usize>,
+    /// The leaf that it began with.
+    first: u32,
+    /// Whether it must be copied: it begins within one of another storage.
+    is_apart: bool,
     /// Where it already lies in the slot.
     in_place: Option<u64>,
 }
@@ -39,14 +47,23 @@ const NONE: u32 = u32::MAX;
 
 impl Groups {
     /// Groups the leaves of `drafts` and adds storages and leaves to `meta`.
-    pub(crate) fn form(&mut self, drafts: &Drafts, commit: &Commit<'_>, meta: &mut MetaWriter) {
+    ///
+    /// # Errors
+    /// What torch raises when it is asked for a storage.
+    pub(crate) fn form(
+        &mut self,
+        py: Python<'_>,
+        drafts: &Drafts,
+        commit: &Commit<'_>,
+        meta: &mut MetaWriter,
+    ) -> PyResult<()> {
         self.clear();
-        self.join(drafts);
+        self.join(py, drafts)?;
         self.number();
         let filled = commit.filled();
         for group in &mut self.groups {
             let end = group.start + group.len as usize;
-            if group.aliases && filled.start <= group.start && end <= filled.end {
+            if group.aliases && !group.is_apart && filled.start <= group.start && end <= filled.end {
                 // Storages begin at multiples of 64. What lies before, in the same chunk, comes along.
                 let offset = (group.start - filled.start) as u64;
                 let before = offset % STORAGE_ALIGN;
@@ -74,6 +91,7 @@ impl Groups {
                 LeafKind::Bytes => meta.add_bytes(storage),
             };
         }
+        Ok(())
     }
 
     /// Lets go of the batch.
@@ -86,37 +104,68 @@ impl Groups {
     }
 
     /// Makes the groups, in the order of their addresses.
-    fn join(&mut self, drafts: &Drafts) {
+    fn join(&mut self, py: Python<'_>, drafts: &Drafts) -> PyResult<()> {
         let leaves = &drafts.leaves;
         let with_bytes = leaves.iter().zip(0..).filter(|(leaf, _)| leaf.len > 0);
         self.order.extend(with_bytes.map(|(leaf, number)| (leaf.address, Reverse(leaf.len), number)));
         self.order.sort_unstable();
         self.group_of.resize(leaves.len(), NONE);
-        // The group that tensors may join: others lie between in the order of addresses.
-        let mut current: Option<u32> = None;
-        for &(start, Reverse(len), number) in &self.order {
-            let leaf = &leaves[number as usize];
-            let joined = current.filter(|&at| {
-                let group = &self.groups[at as usize];
-                leaf.kind.aliases()
-                    && start < group.start + group.len as usize
-                    && (start - group.start).is_multiple_of(leaf.alignment)
-                    // A storage object is its group: it cannot begin inside one.
-                    && (!matches!(leaf.kind, LeafKind::Storage) || start == group.start)
-            });
-            let at = joined.unwrap_or(self.groups.len() as u32);
-            self.group_of[number as usize] = at;
-            if let Some(at) = joined {
-                let group = &mut self.groups[at as usize];
-                group.len = group.len.max((start - group.start) as u64 + len);
+        // Where the groups that tensors may join end.
+        let mut reach = 0;
+        for at in 0..self.order.len() {
+            let (start, Reverse(len), number) = self.order[at];
+            let aliases = leaves[number as usize].kind.aliases();
+            let end = start + len as usize;
+            let overlaps = aliases && start < reach;
+            let joined = if overlaps { self.overlapped(py, drafts, start, number)? } else { None };
+            if aliases {
+                reach = reach.max(end);
+            }
+            if let Some(joined) = joined {
+                self.group_of[number as usize] = joined;
+                let group = &mut self.groups[joined as usize];
+                group.len = group.len.max((end - group.start) as u64);
                 continue;
             }
-            let aliases = leaf.kind.aliases();
-            if aliases {
-                current = Some(at);
-            }
-            self.groups.push(Group { start, len, aliases, in_place: None });
+            self.group_of[number as usize] = self.groups.len() as u32;
+            let (identity, first, is_apart, in_place) = (None, number, overlaps, None);
+            self.groups.push(Group { start, len, aliases, identity, first, is_apart, in_place });
         }
+        Ok(())
+    }
+
+    /// The group of the same storage that a leaf begins inside of.
+    fn overlapped(
+        &mut self,
+        py: Python<'_>,
+        drafts: &Drafts,
+        start: usize,
+        number: u32,
+    ) -> PyResult<Option<u32>> {
+        let leaf = &drafts.leaves[number as usize];
+        let mut identity = None;
+        for (at, group) in self.groups.iter_mut().enumerate().rev() {
+            let may_join = group.aliases
+                && start < group.start + group.len as usize
+                && (start - group.start).is_multiple_of(leaf.alignment)
+                // A storage object is its group: it cannot begin inside one.
+                && (!matches!(leaf.kind, LeafKind::Storage) || start == group.start);
+            if !may_join {
+                continue;
+            }
+            let mine = match identity {
+                Some(known) => known,
+                None => *identity.insert(drafts.storage(py, number)?),
+            };
+            let theirs = match group.identity {
+                Some(known) => known,
+                None => *group.identity.insert(drafts.storage(py, group.first)?),
+            };
+            if mine == theirs {
+                return Ok(Some(at as u32));
+            }
+        }
+        Ok(None)
     }
 
     /// Puts the groups in the order of their first leaves.

@@ -119,12 +119,16 @@ fn c_function(object: &Bound<'_, PyAny>, name: &Bound<'_, PyString>) -> Option<f
 
 /// Memory of a Python object that is kept while this lives, to be copied into a slot.
 pub(crate) struct Held {
-    _object: Py<PyAny>,
+    object: Py<PyAny>,
 }
 
 impl Held {
     pub(crate) fn new(object: &Bound<'_, PyAny>) -> Self {
-        Self { _object: object.clone().unbind() }
+        Self { object: object.clone().unbind() }
+    }
+
+    pub(crate) fn object<'a, 'py>(&'a self, py: Python<'py>) -> &'a Bound<'py, PyAny> {
+        self.object.bind(py)
     }
 }
 
@@ -168,8 +172,8 @@ impl Target<'_, '_> {
         for piece in pieces {
             let to = self.pointer(piece.to, piece.len)?.as_ptr() as usize;
             // SAFETY: `from` has `len` bytes, by the description of an object that `held` keeps; `to` was
-            // checked to lie in memory that this worker alone writes, and which no source overlaps: what
-            // lies in the slot that is being filled is not copied within it.
+            // checked to lie in memory that this worker alone writes, and which no source overlaps: it is
+            // behind all that objects have of the slot.
             unsafe { copy(py, piece.from, to, piece.len as usize) };
         }
         let to = self.pointer(meta_at, meta.len() as u64)?;

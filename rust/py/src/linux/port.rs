@@ -133,7 +133,7 @@ impl Port {
         let Encoded { meta, drafts, groups, pickled, .. } = encoded;
         let mut commit = self.core.begin_commit();
         let generation = commit.generation();
-        groups.form(drafts, &commit, meta);
+        groups.form(py, drafts, &commit, meta)?;
         let len = meta.encoded_len() as u64;
         let mut own = None;
         let (meta_at, end) = loop {
