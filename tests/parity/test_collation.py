@@ -370,12 +370,24 @@ def test_other_samples_are(port, batch):
     not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"),
     reason="torch stacks tensors that it cannot describe",
 )
-def test_tensors_are_written_into_the_slot_once(port):
+def test_tensors_are_written_into_the_slot(port):
+    made_at_once(port, [(IMAGE, 1), (IMAGE, 2)])
+
+
+@pytest.mark.parametrize("dtype", "?bBhHiIlLqQefdFD")
+def test_arrays_are_written_into_the_slot(port, dtype):
+    image = IMAGE.numpy().astype(dtype)
+    made_at_once(port, [(image, 1), (image, 2)])
+
+
+def made_at_once(port, samples):
+    """Checks that both tensors of a batch lie in the slot, one behind the other."""
     collate = _collation.native(default_collate, port)
     assert isinstance(collate, _native.Collate)
-    batch = collate([(IMAGE, 1), (IMAGE, 2)])
+    batch = collate(samples)
+    assert describe(batch) == describe(default_collate(samples))
     first, second = (tensor.data_ptr() for tensor in batch)
-    assert 0 < second - first < 4096
+    assert 0 < second - first == batch[0].nbytes
 
 
 @pytest.mark.parametrize(

@@ -135,8 +135,15 @@ impl Work<'_> {
     fn column<'py>(&self, items: &[Bound<'py, PyAny>], form: Form) -> Made<'py> {
         let first = &items[0];
         let kind = first.get_type();
-        let made = if kind.is(&self.torch.tensor) {
-            self.tensors(items)?
+        let rows = if kind.is(&self.torch.tensor) {
+            Rows::of_tensors(self.torch, items)?
+        } else if kind.is(&self.torch.ndarray) {
+            Rows::of_arrays(self.torch, items)
+        } else {
+            None
+        };
+        let made = if let Some(rows) = rows {
+            self.stacked(&rows, first.py())?
         } else if is_number(first) {
             self.numbers(items)?
         } else if is_text(first) {
@@ -206,14 +213,11 @@ impl Work<'_> {
     }
 
     /// `None` where torch must make this column.
-    fn tensors<'py>(&self, items: &[Bound<'py, PyAny>]) -> Made<'py> {
-        let py = items[0].py();
-        let Some(rows) = Rows::of(self.torch, items)? else { return Ok(None) };
-        let Some(len) = rows.len.checked_mul(items.len()) else { return Ok(None) };
-        let Some(chunk) = self.port.allocate(len as u64)? else { return Ok(None) };
+    fn stacked<'py>(&self, rows: &Rows<'_, 'py>, py: Python<'py>) -> Made<'py> {
+        let Some((dtype, shape, len)) = rows.stacked() else { return Ok(None) };
+        let Some(chunk) = self.port.allocate(len)? else { return Ok(None) };
         rows.copy_to(py, &chunk)?;
-        let shape: Vec<i64> = std::iter::once(items.len() as i64).chain(rows.shape.iter().copied()).collect();
-        tensor_over_chunk(py, chunk, rows.dtype, &shape).map(Some)
+        tensor_over_chunk(py, chunk, dtype, &shape).map(Some)
     }
 
     /// `None` where torch must make this column: of numbers of several types, or one that is too large.

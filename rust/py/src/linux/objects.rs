@@ -2,6 +2,7 @@
 
 use std::ptr::{NonNull, copy_nonoverlapping};
 
+use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -183,52 +184,98 @@ impl Target<'_, '_> {
     }
 }
 
-/// Contiguous tensors of one type and shape, to become the rows of one.
+/// Contiguous tensors or arrays of one type and shape, to become the rows of a tensor.
 pub(crate) struct Rows<'a, 'py> {
-    pub(crate) dtype: Dtype,
-    /// Of one of them.
-    pub(crate) shape: Vec<i64>,
-    /// Of one of them, in bytes.
-    pub(crate) len: usize,
-    /// INVARIANT: where their `len` bytes begin. `_tensors` keeps the memory.
+    form: Option<RowForm>,
+    /// INVARIANT: where the bytes of each begin. `_items` or `_buffers` keep them.
     addresses: Vec<usize>,
-    _tensors: &'a [Bound<'py, PyAny>],
+    _items: &'a [Bound<'py, PyAny>],
+    _buffers: Vec<PyUntypedBuffer>,
+}
+
+/// One of them.
+struct RowForm {
+    dtype: Dtype,
+    shape: Vec<i64>,
+    /// In bytes; not zero.
+    len: usize,
 }
 
 impl<'a, 'py> Rows<'a, 'py> {
-    /// `None` unless all of `tensors` are plain ones whose values are their bytes, and there are any.
+    fn new(items: &'a [Bound<'py, PyAny>]) -> Self {
+        Self { form: None, addresses: Vec::with_capacity(items.len()), _items: items, _buffers: Vec::new() }
+    }
+
+    /// `None` unless all of `items` are plain tensors whose values are their bytes, and there are any.
     ///
     /// # Errors
     /// What torch raises.
-    pub(crate) fn of(torch: &Torch, tensors: &'a [Bound<'py, PyAny>]) -> PyResult<Option<Self>> {
+    pub(crate) fn of_tensors(torch: &Torch, items: &'a [Bound<'py, PyAny>]) -> PyResult<Option<Self>> {
         let Some(api) = torch.exchange else { return Ok(None) };
+        let mut rows = Self::new(items);
         let mut dims = Vec::new();
-        let mut addresses = Vec::with_capacity(tensors.len());
-        let mut first: Option<(Dtype, Vec<i64>, usize)> = None;
-        for tensor in tensors {
+        for tensor in items {
             dims.clear();
             let is_plain = tensor.get_type().is(&torch.tensor) && !torch.requires_grad(tensor)?;
             let Some(found) = is_plain.then(|| describe(torch, api, tensor, &mut dims)).flatten() else {
                 return Ok(None);
             };
             let (shape, strides) = dims.split_at(found.ndim);
-            let is_like = match &first {
-                // One by one: `memcmp` of no bytes at the address that an empty `Vec` has takes 100 ns.
-                Some((dtype, like, _)) => *dtype == found.dtype && like.iter().eq(shape),
-                None => {
-                    let Some(len) = byte_len(shape, found.dtype) else { return Ok(None) };
-                    first = Some((found.dtype, shape.to_vec(), len));
-                    len > 0
-                }
-            };
-            // Without memory behind its elements it is a tensor of some other kind.
-            let has_bytes = is_like && found.address != 0 && is_contiguous(shape, strides);
-            if !has_bytes || torch.is_lazy(tensor, found.dtype)? {
+            if !is_contiguous(shape, strides)
+                || !rows.push(found.address, found.dtype, shape.iter().copied())
+                || torch.is_lazy(tensor, found.dtype)?
+            {
                 return Ok(None);
             }
-            addresses.push(found.address);
         }
-        Ok(first.map(|(dtype, shape, len)| Self { dtype, shape, len, addresses, _tensors: tensors }))
+        Ok(Some(rows))
+    }
+
+    /// `None` unless all of `items` are plain arrays that torch takes without a warning, and there are any.
+    pub(crate) fn of_arrays(torch: &Torch, items: &'a [Bound<'py, PyAny>]) -> Option<Self> {
+        let mut rows = Self::new(items);
+        for array in items {
+            if !array.get_type().is(&torch.ndarray) {
+                return None;
+            }
+            let buffer = PyUntypedBuffer::get(array).ok()?;
+            let dtype = dtype_of_format(buffer.format().to_bytes(), buffer.item_size())?;
+            let is_plain = !buffer.readonly() && buffer.is_c_contiguous() && buffer.dimensions() > 0;
+            let shape = || buffer.shape().iter().map(|&size| size as i64);
+            if !is_plain || !rows.push(buffer.buf_ptr() as usize, dtype, shape()) {
+                return None;
+            }
+            rows._buffers.push(buffer);
+        }
+        Some(rows)
+    }
+
+    /// Whether a contiguous one is like those before it.
+    fn push(
+        &mut self,
+        address: usize,
+        dtype: Dtype,
+        shape: impl ExactSizeIterator<Item = i64> + Clone,
+    ) -> bool {
+        let is_like = match &self.form {
+            // One by one: `memcmp` of no bytes at the address that an empty `Vec` has takes 100 ns.
+            Some(form) => form.dtype == dtype && form.shape.iter().copied().eq(shape),
+            None => {
+                let Some(len) = byte_len(shape.clone(), dtype) else { return false };
+                self.form = Some(RowForm { dtype, shape: shape.collect(), len });
+                len > 0
+            }
+        };
+        self.addresses.push(address);
+        // Without memory behind its elements it is a tensor of some other kind.
+        is_like && address != 0
+    }
+
+    /// What they become: its type, shape and bytes.
+    pub(crate) fn stacked(&self) -> Option<(Dtype, Vec<i64>, u64)> {
+        let form = self.form.as_ref()?;
+        let shape = std::iter::once(self.addresses.len() as i64).chain(form.shape.iter().copied()).collect();
+        Some((form.dtype, shape, form.len.checked_mul(self.addresses.len())? as u64))
     }
 
     /// Copies all of them into `chunk`, one behind the other.
@@ -236,10 +283,11 @@ impl<'a, 'py> Rows<'a, 'py> {
     /// # Errors
     /// `RuntimeError` unless it has just so many bytes.
     pub(crate) fn copy_to(&self, py: Python<'_>, chunk: &Chunk) -> PyResult<()> {
-        let (addresses, each, to) = (&self.addresses, self.len, chunk.address);
-        if addresses.len().checked_mul(each).is_none_or(|len| len as u64 != chunk.len) {
-            return Err(PyRuntimeError::new_err(format!("{} bytes for other rows", chunk.len)));
+        let (Some(form), Some((.., len))) = (&self.form, self.stacked()) else { return Ok(()) };
+        if len != chunk.len {
+            return Err(PyRuntimeError::new_err(format!("{} bytes for {len}", chunk.len)));
         }
+        let (addresses, each, to) = (&self.addresses, form.len, chunk.address);
         let copy = || {
             let places = (to..).step_by(each);
             // SAFETY: each address has `each` bytes, and the chunk has room for all; nobody else has its bytes.
@@ -268,9 +316,31 @@ impl<'a, 'py> Rows<'a, 'py> {
 }
 
 /// Of a contiguous tensor; `None` where that is no number.
-fn byte_len(shape: &[i64], dtype: Dtype) -> Option<usize> {
-    let sizes = shape.iter().map(|&size| usize::try_from(size).ok());
+fn byte_len(shape: impl Iterator<Item = i64>, dtype: Dtype) -> Option<usize> {
+    let sizes = shape.map(|size| usize::try_from(size).ok());
     sizes.chain([Some(dtype.itemsize())]).try_fold(1usize, |len, size| len.checked_mul(size?))
+}
+
+/// The element type of an array's buffer, by the letters of Python's `struct`: of this machine's byte order.
+fn dtype_of_format(format: &[u8], itemsize: usize) -> Option<Dtype> {
+    let dtype = match (format, itemsize) {
+        (b"?", _) => Dtype::Bool,
+        (b"b", _) => Dtype::I8,
+        (b"h", _) => Dtype::I16,
+        (b"i" | b"l", 4) => Dtype::I32,
+        (b"l" | b"q", 8) => Dtype::I64,
+        (b"B", _) => Dtype::U8,
+        (b"H", _) => Dtype::U16,
+        (b"I" | b"L", 4) => Dtype::U32,
+        (b"L" | b"Q", 8) => Dtype::U64,
+        (b"e", _) => Dtype::F16,
+        (b"f", _) => Dtype::F32,
+        (b"d", _) => Dtype::F64,
+        (b"Zf", _) => Dtype::C64,
+        (b"Zd", _) => Dtype::C128,
+        _ => return None,
+    };
+    (dtype.itemsize() == itemsize).then_some(dtype)
 }
 
 /// MIRRORS torch c10/core/Contiguity.h: the stride of a dimension of size 1 says nothing.
