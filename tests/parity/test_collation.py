@@ -113,6 +113,7 @@ BATCHES = {
     "arrays": [np.arange(4.0), np.arange(4.0) + 1],
     "arrays of a frame": list(np.arange(12, dtype=np.int16).reshape(3, 4)),
     "arrays, not writable": [np.frombuffer(b"12345678", dtype=np.uint8)] * 2,
+    **{f"arrays of {letter}": [np.arange(3).astype(letter)] * 2 for letter in np.typecodes["All"]},
     "arrays, backwards": [np.arange(4)[::-1]] * 2,
     "shapes of arrays differ": [np.arange(4.0), np.arange(5.0)],
     "text": ["a", "b"],
@@ -374,7 +375,7 @@ def test_tensors_are_written_into_the_slot(port):
     made_at_once(port, [(IMAGE, 1), (IMAGE, 2)])
 
 
-@pytest.mark.parametrize("dtype", "?bBhHiIlLqQefdFD")
+@pytest.mark.parametrize("dtype", "?bBhHiIlLqefdFD")
 def test_arrays_are_written_into_the_slot(port, dtype):
     image = IMAGE.numpy().astype(dtype)
     made_at_once(port, [(image, 1), (image, 2)])

@@ -321,18 +321,19 @@ fn byte_len(shape: impl Iterator<Item = i64>, dtype: Dtype) -> Option<usize> {
     sizes.chain([Some(dtype.itemsize())]).try_fold(1usize, |len, size| len.checked_mul(size?))
 }
 
-/// The element type of an array's buffer, by the letters of Python's `struct`: of this machine's byte order.
+/// The element type of an array's buffer, by the letters of Python's `struct`: of this machine's byte order,
+/// and where torch takes it too, which refuses C's `unsigned long long`.
 fn dtype_of_format(format: &[u8], itemsize: usize) -> Option<Dtype> {
     let dtype = match (format, itemsize) {
         (b"?", _) => Dtype::Bool,
         (b"b", _) => Dtype::I8,
         (b"h", _) => Dtype::I16,
-        (b"i" | b"l", 4) => Dtype::I32,
-        (b"l" | b"q", 8) => Dtype::I64,
+        (b"i", _) => Dtype::I32,
+        (b"l" | b"q", _) => Dtype::I64,
         (b"B", _) => Dtype::U8,
         (b"H", _) => Dtype::U16,
-        (b"I" | b"L", 4) => Dtype::U32,
-        (b"L" | b"Q", 8) => Dtype::U64,
+        (b"I", _) => Dtype::U32,
+        (b"L", _) => Dtype::U64,
         (b"e", _) => Dtype::F16,
         (b"f", _) => Dtype::F32,
         (b"d", _) => Dtype::F64,
