@@ -12,7 +12,7 @@ use ringloader_core::delivery::Delivery;
 
 use super::dlpack::{Copies, Form, Span};
 use super::enter::exception;
-use super::template::{Recall, Recalled};
+use super::template::Recall;
 use super::torch::Torch;
 
 /// Storages up to this size are copied out: a kept label must not keep a batch of images.
@@ -20,8 +20,18 @@ pub(crate) const SMALL: u64 = 8192;
 /// Deeper than any tree that a worker writes.
 pub(crate) const DEEPEST: u32 = 200;
 
-/// The Python object that `delivery` carries, and whether it had to be copied. Its large tensors lie where the
-/// worker wrote them, for as long as they live; if the user holds too much already, they are copies.
+/// What came of a delivery.
+pub(crate) struct Decoded<'py> {
+    /// The Python object that it carries.
+    pub(crate) object: Bound<'py, PyAny>,
+    /// Whether it had to be copied because the user holds too much.
+    pub(crate) copied_out: bool,
+    /// Memory of a table that is done with.
+    pub(crate) table: Vec<u8>,
+}
+
+/// Decodes `delivery`. Its large tensors lie where the worker wrote them, for as long as they live; if the user
+/// holds too much already, they are copies.
 ///
 /// # Errors
 /// `RuntimeError` for what no worker writes; what unpickling raises.
@@ -29,18 +39,22 @@ pub(crate) fn decode<'py>(
     py: Python<'py>,
     recall: &Recall,
     mut delivery: Delivery,
-) -> PyResult<(Bound<'py, PyAny>, bool)> {
+) -> PyResult<Decoded<'py>> {
     let large = delivery.len() > SMALL;
     let leased = large && delivery.lease();
     let mut recalled = recall.take();
     let repeated = recalled.is_repeated(&delivery);
     let template = if repeated { recalled.template(py, &delivery)? } else { None };
-    let batch = match template {
+    let object = match template {
         Some(template) => template.make(py, &delivery, leased),
         None => read(py, &delivery, leased),
     };
-    recall.put(if repeated { recalled } else { Recalled::first(delivery.into_table()) });
-    Ok((batch?, large && !leased))
+    let mut table = delivery.into_table();
+    if !repeated {
+        table = recalled.replace(table);
+    }
+    recall.put(recalled);
+    Ok(Decoded { object: object?, copied_out: large && !leased, table })
 }
 
 /// The batch, by its tables and its skeleton.
@@ -65,7 +79,9 @@ fn read<'py>(py: Python<'py>, delivery: &Delivery, leased: bool) -> PyResult<Bou
         shared,
         storages: RefCell::default(),
     };
-    let mut tree = Tree { leaves, skeleton: meta.skeleton(), memo: Vec::new(), depth: 0 };
+    // Room for all leaves, and for names and containers around them: more is seldom needed.
+    let memo = Vec::with_capacity(2 * meta.leaf_count() as usize + 8);
+    let mut tree = Tree { leaves, skeleton: meta.skeleton(), memo, depth: 0 };
     let batch = tree.value(py)?;
     match tree.skeleton.remaining() {
         0 => Ok(batch),

@@ -55,10 +55,11 @@ impl Recall {
 }
 
 impl Recalled {
-    /// To remember a batch that was not like the last one.
-    pub(crate) fn first(table: Vec<u8>) -> Self {
+    /// Remembers a batch that was not like the last one, and returns the last one's table.
+    pub(crate) fn replace(&mut self, table: Vec<u8>) -> Vec<u8> {
         let table = if table.len() <= KEPT { table } else { Vec::new() };
-        Self { table, seen: Seen::Once }
+        self.seen = Seen::Once;
+        std::mem::replace(&mut self.table, table)
     }
 
     /// The template for `delivery`, if it looks like the last batch and there can be one.
