@@ -300,9 +300,10 @@ class Alike(Dataset):
         }
 
 
-@pytest.mark.parametrize(
-    "other", [str, torch.tensor, lambda _: "other", lambda _: ("a tuple",), lambda _: ["a list"]]
-)
+OTHERS = {"tensor": torch.tensor, "string": lambda _: "s", "tuple": lambda _: ("t",), "list": lambda _: [1]}
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
 def test_objects_that_come_again_in_batches_that_look_the_same(loader_class, other):
     compare(loader_class, Case(lambda: {"dataset": Alike(other), "batch_size": None, "num_workers": 1}))
 

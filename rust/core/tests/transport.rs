@@ -125,7 +125,7 @@ fn an_oversize_batch_gives_its_slot_back() {
 fn memory_of_a_table_is_used_again_unless_it_is_huge() {
     let engine = engine();
     let port = port(&engine, None);
-    let mut next = |seq| {
+    let next = |seq| {
         answer(&engine, &port, seq);
         take(&engine, seq).into_table()
     };
