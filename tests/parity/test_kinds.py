@@ -280,6 +280,34 @@ def test_own_collate(loader_class, collate):
     compare(loader_class, Case(build, epochs=2))
 
 
+class Alike(Dataset):
+    """Batches that differ in nothing but the tensors' elements, in which strings and ``other`` come again."""
+
+    def __init__(self, other):
+        self.other = other
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        other = self.other(index)
+        rows = [{"x": torch.tensor([index, row]), "name": "row", "row": row} for row in range(3)]
+        return {
+            "name": "x",
+            "rows": rows,
+            "pair": ("name", ["row", "x", torch.tensor(index)]),
+            "last": [other, other],
+        }
+
+
+OTHERS = {"tensor": torch.tensor, "string": lambda _: "s", "tuple": lambda _: ("t",), "list": lambda _: [1]}
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
+def test_objects_that_come_again_in_batches_that_look_the_same(loader_class, other):
+    compare(loader_class, Case(lambda: {"dataset": Alike(other), "batch_size": None, "num_workers": 1}))
+
+
 class Large(Dataset):
     def __init__(self, elements):
         self.elements = elements

@@ -6,7 +6,7 @@ use crate::batch::{Meta, wire};
 use crate::error::{Error, Result};
 use crate::message::ResultKind;
 use crate::pool::{Closing, Ledger, SlotId};
-use crate::shm::{Control, Segment};
+use crate::shm::{Control, Segment, process};
 use crate::sync::{Arc, Bell};
 
 /// What the parent knows of one worker, and every lease on that worker's slots with it.
@@ -26,7 +26,8 @@ pub(crate) struct Seat {
 
 impl Seat {
     pub(crate) fn new(control: Arc<Control>, worker: u32, bell: Bell, ledger: Ledger) -> Self {
-        Self { control, worker, bell, ledger, owner: std::process::id(), closing: Closing::new() }
+        process::prepare();
+        Self { control, worker, bell, ledger, owner: process::id(), closing: Closing::new() }
     }
 
     /// Wakes the worker if it sleeps.
@@ -47,7 +48,7 @@ impl Seat {
     }
 
     fn release(&self, slot: SlotId, cost: Option<u64>) {
-        if std::process::id() != self.owner {
+        if process::id() != self.owner {
             return;
         }
         self.ledger.release(self.control.worker(self.worker).slots, slot, cost);
@@ -110,14 +111,14 @@ pub struct OwnSegment {
 
 impl OwnSegment {
     pub(crate) fn new(segment: Segment) -> Self {
-        Self { segment, owner: std::process::id() }
+        Self { segment, owner: process::id() }
     }
 }
 
 impl Drop for OwnSegment {
     fn drop(&mut self) {
         // A child forked meanwhile has a mapping of its own: unmapping ours alone would free nothing.
-        if std::process::id() == self.owner {
+        if process::id() == self.owner {
             self.segment.punch(0, self.segment.len());
         }
     }

@@ -20,6 +20,8 @@ use crate::sync::{Arc, Bell, Watch, process_handle};
 
 /// The longest sleep: insurance against signal handlers that restart system calls.
 pub const LONGEST_SLEEP: Duration = Duration::from_millis(100);
+/// The largest memory of a table that is kept for the next one.
+const MOST_KEPT: usize = 256 << 10;
 
 /// The parent's end of the transport between it and its workers.
 ///
@@ -50,6 +52,8 @@ struct State {
     looked: Instant,
     woken: bool,
     closed: bool,
+    /// Memory for the next delivery's table.
+    table: Vec<u8>,
 }
 
 /// The parent's ends of one worker's two rings.
@@ -103,6 +107,7 @@ impl Engine {
                 looked: Instant::now(),
                 woken: false,
                 closed: false,
+                table: Vec::new(),
             }),
             memfd,
             control,
@@ -311,7 +316,7 @@ impl Engine {
             self.flush(worker, line)?;
         }
         let Some(words) = line.results.pop(self.control.worker(worker).results)? else { return Ok(None) };
-        self.open(worker, &words).map(Some)
+        self.open(worker, &words, std::mem::take(&mut state.table)).map(Some)
     }
 
     /// What the next result of `worker` answers and is, if [`try_next_of`](Self::try_next_of) would take one.
@@ -342,11 +347,17 @@ impl Engine {
         ResultDescriptor::from_words(words, geometry.slots, geometry.window)
     }
 
-    /// Turns a descriptor into a delivery.
-    fn open(&self, worker: u32, words: &Words) -> Result<Delivery> {
+    /// Takes the memory of a table that is done with: that of the next delivery is copied to it.
+    pub fn reuse(&self, table: Vec<u8>) {
+        if table.capacity() <= MOST_KEPT {
+            self.lock().table = table;
+        }
+    }
+
+    /// Turns a descriptor into a delivery, whose table is copied to `meta`.
+    fn open(&self, worker: u32, words: &Words, mut meta: Vec<u8>) -> Result<Delivery> {
         let ResultDescriptor { seq, kind, place, meta_offset, meta_len, used, generation } =
             self.descriptor(words)?;
-        let mut meta = Vec::new();
         let backing = match place {
             Place::Slot(slot) => {
                 pause("drained-unheld");

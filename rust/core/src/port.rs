@@ -12,7 +12,7 @@ use crate::message::{Place, ResultDescriptor, ResultKind, Task, TaskDescriptor, 
 use crate::pool::{Growth, Limits, Pages, Pin, SlotId, SlotWords, WorkerSlots};
 use crate::ring::{Consumer, Producer};
 use crate::shm::available::MemoryProbe;
-use crate::shm::{Control, Counters, Segment, handover};
+use crate::shm::{Control, Counters, Segment, handover, process};
 use crate::sync::doorbell::{sleep_unless, take_any};
 use crate::sync::linger::Linger;
 use crate::sync::pause::pause;
@@ -141,6 +141,7 @@ impl Port {
         if worker >= control.geometry().workers {
             return Err(Error::Config(format!("worker {worker} of {}", control.geometry().workers)));
         }
+        process::prepare();
         let limits = limits(&control, share);
         let view = control.worker(worker);
         let state = State {
@@ -159,7 +160,7 @@ impl Port {
             parent,
             socket,
             probe: MemoryProbe::new(),
-            owner: std::process::id(),
+            owner: process::id(),
             linger: Linger::default(),
             state: Mutex::new(state),
             control,
@@ -233,7 +234,7 @@ impl Port {
     /// # Errors
     /// [`Error::OutOfMemory`] when the machine or the control group has not enough left.
     pub fn allocate(&self, nbytes: u64) -> Result<Option<Chunk>> {
-        if std::process::id() != self.owner {
+        if process::id() != self.owner {
             return Ok(None);
         }
         let view = self.control.worker(self.worker);

@@ -122,6 +122,24 @@ fn an_oversize_batch_gives_its_slot_back() {
 }
 
 #[test]
+fn memory_of_a_table_is_used_again_unless_it_is_huge() {
+    let engine = engine();
+    let port = port(&engine, None);
+    let next = |seq| {
+        answer(&engine, &port, seq);
+        take(&engine, seq).into_table()
+    };
+    let mut old = next(1);
+    old.resize(4096, 0xff);
+    let (memory, capacity) = (old.as_ptr(), old.capacity());
+    engine.reuse(old);
+    let again = next(2);
+    assert_eq!((again.as_ptr(), again.capacity()), (memory, capacity));
+    engine.reuse(Vec::with_capacity(1 << 20));
+    assert!(next(3).capacity() < 1 << 20);
+}
+
+#[test]
 fn an_idle_worker_gives_back_what_nobody_holds() {
     let engine = engine();
     let port = port(&engine, None);

@@ -22,6 +22,7 @@ use crate::error::{Error, Result};
 use crate::pool::{SlotId, SlotWords, is_retired, retire};
 use crate::ring::{Descriptor, Ring, RingHeader};
 use crate::shm::Segment;
+use crate::shm::segment::page_wiped_at_fork;
 use crate::sync::ready::ReadyBits;
 use crate::sync::{AtomicU32, AtomicU64, Ordering, WaitFlag};
 
@@ -457,6 +458,14 @@ fn header(segment: &Segment) -> Result<&SegmentHeader> {
     // SAFETY: the range was checked, the mapping is page-aligned and lives as long as `segment`, and
     // the header consists of atomics, for which every bit pattern is valid.
     Ok(unsafe { at.cast::<SegmentHeader>().as_ref() })
+}
+
+/// A number of this process: zero at first, and zero again in a child that is forked. `None` where the system has
+/// no such memory.
+pub(super) fn word_wiped_at_fork() -> Option<&'static AtomicU32> {
+    let page = page_wiped_at_fork()?;
+    // SAFETY: a page is aligned for the atomic, stays mapped for good, and is used for nothing else; zero is valid.
+    Some(unsafe { page.cast::<AtomicU32>().as_ref() })
 }
 
 #[cfg(test)]

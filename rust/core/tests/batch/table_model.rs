@@ -49,6 +49,9 @@ pub(crate) fn assert_reads_back(leaf: Leaf<'_>, given: &Given) {
     let strides: Vec<i64> = leaf.strides().iter().collect();
     assert_eq!(leaf.ndim(), shape.len());
     assert_eq!(leaf.shape().get(shape.len()), None);
+    assert!(leaf.all_dims().iter().eq(shape.iter().chain(&strides).copied()));
+    let little_endian: Vec<[u8; 8]> = shape.iter().map(|size| size.to_le_bytes()).collect();
+    assert_eq!(leaf.shape().as_bytes(), little_endian);
     let numel: i128 = shape.iter().map(|&size| i128::from(size)).product();
     match given {
         Given::Tensor { storage, byte_offset, dtype, dims } => {
@@ -155,6 +158,7 @@ pub(crate) fn assert_bounds(meta: &Meta<'_>, payload: u64) {
         };
         assert!(leaf_is_legal(&given, &storages), "leaf {index}: {given:?} in {storages:?}");
         assert_reads_back(meta.leaf(index as u32).unwrap(), &given);
+        assert_eq!(leaf.storage_record(), storages[leaf.storage() as usize]);
     }
     assert!(meta.leaf(meta.leaf_count()).is_none());
     // The skeleton may be anything, but reading it must end.

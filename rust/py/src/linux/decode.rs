@@ -1,6 +1,7 @@
 //! Leaves and a skeleton back to a Python batch.
 
 use std::cell::RefCell;
+use std::collections::HashMap;
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::intern;
@@ -9,9 +10,9 @@ use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 use ringloader_core::batch::{Leaf, LeafKind, Meta, SkeletonReader, StorageRecord, Token};
 use ringloader_core::delivery::Delivery;
 
-use super::dlpack::{Copies, Span};
+use super::dlpack::{Copies, Form, Span};
 use super::enter::exception;
-use super::template::{Recall, Recalled};
+use super::template::Recall;
 use super::torch::Torch;
 
 /// Storages up to this size are copied out: a kept label must not keep a batch of images.
@@ -19,8 +20,18 @@ pub(crate) const SMALL: u64 = 8192;
 /// Deeper than any tree that a worker writes.
 pub(crate) const DEEPEST: u32 = 200;
 
-/// The Python object that `delivery` carries, and whether it had to be copied. Its large tensors lie where the
-/// worker wrote them, for as long as they live; if the user holds too much already, they are copies.
+/// What came of a delivery.
+pub(crate) struct Decoded<'py> {
+    /// The Python object that it carries.
+    pub(crate) object: Bound<'py, PyAny>,
+    /// Whether it had to be copied because the user holds too much.
+    pub(crate) copied_out: bool,
+    /// Memory of a table that is done with.
+    pub(crate) table: Vec<u8>,
+}
+
+/// Decodes `delivery`. Its large tensors lie where the worker wrote them, for as long as they live; if the user
+/// holds too much already, they are copies.
 ///
 /// # Errors
 /// `RuntimeError` for what no worker writes; what unpickling raises.
@@ -28,18 +39,22 @@ pub(crate) fn decode<'py>(
     py: Python<'py>,
     recall: &Recall,
     mut delivery: Delivery,
-) -> PyResult<(Bound<'py, PyAny>, bool)> {
+) -> PyResult<Decoded<'py>> {
     let large = delivery.len() > SMALL;
     let leased = large && delivery.lease();
     let mut recalled = recall.take();
     let repeated = recalled.is_repeated(&delivery);
     let template = if repeated { recalled.template(py, &delivery)? } else { None };
-    let batch = match template {
+    let object = match template {
         Some(template) => template.make(py, &delivery, leased),
         None => read(py, &delivery, leased),
     };
-    recall.put(if repeated { recalled } else { Recalled::first(delivery.into_table()) });
-    Ok((batch?, large && !leased))
+    let mut table = delivery.into_table();
+    if !repeated {
+        table = recalled.replace(table);
+    }
+    recall.put(recalled);
+    Ok(Decoded { object: object?, copied_out: large && !leased, table })
 }
 
 /// The batch, by its tables and its skeleton.
@@ -48,11 +63,12 @@ fn read<'py>(py: Python<'py>, delivery: &Delivery, leased: bool) -> PyResult<Bou
     let mut shared = vec![0u32; meta.storage_count() as usize];
     let mut small = 0;
     for leaf in meta.leaves() {
-        shared[leaf.storage() as usize] += 1;
-        let nbytes = meta.storage(leaf.storage()).map_or(0, |record| record.nbytes);
-        let is_first = shared[leaf.storage() as usize] == 1 && !matches!(leaf.kind(), LeafKind::Bytes);
-        small +=
-            if is_first && nbytes <= SMALL { Copies::cost(nbytes, leaf.shape().len().max(1)) } else { 0 };
+        let shared = &mut shared[leaf.storage() as usize];
+        *shared += 1;
+        let nbytes = leaf.storage_record().nbytes;
+        if *shared == 1 && nbytes <= SMALL && !matches!(leaf.kind(), LeafKind::Bytes) {
+            small += Copies::cost(nbytes, leaf.ndim().max(1));
+        }
     }
     let leaves = LeafReader {
         torch: Torch::get(py)?,
@@ -60,11 +76,12 @@ fn read<'py>(py: Python<'py>, delivery: &Delivery, leased: bool) -> PyResult<Bou
         meta: &meta,
         leased,
         copies: Copies::new(small),
-        dims: RefCell::default(),
         shared,
-        storages: RefCell::new((0..meta.storage_count()).map(|_| None).collect()),
+        storages: RefCell::default(),
     };
-    let mut tree = Tree { leaves, skeleton: meta.skeleton(), memo: Vec::new(), depth: 0 };
+    // Room for all leaves, and for names and containers around them: more is seldom needed.
+    let memo = Vec::with_capacity(2 * meta.leaf_count() as usize + 8);
+    let mut tree = Tree { leaves, skeleton: meta.skeleton(), memo, depth: 0 };
     let batch = tree.value(py)?;
     match tree.skeleton.remaining() {
         0 => Ok(batch),
@@ -82,37 +99,33 @@ struct LeafReader<'a, 'py> {
     meta: &'a Meta<'a>,
     leased: bool,
     copies: RefCell<Copies>,
-    /// Room for one leaf's shape and strides.
-    dims: RefCell<Vec<i64>>,
     /// How many leaves lie in each storage.
     shared: Vec<u32>,
     /// Storages that were made, for those with several leaves.
-    storages: RefCell<Vec<Option<Bound<'py, PyAny>>>>,
+    storages: RefCell<HashMap<u32, Bound<'py, PyAny>>>,
 }
 
 impl<'py> LeafReader<'_, 'py> {
     fn leaf(&self, py: Python<'py>, number: u32) -> PyResult<Bound<'py, PyAny>> {
         let leaf = self.meta.leaf(number).ok_or_else(|| corrupt(&format!("no leaf {number}")))?;
-        let record = self.meta.storage(leaf.storage()).ok_or_else(|| corrupt("no such storage"))?;
+        let record = leaf.storage_record();
         let copy = (!self.leased || record.nbytes <= SMALL).then_some(&self.copies);
+        let is_shared = self.shared[leaf.storage() as usize] > 1;
+        if record.nbytes > 0
+            && !is_shared
+            && let Some(form) = Form::of(&leaf)
+        {
+            return form.tensor(py, self.delivery, copy);
+        }
         match leaf.kind() {
             LeafKind::Tensor(dtype) => {
-                let mut dims = self.dims.borrow_mut();
-                dims.clear();
-                dims.extend(leaf.shape().iter().chain(leaf.strides().iter()));
-                let (shape, strides) = dims.split_at(leaf.shape().len());
+                let (shape, strides) = (leaf.shape().iter().collect(), leaf.strides().iter().collect());
                 if record.nbytes == 0 {
                     return self.torch.without_elements(py, dtype, shape, strides);
                 }
-                let itemsize = dtype.itemsize() as u64;
-                if self.shared[leaf.storage() as usize] > 1 && leaf.byte_offset().is_multiple_of(itemsize) {
-                    let storage = self.storage(py, &leaf, record, copy)?;
-                    let first = leaf.byte_offset() / itemsize;
-                    return self.torch.tensor_in(&storage, dtype, first, shape, strides);
-                }
-                let len = record.nbytes - leaf.byte_offset();
-                let span = Span::new(self.delivery, record.offset + leaf.byte_offset(), len)?;
-                span.tensor(py, dtype, shape, strides, copy)
+                let storage = self.storage(py, &leaf, record, copy)?;
+                let first = leaf.byte_offset() / dtype.itemsize() as u64;
+                self.torch.tensor_in(&storage, dtype, first, shape, strides)
             }
             LeafKind::Array { fortran } => self.array(py, &leaf, record, fortran, copy),
             LeafKind::Storage => self.storage(py, &leaf, record, copy),
@@ -130,13 +143,12 @@ impl<'py> LeafReader<'_, 'py> {
         record: StorageRecord,
         copy: Option<&RefCell<Copies>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let at = leaf.storage() as usize;
-        if let Some(made) = &self.storages.borrow()[at] {
+        if let Some(made) = self.storages.borrow().get(&leaf.storage()) {
             return Ok(made.clone());
         }
         let flat = Span::new(self.delivery, record.offset, record.nbytes)?.flat(py, copy)?;
         let storage = flat.call_method0(intern!(py, "untyped_storage"))?;
-        self.storages.borrow_mut()[at] = Some(storage.clone());
+        self.storages.borrow_mut().insert(leaf.storage(), storage.clone());
         Ok(storage)
     }
 

@@ -6,9 +6,10 @@
 //! INVARIANT D2: the deleter runs on any thread, with or without the interpreter, with an exception
 //! pending, at exit and in forked children: it takes no lock, calls no Python and does not panic.
 //! INVARIANT D3: shape, strides and length given to torch were checked against the memory's length:
-//! they come from a parsed [`Meta`](ringloader_core::batch::Meta), or are one-dimensional.
+//! they are those of a [`Leaf`], which only a parsed table has, one-dimensional, or checked here.
 
 use std::alloc::{Layout, alloc, dealloc};
+use std::borrow::Cow;
 use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
 use std::mem::ManuallyDrop;
@@ -19,8 +20,8 @@ use pyo3::exceptions::{PyMemoryError, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyCapsule, PyType};
 use pyo3::{ffi, intern};
-use ringloader_core::batch::Dtype;
 use ringloader_core::batch::wire::{MAX_NDIM, check_tensor};
+use ringloader_core::batch::{Dtype, Leaf, LeafKind};
 use ringloader_core::delivery::{Backing, Delivery};
 use ringloader_core::port::Chunk;
 use ringloader_core::sync::Arc;
@@ -207,22 +208,33 @@ impl Copies {
     }
 }
 
-/// A tensor but for the place of its bytes.
+/// A size or a stride as it is in a batch's table: little endian.
+type Dim = [u8; 8];
+
+/// A tensor of a batch, but for the batch.
 ///
-/// INVARIANT: shape and strides fit into `nbytes`.
-pub(crate) struct Form {
+/// INVARIANT: it is a leaf of a parsed table, so shape and strides fit into `nbytes`.
+pub(crate) struct Form<'a> {
     dtype: Dtype,
-    shape: Vec<i64>,
-    strides: Vec<i64>,
+    /// The shape, with the strides behind it.
+    dims: Cow<'a, [Dim]>,
+    offset: u64,
     nbytes: u64,
 }
 
-impl Form {
-    /// # Errors
-    /// `RuntimeError` when shape and strides do not fit into so many bytes.
-    pub(crate) fn new(dtype: Dtype, shape: Vec<i64>, strides: Vec<i64>, nbytes: u64) -> PyResult<Self> {
-        check_form(dtype, &shape, &strides, nbytes)?;
-        Ok(Self { dtype, shape, strides, nbytes })
+impl<'a> Form<'a> {
+    /// `None` for a leaf that is no tensor.
+    pub(crate) fn of(leaf: &Leaf<'a>) -> Option<Self> {
+        let LeafKind::Tensor(dtype) = leaf.kind() else { return None };
+        let record = leaf.storage_record();
+        let offset = record.offset + leaf.byte_offset();
+        let dims = Cow::Borrowed(leaf.all_dims().as_bytes());
+        Some(Self { dtype, dims, offset, nbytes: record.nbytes - leaf.byte_offset() })
+    }
+
+    /// For batches whose tables are the same.
+    pub(crate) fn into_owned(self) -> Form<'static> {
+        Form { dims: Cow::Owned(self.dims.into_owned()), ..self }
     }
 
     /// Bytes of memory that such a tensor has.
@@ -230,7 +242,7 @@ impl Form {
         self.nbytes
     }
 
-    /// Such a tensor over the bytes at `offset` of a batch, or over a copy of them.
+    /// Such a tensor over the bytes of a batch, or over a copy of them.
     ///
     /// # Errors
     /// `RuntimeError` when they do not lie in the batch; what torch raises.
@@ -238,17 +250,11 @@ impl Form {
         &self,
         py: Python<'py>,
         delivery: &Delivery,
-        offset: u64,
         copies: Option<&RefCell<Copies>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let source = Span::new(delivery, offset, self.nbytes)?.source(copies);
-        make_tensor(py, source, self.dtype, &self.shape, &self.strides)
+        let source = Span::new(delivery, self.offset, self.nbytes)?.source(copies);
+        make_tensor(py, source, self.dtype, &self.dims)
     }
-}
-
-fn check_form(dtype: Dtype, shape: &[i64], strides: &[i64], nbytes: u64) -> PyResult<()> {
-    check_tensor(dtype, shape, strides, 0, nbytes)
-        .map_err(|what| PyRuntimeError::new_err(format!("shared memory is corrupt: a tensor has {what}")))
 }
 
 /// Part of a delivered batch, checked to lie in it.
@@ -276,22 +282,6 @@ impl<'a> Span<'a> {
         Source { pointer: self.pointer, len: self.len as usize, place }
     }
 
-    /// A tensor over the span, or over a copy of it.
-    ///
-    /// # Errors
-    /// `RuntimeError` when shape and strides do not fit into the span.
-    pub(crate) fn tensor<'py>(
-        &self,
-        py: Python<'py>,
-        dtype: Dtype,
-        shape: &[i64],
-        strides: &[i64],
-        copies: Option<&RefCell<Copies>>,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        check_form(dtype, shape, strides, self.len)?;
-        make_tensor(py, self.source(copies), dtype, shape, strides)
-    }
-
     /// All bytes of the span as a flat uint8 tensor, over them or over a copy.
     ///
     /// # Errors
@@ -301,7 +291,7 @@ impl<'a> Span<'a> {
         py: Python<'py>,
         copies: Option<&RefCell<Copies>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        make_tensor(py, self.source(copies), Dtype::U8, &[self.len as i64], &[1])
+        make_tensor(py, self.source(copies), Dtype::U8, &flat_dims(self.len))
     }
 
     /// A copy of the span as `bytes`.
@@ -328,11 +318,13 @@ pub(crate) fn tensor_over_chunk<'py>(
     shape: &[i64],
 ) -> PyResult<Bound<'py, PyAny>> {
     let strides = contiguous_strides(shape);
-    check_form(dtype, shape, &strides, chunk.len)?;
+    check_tensor(dtype, shape, &strides, 0, chunk.len)
+        .map_err(|what| PyRuntimeError::new_err(format!("{} bytes for a tensor with {what}", chunk.len)))?;
+    let dims: Vec<Dim> = shape.iter().chain(&strides).map(|dim| dim.to_le_bytes()).collect();
     let pointer = NonNull::new(chunk.address as *mut u8).expect("an address inside a mapping");
     let len = chunk.len as usize;
     let place = Place::There(Keeper::Chunk { _bytes: chunk });
-    make_tensor(py, Source { pointer, len, place }, dtype, shape, &strides)
+    make_tensor(py, Source { pointer, len, place }, dtype, &dims)
 }
 
 /// In elements, as torch counts them: a dimension without elements counts as one of one.
@@ -344,17 +336,22 @@ fn contiguous_strides(shape: &[i64]) -> Vec<i64> {
     strides
 }
 
+/// Shape and stride of so many bytes in a row.
+fn flat_dims(len: u64) -> [Dim; 2] {
+    [len.to_le_bytes(), 1u64.to_le_bytes()]
+}
+
+/// `dims` is the shape, with the strides behind it.
 fn make_tensor<'py>(
     py: Python<'py>,
     source: Source<'_>,
     dtype: Dtype,
-    shape: &[i64],
-    strides: &[i64],
+    dims: &[Dim],
 ) -> PyResult<Bound<'py, PyAny>> {
     let torch = Torch::get(py)?;
     // A torch without the C functions may not know the newer element types either.
     let by_view = torch.exchange.is_none() && dtype.torch_name().starts_with("float8");
-    let header = build(py, source, if by_view { Dtype::U8 } else { dtype }, shape, strides)?;
+    let header = build(py, source, if by_view { Dtype::U8 } else { dtype }, dims)?;
     let tensor = match torch.exchange {
         Some(api) => import_versioned(py, api, header),
         None => import_capsule(py, torch, header),
@@ -369,16 +366,11 @@ fn make_tensor<'py>(
 pub(super) const DETACH: usize = 1 << 20;
 
 /// A new header with everything filled in. To be given to torch, or to [`drop_header`].
-fn build(
-    py: Python<'_>,
-    source: Source<'_>,
-    dtype: Dtype,
-    shape: &[i64],
-    strides: &[i64],
-) -> PyResult<NonNull<Header>> {
-    assert!(shape.len() == strides.len() && shape.len() <= MAX_NDIM, "D3");
+fn build(py: Python<'_>, source: Source<'_>, dtype: Dtype, dims: &[Dim]) -> PyResult<NonNull<Header>> {
+    let ndim = dims.len() / 2;
+    assert!(dims.len().is_multiple_of(2) && ndim <= MAX_NDIM, "D3");
     let dims_at = size_of::<Header>();
-    let data_at = (dims_at + 16 * shape.len()).next_multiple_of(ALIGNMENT);
+    let data_at = (dims_at + size_of_val(dims)).next_multiple_of(ALIGNMENT);
     let len = if matches!(source.place, Place::There(_)) { 0 } else { source.len };
     let no_memory = || PyMemoryError::new_err(format!("no memory for a tensor of {len} bytes"));
     let alone = || {
@@ -398,9 +390,10 @@ fn build(
     // SAFETY: header, dims and data lie one behind the other in new memory of ours alone, each aligned:
     // the header's size is a multiple of 8, and `data_at` one of 64. Source bytes lie elsewhere.
     unsafe {
-        let dims = base.add(dims_at).cast::<i64>().as_ptr();
-        copy_nonoverlapping(shape.as_ptr(), dims, shape.len());
-        copy_nonoverlapping(strides.as_ptr(), dims.add(shape.len()), strides.len());
+        let shape = base.add(dims_at).cast::<i64>().as_ptr();
+        for (at, dim) in dims.iter().enumerate() {
+            shape.add(at).write(i64::from_le_bytes(*dim));
+        }
         let data = if is_copy {
             let target = base.add(data_at);
             copy(py, source.pointer.as_ptr() as usize, target.as_ptr() as usize, source.len);
@@ -413,12 +406,12 @@ fn build(
             data: data.as_ptr().cast(),
             device_type: CPU,
             device_id: 0,
-            ndim: shape.len() as i32,
+            ndim: ndim as i32,
             code,
             bits,
             lanes,
-            shape: dims,
-            strides: dims.add(shape.len()),
+            shape,
+            strides: shape.add(ndim),
             byte_offset: 0,
         };
         let manager = base.as_ptr().cast();

@@ -11,10 +11,13 @@ use ringloader_core::engine::Engine as Core;
 use ringloader_core::message::{ResultKind, Task, TaskKind};
 use ringloader_core::sync::{Arc, AtomicBool, AtomicU64, Ordering};
 
-use super::decode::decode;
+use super::decode::{Decoded, decode};
 use super::enter::{Deadline, exception, wait, without_interpreter};
 use super::template::Recall;
 use super::torch::Torch;
+
+/// The smallest memory of a table that is used again: malloc has smaller ones at hand.
+const REUSED: usize = 1024;
 
 /// The parent's end: tasks down, results up.
 #[pyclass(frozen, module = "ringloader._native")]
@@ -156,7 +159,12 @@ impl Engine {
             let workers = core.control().geometry().workers;
             budget.call_method1("say_oversize", (delivery.len(), core.share(), core.largest(), workers))?;
         }
-        let (object, copied_out) = decode(py, &self.recall, delivery)?;
+        let Decoded { object, copied_out, table } = decode(py, &self.recall, delivery)?;
+        if table.capacity() >= REUSED
+            && let Ok(core) = self.core()
+        {
+            core.reuse(table);
+        }
         self.copied_out.fetch_add(copied_out.into(), Ordering::Relaxed);
         Ok(object)
     }

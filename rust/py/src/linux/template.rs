@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
-use ringloader_core::batch::{LeafKind, Meta, SkeletonReader, Token};
+use ringloader_core::batch::{Meta, SkeletonReader, Token};
 use ringloader_core::delivery::Delivery;
 
 use super::decode::{DEEPEST, SMALL};
@@ -55,10 +55,11 @@ impl Recall {
 }
 
 impl Recalled {
-    /// To remember a batch that was not like the last one.
-    pub(crate) fn first(table: Vec<u8>) -> Self {
+    /// Remembers a batch that was not like the last one, and returns the last one's table.
+    pub(crate) fn replace(&mut self, table: Vec<u8>) -> Vec<u8> {
         let table = if table.len() <= KEPT { table } else { Vec::new() };
-        Self { table, seen: Seen::Once }
+        self.seen = Seen::Once;
+        std::mem::replace(&mut self.table, table)
     }
 
     /// The template for `delivery`, if it looks like the last batch and there can be one.
@@ -79,8 +80,8 @@ impl Recalled {
     }
 }
 
-/// How to make a batch from the bytes of a delivery. Only of trees in which no object comes twice, and whose
-/// leaves are tensors, each with memory of its own.
+/// How to make a batch from the bytes of a delivery. Only of trees in which no object but strings comes twice,
+/// and whose leaves are tensors, each with memory of its own.
 pub(crate) struct Template {
     root: Node,
     /// Bytes of all that is copied out as small, for [`Copies`].
@@ -90,10 +91,7 @@ pub(crate) struct Template {
 enum Node {
     /// An immutable object, the same for all batches.
     Value(Py<PyAny>),
-    Tensor {
-        form: Form,
-        offset: u64,
-    },
+    Tensor(Form<'static>),
     List(Vec<Node>),
     Tuple(Vec<Node>),
     /// A named tuple, by module and name of its class, which is looked up each time: it may have been defined
@@ -104,7 +102,7 @@ enum Node {
 
 impl Template {
     fn of(py: Python<'_>, meta: &Meta<'_>) -> PyResult<Option<Self>> {
-        let mut reader = Reader { meta, skeleton: meta.skeleton(), depth: 0, small: 0 };
+        let mut reader = Reader { meta, skeleton: meta.skeleton(), strings: Vec::new(), depth: 0, small: 0 };
         // As many storages as leaves, each named once, are a storage for each.
         if meta.storage_count() != meta.leaf_count() || !all_differ(meta.leaves().map(|leaf| leaf.storage()))
         {
@@ -125,9 +123,9 @@ impl Template {
         leased: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
         let copies = Copies::new(self.small);
-        self.root.make(py, &|form: &Form, offset| {
+        self.root.make(py, &|form: &Form<'_>| {
             let copied = !leased || form.nbytes() <= SMALL;
-            form.tensor(py, delivery, offset, copied.then_some(&copies))
+            form.tensor(py, delivery, copied.then_some(&copies))
         })
     }
 }
@@ -141,6 +139,8 @@ fn all_differ(numbers: impl Iterator<Item = u32>) -> bool {
 struct Reader<'a> {
     meta: &'a Meta<'a>,
     skeleton: SkeletonReader<'a>,
+    /// The strings so far, by their memo numbers.
+    strings: Vec<(u32, Py<PyAny>)>,
     depth: u32,
     small: usize,
 }
@@ -159,8 +159,16 @@ impl Reader<'_> {
             Token::Int(number) => value(number.into_pyobject(py)?.into_any()),
             Token::Float(number) => value(number.into_pyobject(py)?.into_any()),
             Token::Bytes(bytes) => value(PyBytes::new(py, bytes).into_any()),
-            Token::Str(text) => value(PyString::new(py, text).into_any()),
-            Token::Leaf(number) => self.tensor(number),
+            Token::Str(text) => {
+                let text = PyString::new(py, text).into_any();
+                self.strings.push((self.skeleton.memo_count() - 1, text.clone().unbind()));
+                value(text)
+            }
+            Token::Memo(number) => {
+                let at = self.strings.binary_search_by_key(&number, |known| known.0);
+                Ok(at.ok().map(|at| Node::Value(self.strings[at].1.clone_ref(py))))
+            }
+            Token::Leaf(number) => Ok(self.tensor(number)),
             Token::List(len) => Ok(self.nodes(py, len)?.map(Node::List)),
             Token::Tuple(len) => Ok(self.nodes(py, len)?.map(Node::Tuple)),
             Token::NamedTuple { class, len } => {
@@ -188,20 +196,17 @@ impl Reader<'_> {
         Ok(Some(nodes?).filter(|nodes| nodes.len() == len as usize))
     }
 
-    fn tensor(&mut self, number: u32) -> PyResult<Option<Node>> {
-        let leaf = self.meta.leaf(number);
-        let record = leaf.and_then(|leaf| self.meta.storage(leaf.storage()));
-        let (Some(leaf), Some(record)) = (leaf, record) else { return Ok(None) };
-        let LeafKind::Tensor(dtype) = leaf.kind() else { return Ok(None) };
-        if record.nbytes == 0 {
-            return Ok(None);
+    fn tensor(&mut self, number: u32) -> Option<Node> {
+        let leaf = self.meta.leaf(number)?;
+        let form = Form::of(&leaf)?;
+        let nbytes = leaf.storage_record().nbytes;
+        if nbytes == 0 {
+            return None;
         }
-        if record.nbytes <= SMALL {
-            self.small += Copies::cost(record.nbytes, leaf.shape().len());
+        if nbytes <= SMALL {
+            self.small += Copies::cost(nbytes, leaf.ndim());
         }
-        let nbytes = record.nbytes - leaf.byte_offset();
-        let form = Form::new(dtype, leaf.shape().iter().collect(), leaf.strides().iter().collect(), nbytes)?;
-        Ok(Some(Node::Tensor { form, offset: record.offset + leaf.byte_offset() }))
+        Some(Node::Tensor(form.into_owned()))
     }
 }
 
@@ -209,13 +214,13 @@ impl Node {
     fn make<'py>(
         &self,
         py: Python<'py>,
-        tensor: &impl Fn(&Form, u64) -> PyResult<Bound<'py, PyAny>>,
+        tensor: &impl Fn(&Form<'_>) -> PyResult<Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let each =
             |nodes: &[Node]| nodes.iter().map(|node| node.make(py, tensor)).collect::<PyResult<Vec<_>>>();
         Ok(match self {
             Self::Value(value) => value.bind(py).clone(),
-            Self::Tensor { form, offset } => tensor(form, *offset)?,
+            Self::Tensor(form) => tensor(form)?,
             Self::List(items) => PyList::new(py, each(items)?)?.into_any(),
             Self::Tuple(items) => PyTuple::new(py, each(items)?)?.into_any(),
             Self::NamedTuple(name, items) => {

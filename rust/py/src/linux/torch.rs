@@ -148,11 +148,11 @@ impl Torch {
         &self,
         py: Python<'py>,
         dtype: Dtype,
-        shape: &[i64],
-        strides: &[i64],
+        shape: Vec<i64>,
+        strides: Vec<i64>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let options = self.plain_options(py, dtype)?;
-        self.empty_strided.bind(py).call((shape.to_vec(), strides.to_vec()), Some(&options))
+        self.empty_strided.bind(py).call((shape, strides), Some(&options))
     }
 
     fn plain_options<'py>(&self, py: Python<'py>, dtype: Dtype) -> PyResult<Bound<'py, PyDict>> {
@@ -169,12 +169,12 @@ impl Torch {
         storage: &Bound<'py, PyAny>,
         dtype: Dtype,
         first_element: u64,
-        shape: &[i64],
-        strides: &[i64],
+        shape: Vec<i64>,
+        strides: Vec<i64>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let py = storage.py();
         let options = self.plain_options(py, dtype)?;
         let tensor = self.empty.bind(py).call((0,), Some(&options))?;
-        tensor.call_method1(intern!(py, "set_"), (storage, first_element, shape.to_vec(), strides.to_vec()))
+        tensor.call_method1(intern!(py, "set_"), (storage, first_element, shape, strides))
     }
 }

@@ -60,6 +60,7 @@ impl<'a> SkeletonReader<'a> {
         self.next().unwrap_or_else(|| Err(self.corrupt("a value is asked for after the last")))
     }
 
+    #[inline]
     fn token(&mut self) -> Result<Token<'a>> {
         let Some((&tag, rest)) = self.rest.split_first() else {
             return Err(self.corrupt("the bytes end before the value does"));
@@ -110,11 +111,13 @@ impl<'a> SkeletonReader<'a> {
         Ok(token)
     }
 
+    #[inline]
     fn number(&mut self) -> Result<u64> {
         varint::take(&mut self.rest)
             .ok_or_else(|| self.corrupt("a number is cut off or not in its shortest form"))
     }
 
+    #[inline]
     fn below(&mut self, limit: u64, what: &str) -> Result<u32> {
         let number = self.number()?;
         match u32::try_from(number) {
@@ -124,6 +127,7 @@ impl<'a> SkeletonReader<'a> {
     }
 
     /// A container's length, of which each item is `values` values.
+    #[inline]
     fn length(&mut self, values: u64) -> Result<u32> {
         let number = self.number()?;
         let owed = number.checked_mul(values).and_then(|items| items.checked_add(self.owed));
@@ -137,6 +141,7 @@ impl<'a> SkeletonReader<'a> {
         }
     }
 
+    #[inline]
     fn blob(&mut self) -> Result<&'a [u8]> {
         let length = self.number()?;
         let blob = usize::try_from(length).ok().and_then(|length| self.rest.split_off(..length));

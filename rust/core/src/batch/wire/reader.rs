@@ -207,6 +207,12 @@ impl<'a> Leaf<'a> {
         u32_at(self.record, 4)
     }
 
+    /// The record of its storage.
+    pub fn storage_record(&self) -> StorageRecord {
+        // The storage was checked to exist: the default is never taken.
+        self.meta.storage(self.storage()).unwrap_or(StorageRecord { offset: 0, nbytes: 0 })
+    }
+
     /// Where in its storage it begins.
     pub fn byte_offset(&self) -> u64 {
         u64_at(self.record, 8)
@@ -237,7 +243,7 @@ impl<'a> Leaf<'a> {
                     shape.iter().product::<i64>().unsigned_abs()
                 }
             }
-            LeafKind::Storage | LeafKind::Bytes => self.meta.storage(self.storage()).map_or(0, |s| s.nbytes),
+            LeafKind::Storage | LeafKind::Bytes => self.storage_record().nbytes,
         }
     }
 
@@ -250,6 +256,11 @@ impl<'a> Leaf<'a> {
     pub fn strides(&self) -> Dims<'a> {
         let ndim = if self.record[0] == KIND_TENSOR { self.ndim() } else { 0 };
         self.dims(self.ndim(), ndim)
+    }
+
+    /// A tensor's shape with its strides behind it; the shape of any other leaf.
+    pub fn all_dims(&self) -> Dims<'a> {
+        self.dims(0, if self.record[0] == KIND_TENSOR { 2 * self.ndim() } else { self.ndim() })
     }
 
     /// An array's dtype, as the sender gave it; empty for the other kinds.
@@ -285,6 +296,11 @@ impl<'a> Dims<'a> {
     /// One of them.
     pub fn get(&self, index: usize) -> Option<i64> {
         self.0.get(index).map(|bytes| i64::from_le_bytes(*bytes))
+    }
+
+    /// All of them, as they are in the block: little endian.
+    pub fn as_bytes(&self) -> &'a [[u8; DIM_BYTES]] {
+        self.0
     }
 
     /// All of them, in order.
