@@ -24,7 +24,7 @@ mod _native {
     #[pymodule_export]
     use super::linux::{
         encode::Leaves,
-        engine::{Engine, available_memory},
+        engine::{Engine, Parked, available_memory},
         enter::note_exit,
         port::Port,
         scheduler::Scheduler,
