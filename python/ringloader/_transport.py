@@ -205,7 +205,7 @@ class Transport:
         self._final = dict(self.engine.counters())
         self._closed = True
         if may_keep and self._ended_well():
-            self._shelf.keep(self.engine, self._workers)
+            self._shelf.keep(self.engine)
         else:
             self.engine.close()
         self._share_nothing_more()

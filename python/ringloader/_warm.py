@@ -1,4 +1,4 @@
-"""Memory of a loader's batches that stays warm from one epoch to the next, where the workers end with their epoch."""
+"""Memory of batches that stays warm from one epoch to the next, for workers that end with their epoch."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ class Shelf:
             return None
         return found[1].resume()
 
-    def keep(self, engine: _native.Engine, workers: int) -> None:
+    def keep(self, engine: _native.Engine) -> None:
         """Closes an engine whose workers have ended, and keeps its memory if it can."""
         loader = None if self._loader is None else self._loader()
         if loader is None or os.environ.get(SWITCH) == "0":
             engine.close()
             return
-        parked = engine.park(min(MOST_BYTES, workers * engine.share))
+        parked = engine.park(MOST_BYTES)
         if parked is None:
             return
         _remove(loader)
