@@ -36,7 +36,7 @@ impl SlotId {
     }
 
     /// Whether the slot's bit is set in `words`, a bit for each slot.
-    pub(crate) fn is_in(self, words: &[u64]) -> bool {
+    pub fn is_in(self, words: &[u64]) -> bool {
         let (word, bit) = self.bit();
         words.get(word).is_some_and(|word| word & bit != 0)
     }
