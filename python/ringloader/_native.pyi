@@ -3,7 +3,17 @@ from typing import Any, final
 
 from torch import Tensor, UntypedStorage
 
-__all__ = ["SUPPORTED", "Engine", "Leaves", "Port", "Scheduler", "Stream", "available_memory", "note_exit"]
+__all__ = [
+    "SUPPORTED",
+    "Engine",
+    "Leaves",
+    "Parked",
+    "Port",
+    "Scheduler",
+    "Stream",
+    "available_memory",
+    "note_exit",
+]
 
 SUPPORTED: bool
 
