@@ -81,6 +81,7 @@ class RingIterator(_transport.TransportIterator):
         """Raises for a worker whose process has ended: what torch does, from what its signal handler says."""
         process = self._workers[worker_id]
         process.join(1.0)
+        self._transport.sound = False
         self._workers_status[worker_id] = False
         cause = _how_it_ended(process.pid, process.exitcode or 0)
         raise RuntimeError(f"DataLoader worker (pid(s) {process.pid}) exited unexpectedly") from cause

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch.multiprocessing
 
-from ringloader import _budget, _forkserver, _native, _once, _processes, _seam, _spawn
+from ringloader import _budget, _forkserver, _native, _once, _processes, _seam, _spawn, _warm
 
 # A thread that waits natively when the interpreter goes must not come back to it.
 if _native.SUPPORTED:
@@ -108,8 +108,11 @@ class DoneEvent:
 class Transport:
     """Everything of one iterator that must be closed; also the ``multiprocessing_context`` it is given."""
 
-    def __init__(self, engine: _native.Engine, context: Any, workers: int) -> None:
+    def __init__(self, engine: _native.Engine, context: Any, workers: int, shelf: _warm.Shelf) -> None:
         self.engine = engine
+        self._shelf = shelf
+        # Whether an iteration of this one ended as it should, as far as is known.
+        self.sound = True
         self._workers = workers
         self.owner = os.getpid()
         self._context = context
@@ -179,6 +182,7 @@ class Transport:
         """
         if self._queues[worker].ended or self.engine.is_done():
             return False
+        self.sound = False
         process = self._processes[worker]
         # The handle tells before the exit code is known, and earlier still under forkserver.
         process.join(1.0)
@@ -190,15 +194,26 @@ class Transport:
         """What went over the rings."""
         return dict(self._final) if self._closed else dict(self.engine.counters())
 
-    def close(self) -> None:
-        """Gives back all memory that no tensor holds. A forked child that inherited this does nothing."""
+    def close(self, may_keep: bool = False) -> None:
+        """Gives back all memory that no tensor holds. A forked child that inherited this does nothing.
+
+        Args:
+            may_keep: Whether another epoch may find it warm: some of it then stays with the loader.
+        """
         if self._closed or os.getpid() != self.owner:
             return
         self._final = dict(self.engine.counters())
         self._closed = True
-        self.engine.close()
+        if may_keep and self._ended_well():
+            self._shelf.keep(self.engine)
+        else:
+            self.engine.close()
         self._share_nothing_more()
         self._processes.clear()
+
+    def _ended_well(self) -> bool:
+        started = self._processes.values()
+        return self.sound and len(started) == self._workers and all(one.exitcode == 0 for one in started)
 
 
 class _LoaderView:
@@ -242,7 +257,7 @@ class TransportIterator(_seam.Iterator):  # type: ignore[misc]
             super()._shutdown_workers()
         finally:
             if self._shutdown:
-                self._transport.close()
+                self._transport.close(may_keep=not self._persistent_workers)
 
 
 def make_transport(loader: Any, max_shared_bytes: int | None) -> Transport:
@@ -256,9 +271,12 @@ def make_transport(loader: Any, max_shared_bytes: int | None) -> Transport:
     context = loader.multiprocessing_context or torch.multiprocessing
     _forkserver.preload(context)
     _spawn.prepare(loader)
-    share = _budget.share_per_worker(workers, max_shared_bytes, _native.available_memory())
-    engine = _native.Engine(workers, _most_tasks(loader), share)
-    return Transport(engine, context, workers)
+    most_tasks = _most_tasks(loader)
+    shelf = _warm.Shelf(loader, (workers, most_tasks, max_shared_bytes))
+    available = _native.available_memory() + shelf.resident
+    share = _budget.share_per_worker(workers, max_shared_bytes, available)
+    engine = shelf.take(share) or _native.Engine(workers, most_tasks, share)
+    return Transport(engine, context, workers, shelf)
 
 
 def _most_tasks(loader: Any) -> int:

@@ -1,5 +1,7 @@
 //! The parent's side: hands out tasks, takes results, waits. Composition only.
 
+mod parked;
+
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -17,6 +19,8 @@ use crate::sync::pause::pause;
 use crate::sync::planted::planted;
 use crate::sync::ready::Ready;
 use crate::sync::{Arc, Bell, Watch, process_handle};
+
+pub use parked::Parked;
 
 /// The longest sleep: insurance against signal handlers that restart system calls.
 pub const LONGEST_SLEEP: Duration = Duration::from_millis(100);
@@ -54,6 +58,22 @@ struct State {
     closed: bool,
     /// Memory for the next delivery's table.
     table: Vec<u8>,
+}
+
+impl State {
+    /// Without lines, for `workers` workers.
+    fn new(workers: u32) -> Self {
+        Self {
+            lines: Vec::new(),
+            ready: Ready::new(workers),
+            behind: false,
+            ended: VecDeque::new(),
+            looked: Instant::now(),
+            woken: false,
+            closed: false,
+            table: Vec::new(),
+        }
+    }
 }
 
 /// The parent's ends of one worker's two rings.
@@ -99,16 +119,7 @@ impl Engine {
             parent: process_handle(0)?,
             seats: Vec::new(),
             sockets: Vec::new(),
-            state: Mutex::new(State {
-                lines: Vec::new(),
-                ready: Ready::new(workers),
-                behind: false,
-                ended: VecDeque::new(),
-                looked: Instant::now(),
-                woken: false,
-                closed: false,
-                table: Vec::new(),
-            }),
+            state: Mutex::new(State::new(workers)),
             memfd,
             control,
             linger: Linger::default(),

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use crate::engine::{LONGEST_SLEEP, limits};
 use crate::error::{Error, Result};
 use crate::message::{Place, ResultDescriptor, ResultKind, Task, TaskDescriptor, TaskKind};
-use crate::pool::{Growth, Limits, Pages, Pin, SlotId, SlotWords, WorkerSlots};
+use crate::pool::{Growth, Ledger, Limits, Pages, Pin, SlotId, SlotWords, WorkerSlots};
 use crate::ring::{Consumer, Producer};
 use crate::shm::available::MemoryProbe;
 use crate::shm::{Control, Counters, Segment, handover, process};
@@ -97,14 +97,17 @@ pub enum Rest {
 }
 
 impl Port {
-    /// The first end for `worker` of a segment that its parent made, with the share of memory the
+    /// The end for `worker` of a segment that its parent made, with the share of memory the
     /// parent gave it and, of [`WorkerFds`](crate::engine::WorkerFds), bell, parent bell, parent and
-    /// socket.
+    /// socket. Slots that are warm stay so, and those that the user holds since an epoch before are left to him.
     ///
     /// # Errors
     /// [`Error::Corrupt`] when the segment is not one of this version.
     pub fn attach(control: Arc<Control>, worker: u32, share: u64, fds: [OwnedFd; 4]) -> Result<Self> {
-        Self::with_slots(control, worker, share, fds, |words, limits| Ok(WorkerSlots::new(words, limits)))
+        // No result of this worker is in its ring, so nobody begins to hold a slot between this look and the swap.
+        Self::with_slots(control, worker, share, fds, |words, limits| {
+            Ok(WorkerSlots::take_over(words, limits, &Ledger::busy(words)))
+        })
     }
 
     /// The end for `worker` whose predecessor has ended. `busy` is what

@@ -394,6 +394,32 @@ fn closing_leaves_what_is_held_again() {
     });
 }
 
+/// A parked engine gives back the memory of what nobody holds, while the user ends his hold; then other workers come.
+#[test]
+fn parking_meets_a_release() {
+    let situations = &["held", "given back"];
+    explore_all("parking_meets_a_release", situations, |seen| {
+        let world = World::new();
+        let mut worker = WorkerSlots::new(world.words(), LIMITS);
+        assert!(world.deliver(&mut worker, 1));
+        drop(worker);
+        let user = World::in_thread(&world, 1);
+        let held = Ledger::busy(world.words()) != [0];
+        if !held {
+            world.payload[0].write(0);
+        }
+        seen.note(situations[usize::from(!held)]);
+        let mut worker = world.successor();
+        let filled = world.deliver(&mut worker, 2);
+        assert!(filled || held, "the slot was lost");
+        user.join().unwrap();
+        if filled {
+            world.use_up(2);
+        }
+        world.assert_whole(worker);
+    });
+}
+
 /// The memory behind the windows of four slots.
 #[derive(Default)]
 struct Memory {

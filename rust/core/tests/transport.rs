@@ -1,6 +1,7 @@
 //! Engine and port in one process: what happens at the edges of slots, leases and succession.
 #![cfg(all(target_os = "linux", not(ringloader_portable), not(ringloader_loom)))]
 
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use ringloader_core::Error;
@@ -24,8 +25,8 @@ fn port(engine: &Engine, busy: Option<&[u64]>) -> Port {
     let fds = [fds.bell, fds.parent_bell, fds.parent, fds.socket].map(|fd| fd.try_clone_to_owned().unwrap());
     let control = engine.control().clone();
     match busy {
-        None => Port::attach(control, 0, SHARE, fds),
-        Some(busy) => Port::take_over(control, 0, SHARE, fds, busy),
+        None => Port::attach(control, 0, engine.share(), fds),
+        Some(busy) => Port::take_over(control, 0, engine.share(), fds, busy),
     }
     .unwrap()
 }
@@ -279,6 +280,125 @@ fn a_worker_that_runs_is_not_succeeded() {
     }
     assert!(engine.succeed(0).is_ok());
     child.wait().unwrap();
+}
+
+/// Bytes that the segment behind a descriptor keeps.
+fn kept(memfd: &OwnedFd) -> u64 {
+    rustix::fs::fstat(memfd).unwrap().st_blocks as u64 * 512
+}
+
+fn memfd(engine: &Engine) -> OwnedFd {
+    engine.worker_fds(0).segment.try_clone_to_owned().unwrap()
+}
+
+#[test]
+fn parked_slots_are_warm_and_what_is_held_is_left_alone() {
+    let engine = engine();
+    let first = port(&engine, None);
+    answer(&engine, &first, 1);
+    answer(&engine, &first, 2);
+    answer(&engine, &first, 3);
+    let held = take(&engine, 1);
+    drop(take(&engine, 2));
+    answer_oversize(&engine, &first, 4);
+    engine.put_task(0, task(5)).unwrap();
+    engine.set_done();
+    drop(first);
+
+    let parked = engine.park(SHARE).expect("nobody else has it");
+    let warm = parked.resident();
+    assert!(warm >= 3 * LEAF, "{warm}");
+    let engine = parked.resume().unwrap();
+    assert!(!engine.control().is_done());
+    assert_eq!(engine.control().worker(0).counters.read().map(|(_, count)| count), [0; 5]);
+    let second = port(&engine, None);
+    assert_eq!(engine.control().worker(0).slots.resident.load(Ordering::Relaxed), warm);
+    assert_eq!(second.try_task().unwrap(), None, "a task of the epoch before");
+    assert!(engine.try_next().unwrap().is_none(), "a result of the epoch before");
+    for seq in 10..200 {
+        answer(&engine, &second, seq);
+        drop(take(&engine, seq));
+        check(&engine, &held);
+    }
+    assert_eq!(
+        engine.control().worker(0).slots.resident.load(Ordering::Relaxed),
+        warm,
+        "cold slots were used"
+    );
+    answer_oversize(&engine, &second, 200);
+    assert!(take(&engine, 200).is_oversize());
+    drop(held);
+    drop(second);
+    assert_eq!(engine.succeed(0).unwrap(), [0]);
+}
+
+#[test]
+fn no_more_is_kept_than_asked_for() {
+    let engine = Engine::new(1, 8, 64 * SHARE).unwrap();
+    let (memfd, first) = (memfd(&engine), port(&engine, None));
+    for seq in 0..4 {
+        take_task(&engine, &first, seq);
+        let chunk = first.allocate(SHARE).unwrap().expect("a slot is free");
+        let at = chunk.address as u64 - engine.control().segment().base().as_ptr() as u64;
+        engine.control().segment().copy_in(at, &vec![1; SHARE as usize]).unwrap();
+        let mut commit = first.begin_commit();
+        let block = describe(&commit);
+        let end = SHARE + block.len() as u64;
+        assert!(matches!(commit.reserve(end).unwrap(), Room::Ready));
+        engine.control().segment().copy_in(at + SHARE, &block).unwrap();
+        assert!(commit.finish(seq, ResultKind::Batch, SHARE..end, end, false).unwrap());
+    }
+    let held = engine.try_next().unwrap().unwrap();
+    drop(first);
+    assert!(kept(&memfd) > 4 * SHARE);
+    let structures = structures();
+    let parked = engine.park(5 * SHARE / 2).expect("nobody else has it");
+    assert!(parked.resident() > 2 * SHARE && parked.resident() <= 5 * SHARE / 2, "{}", parked.resident());
+    assert!(kept(&memfd) <= 5 * SHARE / 2 + structures, "{}", kept(&memfd));
+    drop(parked);
+    assert!(kept(&memfd) <= 2 * SHARE + structures, "more than what is held: {}", kept(&memfd));
+    drop(held);
+    assert!(kept(&memfd) <= structures, "{}", kept(&memfd));
+}
+
+#[test]
+fn what_others_may_write_to_is_not_parked() {
+    let left_behind = engine();
+    let process = port(&left_behind, None);
+    let memfd = memfd(&left_behind);
+    answer(&left_behind, &process, 1);
+    assert!(left_behind.park(SHARE).is_none());
+    assert!(process.is_done() && kept(&memfd) <= structures(), "it was closed instead");
+
+    let runs = engine();
+    let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+    runs.watch_worker(0, child.id()).unwrap();
+    assert!(runs.park(SHARE).is_none());
+    let ended = engine();
+    ended.watch_worker(0, child.id()).unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(ended.park(SHARE).is_some());
+
+    let closed = engine();
+    closed.close();
+    assert!(closed.park(SHARE).is_none());
+}
+
+fn structures() -> u64 {
+    engine().control().arena(0).start
+}
+
+#[test]
+fn more_held_than_may_be_kept_is_not_parked() {
+    let engine = engine();
+    let (memfd, port) = (memfd(&engine), port(&engine, None));
+    answer(&engine, &port, 1);
+    let held = take(&engine, 1);
+    drop(port);
+    assert!(engine.park(LEAF).is_none());
+    drop(held);
+    assert!(kept(&memfd) <= structures(), "it was closed instead");
 }
 
 #[test]

@@ -29,7 +29,7 @@ mod _native {
         collate::Collate,
         convert::Convert,
         encode::Leaves,
-        engine::{Engine, available_memory},
+        engine::{Engine, Parked, available_memory},
         enter::note_exit,
         port::Port,
         scheduler::Scheduler,

@@ -97,18 +97,16 @@ impl Ledger {
         pause("returned-held");
         // ORDERING slot-unheld: the bit comes before a take-over that finds the slot not busy, so
         // that it is swapped away with the others and never arrives for a slot that was handed out
-        // again. (Loom keeps one thread's stores in order; that it would catch a Relaxed here shows
-        // with the two lines exchanged, as above.)
+        // again. And the user's last access comes before the memory of what is not held is given back.
         if planted("hold_as_mark") {
             holds.store(0, Ordering::Release);
             return;
         }
-        holds.fetch_sub(1, Ordering::Release);
+        holds.fetch_sub(1, release_unless("unheld_relaxed"));
     }
 
-    /// The slots that are held, one bit each: read by the parent after the dead worker's ring is
-    /// drained and before [`WorkerSlots::take_over`](super::WorkerSlots::take_over) swaps the free
-    /// words.
+    /// The slots that are held, one bit each: read after the dead worker's ring is drained and before
+    /// [`WorkerSlots::take_over`](super::WorkerSlots::take_over) swaps the free words.
     pub fn busy(words: SlotWords<'_>) -> Vec<u64> {
         words
             .holds

@@ -35,6 +35,12 @@ impl SlotId {
         (self.index() / SLOTS_PER_WORD, 1 << (self.index() % SLOTS_PER_WORD))
     }
 
+    /// Whether the slot's bit is set in `words`, a bit for each slot.
+    pub fn is_in(self, words: &[u64]) -> bool {
+        let (word, bit) = self.bit();
+        words.get(word).is_some_and(|word| word & bit != 0)
+    }
+
     /// The slots whose bits are set in `bits`, the `free` word with this number.
     pub(super) fn of_bits(word: usize, mut bits: u64) -> impl Iterator<Item = Self> {
         std::iter::from_fn(move || {

@@ -4,6 +4,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -69,6 +70,16 @@ pub fn receive(socket: BorrowedFd<'_>, tag: u64) -> Result<OwnedFd> {
 /// numbers from the start.
 pub fn discard(socket: BorrowedFd<'_>) {
     while next(socket).is_ok() {}
+}
+
+/// Whether no process, not even this one, has the other end any more.
+///
+/// # Errors
+/// [`Error::Os`] when the system refuses.
+pub fn is_deserted(socket: BorrowedFd<'_>) -> Result<bool> {
+    let mut fds = [PollFd::from_borrowed_fd(socket, PollFlags::empty())];
+    poll(&mut fds, Some(&Timespec::default())).map_err(|errno| Error::os("poll", errno))?;
+    Ok(fds[0].revents().contains(PollFlags::HUP))
 }
 
 /// The next message: its tag, and the descriptor if there is room for it.

@@ -225,6 +225,13 @@ impl Counters {
             ("oversize", get(&self.oversize)),
         ]
     }
+
+    fn clear(&self) {
+        let Self { batches, in_place, copied, pickled, oversize } = self;
+        for counter in [batches, in_place, copied, pickled, oversize] {
+            counter.store(0, Ordering::Relaxed);
+        }
+    }
 }
 
 const _: () = assert!(size_of::<Descriptor>() == 64 && align_of::<WorkerHeader>() <= LINE);
@@ -315,6 +322,14 @@ impl Control {
     pub fn is_done(&self) -> bool {
         // ORDERING done: see `set_done`.
         self.header().done.load(Ordering::Acquire) != 0
+    }
+
+    /// Takes back that nothing more is wanted, and what was counted. No worker is left to see it.
+    pub(crate) fn begin_again(&self) {
+        self.header().done.store(0, Ordering::Relaxed);
+        for worker in 0..self.geometry.workers {
+            self.worker(worker).counters.clear();
+        }
     }
 
     /// Raised while the parent sleeps for a result of any worker.

@@ -251,6 +251,19 @@ impl Parent {
         seen
     }
 
+    /// The same with other workers in the slots of those that have ended.
+    pub(crate) fn next_epoch(mut self) -> Self {
+        let workers = self.lines.len() as u32;
+        let most = u64::from(workers) * self.engine.share();
+        let parked = self.engine.park(most).expect("all workers have ended");
+        self.engine = parked.resume().unwrap();
+        for worker in 0..workers {
+            self.check_touched(worker);
+            self.start(worker, None, None);
+        }
+        self
+    }
+
     /// Sends the end to all workers and takes what they still answer. They may be asked whether all
     /// slots have come back to them.
     pub(crate) fn end_workers(&mut self, audit: bool) {

@@ -15,6 +15,7 @@ const RUNS: &[(&str, Run)] = &[
     ("no_room", storms::no_room),
     ("hoard", storms::hoard),
     ("kept_over_the_end", storms::kept_over_the_end),
+    ("epochs", storms::epochs),
     ("kills", storms::kills),
     ("control", control::kills),
     #[cfg(ringloader_pauses)]

@@ -123,6 +123,24 @@ pub(crate) fn kills(effort: Effort) -> Seen {
     seen
 }
 
+/// Workers that end with their epoch, and others that go on in their slots, while batches of all epochs are kept.
+pub(crate) fn epochs(effort: Effort) -> Seen {
+    let profile = Profile { seed: effort.seed, leaves: 3, leaf: 60 << 10 };
+    let mut parent = Parent::with_workers(2, 8, 2 * MIB, profile);
+    let mut keepers = Keepers::new(effort.seed, Duration::from_millis(50));
+    let (end, mut epochs) = (Instant::now() + effort.time, 0);
+    while epochs < 4 || Instant::now() < end {
+        parent.pump(Duration::from_millis(40), |batch, leased| keepers.keep(batch, leased));
+        parent.end_workers(false);
+        parent = parent.next_epoch();
+        epochs += 1;
+    }
+    keepers.finish();
+    let seen = parent.finish();
+    assert!(seen.batches > 4 * epochs, "{epochs} epochs, {seen:?}");
+    seen
+}
+
 /// Batches that are kept over the end of their workers, of the transport, and of its owner.
 pub(crate) fn kept_over_the_end(effort: Effort) -> Seen {
     let profile = Profile { seed: effort.seed, leaves: 3, leaf: 60 << 10 };

@@ -1,13 +1,13 @@
 //! The parent's end of the transport, as a Python class.
 
 use std::os::fd::AsRawFd;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyInt, PyList, PyTuple};
 use ringloader_core::delivery::Delivery;
-use ringloader_core::engine::Engine as Core;
+use ringloader_core::engine::{Engine as Core, Parked as CoreParked};
 use ringloader_core::message::{ResultKind, Task, TaskKind};
 use ringloader_core::sync::{Arc, AtomicBool, AtomicU64, Ordering};
 
@@ -33,13 +33,7 @@ pub(crate) struct Engine {
 impl Engine {
     #[new]
     fn new(workers: u32, max_tasks: u32, share: u64) -> PyResult<Self> {
-        let core = Core::new(workers, max_tasks, share).map_err(exception)?;
-        Ok(Self {
-            core: Mutex::new(Some(Arc::new(core))),
-            copied_out: AtomicU64::new(0),
-            oversize_said: AtomicBool::new(false),
-            recall: Recall::default(),
-        })
+        Core::new(workers, max_tasks, share).map(Self::of).map_err(exception)
     }
 
     /// The descriptors that a worker needs: segment, its bell, the parent's bell, the parent's handle, its socket.
@@ -113,6 +107,20 @@ impl Engine {
         });
     }
 
+    /// As `close`, but keeps up to `most` bytes of its memory for a later engine. None where it may not.
+    fn park(&self, py: Python<'_>, most: u64) -> Option<Parked> {
+        let core = self.core.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+        let parked = without_interpreter(py, || match Arc::try_unwrap(core) {
+            Ok(core) => core.park(most),
+            // Another thread waits in it.
+            Err(shared) => {
+                shared.close();
+                None
+            }
+        });
+        parked.map(|parked| Parked(Mutex::new(Some(parked))))
+    }
+
     /// Bytes of shared memory for each worker.
     #[getter]
     fn share(&self) -> PyResult<u64> {
@@ -135,7 +143,51 @@ impl Engine {
     }
 }
 
+/// The memory of an engine that was closed, for one to come.
+#[pyclass(frozen, module = "ringloader._native")]
+pub(crate) struct Parked(Mutex<Option<CoreParked>>);
+
+#[pymethods]
+impl Parked {
+    /// The engine over this memory, for new workers. Once.
+    fn resume(&self) -> PyResult<Engine> {
+        let parked = self.lock().take().ok_or_else(resumed)?;
+        parked.resume().map(Engine::of).map_err(exception)
+    }
+
+    /// Bytes that are kept.
+    #[getter]
+    fn resident(&self) -> PyResult<u64> {
+        self.lock().as_ref().map(CoreParked::resident).ok_or_else(resumed)
+    }
+
+    /// Bytes of shared memory for each worker.
+    #[getter]
+    fn share(&self) -> PyResult<u64> {
+        self.lock().as_ref().map(CoreParked::share).ok_or_else(resumed)
+    }
+}
+
+impl Parked {
+    fn lock(&self) -> MutexGuard<'_, Option<CoreParked>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn resumed() -> PyErr {
+    PyRuntimeError::new_err("another engine has this memory")
+}
+
 impl Engine {
+    fn of(core: Core) -> Self {
+        Self {
+            core: Mutex::new(Some(Arc::new(core))),
+            copied_out: AtomicU64::new(0),
+            oversize_said: AtomicBool::new(false),
+            recall: Recall::default(),
+        }
+    }
+
     pub(crate) fn core(&self) -> PyResult<Arc<Core>> {
         let core = self.core.lock().unwrap_or_else(PoisonError::into_inner).clone();
         core.ok_or_else(|| PyRuntimeError::new_err("this iterator was shut down"))

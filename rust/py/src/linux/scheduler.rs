@@ -88,7 +88,11 @@ impl Scheduler {
         let mut deadline = Deadline::after(self.timeout)?;
         loop {
             match core.poll(engine.as_deref()).map_err(exception)? {
-                Poll::End => return Err(self.end(iterator)?),
+                Poll::End => {
+                    // Only an engine that nobody else uses can be kept for the next epoch.
+                    drop(engine);
+                    return Err(self.end(iterator)?);
+                }
                 Poll::Ready { worker, data } => {
                     return self.process(core, iterator, worker, data.into_bound(py));
                 }

@@ -1,0 +1,123 @@
+//! An engine between two epochs: its workers have ended, their slots stay warm for other workers.
+//!
+//! INVARIANT: nobody but this process can write to the segment of a [`Parked`] engine. Every worker has ended, and no
+//! process that one of them forked is left: it would have the worker's end of the socket pair.
+
+use std::os::fd::AsFd;
+use std::sync::PoisonError;
+
+use super::{Engine, Line, State};
+use crate::error::Result;
+use crate::pool::{Ledger, SlotId};
+use crate::ring::{ByteFifo, Consumer};
+use crate::shm::handover;
+use crate::sync::Ordering;
+
+/// Memory is kept in whole pages of any size that Linux has.
+const PAGES: u64 = 64 << 10;
+
+/// An engine that was [parked](Engine::park). Dropping it closes it.
+#[derive(Debug)]
+pub struct Parked(Engine);
+
+impl Engine {
+    /// Ends this engine, whose workers have ended, as [`close`](Self::close) does, but keeps `most` bytes of what its
+    /// slots have touched; the rest is given back now. Batches of the user stay as they are, and count.
+    ///
+    /// `None`, and closed: it was closed before, a worker may live or has left a process behind, a ring is corrupt, or
+    /// the user holds more than `most`.
+    pub fn park(mut self, most: u64) -> Option<Parked> {
+        // Dropped, an engine closes.
+        matches!(self.rest(most), Ok(true)).then_some(Parked(self))
+    }
+
+    fn rest(&mut self, most: u64) -> Result<bool> {
+        if self.seats.iter().any(|seat| seat.owner != std::process::id()) {
+            return Ok(false);
+        }
+        let ended = self.watch.ended()?;
+        self.note_ended(&mut self.lock(), ended);
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if state.closed || state.lines.iter().any(|line| line.handle.is_some()) {
+            return Ok(false);
+        }
+        for (parents, workers) in self.sockets.drain(..) {
+            drop(workers);
+            if !handover::is_deserted(parents.as_fd())? {
+                return Ok(false);
+            }
+        }
+        let workers = self.control.geometry().workers;
+        for (worker, line) in (0..workers).zip(&mut state.lines) {
+            line.forget(&self.control, worker)?;
+        }
+        *state = State { lines: std::mem::take(&mut state.lines), ..State::new(workers) };
+        self.control.begin_again();
+        Ok((0..workers).all(|worker| self.keep(worker, most / u64::from(workers))))
+    }
+
+    /// Gives back what the slots of `worker` keep beyond `most` bytes. `false`: the user holds more.
+    fn keep(&self, worker: u32, most: u64) -> bool {
+        let words = self.control.worker(worker).slots;
+        let touched = |slot: SlotId| words.touched[slot.index()].load(Ordering::Relaxed);
+        let busy = Ledger::busy(words);
+        let (held, free): (Vec<_>, Vec<_>) =
+            (0..words.slots()).map(SlotId::new).partition(|slot| slot.is_in(&busy));
+        let Some(mut left) = most.checked_sub(held.into_iter().map(touched).sum()) else { return false };
+        for slot in free {
+            // Nobody holds it, and nobody is left who could make anybody hold it.
+            let kept = touched(slot).min(left / PAGES * PAGES);
+            if kept < touched(slot) {
+                let window = self.control.window(worker, slot);
+                self.control.segment().punch(window.start + kept, window.end - window.start - kept);
+                words.touched[slot.index()].store(kept, Ordering::Relaxed);
+            }
+            left -= kept;
+        }
+        true
+    }
+}
+
+impl Line {
+    /// Drops what is under way to and from a worker that has ended. Positions go on; they never go back.
+    fn forget(&mut self, control: &crate::shm::Control, worker: u32) -> Result<()> {
+        let view = control.worker(worker);
+        self.pending.clear();
+        let mut untaken = Consumer::attach(view.tasks)?;
+        while untaken.pop(view.tasks)?.is_some() {}
+        // Their slots are not held: free for the next worker.
+        while self.results.pop(view.results)?.is_some() {}
+        self.arena = ByteFifo::new(control.geometry().arena);
+        let arena = control.arena(worker);
+        control.segment().punch(arena.start, arena.end - arena.start);
+        Ok(())
+    }
+}
+
+impl Parked {
+    /// Bytes that are kept, those of the user's batches too.
+    #[must_use]
+    pub fn resident(&self) -> u64 {
+        let workers = 0..self.0.control.geometry().workers;
+        let touched = |worker| self.0.control.worker(worker).slots.touched;
+        workers.flat_map(touched).map(|touched| touched.load(Ordering::Relaxed)).sum()
+    }
+
+    /// Bytes of shared memory that each worker may take.
+    #[must_use]
+    pub fn share(&self) -> u64 {
+        self.0.share
+    }
+
+    /// The engine for new workers, as it was when it was new but for the warm slots.
+    ///
+    /// # Errors
+    /// [`Error::Os`](crate::Error::Os) when there are too many open files. It is closed then.
+    pub fn resume(self) -> Result<Engine> {
+        let mut engine = self.0;
+        for _ in 0..engine.control.geometry().workers {
+            engine.sockets.push(handover::pair()?);
+        }
+        Ok(engine)
+    }
+}
