@@ -5,6 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use pyo3::exceptions::{PyAssertionError, PyRuntimeError, PyStopIteration};
 use pyo3::intern;
 use pyo3::prelude::*;
+use pyo3::types::PyIterator;
 use ringloader_core::message::TaskKind;
 use ringloader_core::plan::Order;
 use ringloader_core::scheduler::Poll;
@@ -185,7 +186,8 @@ impl Scheduler {
         let py = iterator.py();
         core.delivered(worker);
         self.send_one(core, iterator)?;
-        if data.is_instance(Torch::get(py)?.exception_wrapper.bind(py))? {
+        // By its type: `isinstance` would ask every batch for `__class__` too, which a user's class may answer.
+        if data.get_type().is_subclass(Torch::get(py)?.exception_wrapper.bind(py))? {
             data.call_method0(intern!(py, "reraise"))?;
         }
         Ok(data)
@@ -206,7 +208,7 @@ impl Scheduler {
     }
 }
 
-/// The next index, natively or by torch's `_next_index`; `None` at the sampler's end.
+/// The next index, natively or of torch's own iterator; `None` at the sampler's end.
 fn read_index(iterator: &Bound<'_, PyAny>) -> PyResult<Option<(TaskKind, Vec<u8>)>> {
     let py = iterator.py();
     let stream = iterator.getattr(intern!(py, "_stream"))?;
@@ -222,9 +224,10 @@ fn read_index(iterator: &Bound<'_, PyAny>) -> PyResult<Option<(TaskKind, Vec<u8>
         // torch refuses it too, in words of its own.
         iterator.setattr(intern!(py, "_stream"), py.None())?;
     }
-    match iterator.call_method0(intern!(py, "_next_index")) {
-        Ok(index) => encode_index_or_pickle(&index).map(Some),
-        Err(error) if error.is_instance_of::<PyStopIteration>(py) => Ok(None),
-        Err(error) => Err(error),
+    // MIRRORS torch dataloader.py::_next_index
+    let sampler_iter = iterator.getattr(intern!(py, "_sampler_iter"))?;
+    match sampler_iter.cast_into::<PyIterator>()?.next() {
+        Some(index) => encode_index_or_pickle(&index?).map(Some),
+        None => Ok(None),
     }
 }
