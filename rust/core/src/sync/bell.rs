@@ -1,9 +1,9 @@
 //! Bells and watches: the system calls of sleeping and waking. The protocol is in [`doorbell`](super::doorbell).
 
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use rustix::buffer::spare_capacity;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -36,8 +36,7 @@ impl Bell {
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
-    /// Silences the bell.
-    pub fn silence(&self) {
+    fn silence(&self) {
         let _ = rustix::io::read(&self.0, &mut [0u8; 8]);
     }
 }
@@ -86,6 +85,12 @@ fn timespec(limit: Duration) -> Timespec {
 }
 
 /// The parent's watch: its bell and the handles of its workers in one epoll set.
+///
+/// The bell is watched edge-triggered and never silenced, which saves each sleep a system call: every ring is an
+/// event, whatever the counter says, which would take centuries to fill.
+///
+/// INVARIANT: who takes the bell's event out of the set is a sleeper, whom it wakes, or rings again. So a ring
+/// before a sleep ends it.
 #[derive(Debug)]
 pub struct Watch {
     epoll: OwnedFd,
@@ -103,7 +108,7 @@ impl Watch {
         let epoll =
             epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|errno| Error::os("epoll_create", errno))?;
         let data = epoll::EventData::new_u64(BELL);
-        epoll::add(&epoll, &bell, data, epoll::EventFlags::IN)
+        epoll::add(&epoll, &bell, data, epoll::EventFlags::IN | epoll::EventFlags::ET)
             .map_err(|errno| Error::os("epoll_ctl", errno))?;
         Ok(Self { epoll, bell })
     }
@@ -134,11 +139,7 @@ impl Watch {
     /// # Errors
     /// [`Error::Os`] when the system refuses.
     pub fn sleep(&self, limit: Duration) -> Result<Vec<u32>> {
-        let (ended, rung) = self.wait(limit)?;
-        if rung {
-            self.bell.silence();
-        }
-        Ok(ended)
+        self.wait(limit).map(|(ended, _)| ended)
     }
 
     /// The workers that have ended, without sleeping and without hearing the bell.
@@ -146,16 +147,21 @@ impl Watch {
     /// # Errors
     /// [`Error::Os`] when the system refuses.
     pub fn ended(&self) -> Result<Vec<u32>> {
-        self.wait(Duration::ZERO).map(|(ended, _)| ended)
+        let (ended, rung) = self.wait(Duration::ZERO)?;
+        if rung {
+            self.bell.ring();
+        }
+        Ok(ended)
     }
 
     fn wait(&self, limit: Duration) -> Result<(Vec<u32>, bool)> {
-        let mut events = Vec::with_capacity(16);
-        match epoll::wait(&self.epoll, spare_capacity(&mut events), Some(&timespec(limit))) {
-            Ok(_) | Err(Errno::INTR) => {}
+        let mut events = [MaybeUninit::<epoll::Event>::uninit(); 16];
+        let events = match epoll::wait(&self.epoll, &mut events, Some(&timespec(limit))) {
+            Ok((events, _)) => events,
+            Err(Errno::INTR) => &mut [],
             Err(errno) => return Err(Error::os("epoll_wait", errno)),
-        }
-        let sources = events.iter().map(|event: &epoll::Event| event.data.u64());
+        };
+        let sources = events.iter().map(|event| event.data.u64());
         let ended = sources.clone().filter(|&source| source != BELL).map(|worker| worker as u32).collect();
         Ok((ended, sources.clone().any(|source| source == BELL)))
     }
@@ -176,15 +182,48 @@ mod tests {
     }
 
     #[test]
+    fn a_ring_ends_one_sleep_of_the_watch() {
+        let watch = Watch::new(Bell::new().unwrap()).unwrap();
+        for _ in 0..3 {
+            watch.bell().ring();
+            watch.bell().ring();
+            assert_eq!(watch.wait(Duration::from_secs(60)), Ok((vec![], true)));
+            assert_eq!(watch.wait(Duration::ZERO), Ok((vec![], false)), "each ring was heard");
+        }
+    }
+
+    #[test]
+    fn who_asks_for_the_ended_leaves_the_ring_to_the_sleeper() {
+        let watch = Watch::new(Bell::new().unwrap()).unwrap();
+        watch.bell().ring();
+        assert_eq!(watch.ended(), Ok(vec![]));
+        assert_eq!(watch.wait(Duration::ZERO), Ok((vec![], true)));
+        assert_eq!(watch.ended(), Ok(vec![]));
+        assert_eq!(watch.wait(Duration::ZERO), Ok((vec![], false)), "nobody rang");
+    }
+
+    #[test]
+    fn a_ring_ends_the_sleep_of_another_thread() {
+        let watch = Watch::new(Bell::new().unwrap()).unwrap();
+        for _ in 0..100 {
+            std::thread::scope(|scope| {
+                let sleeper = scope.spawn(|| watch.wait(Duration::from_secs(60)));
+                watch.bell().ring();
+                // Whether this takes the ring or the sleeper does, the sleeper is woken.
+                assert_eq!(watch.ended(), Ok(vec![]));
+                assert_eq!(sleeper.join().unwrap(), Ok((vec![], true)));
+            });
+            assert_eq!(watch.wait(Duration::ZERO), Ok((vec![], false)), "the ring was heard once");
+        }
+    }
+
+    #[test]
     fn the_watch_names_the_worker_that_ended() {
         let watch = Watch::new(Bell::new().unwrap()).unwrap();
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let handle = process_handle(child.id()).unwrap();
         watch.add(3, handle.as_fd()).unwrap();
         assert_eq!(watch.sleep(Duration::ZERO).unwrap(), []);
-        watch.bell().ring();
-        assert_eq!(watch.ended().unwrap(), []);
-        assert_eq!(watch.sleep(Duration::from_secs(60)).unwrap(), [], "the bell was not heard before");
         child.kill().unwrap();
         assert_eq!(watch.sleep(Duration::from_secs(60)).unwrap(), [3]);
         assert_eq!(watch.ended().unwrap(), [3]);

@@ -189,7 +189,8 @@ impl Scheduler {
         let py = iterator.py();
         core.delivered(worker);
         self.send_one(core, iterator)?;
-        if data.is_instance(Torch::get(py)?.exception_wrapper.bind(py))? {
+        // By its type: `isinstance` would ask every batch for `__class__` too, which a user's class may answer.
+        if data.get_type().is_subclass(Torch::get(py)?.exception_wrapper.bind(py))? {
             data.call_method0(intern!(py, "reraise"))?;
         }
         Ok(data)
