@@ -1,8 +1,11 @@
 """The ideal loader: as many processes as there are workers, at once, that only make batches.
 
 There is no transport and no consumer. Collation writes, as in torch's workers, into shared memory, but into
-buffers that stay warm. ``ideal`` leaves the samples' allocator as it is, ``ideal-kept`` lets it keep what is
-freed. No loader with such workers can be faster than the second, but by making a batch otherwise.
+buffers that stay warm.
+
+``ideal`` has every batch in them: what is large and was not collated is copied there. It leaves the
+samples' allocator as it is. ``ideal-kept`` copies nothing and lets the allocator keep what is freed. No
+loader with such workers can be faster than that, but by making a batch otherwise.
 """
 
 from __future__ import annotations
@@ -36,6 +39,8 @@ INDEX_BATCHES = 2048
 # Of mallopt(3): freed memory is kept, so that a dataset's own allocations are warm too.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _KEPT_BYTES = 1 << 30
+# Smaller tensors are not copied: the call would cost more than the bytes.
+_COPIED_BYTES = 64 << 10
 # What a worker says when another one failed.
 _LEFT = "left alone at the barrier"
 
@@ -64,6 +69,19 @@ class WarmBuffers:
             self._storages[self._used] = self._allocate(size)
         self._used += 1
         return self._storages[self._used - 1]
+
+    def settle(self, batch: Any) -> None:
+        """Copies what is large and not in a buffer yet."""
+        if isinstance(batch, torch.Tensor):
+            if batch.nbytes >= _COPIED_BYTES and not batch.is_shared():
+                storage = self.new_shared(batch.nbytes)
+                torch.empty(0, dtype=batch.dtype).set_(storage, 0, batch.shape).copy_(batch)
+        elif isinstance(batch, dict):
+            for item in batch.values():
+                self.settle(item)
+        elif isinstance(batch, (list, tuple)):
+            for item in batch:
+                self.settle(item)
 
 
 @dataclass(frozen=True)
@@ -156,7 +174,7 @@ def timed_run(ideal: str, workload_name: str, seconds: float) -> dict[str, Any]:
     for worker in range(work.num_workers):
         ours, theirs = context.Pipe(duplex=False)
         process = context.Process(
-            target=_run_worker, args=(work, worker, barrier, started, seconds, theirs), daemon=True
+            target=_run_worker, args=(ideal, work, worker, barrier, started, seconds, theirs), daemon=True
         )
         process.start()
         theirs.close()
@@ -200,10 +218,10 @@ def _received(connection: Connection) -> tuple[int, float, float] | str:
 
 
 def _run_worker(
-    work: Work, worker: int, barrier: Any, started: Any, seconds: float, results: Connection
+    ideal: str, work: Work, worker: int, barrier: Any, started: Any, seconds: float, results: Connection
 ) -> None:
     try:
-        results.send(_timed_worker(work, worker, barrier, started, seconds))
+        results.send(_timed_worker(ideal, work, worker, barrier, started, seconds))
     except BrokenBarrierError:
         results.send(_LEFT)
     except Exception as error:
@@ -212,10 +230,16 @@ def _run_worker(
 
 
 def _timed_worker(
-    work: Work, worker: int, barrier: Any, started: Any, seconds: float
+    ideal: str, work: Work, worker: int, barrier: Any, started: Any, seconds: float
 ) -> tuple[int, float, float]:
     """Batches made in the window that all workers share, seconds until the last of them, processor time."""
     fetch, buffers = work.enter(worker)
+    if ideal == IDEAL:
+        only_fetch = fetch
+
+        def fetch(indices: Any) -> None:
+            buffers.settle(only_fetch(indices))
+
     batches = itertools.cycle(work.of_worker(worker))
     clock = time.perf_counter_ns
     barrier.wait()

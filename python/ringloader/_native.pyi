@@ -68,10 +68,9 @@ class Collate:
         function: object,
         parts: Sequence[tuple[dict[str, Any], str, object]],
         modes: Sequence[Callable[[], int]],
-        column: object,
         fn_map: dict[Any, Any],
     ) -> Collate: ...
-    def __call__(self, batch: object) -> Any: ...
+    def __call__(self, batch: object, *, collate_fn_map: object = None) -> Any: ...
 
 @final
 class Convert:

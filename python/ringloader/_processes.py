@@ -164,13 +164,14 @@ def run_worker(berth: Berth | _SentBerth, target: Callable[..., None], args: Ite
     port = berth.board()
     heap = _heap.Trimming(_heap.keep_freed(berth.share))
     _collate_into_slots(port)
+    _collation.replace_collate(port)
     worker = berth._worker
     ends = {
         Seat.TASKS: _Tasks(port, heap),
         Seat.RESULTS: _Results(port, f"in DataLoader worker process {worker}"),
         Seat.DONE: _Done(port),
     }
-    target(*(ends[arg] if isinstance(arg, Seat) else _collation.native(arg, port) for arg in args))
+    target(*(ends[arg] if isinstance(arg, Seat) else _collation.native(arg) for arg in args))
 
 
 def _collate_into_slots(port: _native.Port) -> None:

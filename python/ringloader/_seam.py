@@ -64,11 +64,10 @@ profiler_enabled: Any = _private(torch.autograd, "_profiler_enabled")
 len_torch_function_stack: Any = _private(torch._C, "_len_torch_function_stack")
 
 # A torch without one of these collates itself.
-_collation = torch.utils.data._utils.collate
-default_collate: Any = getattr(_collation, "default_collate", None)
-default_convert: Any = getattr(_collation, "default_convert", None)
-collate: Any = getattr(_collation, "collate", None)
-collate_fn_map: Any = getattr(_collation, "default_collate_fn_map", None)
+_collation: Any = torch.utils.data._utils.collate
+collate_fn_map: dict[Any, Any] = getattr(_collation, "default_collate_fn_map", {})
+# What it has, and what of torch the functions call.
+_COLLATING = ("stack", "tensor", "as_tensor")
 _COLLATE_FN_MAP: dict[Any, str] = {
     torch.Tensor: "collate_tensor_fn",
     numpy.ndarray: "collate_numpy_array_fn",
@@ -171,35 +170,31 @@ def counts_tasks_per_worker() -> bool:
     return "_workers_num_tasks" in Iterator._try_put_index.__code__.co_names
 
 
-def parts_of_collation(function: Any) -> list[tuple[dict[str, Any], str, Any]]:
-    """What ``default_collate`` or ``default_convert`` is made of: variables, a name in them, its value.
-
-    Nothing for any other function, and where a part of it was replaced.
-    """
-    ours = vars(_collation)
-    if function is default_convert is not None:
-        name = "default_convert"
-        return [(ours, name, function)] if is_torchs_own(ours.get(name), name) else []
-    if function is not default_collate or not _collates_as_torch():
-        return []
-    parts = [(ours, name, ours[name]) for name in ("collate", "default_collate_fn_map")]
-    return parts + [(vars(torch), name, getattr(torch, name)) for name in _COLLATING]
+def parts_of_collate() -> list[tuple[dict[str, Any], str, Any]]:
+    """What torch's ``collate`` calls: variables, a name in them, its value."""
+    return [(vars(torch), name, getattr(torch, name)) for name in _COLLATING]
 
 
-# What torch's functions of collation call by these names.
-_COLLATING = ("stack", "tensor", "as_tensor")
+def parts_of_convert(function: Any) -> list[tuple[dict[str, Any], str, Any]]:
+    """The same for ``default_convert``; nothing for any other function, and where it was replaced."""
+    ours, name = vars(_collation), "default_convert"
+    return [(ours, name, function)] if function is ours.get(name) and is_torchs_own(function, name) else []
 
 
-def _collates_as_torch() -> bool:
+def collates_as_torch() -> bool:
+    """Whether torch's ``default_collate`` is made of what torch has made it of."""
     return (
-        is_torchs_own(default_collate, "default_collate")
-        and is_torchs_own(_collation.collate, "collate")
-        and list(_collation.default_collate_fn_map) == list(_COLLATE_FN_MAP)
-        and all(
-            is_torchs_own(_collation.default_collate_fn_map[k], name) for k, name in _COLLATE_FN_MAP.items()
-        )
+        is_torchs_own(getattr(_collation, "default_collate", None), "default_collate")
+        and is_torchs_own(getattr(_collation, "collate", None), "collate")
+        and list(collate_fn_map) == list(_COLLATE_FN_MAP)
+        and all(is_torchs_own(collate_fn_map[key], name) for key, name in _COLLATE_FN_MAP.items())
         and all(isinstance(getattr(torch, name), BuiltinFunctionType) for name in _COLLATING)
     )
+
+
+def replace_collate(make: Callable[[Any], Any]) -> None:
+    """Puts ``make(torch's own)`` in place of the ``collate`` that torch's ``default_collate`` calls."""
+    _collation.collate = make(_collation.collate)
 
 
 def replace_new_shared(make: Callable[[Any], Any]) -> None:
@@ -302,20 +297,20 @@ __all__ = [
     "Loader",
     "ResumeIteration",
     "call_from_torch",
-    "collate",
     "collate_fn_map",
+    "collates_as_torch",
     "counts_tasks_per_worker",
     "cuda_is_in_bad_fork",
-    "default_collate",
-    "default_convert",
     "from_dlpack",
     "get_iterator",
     "is_torchs_own",
     "len_torch_function_stack",
     "missing_name",
-    "parts_of_collation",
+    "parts_of_collate",
+    "parts_of_convert",
     "profiler_enabled",
     "remove_worker_pids",
+    "replace_collate",
     "replace_new_shared",
     "replaced_control",
     "replaced_method",

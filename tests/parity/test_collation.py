@@ -320,8 +320,19 @@ class RefusedError(Exception):
     pass
 
 
-def refuse(_):
+def refuse(_, **__):
     raise RefusedError
+
+
+def refuse_containers(batch, **named):
+    """torch's own for what is not native, but not for the whole."""
+    if isinstance(batch[0], (dict, list, tuple)):
+        raise RefusedError
+    return TORCHS_COLLATE(batch, **named)
+
+
+TORCHS_COLLATE = torch_collate.collate
+FN_MAP = torch_collate.default_collate_fn_map
 
 
 @pytest.fixture
@@ -336,7 +347,7 @@ def port():
 
 
 NATIVE = [
-    [torch.ones(3), torch.zeros(3)],
+    [torch.tensor([1, 2]).t(), torch.zeros(2)],
     [(IMAGE, 1), (IMAGE, 2)],
     [{"a": 1.5, "b": [True, "text"]}, {"a": 2.5, "b": [False, "texts"]}],
     [{}, {}],
@@ -344,51 +355,103 @@ NATIVE = [
     [np.arange(3), np.arange(3)],
     [(np.float32(1), torch.eye(3).t()), (np.float32(1), torch.eye(3).t())],
     [1, 2.5],
+    ("a", "b"),
 ]
 
 
 @pytest.mark.parametrize("batch", NATIVE, ids=repr)
 def test_common_samples_are_not_torchs_matter(port, batch):
-    collate = _native.Collate(
-        port, refuse, [], [], torch_collate.collate, torch_collate.default_collate_fn_map
-    )
-    made = collate(batch)
-    assert describe(made) == describe(default_collate(batch))
+    collate = _native.Collate(port, refuse_containers, [], [], FN_MAP)
+    assert describe(collate(batch, collate_fn_map=FN_MAP)) == describe(default_collate(batch))
 
 
 @pytest.mark.parametrize(
-    "batch", [[None], [Point(1, 2)], [OwnDict()], [[1], [1, 2]], [{1: 2}], (1, 2), []], ids=repr
+    "batch", [[None], [Point(1, 2)], [OwnDict()], [[1], [1, 2]], [{1: 2}], {0: 1}, []], ids=repr
 )
 def test_other_samples_are(port, batch):
-    collate = _native.Collate(
-        port, refuse, [], [], torch_collate.collate, torch_collate.default_collate_fn_map
-    )
+    collate = _native.Collate(port, refuse, [], [], FN_MAP)
     with pytest.raises(RefusedError):
-        collate(batch)
+        collate(batch, collate_fn_map=FN_MAP)
+
+
+@pytest.mark.parametrize("fn_map", [None, {}, dict(FN_MAP)], ids=repr)
+def test_other_maps_are(port, fn_map):
+    collate = _native.Collate(port, refuse, [], [], FN_MAP)
+    with pytest.raises(RefusedError):
+        collate([1, 2], collate_fn_map=fn_map)
+
+
+def test_text_is_handed_back(port):
+    batch = ["a", "b"]
+    assert _native.Collate(port, refuse, [], [], FN_MAP)(batch, collate_fn_map=FN_MAP) is batch
 
 
 @pytest.mark.skipif(
     not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"),
     reason="torch stacks tensors that it cannot describe",
 )
-def test_tensors_are_written_into_the_slot(port):
-    made_at_once(port, [(IMAGE, 1), (IMAGE, 2)])
+def test_tensors_are_written_into_the_slot(port, monkeypatch):
+    made_at_once(port, monkeypatch, [(IMAGE, 1), (IMAGE, 2)])
 
 
 @pytest.mark.parametrize("dtype", "?bBhHiIlLqefdFD")
-def test_arrays_are_written_into_the_slot(port, dtype):
+def test_arrays_are_written_into_the_slot(port, monkeypatch, dtype):
     image = IMAGE.numpy().astype(dtype)
-    made_at_once(port, [(image, 1), (image, 2)])
+    made_at_once(port, monkeypatch, [(image, 1), (image, 2)])
 
 
-def made_at_once(port, samples):
+@pytest.mark.parametrize("container", [Point, lambda *items: OwnDict(enumerate(items))])
+def test_what_is_in_containers_of_others_too(port, monkeypatch, container):
+    image = IMAGE.numpy()
+    made_at_once(port, monkeypatch, [container(image, 1), container(image, 2)])
+
+
+def made_at_once(port, monkeypatch, samples):
     """Checks that both tensors of a batch lie in the slot, one behind the other."""
-    collate = _collation.native(default_collate, port)
-    assert isinstance(collate, _native.Collate)
-    batch = collate(samples)
-    assert describe(batch) == describe(default_collate(samples))
-    first, second = (tensor.data_ptr() for tensor in batch)
-    assert 0 < second - first == batch[0].nbytes
+    expected = describe(default_collate(samples))
+    monkeypatch.setattr(torch_collate, "collate", TORCHS_COLLATE)
+    _collation.replace_collate(port)
+    batch = default_collate(samples)
+    assert describe(batch) == expected
+    first, second = batch.values() if isinstance(batch, dict) else batch
+    assert 0 < second.data_ptr() - first.data_ptr() == first.nbytes
+
+
+class Gaps(Dataset):
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        image = torch.full((2, 3), index)
+        return None if index % 5 == 1 else collections.OrderedDict(image=image, label=Point(index, "name"))
+
+
+def without_gaps(samples):
+    return default_collate([sample for sample in samples if sample is not None])
+
+
+def with_a_map_of_its_own(samples):
+    samples = [sample["image"] for sample in samples if sample is not None]
+    return torch_collate.collate(samples, collate_fn_map={torch.Tensor: collate_theirs})
+
+
+def without_a_map(samples):
+    return torch_collate.collate(samples)
+
+
+def extended_on_the_way(samples):
+    torch_collate.default_collate_fn_map[type(None)] = collate_theirs
+    return default_collate([[None], [None]]), default_collate([len(samples)])
+
+
+@pytest.mark.parametrize(
+    "collate_fn", [default_collate, without_gaps, with_a_map_of_its_own, without_a_map, extended_on_the_way]
+)
+def test_functions_that_call_torchs(loader_class, collate_fn):
+    def build():
+        return {"dataset": Gaps(), "batch_size": 3, "num_workers": 2, "collate_fn": collate_fn}
+
+    compare(loader_class, Case(build))
 
 
 @pytest.mark.parametrize(
@@ -404,6 +467,7 @@ def test_other_data_is(data):
         _native.Convert(refuse, [])(data)
 
 
-def test_functions_of_others_stay_theirs(port):
-    for function in (refuse, torch_collate.collate, None, "text"):
-        assert _collation.native(function, port) is function
+def test_functions_of_others_stay_theirs():
+    for function in (refuse, default_collate, None, "text"):
+        assert _collation.native(function) is function
+    assert isinstance(_collation.native(default_convert), _native.Convert)

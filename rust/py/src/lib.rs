@@ -6,7 +6,7 @@
 //! | `port.rs` | a worker's end, as a Python class |
 //! | `scheduler.rs` | native control of an iterator, as a Python class |
 //! | `stream.rs` | torch's samplers, read natively, as a Python class |
-//! | `collate.rs` | torch's `default_collate`, as a Python class |
+//! | `collate.rs` | torch's `collate`, as a Python class |
 //! | `convert.rs` | torch's `default_convert`, as a Python class |
 //! | `original.rs` | a function of torch's that ours stands in for |
 //! | `encode.rs` | a Python batch to leaves and a skeleton |

@@ -1,4 +1,4 @@
-//! torch's `default_collate`, as a Python class: native for samples of common types, written straight into the slot.
+//! torch's `collate`, as a Python class: native for samples of common types, written straight into the slot.
 
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
@@ -15,7 +15,7 @@ use super::torch::Torch;
 /// Trees that are deeper are torch's matter, which has a limit and an error of its own.
 const DEEPEST: u32 = 100;
 
-/// Stands in for `default_collate` in a worker.
+/// Stands in for `collate` in a worker, which `default_collate` calls, and which calls itself for what is in containers.
 ///
 /// MIRRORS `torch/utils/data/_utils/collate.py::collate`.
 #[pyclass(frozen, module = "ringloader._native")]
@@ -24,53 +24,44 @@ pub(crate) struct Collate {
     original: Original,
     /// Functions that return how many modes of torch's have a say in what its other functions do.
     modes: Vec<Py<PyAny>>,
-    column: Py<PyAny>,
+    /// The map that `default_collate` passes, which users may change, and what was in it.
     fn_map: Py<PyDict>,
     torchs_fn_map: Py<PyDict>,
 }
 
 #[pymethods]
 impl Collate {
-    /// `function` calls `column` with `fn_map`, which users may add to.
     #[new]
     fn new(
         port: Py<Port>,
         function: Py<PyAny>,
         parts: Vec<Part>,
         modes: Vec<Py<PyAny>>,
-        column: Py<PyAny>,
         fn_map: &Bound<'_, PyDict>,
     ) -> PyResult<Self> {
         Ok(Self {
             port,
             original: Original::new(function, parts),
             modes,
-            column,
             fn_map: fn_map.clone().unbind(),
             torchs_fn_map: fn_map.copy()?.unbind(),
         })
     }
 
-    fn __call__<'py>(&self, batch: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    #[pyo3(signature = (batch, *, collate_fn_map=None))]
+    fn __call__<'py>(
+        &self,
+        batch: &Bound<'py, PyAny>,
+        collate_fn_map: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
         let py = batch.py();
-        if let Ok(samples) = batch.cast_exact::<PyList>()
+        if collate_fn_map.is_some_and(|map| map.is(&self.fn_map))
             && self.is_torchs_own(py)?
+            && let Some(made) = self.native(batch)?
         {
-            let samples: Vec<_> = samples.iter().collect();
-            let torch = Torch::get(py)?;
-            if samples.first().is_some_and(|first| is_common(torch, first, 0)) {
-                let work = Work { torch, port: self.port.get(), collate: self };
-                let made = match work.column(&samples, Form::List) {
-                    // Torch's function raises it again, from where it does.
-                    Err(error) if error.is_instance_of::<PyException>(py) => None,
-                    made => made?,
-                };
-                if let Some(made) = made {
-                    return Ok(made);
-                }
-            }
+            return Ok(made);
         }
-        self.original.call(batch)
+        self.torchs(batch, collate_fn_map)
     }
 }
 
@@ -82,6 +73,40 @@ impl Collate {
             }
         }
         Ok(self.original.is_whole(py)? && self.fn_map.bind(py).eq(&self.torchs_fn_map)?)
+    }
+
+    /// `None` for what torch must collate.
+    fn native<'py>(&self, batch: &Bound<'py, PyAny>) -> Made<'py> {
+        let py = batch.py();
+        let (samples, form): (Vec<_>, _) = if let Ok(list) = batch.cast_exact::<PyList>() {
+            (list.iter().collect(), Form::List)
+        } else if let Ok(tuple) = batch.cast_exact::<PyTuple>() {
+            (tuple.iter().collect(), Form::Tuple)
+        } else {
+            return Ok(None);
+        };
+        let torch = Torch::get(py)?;
+        match samples.first() {
+            Some(first) if is_text(first) => return Ok(Some(batch.clone())),
+            Some(first) if is_common(torch, first, 0) => {}
+            _ => return Ok(None),
+        }
+        let work = Work { torch, port: self.port.get(), collate: self };
+        match work.column(&samples, form) {
+            // Torch's function raises it again, from where it does.
+            Err(error) if error.is_instance_of::<PyException>(py) => Ok(None),
+            made => made,
+        }
+    }
+
+    fn torchs<'py>(
+        &self,
+        batch: &Bound<'py, PyAny>,
+        fn_map: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let options = PyDict::new(batch.py());
+        options.set_item(intern!(batch.py(), "collate_fn_map"), fn_map)?;
+        self.original.call(batch, Some(&options))
     }
 }
 
@@ -159,15 +184,11 @@ impl Work<'_> {
         };
         match made {
             Some(made) => Ok(Some(made)),
-            None => self.by_torch(items, form).map(Some),
+            None => {
+                let fn_map = self.collate.fn_map.bind(first.py());
+                self.collate.torchs(&collected(items, form)?, Some(fn_map)).map(Some)
+            }
         }
-    }
-
-    fn by_torch<'py>(&self, items: &[Bound<'py, PyAny>], form: Form) -> PyResult<Bound<'py, PyAny>> {
-        let py = items[0].py();
-        let options = PyDict::new(py);
-        options.set_item(intern!(py, "collate_fn_map"), &self.collate.fn_map)?;
-        self.collate.column.bind(py).call((collected(items, form)?,), Some(&options))
     }
 
     fn dicts<'py>(&self, first: &Bound<'py, PyDict>, items: &[Bound<'py, PyAny>]) -> Made<'py> {

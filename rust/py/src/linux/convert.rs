@@ -31,7 +31,7 @@ impl Convert {
         {
             return Ok(made);
         }
-        self.original.call(data)
+        self.original.call(data, None)
     }
 }
 

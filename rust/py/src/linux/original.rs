@@ -30,7 +30,11 @@ impl Original {
     }
 
     /// What the function makes of it.
-    pub(crate) fn call<'py>(&self, argument: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-        self.function.bind(argument.py()).call1((argument,))
+    pub(crate) fn call<'py>(
+        &self,
+        argument: &Bound<'py, PyAny>,
+        options: Option<&Bound<'py, PyDict>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        self.function.bind(argument.py()).call((argument,), options)
     }
 }
