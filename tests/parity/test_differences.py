@@ -139,3 +139,21 @@ def test_a_bound_next_survives_a_change_of_the_length():
             return first, [advance() for _ in range(6)]
 
     assert told(torch.utils.data.DataLoader) == told(DataLoader)
+
+
+class Collating(Samples):
+    """What stands for torch's `collate` in a worker, and its `default_collate`."""
+
+    def __getitem__(self, index):
+        from torch.utils.data._utils import collate
+
+        functions = (collate.collate, collate.default_collate)
+        return " ".join(f"{type(function).__name__}" for function in functions)
+
+
+def test_what_default_collate_calls_in_a_worker(loader_class):
+    told = {
+        kind: next(iter(kind(Collating(1), num_workers=1)))
+        for kind in (torch.utils.data.DataLoader, loader_class)
+    }
+    assert list(told.values()) == [["function function"], ["Collate function"]]
