@@ -121,7 +121,7 @@ impl Drafts {
 
     fn tensor(&mut self, torch: &Torch, tensor: &Bound<'_, PyAny>) -> PyResult<Option<LeafDraft>> {
         let py = tensor.py();
-        if torch.requires_grad(tensor)? {
+        if torch.is_more(tensor)? {
             return Ok(None);
         }
         let draft = match torch.exchange {
