@@ -401,6 +401,19 @@ def test_code_of_the_users_runs_as_often_as_with_torch(port, monkeypatch, batch)
     assert looks() == expected > 0
 
 
+def test_a_dict_that_its_key_changes_is_an_error_at_most():
+    class Growing:
+        def __hash__(self):
+            data[len(data)] = 1
+            return 1
+
+    data = {}
+    data[Growing()] = [1]
+    with pytest.raises(RuntimeError, match="changed size"):
+        default_convert(data)
+    assert len(_native.Convert(default_convert, [])(data)) > 1
+
+
 @pytest.mark.skipif(not hasattr(torch.Tensor, "has_names"), reason="tensors have no names any more")
 @pytest.mark.parametrize("batch_size", [1, None])
 def test_names_are_no_less_refused(batch_size):

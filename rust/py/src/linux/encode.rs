@@ -386,10 +386,12 @@ impl Walk<'_> {
             return Ok(list.len() == len);
         }
         if let Ok(dict) = object.cast_exact::<PyDict>() {
-            let number = self.to.meta.skeleton().dict(dict.len() as u32);
+            let len = dict.len();
+            let number = self.to.meta.skeleton().dict(len as u32);
             self.to.memo.insert(key, Some(number));
             for (name, item) in dict.iter() {
-                if !self.value(&name)? || !self.value(&item)? {
+                // As with a list, but at once: the iterator panics when the number has changed.
+                if !self.value(&name)? || !self.value(&item)? || dict.len() != len {
                     return Ok(false);
                 }
             }
