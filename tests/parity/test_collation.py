@@ -14,7 +14,7 @@ from torch.utils.data._utils import collate as torch_collate
 from parity.describe import describe
 from parity.harness import Case, compare
 from parity.kinds import ALL
-from ringloader import _collation, _native
+from ringloader import DataLoader, _collation, _native
 
 FORMS = {
     "alone": lambda value, _: value,
@@ -115,6 +115,8 @@ BATCHES = {
     "arrays, not writable": [np.frombuffer(b"12345678", dtype=np.uint8)] * 2,
     **{f"arrays of {letter}": [np.arange(3).astype(letter)] * 2 for letter in np.typecodes["All"]},
     "arrays, backwards": [np.arange(4)[::-1]] * 2,
+    "arrays of one channel, backwards": [np.zeros((2, 2, 1), np.uint8)[:, :, ::-1]] * 2,
+    "arrays of one row, between elements": [np.ndarray((1, 2), np.int32, np.zeros(8), strides=(6, 4))] * 2,
     "shapes of arrays differ": [np.arange(4.0), np.arange(5.0)],
     "text": ["a", "b"],
     "text, then number": ["a", 1],
@@ -374,6 +376,64 @@ def test_other_samples_are(port, batch):
         collate(batch, collate_fn_map=FN_MAP)
 
 
+class Counted:
+    """Neither a number nor a list, which torch finds out in the second sample."""
+
+    looks = 0
+
+    @property
+    def __class__(self):
+        Counted.looks += 1
+        return Counted
+
+
+# The last one, where torch collates the first column before it refuses the second one.
+@pytest.mark.parametrize("batch", [[Counted()], [1, Counted()], [(1, [1]), (Counted(), [1, 2])]], ids=len)
+def test_code_of_the_users_runs_as_often_as_with_torch(port, monkeypatch, batch):
+    def looks():
+        Counted.looks = 0
+        with pytest.raises((TypeError, RuntimeError)):
+            default_collate(batch)
+        return Counted.looks
+
+    expected = looks()
+    _replace_collate(port, monkeypatch)
+    assert looks() == expected > 0
+
+
+def test_a_dict_that_its_key_changes_is_an_error_at_most():
+    class Growing:
+        def __hash__(self):
+            data[len(data)] = 1
+            return 1
+
+    data = {}
+    data[Growing()] = [1]
+    with pytest.raises(RuntimeError, match="changed size"):
+        default_convert(data)
+    assert len(_native.Convert(default_convert, [])(data)) > 1
+
+
+@pytest.mark.skipif(not hasattr(torch.Tensor, "has_names"), reason="tensors have no names any more")
+@pytest.mark.parametrize("batch_size", [1, None])
+def test_names_are_no_less_refused(batch_size):
+    class Named(Dataset):
+        def __len__(self):
+            return 1
+
+        def __getitem__(self, index):
+            return torch.ones(2, names=("a",))
+
+    with pytest.raises(RuntimeError, match=r"[Nn]amed"):
+        next(iter(DataLoader(Named(), batch_size=batch_size, num_workers=1)))
+
+
+def test_what_torch_warns_of_is_torchs(port):
+    samples = [torch.zeros(4, dtype=torch.uint8).view(torch.complex32)]
+    with pytest.raises(RefusedError):
+        _native.Collate(port, refuse, [], [], FN_MAP)(samples, collate_fn_map=FN_MAP)
+
+
 @pytest.mark.parametrize("fn_map", [None, {}, dict(FN_MAP)], ids=repr)
 def test_other_maps_are(port, fn_map):
     collate = _native.Collate(port, refuse, [], [], FN_MAP)
@@ -409,12 +469,16 @@ def test_what_is_in_containers_of_others_too(port, monkeypatch, container):
 def made_at_once(port, monkeypatch, samples):
     """Checks that both tensors of a batch lie in the slot, one behind the other."""
     expected = describe(default_collate(samples))
-    monkeypatch.setattr(torch_collate, "collate", TORCHS_COLLATE)
-    _collation.replace_collate(port)
+    _replace_collate(port, monkeypatch)
     batch = default_collate(samples)
     assert describe(batch) == expected
     first, second = batch.values() if isinstance(batch, dict) else batch
     assert 0 < second.data_ptr() - first.data_ptr() == first.nbytes
+
+
+def _replace_collate(port, monkeypatch):
+    monkeypatch.setattr(torch_collate, "collate", TORCHS_COLLATE)
+    _collation.replace_collate(port)
 
 
 class Gaps(Dataset):

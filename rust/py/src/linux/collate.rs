@@ -127,7 +127,8 @@ fn is_common(torch: &Torch, sample: &Bound<'_, PyAny>, depth: u32) -> bool {
         return list.iter().all(is_common);
     }
     sample.cast_exact::<PyTuple>().is_ok_and(|tuple| tuple.iter().all(is_common))
-        || sample.is_instance(torch.numpy_scalar.bind(sample.py())).unwrap_or(false)
+        // Asked of the class: an object's own `__class__` may be code.
+        || kind.is_subclass(torch.numpy_scalar.bind(sample.py())).unwrap_or(false)
 }
 
 fn is_number(object: &Bound<'_, PyAny>) -> bool {
@@ -184,6 +185,8 @@ impl Work<'_> {
         };
         match made {
             Some(made) => Ok(Some(made)),
+            // What follows may still be refused, and then torch begins again.
+            None if !items.iter().all(|item| is_common(self.torch, item, 0)) => Ok(None),
             None => {
                 let fn_map = self.collate.fn_map.bind(first.py());
                 self.collate.torchs(&collected(items, form)?, Some(fn_map)).map(Some)

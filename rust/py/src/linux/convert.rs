@@ -58,7 +58,8 @@ fn tree<'py>(torch: &Torch, data: &Bound<'py, PyAny>, depth: u32) -> PyResult<Op
     }
     if let Ok(dict) = data.cast_exact::<PyDict>() {
         let made = dict.copy()?;
-        for (name, item) in dict.iter() {
+        // All of them first: a key's `__hash__` may be code that changes the dict.
+        for (name, item) in dict.iter().collect::<Vec<_>>() {
             let Some(item) = tree(torch, &item, depth + 1)? else { return Ok(None) };
             made.set_item(name, item)?;
         }

@@ -121,7 +121,7 @@ impl Drafts {
 
     fn tensor(&mut self, torch: &Torch, tensor: &Bound<'_, PyAny>) -> PyResult<Option<LeafDraft>> {
         let py = tensor.py();
-        if torch.requires_grad(tensor)? {
+        if torch.is_more(tensor)? {
             return Ok(None);
         }
         let draft = match torch.exchange {
@@ -386,10 +386,12 @@ impl Walk<'_> {
             return Ok(list.len() == len);
         }
         if let Ok(dict) = object.cast_exact::<PyDict>() {
-            let number = self.to.meta.skeleton().dict(dict.len() as u32);
+            let len = dict.len();
+            let number = self.to.meta.skeleton().dict(len as u32);
             self.to.memo.insert(key, Some(number));
             for (name, item) in dict.iter() {
-                if !self.value(&name)? || !self.value(&item)? {
+                // As with a list, but at once: the iterator panics when the number has changed.
+                if !self.value(&name)? || !self.value(&item)? || dict.len() != len {
                     return Ok(false);
                 }
             }

@@ -4,10 +4,10 @@ use std::ptr::{NonNull, copy_nonoverlapping};
 
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::PyRuntimeError;
-use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyCFunction, PyString};
+use pyo3::{ffi, intern};
 use ringloader_core::batch::Dtype;
 use ringloader_core::batch::wire::MAX_NDIM;
 use ringloader_core::plan::Indices;
@@ -216,12 +216,14 @@ impl<'a, 'py> Rows<'a, 'py> {
         let mut dims = Vec::new();
         for tensor in items {
             dims.clear();
-            let is_plain = tensor.get_type().is(&torch.tensor) && !torch.requires_grad(tensor)?;
+            let is_plain = tensor.get_type().is(&torch.tensor) && !torch.is_more(tensor)?;
             let Some(found) = is_plain.then(|| describe(torch, api, tensor, &mut dims)).flatten() else {
                 return Ok(None);
             };
             let (shape, strides) = dims.split_at(found.ndim);
             if !is_contiguous(shape, strides)
+                // torch warns when it makes one of these.
+                || found.dtype == Dtype::C32
                 || !rows.push(found.address, found.dtype, shape.iter().copied())
                 || torch.is_lazy(tensor, found.dtype)?
             {
@@ -242,7 +244,10 @@ impl<'a, 'py> Rows<'a, 'py> {
             let dtype = dtype_of_format(buffer.format().to_bytes(), buffer.item_size())?;
             let is_plain = !buffer.readonly() && buffer.is_c_contiguous() && buffer.dimensions() > 0;
             let shape = || buffer.shape().iter().map(|&size| size as i64);
-            if !is_plain || !rows.push(buffer.buf_ptr() as usize, dtype, shape()) {
+            if !is_plain
+                || !rows.push(buffer.buf_ptr() as usize, dtype, shape())
+                || (buffer.shape().contains(&1) && !has_strides_of_torch(array, dtype))
+            {
                 return None;
             }
             rows._buffers.push(buffer);
@@ -342,6 +347,16 @@ fn dtype_of_format(format: &[u8], itemsize: usize) -> Option<Dtype> {
         _ => return None,
     };
     (dtype.itemsize() == itemsize).then_some(dtype)
+}
+
+/// Whether torch takes the strides of an array. Its buffer has others, made up where a dimension is of size 1.
+///
+/// MIRRORS torch/csrc/utils/tensor_numpy.cpp::tensor_from_numpy
+fn has_strides_of_torch(array: &Bound<'_, PyAny>, dtype: Dtype) -> bool {
+    let strides = array.getattr(intern!(array.py(), "strides")).and_then(|strides| strides.extract());
+    strides.is_ok_and(|strides: Vec<isize>| {
+        strides.iter().all(|&stride| stride >= 0 && (stride as usize).is_multiple_of(dtype.itemsize()))
+    })
 }
 
 /// MIRRORS torch c10/core/Contiguity.h: the stride of a dimension of size 1 says nothing.

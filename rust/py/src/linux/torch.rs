@@ -27,6 +27,8 @@ pub(crate) struct Torch {
     pub(crate) exchange: Option<ExchangeApi>,
     is_conj: Question,
     is_neg: Question,
+    /// `None` in a torch whose tensors have no names any more.
+    has_names: Option<Question>,
     /// `ringloader._batches`: what goes through pickle.
     pub(crate) dumps: Py<PyAny>,
     pub(crate) loads: Py<PyAny>,
@@ -75,6 +77,7 @@ impl Torch {
             exchange: ExchangeApi::of(&tensor),
             is_conj: Question::new(py, "is_conj"),
             is_neg: Question::new(py, "is_neg"),
+            has_names: tensor.hasattr("has_names")?.then(|| Question::new(py, "has_names")),
             tensor: tensor.unbind(),
             untyped_storage: torch.getattr("UntypedStorage")?.cast_into::<PyType>()?.unbind(),
             ndarray: numpy.getattr("ndarray")?.cast_into::<PyType>()?.unbind(),
@@ -124,8 +127,10 @@ impl Torch {
             || (dtype.is_floating() && self.is_neg.ask(tensor)?))
     }
 
-    pub(crate) fn requires_grad(&self, tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
-        tensor.getattr(intern!(tensor.py(), "requires_grad"))?.is_truthy()
+    /// Whether an exact tensor is more than values: it requires grad, or its dimensions have names.
+    pub(crate) fn is_more(&self, tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let has_names = || self.has_names.as_ref().map_or(Ok(false), |question| question.ask(tensor));
+        Ok(tensor.getattr(intern!(tensor.py(), "requires_grad"))?.is_truthy()? || has_names()?)
     }
 
     /// Address and length of a contiguous one-dimensional int64 tensor on the CPU; `None` for any other.
