@@ -157,3 +157,14 @@ def test_what_default_collate_calls_in_a_worker(loader_class):
         for kind in (torch.utils.data.DataLoader, loader_class)
     }
     assert list(told.values()) == [["function function"], ["Collate function"]]
+
+
+def resized(samples):
+    return torch.utils.data.default_collate(samples).resize_(1000).zero_()
+
+
+def test_collated_numbers_keep_their_size():
+    arguments = {"dataset": [1, 2], "batch_size": 2, "num_workers": 1, "collate_fn": resized}
+    assert next(iter(torch.utils.data.DataLoader(**arguments))).shape == (1000,)
+    with pytest.raises(RuntimeError, match="not resizable"):
+        next(iter(DataLoader(**arguments)))
