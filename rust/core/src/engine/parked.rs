@@ -25,18 +25,24 @@ impl Engine {
     /// slots have touched; the rest is given back now. Batches of the user stay as they are, and count.
     ///
     /// `None`, and closed: it was closed before, a worker may live or has left a process behind, a ring is corrupt, or
-    /// the user holds more than `most`.
+    /// the user holds more than `most`, or so much that the next epoch's batches would have to be copied out.
     pub fn park(mut self, most: u64) -> Option<Parked> {
         // Dropped, an engine closes.
         matches!(self.rest(most), Ok(true)).then_some(Parked(self))
     }
 
     fn rest(&mut self, most: u64) -> Result<bool> {
-        if self.seats.iter().any(|seat| seat.owner != std::process::id()) {
+        if self.seats.iter().any(|seat| seat.owner != std::process::id() || seat.ledger.is_half_leased()) {
             return Ok(false);
         }
-        let ended = self.watch.ended()?;
-        self.note_ended(&mut self.lock(), ended);
+        loop {
+            // The watch names some at a time, and none twice once it is noted.
+            let ended = self.watch.ended()?;
+            if ended.is_empty() {
+                break;
+            }
+            self.note_ended(&mut self.lock(), ended);
+        }
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         if state.closed || state.lines.iter().any(|line| line.handle.is_some()) {
             return Ok(false);

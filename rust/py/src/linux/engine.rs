@@ -32,7 +32,9 @@ pub(crate) struct Engine {
 #[pymethods]
 impl Engine {
     #[new]
-    fn new(workers: u32, max_tasks: u32, share: u64) -> PyResult<Self> {
+    fn new(py: Python<'_>, workers: u32, max_tasks: u32, share: u64) -> PyResult<Self> {
+        // Before workers are forked: one that is forked while another thread looks it up would wait for that thread.
+        Torch::get(py)?;
         Core::new(workers, max_tasks, share).map(Self::of).map_err(exception)
     }
 
@@ -155,10 +157,10 @@ impl Parked {
         parked.resume().map(Engine::of).map_err(exception)
     }
 
-    /// Bytes that are kept.
+    /// Bytes that are kept; none once another engine has them.
     #[getter]
-    fn resident(&self) -> PyResult<u64> {
-        self.lock().as_ref().map(CoreParked::resident).ok_or_else(resumed)
+    fn resident(&self) -> u64 {
+        self.lock().as_ref().map_or(0, CoreParked::resident)
     }
 
     /// Bytes of shared memory for each worker.
