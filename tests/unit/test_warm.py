@@ -292,7 +292,7 @@ def test_little_is_kept_where_little_memory_is_left(monkeypatch):
 
 
 def test_batches_that_are_kept_leave_the_next_epochs_alone():
-    """One memory has one bound for what the user keeps: where much of that is used up, the next has another."""
+    """One memory has one bound for what the user keeps: with much of that used up, the next has another."""
     loader = DataLoader(Numbers(100), num_workers=1, batch_size=None)
     kept = list(loader)
     iterate(loader, 1)
