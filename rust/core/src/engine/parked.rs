@@ -25,14 +25,21 @@ impl Engine {
     /// slots have touched; the rest is given back now. Batches of the user stay as they are, and count.
     ///
     /// `None`, and closed: it was closed before, a worker may live or has left a process behind, a ring is corrupt, or
-    /// the user holds more than `most`, or so much that the next epoch's batches would have to be copied out.
+    /// the user holds more than `most`.
     pub fn park(mut self, most: u64) -> Option<Parked> {
         // Dropped, an engine closes.
         matches!(self.rest(most), Ok(true)).then_some(Parked(self))
     }
 
+    /// Whether the user holds more than half of what he may of a worker: parked, what he may hold of the next epoch
+    /// were the rest.
+    #[must_use]
+    pub fn is_half_leased(&self) -> bool {
+        self.seats.iter().any(|seat| seat.ledger.is_half_leased())
+    }
+
     fn rest(&mut self, most: u64) -> Result<bool> {
-        if self.seats.iter().any(|seat| seat.owner != std::process::id() || seat.ledger.is_half_leased()) {
+        if self.seats.iter().any(|seat| seat.owner != std::process::id()) {
             return Ok(false);
         }
         loop {

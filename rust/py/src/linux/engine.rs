@@ -109,11 +109,13 @@ impl Engine {
         });
     }
 
-    /// As `close`, but keeps up to `most` bytes of its memory for a later engine. None where it may not.
+    /// As `close`, but keeps up to `most` bytes of its memory for a later engine. None where it may not, or where the
+    /// later one's batches would have to be copied out.
     fn park(&self, py: Python<'_>, most: u64) -> Option<Parked> {
         let core = self.core.lock().unwrap_or_else(PoisonError::into_inner).take()?;
         let parked = without_interpreter(py, || match Arc::try_unwrap(core) {
-            Ok(core) => core.park(most),
+            // Dropped, it closes.
+            Ok(core) => (!core.is_half_leased()).then(|| core.park(most)).flatten(),
             // Another thread waits in it.
             Err(shared) => {
                 shared.close();
