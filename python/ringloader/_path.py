@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Literal
+
+from ringloader import _notes
 
 PathName = Literal["native", "rings", "torch"]
 
@@ -36,8 +37,7 @@ class _Record:
     counters: Callable[[], Mapping[str, int]]
 
 
-# Beside the objects and not on them: frameworks copy, pickle and rebuild loaders.
-_records: weakref.WeakKeyDictionary[Any, _Record] = weakref.WeakKeyDictionary()
+_records: _notes.Notes[_Record] = _notes.Notes()
 
 
 def record(
@@ -50,19 +50,12 @@ def record(
     """Notes how ``iterator``, made by ``loader``, gets its batches."""
     noted = _Record(path, reason, counters)
     for key in (loader, iterator):
-        try:
-            _records[key] = noted
-        except TypeError:
-            # A subclass that cannot be hashed or weakly referenced goes without.
-            continue
+        _records.put(key, noted)
 
 
 def noted(key: object) -> _Record | None:
     """What was noted last for an iterator or a loader; a new object each time."""
-    try:
-        return _records.get(key)
-    except TypeError:
-        return None
+    return _records.get(key)
 
 
 def path(iterator_or_loader: object) -> PathReport:

@@ -272,7 +272,7 @@ def make_transport(loader: Any, max_shared_bytes: int | None) -> Transport:
     _forkserver.preload(context)
     _spawn.prepare(loader)
     most_tasks = _most_tasks(loader)
-    shelf = _warm.Shelf(loader, (workers, most_tasks, max_shared_bytes))
+    shelf = _warm.Shelf(loader, workers, (most_tasks, max_shared_bytes))
     available = _native.available_memory() + shelf.resident
     share = _budget.share_per_worker(workers, max_shared_bytes, available)
     engine = shelf.take(share) or _native.Engine(workers, most_tasks, share)

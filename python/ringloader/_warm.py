@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import resource
 import weakref
 from typing import Any
 
-from ringloader import _native
+from ringloader import _native, _notes
 
 SWITCH = "RINGLOADER_WARM"
 
 # Bytes that the loaders which nobody iterates keep at most, and how many of them keep any.
 MOST_BYTES = 256 << 20
 MOST_LOADERS = 4
+# The part of all descriptors that they may take together, and of the memory that is left.
+_PART = 4
 
 
 class Shelf:
@@ -20,18 +23,17 @@ class Shelf:
 
     Args:
         loader: Whose memory it is. It goes with the loader, which is not kept alive.
-        plan: All that the memory was made for. Another plan gets new memory.
+        workers: How many share it.
+        plan: All else that the memory was made for. Another plan gets new memory.
     """
 
-    def __init__(self, loader: Any, plan: tuple[object, ...]) -> None:
-        self._plan = (os.getpid(), *plan)
-        self._found = _remove(loader)
+    def __init__(self, loader: Any, workers: int, plan: tuple[object, ...]) -> None:
+        self._workers = workers
+        self._plan = (os.getpid(), workers, *plan)
+        self._found = _kept.pop(loader)
         if self._found is not None and self._found[0] != self._plan:
             self._found = None
-        try:
-            self._loader: weakref.ref[Any] | None = weakref.ref(loader)
-        except TypeError:
-            self._loader = None
+        self._loader = weakref.ref(loader)
 
     @property
     def resident(self) -> int:
@@ -47,30 +49,28 @@ class Shelf:
 
     def keep(self, engine: _native.Engine) -> None:
         """Closes an engine whose workers have ended, and keeps its memory if it can."""
-        loader = None if self._loader is None else self._loader()
-        if loader is None or os.environ.get(SWITCH) == "0":
+        loader = self._loader()
+        if loader is None or os.environ.get(SWITCH) == "0" or not _is_affordable(self._workers):
             engine.close()
             return
-        _remove(loader)
-        for oldest in _kept.keyrefs()[: 1 - MOST_LOADERS]:
-            _remove(oldest())
-        others = sum(parked.resident for _, parked in list(_kept.values()))
-        parked = engine.park(max(0, MOST_BYTES - others))
-        if parked is None:
-            return
-        try:
-            _kept[loader] = (self._plan, parked)
-        except TypeError:
-            # A subclass that cannot be hashed goes without: dropped, the memory is given back.
-            return
+        _kept.pop(loader)
+        _kept.keep_newest(MOST_LOADERS - 1)
+        others = sum(parked.resident for _, parked in _kept.all())
+        most = min(MOST_BYTES, _native.available_memory() // _PART)
+        parked = engine.park(max(0, most - others))
+        if parked is not None:
+            _kept.put(loader, (self._plan, parked))
+            # Other threads may have put theirs meanwhile.
+            _kept.keep_newest(MOST_LOADERS)
 
 
-# The oldest first. Beside the loaders and not on them: frameworks copy and pickle loaders.
-_kept: weakref.WeakKeyDictionary[Any, tuple[tuple[object, ...], _native.Parked]] = weakref.WeakKeyDictionary()
+_kept: _notes.Notes[tuple[tuple[object, ...], _native.Parked]] = _notes.Notes()
 
 
-def _remove(loader: Any) -> tuple[tuple[object, ...], _native.Parked] | None:
-    try:
-        return _kept.pop(loader, None)
-    except TypeError:
-        return None
+def _is_affordable(workers: int) -> bool:
+    """Whether nobody else misses the descriptors and the address space of what is kept."""
+    # Segment, watch, bell and the process's own handle; each worker's bell.
+    descriptors = MOST_LOADERS * (4 + workers)
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    enough = most == resource.RLIM_INFINITY or _PART * descriptors <= most
+    return enough and resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY

@@ -6,6 +6,7 @@ import gc
 import os
 import random
 import re
+import resource
 import threading
 
 import pytest
@@ -103,7 +104,7 @@ def test_batches_that_are_kept_stay_as_they_are():
     """Of any epoch; other threads give them back while workers fill what is free."""
     before = segments()
     dataset = Epochs(24, 20 * KIBI)
-    loader = DataLoader(dataset, num_workers=2, batch_size=None, max_shared_bytes=8 * MEBI)
+    loader = DataLoader(dataset, num_workers=2, batch_size=None, max_shared_bytes=24 * MEBI)
     generator = random.Random(1)
     kept, seen = [], set()
     for dataset.epoch in range(6):
@@ -219,25 +220,97 @@ def test_two_iterators_of_a_loader():
         assert len(segments() - before) == 1
 
 
-@pytest.mark.parametrize("kind", ["persistent", "unhashable", "temporary"])
+@pytest.mark.parametrize("kind", ["persistent", "temporary"])
 def test_loaders_that_keep_nothing(kind):
-    class Unhashable(DataLoader):
-        __hash__ = None
-
     before = segments()
-    cls = Unhashable if kind == "unhashable" else DataLoader
-    loader = cls(Numbers(8), num_workers=2, batch_size=None, persistent_workers=kind == "persistent")
+    loader = DataLoader(Numbers(8), num_workers=2, batch_size=None, persistent_workers=kind == "persistent")
     iterator = iter(loader)
     if kind == "temporary":
         del loader
     assert [int(batch[0]) for batch in iterator] == list(range(8))
     loader = iterator = None
     assert loader is iterator
-    if kind != "temporary":
-        loader = cls(Numbers(8), num_workers=2, batch_size=None, persistent_workers=kind == "persistent")
-        list(loader)
-        loader._iterator = None
     assert segments() == before
+
+
+class Incomparable(DataLoader):
+    __hash__ = None
+
+    def __eq__(self, other):
+        raise NotImplementedError("loaders are not compared")
+
+
+class Alike(DataLoader):
+    def __hash__(self):
+        return 1
+
+    def __eq__(self, other):
+        return True
+
+
+@pytest.mark.parametrize("cls", [Incomparable, Alike])
+def test_loaders_that_compare_as_they_like(cls):
+    """Each has its own memory, and its own path."""
+    before = segments()
+    loaders = [cls(Numbers(length), num_workers=1, batch_size=None) for length in (4, 8)]
+    for loader in loaders:
+        iterate(loader, 1)
+    both = segments()
+    assert len(both - before) == 2
+    for loader in loaders:
+        iterate(loader, 1)
+    assert segments() == both
+    assert [ringloader.path(loader).counters["batches"] for loader in loaders] == [4, 8]
+
+
+@pytest.mark.parametrize(
+    ("limit", "soft"),
+    [(resource.RLIMIT_NOFILE, 90), (resource.RLIMIT_AS, 1 << 46)],
+    ids=["files", "addresses"],
+)
+def test_nothing_is_kept_where_a_limit_is_tight(limit, soft):
+    before = segments()
+    loader = DataLoader(Numbers(8), num_workers=2, batch_size=None)
+    allowed = resource.getrlimit(limit)
+    resource.setrlimit(limit, (soft, allowed[1]))
+    try:
+        iterate(loader)
+        assert segments() == before
+    finally:
+        resource.setrlimit(limit, allowed)
+    iterate(loader)
+    assert segments() != before
+
+
+def test_little_is_kept_where_little_memory_is_left(monkeypatch):
+    before = kept_bytes()
+    loader = DataLoader(Numbers(20, 128 * KIBI), num_workers=2, batch_size=None, max_shared_bytes=64 * MEBI)
+    iterator = iter(loader)
+    monkeypatch.setattr(ringloader._native, "available_memory", lambda: 8 * MEBI)
+    assert [int(batch[-1]) for batch in iterator] == list(range(20))
+    assert kept_bytes() - before <= 2 * MEBI + 256 * KIBI
+
+
+def test_batches_that_are_kept_leave_the_next_epochs_alone():
+    """One memory has one bound for what the user keeps: with much of that used up, the next has another."""
+    loader = DataLoader(Numbers(100), num_workers=1, batch_size=None)
+    kept = list(loader)
+    iterate(loader, 1)
+    assert ringloader.path(loader).counters["copied_out"] == 0
+    assert all(batch.eq(index).all() for index, batch in enumerate(kept))
+
+
+def test_memory_that_another_thread_takes_meanwhile():
+    """Whoever counts it finds nothing, and no error."""
+    loader = DataLoader(Numbers(8), num_workers=1, batch_size=None)
+    iterate(loader, 1)
+    (_, parked) = _warm._kept.get(loader)
+    assert parked.resident > 0
+    engine = parked.resume()
+    assert parked.resident == 0
+    with pytest.raises(RuntimeError, match="another engine"):
+        parked.resume()
+    engine.close()
 
 
 def test_a_forked_child_has_memory_of_its_own():

@@ -402,6 +402,40 @@ fn more_held_than_may_be_kept_is_not_parked() {
 }
 
 #[test]
+fn an_engine_of_many_workers_is_parked() {
+    const WORKERS: u32 = 40;
+    let engine = Engine::new(WORKERS, 1, SHARE).unwrap();
+    let mut ended: Vec<_> =
+        (0..WORKERS).map(|_| std::process::Command::new("true").spawn().unwrap()).collect();
+    for (worker, process) in (0..).zip(&ended) {
+        engine.watch_worker(worker, process.id()).unwrap();
+    }
+    for process in &mut ended {
+        process.wait().unwrap();
+    }
+    assert!(engine.park(SHARE).is_some());
+}
+
+#[test]
+fn leases_that_leave_few_for_the_next_epoch_are_told() {
+    // Of 64 slots, 32 may be leased; of bytes, half the share. Each batch takes a page.
+    for (share, held, many) in
+        [(SHARE, 16, false), (SHARE, 17, true), (16 << 12, 4, false), (16 << 12, 5, true)]
+    {
+        let engine = Engine::new(1, 8, share).unwrap();
+        let port = port(&engine, None);
+        let lease = |seq| {
+            answer(&engine, &port, seq);
+            let mut batch = take(&engine, seq);
+            assert!(batch.lease());
+            batch
+        };
+        let held: Vec<_> = (0..held).map(lease).collect();
+        assert_eq!(engine.is_half_leased(), many, "{} held of {share}", held.len());
+    }
+}
+
+#[test]
 fn held_slots_of_another_segment_are_refused() {
     let engine = engine();
     let fds = engine.worker_fds(0);

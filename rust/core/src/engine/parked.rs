@@ -31,12 +31,25 @@ impl Engine {
         matches!(self.rest(most), Ok(true)).then_some(Parked(self))
     }
 
+    /// Whether the user holds more than half of what he may of a worker: parked, what he may hold of the next epoch
+    /// were the rest.
+    #[must_use]
+    pub fn is_half_leased(&self) -> bool {
+        self.seats.iter().any(|seat| seat.ledger.is_half_leased())
+    }
+
     fn rest(&mut self, most: u64) -> Result<bool> {
         if self.seats.iter().any(|seat| seat.owner != std::process::id()) {
             return Ok(false);
         }
-        let ended = self.watch.ended()?;
-        self.note_ended(&mut self.lock(), ended);
+        loop {
+            // The watch names some at a time, and none twice once it is noted.
+            let ended = self.watch.ended()?;
+            if ended.is_empty() {
+                break;
+            }
+            self.note_ended(&mut self.lock(), ended);
+        }
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         if state.closed || state.lines.iter().any(|line| line.handle.is_some()) {
             return Ok(false);

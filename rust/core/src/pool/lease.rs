@@ -120,6 +120,11 @@ impl Ledger {
             .collect()
     }
 
+    /// Whether the user has leased more than half of what he may.
+    pub fn is_half_leased(&self) -> bool {
+        2 * u64::from(self.leased_slots()) > self.most_slots || self.leased_bytes() > self.most_bytes / 2
+    }
+
     /// Slots that the user has leased.
     pub fn leased_slots(&self) -> u32 {
         self.leased_slots.load(Ordering::Relaxed) as u32

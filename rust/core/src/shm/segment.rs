@@ -188,12 +188,17 @@ impl Segment {
 /// The start of a page that is this process's own: zero at first, and zero again in a child that is forked. It
 /// stays for good. `None` where the system has no such pages.
 pub(super) fn page_wiped_at_fork() -> Option<NonNull<u8>> {
+    // Shared memory is never wiped. An emulator that takes all advice, and follows none, says that it is.
+    if advised_page(MapFlags::SHARED).is_some() { None } else { advised_page(MapFlags::PRIVATE) }
+}
+
+/// A new page to be wiped at a fork, if the system says that it will be.
+fn advised_page(flags: MapFlags) -> Option<NonNull<u8>> {
     // Less than the page that it becomes, whatever the size of pages.
     const LEN: usize = 4096;
     // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory, and the advice is
     // for that mapping alone.
     unsafe {
-        let flags = MapFlags::PRIVATE;
         let page =
             rustix::mm::mmap_anonymous(std::ptr::null_mut(), LEN, ProtFlags::READ | ProtFlags::WRITE, flags)
                 .ok()?;

@@ -32,7 +32,9 @@ pub(crate) struct Engine {
 #[pymethods]
 impl Engine {
     #[new]
-    fn new(workers: u32, max_tasks: u32, share: u64) -> PyResult<Self> {
+    fn new(py: Python<'_>, workers: u32, max_tasks: u32, share: u64) -> PyResult<Self> {
+        // Before workers are forked: one that is forked while another thread looks it up would wait for that thread.
+        Torch::get(py)?;
         Core::new(workers, max_tasks, share).map(Self::of).map_err(exception)
     }
 
@@ -107,11 +109,13 @@ impl Engine {
         });
     }
 
-    /// As `close`, but keeps up to `most` bytes of its memory for a later engine. None where it may not.
+    /// As `close`, but keeps up to `most` bytes of its memory for a later engine. None where it may not, or where the
+    /// later one's batches would have to be copied out.
     fn park(&self, py: Python<'_>, most: u64) -> Option<Parked> {
         let core = self.core.lock().unwrap_or_else(PoisonError::into_inner).take()?;
         let parked = without_interpreter(py, || match Arc::try_unwrap(core) {
-            Ok(core) => core.park(most),
+            // Dropped, it closes.
+            Ok(core) => (!core.is_half_leased()).then(|| core.park(most)).flatten(),
             // Another thread waits in it.
             Err(shared) => {
                 shared.close();
@@ -155,10 +159,10 @@ impl Parked {
         parked.resume().map(Engine::of).map_err(exception)
     }
 
-    /// Bytes that are kept.
+    /// Bytes that are kept; none once another engine has them.
     #[getter]
-    fn resident(&self) -> PyResult<u64> {
-        self.lock().as_ref().map(CoreParked::resident).ok_or_else(resumed)
+    fn resident(&self) -> u64 {
+        self.lock().as_ref().map_or(0, CoreParked::resident)
     }
 
     /// Bytes of shared memory for each worker.
