@@ -130,7 +130,8 @@ impl Drafts {
             None => self.by_attributes(torch, tensor)?,
         };
         let Some(draft) = draft else { return Ok(None) };
-        if let LeafKind::Tensor { dtype, .. } = draft.kind
+        if let LeafKind::Tensor { dtype, dims } = draft.kind
+            && (dtype.is_complex() || !self.has_neighbours(dims))
             && torch.is_lazy(tensor, dtype)?
         {
             // The values of such a view are not the bytes it lies over.
@@ -147,6 +148,14 @@ impl Drafts {
         // A misaligned one, over somebody's buffer, travels as its storage.
         let is_plain = draft.address != 0 && draft.address.is_multiple_of(draft.alignment);
         Ok((draft.len == 0 || is_plain).then_some(draft))
+    }
+
+    /// Whether any elements lie side by side. Those of the imaginary part of a conjugate view do not, which among
+    /// real tensors are the only ones to be lazy; if `as_strided` made them, they arrive as with torch, which does
+    /// not look at all.
+    fn has_neighbours(&self, dims: Dims) -> bool {
+        let mut each = self.shape(dims).iter().zip(self.strides(dims));
+        each.any(|(&size, &stride)| stride == 1 && size > 1)
     }
 
     /// A tensor whose shape and strides are the last of `dims`.
