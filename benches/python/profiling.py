@@ -44,6 +44,7 @@ SAMPLES = "the samples and their collation: torch and other libraries"
 CONSUMER = "torch, called by the consumer: a batch is freed"
 INTERPRETER = "CPython, running Python code"
 OURS_BATCH = "ours: the batch as bytes (encoder, decoder, DLPack)"
+OURS_COLLATION = "ours: native collation, with what it asks of torch and CPython"
 OURS_TRANSPORT = "ours: rings, slots, scheduler, bells"
 TORCH_FOR_US = "torch, called by ours: makes and describes tensors"
 PYTHON_FOR_US = "CPython, called by ours: makes and reads objects"
@@ -61,6 +62,7 @@ _PYTHON = re.compile(r"^(libpython|python)")
 _BATCH = re.compile(
     r"(::linux::(decode|encode|dlpack|grouping|identity|objects|torch)|ringloader_core::(batch|delivery|message))\b"
 )
+_COLLATION = re.compile(r"::linux::(collate|convert|original)\b")
 _TRANSPORT = re.compile(r"(::linux::\w+|ringloader_core::\w+)")
 
 
@@ -94,6 +96,8 @@ def account(chain: list[Frame], in_worker: bool) -> str:
         if _FAULT.search(kernel):
             return FAULTS
         return SLEEP if _SLEEP.search(kernel) else KERNEL
+    if any(_COLLATION.search(frame.function) for frame in chain):
+        return OURS_COLLATION
     frames = [frame for frame in chain if not _TRANSPARENT.match(frame.file)]
     if not frames:
         return INTERPRETER
