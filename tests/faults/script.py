@@ -30,8 +30,9 @@ def source(loader_name: str, body: str) -> str:
         "import torch",
         _IMPORTS[loader_name],
         "from faults.data import *",
-        # What a shell runs in the background begins with SIGINT ignored.
+        # What a shell runs in the background begins with SIGINT ignored, and what nohup runs with SIGHUP.
         "signal.signal(signal.SIGINT, signal.default_int_handler)",
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)",
     ]
     return "\n".join(lines) + "\n" + textwrap.dedent(body)
 
