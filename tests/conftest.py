@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import gc
+import multiprocessing
 import os
 import signal
 import sys
@@ -53,6 +54,8 @@ def _paths(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Python's default since 3.14 is forkserver, which takes no dataset that is defined in a function.
+    multiprocessing.set_start_method("fork", force=True)
     config.addinivalue_line("markers", "limit(seconds): how long a test may take before it counts as hung")
     config.addinivalue_line("markers", "rings_only: says nothing about torch's own loader")
 

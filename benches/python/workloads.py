@@ -167,14 +167,14 @@ WORKLOADS = [
         "slow store: 16 samples of 1 ms, one in 50 of 60 ms; 8 workers",
         lambda: datasets.SlowStore(ENDLESS),
         {"batch_size": 16, "num_workers": 8},
-        seconds=1.5,
+        seconds=8.0,
     ),
     Workload(
         "slow-store-unordered",
         "slow store, in_order=False",
         lambda: datasets.SlowStore(ENDLESS),
         {"batch_size": 16, "num_workers": 8, "in_order": False},
-        seconds=1.5,
+        seconds=8.0,
     ),
 ]
 BY_NAME = {workload.name: workload for workload in WORKLOADS}

@@ -16,8 +16,11 @@ import torch
 from torch.multiprocessing import reductions
 
 # Where a leaf's content lies, for the native encoder: object to keep, address, bytes, itemsize, whether
-# column-major, dtype tag, shape.
-_ArrayParts = tuple[object, int, int, int, bool, bytes, list[int]]
+# column-major and whether read-only, dtype tag, shape.
+_ArrayParts = tuple[object, int, int, int, tuple[bool, bool], bytes, list[int]]
+
+# That of a queue's pickles: what arrives depends on it.
+_PROTOCOL = pickle.DEFAULT_PROTOCOL
 
 _BY_NAME = b"s"
 _BY_PICKLE = b"p"
@@ -27,7 +30,7 @@ class _BatchPickler(ForkingPickler):
     """Pickles a batch whose tensors, arrays and storages travel beside it, as numbered leaves."""
 
     def __init__(self, file: io.BytesIO, leaves: Callable[[object], int | None]) -> None:
-        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        super().__init__(file, _PROTOCOL)
         if self.dispatch_table.get(torch.Tensor) is reductions.reduce_tensor:
             self.dispatch_table = {**self.dispatch_table, torch.Tensor: _reduce_tensor}
         # An attribute of the instance is called by the C pickler without a Python frame in between.
@@ -123,21 +126,41 @@ def array_dtype(tag: bytes) -> np.dtype[Any]:
 def array_tag(array: np.ndarray[Any, Any]) -> _ArrayParts | None:
     """Where the content of ``array`` lies; None when numpy itself must pickle it.
 
-    Like a pickled one, an array that is neither C- nor Fortran-contiguous arrives C-contiguous, and one of
-    the other byte order arrives in the machine's own.
+    Like a pickled one, an array arrives writable, in the machine's byte order, and C-contiguous unless it is
+    Fortran-contiguous. From protocol 5 on, which is Python 3.14's, one without gaps arrives as it is: perhaps
+    read-only, of the other byte order, with its axes in any order.
     """
-    if array.dtype.kind != "V" and not array.dtype.isnative:
+    flags = array.flags
+    as_it_is = False
+    if _PROTOCOL >= 5 and not (flags.forc and flags.writeable and array.dtype.isnative):
+        if not flags.forc and _without_gaps(array):
+            return None
+        as_it_is = flags.forc and _has_buffer(array)
+    if not as_it_is and array.dtype.kind != "V" and not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     tag = _dtype_tag(array.dtype)
     if tag is None or array.size == 0:
         # There is nothing to carry, and pickle has strides of its own for it.
         return None
-    flags = array.flags
     if not flags.forc:
         array = array.copy(order="C")
-        flags = array.flags
-    fortran = flags.fnc
-    return array, array.ctypes.data, array.nbytes, array.itemsize, fortran, tag, list(array.shape)
+    shown = array.flags.fnc, as_it_is and not flags.writeable
+    return array, array.ctypes.data, array.nbytes, array.itemsize, shown, tag, list(array.shape)
+
+
+def _has_buffer(array: np.ndarray[Any, Any]) -> bool:
+    """Whether numpy shows its content to others, as to pickle. It does not for dates, nor in fields."""
+    try:
+        array.data.release()
+    except (BufferError, ValueError):
+        return False
+    return True
+
+
+def _without_gaps(array: np.ndarray[Any, Any]) -> bool:
+    """Whether ``array`` is C-contiguous with its axes in another order."""
+    order = sorted(range(array.ndim), key=array.strides.__getitem__, reverse=True)
+    return array.transpose(order).flags.c_contiguous
 
 
 @functools.lru_cache(maxsize=1024)

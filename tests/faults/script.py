@@ -26,10 +26,12 @@ class Ended:
 
 def source(loader_name: str, body: str) -> str:
     lines = [
-        "import os, signal, sys, time, gc",
+        "import gc, multiprocessing, os, signal, sys, time",
         "import torch",
         _IMPORTS[loader_name],
         "from faults.data import *",
+        # Python's default since 3.14 is forkserver, which starts the program again.
+        "multiprocessing.set_start_method('fork', force=True)",
         # What a shell runs in the background begins with SIGINT ignored, and what nohup runs with SIGHUP.
         "signal.signal(signal.SIGINT, signal.default_int_handler)",
         "signal.signal(signal.SIGHUP, signal.SIG_DFL)",

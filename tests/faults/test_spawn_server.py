@@ -240,7 +240,7 @@ def test_the_default_context(tmp_path):
         import multiprocessing
         from faults.proc import command_line
         if __name__ == "__main__":
-            multiprocessing.set_start_method("spawn")
+            multiprocessing.set_start_method("spawn", force=True)
             iterator = iter(DataLoader(Numbers(4), num_workers=1))
             worker = iterator._workers[0]
             print(type(worker).__name__, "_spawn_server" in command_line(worker.pid))

@@ -199,8 +199,9 @@ def test_the_server_holds_nobodys_streams(loader_class):
     (server,) = servers()
     open_files = {entry.name: str(entry.readlink()) for entry in Path(f"/proc/{server}/fd").iterdir()}
     assert {open_files.pop(number) for number in "012"} == {"/dev/null"}
-    # The channel, and the main process.
-    assert len(open_files) == 2, open_files
+    # The channel, and the main process. Newer versions of libffi keep themselves open.
+    others = [name for name in open_files.values() if "/libffi.so" not in name]
+    assert len(others) == 2, open_files
     del loader
     gc.collect()
 

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import json
 import logging
+import multiprocessing
 import os
 import sys
 import traceback
@@ -247,6 +248,8 @@ class _Kept(logging.Handler):
 def main() -> None:
     """Forks once for each; the answers come through a pipe, as what is replaced may print."""
     torch.set_num_threads(1)
+    # Python's default since 3.14 is forkserver, to which what was replaced here says nothing.
+    multiprocessing.set_start_method("fork", force=True)
     for name in PATCHES:
         for moment in MOMENTS:
             reading, writing = os.pipe()

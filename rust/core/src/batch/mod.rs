@@ -37,4 +37,4 @@ pub mod wire;
 
 pub use dtype::Dtype;
 pub use skeleton::{SkeletonReader, SkeletonWriter, Token};
-pub use wire::{Dims, Leaf, LeafKind, Meta, MetaWriter, StorageRecord};
+pub use wire::{ArrayFlags, Dims, Leaf, LeafKind, Meta, MetaWriter, StorageRecord};

@@ -15,8 +15,8 @@
 //! Header: magic `[u8; 4]`, version `u16`, zero `u16`, generation `u64`, then the number of storages, leaves and dims
 //! and the bytes of tags (`u32` each), and the bytes of the skeleton `u64`.
 //!
-//! Leaf: kind `u8` (0 tensor, 1 array, 2 storage, 3 bytes), detail `u8` (a tensor's dtype code; 1 for an array in
-//! Fortran order), ndim `u8`, zero `u8`, storage `u32`, byte offset in the storage `u64`, index of its first dim
+//! Leaf: kind `u8` (0 tensor, 1 array, 2 storage, 3 bytes), detail `u8` (a tensor's dtype code; of an array, 1 for
+//! Fortran order, and 2 more if it is read-only), ndim `u8`, zero `u8`, storage `u32`, byte offset in the storage `u64`, index of its first dim
 //! `u32`, start of its tag `u32`, itemsize `u64` (arrays only). Fields that a kind does not have are zero. A leaf's
 //! dims begin where those of the leaf before end, so that one pass checks that the table is whole.
 
@@ -59,16 +59,32 @@ pub struct StorageRecord {
     pub nbytes: u64,
 }
 
+/// What numpy's flags say of an array.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ArrayFlags {
+    /// Column-major: the first index varies fastest.
+    pub fortran: bool,
+    /// Not to be written to.
+    pub read_only: bool,
+}
+
+impl ArrayFlags {
+    fn code(self) -> u8 {
+        u8::from(self.fortran) | u8::from(self.read_only) << 1
+    }
+
+    fn from_code(code: u8) -> Option<Self> {
+        (code < 4).then_some(Self { fortran: code & 1 != 0, read_only: code & 2 != 0 })
+    }
+}
+
 /// What a leaf is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LeafKind {
     /// A tensor: shape, strides, part of a storage.
     Tensor(Dtype),
     /// A contiguous numpy array, whose dtype is an opaque tag.
-    Array {
-        /// Column-major: the first index varies fastest.
-        fortran: bool,
-    },
+    Array(ArrayFlags),
     /// A whole storage as an object of its own.
     Storage,
     /// A `bytes` object whose content is a whole storage.

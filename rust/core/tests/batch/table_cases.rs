@@ -1,6 +1,7 @@
 //! The table's bytes, and each of its bounds by name.
 
 use crate::table_model::*;
+use ringloader_core::batch::ArrayFlags;
 use ringloader_core::batch::wire::{LAYOUT_VERSION, repeats};
 use ringloader_core::batch::{Dtype, Meta, MetaWriter, StorageRecord};
 
@@ -10,7 +11,7 @@ fn small_block() -> Vec<u8> {
     let second = writer.add_storage(StorageRecord { offset: 64, nbytes: 40 });
     writer.set_storage(first, StorageRecord { offset: 128, nbytes: 24 });
     let tensor = writer.add_tensor(first, 4, Dtype::F32, &[2, 2], &[2, 1]);
-    let array = writer.add_array(second, 8, 2, b"<i2", true, &[3]);
+    let array = writer.add_array(second, 8, 2, b"<i2", ArrayFlags { fortran: true, read_only: false }, &[3]);
     let bytes = writer.add_bytes(second);
     let skeleton = writer.skeleton();
     skeleton.dict(2);
@@ -116,7 +117,7 @@ fn each_bound_has_its_refusal() {
         byte_offset: 1,
         itemsize,
         tag: vec![1],
-        fortran: false,
+        flags: ArrayFlags::default(),
         shape: shape.to_vec(),
     };
     let refused = [
@@ -173,10 +174,10 @@ fn each_field_of_the_format_is_checked() {
         (first + 20, 1, "fields of an array"),
         (first + 24, 4, "fields of an array"),
         (second, 4, "no known kind"),
-        (second + 1, 2, "no such order or tag"),
+        (second + 1, 4, "no such flags or tag"),
         (second + 2, 0, "dims not next to"),
-        (second + 20, 4, "no such order or tag"),
-        (tags, 4, "no such order or tag"),
+        (second + 20, 4, "no such flags or tag"),
+        (tags, 4, "no such flags or tag"),
         (third + 1, 1, "fields of another kind"),
         (third + 2, 1, "dims beyond the end"),
         (third + 8, 1, "fields of another kind"),
@@ -201,14 +202,14 @@ fn each_field_of_the_format_is_checked() {
 fn a_cleared_writer_writes_as_a_new_one() {
     let mut writer = MetaWriter::new();
     let storage = writer.add_storage(StorageRecord { offset: 64, nbytes: 64 });
-    writer.add_array(storage, 0, 4, b"<f4", false, &[16]);
+    writer.add_array(storage, 0, 4, b"<f4", ArrayFlags::default(), &[16]);
     writer.skeleton().named_tuple("m", "P", 0);
     let used = writer.finish(1).to_vec();
     writer.clear();
     assert_eq!((writer.storage_count(), writer.leaf_count(), writer.storage(0)), (0, 0, None));
     assert_eq!(writer.finish(2), MetaWriter::new().finish(2));
     let storage = writer.add_storage(StorageRecord { offset: 64, nbytes: 64 });
-    writer.add_array(storage, 0, 4, b"<f4", false, &[16]);
+    writer.add_array(storage, 0, 4, b"<f4", ArrayFlags::default(), &[16]);
     writer.skeleton().named_tuple("m", "P", 0);
     assert_eq!(writer.finish(1), used);
 }
@@ -221,7 +222,7 @@ fn equal_tags_in_a_row_are_written_once() {
             byte_offset: 0,
             itemsize: 1,
             tag: tag.to_vec(),
-            fortran: false,
+            flags: ArrayFlags::default(),
             shape: vec![1],
         });
         write(&[StorageRecord { offset: 0, nbytes: 1 }], &leaves.collect::<Vec<_>>())

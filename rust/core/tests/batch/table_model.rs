@@ -1,7 +1,7 @@
 //! Tables as the tests give them, and their bounds said anew, in wider numbers than the code under test uses.
 
 use ringloader_core::batch::wire::{MAX_NDIM, STORAGE_ALIGN};
-use ringloader_core::batch::{Dtype, Leaf, LeafKind, Meta, MetaWriter, StorageRecord};
+use ringloader_core::batch::{ArrayFlags, Dtype, Leaf, LeafKind, Meta, MetaWriter, StorageRecord};
 
 pub(crate) const GENERATION: u64 = 0x0102_0304_0506_0708;
 pub(crate) const PAYLOAD: u64 = 1 << 20;
@@ -10,7 +10,7 @@ pub(crate) const PAYLOAD: u64 = 1 << 20;
 #[derive(Debug, Clone)]
 pub(crate) enum Given {
     Tensor { storage: u32, byte_offset: u64, dtype: Dtype, dims: Vec<(i64, i64)> },
-    Array { storage: u32, byte_offset: u64, itemsize: u64, tag: Vec<u8>, fortran: bool, shape: Vec<i64> },
+    Array { storage: u32, byte_offset: u64, itemsize: u64, tag: Vec<u8>, flags: ArrayFlags, shape: Vec<i64> },
     Storage(u32),
     Bytes(u32),
 }
@@ -26,8 +26,8 @@ pub(crate) fn write(storages: &[StorageRecord], leaves: &[Given]) -> Vec<u8> {
                 let (shape, strides): (Vec<_>, Vec<_>) = dims.iter().copied().unzip();
                 writer.add_tensor(*storage, *byte_offset, *dtype, &shape, &strides)
             }
-            Given::Array { storage, byte_offset, itemsize, tag, fortran, shape } => {
-                writer.add_array(*storage, *byte_offset, *itemsize, tag, *fortran, shape)
+            Given::Array { storage, byte_offset, itemsize, tag, flags, shape } => {
+                writer.add_array(*storage, *byte_offset, *itemsize, tag, *flags, shape)
             }
             Given::Storage(storage) => writer.add_storage_leaf(*storage),
             Given::Bytes(storage) => writer.add_bytes(*storage),
@@ -63,8 +63,8 @@ pub(crate) fn assert_reads_back(leaf: Leaf<'_>, given: &Given) {
             assert_eq!(leaf.dtype_tag(), b"");
             assert_eq!(i128::from(leaf.numel()), numel);
         }
-        Given::Array { storage, byte_offset, itemsize, tag, fortran, shape: given } => {
-            assert_eq!(leaf.kind(), LeafKind::Array { fortran: *fortran });
+        Given::Array { storage, byte_offset, itemsize, tag, flags, shape: given } => {
+            assert_eq!(leaf.kind(), LeafKind::Array(*flags));
             assert_eq!((leaf.storage(), leaf.byte_offset()), (*storage, *byte_offset));
             assert_eq!((&shape, strides.len()), (given, 0));
             assert_eq!((leaf.itemsize(), leaf.dtype_tag()), (*itemsize, tag.as_slice()));
@@ -145,12 +145,12 @@ pub(crate) fn assert_bounds(meta: &Meta<'_>, payload: u64) {
                 let dims = shape.iter().copied().zip(leaf.strides().iter()).collect();
                 Given::Tensor { storage: leaf.storage(), byte_offset: leaf.byte_offset(), dtype, dims }
             }
-            LeafKind::Array { fortran } => Given::Array {
+            LeafKind::Array(flags) => Given::Array {
                 storage: leaf.storage(),
                 byte_offset: leaf.byte_offset(),
                 itemsize: leaf.itemsize(),
                 tag: leaf.dtype_tag().to_vec(),
-                fortran,
+                flags,
                 shape,
             },
             LeafKind::Storage => Given::Storage(leaf.storage()),

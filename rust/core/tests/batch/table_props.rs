@@ -3,7 +3,7 @@
 use crate::table_model::*;
 use proptest::prelude::*;
 use ringloader_core::batch::wire::{STORAGE_ALIGN, check_array, check_tensor};
-use ringloader_core::batch::{Dtype, Meta, StorageRecord, Token};
+use ringloader_core::batch::{ArrayFlags, Dtype, Meta, StorageRecord, Token};
 
 fn dtype() -> impl Strategy<Value = Dtype> {
     prop::sample::select(Dtype::ALL)
@@ -47,11 +47,12 @@ fn any_leaf() -> impl Strategy<Value = Given> {
             byte_offset,
             prop_oneof![4 => 0..20u64, 1 => length()],
             prop::collection::vec(any::<u8>(), 0..6),
-            any::<bool>(),
+            any::<(bool, bool)>(),
             prop::collection::vec(size(), 0..5),
         )
-            .prop_map(|(storage, byte_offset, itemsize, tag, fortran, shape)| {
-                Given::Array { storage, byte_offset, itemsize, tag, fortran, shape }
+            .prop_map(|(storage, byte_offset, itemsize, tag, (fortran, read_only), shape)| {
+                let flags = ArrayFlags { fortran, read_only };
+                Given::Array { storage, byte_offset, itemsize, tag, flags, shape }
             }),
         storage.clone().prop_map(Given::Storage),
         storage.prop_map(Given::Bytes),

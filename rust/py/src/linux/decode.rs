@@ -7,7 +7,7 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
-use ringloader_core::batch::{Leaf, LeafKind, Meta, SkeletonReader, StorageRecord, Token};
+use ringloader_core::batch::{ArrayFlags, Leaf, LeafKind, Meta, SkeletonReader, StorageRecord, Token};
 use ringloader_core::delivery::Delivery;
 
 use super::dlpack::{Copies, Form, Span};
@@ -127,7 +127,7 @@ impl<'py> LeafReader<'_, 'py> {
                 let first = leaf.byte_offset() / dtype.itemsize() as u64;
                 self.torch.tensor_in(&storage, dtype, first, shape, strides)
             }
-            LeafKind::Array { fortran } => self.array(py, &leaf, record, fortran, copy),
+            LeafKind::Array(flags) => self.array(py, &leaf, record, flags, copy),
             LeafKind::Storage => self.storage(py, &leaf, record, copy),
             LeafKind::Bytes => {
                 Span::new(self.delivery, record.offset, record.nbytes)?.bytes(py).map(Bound::into_any)
@@ -157,19 +157,24 @@ impl<'py> LeafReader<'_, 'py> {
         py: Python<'py>,
         leaf: &Leaf<'_>,
         record: StorageRecord,
-        fortran: bool,
+        flags: ArrayFlags,
         copy: Option<&RefCell<Copies>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let dtype = self.torch.array_dtype.bind(py).call1((PyBytes::new(py, leaf.dtype_tag()),))?;
         let shape = PyTuple::new(py, leaf.shape().iter())?;
-        let order = if fortran { intern!(py, "F") } else { intern!(py, "C") };
-        if record.nbytes == 0 {
-            return self.torch.empty_array.bind(py).call1((shape, dtype, order));
+        let order = if flags.fortran { intern!(py, "F") } else { intern!(py, "C") };
+        let array = if record.nbytes == 0 {
+            self.torch.empty_array.bind(py).call1((shape, dtype, order))?
+        } else {
+            let len = record.nbytes - leaf.byte_offset();
+            let flat = Span::new(self.delivery, record.offset + leaf.byte_offset(), len)?.flat(py, copy)?;
+            let bytes = flat.call_method0(intern!(py, "numpy"))?;
+            self.torch.ndarray.bind(py).call1((shape, dtype, bytes, 0, py.None(), order))?
+        };
+        if flags.read_only {
+            array.call_method1(intern!(py, "setflags"), (false,))?;
         }
-        let len = record.nbytes - leaf.byte_offset();
-        let flat = Span::new(self.delivery, record.offset + leaf.byte_offset(), len)?.flat(py, copy)?;
-        let bytes = flat.call_method0(intern!(py, "numpy"))?;
-        self.torch.ndarray.bind(py).call1((shape, dtype, bytes, 0, py.None(), order))
+        Ok(array)
     }
 }
 

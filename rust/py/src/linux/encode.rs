@@ -11,7 +11,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
 use ringloader_core::batch::wire::MAX_NDIM;
-use ringloader_core::batch::{Dtype, MetaWriter};
+use ringloader_core::batch::{ArrayFlags, Dtype, MetaWriter};
 
 use super::grouping::Groups;
 use super::identity::ByIdentity;
@@ -28,7 +28,7 @@ const INLINE_BYTES: usize = 4096;
 /// What a leaf is, but for the place of its bytes.
 pub(crate) enum LeafKind {
     Tensor { dtype: Dtype, dims: Dims },
-    Array { fortran: bool, itemsize: u64, tag: Vec<u8>, shape: Vec<i64> },
+    Array { flags: ArrayFlags, itemsize: u64, tag: Vec<u8>, shape: Vec<i64> },
     Storage,
     Bytes,
 }
@@ -196,14 +196,15 @@ impl Drafts {
         if described.is_none() {
             return Ok(None);
         }
-        type Parts<'py> = (Bound<'py, PyAny>, usize, u64, u64, bool, Vec<u8>, Vec<i64>);
-        let (keep, address, len, itemsize, fortran, tag, shape): Parts<'_> = described.extract()?;
+        type Parts<'py> = (Bound<'py, PyAny>, usize, u64, u64, (bool, bool), Vec<u8>, Vec<i64>);
+        let (keep, address, len, itemsize, (fortran, read_only), tag, shape): Parts<'_> =
+            described.extract()?;
         self.held.push(Held::new(&keep));
         Ok(Some(LeafDraft {
             address,
             len,
             alignment: 1,
-            kind: LeafKind::Array { fortran, itemsize, tag, shape },
+            kind: LeafKind::Array { flags: ArrayFlags { fortran, read_only }, itemsize, tag, shape },
             held: 0,
         }))
     }

@@ -84,8 +84,8 @@ impl Groups {
                 &LeafKind::Tensor { dtype, dims } => {
                     meta.add_tensor(storage, offset, dtype, drafts.shape(dims), drafts.strides(dims))
                 }
-                LeafKind::Array { fortran, itemsize, tag, shape } => {
-                    meta.add_array(storage, offset, *itemsize, tag, *fortran, shape)
+                LeafKind::Array { flags, itemsize, tag, shape } => {
+                    meta.add_array(storage, offset, *itemsize, tag, *flags, shape)
                 }
                 LeafKind::Storage => meta.add_storage_leaf(storage),
                 LeafKind::Bytes => meta.add_bytes(storage),

@@ -3,8 +3,8 @@
 
 use super::extent::{array_extent, tensor_extent};
 use super::{
-    DIM_BYTES, HEADER_BYTES, KIND_ARRAY, KIND_BYTES, KIND_STORAGE, KIND_TENSOR, LAYOUT_VERSION, LEAF_BYTES,
-    LeafKind, MAGIC, MAX_NDIM, STORAGE_ALIGN, STORAGE_BYTES, StorageRecord,
+    ArrayFlags, DIM_BYTES, HEADER_BYTES, KIND_ARRAY, KIND_BYTES, KIND_STORAGE, KIND_TENSOR, LAYOUT_VERSION,
+    LEAF_BYTES, LeafKind, MAGIC, MAX_NDIM, STORAGE_ALIGN, STORAGE_BYTES, StorageRecord,
 };
 use crate::batch::{Dtype, SkeletonReader};
 use crate::{Error, Result};
@@ -114,7 +114,9 @@ impl<'a> Meta<'a> {
                 }
                 _ => Err("no known dtype, or fields of an array"),
             },
-            KIND_ARRAY if detail > 1 || self.tag(tag).is_none() => Err("no such order or tag"),
+            KIND_ARRAY if ArrayFlags::from_code(detail).is_none() || self.tag(tag).is_none() => {
+                Err("no such flags or tag")
+            }
             KIND_ARRAY => array_extent(itemsize, shape, byte_offset, storage.nbytes),
             KIND_STORAGE | KIND_BYTES
                 if record[8..16] == [0; 8] && record[20..] == [0; 12] && detail == 0 && ndim == 0 =>
@@ -194,9 +196,9 @@ impl<'a> Leaf<'a> {
     /// What it is.
     pub fn kind(&self) -> LeafKind {
         match self.record[0] {
-            // The code was checked: the default is never taken.
+            // The codes were checked: the defaults are never taken.
             KIND_TENSOR => LeafKind::Tensor(Dtype::from_code(self.record[1]).unwrap_or(Dtype::U8)),
-            KIND_ARRAY => LeafKind::Array { fortran: self.record[1] == 1 },
+            KIND_ARRAY => LeafKind::Array(ArrayFlags::from_code(self.record[1]).unwrap_or_default()),
             KIND_STORAGE => LeafKind::Storage,
             _ => LeafKind::Bytes,
         }

@@ -2,8 +2,8 @@
 //! Building a block.
 
 use super::{
-    DIM_BYTES, HEADER_BYTES, KIND_ARRAY, KIND_BYTES, KIND_STORAGE, KIND_TENSOR, LAYOUT_VERSION, LEAF_BYTES,
-    MAGIC, STORAGE_BYTES, StorageRecord,
+    ArrayFlags, DIM_BYTES, HEADER_BYTES, KIND_ARRAY, KIND_BYTES, KIND_STORAGE, KIND_TENSOR, LAYOUT_VERSION,
+    LEAF_BYTES, MAGIC, STORAGE_BYTES, StorageRecord,
 };
 use crate::batch::{Dtype, SkeletonWriter};
 
@@ -102,12 +102,11 @@ impl MetaWriter {
         byte_offset: u64,
         itemsize: u64,
         dtype_tag: &[u8],
-        fortran: bool,
+        flags: ArrayFlags,
         shape: &[i64],
     ) -> u32 {
         let tag = self.push_tag(dtype_tag);
-        let leaf =
-            self.push_leaf(KIND_ARRAY, u8::from(fortran), shape.len(), storage, byte_offset, tag, itemsize);
+        let leaf = self.push_leaf(KIND_ARRAY, flags.code(), shape.len(), storage, byte_offset, tag, itemsize);
         self.push_dims(shape);
         leaf
     }
