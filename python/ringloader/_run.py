@@ -36,7 +36,7 @@ def run_script(script: str, arguments: Sequence[str]) -> None:
         source = file.read()
     _set_first_path(os.path.dirname(os.path.realpath(script)))  # noqa: PTH120
     loader = importlib.machinery.SourceFileLoader("__main__", full)
-    module = _new_main(__file__=full, __loader__=loader, __cached__=None)
+    module = _new_main(full, loader, None)
     exec(compile(source, full, "exec", dont_inherit=True), module.__dict__)
 
 
@@ -71,17 +71,20 @@ def _run_found(found: Any) -> None:
     code = found.loader.get_code(found.name)
     if code is None:
         sys.exit(f"{sys.executable}: No code object available for {found.name}")
-    module = _new_main(__file__=found.origin, __loader__=found.loader, __cached__=found.cached)
+    module = _new_main(found.origin, found.loader, found.cached)
     # By these, spawned children find the program again.
     module.__spec__ = found
     module.__package__ = found.parent
     exec(code, module.__dict__)
 
 
-def _new_main(**attributes: Any) -> types.ModuleType:
+def _new_main(file: str | None, loader: object, cached: str | None) -> types.ModuleType:
     """The ``__main__`` of a program that starts, for as long as the process lives."""
     module = types.ModuleType("__main__")
-    vars(module).update(attributes, __builtins__=builtins)
+    vars(module).update(__file__=file, __loader__=loader, __builtins__=builtins)
+    # Python 3.15 has it no more.
+    if sys.version_info < (3, 15):
+        vars(module)["__cached__"] = cached
     sys.modules["__main__"] = module
     return module
 
