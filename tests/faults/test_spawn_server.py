@@ -269,7 +269,9 @@ def test_a_thread_in_every_interpreter(tmp_path, monkeypatch):
             print("_spawn_server" in command_line(iterator._workers[0].pid), list(iterator))
     """
     ended = run_script("ringloader", body, tmp_path)
-    assert (ended.code, ended.err, ended.out) == (0, "", "False [2, 2]\n")
+    # Python 3.15 warns of a main module that it has started itself.
+    said = [line for line in ended.err.splitlines() if "Module globals is missing" not in line]
+    assert (ended.code, said, ended.out) == (0, [], "False [2, 2]\n")
 
 
 PARENT = """
