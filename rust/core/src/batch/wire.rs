@@ -16,9 +16,10 @@
 //! and the bytes of tags (`u32` each), and the bytes of the skeleton `u64`.
 //!
 //! Leaf: kind `u8` (0 tensor, 1 array, 2 storage, 3 bytes), detail `u8` (a tensor's dtype code; of an array, 1 for
-//! Fortran order, and 2 more if it is read-only), ndim `u8`, zero `u8`, storage `u32`, byte offset in the storage `u64`, index of its first dim
-//! `u32`, start of its tag `u32`, itemsize `u64` (arrays only). Fields that a kind does not have are zero. A leaf's
-//! dims begin where those of the leaf before end, so that one pass checks that the table is whole.
+//! Fortran order, and 2 more if it is read-only), ndim `u8`, zero `u8`, storage `u32`, byte offset in the storage
+//! `u64`, index of its first dim `u32`, start of its tag `u32`, itemsize `u64` (arrays only). Fields that a kind
+//! does not have are zero. A leaf's dims begin where those of the leaf before end, so that one pass checks that the
+//! table is whole.
 
 mod extent;
 mod reader;
