@@ -139,20 +139,20 @@ def array_tag(array: np.ndarray[Any, Any]) -> _ArrayParts | None:
     if not as_it_is and array.dtype.kind != "V" and not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     tag = _dtype_tag(array.dtype)
-    if tag is None or array.size == 0:
+    if tag is None or array.nbytes == 0:
         # There is nothing to carry, and pickle has strides of its own for it.
         return None
     if not flags.forc:
         array = array.copy(order="C")
-    shown = array.flags.fnc, as_it_is and not flags.writeable
+    shown = flags.fnc, as_it_is and not flags.writeable
     return array, array.ctypes.data, array.nbytes, array.itemsize, shown, tag, list(array.shape)
 
 
 def _has_buffer(array: np.ndarray[Any, Any]) -> bool:
-    """Whether numpy shows its content to others, as to pickle. It does not for dates, nor in fields."""
+    """Whether numpy shows its content to others, as to pickle: not that of dates, for one."""
     try:
         array.data.release()
-    except (BufferError, ValueError):
+    except Exception:  # as numpy's reduction, which then goes on without
         return False
     return True
 

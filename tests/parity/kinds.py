@@ -296,6 +296,7 @@ ARRAYS: dict[str, Make] = {
     "object": lambda: np.array([1, "a", None, {"k": 2}], dtype=object),
     "object of tensors": lambda: np.array([torch.arange(2), None], dtype=object),
     "unicode": lambda: np.array(["a", "\u00e9\u4e2d"]),
+    "dtype >U2": lambda: np.array(["a", "\u00e9\u4e2d"], dtype=">U2"),
     "bytes": lambda: np.array([b"a", b"bcd"]),
     "void": lambda: np.zeros(2, dtype="V5"),
     "zero-size": lambda: np.empty((0, 3), dtype=np.float32),

@@ -41,7 +41,7 @@ Reduced.__reduce__ = lambda self: (Reduced, (self.x + 1,))
 def test_a_dtype_comes_back_from_its_name(dtype):
     array = np.zeros(3, dtype)
     keep, address, nbytes, itemsize, (fortran, read_only), tag, shape = _batches.array_tag(array)
-    # Pickle, which torch's own loader sends arrays by, gives the machine's byte order too.
+    # Pickle is what torch's own loader sends arrays by.
     assert _batches.array_dtype(tag) == pickle.loads(pickle.dumps(array)).dtype
     assert (address, nbytes, itemsize, shape) == (keep.ctypes.data, array.nbytes, array.itemsize, [3])
     assert not fortran and not read_only
@@ -68,7 +68,12 @@ def test_arrays_arrive_as_that_protocol_has_them(monkeypatch, name, protocol):
     monkeypatch.setattr(_batches, "_PROTOCOL", protocol)
     make = kinds.ARRAYS[name]
     (arrived,) = DataLoader(OneArray(make), batch_size=None, num_workers=1, collate_fn=identity)
-    assert describe(arrived) == describe(pickle.loads(pickle.dumps(make(), protocol)))
+    expected = pickle.loads(pickle.dumps(make(), protocol))
+    assert describe(arrived) == describe(expected)
+    if name.startswith("read-only") and not expected.flags.writeable:
+        for array in (arrived, expected):
+            with pytest.raises(ValueError, match="WRITEABLE"):
+                array.setflags(write=True)
 
 
 @pytest.mark.parametrize(

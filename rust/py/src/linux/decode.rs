@@ -163,18 +163,17 @@ impl<'py> LeafReader<'_, 'py> {
         let dtype = self.torch.array_dtype.bind(py).call1((PyBytes::new(py, leaf.dtype_tag()),))?;
         let shape = PyTuple::new(py, leaf.shape().iter())?;
         let order = if flags.fortran { intern!(py, "F") } else { intern!(py, "C") };
-        let array = if record.nbytes == 0 {
-            self.torch.empty_array.bind(py).call1((shape, dtype, order))?
-        } else {
-            let len = record.nbytes - leaf.byte_offset();
-            let flat = Span::new(self.delivery, record.offset + leaf.byte_offset(), len)?.flat(py, copy)?;
-            let bytes = flat.call_method0(intern!(py, "numpy"))?;
-            self.torch.ndarray.bind(py).call1((shape, dtype, bytes, 0, py.None(), order))?
-        };
-        if flags.read_only {
-            array.call_method1(intern!(py, "setflags"), (false,))?;
+        if record.nbytes == 0 {
+            return self.torch.empty_array.bind(py).call1((shape, dtype, order));
         }
-        Ok(array)
+        let len = record.nbytes - leaf.byte_offset();
+        let flat = Span::new(self.delivery, record.offset + leaf.byte_offset(), len)?.flat(py, copy)?;
+        let bytes = flat.call_method0(intern!(py, "numpy"))?;
+        if flags.read_only {
+            // What lies in it cannot be made writable, as what is unpickled from `bytes` cannot.
+            bytes.call_method1(intern!(py, "setflags"), (false,))?;
+        }
+        self.torch.ndarray.bind(py).call1((shape, dtype, bytes, 0, py.None(), order))
     }
 }
 
