@@ -107,17 +107,20 @@ UNGUARDED = """
 
 
 def test_a_program_without_a_guard(loader_name, tmp_path):
-    """The error of a main module that starts processes when it is imported, where torch has it."""
+    """The error of a main module that starts processes when it is imported, where torch has it.
+
+    How many workers have died by the time that the first is noticed is chance, with torch too.
+    """
 
     def told(ended):
         said = [
             line for line in ended.err.splitlines() if line.startswith(("RuntimeError", "        An att"))
         ]
-        return ended.code, ended.out, sorted(re.sub(r"\d+", "N", line) for line in said)
+        return ended.code, ended.out, {re.sub(r"\d+(, \d+)*", "N", line) for line in said}
 
     theirs, ours = (told(run_script(name, UNGUARDED, tmp_path)) for name in ("torch", loader_name))
     assert "An attempt has been made to start a new process" in str(theirs)
-    assert set(ours[2]) == set(theirs[2]) and ours[:2] == theirs[:2]
+    assert ours == theirs
 
 
 LEAVES = """
