@@ -18,7 +18,7 @@ mod reader;
 mod writer;
 
 pub use reader::{Class, SkeletonReader};
-pub use writer::{Mark, SkeletonWriter};
+pub use writer::SkeletonWriter;
 
 /// One token of a skeleton.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -27,7 +27,7 @@ mod writer;
 
 use super::Dtype;
 
-pub use extent::{check_array, check_tensor};
+pub use extent::check_tensor;
 pub use reader::{Dims, Leaf, Meta, repeats};
 pub use writer::MetaWriter;
 

@@ -334,24 +334,6 @@ fn deep_nesting_needs_no_stack() {
 }
 
 #[test]
-fn rollback_leaves_no_trace() {
-    let mut writer = SkeletonWriter::new();
-    writer.list(2);
-    writer.named_tuple("m", "P", 0);
-    let before = writer.as_bytes().to_vec();
-    let mark = writer.mark();
-    writer.named_tuple("m", "Q", 1);
-    writer.str("text");
-    writer.rollback(mark);
-    assert_eq!((writer.as_bytes(), writer.memo_count()), (&before[..], 2));
-    writer.named_tuple("m", "Q", 0);
-    let mut reader = SkeletonReader::new(writer.as_bytes(), 0);
-    let classes: Vec<_> = reader.by_ref().map(Result::unwrap).collect();
-    assert_eq!(classes[2], Token::NamedTuple { class: 1, len: 0 });
-    assert_eq!(reader.class(1).unwrap().qualname, "Q");
-}
-
-#[test]
 fn a_class_is_named_once_and_told_apart_by_both_names() {
     let mut writer = SkeletonWriter::new();
     writer.list(4);

@@ -22,14 +22,6 @@ struct WrittenClass {
     qualname: Range<usize>,
 }
 
-/// A place to go back to, see [`SkeletonWriter::mark`].
-#[derive(Debug, Clone, Copy)]
-pub struct Mark {
-    bytes: usize,
-    memo: u32,
-    classes: usize,
-}
-
 impl SkeletonWriter {
     /// An empty skeleton.
     pub fn new() -> Self {
@@ -51,19 +43,6 @@ impl SkeletonWriter {
     /// Memo numbers taken so far.
     pub fn memo_count(&self) -> u32 {
         self.memo
-    }
-
-    /// This place, for a walker that may find out inside a container that it must be pickled instead.
-    pub fn mark(&self) -> Mark {
-        Mark { bytes: self.bytes.len(), memo: self.memo, classes: self.classes.len() }
-    }
-
-    /// Takes back everything written since the mark. Memo numbers from since then are void. A mark from before a
-    /// [`clear`](Self::clear), or from further on, means nothing.
-    pub fn rollback(&mut self, mark: Mark) {
-        self.bytes.truncate(mark.bytes);
-        self.memo = mark.memo;
-        self.classes.truncate(mark.classes);
     }
 
     /// `None`.

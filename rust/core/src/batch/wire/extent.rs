@@ -27,11 +27,10 @@ fn fit(start: u64, length: u64, storage_nbytes: u64) -> Result<(), &'static str>
     }
 }
 
-/// Whether a tensor can be a leaf: what [`Meta::parse`](super::Meta::parse) will ask of it.
+/// Whether a tensor can be a leaf: what [`Meta::parse`](super::Meta::parse) asks of it.
 ///
 /// The byte offset must be a multiple of the itemsize, also for complex types, whose C++ counterparts in torch are
-/// aligned to the pair. A tensor without elements may have any strides that are not negative. Senders ask before
-/// they add a leaf and pickle what does not fit.
+/// aligned to the pair. A tensor without elements may have any strides that are not negative.
 ///
 /// # Errors
 /// What is wrong, as the end of the sentence "the tensor has ...".
@@ -49,33 +48,17 @@ pub fn check_tensor(
         return Err("not one stride for each dimension");
     }
     let (shape, strides) = (shape.iter().copied(), strides.iter().copied());
-    tensor_extent(dtype, shape, strides, byte_offset, storage_nbytes).map(|_| ())
+    tensor_extent(dtype, shape, strides, byte_offset, storage_nbytes)
 }
 
-/// Whether a contiguous array of items of `itemsize` bytes can be a leaf. It may be misaligned, as numpy allows.
-///
-/// # Errors
-/// What is wrong, as the end of the sentence "the array has ...".
-pub fn check_array(
-    itemsize: u64,
-    shape: &[i64],
-    byte_offset: u64,
-    storage_nbytes: u64,
-) -> Result<(), &'static str> {
-    if shape.len() > MAX_NDIM {
-        return Err("more than 64 dimensions");
-    }
-    array_extent(itemsize, shape.iter().copied(), byte_offset, storage_nbytes).map(|_| ())
-}
-
-/// Checks a tensor of a legal number of dimensions and returns how many elements it has.
+/// Checks a tensor of a legal number of dimensions.
 pub(super) fn tensor_extent(
     dtype: Dtype,
     shape: impl Iterator<Item = i64> + Clone,
     strides: impl Iterator<Item = i64>,
     byte_offset: u64,
     storage_nbytes: u64,
-) -> Result<u64, &'static str> {
+) -> Result<(), &'static str> {
     let itemsize = dtype.itemsize() as u64;
     if byte_offset & (itemsize - 1) != 0 {
         return Err("a byte offset that is no multiple of its itemsize");
@@ -93,19 +76,16 @@ pub(super) fn tensor_extent(
         }
     }
     let span = if numel == 0 { Some(0) } else { last.checked_add(1).and_then(|s| s.checked_mul(itemsize)) };
-    fit(byte_offset, span.ok_or("a span above 64 bits")?, storage_nbytes)?;
-    Ok(numel)
+    fit(byte_offset, span.ok_or("a span above 64 bits")?, storage_nbytes)
 }
 
-/// Checks an array of a legal number of dimensions and returns how many elements it has.
+/// Checks a contiguous array of a legal number of dimensions. It may be misaligned, as numpy allows.
 pub(super) fn array_extent(
     itemsize: u64,
     shape: impl Iterator<Item = i64>,
     byte_offset: u64,
     storage_nbytes: u64,
-) -> Result<u64, &'static str> {
-    let numel = numel(shape)?;
-    let span = numel.checked_mul(itemsize).ok_or("a span above 64 bits")?;
-    fit(byte_offset, span, storage_nbytes)?;
-    Ok(numel)
+) -> Result<(), &'static str> {
+    let span = numel(shape)?.checked_mul(itemsize).ok_or("a span above 64 bits")?;
+    fit(byte_offset, span, storage_nbytes)
 }

@@ -121,12 +121,12 @@ impl<'a> Meta<'a> {
             KIND_STORAGE | KIND_BYTES
                 if record[8..16] == [0; 8] && record[20..] == [0; 12] && detail == 0 && ndim == 0 =>
             {
-                Ok(0)
+                Ok(())
             }
             _ => Err("no known kind, or fields of another kind"),
         };
         match extent {
-            Ok(_) => Ok(first_dim + used),
+            Ok(()) => Ok(first_dim + used),
             Err(what) => refuse(what),
         }
     }
@@ -234,21 +234,6 @@ impl<'a> Leaf<'a> {
         usize::from(self.record[2])
     }
 
-    /// Number of elements; the number of bytes for whole storages and `bytes`.
-    pub fn numel(&self) -> u64 {
-        match self.kind() {
-            LeafKind::Tensor(_) | LeafKind::Array { .. } => {
-                let shape = self.shape();
-                if shape.iter().any(|size| size == 0) {
-                    0
-                } else {
-                    shape.iter().product::<i64>().unsigned_abs()
-                }
-            }
-            LeafKind::Storage | LeafKind::Bytes => self.storage_record().nbytes,
-        }
-    }
-
     /// Shape; empty for whole storages and `bytes`.
     pub fn shape(&self) -> Dims<'a> {
         self.dims(0, self.ndim())
@@ -285,21 +270,6 @@ impl<'a> Leaf<'a> {
 pub struct Dims<'a>(&'a [[u8; DIM_BYTES]]);
 
 impl<'a> Dims<'a> {
-    /// How many there are, at most [`MAX_NDIM`].
-    pub fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// One of them.
-    pub fn get(&self, index: usize) -> Option<i64> {
-        self.0.get(index).map(|bytes| i64::from_le_bytes(*bytes))
-    }
-
     /// All of them, as they are in the block: little endian.
     pub fn as_bytes(&self) -> &'a [[u8; DIM_BYTES]] {
         self.0

@@ -10,8 +10,7 @@ use crate::batch::{Dtype, SkeletonWriter};
 /// Builds the block of one batch after another. [`clear`](Self::clear) keeps the memory, so that a steady stream of
 /// similar batches allocates nothing.
 ///
-/// What is added is not checked here: [`check_tensor`](super::check_tensor) and [`check_array`](super::check_array)
-/// say beforehand whether a leaf can be sent, and a block with one that cannot is refused by its reader.
+/// What is added is not checked here: a block with a leaf that cannot be is refused by its reader.
 #[derive(Debug, Default)]
 pub struct MetaWriter {
     storages: Vec<StorageRecord>,
@@ -47,7 +46,7 @@ impl MetaWriter {
 
     /// Adds a storage and returns its index.
     pub fn add_storage(&mut self, record: StorageRecord) -> u32 {
-        let index = self.storage_count();
+        let index = count(self.storages.len());
         self.storages.push(record);
         index
     }
@@ -58,21 +57,6 @@ impl MetaWriter {
     /// If no storage has this index.
     pub fn set_storage(&mut self, index: u32, record: StorageRecord) {
         self.storages[index as usize] = record;
-    }
-
-    /// A storage's record as it stands; `None` if no storage has this index.
-    pub fn storage(&self, index: u32) -> Option<StorageRecord> {
-        self.storages.get(index as usize).copied()
-    }
-
-    /// Storages added so far.
-    pub fn storage_count(&self) -> u32 {
-        count(self.storages.len())
-    }
-
-    /// Leaves added so far.
-    pub fn leaf_count(&self) -> u32 {
-        count(self.leaves.len() / LEAF_BYTES)
     }
 
     /// Adds a tensor, with strides in elements, and returns the leaf's index.
@@ -177,7 +161,7 @@ impl MetaWriter {
         tag: u32,
         itemsize: u64,
     ) -> u32 {
-        let index = self.leaf_count();
+        let index = count(self.leaves.len() / LEAF_BYTES);
         let first_dim = count(self.dims.len() / DIM_BYTES);
         let mut record = [0; LEAF_BYTES];
         record[0] = kind;
