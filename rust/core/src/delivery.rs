@@ -77,13 +77,8 @@ impl Backing {
     /// # Errors
     /// [`Error::Corrupt`] when they do not lie in it.
     pub fn pointer(&self, offset: u64, len: u64) -> Result<NonNull<u8>> {
-        match self {
-            Self::Slot(held) => {
-                let window = held.seat.control.window(held.seat.worker, held.slot);
-                held.seat.control.segment().pointer(window.start.saturating_add(offset), len)
-            }
-            Self::Own(own) => own.segment.pointer(offset, len),
-        }
+        let (segment, start) = self.place();
+        segment.pointer(start.saturating_add(offset), len)
     }
 
     /// Replaces `into` by a copy of `len` bytes at `offset` of the batch.
@@ -91,12 +86,17 @@ impl Backing {
     /// # Errors
     /// [`Error::Corrupt`] when they do not lie in it.
     pub fn copy_out(&self, offset: u64, len: u64, into: &mut Vec<u8>) -> Result<()> {
+        let (segment, start) = self.place();
+        segment.copy_out(start.saturating_add(offset), len, into)
+    }
+
+    /// In which segment the batch lies, and where it begins.
+    fn place(&self) -> (&Segment, u64) {
         match self {
-            Self::Slot(held) => {
-                let window = held.seat.control.window(held.seat.worker, held.slot);
-                held.seat.control.segment().copy_out(window.start.saturating_add(offset), len, into)
+            Self::Slot(HeldSlot { seat, slot, .. }) => {
+                (seat.control.segment(), seat.control.window(seat.worker, *slot).start)
             }
-            Self::Own(own) => own.segment.copy_out(offset, len, into),
+            Self::Own(own) => (&own.segment, 0),
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::delivery::{Backing, Delivery, HeldSlot, OwnSegment, Seat};
 use crate::error::{Error, Result};
 use crate::message::{Place, ResultDescriptor, ResultKind, Task, TaskDescriptor};
 use crate::pool::{Ledger, Limits};
-use crate::ring::{ByteFifo, Consumer, Producer, Words};
+use crate::ring::{ByteFifo, Consumer, Producer, Ring, Words};
 use crate::shm::{Control, Geometry, Segment, handover};
 use crate::sync::doorbell::sleep_unless;
 use crate::sync::linger::Linger;
@@ -85,6 +85,17 @@ struct Line {
     pending: VecDeque<Task>,
     results: Consumer,
     handle: Option<OwnedFd>,
+}
+
+impl Line {
+    /// Drops the tasks that a worker which has ended has not taken. Positions go on; they never go back.
+    fn drop_tasks(&mut self, ring: Ring<'_>) -> Result<()> {
+        self.pending.clear();
+        let mut untaken = Consumer::attach(ring)?;
+        while untaken.pop(ring)?.is_some() {}
+        self.arena.reclaim(self.tasks.head(ring)?);
+        Ok(())
+    }
 }
 
 /// The descriptors that a worker inherits or is sent.
@@ -220,10 +231,7 @@ impl Engine {
         if line.results.peek(view.results)?.is_some() {
             return refuse("it has committed results that were not taken; call try_next() first");
         }
-        line.pending.clear();
-        let mut untaken = Consumer::attach(view.tasks)?;
-        while untaken.pop(view.tasks)?.is_some() {}
-        line.arena.reclaim(line.tasks.head(view.tasks)?);
+        line.drop_tasks(view.tasks)?;
         state.ended.retain(|&ended| ended != worker);
         handover::discard(self.sockets[worker as usize].0.as_fd());
         Ok(Ledger::busy(view.slots))
@@ -388,14 +396,6 @@ impl Engine {
         Ok(Delivery { worker, seq, kind, generation, used, meta, backing: Arc::new(backing) })
     }
 
-    /// As [`wait_for`](Self::wait_for), for any worker.
-    ///
-    /// # Errors
-    /// As [`wait_for`](Self::wait_for).
-    pub fn wait(&self, limit: Duration) -> Result<()> {
-        self.wait_for(None, limit)
-    }
-
     /// Sleeps until a result of `only` (of any worker, if `None`) may be there, a worker ends,
     /// [`wake`](Self::wake) is called, a signal comes, or `limit` or [`LONGEST_SLEEP`] is over. Look
     /// again after.
@@ -481,12 +481,6 @@ impl Engine {
         for seat in &self.seats {
             seat.close();
         }
-    }
-
-    /// Whether [`close`](Self::close) was called.
-    #[must_use]
-    pub fn is_closed(&self) -> bool {
-        self.lock().closed
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

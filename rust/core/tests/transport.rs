@@ -276,7 +276,7 @@ fn a_worker_that_runs_is_not_succeeded() {
     assert!(matches!(engine.succeed(0), Err(Error::Config(_))));
     child.kill().unwrap();
     while engine.take_ended().is_none() {
-        engine.wait(std::time::Duration::from_secs(1)).unwrap();
+        engine.wait_for(None, std::time::Duration::from_secs(1)).unwrap();
     }
     assert!(engine.succeed(0).is_ok());
     child.wait().unwrap();

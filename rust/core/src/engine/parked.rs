@@ -9,7 +9,6 @@ use std::sync::PoisonError;
 use super::{Engine, Line, State};
 use crate::error::Result;
 use crate::pool::{Ledger, SlotId};
-use crate::ring::{ByteFifo, Consumer};
 use crate::shm::handover;
 use crate::sync::Ordering;
 
@@ -92,15 +91,12 @@ impl Engine {
 }
 
 impl Line {
-    /// Drops what is under way to and from a worker that has ended. Positions go on; they never go back.
+    /// Drops what is under way to and from a worker that has ended.
     fn forget(&mut self, control: &crate::shm::Control, worker: u32) -> Result<()> {
         let view = control.worker(worker);
-        self.pending.clear();
-        let mut untaken = Consumer::attach(view.tasks)?;
-        while untaken.pop(view.tasks)?.is_some() {}
+        self.drop_tasks(view.tasks)?;
         // Their slots are not held: free for the next worker.
         while self.results.pop(view.results)?.is_some() {}
-        self.arena = ByteFifo::new(control.geometry().arena);
         let arena = control.arena(worker);
         control.segment().punch(arena.start, arena.end - arena.start);
         Ok(())

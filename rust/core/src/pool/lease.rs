@@ -37,7 +37,7 @@ impl Ledger {
     ///
     /// # Panics
     ///
-    /// If `slot` is not one of `words` (see [`SlotWords::slot`]).
+    /// If `slot` is not one of `words`.
     pub fn hold(&self, words: SlotWords<'_>, slot: SlotId) {
         // A count and not a mark: the last release of this slot may still have its own `fetch_sub`
         // before it.

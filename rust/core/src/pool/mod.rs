@@ -54,7 +54,6 @@
 //! | between its stores | busy, the bit | free |
 //! | between its stores, the bit lost with the dead worker | busy, no bit | unused until the next take-over |
 //! | done | not busy | free |
-
 //!
 //! # When the transport closes
 //!

@@ -9,8 +9,7 @@ use crate::{Error, Result};
 /// Slots that one `free` word has bits for.
 pub(super) const SLOTS_PER_WORD: usize = u64::BITS as usize;
 
-/// The number of a slot among those of its worker. One that came out of shared memory is made by
-/// [`SlotWords::slot`], which checks it.
+/// The number of a slot among those of its worker. Whoever reads one out of shared memory checks it first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct SlotId(u32);
 
@@ -105,19 +104,6 @@ impl<'a> SlotWords<'a> {
     pub fn slots(&self) -> u32 {
         self.holds.len() as u32
     }
-
-    /// The slot with a number that a peer wrote.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Corrupt`] if there is no such slot.
-    pub fn slot(&self, number: u32) -> Result<SlotId> {
-        if number < self.slots() {
-            Ok(SlotId(number))
-        } else {
-            Err(Error::Corrupt(format!("slot {number} of a worker that has {}", self.slots())))
-        }
-    }
 }
 
 /// Shared words on the heap, all zero, for tests, models and benchmarks.
@@ -159,14 +145,6 @@ mod tests {
         assert!(SlotWords::new(w.free, &w.holds[..99], w.touched, w.resident).is_err());
         assert!(SlotWords::new(w.free, w.holds, &w.touched[..99], w.resident).is_err());
         assert!(SlotWords::new(&[], &[], &[], w.resident).is_err());
-    }
-
-    #[test]
-    fn a_slot_number_from_a_peer_is_checked() {
-        let heap = HeapWords::new(64);
-        assert_eq!(heap.words().slot(63).unwrap(), SlotId::new(63));
-        assert!(heap.words().slot(64).is_err());
-        assert!(heap.words().slot(u32::MAX).is_err());
     }
 
     #[test]

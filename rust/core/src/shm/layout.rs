@@ -82,8 +82,7 @@ impl Geometry {
     }
 
     /// The same with windows of half the size, for a system that refuses so much address space.
-    #[must_use]
-    pub fn halved(self) -> Option<Self> {
+    fn halved(self) -> Option<Self> {
         (self.window > (1 << 20)).then_some(Self { window: self.window / 2, ..self })
     }
 

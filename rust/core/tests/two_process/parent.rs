@@ -168,7 +168,7 @@ impl Parent {
             self.top_up();
             match self.take() {
                 Some((kept, leased)) => keep(kept, leased),
-                None => self.engine.wait(Duration::from_millis(20)).unwrap(),
+                None => self.engine.wait_for(None, Duration::from_millis(20)).unwrap(),
             }
             assert_eq!(self.engine.take_ended(), None, "a worker ended that nobody killed");
         }
@@ -187,7 +187,7 @@ impl Parent {
                 assert_eq!(ended, worker, "a worker ended that nobody killed");
                 break;
             }
-            self.engine.wait(Duration::from_millis(20)).unwrap();
+            self.engine.wait_for(None, Duration::from_millis(20)).unwrap();
             assert!(start.elapsed() < PATIENCE, "worker {worker} does not end: {}", self.state(worker));
         }
         while let Some((kept, leased)) = self.take() {
@@ -281,7 +281,7 @@ impl Parent {
                     assert!(status.success(), "worker {worker}: {status}");
                     left -= 1;
                 }
-                None => self.engine.wait(Duration::from_millis(20)).unwrap(),
+                None => self.engine.wait_for(None, Duration::from_millis(20)).unwrap(),
             }
             assert!(start.elapsed() < PATIENCE, "workers do not end: {}", self.state(0));
         }
@@ -405,7 +405,7 @@ impl Parent {
     pub(crate) fn note_death(&mut self, worker: u32) {
         let start = Instant::now();
         while self.engine.take_ended() != Some(worker) {
-            self.engine.wait(Duration::from_millis(20)).unwrap();
+            self.engine.wait_for(None, Duration::from_millis(20)).unwrap();
             assert!(start.elapsed() < PATIENCE, "the death of worker {worker} is not noticed");
         }
         self.seen.kills += 1;

@@ -274,7 +274,7 @@ fn next(parent: &mut Parent) -> Kept {
                 assert!(leased, "the user may keep half the slots");
                 return batch;
             }
-            None => parent.engine.wait(Duration::from_millis(20)).unwrap(),
+            None => parent.engine.wait_for(None, Duration::from_millis(20)).unwrap(),
         }
         assert!(start.elapsed() < PATIENCE);
     }

@@ -108,7 +108,7 @@ pub(crate) fn kills(effort: Effort) -> Seen {
                 parent.top_up();
                 match parent.take() {
                     Some((batch, leased)) => keepers.keep(batch, leased),
-                    None => parent.engine.wait(Duration::from_millis(1)).unwrap(),
+                    None => parent.engine.wait_for(None, Duration::from_millis(1)).unwrap(),
                 }
             }
             parent.pump_to_kill(worker, |batch, leased| keepers.keep(batch, leased));
