@@ -13,6 +13,7 @@
 //! | `grouping.rs` | which leaves share memory, and where it goes |
 //! | `identity.rs` | maps by objects' addresses |
 //! | `decode.rs` | back again |
+//! | `template.rs` | batches that look like the one before |
 //! | `dlpack.rs` | tensors over memory and out of it; unsafe |
 //! | `objects.rs` | memory of Python objects, described, copied and read; unsafe |
 //! | `torch.rs` | what is asked of torch, numpy and pickle, looked up once |

@@ -13,7 +13,7 @@ use super::port::Port;
 use super::torch::Torch;
 
 /// Trees that are deeper are torch's matter, which has a limit and an error of its own.
-const DEEPEST: u32 = 100;
+pub(super) const DEEPEST: u32 = 100;
 
 /// Stands in for `collate` in a worker, which `default_collate` calls, and which calls itself for what is in containers.
 ///
@@ -131,13 +131,13 @@ fn is_common(torch: &Torch, sample: &Bound<'_, PyAny>, depth: u32) -> bool {
         || kind.is_subclass(torch.numpy_scalar.bind(sample.py())).unwrap_or(false)
 }
 
-fn is_number(object: &Bound<'_, PyAny>) -> bool {
+pub(super) fn is_number(object: &Bound<'_, PyAny>) -> bool {
     object.is_exact_instance_of::<PyInt>()
         || object.is_exact_instance_of::<PyFloat>()
         || object.is_exact_instance_of::<PyBool>()
 }
 
-fn is_text(object: &Bound<'_, PyAny>) -> bool {
+pub(super) fn is_text(object: &Bound<'_, PyAny>) -> bool {
     object.is_exact_instance_of::<PyString>() || object.is_exact_instance_of::<PyBytes>()
 }
 

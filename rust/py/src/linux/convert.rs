@@ -1,13 +1,11 @@
 //! torch's `default_convert`, as a Python class: native for trees of common types.
 
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
+use pyo3::types::{PyDict, PyList, PyTuple};
 
+use super::collate::{DEEPEST, is_number, is_text};
 use super::original::{Original, Part};
 use super::torch::Torch;
-
-/// Trees that are deeper are torch's matter, which has a limit and an error of its own.
-const DEEPEST: u32 = 100;
 
 /// Stands in for `default_convert` in a worker.
 ///
@@ -35,12 +33,9 @@ impl Convert {
     }
 }
 
-/// `None` for what torch must convert. Nobody sees the result but who sends it, so a list or dict of leaves need not
-/// be a new one.
+/// `None` for what torch must convert. Nobody sees the result but who sends it, so a dict of leaves need not be a
+/// new one.
 fn converted<'py>(torch: &Torch, data: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
-    if is_leaf(torch, data) {
-        return Ok(Some(data.clone()));
-    }
     if let Ok(dict) = data.cast_exact::<PyDict>()
         && dict.iter().all(|(_, item)| is_leaf(torch, &item))
     {
@@ -65,7 +60,7 @@ fn tree<'py>(torch: &Torch, data: &Bound<'py, PyAny>, depth: u32) -> PyResult<Op
         }
         return Ok(Some(made.into_any()));
     }
-    let items = if let Ok(list) = data.cast_exact::<PyList>() {
+    let items: Vec<_> = if let Ok(list) = data.cast_exact::<PyList>() {
         list.iter().collect()
     } else if let Ok(tuple) = data.cast_exact::<PyTuple>() {
         // Becomes a list, as with torch.
@@ -73,7 +68,6 @@ fn tree<'py>(torch: &Torch, data: &Bound<'py, PyAny>, depth: u32) -> PyResult<Op
     } else {
         return Ok(None);
     };
-    let items: Vec<_> = items;
     let made = PyList::empty(data.py());
     for item in &items {
         let Some(item) = tree(torch, item, depth + 1)? else { return Ok(None) };
@@ -84,11 +78,5 @@ fn tree<'py>(torch: &Torch, data: &Bound<'py, PyAny>, depth: u32) -> PyResult<Op
 
 /// What `default_convert` leaves as it is.
 fn is_leaf(torch: &Torch, object: &Bound<'_, PyAny>) -> bool {
-    object.get_type().is(&torch.tensor)
-        || object.is_none()
-        || object.is_exact_instance_of::<PyInt>()
-        || object.is_exact_instance_of::<PyFloat>()
-        || object.is_exact_instance_of::<PyBool>()
-        || object.is_exact_instance_of::<PyString>()
-        || object.is_exact_instance_of::<PyBytes>()
+    object.get_type().is(&torch.tensor) || object.is_none() || is_number(object) || is_text(object)
 }

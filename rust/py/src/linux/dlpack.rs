@@ -71,8 +71,8 @@ struct ExchangeTable {
     previous: *const c_void,
     allocate: *const c_void,
     from_object: *const c_void,
-    to_object: Option<unsafe extern "C" fn(*mut Versioned, *mut *mut c_void) -> c_int>,
-    describe: Option<unsafe extern "C" fn(*mut c_void, *mut DlTensor) -> c_int>,
+    to_object: Option<ToObject>,
+    describe: Option<Describe>,
     current_stream: *const c_void,
 }
 
@@ -504,8 +504,11 @@ fn import_capsule<'py>(
 /// A descriptor of our own for `fd`, one of the caller's.
 ///
 /// # Errors
-/// `OSError` when it is not open, or too many are.
+/// `RuntimeError` for a negative number; `OSError` when it is not open, or too many are.
 pub(crate) fn duplicate(fd: RawFd) -> PyResult<OwnedFd> {
-    // SAFETY: only borrowed for the call, which fails for a number that is no open descriptor.
+    if fd < 0 {
+        return Err(PyRuntimeError::new_err(format!("{fd} is no file descriptor")));
+    }
+    // SAFETY: not -1, and only borrowed for the call, which fails for a number that is no open descriptor.
     Ok(unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned()?)
 }

@@ -15,7 +15,7 @@ use ringloader_core::batch::{ArrayFlags, Dtype, MetaWriter};
 
 use super::grouping::Groups;
 use super::identity::ByIdentity;
-use super::objects::{Held, describe};
+use super::objects::describe;
 use super::torch::Torch;
 
 /// Trees that are deeper are pickled, which has a limit and an error of its own.
@@ -62,7 +62,7 @@ pub(crate) struct LeafDraft {
 pub(crate) struct Drafts {
     pub(crate) leaves: Vec<LeafDraft>,
     /// INVARIANT: everything whose memory `leaves` names, and whose identity `known` does.
-    pub(crate) held: Vec<Held>,
+    pub(crate) held: Vec<Py<PyAny>>,
     dims: Vec<i64>,
     /// For the pickler only.
     known: ByIdentity<u32>,
@@ -81,7 +81,7 @@ impl Drafts {
     /// Which of torch's storages a tensor or storage lies in.
     pub(crate) fn storage(&self, py: Python<'_>, leaf: u32) -> PyResult<usize> {
         let leaf = &self.leaves[leaf as usize];
-        let object = self.held[leaf.held].object(py);
+        let object = self.held[leaf.held].bind(py);
         let storage = match leaf.kind {
             LeafKind::Tensor { .. } => &object.call_method0(intern!(py, "untyped_storage"))?,
             _ => object,
@@ -115,7 +115,7 @@ impl Drafts {
     fn push(&mut self, object: &Bound<'_, PyAny>, draft: LeafDraft) -> u32 {
         let number = self.leaves.len() as u32;
         self.leaves.push(LeafDraft { held: self.held.len(), ..draft });
-        self.held.push(Held::new(object));
+        self.held.push(object.clone().unbind());
         number
     }
 
@@ -141,7 +141,7 @@ impl Drafts {
             if !resolved.get_type().is(&torch.tensor) || torch.is_lazy(&resolved, dtype)? {
                 return Ok(None);
             }
-            self.held.push(Held::new(&resolved));
+            self.held.push(resolved.clone().unbind());
             return self.tensor(torch, &resolved);
         }
         // Without memory behind its elements it is a tensor of some other kind: fake, or under a transform.
@@ -199,7 +199,7 @@ impl Drafts {
         type Parts<'py> = (Bound<'py, PyAny>, usize, u64, u64, (bool, bool), Vec<u8>, Vec<i64>);
         let (keep, address, len, itemsize, (fortran, read_only), tag, shape): Parts<'_> =
             described.extract()?;
-        self.held.push(Held::new(&keep));
+        self.held.push(keep.unbind());
         Ok(Some(LeafDraft {
             address,
             len,

@@ -94,7 +94,7 @@ impl Engine {
     }
 
     /// Whether `set_done` or `close` was called.
-    fn is_done(&self) -> bool {
+    pub(crate) fn is_done(&self) -> bool {
         self.core().map_or(true, |core| core.control().is_done())
     }
 
@@ -236,14 +236,21 @@ fn encode_task(message: &Bound<'_, PyAny>) -> PyResult<Task> {
     if message.is_none() {
         return Ok(Task { seq: 0, kind: TaskKind::End, bytes: Vec::new() });
     }
-    if let Ok(pair) = message.cast_exact::<PyTuple>()
-        && pair.len() == 2
-        && let Some(seq) = exact_int(&pair.get_item(0)?)
-    {
-        let (kind, bytes) = encode_index_or_pickle(&pair.get_item(1)?)?;
+    if let Some((seq, index)) = pair(message)? {
+        let (kind, bytes) = encode_index_or_pickle(&index)?;
         return Ok(Task { seq: seq as u64, kind, bytes });
     }
     Ok(Task { seq: 0, kind: TaskKind::Object, bytes: pickle(message)? })
+}
+
+/// A message of the form `(index of the task, data)`, in either direction; `None` for any other.
+pub(crate) fn pair<'py>(message: &Bound<'py, PyAny>) -> PyResult<Option<(i64, Bound<'py, PyAny>)>> {
+    let Ok(tuple) = message.cast_exact::<PyTuple>() else { return Ok(None) };
+    if tuple.len() != 2 {
+        return Ok(None);
+    }
+    let Some(seq) = exact_int(&tuple.get_item(0)?) else { return Ok(None) };
+    Ok(Some((seq, tuple.get_item(1)?)))
 }
 
 /// The bytes of a task for `index`, pickled if they must be.

@@ -118,21 +118,6 @@ fn c_function(object: &Bound<'_, PyAny>, name: &Bound<'_, PyString>) -> Option<f
     function.filter(|_| receiver == object.as_ptr() && flags == ffi::METH_NOARGS)
 }
 
-/// Memory of a Python object that is kept while this lives, to be copied into a slot.
-pub(crate) struct Held {
-    object: Py<PyAny>,
-}
-
-impl Held {
-    pub(crate) fn new(object: &Bound<'_, PyAny>) -> Self {
-        Self { object: object.clone().unbind() }
-    }
-
-    pub(crate) fn object<'a, 'py>(&'a self, py: Python<'py>) -> &'a Bound<'py, PyAny> {
-        self.object.bind(py)
-    }
-}
-
 /// One copy: from an object's memory to an offset of the batch's place.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Copy {
@@ -164,7 +149,7 @@ impl Target<'_, '_> {
         &self,
         py: Python<'_>,
         pieces: &[Copy],
-        held: &[Held],
+        held: &[Py<PyAny>],
         meta_at: u64,
         meta: &[u8],
     ) -> PyResult<()> {

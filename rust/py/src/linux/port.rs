@@ -6,16 +6,16 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyInt, PyList, PyTuple};
+use pyo3::types::{PyBytes, PyList, PyTuple};
 use ringloader_core::batch::Dtype;
 use ringloader_core::message::{ResultKind, Task, TaskKind};
 use ringloader_core::port::{Chunk, Rest, Room};
 use ringloader_core::shm::{Control, Segment};
 use ringloader_core::sync::{Arc, AtomicBool, Ordering};
 
-use super::dlpack::tensor_over_chunk;
+use super::dlpack::{duplicate, tensor_over_chunk};
 use super::encode::Encoded;
-use super::engine::Engine;
+use super::engine::{Engine, pair};
 use super::enter::{Deadline, detached, exception};
 use super::objects::Target;
 use super::torch::Torch;
@@ -45,7 +45,7 @@ impl Port {
     /// The end of a worker that was sent the descriptors, which stay the caller's.
     #[staticmethod]
     fn attach(fds: [RawFd; 5], worker: u32, share: u64) -> PyResult<Self> {
-        let [segment, bell, parent_bell, parent, socket] = fds.map(owned);
+        let [segment, bell, parent_bell, parent, socket] = fds.map(duplicate);
         let segment = Segment::attach(segment?.as_fd()).map_err(exception)?;
         let control = Arc::new(Control::attach(segment).map_err(exception)?);
         Self::attached(control, worker, share, [bell?, parent_bell?, parent?, socket?])
@@ -101,14 +101,6 @@ impl Port {
     fn parent_ended(&self) -> bool {
         self.parent_ended.load(Ordering::Relaxed)
     }
-}
-
-/// A descriptor of our own for one of the caller's.
-fn owned(fd: RawFd) -> PyResult<OwnedFd> {
-    if fd < 0 {
-        return Err(PyRuntimeError::new_err(format!("{fd} is no file descriptor")));
-    }
-    super::dlpack::duplicate(fd)
 }
 
 impl Port {
@@ -190,20 +182,6 @@ impl Port {
         }
         Ok(self.is_done())
     }
-}
-
-/// `(index of the task, batch)`.
-fn pair<'py>(message: &Bound<'py, PyAny>) -> PyResult<Option<(i64, Bound<'py, PyAny>)>> {
-    let Ok(tuple) = message.cast_exact::<PyTuple>() else { return Ok(None) };
-    if tuple.len() != 2 {
-        return Ok(None);
-    }
-    let first = tuple.get_item(0)?;
-    if !first.is_exact_instance_of::<PyInt>() {
-        return Ok(None);
-    }
-    let Ok(seq) = first.extract() else { return Ok(None) };
-    Ok(Some((seq, tuple.get_item(1)?)))
 }
 
 fn decode_task<'py>(py: Python<'py>, task: Task) -> PyResult<Bound<'py, PyAny>> {

@@ -115,7 +115,8 @@ impl Scheduler {
                     deadline = Deadline::after(self.timeout)?;
                 }
                 Poll::Lost { worker } => {
-                    if self.is_shutting_down() {
+                    // Somebody, in another thread or in a signal handler, ends the workers.
+                    if self.engine.get().is_done() {
                         return Err(invalid_state());
                     }
                     core.give_up(worker);
@@ -162,11 +163,6 @@ impl Scheduler {
             return Err(PyRuntimeError::new_err("this iterator is being advanced elsewhere at this moment"));
         }
         Ok(CheckedOut { home: &self.core, core })
-    }
-
-    /// Whether somebody, in another thread or in a signal handler, ends the workers.
-    fn is_shutting_down(&self) -> bool {
-        self.engine.get().core().map_or(true, |engine| engine.control().is_done())
     }
 
     /// The epoch is over. Returns what to raise.
