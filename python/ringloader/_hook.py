@@ -56,5 +56,3 @@ def _is_hook(function: Any) -> bool:
 
 
 _CODE = _hook(len).__code__
-
-__all__ = ["Make", "beneath", "current", "put"]

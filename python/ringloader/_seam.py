@@ -283,37 +283,3 @@ def replaced_control() -> str | None:
 def cuda_is_in_bad_fork() -> bool:
     """Whether this process was forked from one that had initialised CUDA, and so cannot use it."""
     return bool(torch.cuda._is_in_bad_fork())
-
-
-__all__ = [
-    "DATA_PIPES",
-    "ITERABLE",
-    "MODES",
-    "BaseIterator",
-    "ExceptionWrapper",
-    "InfiniteConstantSampler",
-    "IterableDatasetStopIteration",
-    "Iterator",
-    "Loader",
-    "ResumeIteration",
-    "call_from_torch",
-    "collate_fn_map",
-    "collates_as_torch",
-    "counts_tasks_per_worker",
-    "cuda_is_in_bad_fork",
-    "from_dlpack",
-    "get_iterator",
-    "is_torchs_own",
-    "len_torch_function_stack",
-    "missing_name",
-    "parts_of_collate",
-    "parts_of_convert",
-    "profiler_enabled",
-    "remove_worker_pids",
-    "replace_collate",
-    "replace_new_shared",
-    "replaced_control",
-    "replaced_method",
-    "replaced_transport",
-    "set_worker_pids",
-]

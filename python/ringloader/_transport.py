@@ -11,7 +11,6 @@ import atexit
 import collections
 import os
 import queue
-from collections.abc import Iterable
 from typing import Any
 
 import torch.multiprocessing
@@ -140,9 +139,8 @@ class Transport:
     def Process(self, *, target: Any, args: tuple[Any, ...]) -> Any:  # noqa: N802
         """A process of the user's context that runs ``target`` at a worker's end."""
         worker = next(arg.worker for arg in args if isinstance(arg, TaskQueue))
-        seated: Iterable[object] = tuple(self._seat(arg) for arg in args)
-        if self._shared is not None:
-            seated = _once.Arguments(self._shared, tuple(seated))
+        seats = tuple(self._seat(arg) for arg in args)
+        seated = seats if self._shared is None else _once.Arguments(self._shared, seats)
         berth = _processes.Berth(self.engine, worker)
         process = self._context.Process(target=_processes.run_worker, args=(berth, target, seated))
         process = _spawn.by_server(process)
