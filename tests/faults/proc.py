@@ -10,9 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-# Helpers of multiprocessing and torch that are started once and live as long as the process.
-HELPERS = ("resource_tracker", "forkserver", "torch_shm_manager")
-
 
 def _parent_of(pid: int) -> int | None:
     try:
@@ -57,6 +54,7 @@ def descendants(root: int | None = None) -> set[int]:
 
 
 def _is_helper(pid: int) -> bool:
+    """Whether multiprocessing or torch has started it once, to live as long as the process."""
     line = command_line(pid)
     if "resource_tracker" in line or "torch_shm_manager" in line:
         return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -47,10 +48,35 @@ def release(samples):
     samples.released(1).touch()
 
 
-def in_wait(thread, seconds=0.1):
-    """Lets the thread come to where it waits; it must still be there then."""
-    thread.join(seconds)
+def take_one(iterator, outcome):
+    try:
+        outcome.append(next(iterator))
+    except Exception as error:
+        error.__traceback__ = None
+        outcome.append(error)
+
+
+def thread_in_wait(iterator):
+    """A thread that has come to where it waits for the next batch, and the list for what it gets."""
+    outcome = []
+    thread = threading.Thread(target=take_one, args=(iterator, outcome))
+    thread.start()
+    thread.join(0.1)
     assert thread.is_alive()
+    return thread, outcome
+
+
+@contextlib.contextmanager
+def interrupted_by(handler):
+    """What the block waits for is interrupted by a signal, and this is its handler."""
+    previous = signal.signal(signal.SIGUSR1, handler)
+    timer = threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGUSR1])
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.join()
+        signal.signal(signal.SIGUSR1, previous)
 
 
 OPTIONS = [
@@ -65,18 +91,7 @@ OPTIONS = [
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_closed_by_another_thread(loader_class, snapshot, tmp_path, options):
     iterator, samples = stuck_iterator(loader_class, tmp_path, **dict(options))
-    outcome = []
-
-    def walk():
-        try:
-            outcome.append(next(iterator))
-        except Exception as error:
-            error.__traceback__ = None
-            outcome.append(error)
-
-    thread = threading.Thread(target=walk)
-    thread.start()
-    in_wait(thread)
+    thread, outcome = thread_in_wait(iterator)
     # The worker that is stuck ends only after it was asked to.
     threading.Timer(0.2, release, [samples]).start()
     iterator._shutdown_workers()
@@ -97,18 +112,7 @@ def test_workers_that_are_ended_are_no_deaths(loader_class, snapshot, tmp_path, 
     """Who waits hears of the end of workers that torch terminates, before the iterator is closed."""
     monkeypatch.setattr(_utils, "MP_STATUS_CHECK_INTERVAL", 0.3)
     iterator, _ = stuck_iterator(loader_class, tmp_path, in_order=in_order)
-    outcome = []
-
-    def walk():
-        try:
-            outcome.append(next(iterator))
-        except Exception as error:
-            error.__traceback__ = None
-            outcome.append(error)
-
-    thread = threading.Thread(target=walk)
-    thread.start()
-    in_wait(thread)
+    thread, outcome = thread_in_wait(iterator)
     iterator._shutdown_workers()
     thread.join(10)
     assert not thread.is_alive(), "the wait goes on"
@@ -129,15 +133,8 @@ def test_closed_by_a_signal_handler(loader_class, snapshot, tmp_path, options):
         iterator._shutdown_workers()
         closed.append(True)
 
-    previous = signal.signal(signal.SIGUSR1, close)
-    try:
-        timer = threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGUSR1])
-        timer.start()
-        with pytest.raises(AssertionError, match=CLOSED) as caught:
-            next(iterator)
-        timer.join()
-    finally:
-        signal.signal(signal.SIGUSR1, previous)
+    with interrupted_by(close), pytest.raises(AssertionError, match=CLOSED) as caught:
+        next(iterator)
     assert closed == [True]
     caught.value.__traceback__ = None
     after_the_end(iterator)
@@ -154,15 +151,8 @@ def test_a_handler_that_raises_after_closing(loader_class, snapshot, tmp_path):
         iterator._shutdown_workers()
         raise ZeroDivisionError("the user's own")
 
-    previous = signal.signal(signal.SIGUSR1, close)
-    try:
-        timer = threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGUSR1])
-        timer.start()
-        with pytest.raises(ZeroDivisionError) as caught:
-            next(iterator)
-        timer.join()
-    finally:
-        signal.signal(signal.SIGUSR1, previous)
+    with interrupted_by(close), pytest.raises(ZeroDivisionError) as caught:
+        next(iterator)
     caught.value.__traceback__ = None
     after_the_end(iterator)
     iterator = caught = None
@@ -181,14 +171,8 @@ def test_next_below_next(loader_class, snapshot, tmp_path):
             seen.append(str(error))
         release(samples)
 
-    previous = signal.signal(signal.SIGUSR1, ask)
-    try:
-        timer = threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGUSR1])
-        timer.start()
+    with interrupted_by(ask):
         assert int(next(iterator)[0, 0]) == 2
-        timer.join()
-    finally:
-        signal.signal(signal.SIGUSR1, previous)
     assert seen == ["this iterator is being advanced elsewhere at this moment"]
     assert [int(batch[0, 0]) for batch in iterator] == list(range(3, 100))
     iterator = None

@@ -258,14 +258,26 @@ def test_next_after_shutdown(loader_class, persistent):
     assert outcomes(loader_class) == outcomes(torch.utils.data.DataLoader)
 
 
-def test_no_names_in_dev_shm(loader_class, loader_name):
-    if loader_name == "torch":
-        pytest.skip("torch has names there for a moment")
-    before = names_in_dev_shm()
-    iterator = iter(loader_class(Numbers(40, 100_000), num_workers=2))
-    for _ in iterator:
-        mine = {name for name in names_in_dev_shm() - before if name.startswith("torch_")}
-        assert not any(f"_{os.getpid()}_" in name for name in mine)
+@pytest.fixture
+def file_system_strategy():
+    before = torch.multiprocessing.get_sharing_strategy()
+    torch.multiprocessing.set_sharing_strategy("file_system")
+    yield
+    torch.multiprocessing.set_sharing_strategy(before)
+
+
+@pytest.mark.rings_only
+@pytest.mark.usefixtures("file_system_strategy")
+def test_no_names_in_dev_shm(loader_class):
+    """Also with this strategy, by which torch's batches have names there for as long as they live."""
+    iterator = iter(loader_class(Numbers(8, 100_000), num_workers=2))
+    processes = {os.getpid(), *(worker.pid for worker in iterator._workers)}
+    kept = []
+    for batch in iterator:
+        kept.append(batch)
+        names = names_in_dev_shm()
+        assert not {name for name in names if any(f"_{pid}_" in name for pid in processes)}
+    assert len(kept) == 8
 
 
 @pytest.mark.rings_only

@@ -77,7 +77,6 @@ class Record:
     steps: list[Step] = field(default_factory=list)
     # Batches themselves, only when the case asks for them.
     batches: list[Any] = field(default_factory=list)
-    path: str = "torch"
 
     @property
     def outcomes(self) -> list[Description]:
@@ -201,7 +200,7 @@ def run(loader_class: LoaderClass, case: Case) -> Record:
         if made != "batch":
             continue
         if loader_class is not torch.utils.data.DataLoader:
-            record.path = assert_path(iterator, loader.num_workers)
+            assert_path(iterator, loader.num_workers)
         last = epoch == case.epochs - 1
         _iterate(step, iterator, record, case, None if last else case.take)
         iterator = None

@@ -118,23 +118,6 @@ class Grower:
         return base.as_strided(shape, strides, offset)
 
 
-@pytest.mark.parametrize(
-    "seed", [1, 2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 12))]
-)
-@pytest.mark.limit(120)
-def test_random_trees(loader_class, seed):
-    def build():
-        return {
-            "dataset": Trees(150, seed),
-            "batch_size": None,
-            "num_workers": 2,
-            "collate_fn": identity,
-        }
-
-    expected, _ = compare(loader_class, Case(build))
-    assert len(expected.delivered()) == 150
-
-
 class Alike(Dataset):
     """Stretches of six samples of one structure. Now and then one node is another than its stretch has."""
 
@@ -206,15 +189,16 @@ class Copier:
 @pytest.mark.parametrize(
     "seed", [1, 2, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 12))]
 )
+@pytest.mark.parametrize(("dataset", "length"), [(Trees, 150), (Alike, 180)])
 @pytest.mark.limit(120)
-def test_random_batches_that_repeat(loader_class, seed):
+def test_random_batches(loader_class, dataset, length, seed):
     def build():
         return {
-            "dataset": Alike(180, seed),
+            "dataset": dataset(length, seed),
             "batch_size": None,
             "num_workers": 2,
             "collate_fn": identity,
         }
 
     expected, _ = compare(loader_class, Case(build))
-    assert len(expected.delivered()) == 180
+    assert len(expected.delivered()) == length
