@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from importlib.util import find_spec
@@ -14,7 +13,7 @@ from .ideal import IDEALS
 from .interpreter import Interpreter
 from .loaders import BASELINE, LOADERS
 from .plot import draw
-from .report import Row, by_row, by_workload, head, machine, summary
+from .report import Row, by_row, by_workload, head, machine, summary, write
 from .rounds import Runner, measure, verify
 from .workloads import BY_NAME, NUM_WORKERS, PREFETCH_FACTOR, WORKLOADS, Workload
 
@@ -155,11 +154,9 @@ def main() -> int:
         how = "one run of a tenth of a second each: a smoke test, not a measurement"
     short = head(where, how) + "\n\n" + by_workload(summaries)
     print(short)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.with_suffix(".md").write_text(f"{short}\n{by_row(summaries)}")
     raw = [{"workload": row.workload, "loader": row.loader, "rounds": row.rounds} for row in rows]
     document = {"machine": where, "how": how, "rows": summaries, "rounds": raw}
-    options.out.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n")
+    write(options.out, f"{short}\n{by_row(summaries)}", document)
     draw(summaries, options.out.with_suffix(".png"))
     print(f"{(time.monotonic() - began) / 60:.1f} minutes; written to {options.out}.md", file=sys.stderr)
     return int(any(row.error is not None for row in rows))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 from collections.abc import Callable, Sequence
@@ -197,6 +198,13 @@ def _pair(left: dict[str, Any], right: dict[str, Any], key: str, write: Callable
 
 def _whole(value: float | None) -> str:
     return "" if value is None else f"{value:.0f}"
+
+
+def write(out: Path, text: str, document: dict[str, Any]) -> None:
+    """Puts a report beside the figures that it was made of: ``out`` with .md and .json appended."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.with_suffix(".md").write_text(text)
+    out.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n")
 
 
 def percent(value: float | None) -> str:

@@ -7,7 +7,6 @@ build/bench-scaling.md and build/bench-scaling.json.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from statistics import median
@@ -18,7 +17,7 @@ from .files import BUILD
 from .loaders import BASELINE, LOADERS, OURS
 from .measure import timed_loader
 from .processes import ProcessFailedError, call_in_process
-from .report import figure, head, machine
+from .report import figure, head, machine, write
 from .workloads import ENDLESS, PREFETCH_FACTOR
 
 WORKERS = (1, 2, 4, 8, 16, 32, 64)
@@ -114,10 +113,7 @@ def main() -> int:
     )
     text = f"{head(where, how)}\n\n{table(rows)}"
     print(text)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.with_suffix(".md").write_text(text)
-    document = {"machine": where, "how": how, "rows": rows}
-    options.out.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n")
+    write(options.out, text, {"machine": where, "how": how, "rows": rows})
     return 0
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from . import datasets
 from .files import BUILD
 from .loaders import BASELINE, LOADERS, OURS
 from .processes import ProcessFailedError, call_in_process
-from .report import figure, head, machine
+from .report import figure, head, machine, write
 
 NUM_WORKERS = 4
 BATCHES = 32
@@ -244,10 +243,7 @@ def main() -> int:
     if shuffled:
         table += f"\n{shuffle_table(shuffled, length)}"
     print(table)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.with_suffix(".md").write_text(table)
-    document = {"machine": where, "how": how, "starts": rows, "shuffle": shuffled}
-    options.out.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n")
+    write(options.out, table, {"machine": where, "how": how, "starts": rows, "shuffle": shuffled})
     return int(bool(shuffled) and "| NO |" in table)
 
 

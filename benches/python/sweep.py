@@ -6,7 +6,6 @@ Writes build/bench-sweep.md, with all rows, and build/bench-sweep.json.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from .files import BUILD
 from .loaders import BASELINE, OURS
 from .measure import timed_run
 from .processes import ProcessFailedError, call_in_process
-from .report import Row, figure, head, machine, ratios, summary
+from .report import Row, figure, head, machine, ratios, summary, write
 from .workloads import BY_NAME, WORKLOADS, Workload
 
 WORKERS = (1, 2, 4, 8)
@@ -110,10 +109,8 @@ def main() -> int:
     slower = [row for row in rows if row["error"] is not None or row["ratio"] < 1.0]
     below = f"{len(slower)} of {len(rows)} rows failed or are below 1.0"
     print(f"{head(where, how)}\n\n{below}.\n\n{table(slower) if slower else ''}")
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.with_suffix(".md").write_text(f"{head(where, how)}\n\n{below}.\n\n{table(rows)}")
-    document = {"machine": where, "how": how, "rows": rows}
-    options.out.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n")
+    text = f"{head(where, how)}\n\n{below}.\n\n{table(rows)}"
+    write(options.out, text, {"machine": where, "how": how, "rows": rows})
     return int(any(row["error"] is not None or row["ratio_range"][1] < CLEARLY_SLOWER for row in slower))
 
 
