@@ -26,7 +26,7 @@ class Numbers(Dataset[Any]):
 
 
 class Dies(Numbers):
-    """At one index the worker ends in the named way. `marker`: only as long as that file does not exist."""
+    """At one index the worker ends in the named way."""
 
     def __init__(self, length: int, at: int, how: str) -> None:
         super().__init__(length)

@@ -34,6 +34,7 @@ from parity.data import (
     Samples,
     SizedStream,
     Stream,
+    collate_fails,
     identity,
     init_fails_in_one,
 )
@@ -117,19 +118,13 @@ def _views(samples: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _fails(samples: list[dict[str, Any]]) -> Any:
-    if any(sample["index"] == 5 for sample in samples):
-        raise ValueError("cannot collate the fifth")
-    return default_collate(samples)
-
-
 def _draws(worker_id: int) -> None:
     torch.rand(worker_id + 1)
     random.random()
     np.random.rand()
 
 
-_COLLATES = {"identity": identity, "views": _views, "fails": _fails}
+_COLLATES = {"identity": identity, "views": _views, "fails": collate_fails}
 _INITS = {"draws": _draws, "fails in one": init_fails_in_one}
 _PINS = {"no": {}, "yes": {"pin_memory": True}, "device": {"pin_memory": True, "pin_memory_device": "cuda"}}
 _CONTEXTS = {"fork": lambda: "fork", "object": lambda: multiprocessing.get_context("fork")}
