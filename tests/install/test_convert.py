@@ -62,7 +62,6 @@ def test_it_gives_what_torchs_gives(persistent: bool) -> None:
     expected = harness.run(Loader, case)
     actual = harness.run(lambda **arguments: ringloader.convert(Plain(**arguments)), case)  # type: ignore[arg-type]
     harness.assert_same(expected, actual)
-    assert actual.path == harness.expected_path
 
 
 @pytest.mark.parametrize("loader_class", [Plain, Calling, Slotted, Reducing, Naming])

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import gc
-import pickle
 import warnings
 
 import numpy as np
@@ -141,20 +139,3 @@ def test_collated_batches_are_written_in_place(loader_class):
     iterator = iter(loader)
     assert len(list(iterator)) == 10
     assert ringloader.path(iterator).counters["in_place"] >= 10
-
-
-@pytest.mark.rings_only
-@pytest.mark.parametrize("value", [0, -1, "1", 1.5])
-def test_max_shared_bytes_is_checked(loader_class, value):
-    with pytest.raises((ValueError, TypeError), match="max_shared_bytes"):
-        loader_class(Blocks(4, 10), num_workers=1, max_shared_bytes=value)
-
-
-@pytest.mark.rings_only
-def test_loader_can_be_copied_and_pickled(loader_class):
-    """Frameworks rebuild loaders from their attributes."""
-    loader = loader_class(Blocks(4, 10), num_workers=1, max_shared_bytes=8 * MEBI)
-    for other in (copy.copy(loader), pickle.loads(pickle.dumps(loader))):
-        iterator = iter(other)
-        assert_path(iterator, 1)
-        assert len(list(iterator)) == 4
