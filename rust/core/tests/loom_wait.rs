@@ -1,6 +1,6 @@
 //! Models of the parent's wait for one of several workers, as `Engine::wait_for` and `Scheduler::poll` go about it:
-//! one bell, a flag for each worker and one for all, and the bits that say who is ready. `ci/loom.sh` runs them, and then each with a fault planted that it must
-//! catch.
+//! one bell, a flag for each worker and one for all, and the bits that say who is ready. `ci/loom.sh` runs them, and
+//! then each with a fault planted that it must catch.
 #![cfg(ringloader_loom)]
 
 #[path = "support/model.rs"]
@@ -85,6 +85,17 @@ impl Shared {
         let this = Arc::clone(this);
         thread::spawn(move || this.commit(worker))
     }
+
+    /// Worker 1, which dies once it has made so many stores of its commit.
+    fn dying(this: &Arc<Self>, stores: usize) -> JoinHandle<()> {
+        let this = Arc::clone(this);
+        thread::spawn(move || {
+            killed_after(stores, || this.commit(1));
+            // The kernel's part: the pidfd becomes readable, and ends the sleep as the bell does.
+            this.lines[1].ended.store(true, Ordering::Release);
+            this.bell.notify();
+        })
+    }
 }
 
 /// The parent's private state.
@@ -120,6 +131,13 @@ impl Parent {
         assert!(self.take(worker), "it was there");
         self.ready.pass(worker as u32);
         true
+    }
+
+    /// Waits for the next result of any worker, and takes it.
+    fn next(&mut self) {
+        while !self.take_any() {
+            self.wait_for(None);
+        }
     }
 
     fn take(&mut self, worker: usize) -> bool {
@@ -164,11 +182,7 @@ fn as_completed_all_workers_are_awaited() {
         let shared = Shared::new();
         let mut parent = Parent::new(&shared);
         let workers = [0, 1].map(|worker| Shared::worker(&shared, worker));
-        for _ in 0..2 {
-            while !parent.take_any() {
-                parent.wait_for(None);
-            }
-        }
+        (0..2).for_each(|_| parent.next());
         for worker in workers {
             worker.join().expect("no panic");
         }
@@ -183,11 +197,7 @@ fn a_worker_that_is_ready_commits_again() {
         let mut parent = Parent::new(&shared);
         let committing = Arc::clone(&shared);
         let worker = thread::spawn(move || [1, 1].iter().for_each(|&worker| committing.commit(worker)));
-        for _ in 0..2 {
-            while !parent.take_any() {
-                parent.wait_for(None);
-            }
-        }
+        (0..2).for_each(|_| parent.next());
         worker.join().expect("no panic");
     });
 }
@@ -199,12 +209,7 @@ fn as_completed_a_death_leaves_nothing_behind() {
         explore(&format!("as_completed_a_death_leaves_nothing_behind, {stores}"), move || {
             let shared = Shared::new();
             let mut parent = Parent::new(&shared);
-            let dying = Arc::clone(&shared);
-            let worker = thread::spawn(move || {
-                killed_after(stores, || dying.commit(1));
-                dying.lines[1].ended.store(true, Ordering::Release);
-                dying.bell.notify();
-            });
+            let worker = Shared::dying(&shared, stores);
             let (mut ended, mut taken) = (false, 0);
             loop {
                 if !ended && shared.lines[1].ended.load(Ordering::Acquire) {
@@ -234,13 +239,7 @@ fn a_death_is_told_while_another_worker_is_awaited() {
         explore(&format!("a_death_is_told_while_another_worker_is_awaited, {stores}"), move || {
             let shared = Shared::new();
             let mut parent = Parent::new(&shared);
-            let dying = Arc::clone(&shared);
-            let worker = thread::spawn(move || {
-                killed_after(stores, || dying.commit(1));
-                // The kernel's part: the pidfd becomes readable, and ends the sleep as the bell does.
-                dying.lines[1].ended.store(true, Ordering::Release);
-                dying.bell.notify();
-            });
+            let worker = Shared::dying(&shared, stores);
             // `Scheduler::poll`: who has ended, whose turn it is, who is lost.
             let committed = loop {
                 let early = planted("ring_before_ended").then(|| parent.has(1));
