@@ -117,7 +117,7 @@ class Snapshot:
         named = names_in_dev_shm()
         return Snapshot(descriptors(), len(mappings()), shared_resident_kib(), named)
 
-    def assert_nothing_left(self, *, seconds: float = 10, slack_kib: int = 2048) -> None:
+    def assert_nothing_left(self, *, seconds: float = 10) -> None:
         """No child, no descriptor, no shared memory more than at this snapshot."""
         gc.collect()
         left = wait_without_children(seconds)
@@ -130,8 +130,9 @@ class Snapshot:
         gc.collect()
         wait_until(lambda: len(descriptors()) <= len(self.descriptors), 2)
         assert len(descriptors()) <= len(self.descriptors), f"descriptors left: {extra_descriptors()}"
-        wait_until(lambda: shared_resident_kib() <= self.shared_kib + slack_kib, 2)
-        assert shared_resident_kib() <= self.shared_kib + slack_kib, "shared memory is still resident"
+        most_kib = self.shared_kib + 2048
+        wait_until(lambda: shared_resident_kib() <= most_kib, 2)
+        assert shared_resident_kib() <= most_kib, "shared memory is still resident"
         now = Snapshot.take()
         mine = {name for name in now.named - self.named if str(os.getpid()) in name}
         assert not mine, f"names left in /dev/shm: {mine}"

@@ -69,5 +69,5 @@ def finish(process: subprocess.Popen[str], seconds: float) -> Ended:
     return Ended(process.returncode, out, err)
 
 
-def run_script(loader_name: str, body: str, folder: Path, seconds: float = 50) -> Ended:
-    return finish(start(loader_name, body, folder), seconds)
+def run_script(loader_name: str, body: str, folder: Path) -> Ended:
+    return finish(start(loader_name, body, folder), 50)

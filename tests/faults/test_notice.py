@@ -63,9 +63,9 @@ class Scene:
         return time.monotonic()
 
     @contextlib.contextmanager
-    def raises_death(self, worker=1):
-        """The death of this worker, in torch's words."""
-        pid = self.iterator._workers[worker].pid
+    def raises_death(self):
+        """The death of worker 1, in torch's words."""
+        pid = self.iterator._workers[1].pid
         with pytest.raises(RuntimeError) as caught:
             yield
         assert str(caught.value) == f"DataLoader worker (pid(s) {pid}) exited unexpectedly"

@@ -36,11 +36,11 @@ def is_from_server(process):
     return SERVER in command_line(process.pid)
 
 
-def spawned(loader_class, dataset=None, method="spawn", workers=1):
+def spawned(loader_class, dataset=None, method="spawn"):
     return loader_class(
         Numbers(4) if dataset is None else dataset,
         batch_size=None,
-        num_workers=workers,
+        num_workers=1,
         multiprocessing_context=method,
         collate_fn=identity,
     )
