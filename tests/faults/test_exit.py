@@ -148,6 +148,24 @@ def test_forked_child_drops_the_iterator(loader_class, persistent):
 
 
 @pytest.mark.rings_only
+@pytest.mark.parametrize("persistent", [False, True])
+def test_forked_child_takes_nothing(loader_class, persistent):
+    """Torch's takes from the parent, and waits for ever or raises this after five seconds."""
+    loader = loader_class(Numbers(40), num_workers=2, persistent_workers=persistent)
+    iterator = iter(loader)
+    assert_path(iterator, 2)
+    assert int(next(iterator)[0, 0]) == 0
+
+    def take():
+        for use in (lambda: next(iterator), lambda: iter(loader) if persistent else next(iterator)):
+            with pytest.raises(AssertionError, match="can only test a child process"):
+                use()
+
+    assert in_child(take) == (0, "")
+    assert [int(later[0, 0]) for later in iterator] == list(range(1, 40))
+
+
+@pytest.mark.rings_only
 def test_forked_child_drops_batches(loader_class):
     """A release in the child must give nothing back: the parent still holds the batch."""
     iterator = iter(loader_class(Numbers(60), num_workers=1))

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::message::{Place, ResultDescriptor, ResultKind, Task, TaskDescriptor};
 use crate::pool::{Ledger, Limits};
 use crate::ring::{ByteFifo, Consumer, Producer, Ring, Words};
-use crate::shm::{Control, Geometry, Segment, handover};
+use crate::shm::{Control, Geometry, Segment, handover, process};
 use crate::sync::doorbell::sleep_unless;
 use crate::sync::linger::Linger;
 use crate::sync::pause::pause;
@@ -240,9 +240,10 @@ impl Engine {
     /// Sends `task` to `worker`, or keeps it until there is room. Never blocks.
     ///
     /// # Errors
-    /// [`Error::TaskTooLarge`] when it can never be sent, [`Error::Corrupt`] from the ring.
+    /// [`Error::TaskTooLarge`] when it can never be sent, [`Error::Corrupt`] from the ring, [`Error::Inherited`]
+    /// in a forked child.
     pub fn put_task(&self, worker: u32, task: Task) -> Result<()> {
-        let state = &mut *self.lock();
+        let state = &mut *self.lock_own()?;
         let line = &mut state.lines[worker as usize];
         if !line.arena.fits(task.bytes.len() as u64) {
             let (len, capacity) = (task.bytes.len() as u64, self.control.geometry().arena);
@@ -284,9 +285,9 @@ impl Engine {
     ///
     /// # Errors
     /// [`Error::Corrupt`] when a worker wrote what none writes; [`Error::Os`] when the memory of an
-    /// oversize batch cannot be mapped.
+    /// oversize batch cannot be mapped; [`Error::Inherited`] in a forked child.
     pub fn try_next(&self) -> Result<Option<Delivery>> {
-        let mut state = self.lock();
+        let mut state = self.lock_own()?;
         if state.looked.elapsed() >= LONGEST_SLEEP / 2 {
             // A caller that always finds something never sleeps, and would never hear of a death.
             let ended = self.watch.ended()?;
@@ -321,7 +322,7 @@ impl Engine {
     /// # Errors
     /// As [`try_next`](Self::try_next).
     pub fn try_next_of(&self, worker: u32) -> Result<Option<Delivery>> {
-        self.take(&mut self.lock(), worker)
+        self.take(&mut *self.lock_own()?, worker)
     }
 
     /// INVARIANT: under the lock from the descriptor to the hold, so that closing comes before the one or
@@ -341,9 +342,9 @@ impl Engine {
     /// What the next result of `worker` answers and is, if [`try_next_of`](Self::try_next_of) would take one.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] when the worker wrote what none writes.
+    /// [`Error::Corrupt`] when the worker wrote what none writes; [`Error::Inherited`] in a forked child.
     pub fn peek_of(&self, worker: u32) -> Result<Option<(u64, ResultKind)>> {
-        let mut state = self.lock();
+        let mut state = self.lock_own()?;
         if state.closed {
             return Ok(None);
         }
@@ -480,6 +481,14 @@ impl Engine {
         self.wake();
         for seat in &self.seats {
             seat.close();
+        }
+    }
+
+    /// For who takes or puts. A forked child has the rings, but what it moved on would be corrupt to the parent.
+    fn lock_own(&self) -> Result<MutexGuard<'_, State>> {
+        match self.seats.first() {
+            Some(seat) if seat.owner != process::id() => Err(Error::Inherited { owner: seat.owner }),
+            _ => Ok(self.lock()),
         }
     }
 

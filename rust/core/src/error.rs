@@ -33,6 +33,17 @@ pub enum Error {
         limit: String,
     },
 
+    /// A forked child uses its parent's end. The first words are `multiprocessing`'s, which torch's iterator raises
+    /// there and for which callers look.
+    #[error(
+        "can only test a child process: this iterator was made by process {owner}, from which this one was forked; \
+         make an iterator in each process"
+    )]
+    Inherited {
+        /// The process that made it.
+        owner: u32,
+    },
+
     /// The process's own allocator has no memory left.
     #[error("{len} bytes of private memory could not be allocated")]
     Allocation {

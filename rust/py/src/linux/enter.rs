@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
-use pyo3::exceptions::{PyMemoryError, PyOSError, PyRuntimeError, PyValueError};
+use pyo3::exceptions::{PyAssertionError, PyMemoryError, PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use ringloader_core::Error;
 use ringloader_core::engine::Engine;
@@ -17,6 +17,7 @@ pub(crate) fn exception(error: Error) -> PyErr {
         }
         Error::OutOfMemory { .. } | Error::Allocation { .. } => PyMemoryError::new_err(error.to_string()),
         Error::Config(_) | Error::TaskTooLarge { .. } => PyValueError::new_err(error.to_string()),
+        Error::Inherited { .. } => PyAssertionError::new_err(error.to_string()),
         _ => PyRuntimeError::new_err(error.to_string()),
     }
 }
