@@ -13,7 +13,12 @@ def replace_collate(port: _native.Port) -> None:
 
         def make(torchs_own: Any) -> _native.Collate:
             return _native.Collate(
-                port, torchs_own, _seam.parts_of_collate(), _seam.MODES, _seam.collate_fn_map
+                port,
+                torchs_own,
+                _seam.parts_of_collate(),
+                _seam.MODES,
+                _seam.collate_fn_map,
+                _seam.others_in_collate(),
             )
 
         _seam.replace_collate(make)

@@ -69,6 +69,7 @@ class Collate:
         parts: Sequence[tuple[dict[str, Any], str, object]],
         modes: Sequence[Callable[[], int]],
         fn_map: dict[Any, Any],
+        others: Sequence[Any] = ...,
     ) -> Collate: ...
     def __call__(self, batch: object, *, collate_fn_map: object = None) -> Any: ...
 

@@ -186,10 +186,15 @@ def collates_as_torch() -> bool:
     return (
         is_torchs_own(getattr(_collation, "default_collate", None), "default_collate")
         and is_torchs_own(getattr(_collation, "collate", None), "collate")
-        and list(collate_fn_map) == list(_COLLATE_FN_MAP)
+        and list(collate_fn_map)[: len(_COLLATE_FN_MAP)] == list(_COLLATE_FN_MAP)
         and all(is_torchs_own(collate_fn_map[key], name) for key, name in _COLLATE_FN_MAP.items())
         and all(isinstance(getattr(torch, name), BuiltinFunctionType) for name in _COLLATING)
     )
+
+
+def others_in_collate() -> list[Any]:
+    """The classes that others taught torch's ``default_collate``, which it asks after its own."""
+    return list(collate_fn_map)[len(_COLLATE_FN_MAP) :]
 
 
 def replace_collate(make: Callable[[Any], Any]) -> None:

@@ -307,6 +307,33 @@ def test_who_changes_torch_in_a_worker_gets_what_he_changed(loader_class, change
             assert (expected.outcomes != plain.outcomes) == (converts == (batch_size is None))
 
 
+class Box:
+    def __init__(self, number):
+        self.number = number
+
+
+class Boxes(Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return {"box": Box(index), "plain": (torch.full((3,), index), True, {"deep": [index, 0.5]})}
+
+
+def collate_boxes(batch, *, collate_fn_map):  # noqa: ARG001
+    return torch.tensor([box.number for box in batch]), "by theirs"
+
+
+@pytest.mark.parametrize("taught", [Box, bool, list, collections.abc.Mapping, tuple, torch.Tensor, object])
+def test_types_that_torch_was_taught_before_the_workers_start(loader_class, monkeypatch, taught):
+    fn_map = torch_collate.default_collate_fn_map
+    monkeypatch.setitem(fn_map, Box, collate_boxes)
+    if taught is not Box:
+        monkeypatch.setitem(fn_map, taught, collate_theirs)
+    expected, _ = compare(loader_class, Case(lambda: {"dataset": Boxes(), "batch_size": 2, "num_workers": 1}))
+    assert "by theirs" in repr(expected.outcomes)
+
+
 class Gaps(Dataset):
     def __len__(self):
         return 12

@@ -90,6 +90,48 @@ def test_other_samples_are(port, batch):
         collate(batch, collate_fn_map=FN_MAP)
 
 
+class Taught:
+    """A class of others in torch's map: it is asked of each sample that has none of torch's types."""
+
+
+class ListsOfThree(type):
+    def __instancecheck__(cls, instance):
+        return type(instance) is list and len(instance) == 3
+
+
+class ListOfThree(metaclass=ListsOfThree):
+    """One that goes by what is in a sample."""
+
+
+TAUGHT = [Taught, ListOfThree, (collections.OrderedDict, Point)]
+
+
+@pytest.mark.parametrize("batch", NATIVE, ids=repr)
+def test_types_that_others_taught_take_nothing_from_common_samples(port, batch):
+    collate = _native.Collate(port, refuse_containers, [], [], FN_MAP, TAUGHT)
+    assert describe(collate(batch, collate_fn_map=FN_MAP)) == describe(default_collate(batch))
+
+
+@pytest.mark.parametrize(
+    ("taught", "batch"),
+    [
+        (dict, [{"a": 1}]),
+        (collections.abc.Sequence, [(1, (2, 3))]),
+        (ListOfThree, [{"a": [1, 2, 3]}]),
+        (object, [1, True]),
+        (bool, [[True]]),
+        ((Taught, np.float32), [(1, np.float32(1))]),
+    ],
+    ids=repr,
+)
+def test_what_they_took_is_torchs_matter(port, taught, batch):
+    torchs = []
+    collate = _native.Collate(port, lambda batch, **_: torchs.append(batch), [], [], FN_MAP, [Taught, taught])
+    collate(batch, collate_fn_map=FN_MAP)
+    # Once, and the whole.
+    assert torchs == [batch]
+
+
 class Counted:
     """Neither a number nor a list, which torch finds out in the second sample."""
 
@@ -164,6 +206,12 @@ def test_arrays_are_written_into_the_slot(port, monkeypatch, dtype):
 def test_what_is_in_containers_of_others_too(port, monkeypatch, container):
     image = IMAGE.numpy()
     made_at_once(port, monkeypatch, [container(image, 1), container(image, 2)])
+
+
+def test_what_is_in_a_batch_with_types_that_others_taught(port, monkeypatch):
+    monkeypatch.setitem(FN_MAP, Taught, refuse)
+    image = IMAGE.numpy()
+    made_at_once(port, monkeypatch, [(image, 1), (image, 2)])
 
 
 def made_at_once(port, monkeypatch, samples):

@@ -27,17 +27,21 @@ pub(crate) struct Collate {
     /// The map that `default_collate` passes, which users may change, and what was in it.
     fn_map: Py<PyDict>,
     torchs_fn_map: Py<PyDict>,
+    /// The classes in it that are not torch's own: those that it asks of what it does not find by its type.
+    others: Vec<Py<PyAny>>,
 }
 
 #[pymethods]
 impl Collate {
     #[new]
+    #[pyo3(signature = (port, function, parts, modes, fn_map, others=Vec::new()))]
     fn new(
         port: Py<Port>,
         function: Py<PyAny>,
         parts: Vec<Part>,
         modes: Vec<Py<PyAny>>,
         fn_map: &Bound<'_, PyDict>,
+        others: Vec<Py<PyAny>>,
     ) -> PyResult<Self> {
         Ok(Self {
             port,
@@ -45,6 +49,7 @@ impl Collate {
             modes,
             fn_map: fn_map.clone().unbind(),
             torchs_fn_map: fn_map.copy()?.unbind(),
+            others,
         })
     }
 
@@ -73,6 +78,19 @@ impl Collate {
             }
         }
         Ok(self.original.is_whole(py)? && self.fn_map.bind(py).eq(&self.torchs_fn_map)?)
+    }
+
+    /// Whether torch goes by an entry that is not its own.
+    fn is_others(&self, torch: &Torch, sample: &Bound<'_, PyAny>) -> PyResult<bool> {
+        if is_found_by_type(torch, sample) {
+            return Ok(false);
+        }
+        for class in &self.others {
+            if sample.is_instance(class.bind(sample.py()))? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// `None` for what torch must collate.
@@ -131,6 +149,13 @@ fn is_common(torch: &Torch, sample: &Bound<'_, PyAny>, depth: u32) -> bool {
         || kind.is_subclass(torch.numpy_scalar.bind(sample.py())).unwrap_or(false)
 }
 
+/// Whether torch's own entries name this very type: then the others are not asked.
+fn is_found_by_type(torch: &Torch, sample: &Bound<'_, PyAny>) -> bool {
+    let kind = sample.get_type();
+    let is_bool = sample.is_exact_instance_of::<PyBool>();
+    kind.is(&torch.tensor) || kind.is(&torch.ndarray) || is_text(sample) || (is_number(sample) && !is_bool)
+}
+
 pub(super) fn is_number(object: &Bound<'_, PyAny>) -> bool {
     object.is_exact_instance_of::<PyInt>()
         || object.is_exact_instance_of::<PyFloat>()
@@ -160,6 +185,9 @@ impl Work<'_> {
     /// Collates the values in one place of all samples. `None` where torch must do the whole batch.
     fn column<'py>(&self, items: &[Bound<'py, PyAny>], form: Form) -> Made<'py> {
         let first = &items[0];
+        if self.collate.is_others(self.torch, first)? {
+            return Ok(None);
+        }
         let kind = first.get_type();
         let rows = if kind.is(&self.torch.tensor) {
             Rows::of_tensors(self.torch, items)?
