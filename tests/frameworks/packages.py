@@ -19,6 +19,10 @@ FRAMEWORKS = {
     "skorch": "skorch",
     "ray": "ray",
     "torchdata": "torchdata",
+    "tensordict": "tensordict",
+    "sentence_transformers": "sentence-transformers",
+    "lhotse": "lhotse",
+    "torchio": "torchio",
 }
 
 
