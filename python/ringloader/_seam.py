@@ -11,7 +11,7 @@ import importlib
 import os
 from collections.abc import Callable
 from types import BuiltinFunctionType, FunctionType
-from typing import Any
+from typing import Any, cast
 
 import numpy
 import torch
@@ -222,15 +222,21 @@ def get_iterator(torchs_own: Any, loader: Any, make: Callable[[Any], Any]) -> An
 _get_iterator_globals = {**vars(torch_dataloader), "__warningregistry__": {}}
 
 
-def _call(function: Callable[[Any], Any], argument: Any) -> Any:
-    return function(argument)
+def _torchs_call() -> Callable[[Callable[[Any], Any], Any], Any]:
+    """``function(argument)`` from a frame that passes for torch's own.
+
+    Warnings of torch's constructor name the file that called it, and filters go by that. A traceback shows
+    the line: it is that of torch's own call, the last in ``_get_iterator``, and reads like it.
+    """
+    own = getattr(getattr(Loader, "_get_iterator", None), "__code__", None)
+    line = 2 if own is None else max(line for _, _, line in own.co_lines() if line is not None)
+    head = "def _get_iterator(_MultiProcessingDataLoaderIter, self):\n"
+    body = f"{'':12}return _MultiProcessingDataLoaderIter(self)\n"
+    exec(compile("\n" * (line - 2) + head + body, torch_dataloader.__file__, "exec"), _get_iterator_globals)
+    return cast(Callable[[Callable[[Any], Any], Any], Any], _get_iterator_globals.pop("_get_iterator"))
 
 
-# ``function(argument)`` from a frame that passes for torch's own: warnings of torch's constructor name the
-# file that called it, and filters go by that.
-call_from_torch: Callable[[Callable[[Any], Any], Any], Any] = FunctionType(
-    _call.__code__.replace(co_filename=torch_dataloader.__file__), _get_iterator_globals
-)
+call_from_torch = _torchs_call()
 
 
 def replaced_transport(get_iterator: Any) -> str | None:
