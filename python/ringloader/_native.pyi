@@ -1,7 +1,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
-from torch import Tensor, UntypedStorage
+from torch import UntypedStorage
 
 __all__ = [
     "SUPPORTED",
@@ -92,7 +92,7 @@ class Stream:
         n: int, replacement: bool, private_generator: bool, batch: tuple[int, bool] | None
     ) -> Stream: ...
     @staticmethod
-    def subset(indices: Tensor, batch: tuple[int, bool] | None) -> Stream: ...
+    def subset(len: int, batch: tuple[int, bool] | None) -> Stream: ...
     @staticmethod
     def weighted(categories: int, num_samples: int, batch: tuple[int, bool] | None) -> Stream: ...
     @staticmethod

@@ -6,7 +6,9 @@ every draw is torch's own, at torch's moment.
 
 from __future__ import annotations
 
-import array
+import itertools
+import operator
+import sys
 from typing import Any
 
 import torch
@@ -34,6 +36,8 @@ def stream_of(index_sampler: Any) -> SamplerStream | None:
     if opener is None or not _is_torchs_own(sampler):
         return None
     stream = opener(sampler, batch)
+    if batch is not None and not batch[1]:
+        stream.resizable = index_sampler
     return stream if stream.is_plain() else None
 
 
@@ -48,6 +52,8 @@ class SamplerStream:
         self.sampler = sampler
         self.batch = batch
         self.native: _native.Stream | None = None
+        # The batch sampler, where torch looks at its size before each batch.
+        self.resizable: Any = None
         self._words_from: torch.Generator | None = None
 
     def is_plain(self) -> bool:
@@ -57,7 +63,7 @@ class SamplerStream:
     def open(self) -> _native.Stream | None:
         """Reads what torch's generator reads before it yields, and makes the native stream.
 
-        None for a sampler that torch is about to refuse, in words of its own, and for indices that are too
+        None for a sampler that torch is about to refuse, in words of its own, and for numbers that are too
         big: then Python iterates it.
         """
         try:
@@ -68,6 +74,11 @@ class SamplerStream:
 
     def _make(self) -> _native.Stream:
         raise NotImplementedError
+
+    def odd_size(self, size: Any) -> int:
+        """What torch makes of a batch size that was set meanwhile and is no plain number."""
+        itertools.islice((), size)
+        return sys.maxsize if size is None else operator.index(size)
 
     def permutation(self, n: int) -> torch.Tensor | None:
         """``torch.randperm(n)``; None if the stream shall make it of :meth:`words`."""
@@ -140,23 +151,10 @@ class _Subset(SamplerStream):
     """MIRRORS torch sampler.py::SubsetRandomSampler."""
 
     def is_plain(self) -> bool:
-        indices = self.sampler.indices
-        if not _is_cpu(self.sampler.generator):
-            return False
-        if type(indices) is range:
-            return True
-        # Others, bools too, must reach the dataset as they are. A loop of Python's takes seconds for 10**7.
-        return type(indices) is list and set(map(type, indices)) <= {int}
+        return _is_cpu(self.sampler.generator) and type(self.sampler.indices) in (list, range)
 
     def _make(self) -> _native.Stream:
-        indices = self.sampler.indices
-        if type(indices) is range:
-            made = torch.arange(indices.start, indices.stop, indices.step, dtype=torch.int64, device="cpu")
-        elif indices:
-            made = torch.frombuffer(array.array("q", indices), dtype=torch.int64)
-        else:
-            made = torch.empty(0, dtype=torch.int64, device="cpu")
-        return _native.Stream.subset(made, self.batch)
+        return _native.Stream.subset(len(self.sampler.indices), self.batch)
 
     def _permuting(self) -> tuple[torch.Generator | None, bool]:
         return self.sampler.generator, False

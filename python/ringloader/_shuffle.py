@@ -67,6 +67,8 @@ def take_ahead(generator: torch.Generator, n: int) -> torch.Generator:
 class _Probe:
     """What the native stream asks, for one permutation."""
 
+    resizable = None
+
     def __init__(self, n: int, generator: torch.Generator) -> None:
         self._n = n
         self._generator = generator

@@ -1,7 +1,9 @@
 """torch's samplers read natively: the same indices, and the generators in the same state after each."""
 
+import itertools
 import random
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import (
@@ -189,9 +191,6 @@ class Odd(Sampler):
         BatchSampler(Odd(), 2, False),
         BatchSampler([1, 2], 2, False),
         SubsetRandomSampler(torch.arange(3)),
-        SubsetRandomSampler(["a", "b"]),
-        SubsetRandomSampler([True, 2]),
-        SubsetRandomSampler([1.0, 2]),
         SubsetRandomSampler((1, 2)),
         SequentialSampler(range(3)),
     ],
@@ -219,11 +218,63 @@ def test_an_empty_source_divides_by_zero_as_torchs_does():
         stream.open().next(stream)
 
 
-@pytest.mark.parametrize("indices", [[2**63, 1], [-(2**63) - 1], [2**63 - 1, -(2**63), 5]], ids=str)
-def test_indices_that_fit_and_indices_that_do_not(indices):
-    stream = _samplers.stream_of(SubsetRandomSampler(indices, torch.Generator().manual_seed(3)))
-    native = stream.open()
-    assert (native is not None) == all(-(2**63) <= index < 2**63 for index in indices)
-    if native is not None:
-        theirs = list(SubsetRandomSampler(indices, torch.Generator().manual_seed(3)))
-        assert [native.next(stream) for _ in indices] == theirs
+@pytest.mark.parametrize(
+    "indices",
+    [[2**63, 1], [-(2**63) - 1], [2**63 - 1, -(2**63), 5], ["a", "b"], [True, 2], [1.0, 2], [None]],
+    ids=str,
+)
+def test_indices_reach_the_dataset_as_they_are(indices):
+    theirs = list(SubsetRandomSampler(indices, torch.Generator().manual_seed(3)))
+    for batch_size in (None, 1, 2):
+        sampler = SubsetRandomSampler(indices, torch.Generator().manual_seed(3))
+        if batch_size is not None:
+            sampler = BatchSampler(sampler, batch_size, False)
+        stream = _samplers.stream_of(sampler)
+        native = stream.open()
+        found = [native.next(stream) for _ in range(-(-len(indices) // (batch_size or 1)))]
+        flat = found if batch_size is None else list(itertools.chain(*found))
+        assert [(type(index), index) for index in flat] == [(type(index), index) for index in theirs]
+
+
+def change_entries(sampler):
+    sampler.sampler.indices[:] = range(100, 120)
+
+
+def change_indices(sampler):
+    sampler.sampler.indices = range(200, 220)
+
+
+def cut_indices(sampler):
+    del sampler.sampler.indices[5:]
+
+
+CHANGES = {
+    "entries": change_entries,
+    "indices": change_indices,
+    "fewer indices": cut_indices,
+    **{
+        f"size {size!r}": (lambda sampler, size=size: setattr(sampler, "batch_size", size))
+        for size in (1, 5, 100, np.int64(4), True, 0, None, -1, 2.0, "two", 2**63)
+    },
+    "drop_last": lambda sampler: setattr(sampler, "drop_last", not sampler.drop_last),
+}
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_sampler_is_changed_while_it_is_read(change, drop_last):
+    """torch looks at the subset's indices one by one, and at the size of a batch before each."""
+    both = []
+    for native in (False, True):
+        subset = SubsetRandomSampler(list(range(20)), torch.Generator().manual_seed(3))
+        sampler = BatchSampler(subset, 3, drop_last)
+        advance = native_advance(sampler, "subset") if native else iter(sampler).__next__
+        found = [advance(), advance()]
+        CHANGES[change](sampler)
+        for _ in range(20):
+            try:
+                found.append(advance())
+            except Exception as error:
+                found.append((type(error), str(error)))
+        both.append(found)
+    assert both[1] == both[0]

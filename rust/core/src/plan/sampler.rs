@@ -154,10 +154,10 @@ pub enum Source {
         /// The sampler has no generator of its own: it seeds one from the global generator.
         private_generator: bool,
     },
-    /// `SubsetRandomSampler`
+    /// `SubsetRandomSampler`: positions in its `indices`, which torch reads one by one, for the user may change them.
     Subset {
-        /// The sampler's `indices`.
-        indices: Box<dyn Indices>,
+        /// `len(indices)`
+        len: u64,
     },
     /// `WeightedRandomSampler`
     Weighted {
@@ -188,7 +188,7 @@ pub enum Source {
 /// `BatchSampler`'s arguments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BatchRule {
-    /// Indices in a batch; not 0.
+    /// Indices in a batch; not 0, at first.
     pub size: u64,
     /// An incomplete last batch is read and dropped.
     pub drop_last: bool,
@@ -286,6 +286,26 @@ impl Stream {
                 Pull::End => return Ok(self.last()),
             }
         }
+    }
+
+    /// Sets the size of the batches that are still to be read; 0 ends the stream. Torch looks at it before each
+    /// batch, unless it drops the last one.
+    pub fn resize(&mut self, size: u64) {
+        match &mut self.rule {
+            Some(BatchRule { drop_last: false, .. }) if size == 0 => self.close(),
+            Some(rule) if !rule.drop_last => rule.size = size,
+            _ => {}
+        }
+    }
+
+    /// Whether another request finds the end.
+    pub fn has_ended(&self) -> bool {
+        matches!(self.state, State::Needs(_) | State::Ended)
+    }
+
+    /// Ends the stream, as a generator ends in which somebody's code raised.
+    pub fn close(&mut self) {
+        self.state = State::Ended;
     }
 
     /// Answers the need that the last request told.

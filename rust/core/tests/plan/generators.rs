@@ -158,9 +158,8 @@ pub(crate) fn random(rng: &Shared, n: u64, replacement: bool, private_generator:
     Box::new(iter::once(()).flat_map(body))
 }
 
-pub(crate) fn subset(rng: &Shared, indices: Vec<i64>) -> Items {
-    let draw = Draw::Permutation { n: indices.len() as u64 };
-    Box::new(yield_from(rng, move |_| draw, Keep::All).map(move |item| item.map(|at| indices[at as usize])))
+pub(crate) fn permuted(rng: &Shared, len: u64) -> Items {
+    yield_from(rng, move |_| Draw::Permutation { n: len }, Keep::All)
 }
 
 pub(crate) fn weighted(rng: &Shared, categories: u64, num_samples: u64) -> Items {

@@ -13,7 +13,7 @@ use crate::generators::{self, Batches, Distributed, Items, Raised, Rng, Shared};
 enum Sampler {
     Sequential(u64),
     Random { n: u64, replacement: bool, private_generator: bool },
-    Subset(Vec<i64>),
+    Subset(u64),
     Weighted { categories: u64, num_samples: u64 },
     Distributed(Distributed),
 }
@@ -25,7 +25,7 @@ impl Sampler {
             Self::Random { n, replacement, private_generator } => {
                 generators::random(rng, n, replacement, private_generator)
             }
-            Self::Subset(indices) => generators::subset(rng, indices),
+            Self::Subset(len) => generators::permuted(rng, len),
             Self::Weighted { categories, num_samples } => generators::weighted(rng, categories, num_samples),
             Self::Distributed(sampler) => sampler.items(rng),
         }
@@ -37,7 +37,7 @@ impl Sampler {
             Self::Random { n, replacement, private_generator } => {
                 Source::Random { n, replacement, private_generator }
             }
-            Self::Subset(indices) => Source::Subset { indices: Box::new(indices) },
+            Self::Subset(len) => Source::Subset { len },
             Self::Weighted { categories, num_samples } => Source::Weighted { categories, num_samples },
             Self::Distributed(sampler) => Source::Distributed {
                 len: sampler.len,
@@ -96,7 +96,7 @@ fn sampler() -> impl Strategy<Value = Sampler> {
         2 => (0..60_u64).prop_map(Sampler::Sequential),
         6 => random(0..60_u64),
         2 => random(0..6_u64),
-        3 => prop::collection::vec(any::<i64>(), 0..60).prop_map(Sampler::Subset),
+        3 => (0..60_u64).prop_map(Sampler::Subset),
         2 => (1..40_u64, 0..60_u64)
             .prop_map(|(categories, num_samples)| Sampler::Weighted { categories, num_samples }),
         4 => (0..40_u64, 1..50_u64, any::<u64>(), any::<bool>(), any::<bool>()).prop_map(
@@ -242,7 +242,7 @@ fn drawn(source: Source, size: u64, supplies: Vec<Supply>) -> (Result<Vec<i64>>,
 #[test]
 fn an_index_out_of_range_is_an_error_and_the_end() {
     let source = |kind| match kind {
-        0 => Source::Subset { indices: Box::new(vec![5_i64, 6, 7]) },
+        0 => Source::Subset { len: 3 },
         1 => Source::Weighted { categories: 3, num_samples: 3 },
         _ => Source::Distributed {
             len: 3,
@@ -333,10 +333,9 @@ fn a_batch_without_indices_is_refused() {
 fn a_long_permutation_is_the_same_word_by_word() {
     for n in [33_000_u64, 33_001] {
         let sources = || {
-            let indices: Vec<i64> = (0..n as i64).map(|index| -index).collect();
             [
                 Source::Random { n, replacement: false, private_generator: false },
-                Source::Subset { indices: Box::new(indices) },
+                Source::Subset { len: n },
                 Source::Distributed {
                     len: n,
                     num_samples: n.div_ceil(3),
@@ -382,12 +381,28 @@ fn what_torch_permutes_in_another_way_is_refused_word_by_word() {
 
 #[test]
 fn too_few_words_are_refused() {
-    let mut stream =
-        Stream::new(Source::Subset { indices: Box::new(vec![7; 10]) }, None).expect("a good source");
+    let mut stream = Stream::new(Source::Subset { len: 10 }, None).expect("a good source");
     assert_eq!(stream.next(), Ok(Step::Need(Draw::Permutation { n: 10 })));
     stream.supply(Supply::WordByWord).expect("it was asked for");
     assert_eq!(stream.next(), Ok(Step::Need(Draw::Words { count: 9 })));
     assert!(stream.supply(Supply::Indices(Box::new(vec![0; 4]))).is_err());
     stream.supply(Supply::Indices(Box::new(vec![0; 5]))).expect("two words to each");
-    assert_eq!(stream.next(), Ok(Step::Index(7)));
+    assert!(matches!(stream.next(), Ok(Step::Index(0..10))));
+}
+
+#[test]
+fn batches_change_their_size_unless_the_last_is_dropped() {
+    for drop_last in [false, true] {
+        let rule = BatchRule { size: 2, drop_last };
+        let mut stream = Stream::new(Source::Sequential { len: 9 }, Some(rule)).expect("a good source");
+        assert_eq!(stream.next(), Ok(Step::Batch(&[0, 1])));
+        stream.resize(3);
+        let batch: &[i64] = if drop_last { &[2, 3] } else { &[2, 3, 4] };
+        assert_eq!(stream.next(), Ok(Step::Batch(batch)));
+        assert!(!stream.has_ended());
+        stream.resize(0);
+        assert_eq!(stream.has_ended(), !drop_last);
+        stream.close();
+        assert_eq!(stream.next(), Ok(Step::End));
+    }
 }

@@ -1,13 +1,16 @@
 //! torch's samplers, read natively, as a Python class.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pyo3::exceptions::PyZeroDivisionError;
+use pyo3::intern;
 use pyo3::prelude::*;
+use pyo3::types::PyList;
 use ringloader_core::Error;
 use ringloader_core::message::TaskKind;
 use ringloader_core::plan::{BatchRule, Draw, Source, Step, Supply};
 
+use super::engine::encode_index_or_pickle;
 use super::enter::exception;
 use super::objects::TensorIndices;
 use super::port::decode_index;
@@ -16,6 +19,8 @@ use super::port::decode_index;
 #[pyclass(frozen, module = "ringloader._native")]
 pub(crate) struct Stream {
     core: Mutex<ringloader_core::plan::Stream>,
+    /// What it yields are positions in the sampler's `indices`.
+    through_indices: bool,
 }
 
 #[pymethods]
@@ -41,10 +46,10 @@ impl Stream {
         Self::new(Source::Random { n, replacement, private_generator }, batch)
     }
 
-    /// `SubsetRandomSampler` over an int64 tensor of indices.
+    /// `SubsetRandomSampler` over `len` indices.
     #[staticmethod]
-    fn subset(indices: &Bound<'_, PyAny>, batch: Option<(u64, bool)>) -> PyResult<Self> {
-        Self::new(Source::Subset { indices: Box::new(TensorIndices::new(indices)?) }, batch)
+    fn subset(len: u64, batch: Option<(u64, bool)>) -> PyResult<Self> {
+        Ok(Self { through_indices: true, ..Self::new(Source::Subset { len }, batch)? })
     }
 
     /// `WeightedRandomSampler`.
@@ -84,16 +89,33 @@ impl Stream {
     fn new(source: Source, batch: Option<(u64, bool)>) -> PyResult<Self> {
         let rule = batch.map(|(size, drop_last)| BatchRule { size, drop_last });
         let core = ringloader_core::plan::Stream::new(source, rule).map_err(exception)?;
-        Ok(Self { core: Mutex::new(core) })
+        Ok(Self { core: Mutex::new(core), through_indices: false })
     }
 
     /// The next index, as a task's bytes. `draw` is called, at torch's moment, for each thing that torch draws.
     pub(crate) fn read(&self, draw: &Bound<'_, PyAny>) -> PyResult<Option<(TaskKind, Vec<u8>)>> {
+        let has_ended = self.core().has_ended();
+        if !has_ended && let Some(size) = batch_size(draw).inspect_err(|_| self.core().close())? {
+            self.core().resize(size);
+        }
         loop {
             let need = {
-                let mut core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut core = self.core();
                 let word = |index: i64| index.to_le_bytes().to_vec();
                 match core.next() {
+                    Ok(Step::Batch(positions)) if self.through_indices => {
+                        let positions = positions.to_vec();
+                        drop(core);
+                        return self.look_up(draw, |indices| {
+                            let found: PyResult<Vec<_>> =
+                                positions.iter().map(|&at| item(indices, at)).collect();
+                            Ok(PyList::new(draw.py(), found?)?.into_any())
+                        });
+                    }
+                    Ok(Step::Index(position)) if self.through_indices => {
+                        drop(core);
+                        return self.look_up(draw, |indices| item(indices, position));
+                    }
                     Ok(Step::Batch(indices)) => {
                         let bytes = indices.iter().flat_map(|index| index.to_le_bytes()).collect();
                         return Ok(Some((TaskKind::Indices, bytes)));
@@ -111,8 +133,46 @@ impl Stream {
             };
             // Not under the lock: torch's functions, and the user's `len`, run here.
             let supply = fetch(draw, need)?;
-            self.core.lock().unwrap_or_else(PoisonError::into_inner).supply(supply).map_err(exception)?;
+            self.core().supply(supply).map_err(exception)?;
         }
+    }
+
+    fn core(&self) -> MutexGuard<'_, ringloader_core::plan::Stream> {
+        self.core.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What `read` finds in the sampler's `indices` as they are now. What it raises ends the stream.
+    fn look_up<'py>(
+        &self,
+        draw: &Bound<'py, PyAny>,
+        read: impl FnOnce(&Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>>,
+    ) -> PyResult<Option<(TaskKind, Vec<u8>)>> {
+        let py = draw.py();
+        let indices = draw.getattr(intern!(py, "sampler"))?.getattr(intern!(py, "indices"));
+        let index = indices.and_then(|indices| read(&indices)).inspect_err(|_| self.core().close())?;
+        encode_index_or_pickle(&index).map(Some)
+    }
+}
+
+/// `indices[at]`
+fn item<'py>(indices: &Bound<'py, PyAny>, at: i64) -> PyResult<Bound<'py, PyAny>> {
+    match indices.cast_exact::<PyList>() {
+        Ok(list) => list.get_item(at as usize),
+        Err(_) => indices.get_item(at),
+    }
+}
+
+/// The batch sampler's size, where torch looks at it before each batch.
+fn batch_size(draw: &Bound<'_, PyAny>) -> PyResult<Option<u64>> {
+    let py = draw.py();
+    let batches = draw.getattr(intern!(py, "resizable"))?;
+    if batches.is_none() {
+        return Ok(None);
+    }
+    let size = batches.getattr(intern!(py, "batch_size"))?;
+    match size.extract::<i64>() {
+        Ok(plain @ 0..) => Ok(Some(plain as u64)),
+        _ => draw.call_method1(intern!(py, "odd_size"), (size,))?.extract().map(Some),
     }
 }
 

@@ -91,17 +91,6 @@ impl Drawn {
         within(&out[before..], self.bound)?;
         Ok(Pull::Some)
     }
-
-    /// Appends what lies in `through` at up to `limit` of them. As many lie there as the draw has a bound.
-    pub(super) fn take_through(&mut self, through: &[i64], limit: u64, out: &mut Vec<i64>) -> Result<Pull> {
-        same_length(through.len() as u64, self.bound)?;
-        let before = out.len();
-        let pulled = self.take(limit, out)?;
-        for index in &mut out[before..] {
-            *index = through[*index as usize];
-        }
-        Ok(pulled)
-    }
 }
 
 /// Refuses a buffer that no longer has the length that it had when it was supplied.

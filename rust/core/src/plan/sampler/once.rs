@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 
 use super::drawn::{Drawn, Draws, same_length, within};
-use super::{Draw, Indices, Pull, Source, Supply};
+use super::{Draw, Pull, Source, Supply};
 use crate::{Error, Result};
 
 /// At most one draw, and then indices that are made of it one by one.
@@ -15,8 +15,6 @@ pub(super) enum Once {
     Draw(Draw, Use),
     /// The draw's indices as they are.
     Plain(Drawn),
-    /// The draw's indices are positions in `indices`.
-    Subset { drawn: Drawn, indices: Box<dyn Indices> },
     /// Every so many-th of all indices, in order or permuted.
     Strided { permutation: Option<Draws>, stride: Stride },
 }
@@ -25,7 +23,6 @@ pub(super) enum Once {
 #[derive(Debug)]
 pub(super) enum Use {
     Plain,
-    Subset(Box<dyn Indices>),
     Strided(Stride),
 }
 
@@ -51,9 +48,7 @@ impl Once {
             Source::Sequential { len } => {
                 Self::Strided { permutation: None, stride: Stride::new(len, 0, 1, len)? }
             }
-            Source::Subset { indices } => {
-                Self::Draw(Draw::Permutation { n: indices.as_slice().len() as u64 }, Use::Subset(indices))
-            }
+            Source::Subset { len } => Self::Draw(Draw::Permutation { n: len }, Use::Plain),
             Source::Weighted { categories, num_samples } => {
                 Self::Draw(Draw::Multinomial { categories, count: num_samples }, Use::Plain)
             }
@@ -72,10 +67,9 @@ impl Once {
     pub(super) fn pull(&mut self, limit: u64, out: &mut Vec<i64>) -> Result<Pull> {
         match self {
             Self::Draw(draw, _) => return Ok(Pull::Need(*draw)),
-            Self::Plain(drawn) | Self::Subset { drawn, .. } if drawn.is_empty() => return Ok(Pull::End),
+            Self::Plain(drawn) if drawn.is_empty() => return Ok(Pull::End),
             Self::Strided { stride, .. } if stride.left == 0 => return Ok(Pull::End),
             Self::Plain(drawn) => return drawn.take(limit, out),
-            Self::Subset { drawn, indices } => return drawn.take_through(indices.as_slice(), limit, out),
             Self::Strided { permutation: None, stride } => {
                 out.extend(stride.take(limit).map(|position| position as i64));
             }
@@ -95,7 +89,7 @@ impl Once {
     pub(super) fn supply(&mut self, draw: Draw, supply: Supply) -> Result<()> {
         if let Draw::Words { count } = draw {
             match self {
-                Self::Plain(drawn) | Self::Subset { drawn, .. } => drawn.supply(supply.into_indices(), count),
+                Self::Plain(drawn) => drawn.supply(supply.into_indices(), count),
                 Self::Strided { permutation: Some(permutation), .. } => {
                     permutation.supply(supply.into_indices(), count);
                 }
@@ -113,7 +107,6 @@ impl Once {
         let count = drawn.len();
         *self = match used {
             Use::Plain => Self::Plain(Drawn::new(drawn, count, bound)),
-            Use::Subset(indices) => Self::Subset { drawn: Drawn::new(drawn, count, bound), indices },
             Use::Strided(stride) => Self::Strided { permutation: Some(drawn), stride },
         };
         Ok(())
