@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -50,6 +51,17 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def _get_iterator(self) -> Any:
         without_ours = _hook.beneath(_seam.Loader._get_iterator)
         return get_iterator(self, Options.of(self), without_ours, super()._get_iterator)
+
+
+def _signature() -> inspect.Signature:
+    """torch's, with what is ours: by it others pick what they pass on, and editors what they show."""
+    torchs = inspect.signature(torch.utils.data.DataLoader.__init__)
+    ours = inspect.signature(DataLoader.__init__).parameters["max_shared_bytes"]
+    # By kind: somebody may have put a function with variable keywords there, and those come last.
+    return torchs.replace(parameters=sorted([*torchs.parameters.values(), ours], key=lambda one: one.kind))
+
+
+DataLoader.__init__.__signature__ = _signature()  # type: ignore[attr-defined]
 
 
 def get_iterator(loader: Any, options: Options, without_ours: Any, fall_back: Callable[[], Any]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import multiprocessing
 import time
 
@@ -247,6 +248,15 @@ def test_torch_datasets(loader_class, name):
         loader_class,
         Case(lambda: {"dataset": TORCH_DATASETS[name](), "batch_size": 2, "num_workers": 2}, epochs=2),
     )
+
+
+@pytest.mark.parametrize("of", [lambda kind: kind, lambda kind: kind.__init__], ids=["class", "constructor"])
+def test_the_signature_that_others_read(loader_class, of):
+    """Configurations are filtered by it."""
+    theirs = dict(inspect.signature(of(torch.utils.data.DataLoader)).parameters)
+    ours = dict(inspect.signature(of(loader_class)).parameters)
+    assert ours.pop("max_shared_bytes").kind is inspect.Parameter.KEYWORD_ONLY
+    assert list(ours.items()) == list(theirs.items())
 
 
 def test_attributes_that_others_read(loader_class):
