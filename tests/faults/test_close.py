@@ -179,6 +179,39 @@ def test_next_below_next(loader_class, snapshot, tmp_path):
     snapshot.assert_nothing_left()
 
 
+def test_next_beside_next(loader_class, snapshot, tmp_path):
+    """Threads that share an iterator wait for each other, and each batch goes to one of them."""
+    iterator, samples = stuck_iterator(loader_class, tmp_path)
+    walked = [[], []]
+
+    def walk(found):
+        try:
+            found.extend(int(batch[0, 0]) for batch in iterator)
+        except Exception as error:
+            error.__traceback__ = None
+            found.append(error)
+
+    threads = [threading.Thread(target=walk, args=(found,)) for found in walked]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.2)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            next(iterator)
+        except RuntimeError:
+            os._exit(0)
+        os._exit(1)
+    assert os.waitpid(pid, 0)[1] == 0, "a forked child has nobody to wait for"
+    release(samples)
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    assert sorted(walked[0] + walked[1]) == list(range(2, 100))
+    iterator = walk = thread = threads = None
+    snapshot.assert_nothing_left()
+
+
 @pytest.mark.parametrize("in_order", [True, False])
 def test_closed_while_batches_fly(loader_class, snapshot, in_order):
     """At any moment of a thread that iterates at full speed."""

@@ -62,7 +62,7 @@ pub(crate) fn wait(py: Python<'_>, engine: &Engine, only: Option<u32>, limit: Du
 /// The thread that ends the interpreter, once it has begun to.
 static EXITING: OnceLock<ThreadId> = OnceLock::new();
 
-fn exits_elsewhere() -> bool {
+pub(crate) fn exits_elsewhere() -> bool {
     EXITING.get().is_some_and(|&thread| thread != thread::current().id())
 }
 

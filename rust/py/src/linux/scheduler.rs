@@ -1,6 +1,8 @@
 //! Native control of one iterator, as a Python class: one call for each batch.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::thread::{self, ThreadId};
+use std::time::Duration;
 
 use pyo3::exceptions::{PyAssertionError, PyRuntimeError, PyStopIteration};
 use pyo3::intern;
@@ -10,7 +12,7 @@ use ringloader_core::plan::Order;
 use ringloader_core::scheduler::Poll;
 
 use super::engine::{Engine, encode_index_or_pickle};
-use super::enter::{Deadline, exception, wait};
+use super::enter::{Deadline, detached, exception, exits_elsewhere, wait};
 use super::stream::Stream;
 use super::torch::Torch;
 
@@ -19,20 +21,32 @@ type Core = ringloader_core::scheduler::Scheduler<Py<PyAny>>;
 /// Reads indices, hands out tasks, takes results in order, waits.
 ///
 /// Its methods are given the iterator, and call torch's own methods of it at torch's moments. While one
-/// of them runs, in another thread or below a signal handler, no other can.
+/// of them runs, another thread waits, and one below a signal handler cannot run.
 #[pyclass(frozen, module = "ringloader._native")]
 pub(crate) struct Scheduler {
     engine: Py<Engine>,
-    /// `None` while a method has it.
-    core: Mutex<Option<Core>>,
+    core: Mutex<Home>,
+    put_back: Condvar,
+    /// The process that made it.
+    owner: u32,
     iterable: bool,
     timeout: Option<f64>,
 }
 
+/// How long a thread waits for another one's method between two looks for signals.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Where the state is.
+enum Home {
+    In(Box<Core>),
+    /// A method of this thread has it.
+    Out(ThreadId),
+}
+
 /// The state, for one method; put back when dropped.
 struct CheckedOut<'a> {
-    home: &'a Mutex<Option<Core>>,
-    core: Option<Core>,
+    home: &'a Scheduler,
+    core: Option<Box<Core>>,
 }
 
 impl CheckedOut<'_> {
@@ -43,7 +57,10 @@ impl CheckedOut<'_> {
 
 impl Drop for CheckedOut<'_> {
     fn drop(&mut self) {
-        *self.home.lock().unwrap_or_else(PoisonError::into_inner) = self.core.take();
+        if let Some(core) = self.core.take() {
+            *self.home.core.lock().unwrap_or_else(PoisonError::into_inner) = Home::In(core);
+            self.home.put_back.notify_one();
+        }
     }
 }
 
@@ -64,25 +81,26 @@ impl Scheduler {
             "as_completed_round_robin" => Order::AsCompletedRoundRobin,
             other => return Err(PyRuntimeError::new_err(format!("{other:?} is no order"))),
         };
-        let core = Mutex::new(Some(Core::new(workers, prefetch_factor, order)));
-        Ok(Self { engine, core, iterable, timeout: (timeout > 0.0).then_some(timeout) })
+        let core = Mutex::new(Home::In(Box::new(Core::new(workers, prefetch_factor, order))));
+        let timeout = (timeout > 0.0).then_some(timeout);
+        Ok(Self { engine, core, put_back: Condvar::new(), owner: std::process::id(), iterable, timeout })
     }
 
     /// Begins a new epoch. What comes from the one before is thrown away.
-    fn reset(&self) -> PyResult<()> {
-        self.check_out()?.core().reset();
+    fn reset(&self, py: Python<'_>) -> PyResult<()> {
+        self.check_out(py)?.core().reset();
         Ok(())
     }
 
     /// Reads one index and sends it: torch's `_try_put_index`.
     fn put_index(&self, iterator: &Bound<'_, PyAny>) -> PyResult<()> {
-        let mut state = self.check_out()?;
+        let mut state = self.check_out(iterator.py())?;
         self.send_one(state.core(), iterator)
     }
 
     /// The next batch: torch's `_next_data`.
     fn next<'py>(&self, py: Python<'py>, iterator: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-        let mut state = self.check_out()?;
+        let mut state = self.check_out(py)?;
         let core = state.core();
         let engine = self.engine.get().core().ok();
         let mut deadline = Deadline::after(self.timeout)?;
@@ -141,8 +159,8 @@ impl Scheduler {
     }
 
     /// torch's `_send_idx`, `_rcvd_idx` and `_tasks_outstanding`.
-    fn positions(&self) -> PyResult<(u64, u64, u64)> {
-        Ok(self.check_out()?.core().positions())
+    fn positions(&self, py: Python<'_>) -> PyResult<(u64, u64, u64)> {
+        Ok(self.check_out(py)?.core().positions())
     }
 }
 
@@ -157,12 +175,35 @@ fn is_end(data: &Bound<'_, PyAny>) -> PyResult<bool> {
 }
 
 impl Scheduler {
-    fn check_out(&self) -> PyResult<CheckedOut<'_>> {
-        let core = self.core.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if core.is_none() {
-            return Err(PyRuntimeError::new_err("this iterator is being advanced elsewhere at this moment"));
+    fn check_out(&self, py: Python<'_>) -> PyResult<CheckedOut<'_>> {
+        let me = thread::current().id();
+        loop {
+            {
+                let mut home = self.core.lock().unwrap_or_else(PoisonError::into_inner);
+                match std::mem::replace(&mut *home, Home::Out(me)) {
+                    Home::In(core) => return Ok(CheckedOut { home: self, core: Some(core) }),
+                    out => *home = out,
+                }
+                // In a forked child, that thread is not there.
+                let is_mine = matches!(*home, Home::Out(holder) if holder == me);
+                if is_mine || std::process::id() != self.owner {
+                    let text = "this iterator is being advanced elsewhere at this moment";
+                    return Err(PyRuntimeError::new_err(text));
+                }
+            }
+            // Without the interpreter, for the other thread needs it. As with torch's, each gets a batch.
+            detached(py, || {
+                let mut home = self.core.lock().unwrap_or_else(PoisonError::into_inner);
+                while matches!(*home, Home::Out(_)) || exits_elsewhere() {
+                    let waited = self.put_back.wait_timeout(home, LOOK);
+                    home = waited.unwrap_or_else(PoisonError::into_inner).0;
+                    if !exits_elsewhere() {
+                        break;
+                    }
+                }
+                Ok(())
+            })?;
         }
-        Ok(CheckedOut { home: &self.core, core })
     }
 
     /// The epoch is over. Returns what to raise.
