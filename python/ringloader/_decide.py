@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from multiprocessing import process
 from typing import Any
 
 import torch
+import torch.multiprocessing
 
 from ringloader import _native, _seam
 
@@ -35,6 +37,11 @@ def reason_for_torch(loader: Any, get_iterator: Any) -> str | None:
     if replaced is not None:
         say_once(f"{replaced} was replaced, so batches travel by torch's own transport")
         return f"{replaced} was replaced"
+    kind = getattr(loader.multiprocessing_context or torch.multiprocessing, "Process", None)
+    # Of a function's processes nothing is known before they are made, and by then torch has drawn.
+    if not (isinstance(kind, type) and issubclass(kind, process.BaseProcess)):
+        name = getattr(kind, "__qualname__", kind)
+        return f"the workers of its multiprocessing_context ({name}) need not be processes"
     return None
 
 

@@ -5,6 +5,9 @@ import errno
 import functools
 import logging
 import pickle
+import queue
+import threading
+from multiprocessing import context
 
 import pytest
 import torch
@@ -39,6 +42,60 @@ def test_no_workers_mean_torch():
     assert type(iterator) is torch_dataloader._SingleProcessDataLoaderIter
     assert ringloader.path(iterator) == ringloader.path(loader)
     assert ringloader.path(loader) == ringloader.PathReport("torch", "num_workers is 0", {})
+
+
+class ThreadWorker(threading.Thread):
+    """A thread that passes for a process, as MONAI's ThreadDataLoader has them."""
+
+    @property
+    def pid(self):
+        return id(self)
+
+    def run(self):
+        try:
+            super().run()
+        finally:
+            torch.utils.data._utils.worker._worker_info = None
+
+
+class ThreadQueue(queue.Queue):
+    def close(self):
+        pass
+
+    def cancel_join_thread(self):
+        pass
+
+
+class ThreadContext(context.SpawnContext):
+    _name = "thread"
+    Process = ThreadWorker
+    Queue = ThreadQueue
+
+
+def make_thread(*args, **kwargs):
+    return ThreadWorker(*args, **kwargs)
+
+
+@pytest.mark.parametrize("kind", [ThreadWorker, staticmethod(make_thread)])
+def test_workers_that_are_no_processes_mean_torch(monkeypatch, kind):
+    monkeypatch.setattr(ThreadContext, "Process", kind)
+
+    def epochs(loader_class):
+        # Of its own: the global one is the worker's too, which seeds it.
+        generator = torch.Generator().manual_seed(3)
+        loader = loader_class(
+            Squares(),
+            num_workers=1,
+            shuffle=True,
+            generator=generator,
+            multiprocessing_context=ThreadContext(),
+        )
+        return loader, [[batch[0, 0, 0].item() for batch in loader] for _ in range(2)]
+
+    loader, ours = epochs(DataLoader)
+    assert ours == epochs(torch.utils.data.DataLoader)[1]
+    assert ringloader.path(loader).path == "torch"
+    assert kind.__qualname__ in ringloader.path(loader).reason
 
 
 def test_a_loader_that_was_not_iterated_has_no_path():
