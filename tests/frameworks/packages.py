@@ -23,6 +23,10 @@ FRAMEWORKS = {
     "sentence_transformers": "sentence-transformers",
     "lhotse": "lhotse",
     "torchio": "torchio",
+    "fastai": "fastai",
+    "monai": "monai",
+    "ultralytics": "ultralytics",
+    "webdataset": "webdataset",
 }
 
 
