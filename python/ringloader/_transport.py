@@ -215,14 +215,22 @@ class Transport:
 
 
 class _LoaderView:
-    """A loader as torch's iterator sees it: the same, with another context."""
+    """A loader as torch's iterator sees it: the same, with another context.
+
+    Also to a constructor that somebody put in place of torch's, and that writes to the loader.
+    """
 
     def __init__(self, loader: Any, transport: Transport) -> None:
-        self._loader = loader
-        self.multiprocessing_context = transport
+        vars(self).update(_loader=loader, multiprocessing_context=transport)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(self._loader, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._loader, name)
 
 
 class TransportIterator(_seam.Iterator):  # type: ignore[misc]

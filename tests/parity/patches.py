@@ -114,6 +114,20 @@ def _bare_iterator_class(owner: Any, name: str, _wraps: bool) -> None:
     setattr(owner, name, Theirs)
 
 
+def _counts_epochs(owner: Any, name: str, wraps: bool) -> None:
+    """A constructor that leaves something at the loader, as speechbrain's does."""
+    called = vars(owner)[name]
+
+    def theirs(self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+        called(self, loader, *args, **kwargs)
+        loader.epochs = getattr(loader, "epochs", 0) + 1
+        loader.passing = True
+        del loader.passing
+        trace.append(f"{loader.epochs} {hasattr(loader, 'passing')}")
+
+    setattr(owner, name, functools.wraps(called)(theirs) if wraps else theirs)
+
+
 def _reversed_sampler(owner: Any, name: str, _wraps: bool) -> None:
     """torch's own function, but another one."""
     setattr(owner, name, sampler.SequentialSampler.__iter__)
@@ -162,6 +176,7 @@ PATCHES: dict[str, tuple[Any, str, Callable[[Any, str, bool], Any]]] = {
         )
         for name in names
     },
+    "_BaseDataLoaderIter.__init__ that writes": (_Base, "__init__", _counts_epochs),
     "another of torch's": (sampler.RandomSampler, "__iter__", _reversed_sampler),
     "_index_sampler": (_Loader, "_index_sampler", _index_sampler),
     "_get_iterator of the object": (None, "_get_iterator", Traced),
