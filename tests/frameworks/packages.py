@@ -27,6 +27,7 @@ FRAMEWORKS = {
     "monai": "monai",
     "ultralytics": "ultralytics",
     "webdataset": "webdataset",
+    "pytorch_forecasting": "pytorch-forecasting",
 }
 
 
