@@ -1,6 +1,6 @@
 //! Native control of one iterator, as a Python class: one call for each batch.
 
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
 use std::time::Duration;
 
@@ -39,8 +39,12 @@ const LOOK: Duration = Duration::from_millis(50);
 /// Where the state is.
 enum Home {
     In(Box<Core>),
-    /// A method of this thread has it.
-    Out(ThreadId),
+    /// A method of this thread has it. `awaited`: somebody waits for it. To wake takes a system call, also where
+    /// there is nobody.
+    Out {
+        holder: ThreadId,
+        awaited: bool,
+    },
 }
 
 /// The state, for one method; put back when dropped.
@@ -58,8 +62,10 @@ impl CheckedOut<'_> {
 impl Drop for CheckedOut<'_> {
     fn drop(&mut self) {
         if let Some(core) = self.core.take() {
-            *self.home.core.lock().unwrap_or_else(PoisonError::into_inner) = Home::In(core);
-            self.home.put_back.notify_one();
+            let out = std::mem::replace(&mut *self.home.lock(), Home::In(core));
+            if matches!(out, Home::Out { awaited: true, .. }) {
+                self.home.put_back.notify_all();
+            }
         }
     }
 }
@@ -175,17 +181,21 @@ fn is_end(data: &Bound<'_, PyAny>) -> PyResult<bool> {
 }
 
 impl Scheduler {
+    fn lock(&self) -> MutexGuard<'_, Home> {
+        self.core.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn check_out(&self, py: Python<'_>) -> PyResult<CheckedOut<'_>> {
         let me = thread::current().id();
         loop {
             {
-                let mut home = self.core.lock().unwrap_or_else(PoisonError::into_inner);
-                match std::mem::replace(&mut *home, Home::Out(me)) {
+                let mut home = self.lock();
+                match std::mem::replace(&mut *home, Home::Out { holder: me, awaited: false }) {
                     Home::In(core) => return Ok(CheckedOut { home: self, core: Some(core) }),
                     out => *home = out,
                 }
                 // In a forked child, that thread is not there.
-                let is_mine = matches!(*home, Home::Out(holder) if holder == me);
+                let is_mine = matches!(*home, Home::Out { holder, .. } if holder == me);
                 if is_mine || std::process::id() != self.owner {
                     let text = "this iterator is being advanced elsewhere at this moment";
                     return Err(PyRuntimeError::new_err(text));
@@ -193,16 +203,25 @@ impl Scheduler {
             }
             // Without the interpreter, for the other thread needs it. As with torch's, each gets a batch.
             detached(py, || {
-                let mut home = self.core.lock().unwrap_or_else(PoisonError::into_inner);
-                while matches!(*home, Home::Out(_)) || exits_elsewhere() {
-                    let waited = self.put_back.wait_timeout(home, LOOK);
-                    home = waited.unwrap_or_else(PoisonError::into_inner).0;
-                    if !exits_elsewhere() {
-                        break;
-                    }
-                }
+                self.wait_for_core();
                 Ok(())
             })?;
+        }
+    }
+
+    /// Until it is there, or for [`LOOK`]; for ever, once another thread ends the interpreter.
+    fn wait_for_core(&self) {
+        let mut home = self.lock();
+        loop {
+            match &mut *home {
+                Home::Out { awaited, .. } => *awaited = true,
+                Home::In(_) if !exits_elsewhere() => return,
+                Home::In(_) => {}
+            }
+            home = self.put_back.wait_timeout(home, LOOK).unwrap_or_else(PoisonError::into_inner).0;
+            if !exits_elsewhere() {
+                return;
+            }
         }
     }
 
