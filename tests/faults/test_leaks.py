@@ -87,7 +87,7 @@ def test_unpicklable_dataset(loader_class, method):
     errors = (AttributeError, TypeError, pickle.PicklingError)
     with (
         pytest.warns(UserWarning, match="pickle error"),
-        pytest.raises(errors, match="pickle|local object"),
+        pytest.raises(errors, match=r"pickle|local object"),
     ):
         iter(loader)
     gc.collect()
