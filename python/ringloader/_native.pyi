@@ -13,14 +13,22 @@ __all__ = [
     "Port",
     "Scheduler",
     "Stream",
+    "after_fork_in_child",
+    "after_fork_in_parent",
     "available_memory",
+    "before_fork",
     "note_exit",
+    "process_identity",
 ]
 
 SUPPORTED: bool
 
 def available_memory() -> int: ...
 def note_exit() -> None: ...
+def before_fork() -> None: ...
+def after_fork_in_parent() -> None: ...
+def after_fork_in_child() -> None: ...
+def process_identity() -> int: ...
 
 @final
 class Engine:

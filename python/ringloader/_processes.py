@@ -12,7 +12,7 @@ from typing import Any
 import numpy
 import torch
 
-from ringloader import _collation, _heap, _native, _seam
+from ringloader import _collation, _forks, _heap, _native, _seam
 
 # A worker that has waited as long for a task is idle. Not more than torch's loop allows.
 _IDLE_SECONDS = 0.1
@@ -161,6 +161,7 @@ class _Results:
 
 def run_worker(berth: Berth | _SentBerth, target: Callable[..., None], args: Iterable[Any]) -> None:
     """Runs torch's worker loop at a worker's end of the transport. The main function of a worker process."""
+    _forks.tell_native()
     port = berth.board()
     heap = _heap.Trimming(_heap.keep_freed(berth.share))
     _collate_into_slots(port)

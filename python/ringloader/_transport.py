@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import atexit
 import collections
-import os
 import queue
 from typing import Any
 
 import torch.multiprocessing
 
-from ringloader import _budget, _forkserver, _native, _once, _processes, _seam, _spawn, _warm
+from ringloader import _budget, _forks, _forkserver, _native, _once, _processes, _seam, _spawn, _warm
 
 # A thread that waits natively when the interpreter goes must not come back to it.
 if _native.SUPPORTED:
@@ -113,7 +112,7 @@ class Transport:
         # Whether an iteration of this one ended as it should, as far as is known.
         self.sound = True
         self._workers = workers
-        self.owner = os.getpid()
+        self.owner = _forks.process_identity()
         self._context = context
         self._queues: list[TaskQueue] = []
         self._processes: dict[int, Any] = {}
@@ -198,7 +197,7 @@ class Transport:
         Args:
             may_keep: Whether another epoch may find it warm: some of it then stays with the loader.
         """
-        if self._closed or os.getpid() != self.owner:
+        if self._closed or _forks.process_identity() != self.owner:
             return
         self._final = dict(self.engine.counters())
         self._closed = True
@@ -256,7 +255,7 @@ class TransportIterator(_seam.Iterator):  # type: ignore[misc]
 
     def _shutdown_workers(self) -> None:
         # While modules are torn down, names of this one are None, and torch does nothing more either.
-        if os is None or os.getpid() != self._transport.owner:
+        if _forks is None or _forks.process_identity() != self._transport.owner:
             # A forked child inherited this iterator: workers and memory are its parent's.
             return
         try:
@@ -275,6 +274,7 @@ def make_transport(loader: Any, max_shared_bytes: int | None) -> Transport:
     """
     workers = loader.num_workers
     context = loader.multiprocessing_context or torch.multiprocessing
+    _forks.tell_native()
     _forkserver.preload(context)
     _spawn.prepare(loader)
     most_tasks = _most_tasks(loader)

@@ -7,7 +7,7 @@ import resource
 import weakref
 from typing import Any
 
-from ringloader import _native, _notes
+from ringloader import _forks, _native, _notes
 
 SWITCH = "RINGLOADER_WARM"
 
@@ -29,7 +29,7 @@ class Shelf:
 
     def __init__(self, loader: Any, workers: int, plan: tuple[object, ...]) -> None:
         self._workers = workers
-        self._plan = (os.getpid(), workers, *plan)
+        self._plan = (_forks.process_identity(), workers, *plan)
         self._found = _kept.pop(loader)
         if self._found is not None and self._found[0] != self._plan:
             self._found = None

@@ -4,9 +4,11 @@ use std::ptr::NonNull;
 
 use crate::batch::{Meta, wire};
 use crate::error::{Error, Result};
+use crate::forks::Moment;
 use crate::message::ResultKind;
 use crate::pool::{Closing, Ledger, SlotId};
-use crate::shm::{Control, Segment, process};
+use crate::process::{self, Lender, Process};
+use crate::shm::{Control, Segment};
 use crate::sync::{Arc, Bell};
 
 /// What the parent knows of one worker, and every lease on that worker's slots with it.
@@ -20,14 +22,23 @@ pub(crate) struct Seat {
     pub(crate) bell: Bell,
     pub(crate) ledger: Ledger,
     /// The process that may release: a forked child inherits leases and must leave them alone.
-    pub(crate) owner: u32,
+    pub(crate) process: &'static Process,
     closing: Closing,
 }
 
+impl Lender for Seat {
+    fn is_lending(&self) -> bool {
+        self.ledger.leased_slots() > 0
+    }
+}
+
 impl Seat {
-    pub(crate) fn new(control: Arc<Control>, worker: u32, bell: Bell, ledger: Ledger) -> Self {
-        process::prepare();
-        Self { control, worker, bell, ledger, owner: process::id(), closing: Closing::new() }
+    pub(crate) fn new(control: Arc<Control>, worker: u32, bell: Bell, ledger: Ledger) -> Arc<Self> {
+        let process = process::current();
+        let seat = Arc::new(Self { control, worker, bell, ledger, process, closing: Closing::new() });
+        let lender = Arc::downgrade(&seat);
+        process.register(lender);
+        seat
     }
 
     /// Wakes the worker if it sleeps.
@@ -47,10 +58,8 @@ impl Seat {
         self.control.segment().punch(arena.start, arena.end - arena.start);
     }
 
+    /// Of the process that holds, when no child that it forked may have the slot.
     fn release(&self, slot: SlotId, cost: Option<u64>) {
-        if process::id() != self.owner {
-            return;
-        }
         self.ledger.release(self.control.worker(self.worker).slots, slot, cost);
         if self.closing.is_closed() {
             // While this thread was between the two stores of its release, the slot may have come round:
@@ -104,23 +113,43 @@ impl Backing {
 /// The segment of an oversize batch, delivered.
 #[derive(Debug)]
 pub struct OwnSegment {
-    segment: Segment,
+    segment: Arc<Segment>,
     /// The process that it was delivered to.
-    owner: u32,
+    process: &'static Process,
+    held: Moment,
 }
 
 impl OwnSegment {
     pub(crate) fn new(segment: Segment) -> Self {
-        Self { segment, owner: process::id() }
+        let process = process::current();
+        process.count_lent();
+        Self { segment: Arc::new(segment), process, held: process.now() }
     }
 }
 
 impl Drop for OwnSegment {
     fn drop(&mut self) {
-        // A child forked meanwhile has a mapping of its own: unmapping ours alone would free nothing.
-        if process::id() == self.owner {
-            self.segment.punch(0, self.segment.len());
+        let Self { segment, process, held } = self;
+        let emptied = || Emptied { segment: segment.clone(), process };
+        if process.is_still(*held) {
+            drop(emptied());
+        } else {
+            // A child has a mapping of its own: what this process gives back is gone there too.
+            process.give_back(*held, emptied);
         }
+    }
+}
+
+/// Gives the memory of an oversize batch back when it is dropped.
+struct Emptied {
+    segment: Arc<Segment>,
+    process: &'static Process,
+}
+
+impl Drop for Emptied {
+    fn drop(&mut self) {
+        self.segment.punch(0, self.segment.len());
+        self.process.discount_lent();
     }
 }
 
@@ -131,17 +160,42 @@ pub struct HeldSlot {
     slot: SlotId,
     /// Bytes counted against the user's half of the worker's share; `None` until it is a lease.
     cost: Option<u64>,
+    held: Moment,
 }
 
 impl HeldSlot {
     /// Raises the hold of a slot that was just drained.
     pub(crate) fn new(seat: Arc<Seat>, slot: SlotId) -> Self {
         seat.ledger.hold(seat.control.worker(seat.worker).slots, slot);
-        Self { seat, slot, cost: None }
+        let held = seat.process.now();
+        Self { seat, slot, cost: None, held }
+    }
+
+    #[cold]
+    fn release_after_a_fork(&self) {
+        let Self { seat, slot, cost, held } = self;
+        seat.process.give_back(*held, || Returned { seat: seat.clone(), slot: *slot, cost: *cost });
     }
 }
 
 impl Drop for HeldSlot {
+    fn drop(&mut self) {
+        if self.seat.process.is_still(self.held) {
+            self.seat.release(self.slot, self.cost);
+        } else {
+            self.release_after_a_fork();
+        }
+    }
+}
+
+/// Releases a slot when it is dropped.
+struct Returned {
+    seat: Arc<Seat>,
+    slot: SlotId,
+    cost: Option<u64>,
+}
+
+impl Drop for Returned {
     fn drop(&mut self) {
         self.seat.release(self.slot, self.cost);
     }
@@ -220,8 +274,13 @@ impl Delivery {
         match Arc::get_mut(&mut self.backing) {
             Some(Backing::Slot(held)) => {
                 if held.cost.is_none() {
-                    let slots = held.seat.control.worker(held.seat.worker).slots;
-                    held.cost = held.seat.ledger.try_lease(slots, held.slot);
+                    let Seat { control, worker, ledger, process, .. } = &*held.seat;
+                    let lease = || ledger.try_lease(control.worker(*worker).slots, held.slot);
+                    held.cost = lease().or_else(|| {
+                        // Children for whom much is kept may have gone.
+                        process.look();
+                        lease()
+                    });
                 }
                 held.cost.is_some()
             }

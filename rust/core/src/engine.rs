@@ -11,8 +11,9 @@ use crate::delivery::{Backing, Delivery, HeldSlot, OwnSegment, Seat};
 use crate::error::{Error, Result};
 use crate::message::{Place, ResultDescriptor, ResultKind, Task, TaskDescriptor};
 use crate::pool::{Ledger, Limits};
+use crate::process::{self, Process};
 use crate::ring::{ByteFifo, Consumer, Producer, Ring, Words};
-use crate::shm::{Control, Geometry, Segment, handover, process};
+use crate::shm::{Control, Geometry, Segment, handover};
 use crate::sync::doorbell::sleep_unless;
 use crate::sync::linger::Linger;
 use crate::sync::pause::pause;
@@ -43,6 +44,8 @@ pub struct Engine {
     sockets: Vec<(OwnedFd, OwnedFd)>,
     state: Mutex<State>,
     linger: Linger,
+    /// The process that made it. A forked child has all of it too.
+    process: &'static Process,
 }
 
 #[derive(Debug)]
@@ -120,6 +123,8 @@ impl Engine {
     /// # Errors
     /// [`Error::Config`] for impossible figures, [`Error::Os`] when the system refuses; nothing is left then.
     pub fn new(workers: u32, max_tasks: u32, share: u64) -> Result<Self> {
+        let process = process::current();
+        process.look();
         let geometry = Geometry::new(workers, max_tasks, share.div_ceil(2))?;
         let (control, memfd) = Control::create(geometry)?;
         let control = Arc::new(control);
@@ -134,6 +139,7 @@ impl Engine {
             memfd,
             control,
             linger: Linger::default(),
+            process,
         };
         for worker in 0..workers {
             let view = engine.control.worker(worker);
@@ -145,8 +151,7 @@ impl Engine {
                 handle: None,
             });
             let ledger = Ledger::new(limits, view.slots.slots());
-            let seat = Seat::new(engine.control.clone(), worker, Bell::new()?, ledger);
-            engine.seats.push(Arc::new(seat));
+            engine.seats.push(Seat::new(engine.control.clone(), worker, Bell::new()?, ledger));
             engine.sockets.push(handover::pair()?);
         }
         Ok(engine)
@@ -404,6 +409,7 @@ impl Engine {
     /// # Errors
     /// [`Error::Corrupt`] from a ring, [`Error::Os`] when the system refuses.
     pub fn wait_for(&self, only: Option<u32>, limit: Duration) -> Result<()> {
+        self.process.look();
         let found = || self.has_any_of(only);
         let flag = match only {
             Some(worker) => self.control.worker(worker).parent_sleeps,
@@ -486,10 +492,10 @@ impl Engine {
 
     /// For who takes or puts. A forked child has the rings, but what it moved on would be corrupt to the parent.
     fn lock_own(&self) -> Result<MutexGuard<'_, State>> {
-        match self.seats.first() {
-            Some(seat) if seat.owner != process::id() => Err(Error::Inherited { owner: seat.owner }),
-            _ => Ok(self.lock()),
+        if !self.process.is_current() {
+            return Err(Error::Inherited { owner: self.process.pid() });
         }
+        Ok(self.lock())
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -501,7 +507,7 @@ impl Engine {
 impl Drop for Engine {
     fn drop(&mut self) {
         // A forked child that inherits an engine must not disturb the parent's workers.
-        if self.seats.first().is_some_and(|seat| seat.owner == std::process::id()) {
+        if self.process.is_current() {
             self.close();
         }
     }

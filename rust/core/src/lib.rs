@@ -19,6 +19,8 @@
 //! | [`ring`] | rings of descriptors; nothing of slots |
 //! | [`plan`] | samplers, dispatch, reorder buffer: torch's rules; nothing of processes or memory |
 //! | [`shm`] | the segment, what lies where in it, what memory is left |
+//! | [`process`] | this process, and the children that it forks |
+//! | [`forks`] | what a forked child may still have |
 //! | [`sync`] | atomics, the doorbell, bells |
 //! | `bits` | sets of small numbers |
 //! | [`error`] | what can go wrong |
@@ -30,6 +32,7 @@
 pub mod batch;
 mod bits;
 pub mod error;
+pub mod forks;
 pub mod plan;
 pub mod pool;
 pub mod ring;
@@ -44,6 +47,8 @@ pub mod engine;
 pub mod message;
 #[cfg(all(target_os = "linux", not(ringloader_portable), not(ringloader_loom)))]
 pub mod port;
+#[cfg(all(target_os = "linux", not(ringloader_portable), not(ringloader_loom)))]
+pub mod process;
 #[cfg(all(target_os = "linux", not(ringloader_portable), not(ringloader_loom)))]
 pub mod scheduler;
 #[cfg(all(target_os = "linux", not(ringloader_portable), not(ringloader_loom)))]

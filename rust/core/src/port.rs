@@ -8,11 +8,13 @@ use std::time::{Duration, Instant};
 
 use crate::engine::{LONGEST_SLEEP, limits};
 use crate::error::{Error, Result};
+use crate::forks::Moment;
 use crate::message::{Place, ResultDescriptor, ResultKind, Task, TaskDescriptor, TaskKind};
 use crate::pool::{Growth, Ledger, Limits, Pages, Pin, SlotId, SlotWords, WorkerSlots};
+use crate::process::{self, Lender, Process};
 use crate::ring::{Consumer, Producer};
 use crate::shm::available::MemoryProbe;
-use crate::shm::{Control, Counters, Segment, handover, process};
+use crate::shm::{Control, Counters, Segment, handover};
 use crate::sync::doorbell::{sleep_unless, take_any};
 use crate::sync::linger::Linger;
 use crate::sync::pause::pause;
@@ -39,7 +41,8 @@ pub struct Port {
     socket: OwnedFd,
     probe: MemoryProbe,
     /// The worker's process. A child that the dataset forks must not write to the slot being filled.
-    owner: u32,
+    process: &'static Process,
+    _lender: Arc<Collated>,
     linger: Linger,
     state: Mutex<State>,
 }
@@ -65,14 +68,36 @@ pub struct Fill {
     chunks: Vec<(u64, Weak<Pin>)>,
 }
 
-/// Bytes of a slot that collate may write to. The slot is not filled again before it is dropped.
-#[derive(Debug, Clone)]
+/// Bytes of a slot that collate may write to. The slot is not filled again before it is dropped, and the children
+/// that were forked while it was there have ended.
+#[derive(Debug)]
 pub struct Chunk {
     /// The address where they begin; as long as the chunk lives, nobody else gets them.
     pub address: usize,
     /// How many they are.
     pub len: u64,
-    _pin: Arc<Pin>,
+    pin: Arc<Pin>,
+    process: &'static Process,
+    taken: Moment,
+}
+
+impl Drop for Chunk {
+    fn drop(&mut self) {
+        if !self.process.is_still(self.taken) {
+            self.process.give_back(self.taken, || self.pin.clone());
+        }
+    }
+}
+
+/// The worker lends what it collates to itself, and to those that it forks: to ask whether it has any at a fork would
+/// be more than to note the fork.
+#[derive(Debug)]
+struct Collated;
+
+impl Lender for Collated {
+    fn is_lending(&self) -> bool {
+        true
+    }
 }
 
 /// Whether a batch can be written into a slot now.
@@ -144,7 +169,10 @@ impl Port {
         if worker >= control.geometry().workers {
             return Err(Error::Config(format!("worker {worker} of {}", control.geometry().workers)));
         }
-        process::prepare();
+        let process = process::current();
+        let lender = Arc::new(Collated);
+        let as_lender = Arc::downgrade(&lender);
+        process.register(as_lender);
         let limits = limits(&control, share);
         let view = control.worker(worker);
         let state = State {
@@ -163,7 +191,8 @@ impl Port {
             parent,
             socket,
             probe: MemoryProbe::new(),
-            owner: process::id(),
+            process,
+            _lender: lender,
             linger: Linger::default(),
             state: Mutex::new(state),
             control,
@@ -220,6 +249,7 @@ impl Port {
     }
 
     fn rest_unless(&self, found: impl FnOnce() -> Result<bool>, limit: Duration) -> Result<Rest> {
+        self.process.look();
         let flag = self.control.worker(self.worker).worker_sleeps;
         let ended = sleep_unless(flag, found, || sleep(&self.bell, self.parent.as_fd(), limit))?;
         Ok(if ended == Some(true) { Rest::ParentEnded } else { Rest::Look })
@@ -237,12 +267,16 @@ impl Port {
     /// # Errors
     /// [`Error::OutOfMemory`] when the machine or the control group has not enough left.
     pub fn allocate(&self, nbytes: u64) -> Result<Option<Chunk>> {
-        if process::id() != self.owner {
+        if !self.process.is_current() {
             return Ok(None);
         }
         let view = self.control.worker(self.worker);
         let mut state = self.lock();
-        if !state.open || nbytes == 0 || self.keeps_too_much(&state.slots) {
+        if !state.open || nbytes == 0 {
+            return Ok(None);
+        }
+        if self.keeps_too_much(&state.slots) {
+            self.process.look();
             return Ok(None);
         }
         let State { slots, filling, .. } = &mut *state;
@@ -265,7 +299,8 @@ impl Port {
         fill.chunks.push((start, Arc::downgrade(&pin)));
         fill.bump = end;
         pause("chunk-taken");
-        Ok(Some(Chunk { address: pointer.as_ptr() as usize, len: nbytes, _pin: pin }))
+        let (process, taken) = (self.process, self.process.now());
+        Ok(Some(Chunk { address: pointer.as_ptr() as usize, len: nbytes, pin, process, taken }))
     }
 
     /// A dataset that keeps what collate gave it keeps slots: past a quarter it must use memory of its own.

@@ -16,6 +16,7 @@
 //! | `template.rs` | batches that look like the one before |
 //! | `dlpack.rs` | tensors over memory and out of it; unsafe |
 //! | `objects.rs` | memory of Python objects, described, copied and read; unsafe |
+//! | `forks.rs` | what is said of forks; which process this is |
 //! | `torch.rs` | what is asked of torch, numpy and pickle, looked up once |
 //! | `enter.rs` | where threads detach from the interpreter, and errors become exceptions |
 
@@ -32,6 +33,7 @@ mod _native {
         encode::Leaves,
         engine::{Engine, Parked, available_memory},
         enter::note_exit,
+        forks::{after_fork_in_child, after_fork_in_parent, before_fork, process_identity},
         port::Port,
         scheduler::Scheduler,
         stream::Stream,

@@ -1,7 +1,9 @@
 //! An engine between two epochs: its workers have ended, their slots stay warm for other workers.
 //!
-//! INVARIANT: nobody but this process can write to the segment of a [`Parked`] engine. Every worker has ended, and no
-//! process that one of them forked is left: it would have the worker's end of the socket pair.
+//! INVARIANT: nobody but this process writes to what a [`Parked`] engine lends again. Every worker has ended, and no
+//! process that one of them forked is left: it would have the worker's end of the socket pair. A process that this
+//! one forked has the segment too, but its objects lie over slots that were leased at the fork, and these stay leased
+//! until it has ended (see [`forks`](crate::forks)).
 
 use std::os::fd::AsFd;
 use std::sync::PoisonError;
@@ -38,9 +40,10 @@ impl Engine {
     }
 
     fn rest(&mut self, most: u64) -> Result<bool> {
-        if self.seats.iter().any(|seat| seat.owner != std::process::id()) {
+        if !self.process.is_current() {
             return Ok(false);
         }
+        self.process.look();
         loop {
             // The watch names some at a time, and none twice once it is noted.
             let ended = self.watch.ended()?;
@@ -124,6 +127,7 @@ impl Parked {
     /// [`Error::Os`](crate::Error::Os) when there are too many open files. It is closed then.
     pub fn resume(self) -> Result<Engine> {
         let mut engine = self.0;
+        engine.process.look();
         for _ in 0..engine.control.geometry().workers {
             engine.sockets.push(handover::pair()?);
         }

@@ -19,6 +19,7 @@ use std::ptr::NonNull;
 use rustix::io::Errno;
 
 use crate::error::{Error, Result};
+use crate::forks::Clock;
 use crate::pool::{SlotId, SlotWords, is_retired, retire};
 use crate::ring::{Descriptor, Ring, RingHeader};
 use crate::shm::Segment;
@@ -474,12 +475,22 @@ fn header(segment: &Segment) -> Result<&SegmentHeader> {
     Ok(unsafe { at.cast::<SegmentHeader>().as_ref() })
 }
 
-/// A number of this process: zero at first, and zero again in a child that is forked. `None` where the system has
-/// no such memory.
-pub(super) fn word_wiped_at_fork() -> Option<&'static AtomicU32> {
+/// What is true of one process alone. All zero at first.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub(crate) struct OwnPage {
+    /// Which process it is.
+    pub(crate) identity: AtomicU64,
+    /// Its forks.
+    pub(crate) clock: Clock,
+}
+
+/// A page of this process, zero again in a child that is forked. `None` where the system has no such memory.
+pub(crate) fn own_page() -> Option<&'static OwnPage> {
     let page = page_wiped_at_fork()?;
-    // SAFETY: a page is aligned for the atomic, stays mapped for good, and is used for nothing else; zero is valid.
-    Some(unsafe { page.cast::<AtomicU32>().as_ref() })
+    // SAFETY: a page is aligned for the atomics and large enough, stays mapped for good, and is used for nothing
+    // else; zero is valid.
+    Some(unsafe { page.cast::<OwnPage>().as_ref() })
 }
 
 #[cfg(test)]

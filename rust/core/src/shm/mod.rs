@@ -4,7 +4,6 @@ pub mod available;
 pub mod handover;
 #[allow(unsafe_code, reason = "turns mapped memory into references to the structures in it")]
 pub mod layout;
-pub(crate) mod process;
 #[allow(unsafe_code, reason = "maps and unmaps memory, copies bytes in and out")]
 pub mod segment;
 

@@ -34,7 +34,7 @@ mod raw {
 #[cfg(ringloader_loom)]
 pub use loom::{
     sync::{
-        Arc,
+        Arc, Mutex, MutexGuard,
         atomic::{Ordering, fence},
     },
     thread,
@@ -44,7 +44,7 @@ pub use mortal::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 #[cfg(not(ringloader_loom))]
 pub use std::{
     sync::{
-        Arc,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence},
     },
     thread,

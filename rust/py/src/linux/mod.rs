@@ -8,6 +8,7 @@ pub(crate) mod dlpack;
 pub(crate) mod encode;
 pub(crate) mod engine;
 pub(crate) mod enter;
+pub(crate) mod forks;
 pub(crate) mod grouping;
 pub(crate) mod identity;
 #[allow(unsafe_code, reason = "reads memory of Python objects by its address")]

@@ -9,6 +9,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use ringloader_core::message::TaskKind;
 use ringloader_core::plan::Order;
+use ringloader_core::process::{self, Process};
 use ringloader_core::scheduler::Poll;
 
 use super::engine::{Engine, encode_index_or_pickle};
@@ -28,7 +29,7 @@ pub(crate) struct Scheduler {
     core: Mutex<Home>,
     put_back: Condvar,
     /// The process that made it.
-    owner: u32,
+    process: &'static Process,
     iterable: bool,
     timeout: Option<f64>,
 }
@@ -89,7 +90,7 @@ impl Scheduler {
         };
         let core = Mutex::new(Home::In(Box::new(Core::new(workers, prefetch_factor, order))));
         let timeout = (timeout > 0.0).then_some(timeout);
-        Ok(Self { engine, core, put_back: Condvar::new(), owner: std::process::id(), iterable, timeout })
+        Ok(Self { engine, core, put_back: Condvar::new(), process: process::current(), iterable, timeout })
     }
 
     /// Begins a new epoch. What comes from the one before is thrown away.
@@ -196,7 +197,7 @@ impl Scheduler {
                 }
                 // In a forked child, that thread is not there.
                 let is_mine = matches!(*home, Home::Out { holder, .. } if holder == me);
-                if is_mine || std::process::id() != self.owner {
+                if is_mine || !self.process.is_current() {
                     let text = "this iterator is being advanced elsewhere at this moment";
                     return Err(PyRuntimeError::new_err(text));
                 }
