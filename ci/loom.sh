@@ -11,6 +11,7 @@ BINARIES=(
   loom_ring
   loom_pool
   loom_wait
+  loom_forks
 )
 
 # binary | test | fault, as the sources name it | what the failing model says
@@ -41,6 +42,11 @@ FAULTS=(
   'loom_pool|closing_meets_a_release|closed_by_load|nobody gave the pages back'
   'loom_pool|closing_meets_a_release|retire_relaxed|Causality violation'
   'loom_pool|closing_leaves_what_is_held_again|hold_as_mark|given back'
+  'loom_forks|the_last_reference_goes_around_a_fork|given_back_under_a_child|Causality violation'
+  'loom_forks|the_last_reference_goes_around_a_fork|fork_under_way_ignored|Causality violation'
+  'loom_forks|a_grandchild_outlives_the_child|given_back_under_a_child|Causality violation'
+  'loom_forks|a_batch_is_lent_and_dropped_around_a_fork|lent_in_a_window|Causality violation'
+  'loom_forks|parking_leaves_what_a_child_has|given_back_under_a_child|Causality violation'
   'loom_wait|in_order_the_next_worker_is_awaited|announce_without_fence|deadlock; threads'
   'loom_wait|in_order_the_next_worker_is_awaited|take_without_fence|deadlock; threads'
   'loom_wait|in_order_the_next_worker_is_awaited|sleep_without_second_look|deadlock; threads'

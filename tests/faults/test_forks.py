@@ -11,6 +11,7 @@ import subprocess
 import threading
 import time
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -25,6 +26,13 @@ KIBI, MEBI = 1 << 10, 1 << 20
 # Copied to memory of the main process's own; over the slot; in a segment of its own, with `BUDGET`.
 SIZES = {"small": 4 * KIBI, "slot": 200 * KIBI, "oversize": 3 * MEBI}
 BUDGET = 8 * MEBI
+
+
+@pytest.fixture(autouse=True)
+def _no_child_left():
+    yield
+    for child in list(Child.left):
+        child.end(signal.SIGKILL)
 
 
 @pytest.fixture(params=["torch", "native", "rings"])
@@ -44,8 +52,12 @@ def make(request, loader_name):
         yield ours
 
 
+def value_of(index):
+    return index % 250 + 1
+
+
 class Filled(Dataset):
-    """Sample `i` is full of a byte that tells the index and the epoch's first byte."""
+    """Sample `i` is full of one byte, which is never zero: that is what memory is that was given back."""
 
     def __init__(self, length, size):
         self.length = length
@@ -55,7 +67,7 @@ class Filled(Dataset):
         return self.length
 
     def __getitem__(self, index):
-        return torch.full((self.size,), index % 251, dtype=torch.uint8)
+        return torch.full((self.size,), value_of(index), dtype=torch.uint8)
 
 
 def loader_of(make, size, *, length=40, workers=2, **options):
@@ -65,6 +77,10 @@ def loader_of(make, size, *, length=40, workers=2, **options):
 def is_full_of(batch, value):
     # By numpy: torch's threads are not there in a child that was forked.
     return bool((batch.numpy() == value).all())
+
+
+def is_sample(batch, index):
+    return is_full_of(batch, value_of(index))
 
 
 def fill(batch, value):
@@ -79,6 +95,8 @@ def descriptors():
 class Child:
     """A forked child that has what its parent has, and does what it is told."""
 
+    left: ClassVar[set[Child]] = set()
+
     def __init__(self, **actions):
         """`actions` by name; each returns whether all is as it should be."""
         ours, theirs = multiprocessing.Pipe()
@@ -92,6 +110,7 @@ class Child:
                 os._exit(0)
         theirs.close()
         self._pipe = ours
+        self.left.add(self)
 
     def do(self, name):
         self._pipe.send(name)
@@ -104,6 +123,7 @@ class Child:
             os.kill(self.pid, how)
         os.waitpid(self.pid, 0)
         self._pipe.close()
+        self.left.remove(self)
 
 
 def churn(make, size, loader=None, *, epochs=1, **options):
@@ -111,7 +131,7 @@ def churn(make, size, loader=None, *, epochs=1, **options):
     loader = loader or loader_of(make, size, **options)
     for _ in range(epochs):
         for number, batch in enumerate(loader):
-            assert is_full_of(batch, number % 251)
+            assert is_sample(batch, number)
             del batch
 
 
@@ -121,10 +141,10 @@ def test_a_child_keeps_what_its_parent_drops(make, size, persistent):
     loader = loader_of(make, size, persistent_workers=persistent, length=24)
     iterator = iter(loader)
     batch = next(iterator)
-    child = Child(check=lambda batch=batch: is_full_of(batch, 0))
+    child = Child(check=lambda batch=batch: is_sample(batch, 0))
     del batch
     for number, later in enumerate(iterator, 1):
-        assert is_full_of(later, number)
+        assert is_sample(later, number)
         del later
     assert child.do("check")
     # Another epoch, perhaps over the same memory; and the end of the loader, which gives it back.
@@ -150,11 +170,30 @@ def test_what_a_child_writes_is_in_no_other_batch(make, size):
         del batch
         for number, later in enumerate(iterator, 1):
             assert child.do("write")
-            assert is_full_of(later, number), epoch
+            assert is_sample(later, number), epoch
             del later
         del iterator
         assert child.do("check")
         child.end()
+
+
+@pytest.mark.rings_only
+def test_small_tensors_are_each_processs_own():
+    seen = {}
+    for name, kind in (("torch", DataLoader), ("ringloader", ringloader.DataLoader)):
+        for size in (SIZES["small"], SIZES["slot"]):
+            batch = next(iter(loader_of(kind, size)))
+            child = Child(write=lambda batch=batch: fill(batch, 255))
+            assert child.do("write")
+            child.end()
+            seen[name, size] = is_full_of(batch, 255)
+    both, small = SIZES["slot"], SIZES["small"]
+    assert seen == {
+        ("torch", both): True,
+        ("torch", small): True,
+        ("ringloader", both): True,
+        ("ringloader", small): False,
+    }
 
 
 def test_a_process_is_given_a_batch(make):
@@ -164,7 +203,7 @@ def test_a_process_is_given_a_batch(make):
 
     def evaluate(batch, number):
         going.wait()
-        told.put((number, is_full_of(batch, number)))
+        told.put((number, is_sample(batch, number)))
 
     iterator = iter(loader_of(make, SIZES["slot"]))
     processes = []
@@ -203,13 +242,13 @@ def test_a_dataset_holds_a_batch_of_another_loader(make, persistent, size):
     dataset = Holding(next(iterator))
     second = make(dataset, num_workers=2, batch_size=None, collate_fn=identity, persistent_workers=persistent)
     epoch = iter(second)
-    assert is_full_of(next(epoch), 0)
+    assert is_sample(next(epoch), 0)
     # The main process lets go of it; the workers have it still.
     dataset.batch = None
     for _ in range(3):
         churn(make, size, first)
         for batch in epoch:
-            assert is_full_of(batch, 0)
+            assert is_sample(batch, 0)
         if not persistent:
             break
         epoch = iter(second)
@@ -224,7 +263,7 @@ def test_validation_inside_of_the_training_loop(make):
         for number, batch in enumerate(train):
             if number % 10 == 3:
                 churn(make, SIZES["slot"], validate)
-            assert is_full_of(batch, number)
+            assert is_sample(batch, number)
         del batch
         gc.collect()
         open_ones.append(len(descriptors()))
@@ -238,7 +277,7 @@ def test_a_child_that_is_forked_between_epochs(make, size):
     loader = loader_of(make, size, length=12)
     kept = list(loader)[3]
     child = Child(
-        check=lambda kept=kept: is_full_of(kept, 3),
+        check=lambda kept=kept: is_sample(kept, 3),
         write=lambda kept=kept: fill(kept, 200),
         check_written=lambda kept=kept: is_full_of(kept, 200),
     )
@@ -262,7 +301,7 @@ def test_a_grandchild_has_it_too(make):
             # It outlives its parent, and looks when the pipe's other end is closed.
             os.close(writing)
             os.read(reading, 1)
-            os._exit(0 if is_full_of(batch, 0) else 1)
+            os._exit(0 if is_sample(batch, 0) else 1)
         grandchild.append(pid)
         told.send(pid)
         return True
@@ -291,9 +330,9 @@ def test_the_memory_comes_back_when_the_child_has_gone(make, how):
     iterator = iter(loader_of(make, SIZES["slot"], length=600))
     open_ones = set()
     for number, batch in enumerate(iterator):
-        assert is_full_of(batch, number % 251)
+        assert is_sample(batch, number)
         if number % 20 == 0:
-            child = Child(check=lambda batch=batch, number=number: is_full_of(batch, number % 251))
+            child = Child(check=lambda batch=batch, number=number: is_sample(batch, number))
             del batch
             assert child.do("check")
             child.end(how)
@@ -317,8 +356,8 @@ def test_what_children_have_counts_as_held():
     children = []
     for number, batch in enumerate(iterator):
         if number < 20:
-            children.append(Child(check=lambda batch=batch, number=number: is_full_of(batch, number)))
-        assert is_full_of(batch, number)
+            children.append(Child(check=lambda batch=batch, number=number: is_sample(batch, number)))
+        assert is_sample(batch, number)
         del batch
         if number == 40:
             assert ringloader.path(iterator).counters["copied_out"] > 20
@@ -356,13 +395,13 @@ class ForkingCollate:
 
     def __call__(self, samples):
         batch = default_collate(samples)
-        number = int(batch[0, 0])
+        number = int(batch[0, 0]) - 1
         if number < 3:
             going, go = os.pipe()
             pid = os.fork()
             if pid == 0:
                 os.read(going, 1)
-                os._exit(0 if is_full_of(batch, number) else 1)
+                os._exit(0 if is_sample(batch, number) else 1)
             os.close(going)
             self.children.append((pid, go))
         elif number == 50:
@@ -382,7 +421,7 @@ def test_a_worker_forks_while_it_has_a_batch(make):
         collate_fn=ForkingCollate(),
     )
     for number, (batch, wrong) in enumerate(loader):
-        assert is_full_of(batch, number) and wrong == 0
+        assert is_sample(batch, number) and wrong == 0
         del batch
 
 
@@ -398,7 +437,7 @@ def test_forks_in_one_thread_while_another_iterates(make):
                 continue
             batch, number = found
             del found
-            child = Child(check=lambda batch=batch, number=number: is_full_of(batch, number))
+            child = Child(check=lambda batch=batch, number=number: is_sample(batch, number))
             shared.pop("batch", None)
             del batch
             time.sleep(0.002)
@@ -412,7 +451,7 @@ def test_forks_in_one_thread_while_another_iterates(make):
         loader = loader_of(make, SIZES["slot"], length=100)
         for _ in range(3):
             for number, batch in enumerate(loader):
-                assert is_full_of(batch, number)
+                assert is_sample(batch, number)
                 shared["batch"] = (batch, number)
                 del batch
     finally:

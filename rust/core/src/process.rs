@@ -16,6 +16,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 
 use crate::forks::{Child, Forks, Moment};
 use crate::shm::layout::{OwnPage, own_page};
+use crate::sync::pause::pause;
 use crate::sync::{AtomicU64, Ordering};
 
 /// A process: this one, or in a forked child perhaps its parent.
@@ -123,9 +124,15 @@ impl Process {
     /// Looks whether children have gone for whom something is kept. A load where nothing is.
     #[inline]
     pub fn look(&self) {
-        if self.forks.keeps_anything() && self.is_current() {
+        if self.keeps_anything() && self.is_current() {
             self.forks.look();
         }
+    }
+
+    /// Whether anything is kept for a child.
+    #[must_use]
+    pub fn keeps_anything(&self) -> bool {
+        self.forks.keeps_anything()
     }
 
     /// Asks `lender` at each fork whether it lends anything, for as long as it lives.
@@ -197,11 +204,13 @@ pub fn before_fork() {
     let (reading, writing) = pipe_with(PipeFlags::CLOEXEC).ok().unzip();
     let number = process.forks.begin(&process.page.clock, Pipe(reading));
     WINDOWS.with_borrow_mut(|windows| windows.push(Window { process, number, writing }));
+    pause("fork-begun");
 }
 
 /// To be called by that thread after the fork, or after the fork that failed.
 pub fn after_fork_in_parent() {
     if let Some(Window { process, number, writing }) = WINDOWS.with_borrow_mut(Vec::pop) {
+        pause("fork-happened");
         process.forks.end(&process.page.clock, number, process.is_lending());
         drop(writing);
     }

@@ -10,9 +10,8 @@
 mod support;
 
 use std::{
-    collections::BTreeMap,
     ops::Range,
-    sync::{Arc as Shared, Mutex, atomic::AtomicBool},
+    sync::{Arc as Shared, atomic::AtomicBool},
 };
 
 use ringloader_core::{
@@ -24,7 +23,10 @@ use ringloader_core::{
         thread::{self, JoinHandle},
     },
 };
-use support::{model::explore, payload::Payload};
+use support::{
+    model::{Seen, explore_all},
+    payload::Payload,
+};
 
 const PAGE: u64 = 4096;
 const LIMITS: Limits = Limits { share: 4 * PAGE, window: 2 * PAGE };
@@ -121,28 +123,6 @@ impl World {
         let slot = worker.begin(self.words());
         assert_eq!(slot, Some(SLOT), "a take-over did not recover the slot");
         assert_eq!(worker.begin(self.words()), None, "the slot was handed out twice");
-    }
-}
-
-/// How often each situation has occurred, over all executions of a model.
-#[derive(Clone, Default)]
-struct Seen(Shared<Mutex<BTreeMap<&'static str, usize>>>);
-
-impl Seen {
-    fn note(&self, situation: &'static str) {
-        *self.0.lock().unwrap().entry(situation).or_default() += 1;
-    }
-}
-
-/// Explores the model, and then asks that each of these situations has occurred: an assertion in a
-/// branch that is never entered proves nothing.
-fn explore_all(name: &str, situations: &[&'static str], model: impl Fn(&Seen) + Sync + Send + 'static) {
-    let seen = Seen::default();
-    let within = seen.clone();
-    explore(name, move || model(&within));
-    let seen = seen.0.lock().unwrap();
-    for situation in situations {
-        assert!(seen.contains_key(situation), "{name} never got to: {situation}");
     }
 }
 

@@ -9,6 +9,8 @@ mod content;
 #[cfg(all(target_os = "linux", not(ringloader_portable), not(ringloader_loom)))]
 mod control;
 #[cfg(all(target_os = "linux", not(ringloader_portable), not(ringloader_loom)))]
+mod forks;
+#[cfg(all(target_os = "linux", not(ringloader_portable), not(ringloader_loom)))]
 mod keeper;
 #[cfg(all(target_os = "linux", not(ringloader_portable), not(ringloader_loom)))]
 mod parent;

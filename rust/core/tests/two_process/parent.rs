@@ -252,10 +252,16 @@ impl Parent {
     }
 
     /// The same with other workers in the slots of those that have ended.
-    pub(crate) fn next_epoch(mut self) -> Self {
+    pub(crate) fn next_epoch(self) -> Self {
+        self.next_epoch_after(|| {})
+    }
+
+    /// As [`next_epoch`](Self::next_epoch), with something done while the engine is parked.
+    pub(crate) fn next_epoch_after(mut self, between: impl FnOnce()) -> Self {
         let workers = self.lines.len() as u32;
         let most = u64::from(workers) * self.engine.share();
         let parked = self.engine.park(most).expect("all workers have ended");
+        between();
         self.engine = parked.resume().unwrap();
         for worker in 0..workers {
             self.check_touched(worker);

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::control;
+use super::forks;
 use super::parent::Seen;
 use super::storms::{self, Effort};
 use super::worker;
@@ -18,6 +19,9 @@ const RUNS: &[(&str, Run)] = &[
     ("epochs", storms::epochs),
     ("kills", storms::kills),
     ("control", control::kills),
+    ("forks", forks::forks),
+    #[cfg(ringloader_pauses)]
+    ("slow_forks", forks::slow_forks),
     #[cfg(ringloader_pauses)]
     ("control_deaths", control::deaths),
     #[cfg(ringloader_pauses)]
