@@ -508,3 +508,55 @@ def test_no_descriptor_left_for_the_pipe(tmp_path):
     """
     ended = run_script("ringloader", body, tmp_path)
     assert (ended.code, ended.out, ended.err) == (0, "done\n", "")
+
+
+def _can_make_pid_namespaces():
+    pid = os.fork()
+    if pid == 0:
+        os._exit(ctypes.CDLL(None).unshare(_CLONE_NEWPID) != 0)
+    return os.waitpid(pid, 0)[1] == 0
+
+
+_CLONE_NEWPID = 0x20000000
+
+
+@pytest.mark.rings_only
+@pytest.mark.skipif(not _can_make_pid_namespaces(), reason="needs the right to make pid namespaces")
+def test_a_child_with_the_process_id_of_its_parent(tmp_path):
+    """The first process of a pid namespace has the id 1, and so has that of the namespace within."""
+    body = f"""
+        import ctypes
+        def first_of_a_namespace(function):
+            assert ctypes.CDLL(None).unshare({_CLONE_NEWPID}) == 0
+            pid = os.fork()
+            if pid == 0:
+                assert os.getpid() == 1
+                try:
+                    function()
+                finally:
+                    sys.stdout.flush()
+                    os._exit(0)
+            os.waitpid(pid, 0)
+
+        def main():
+            iterator = iter(DataLoader(Numbers(60), num_workers=1, batch_size=None))
+            batch = next(iterator)
+            def child():
+                nonlocal batch
+                try:
+                    next(iterator)
+                except AssertionError as error:
+                    print(str(error)[:31])
+                batch = None
+                gc.collect()
+            first_of_a_namespace(child)
+            for number, later in enumerate(iterator, 1):
+                assert bool((batch == 0).all()), "the child has given the parent's batch back"
+                assert bool((later == number).all())
+                del later
+            print("done")
+
+        first_of_a_namespace(main)
+    """
+    ended = run_script("ringloader", body, tmp_path)
+    assert (ended.code, ended.out, ended.err) == (0, "can only test a child process: \ndone\n", "")
