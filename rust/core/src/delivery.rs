@@ -43,8 +43,7 @@ impl Seat {
     pub(crate) fn close(&self) {
         self.closing.close();
         self.control.retire(self.worker, (0..self.control.geometry().slots).map(SlotId::new));
-        let arena = self.control.arena(self.worker);
-        self.control.segment().punch(arena.start, arena.end - arena.start);
+        self.control.give_back(self.control.arena(self.worker));
     }
 
     fn release(&self, slot: SlotId, cost: Option<u64>) {
@@ -119,7 +118,8 @@ impl Drop for OwnSegment {
     fn drop(&mut self) {
         // A child forked meanwhile has a mapping of its own: unmapping ours alone would free nothing.
         if process::id() == self.owner {
-            self.segment.punch(0, self.segment.len());
+            // Refused, the pages go with the mapping.
+            let _ = self.segment.punch(0, self.segment.len());
         }
     }
 }

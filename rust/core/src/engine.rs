@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::message::{Place, ResultDescriptor, ResultKind, Task, TaskDescriptor};
 use crate::pool::{Ledger, Limits};
 use crate::ring::{ByteFifo, Consumer, Producer, Ring, Words};
-use crate::shm::{Control, Geometry, Segment, handover, process};
+use crate::shm::{Control, Geometry, Segment, handover, page_size, process};
 use crate::sync::doorbell::sleep_unless;
 use crate::sync::linger::Linger;
 use crate::sync::pause::pause;
@@ -509,5 +509,5 @@ impl Drop for Engine {
 
 /// The limits of every worker of a segment.
 pub(crate) fn limits(control: &Control, share: u64) -> Limits {
-    Limits { share, window: control.geometry().window }
+    Limits { share, window: control.geometry().window, page: page_size() }
 }

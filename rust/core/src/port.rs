@@ -205,7 +205,7 @@ impl Port {
         let rest = self.linger.before(limit, found, rest)?.unwrap_or(Rest::Look);
         if began.elapsed() >= LONGEST_SLEEP {
             let words = self.control.worker(self.worker).slots;
-            self.lock().slots.shrink(words, GIVEN_BACK, &mut self.pages())?;
+            self.lock().slots.shrink(words, GIVEN_BACK, &mut self.pages());
         }
         Ok(rest)
     }
@@ -319,8 +319,7 @@ struct PortPages<'a> {
 impl Pages for PortPages<'_> {
     fn punch(&mut self, slot: SlotId, bytes: Range<u64>) -> Result<()> {
         let window = self.port.control.window(self.port.worker, slot);
-        self.port.control.segment().punch(window.start + bytes.start, bytes.end - bytes.start);
-        Ok(())
+        self.port.control.segment().punch(window.start + bytes.start, bytes.end - bytes.start)
     }
 
     fn available(&mut self, need: u64) -> Result<()> {

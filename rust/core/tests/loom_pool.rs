@@ -27,7 +27,7 @@ use ringloader_core::{
 use support::{model::explore, payload::Payload};
 
 const PAGE: u64 = 4096;
-const LIMITS: Limits = Limits { share: 4 * PAGE, window: 2 * PAGE };
+const LIMITS: Limits = Limits { share: 4 * PAGE, window: 2 * PAGE, page: 4 << 10 };
 const SLOT: SlotId = SlotId::new(0);
 
 /// Memory without end.

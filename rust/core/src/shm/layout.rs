@@ -7,7 +7,8 @@
 //! ```
 //!
 //! INVARIANT L1: a [`Control`]'s geometry fits its segment: every range it names ends inside the mapping.
-//! INVARIANT L2: every structure lies at a multiple of its alignment; the mapping starts at a page.
+//! INVARIANT L2: every structure lies at a multiple of its alignment; the mapping starts at a page. Control blocks,
+//! arenas and windows begin and end at multiples of [`GRANULE`], so at pages, whatever the size of the machine's.
 //! INVARIANT L3: a fresh memfd reads as zero, and zero is a valid value of every structure here:
 //! they consist of atomics and padding.
 //! INVARIANT L4: the ranges of different structures and of different workers do not overlap.
@@ -15,6 +16,7 @@
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
+use std::sync::{Mutex, PoisonError};
 
 use rustix::io::Errno;
 
@@ -22,14 +24,15 @@ use crate::error::{Error, Result};
 use crate::pool::{SlotId, SlotWords, is_retired, retire};
 use crate::ring::{Descriptor, Ring, RingHeader};
 use crate::shm::Segment;
-use crate::shm::segment::page_wiped_at_fork;
+use crate::shm::segment::{page_size, page_wiped_at_fork};
 use crate::sync::ready::ReadyBits;
 use crate::sync::{AtomicU32, AtomicU64, Ordering, WaitFlag};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"ringload");
 /// Raised whenever a structure in the segment changes: both ends must be of one build.
-const LAYOUT_VERSION: u64 = 2;
-const PAGE: u64 = 4096;
+const LAYOUT_VERSION: u64 = 3;
+/// The largest page that Linux has on the machines that we know.
+pub(crate) const GRANULE: u64 = 64 << 10;
 /// What different processes write lies this far apart: two cache lines, which are fetched together.
 const LINE: usize = 128;
 /// Address space that one segment may take; eight maps of 16 TiB do not fit into a process.
@@ -70,10 +73,10 @@ impl Geometry {
         // Beside the tasks: a resume marker, an end marker, results of an abandoned epoch.
         let ring_capacity = max_tasks.checked_add(8).ok_or_else(too_many)?.next_power_of_two();
         let fair = (MAX_SEGMENT / 2) / (u64::from(workers) * u64::from(slots));
-        let wanted = largest.max(PAGE).checked_next_power_of_two().unwrap_or(MAX_SEGMENT);
+        let wanted = largest.max(GRANULE).checked_next_power_of_two().unwrap_or(MAX_SEGMENT);
         let window = wanted.min(prev_power_of_two(fair));
         let geometry = Self { workers, slots, ring_capacity, arena: 256 << 20, window };
-        if window < PAGE || geometry.total() > MAX_SEGMENT {
+        if window < GRANULE || geometry.total() > MAX_SEGMENT {
             return Err(Error::Config(format!(
                 "{workers} workers with {slots} slots each do not fit into {MAX_SEGMENT} bytes of address space"
             )));
@@ -90,7 +93,7 @@ impl Geometry {
         let block = self.block();
         let ready = size_of::<SegmentHeader>().next_multiple_of(LINE);
         let ready_end = ready + ReadyBits::words(self.workers) * size_of::<AtomicU64>();
-        let controls = (ready_end as u64).next_multiple_of(PAGE);
+        let controls = (ready_end as u64).next_multiple_of(GRANULE);
         let arenas = controls + u64::from(self.workers) * block.len;
         let windows = arenas + u64::from(self.workers) * self.arena;
         Places { ready: ready as u64, controls, block, arenas, windows }
@@ -110,7 +113,7 @@ impl Geometry {
         let touched = take(slots * size_of::<AtomicU64>());
         let tasks = take(ring);
         let results = take(ring);
-        Block { free, holds, touched, tasks, results, len: end.next_multiple_of(PAGE) }
+        Block { free, holds, touched, tasks, results, len: end.next_multiple_of(GRANULE) }
     }
 
     /// Bytes of the whole segment.
@@ -139,8 +142,8 @@ impl Geometry {
             && ring_capacity.is_power_of_two()
             && ring_capacity <= 1 << 20
             && arena <= MAX_SEGMENT
-            && arena.is_multiple_of(PAGE)
-            && window <= MAX_SEGMENT
+            && arena.is_multiple_of(GRANULE)
+            && (GRANULE..=MAX_SEGMENT).contains(&window)
             && window.is_power_of_two();
         let geometry = Self { workers, slots, ring_capacity, arena, window };
         let windows = u64::from(workers) * u64::from(slots);
@@ -259,6 +262,9 @@ pub struct Control {
     geometry: Geometry,
     /// Those of the geometry: asked for several times for each batch.
     places: Places,
+    /// What was retired, but would not be unmapped.
+    stuck: Mutex<Vec<Range<u64>>>,
+    refusal: Mutex<Option<Error>>,
 }
 
 impl Control {
@@ -276,7 +282,7 @@ impl Control {
                 other => break other?,
             }
         };
-        let control = Self { segment, geometry, places: geometry.places() };
+        let control = Self::over(segment, geometry)?;
         for (word, value) in control.header().geometry.iter().zip(geometry.words()) {
             word.store(value, Ordering::Relaxed);
         }
@@ -291,7 +297,18 @@ impl Control {
         let header = header(&segment)?;
         let words = std::array::from_fn(|i| header.geometry[i].load(Ordering::Relaxed));
         let geometry = Geometry::from_words(words, segment.len())?;
-        Ok(Self { segment, geometry, places: geometry.places() })
+        Self::over(segment, geometry)
+    }
+
+    fn over(segment: Segment, geometry: Geometry) -> Result<Self> {
+        let page = page_size();
+        if !GRANULE.is_multiple_of(page) {
+            return Err(Error::Config(format!(
+                "pages of {page} bytes are not supported, only up to {GRANULE}"
+            )));
+        }
+        let places = geometry.places();
+        Ok(Self { segment, geometry, places, stuck: Mutex::default(), refusal: Mutex::default() })
     }
 
     /// The memory behind it.
@@ -406,7 +423,7 @@ impl Control {
             }
             let window = self.window(worker, slot);
             if words.touched[slot.index()].load(Ordering::Relaxed) > 0 {
-                self.segment.punch(window.start, window.end - window.start);
+                self.give_back(window.clone());
             }
             unused = match unused {
                 Some(before) if before.end == window.start => Some(before.start..window.end),
@@ -426,7 +443,29 @@ impl Control {
     fn unmap(&self, windows: Range<u64>) {
         // SAFETY: the exchange in `retire` lets each window come here once, when nobody holds it; its
         // worker has ended, and a retired slot is never held again.
-        unsafe { self.segment.unmap(windows) };
+        let unmapped = unsafe { self.segment.unmap(windows.clone()) };
+        if unmapped.is_err() {
+            self.stuck.lock().unwrap_or_else(PoisonError::into_inner).push(windows);
+        }
+        self.note(unmapped);
+    }
+
+    /// Gives the pages of a part back for good, of which nobody uses anything any more.
+    pub(crate) fn give_back(&self, part: Range<u64>) {
+        self.note(self.segment.punch(part.start, part.end - part.start));
+    }
+
+    /// Keeps the first refusal. All else goes on: what was not given back now goes with the mapping.
+    fn note(&self, result: Result<()>) {
+        if let Err(refused) = result {
+            self.refusal.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(refused);
+        }
+    }
+
+    /// Why memory was not given back that nobody needs any more, once.
+    #[must_use]
+    pub fn take_refusal(&self) -> Option<Error> {
+        self.refusal.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// `len` structures at `offset`.
@@ -447,23 +486,44 @@ impl Control {
 
 impl Drop for Control {
     fn drop(&mut self) {
-        let retired = |worker: u32, slot: SlotId| is_retired(self.worker(worker).slots, slot);
-        let workers = 0..self.geometry.workers;
-        let slots = || (0..self.geometry.slots).map(SlotId::new);
-        if !workers.clone().any(|worker| slots().any(|slot| retired(worker, slot))) {
+        if !self.segment.is_in_parts() {
             return;
         }
-        let mapped: Vec<_> = workers
-            .flat_map(|worker| slots().map(move |slot| (worker, slot)))
-            .filter(|&(worker, slot)| !retired(worker, slot))
-            .map(|(worker, slot)| self.window(worker, slot))
-            .chain(std::iter::once(0..self.places.windows))
-            .collect();
-        for range in mapped {
-            // SAFETY: nobody else has this `Control`, and all that use its memory do so through one; what
-            // was retired is left out.
-            unsafe { self.segment.unmap(range) };
+        let stuck = std::mem::take(self.stuck.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let mut mapped: Vec<Range<u64>> = std::iter::once(0..self.places.windows).collect();
+        for worker in 0..self.geometry.workers {
+            let words = self.worker(worker).slots;
+            for slot in (0..self.geometry.slots).map(SlotId::new).filter(|&slot| !is_retired(words, slot)) {
+                join(&mut mapped, self.window(worker, slot));
+            }
         }
+        let mut left = Vec::new();
+        for range in in_order(mapped, stuck) {
+            join(&mut left, range);
+        }
+        for range in left {
+            // SAFETY: nobody else has this `Control`, and all that use its memory do so through one; what
+            // was unmapped before is left out.
+            // From front to back, so that no mapping is split for it, which is what the system could refuse.
+            let _ = unsafe { self.segment.unmap(range) };
+        }
+    }
+}
+
+/// Both lists in one, by where the ranges begin.
+fn in_order(mut ranges: Vec<Range<u64>>, more: Vec<Range<u64>>) -> Vec<Range<u64>> {
+    if !more.is_empty() {
+        ranges.extend(more);
+        ranges.sort_by_key(|range| range.start);
+    }
+    ranges
+}
+
+/// Adds a range, to the last one where they meet.
+fn join(ranges: &mut Vec<Range<u64>>, range: Range<u64>) {
+    match ranges.last_mut() {
+        Some(last) if last.end == range.start => last.end = range.end,
+        _ => ranges.push(range),
     }
 }
 
@@ -526,7 +586,44 @@ mod tests {
         ranges.sort_by_key(|range| range.start);
         assert!(ranges.windows(2).all(|pair| pair[0].end <= pair[1].start));
         assert!(ranges.last().unwrap().end <= control.segment().len());
-        assert!(ranges.iter().all(|range| range.start.is_multiple_of(PAGE)));
+        assert!(
+            ranges
+                .iter()
+                .all(|range| range.start.is_multiple_of(GRANULE) && range.end.is_multiple_of(GRANULE))
+        );
+    }
+
+    #[test]
+    fn what_could_not_be_unmapped_goes_with_the_rest() {
+        let (control, fd) = create(Geometry::new(2, 6, 1 << 20).unwrap());
+        let inode = rustix::fs::fstat(&fd).unwrap().st_ino.to_string();
+        let mapped = || {
+            let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+            maps.lines().filter(|line| line.split_whitespace().nth(4) == Some(&inode)).count()
+        };
+        let slots = || (3..9).map(SlotId::new);
+        control.retire(1, slots());
+        assert_eq!((mapped(), control.take_refusal()), (2, None));
+        // As if the system had refused it.
+        let [first, last] = [20, 22].map(|slot| control.window(1, SlotId::new(slot)));
+        assert!((20..23).all(|slot| retire(control.worker(1).slots, SlotId::new(slot))));
+        control.note(Err(Error::os("munmap", Errno::NOMEM)));
+        control.note(Err(Error::os("munmap", Errno::INVAL)));
+        control.stuck.lock().unwrap().push(first.start..last.end);
+        assert_eq!(control.take_refusal(), Some(Error::os("munmap", Errno::NOMEM)), "the first one");
+        assert_eq!(control.take_refusal(), None, "once");
+        drop(control);
+        assert_eq!(mapped(), 0);
+    }
+
+    #[test]
+    fn a_refusal_to_unmap_is_kept() {
+        let (control, _fd) = create(Geometry::new(1, 6, 1 << 20).unwrap());
+        let window = control.window(0, SlotId::new(5));
+        control.unmap(window.start + 1..window.end);
+        let stuck = control.stuck.lock().unwrap().clone();
+        assert_eq!((stuck.len(), stuck[0].start), (1, window.start + 1));
+        assert!(matches!(control.take_refusal(), Some(Error::Os { call: "munmap", .. })));
     }
 
     #[test]

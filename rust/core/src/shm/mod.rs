@@ -8,5 +8,7 @@ pub(crate) mod process;
 #[allow(unsafe_code, reason = "maps and unmaps memory, copies bytes in and out")]
 pub mod segment;
 
+pub(crate) use layout::GRANULE;
 pub use layout::{Control, Counters, Geometry, WorkerView};
 pub use segment::Segment;
+pub(crate) use segment::page_size;
