@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import time
 import warnings
 
 import numpy as np
@@ -11,6 +13,7 @@ import torch
 from torch.utils.data import Dataset
 
 from faults.proc import shared_resident_kib, wait_until
+from parity import harness
 from parity.data import Blocks, identity, right
 from parity.harness import assert_path
 
@@ -105,6 +108,50 @@ def test_shared_memory_stays_within_the_budget(loader_class):
     del batch, loader
     gc.collect()
     assert wait_until(lambda: shared_resident_kib() - before < 2048, 10)
+
+
+def on_their_way(iterator, size):
+    """Bytes of batches of `size` bytes, all oversize, that the main process has not taken, with the slots."""
+    engine = iterator._transport.engine
+    return engine.committed() * size + os.fstat(engine.worker_fds(0)[0]).st_blocks * 512
+
+
+def at_rest(iterator, size):
+    """The same once the workers have filled what they may: one batch at least."""
+    assert wait_until(lambda: on_their_way(iterator, size) >= size, 30)
+    seen = [-1, on_their_way(iterator, size)]
+    while seen[-1] != seen[-2] or len(seen) < 5:
+        time.sleep(0.03)
+        seen.append(on_their_way(iterator, size))
+    return max(seen)
+
+
+@pytest.mark.rings_only
+@pytest.mark.limit(120)
+@pytest.mark.parametrize("path", harness.PATHS)
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize(("size", "share"), [(5 * MEBI, 8 * MEBI), (12 * MEBI, 8 * MEBI)])
+def test_oversize_batches_stay_within_the_budget(loader_class, size, share, in_order, path):
+    """A worker's share, or one batch if that is more, whatever the user holds of those that he was given."""
+    with harness.taking(path):
+        loader = loader_class(
+            Blocks(16, size), num_workers=2, batch_size=None, collate_fn=identity, in_order=in_order,
+            max_shared_bytes=2 * share, prefetch_factor=6, persistent_workers=True,
+        )  # fmt: skip
+        # Control structures and indices.
+        most = 2 * max(share, size + MEBI // 16) + MEBI // 4
+        for _ in range(2):
+            kept, highest = [], 0
+            iterator = iter(loader)
+            assert_path(iterator, 2)
+            for number, batch in enumerate(iterator):
+                kept.append(batch)
+                if number in (0, 1, 7):
+                    highest = max(highest, at_rest(iterator, size))
+            assert highest <= most, (highest / MEBI, most / MEBI)
+            assert sorted(int(label) for _, label in kept) == list(range(16))
+            assert all(map(right, kept))
+            del kept, batch
 
 
 @pytest.mark.rings_only

@@ -387,6 +387,8 @@ impl Engine {
                 Backing::Slot(held)
             }
             Place::Own => {
+                // It may wait for room, which this one took.
+                self.seats[worker as usize].wake();
                 let fd = handover::receive(self.sockets[worker as usize].0.as_fd(), generation)?;
                 let segment = Segment::attach(fd.as_fd())?;
                 segment.copy_out(meta_offset, meta_len, &mut meta)?;

@@ -41,6 +41,8 @@ pub struct WorkerSlots {
     states: Box<[State]>,
     touched: Box<[u64]>,
     resident: u64,
+    /// Bytes that the share has to hold beside the slots.
+    beside: u64,
     /// Least recently used first.
     free: Vec<SlotId>,
     pinned: Vec<SlotId>,
@@ -58,6 +60,7 @@ impl WorkerSlots {
             states: (0..slots).map(|_| State::Free).collect(),
             touched: (0..slots).map(|_| 0).collect(),
             resident: 0,
+            beside: 0,
             free: (0..slots).rev().map(SlotId::new).collect(),
             pinned: Vec::new(),
             pins: (0..slots).map(|_| Arc::new(())).collect(),
@@ -136,6 +139,17 @@ impl WorkerSlots {
         self.punch_free(words, most, os);
     }
 
+    /// Says how many bytes the share has to hold beside the slots, until it is said again.
+    pub fn set_beside(&mut self, bytes: u64) {
+        self.beside = bytes;
+    }
+
+    /// Says whether `need` more bytes beside the slots are within the share, after punching as much of
+    /// the free slots as it takes; nothing if that would not be enough.
+    pub fn room_beside(&mut self, words: SlotWords<'_>, need: u64, os: &mut impl Pages) -> bool {
+        self.make_room(words, need, os)
+    }
+
     /// FILLING -> COMMITTED, before the slot's descriptor is published.
     pub fn commit(&mut self, slot: SlotId) {
         debug_assert_eq!(self.states[slot.index()], State::Filling);
@@ -198,7 +212,8 @@ impl WorkerSlots {
     /// slots as it takes. Punches nothing if that would not be enough: the slots had better stay
     /// warm.
     fn make_room(&mut self, words: SlotWords<'_>, need: u64, os: &mut impl Pages) -> bool {
-        let excess = (self.resident + need).saturating_sub(self.limits.share);
+        let needed = self.resident.saturating_add(self.beside).saturating_add(need);
+        let excess = needed.saturating_sub(self.limits.share);
         if excess == 0 {
             return true;
         }
