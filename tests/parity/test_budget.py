@@ -10,7 +10,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, get_worker_info
 
 from faults.proc import shared_resident_kib, wait_until
 from parity import harness
@@ -151,6 +151,53 @@ def test_oversize_batches_stay_within_the_budget(loader_class, size, share, in_o
             assert highest <= most, (highest / MEBI, most / MEBI)
             assert sorted(int(label) for _, label in kept) == list(range(16))
             assert all(map(right, kept))
+            del kept, batch
+
+
+class Unequal(Blocks):
+    """The first worker is slow, for the first batches."""
+
+    def __getitem__(self, index):
+        if get_worker_info().id == 0 and index < 4:
+            time.sleep(0.3)
+        return super().__getitem__(index)
+
+
+@pytest.mark.rings_only
+@pytest.mark.parametrize("path", harness.PATHS)
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize("held", [2, 400])
+def test_more_batches_on_their_way_than_slots(loader_class, monkeypatch, held, in_order, path):
+    """Workers wait for the parent, who may hold half of the slots: nobody else's batch shows in his."""
+    import ringloader
+
+    made = ringloader._native.Engine
+
+    def of_many_workers(_workers, most_tasks, share):
+        # Only the first of them are started. Each has 32 slots, with windows for batches of half its share.
+        return made(150, most_tasks, share)
+
+    monkeypatch.setattr(ringloader._native, "Engine", of_many_workers)
+    with harness.taking(path):
+        loader = loader_class(
+            Unequal(400, 5_000), num_workers=2, batch_size=None, collate_fn=identity, in_order=in_order,
+            max_shared_bytes=1 << 28, prefetch_factor=80, persistent_workers=True,
+        )  # fmt: skip
+        for _ in range(2):
+            kept, labels = [], []
+            iterator = iter(loader)
+            assert_path(iterator, 2)
+            for number, batch in enumerate(iterator):
+                if number in (0, 90, 200):
+                    time.sleep(0.2)
+                    assert iterator._transport.engine.committed() <= 2 * 32
+                labels.append(int(batch[1]))
+                kept.append(batch)
+                assert right(batch) and right(kept[0])
+                del kept[: max(0, len(kept) - held)]
+            assert labels == list(range(400)) if in_order else sorted(labels) == list(range(400))
+            assert all(map(right, kept))
+            assert ringloader.path(iterator).counters["oversize"] == 0
             del kept, batch
 
 

@@ -186,6 +186,37 @@ fn a_batch_larger_than_the_share_goes_alone_and_without_warm_slots() {
     assert!(matches!(has_room(&engine, &port, 8), Room::Ready));
 }
 
+/// Of so many workers that each has fewer slots than tasks.
+#[test]
+fn a_worker_without_a_free_slot_waits_for_the_parent() {
+    let engine = Engine::new(200, 600, 128 << 20).unwrap();
+    let slots = u64::from(engine.control().geometry().slots);
+    assert_eq!((slots, engine.control().geometry().window), (32, 64 << 20));
+    let port = port(&engine, None);
+    (0..slots).for_each(|seq| answer(&engine, &port, seq));
+    let is_stuck = |seq| {
+        take_task(&engine, &port, seq);
+        assert!(port.allocate(LEAF).unwrap().is_none());
+        matches!(port.begin_commit().reserve(LEAF).unwrap(), Room::Later)
+    };
+    assert!(is_stuck(100));
+    drop(take(&engine, 0));
+    answer(&engine, &port, 101);
+    assert!(is_stuck(102));
+
+    let mut held: Vec<_> = (1..=slots / 2).map(|seq| take(&engine, seq)).collect();
+    assert!(held.iter_mut().all(Delivery::lease));
+    assert!(is_stuck(103), "the other half is on its way");
+    for seq in slots / 2 + 1..slots {
+        assert!(!take(&engine, seq).lease(), "copied out, and dropped");
+    }
+    for seq in 104..200 {
+        answer(&engine, &port, seq);
+        assert!(!take(&engine, if seq == 104 { 101 } else { seq - 1 }).lease());
+    }
+    held.iter().for_each(|batch| check(&engine, batch));
+}
+
 #[test]
 fn free_slots_make_room_for_a_segment() {
     let engine = engine();

@@ -35,15 +35,21 @@ const LAYOUT_VERSION: u64 = 3;
 pub(crate) const GRANULE: u64 = 64 << 10;
 /// What different processes write lies this far apart: two cache lines, which are fetched together.
 const LINE: usize = 128;
-/// Address space that one segment may take; eight maps of 16 TiB do not fit into a process.
-const MAX_SEGMENT: u64 = 1 << 40;
+/// Address space that one segment may take. A process has 128 TiB, which all loaders that live share with all else.
+const MAX_SEGMENT: u64 = 4 << 40;
+/// What the windows of a segment take together, unless they had to be less than useful for it.
+const USUAL: u64 = 1 << 39;
+/// The window of an ordinary large batch. What does not fit into its window travels in a segment of its own.
+const USEFUL: u64 = 64 << 20;
+/// Slots that a worker has in any case, if it has tasks for them: half may be leased, half be on their way.
+const FEWEST: u64 = 32;
 
 /// What the loader decides about a segment: all else follows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Geometry {
     /// Worker processes.
     pub workers: u32,
-    /// Slots of each worker, a multiple of 64.
+    /// Slots of each worker.
     pub slots: u32,
     /// Descriptors in each ring, a power of two.
     pub ring_capacity: u32,
@@ -56,6 +62,9 @@ pub struct Geometry {
 impl Geometry {
     /// The geometry for `workers` workers of which each may have `max_tasks` batches undelivered and
     /// fill slots up to `largest` bytes.
+    ///
+    /// There is a slot for each task only while windows of a useful size leave room for them: a worker without a free
+    /// slot waits as one without memory does.
     ///
     /// # Errors
     /// [`Error::Config`] when a figure is zero or the windows do not fit into the address space.
@@ -72,9 +81,14 @@ impl Geometry {
         let slots = slots.checked_next_multiple_of(64).ok_or_else(too_many)?;
         // Beside the tasks: a resume marker, an end marker, results of an abandoned epoch.
         let ring_capacity = max_tasks.checked_add(8).ok_or_else(too_many)?.next_power_of_two();
-        let fair = (MAX_SEGMENT / 2) / (u64::from(workers) * u64::from(slots));
         let wanted = largest.max(GRANULE).checked_next_power_of_two().unwrap_or(MAX_SEGMENT);
-        let window = wanted.min(prev_power_of_two(fair));
+        let useful = wanted.min(USEFUL);
+        let fit = USUAL / (u64::from(workers) * useful);
+        let slots = u64::from(slots).min((fit - fit % FEWEST).max(FEWEST)) as u32;
+        let windows = u64::from(workers) * u64::from(slots);
+        let window =
+            prev_power_of_two(USUAL / windows).max(useful).min(prev_power_of_two(MAX_SEGMENT / 2 / windows));
+        let window = window.min(wanted);
         let geometry = Self { workers, slots, ring_capacity, arena: 256 << 20, window };
         if window < GRANULE || geometry.total() > MAX_SEGMENT {
             return Err(Error::Config(format!(
@@ -108,7 +122,7 @@ impl Geometry {
         };
         let slots = self.slots as usize;
         let ring = self.ring_capacity as usize * size_of::<Descriptor>();
-        let free = take(slots / 64 * size_of::<AtomicU64>());
+        let free = take(slots.div_ceil(64) * size_of::<AtomicU64>());
         let holds = take(slots * size_of::<AtomicU32>());
         let touched = take(slots * size_of::<AtomicU64>());
         let tasks = take(ring);
@@ -137,8 +151,7 @@ impl Geometry {
         let narrow = |word: u64| u32::try_from(word).map_err(|_| corrupt());
         let (workers, slots, ring_capacity) = (narrow(workers)?, narrow(slots)?, narrow(ring_capacity)?);
         let plausible = workers <= 1 << 16
-            && slots.is_multiple_of(64)
-            && slots <= 1 << 20
+            && (1..=1 << 20).contains(&slots)
             && ring_capacity.is_power_of_two()
             && ring_capacity <= 1 << 20
             && arena <= MAX_SEGMENT
@@ -379,7 +392,7 @@ impl Control {
         let (header, free, holds, touched, tasks, results) = unsafe {
             (
                 &self.slice::<WorkerHeader>(at, 1)[0],
-                self.slice::<AtomicU64>(at + block.free, slots / 64),
+                self.slice::<AtomicU64>(at + block.free, slots.div_ceil(64)),
                 self.slice::<AtomicU32>(at + block.holds, slots),
                 self.slice::<AtomicU64>(at + block.touched, slots),
                 self.slice::<Descriptor>(at + block.tasks, ring),
@@ -629,18 +642,57 @@ mod tests {
     #[test]
     fn geometry_grows_with_the_tasks_and_stays_in_the_address_space() {
         for (workers, tasks, largest) in
-            [(1, 1, 1), (2, 4, 3 << 30), (64, 256, 1 << 40), (512, 2048, 1 << 30)]
+            [(1, 1, 1), (2, 4, 3 << 30), (64, 256, 1 << 40), (512, 2048, 1 << 30), (4096, 5, 1 << 40)]
         {
             let geometry = Geometry::new(workers, tasks, largest).unwrap();
-            assert!(geometry.slots / 2 > tasks && geometry.slots.is_multiple_of(64));
+            assert!(geometry.slots > 0 && geometry.slots.is_multiple_of(32));
             assert!(geometry.ring_capacity > tasks);
-            assert!(geometry.total() <= MAX_SEGMENT, "{geometry:?}");
+            assert!(geometry.window >= GRANULE && geometry.total() <= MAX_SEGMENT, "{geometry:?}");
+            assert_eq!(Geometry::from_words(geometry.words(), geometry.total()), Ok(geometry));
             let places = geometry.places();
             assert!(places.ready >= size_of::<SegmentHeader>() as u64);
             assert!(places.ready + u64::from(workers.div_ceil(64)) * 8 <= places.controls);
         }
         assert!(Geometry::new(0, 1, 1).is_err());
         assert!(Geometry::new(1, u32::MAX, 1).is_err());
+        assert!(Geometry::new(1 << 16, 1, 1).is_err());
+    }
+
+    /// Slots and windows, for two tasks at a time: with a turn for each worker, and where one may be asked for all.
+    #[test]
+    fn windows_stay_useful_for_many_workers() {
+        let geometry = |workers, tasks, largest: u64| {
+            let Geometry { slots, window, .. } = Geometry::new(workers, tasks, largest).unwrap();
+            (slots, window)
+        };
+        let in_turn = |workers, largest| geometry(workers, 5, largest);
+        let any = |workers, largest| geometry(workers, 2 * workers + 3, largest);
+        const LARGE: u64 = 32 << 30;
+        assert_eq!(in_turn(1, LARGE), (64, 8 << 30));
+        assert_eq!(any(1, LARGE), (64, 8 << 30));
+        assert_eq!(in_turn(2, LARGE), (64, 4 << 30));
+        assert_eq!(any(2, LARGE), (64, 4 << 30));
+        assert_eq!(in_turn(64, LARGE), (64, 128 << 20));
+        assert_eq!(any(64, LARGE), (128, 64 << 20));
+        assert_eq!(in_turn(1000, LARGE), (32, 64 << 20));
+        assert_eq!(any(1000, LARGE), (32, 64 << 20));
+        // Small batches need no large windows, and may have many slots.
+        assert_eq!(any(64, 1 << 20), (320, 1 << 20));
+        assert_eq!(any(1000, 1 << 20), (512, 1 << 20));
+        assert_eq!(any(1000, 1), (4032, GRANULE));
+        assert_eq!(in_turn(1000, 38 << 20), (32, 64 << 20));
+    }
+
+    #[test]
+    fn the_segment_of_a_thousand_workers_can_be_had() {
+        let (control, fd) = create(Geometry::new(1000, 2003, 38 << 20).unwrap());
+        assert!(control.geometry().window > 38 << 20, "{:?}", control.geometry());
+        let theirs = attach(&fd).unwrap();
+        let last = SlotId::new(theirs.geometry().slots - 1);
+        theirs.segment().copy_in(theirs.window(999, last).end - 1, &[7]).unwrap();
+        let mut read = Vec::new();
+        control.segment().copy_out(control.window(999, last).end - 1, 1, &mut read).unwrap();
+        assert_eq!(read, [7]);
     }
 
     #[test]
