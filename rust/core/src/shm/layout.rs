@@ -8,7 +8,7 @@
 //!
 //! INVARIANT L1: a [`Control`]'s geometry fits its segment: every range it names ends inside the mapping.
 //! INVARIANT L2: every structure lies at a multiple of its alignment; the mapping starts at a page. Control blocks,
-//! arenas and windows begin and end at multiples of [`GRANULE`], so at pages, whatever the size of the machine's.
+//! arenas and windows begin and end at multiples of `GRANULE`, so at pages, whatever the size of the machine's.
 //! INVARIANT L3: a fresh memfd reads as zero, and zero is a valid value of every structure here:
 //! they consist of atomics and padding.
 //! INVARIANT L4: the ranges of different structures and of different workers do not overlap.
