@@ -7,7 +7,7 @@ use criterion::{Criterion, criterion_group, criterion_main};
 use ringloader_core::Result;
 use ringloader_core::pool::{Growth, HeapWords, Ledger, Limits, Pages, SlotId, SlotWords, WorkerSlots};
 
-const LIMITS: Limits = Limits { share: 1 << 30, window: 1 << 30 };
+const LIMITS: Limits = Limits { share: 1 << 30, window: 1 << 30, page: 4 << 10 };
 const BATCH: u64 = 1 << 20;
 
 /// Warm slots need nothing of the system.

@@ -57,3 +57,17 @@ def say_oversize(nbytes: int, share: int, largest: int, num_workers: int) -> Non
         why,
         what,
     )
+
+
+def say_kept(why: str) -> None:
+    """Logs that the system did not take back all memory of an iterator that was closed.
+
+    Args:
+        why: What it refused.
+    """
+    logging.getLogger("ringloader").warning(
+        "memory of an iterator that is closed could not be given back: %s; it goes when its last batch does, "
+        "and the processes that were forked meanwhile. Locked memory (mlockall) is not given back before; "
+        "many mappings need a larger vm.max_map_count",
+        why,
+    )

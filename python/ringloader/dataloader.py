@@ -31,7 +31,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         max_shared_bytes: Shared memory that the batches on their way may take, in bytes, over all workers
             (default: a quarter of what the machine and the control group have left, divided by
             ``LOCAL_WORLD_SIZE``). Each worker has an equal share; a batch larger than half a share
-            travels more slowly, in memory of its own.
+            travels more slowly, in memory of its own, which counts as well until the batch is taken from the
+            worker. A batch larger than a whole share is the only one of its worker on its way. Batches that
+            you hold count up to half of each share; such memory of their own is yours and does not count.
         **kwargs: As torch's ``DataLoader``.
 
     Raises:

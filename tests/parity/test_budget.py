@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import gc
+import os
+import time
 import warnings
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, get_worker_info
 
 from faults.proc import shared_resident_kib, wait_until
+from parity import harness
 from parity.data import Blocks, identity, right
 from parity.harness import assert_path
 
@@ -105,6 +108,97 @@ def test_shared_memory_stays_within_the_budget(loader_class):
     del batch, loader
     gc.collect()
     assert wait_until(lambda: shared_resident_kib() - before < 2048, 10)
+
+
+def on_their_way(iterator, size):
+    """Bytes of batches of `size` bytes, all oversize, that the main process has not taken, with the slots."""
+    engine = iterator._transport.engine
+    return engine.committed() * size + os.fstat(engine.worker_fds(0)[0]).st_blocks * 512
+
+
+def at_rest(iterator, size):
+    """The same once the workers have filled what they may: one batch at least."""
+    assert wait_until(lambda: on_their_way(iterator, size) >= size, 30)
+    seen = [-1, on_their_way(iterator, size)]
+    while seen[-1] != seen[-2] or len(seen) < 5:
+        time.sleep(0.03)
+        seen.append(on_their_way(iterator, size))
+    return max(seen)
+
+
+@pytest.mark.rings_only
+@pytest.mark.limit(120)
+@pytest.mark.parametrize("path", harness.PATHS)
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize(("size", "share"), [(5 * MEBI, 8 * MEBI), (12 * MEBI, 8 * MEBI)])
+def test_oversize_batches_stay_within_the_budget(loader_class, size, share, in_order, path):
+    """A worker's share, or one batch if that is more, whatever the user holds of those that he was given."""
+    with harness.taking(path):
+        loader = loader_class(
+            Blocks(16, size), num_workers=2, batch_size=None, collate_fn=identity, in_order=in_order,
+            max_shared_bytes=2 * share, prefetch_factor=6, persistent_workers=True,
+        )  # fmt: skip
+        # Control structures and indices.
+        most = 2 * max(share, size + MEBI // 16) + MEBI // 4
+        for _ in range(2):
+            kept, highest = [], 0
+            iterator = iter(loader)
+            assert_path(iterator, 2)
+            for number, batch in enumerate(iterator):
+                kept.append(batch)
+                if number in (0, 1, 7):
+                    highest = max(highest, at_rest(iterator, size))
+            assert highest <= most, (highest / MEBI, most / MEBI)
+            assert sorted(int(label) for _, label in kept) == list(range(16))
+            assert all(map(right, kept))
+            del kept, batch
+
+
+class Unequal(Blocks):
+    """The first worker is slow, for the first batches."""
+
+    def __getitem__(self, index):
+        if get_worker_info().id == 0 and index < 4:
+            time.sleep(0.3)
+        return super().__getitem__(index)
+
+
+@pytest.mark.rings_only
+@pytest.mark.parametrize("path", harness.PATHS)
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize("held", [2, 400])
+def test_more_batches_on_their_way_than_slots(loader_class, monkeypatch, held, in_order, path):
+    """Workers wait for the parent, who may hold half of the slots: nobody else's batch shows in his."""
+    import ringloader
+
+    made = ringloader._native.Engine
+
+    def of_many_workers(_workers, most_tasks, share):
+        # Only the first of them are started. Each has 32 slots, with windows for batches of half its share.
+        return made(150, most_tasks, share)
+
+    monkeypatch.setattr(ringloader._native, "Engine", of_many_workers)
+    with harness.taking(path):
+        loader = loader_class(
+            Unequal(400, 5_000), num_workers=2, batch_size=None, collate_fn=identity, in_order=in_order,
+            max_shared_bytes=1 << 28, prefetch_factor=80, persistent_workers=True,
+        )  # fmt: skip
+        for _ in range(2):
+            kept, labels = [], []
+            iterator = iter(loader)
+            assert_path(iterator, 2)
+            for number, batch in enumerate(iterator):
+                if number in (0, 90, 200):
+                    time.sleep(0.2)
+                    assert iterator._transport.engine.committed() <= 2 * 32
+                labels.append(int(batch[1]))
+                kept.append(batch)
+                assert right(batch) and right(kept[0])
+                del kept[: max(0, len(kept) - held)]
+            assert labels == list(range(400)) if in_order else sorted(labels) == list(range(400))
+            assert all(map(right, kept))
+            assert ringloader.path(iterator).counters["oversize"] == 0
+            del kept, batch
 
 
 @pytest.mark.rings_only

@@ -54,8 +54,7 @@ impl Seat {
     pub(crate) fn close(&self) {
         self.closing.close();
         self.control.retire(self.worker, (0..self.control.geometry().slots).map(SlotId::new));
-        let arena = self.control.arena(self.worker);
-        self.control.segment().punch(arena.start, arena.end - arena.start);
+        self.control.give_back(self.control.arena(self.worker));
     }
 
     /// Of the process that holds, when no child that it forked may have the slot.
@@ -148,7 +147,8 @@ struct Emptied {
 
 impl Drop for Emptied {
     fn drop(&mut self) {
-        self.segment.punch(0, self.segment.len());
+        // Refused, the pages go with the mapping.
+        let _ = self.segment.punch(0, self.segment.len());
         self.process.discount_lent();
     }
 }

@@ -13,7 +13,7 @@ use crate::message::{Place, ResultDescriptor, ResultKind, Task, TaskDescriptor};
 use crate::pool::{Ledger, Limits};
 use crate::process::{self, Process};
 use crate::ring::{ByteFifo, Consumer, Producer, Ring, Words};
-use crate::shm::{Control, Geometry, Segment, handover};
+use crate::shm::{Control, Geometry, Segment, handover, page_size};
 use crate::sync::doorbell::sleep_unless;
 use crate::sync::linger::Linger;
 use crate::sync::pause::pause;
@@ -392,6 +392,8 @@ impl Engine {
                 Backing::Slot(held)
             }
             Place::Own => {
+                // It may wait for room, which this one took.
+                self.seats[worker as usize].wake();
                 let fd = handover::receive(self.sockets[worker as usize].0.as_fd(), generation)?;
                 let segment = Segment::attach(fd.as_fd())?;
                 segment.copy_out(meta_offset, meta_len, &mut meta)?;
@@ -515,5 +517,5 @@ impl Drop for Engine {
 
 /// The limits of every worker of a segment.
 pub(crate) fn limits(control: &Control, share: u64) -> Limits {
-    Limits { share, window: control.geometry().window }
+    Limits { share, window: control.geometry().window, page: page_size() }
 }

@@ -1,5 +1,6 @@
 //! A worker's side: takes tasks, fills slots, commits results. Composition only.
 
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
@@ -12,7 +13,7 @@ use crate::forks::Moment;
 use crate::message::{Place, ResultDescriptor, ResultKind, Task, TaskDescriptor, TaskKind};
 use crate::pool::{Growth, Ledger, Limits, Pages, Pin, SlotId, SlotWords, WorkerSlots};
 use crate::process::{self, Lender, Process};
-use crate::ring::{Consumer, Producer};
+use crate::ring::{Consumer, Producer, Ring};
 use crate::shm::available::MemoryProbe;
 use crate::shm::{Control, Counters, Segment, handover};
 use crate::sync::doorbell::{sleep_unless, take_any};
@@ -56,6 +57,26 @@ struct State {
     open: bool,
     filling: Option<Fill>,
     fillings: u64,
+    /// Batches in segments of their own that the parent may not have taken: where each stands in the ring, and its
+    /// bytes. Private, so that a worker that dies leaves nothing to repair: its successor begins with an empty ring.
+    own: VecDeque<(u64, u64)>,
+}
+
+impl State {
+    /// Drops those of the batches in segments of their own that the parent has taken.
+    #[inline]
+    fn count_own(&mut self, results: Ring<'_>) -> Result<()> {
+        if self.own.is_empty() { Ok(()) } else { self.recount_own(results) }
+    }
+
+    #[cold]
+    fn recount_own(&mut self, results: Ring<'_>) -> Result<()> {
+        let (head, tail) = (self.results.head(results)?, self.results.tail());
+        let waiting = tail.wrapping_sub(head);
+        self.own.retain(|(at, _)| tail.wrapping_sub(*at) <= waiting);
+        self.slots.set_beside(self.own.iter().map(|(_, bytes)| bytes).sum());
+        Ok(())
+    }
 }
 
 /// A slot that is being filled for one batch.
@@ -182,6 +203,7 @@ impl Port {
             open: false,
             filling: None,
             fillings: 0,
+            own: VecDeque::new(),
         };
         Ok(Self {
             worker,
@@ -234,7 +256,7 @@ impl Port {
         let rest = self.linger.before(limit, found, rest)?.unwrap_or(Rest::Look);
         if began.elapsed() >= LONGEST_SLEEP {
             let words = self.control.worker(self.worker).slots;
-            self.lock().slots.shrink(words, GIVEN_BACK, &mut self.pages())?;
+            self.lock().slots.shrink(words, GIVEN_BACK, &mut self.pages());
         }
         Ok(rest)
     }
@@ -279,6 +301,7 @@ impl Port {
             self.process.look();
             return Ok(None);
         }
+        state.count_own(view.results)?;
         let State { slots, filling, .. } = &mut *state;
         let fill = match filling {
             Some(fill) => fill,
@@ -316,7 +339,7 @@ impl Port {
         state.open = false;
         state.fillings += 1;
         let generation = state.fillings;
-        Commit { port: self, fill: state.filling.take(), generation }
+        Commit { port: self, fill: state.filling.take(), generation, own: 0 }
     }
 
     /// What this worker has done.
@@ -354,8 +377,7 @@ struct PortPages<'a> {
 impl Pages for PortPages<'_> {
     fn punch(&mut self, slot: SlotId, bytes: Range<u64>) -> Result<()> {
         let window = self.port.control.window(self.port.worker, slot);
-        self.port.control.segment().punch(window.start + bytes.start, bytes.end - bytes.start);
-        Ok(())
+        self.port.control.segment().punch(window.start + bytes.start, bytes.end - bytes.start)
     }
 
     fn available(&mut self, need: u64) -> Result<()> {
@@ -369,6 +391,8 @@ pub struct Commit<'a> {
     port: &'a Port,
     fill: Option<Fill>,
     generation: u64,
+    /// Bytes of its own segment.
+    own: u64,
 }
 
 impl Commit<'_> {
@@ -411,16 +435,25 @@ impl Commit<'_> {
             let slot = state.slots.begin(view.slots);
             self.fill = slot.map(|slot| Fill { slot, bump: 0, chunks: Vec::new() });
         }
-        if let Some(fill) = &self.fill {
-            match state.slots.grow(view.slots, fill.slot, end, &mut port.pages())? {
-                Growth::Ready => return Ok(Room::Ready),
-                Growth::Oversize => return Ok(Room::Oversize),
-                Growth::NoRoom => {}
+        loop {
+            state.count_own(view.results)?;
+            if let Some(fill) = &self.fill {
+                match state.slots.grow(view.slots, fill.slot, end, &mut port.pages())? {
+                    Growth::Ready => return Ok(Room::Ready),
+                    Growth::Oversize => return Ok(Room::Oversize),
+                    Growth::NoRoom => {}
+                }
+            }
+            // INVARIANT: a worker waits only for results that come before this one. With none left in the
+            // ring, room would come from nobody but the user or the worker itself: nothing to wait for.
+            if !view.results.is_empty()? {
+                return Ok(Room::Later);
+            }
+            // Counted before the parent took the last one: look again, once.
+            if state.own.is_empty() {
+                return Ok(Room::Oversize);
             }
         }
-        // INVARIANT: a worker waits only for results that come before this one. With none left in the
-        // ring, room would come from nobody but the user or the worker itself: nothing to wait for.
-        Ok(if view.results.is_empty()? { Room::Oversize } else { Room::Later })
     }
 
     /// The address of `len` bytes at `offset` of the slot, of what [`reserve`](Self::reserve) made usable.
@@ -433,13 +466,33 @@ impl Commit<'_> {
         self.port.control.segment().pointer(window.start + offset, len)
     }
 
-    /// A segment of `len` bytes for this batch alone, checked against the memory that is left.
+    /// A segment of `len` bytes for this batch alone, checked against the memory that is left. `None`: once the parent
+    /// has taken what was committed before; rest and ask [`reserve`](Self::reserve) again.
+    ///
+    /// Such segments that the parent has not taken and the slots stay within the share together, but for a batch
+    /// that has nothing before it.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`] or [`Error::Os`] when it cannot be had.
-    pub fn own_segment(&self, len: u64) -> Result<(Segment, OwnedFd)> {
-        self.port.probe.require(len)?;
-        Segment::create("ringloader-batch", len)
+    pub fn own_segment(&mut self, len: u64) -> Result<Option<(Segment, OwnedFd)>> {
+        let port = self.port;
+        let view = port.control.worker(port.worker);
+        let bytes = len.next_multiple_of(port.limits.page);
+        let mut state = port.lock();
+        state.count_own(view.results)?;
+        if !state.slots.room_beside(view.slots, bytes, &mut port.pages()) {
+            // INVARIANT: as in `reserve`.
+            if !view.results.is_empty()? {
+                return Ok(None);
+            }
+            // What is over the share anyway is so without warm slots.
+            state.slots.shrink(view.slots, bytes, &mut port.pages());
+        }
+        drop(state);
+        port.probe.require(bytes)?;
+        let made = Segment::create("ringloader-batch", len)?;
+        self.own = bytes;
+        Ok(Some(made))
     }
 
     /// Sends the descriptor of an oversize batch's segment; to be called before [`finish`](Self::finish). `false`:
@@ -486,8 +539,12 @@ impl Commit<'_> {
         }
         .to_words();
         let mut state = port.lock();
+        let at = state.results.tail();
         if !state.results.push(view.results, &words)? {
             return Ok(false);
+        }
+        if let Place::Own = place {
+            state.own.push_back((at, self.own));
         }
         // A batch in a segment of its own leaves the slot, if there is one, to be abandoned.
         if let Place::Slot(slot) = place {

@@ -24,7 +24,7 @@ use support::{
     payload::Payload,
 };
 
-const LIMITS: Limits = Limits { share: 4 << 12, window: 2 << 12 };
+const LIMITS: Limits = Limits { share: 4 << 12, window: 2 << 12, page: 1 << 12 };
 const SLOT: SlotId = SlotId::new(0);
 
 struct Plenty;

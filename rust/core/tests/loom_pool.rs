@@ -29,7 +29,7 @@ use support::{
 };
 
 const PAGE: u64 = 4096;
-const LIMITS: Limits = Limits { share: 4 * PAGE, window: 2 * PAGE };
+const LIMITS: Limits = Limits { share: 4 * PAGE, window: 2 * PAGE, page: 4 << 10 };
 const SLOT: SlotId = SlotId::new(0);
 
 /// Memory without end.

@@ -11,7 +11,7 @@ use ringloader_core::pool::{Growth, HeapWords, Ledger, Limits, Pages, Pin, SlotI
 use ringloader_core::sync::Ordering::Relaxed;
 
 const SLOTS: u32 = 6;
-const LIMITS: Limits = Limits { share: (600 << 10) + 1000, window: 512 << 10 };
+const LIMITS: Limits = Limits { share: (600 << 10) + 1000, window: 512 << 10, page: 4 << 10 };
 
 #[derive(Clone, Debug)]
 enum Step {

@@ -34,7 +34,7 @@ mod stress {
     const BATCHES_EACH: usize = 20;
     const BATCHES: usize = WORKERS * BATCHES_EACH;
     const PAGE: u64 = 4096;
-    const LIMITS: Limits = Limits { share: 6 * PAGE, window: 4 * PAGE };
+    const LIMITS: Limits = Limits { share: 6 * PAGE, window: 4 * PAGE, page: 4 << 10 };
 
     struct World {
         heap: HeapWords,

@@ -11,11 +11,8 @@ use std::sync::PoisonError;
 use super::{Engine, Line, State};
 use crate::error::Result;
 use crate::pool::{Ledger, SlotId};
-use crate::shm::handover;
-use crate::sync::Ordering;
-
-/// Memory is kept in whole pages of any size that Linux has.
-const PAGES: u64 = 64 << 10;
+use crate::shm::{Control, GRANULE, handover};
+use crate::sync::{Arc, Ordering};
 
 /// An engine that was [parked](Engine::park). Dropping it closes it.
 #[derive(Debug)]
@@ -68,41 +65,48 @@ impl Engine {
         }
         *state = State { lines: std::mem::take(&mut state.lines), ..State::new(workers) };
         self.control.begin_again();
-        Ok((0..workers).all(|worker| self.keep(worker, most / u64::from(workers))))
+        for worker in 0..workers {
+            if !self.keep(worker, most / u64::from(workers))? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Gives back what the slots of `worker` keep beyond `most` bytes. `false`: the user holds more.
-    fn keep(&self, worker: u32, most: u64) -> bool {
+    ///
+    /// # Errors
+    /// The system's refusal: more is kept than may be.
+    fn keep(&self, worker: u32, most: u64) -> Result<bool> {
         let words = self.control.worker(worker).slots;
         let touched = |slot: SlotId| words.touched[slot.index()].load(Ordering::Relaxed);
         let busy = Ledger::busy(words);
         let (held, free): (Vec<_>, Vec<_>) =
             (0..words.slots()).map(SlotId::new).partition(|slot| slot.is_in(&busy));
-        let Some(mut left) = most.checked_sub(held.into_iter().map(touched).sum()) else { return false };
+        let Some(mut left) = most.checked_sub(held.into_iter().map(touched).sum()) else { return Ok(false) };
         for slot in free {
             // Nobody holds it, and nobody is left who could make anybody hold it.
-            let kept = touched(slot).min(left / PAGES * PAGES);
+            let kept = touched(slot).min(left / GRANULE * GRANULE);
             if kept < touched(slot) {
                 let window = self.control.window(worker, slot);
-                self.control.segment().punch(window.start + kept, window.end - window.start - kept);
+                self.control.segment().punch(window.start + kept, window.end - window.start - kept)?;
                 words.touched[slot.index()].store(kept, Ordering::Relaxed);
             }
             left -= kept;
         }
-        true
+        Ok(true)
     }
 }
 
 impl Line {
     /// Drops what is under way to and from a worker that has ended.
-    fn forget(&mut self, control: &crate::shm::Control, worker: u32) -> Result<()> {
+    fn forget(&mut self, control: &Control, worker: u32) -> Result<()> {
         let view = control.worker(worker);
         self.drop_tasks(view.tasks)?;
         // Their slots are not held: free for the next worker.
         while self.results.pop(view.results)?.is_some() {}
         let arena = control.arena(worker);
-        control.segment().punch(arena.start, arena.end - arena.start);
-        Ok(())
+        control.segment().punch(arena.start, arena.end - arena.start)
     }
 }
 
@@ -113,6 +117,12 @@ impl Parked {
         let workers = 0..self.0.control.geometry().workers;
         let touched = |worker| self.0.control.worker(worker).slots.touched;
         workers.flat_map(touched).map(|touched| touched.load(Ordering::Relaxed)).sum()
+    }
+
+    /// The segment and its geometry.
+    #[must_use]
+    pub fn control(&self) -> &Arc<Control> {
+        self.0.control()
     }
 
     /// Bytes of shared memory that each worker may take.

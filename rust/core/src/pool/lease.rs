@@ -154,7 +154,7 @@ mod tests {
     use super::super::HeapWords;
     use super::*;
 
-    const LIMITS: Limits = Limits { share: 1 << 20, window: 1 << 20 };
+    const LIMITS: Limits = Limits { share: 1 << 20, window: 1 << 20, page: 4 << 10 };
 
     fn touch(words: SlotWords<'_>, slot: u32, bytes: u64) -> SlotId {
         words.touched[slot as usize].store(bytes, Ordering::Relaxed);

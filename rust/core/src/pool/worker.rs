@@ -1,6 +1,5 @@
 //! The worker's side: the only allocator of its slots.
 
-use super::budget::round_up;
 use super::{Growth, Ledger, Limits, Pages, SlotId, SlotWords};
 use crate::Result;
 use crate::sync::pause::pause;
@@ -42,6 +41,8 @@ pub struct WorkerSlots {
     states: Box<[State]>,
     touched: Box<[u64]>,
     resident: u64,
+    /// Bytes that the share has to hold beside the slots.
+    beside: u64,
     /// Least recently used first.
     free: Vec<SlotId>,
     pinned: Vec<SlotId>,
@@ -59,6 +60,7 @@ impl WorkerSlots {
             states: (0..slots).map(|_| State::Free).collect(),
             touched: (0..slots).map(|_| 0).collect(),
             resident: 0,
+            beside: 0,
             free: (0..slots).rev().map(SlotId::new).collect(),
             pinned: Vec::new(),
             pins: (0..slots).map(|_| Arc::new(())).collect(),
@@ -132,13 +134,20 @@ impl WorkerSlots {
     }
 
     /// Gives about `most` bytes of the free slots back, the least recently used first.
-    ///
-    /// # Errors
-    ///
-    /// Those of `os`, unchanged.
-    pub fn shrink(&mut self, words: SlotWords<'_>, most: u64, os: &mut impl Pages) -> Result<()> {
+    pub fn shrink(&mut self, words: SlotWords<'_>, most: u64, os: &mut impl Pages) {
         self.sweep(words);
-        self.punch_free(words, most, os)
+        self.punch_free(words, most, os);
+    }
+
+    /// Says how many bytes the share has to hold beside the slots, until it is said again.
+    pub fn set_beside(&mut self, bytes: u64) {
+        self.beside = bytes;
+    }
+
+    /// Says whether `need` more bytes beside the slots are within the share, after punching as much of
+    /// the free slots as it takes; nothing if that would not be enough.
+    pub fn room_beside(&mut self, words: SlotWords<'_>, need: u64, os: &mut impl Pages) -> bool {
+        self.make_room(words, need, os)
     }
 
     /// FILLING -> COMMITTED, before the slot's descriptor is published.
@@ -186,9 +195,9 @@ impl WorkerSlots {
         if end > self.limits.half() {
             return Ok(Growth::Oversize);
         }
-        let target = round_up(end);
+        let target = self.limits.round_up(end);
         let need = target - self.touched[slot.index()];
-        if !self.make_room(words, need, os)? {
+        if !self.make_room(words, need, os) {
             return Ok(Growth::NoRoom);
         }
         os.available(need)?;
@@ -202,31 +211,31 @@ impl WorkerSlots {
     /// Says whether `need` more bytes are within the share, after punching as much of the free
     /// slots as it takes. Punches nothing if that would not be enough: the slots had better stay
     /// warm.
-    fn make_room(&mut self, words: SlotWords<'_>, need: u64, os: &mut impl Pages) -> Result<bool> {
-        let excess = (self.resident + need).saturating_sub(self.limits.share);
+    fn make_room(&mut self, words: SlotWords<'_>, need: u64, os: &mut impl Pages) -> bool {
+        let needed = self.resident.saturating_add(self.beside).saturating_add(need);
+        let excess = needed.saturating_sub(self.limits.share);
         if excess == 0 {
-            return Ok(true);
+            return true;
         }
         self.sweep(words);
         let in_free_slots: u64 = self.free.iter().map(|slot| self.touched[slot.index()]).sum();
-        if excess > in_free_slots {
-            return Ok(false);
-        }
-        self.punch_free(words, excess, os)?;
-        Ok(true)
+        excess <= in_free_slots && self.punch_free(words, excess, os)
     }
 
-    /// Punches about `excess` bytes of the free slots, the least recently used first.
-    fn punch_free(&mut self, words: SlotWords<'_>, mut excess: u64, os: &mut impl Pages) -> Result<()> {
+    /// Punches about `excess` bytes of the free slots, the least recently used first. Returns whether it was as much.
+    /// A slot whose pages the system does not take stays counted, and the next one's are given.
+    fn punch_free(&mut self, words: SlotWords<'_>, mut excess: u64, os: &mut impl Pages) -> bool {
         for index in 0..self.free.len() {
             let slot = self.free[index];
             let touched = self.touched[slot.index()];
-            let kept = touched - round_up(excess.min(touched)).min(touched);
+            let kept = touched - self.limits.round_up(excess.min(touched)).min(touched);
             if kept < touched {
                 if planted("uncounted_before_punch") {
                     self.count(words, slot, kept);
                 }
-                os.punch(slot, kept..touched)?;
+                if os.punch(slot, kept..touched).is_err() {
+                    continue;
+                }
                 pause("punched");
                 // After the pages are gone, for the same reason.
                 self.count(words, slot, kept);
@@ -236,7 +245,7 @@ impl WorkerSlots {
                 break;
             }
         }
-        Ok(())
+        excess == 0
     }
 
     /// Says that a slot keeps this many bytes. Between the two stores the sum is wrong; a successor

@@ -7,7 +7,8 @@
 //! ```
 //!
 //! INVARIANT L1: a [`Control`]'s geometry fits its segment: every range it names ends inside the mapping.
-//! INVARIANT L2: every structure lies at a multiple of its alignment; the mapping starts at a page.
+//! INVARIANT L2: every structure lies at a multiple of its alignment; the mapping starts at a page. Control blocks,
+//! arenas and windows begin and end at multiples of `GRANULE`, so at pages, whatever the size of the machine's.
 //! INVARIANT L3: a fresh memfd reads as zero, and zero is a valid value of every structure here:
 //! they consist of atomics and padding.
 //! INVARIANT L4: the ranges of different structures and of different workers do not overlap.
@@ -15,6 +16,7 @@
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
+use std::sync::{Mutex, PoisonError};
 
 use rustix::io::Errno;
 
@@ -23,25 +25,32 @@ use crate::forks::Clock;
 use crate::pool::{SlotId, SlotWords, is_retired, retire};
 use crate::ring::{Descriptor, Ring, RingHeader};
 use crate::shm::Segment;
-use crate::shm::segment::page_wiped_at_fork;
+use crate::shm::segment::{page_size, page_wiped_at_fork};
 use crate::sync::ready::ReadyBits;
 use crate::sync::{AtomicU32, AtomicU64, Ordering, WaitFlag};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"ringload");
 /// Raised whenever a structure in the segment changes: both ends must be of one build.
-const LAYOUT_VERSION: u64 = 2;
-const PAGE: u64 = 4096;
+const LAYOUT_VERSION: u64 = 3;
+/// The largest page that Linux has on the machines that we know.
+pub(crate) const GRANULE: u64 = 64 << 10;
 /// What different processes write lies this far apart: two cache lines, which are fetched together.
 const LINE: usize = 128;
-/// Address space that one segment may take; eight maps of 16 TiB do not fit into a process.
-const MAX_SEGMENT: u64 = 1 << 40;
+/// Address space that one segment may take. A process has 128 TiB, which all loaders that live share with all else.
+const MAX_SEGMENT: u64 = 4 << 40;
+/// What the windows of a segment take together, unless they had to be less than useful for it.
+const USUAL: u64 = 1 << 39;
+/// The window of an ordinary large batch. What does not fit into its window travels in a segment of its own.
+const USEFUL: u64 = 64 << 20;
+/// Slots that a worker has in any case, if it has tasks for them: half may be leased, half be on their way.
+const FEWEST: u64 = 32;
 
 /// What the loader decides about a segment: all else follows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Geometry {
     /// Worker processes.
     pub workers: u32,
-    /// Slots of each worker, a multiple of 64.
+    /// Slots of each worker.
     pub slots: u32,
     /// Descriptors in each ring, a power of two.
     pub ring_capacity: u32,
@@ -54,6 +63,9 @@ pub struct Geometry {
 impl Geometry {
     /// The geometry for `workers` workers of which each may have `max_tasks` batches undelivered and
     /// fill slots up to `largest` bytes.
+    ///
+    /// There is a slot for each task only while windows of a useful size leave room for them: a worker without a free
+    /// slot waits as one without memory does.
     ///
     /// # Errors
     /// [`Error::Config`] when a figure is zero or the windows do not fit into the address space.
@@ -70,11 +82,16 @@ impl Geometry {
         let slots = slots.checked_next_multiple_of(64).ok_or_else(too_many)?;
         // Beside the tasks: a resume marker, an end marker, results of an abandoned epoch.
         let ring_capacity = max_tasks.checked_add(8).ok_or_else(too_many)?.next_power_of_two();
-        let fair = (MAX_SEGMENT / 2) / (u64::from(workers) * u64::from(slots));
-        let wanted = largest.max(PAGE).checked_next_power_of_two().unwrap_or(MAX_SEGMENT);
-        let window = wanted.min(prev_power_of_two(fair));
+        let wanted = largest.max(GRANULE).checked_next_power_of_two().unwrap_or(MAX_SEGMENT);
+        let useful = wanted.min(USEFUL);
+        let fit = USUAL / (u64::from(workers) * useful);
+        let slots = u64::from(slots).min((fit - fit % FEWEST).max(FEWEST)) as u32;
+        let windows = u64::from(workers) * u64::from(slots);
+        let window =
+            prev_power_of_two(USUAL / windows).max(useful).min(prev_power_of_two(MAX_SEGMENT / 2 / windows));
+        let window = window.min(wanted);
         let geometry = Self { workers, slots, ring_capacity, arena: 256 << 20, window };
-        if window < PAGE || geometry.total() > MAX_SEGMENT {
+        if window < GRANULE || geometry.total() > MAX_SEGMENT {
             return Err(Error::Config(format!(
                 "{workers} workers with {slots} slots each do not fit into {MAX_SEGMENT} bytes of address space"
             )));
@@ -91,7 +108,7 @@ impl Geometry {
         let block = self.block();
         let ready = size_of::<SegmentHeader>().next_multiple_of(LINE);
         let ready_end = ready + ReadyBits::words(self.workers) * size_of::<AtomicU64>();
-        let controls = (ready_end as u64).next_multiple_of(PAGE);
+        let controls = (ready_end as u64).next_multiple_of(GRANULE);
         let arenas = controls + u64::from(self.workers) * block.len;
         let windows = arenas + u64::from(self.workers) * self.arena;
         Places { ready: ready as u64, controls, block, arenas, windows }
@@ -106,12 +123,12 @@ impl Geometry {
         };
         let slots = self.slots as usize;
         let ring = self.ring_capacity as usize * size_of::<Descriptor>();
-        let free = take(slots / 64 * size_of::<AtomicU64>());
+        let free = take(slots.div_ceil(64) * size_of::<AtomicU64>());
         let holds = take(slots * size_of::<AtomicU32>());
         let touched = take(slots * size_of::<AtomicU64>());
         let tasks = take(ring);
         let results = take(ring);
-        Block { free, holds, touched, tasks, results, len: end.next_multiple_of(PAGE) }
+        Block { free, holds, touched, tasks, results, len: end.next_multiple_of(GRANULE) }
     }
 
     /// Bytes of the whole segment.
@@ -135,13 +152,12 @@ impl Geometry {
         let narrow = |word: u64| u32::try_from(word).map_err(|_| corrupt());
         let (workers, slots, ring_capacity) = (narrow(workers)?, narrow(slots)?, narrow(ring_capacity)?);
         let plausible = workers <= 1 << 16
-            && slots.is_multiple_of(64)
-            && slots <= 1 << 20
+            && (1..=1 << 20).contains(&slots)
             && ring_capacity.is_power_of_two()
             && ring_capacity <= 1 << 20
             && arena <= MAX_SEGMENT
-            && arena.is_multiple_of(PAGE)
-            && window <= MAX_SEGMENT
+            && arena.is_multiple_of(GRANULE)
+            && (GRANULE..=MAX_SEGMENT).contains(&window)
             && window.is_power_of_two();
         let geometry = Self { workers, slots, ring_capacity, arena, window };
         let windows = u64::from(workers) * u64::from(slots);
@@ -260,6 +276,9 @@ pub struct Control {
     geometry: Geometry,
     /// Those of the geometry: asked for several times for each batch.
     places: Places,
+    /// What was retired, but would not be unmapped.
+    stuck: Mutex<Vec<Range<u64>>>,
+    refusal: Mutex<Option<Error>>,
 }
 
 impl Control {
@@ -277,7 +296,7 @@ impl Control {
                 other => break other?,
             }
         };
-        let control = Self { segment, geometry, places: geometry.places() };
+        let control = Self::over(segment, geometry)?;
         for (word, value) in control.header().geometry.iter().zip(geometry.words()) {
             word.store(value, Ordering::Relaxed);
         }
@@ -292,7 +311,18 @@ impl Control {
         let header = header(&segment)?;
         let words = std::array::from_fn(|i| header.geometry[i].load(Ordering::Relaxed));
         let geometry = Geometry::from_words(words, segment.len())?;
-        Ok(Self { segment, geometry, places: geometry.places() })
+        Self::over(segment, geometry)
+    }
+
+    fn over(segment: Segment, geometry: Geometry) -> Result<Self> {
+        let page = page_size();
+        if !GRANULE.is_multiple_of(page) {
+            return Err(Error::Config(format!(
+                "pages of {page} bytes are not supported, only up to {GRANULE}"
+            )));
+        }
+        let places = geometry.places();
+        Ok(Self { segment, geometry, places, stuck: Mutex::default(), refusal: Mutex::default() })
     }
 
     /// The memory behind it.
@@ -363,7 +393,7 @@ impl Control {
         let (header, free, holds, touched, tasks, results) = unsafe {
             (
                 &self.slice::<WorkerHeader>(at, 1)[0],
-                self.slice::<AtomicU64>(at + block.free, slots / 64),
+                self.slice::<AtomicU64>(at + block.free, slots.div_ceil(64)),
                 self.slice::<AtomicU32>(at + block.holds, slots),
                 self.slice::<AtomicU64>(at + block.touched, slots),
                 self.slice::<Descriptor>(at + block.tasks, ring),
@@ -407,7 +437,7 @@ impl Control {
             }
             let window = self.window(worker, slot);
             if words.touched[slot.index()].load(Ordering::Relaxed) > 0 {
-                self.segment.punch(window.start, window.end - window.start);
+                self.give_back(window.clone());
             }
             unused = match unused {
                 Some(before) if before.end == window.start => Some(before.start..window.end),
@@ -427,7 +457,29 @@ impl Control {
     fn unmap(&self, windows: Range<u64>) {
         // SAFETY: the exchange in `retire` lets each window come here once, when nobody holds it; its
         // worker has ended, and a retired slot is never held again.
-        unsafe { self.segment.unmap(windows) };
+        let unmapped = unsafe { self.segment.unmap(windows.clone()) };
+        if unmapped.is_err() {
+            self.stuck.lock().unwrap_or_else(PoisonError::into_inner).push(windows);
+        }
+        self.note(unmapped);
+    }
+
+    /// Gives the pages of a part back for good, of which nobody uses anything any more.
+    pub(crate) fn give_back(&self, part: Range<u64>) {
+        self.note(self.segment.punch(part.start, part.end - part.start));
+    }
+
+    /// Keeps the first refusal. All else goes on: what was not given back now goes with the mapping.
+    fn note(&self, result: Result<()>) {
+        if let Err(refused) = result {
+            self.refusal.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(refused);
+        }
+    }
+
+    /// Why memory was not given back that nobody needs any more, once.
+    #[must_use]
+    pub fn take_refusal(&self) -> Option<Error> {
+        self.refusal.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// `len` structures at `offset`.
@@ -448,23 +500,44 @@ impl Control {
 
 impl Drop for Control {
     fn drop(&mut self) {
-        let retired = |worker: u32, slot: SlotId| is_retired(self.worker(worker).slots, slot);
-        let workers = 0..self.geometry.workers;
-        let slots = || (0..self.geometry.slots).map(SlotId::new);
-        if !workers.clone().any(|worker| slots().any(|slot| retired(worker, slot))) {
+        if !self.segment.is_in_parts() {
             return;
         }
-        let mapped: Vec<_> = workers
-            .flat_map(|worker| slots().map(move |slot| (worker, slot)))
-            .filter(|&(worker, slot)| !retired(worker, slot))
-            .map(|(worker, slot)| self.window(worker, slot))
-            .chain(std::iter::once(0..self.places.windows))
-            .collect();
-        for range in mapped {
-            // SAFETY: nobody else has this `Control`, and all that use its memory do so through one; what
-            // was retired is left out.
-            unsafe { self.segment.unmap(range) };
+        let stuck = std::mem::take(self.stuck.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let mut mapped: Vec<Range<u64>> = std::iter::once(0..self.places.windows).collect();
+        for worker in 0..self.geometry.workers {
+            let words = self.worker(worker).slots;
+            for slot in (0..self.geometry.slots).map(SlotId::new).filter(|&slot| !is_retired(words, slot)) {
+                join(&mut mapped, self.window(worker, slot));
+            }
         }
+        let mut left = Vec::new();
+        for range in in_order(mapped, stuck) {
+            join(&mut left, range);
+        }
+        for range in left {
+            // SAFETY: nobody else has this `Control`, and all that use its memory do so through one; what
+            // was unmapped before is left out.
+            // From front to back, so that no mapping is split for it, which is what the system could refuse.
+            let _ = unsafe { self.segment.unmap(range) };
+        }
+    }
+}
+
+/// Both lists in one, by where the ranges begin.
+fn in_order(mut ranges: Vec<Range<u64>>, more: Vec<Range<u64>>) -> Vec<Range<u64>> {
+    if !more.is_empty() {
+        ranges.extend(more);
+        ranges.sort_by_key(|range| range.start);
+    }
+    ranges
+}
+
+/// Adds a range, to the last one where they meet.
+fn join(ranges: &mut Vec<Range<u64>>, range: Range<u64>) {
+    match ranges.last_mut() {
+        Some(last) if last.end == range.start => last.end = range.end,
+        _ => ranges.push(range),
     }
 }
 
@@ -537,24 +610,100 @@ mod tests {
         ranges.sort_by_key(|range| range.start);
         assert!(ranges.windows(2).all(|pair| pair[0].end <= pair[1].start));
         assert!(ranges.last().unwrap().end <= control.segment().len());
-        assert!(ranges.iter().all(|range| range.start.is_multiple_of(PAGE)));
+        assert!(
+            ranges
+                .iter()
+                .all(|range| range.start.is_multiple_of(GRANULE) && range.end.is_multiple_of(GRANULE))
+        );
+    }
+
+    #[test]
+    fn what_could_not_be_unmapped_goes_with_the_rest() {
+        let (control, fd) = create(Geometry::new(2, 6, 1 << 20).unwrap());
+        let inode = rustix::fs::fstat(&fd).unwrap().st_ino.to_string();
+        let mapped = || {
+            let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+            maps.lines().filter(|line| line.split_whitespace().nth(4) == Some(&inode)).count()
+        };
+        let slots = || (3..9).map(SlotId::new);
+        control.retire(1, slots());
+        assert_eq!((mapped(), control.take_refusal()), (2, None));
+        // As if the system had refused it.
+        let [first, last] = [20, 22].map(|slot| control.window(1, SlotId::new(slot)));
+        assert!((20..23).all(|slot| retire(control.worker(1).slots, SlotId::new(slot))));
+        control.note(Err(Error::os("munmap", Errno::NOMEM)));
+        control.note(Err(Error::os("munmap", Errno::INVAL)));
+        control.stuck.lock().unwrap().push(first.start..last.end);
+        assert_eq!(control.take_refusal(), Some(Error::os("munmap", Errno::NOMEM)), "the first one");
+        assert_eq!(control.take_refusal(), None, "once");
+        drop(control);
+        assert_eq!(mapped(), 0);
+    }
+
+    #[test]
+    fn a_refusal_to_unmap_is_kept() {
+        let (control, _fd) = create(Geometry::new(1, 6, 1 << 20).unwrap());
+        let window = control.window(0, SlotId::new(5));
+        control.unmap(window.start + 1..window.end);
+        let stuck = control.stuck.lock().unwrap().clone();
+        assert_eq!((stuck.len(), stuck[0].start), (1, window.start + 1));
+        assert!(matches!(control.take_refusal(), Some(Error::Os { call: "munmap", .. })));
     }
 
     #[test]
     fn geometry_grows_with_the_tasks_and_stays_in_the_address_space() {
         for (workers, tasks, largest) in
-            [(1, 1, 1), (2, 4, 3 << 30), (64, 256, 1 << 40), (512, 2048, 1 << 30)]
+            [(1, 1, 1), (2, 4, 3 << 30), (64, 256, 1 << 40), (512, 2048, 1 << 30), (4096, 5, 1 << 40)]
         {
             let geometry = Geometry::new(workers, tasks, largest).unwrap();
-            assert!(geometry.slots / 2 > tasks && geometry.slots.is_multiple_of(64));
+            assert!(geometry.slots > 0 && geometry.slots.is_multiple_of(32));
             assert!(geometry.ring_capacity > tasks);
-            assert!(geometry.total() <= MAX_SEGMENT, "{geometry:?}");
+            assert!(geometry.window >= GRANULE && geometry.total() <= MAX_SEGMENT, "{geometry:?}");
+            assert_eq!(Geometry::from_words(geometry.words(), geometry.total()), Ok(geometry));
             let places = geometry.places();
             assert!(places.ready >= size_of::<SegmentHeader>() as u64);
             assert!(places.ready + u64::from(workers.div_ceil(64)) * 8 <= places.controls);
         }
         assert!(Geometry::new(0, 1, 1).is_err());
         assert!(Geometry::new(1, u32::MAX, 1).is_err());
+        assert!(Geometry::new(1 << 16, 1, 1).is_err());
+    }
+
+    /// Slots and windows, for two tasks at a time: with a turn for each worker, and where one may be asked for all.
+    #[test]
+    fn windows_stay_useful_for_many_workers() {
+        let geometry = |workers, tasks, largest: u64| {
+            let Geometry { slots, window, .. } = Geometry::new(workers, tasks, largest).unwrap();
+            (slots, window)
+        };
+        let in_turn = |workers, largest| geometry(workers, 5, largest);
+        let any = |workers, largest| geometry(workers, 2 * workers + 3, largest);
+        const LARGE: u64 = 32 << 30;
+        assert_eq!(in_turn(1, LARGE), (64, 8 << 30));
+        assert_eq!(any(1, LARGE), (64, 8 << 30));
+        assert_eq!(in_turn(2, LARGE), (64, 4 << 30));
+        assert_eq!(any(2, LARGE), (64, 4 << 30));
+        assert_eq!(in_turn(64, LARGE), (64, 128 << 20));
+        assert_eq!(any(64, LARGE), (128, 64 << 20));
+        assert_eq!(in_turn(1000, LARGE), (32, 64 << 20));
+        assert_eq!(any(1000, LARGE), (32, 64 << 20));
+        // Small batches need no large windows, and may have many slots.
+        assert_eq!(any(64, 1 << 20), (320, 1 << 20));
+        assert_eq!(any(1000, 1 << 20), (512, 1 << 20));
+        assert_eq!(any(1000, 1), (4032, GRANULE));
+        assert_eq!(in_turn(1000, 38 << 20), (32, 64 << 20));
+    }
+
+    #[test]
+    fn the_segment_of_a_thousand_workers_can_be_had() {
+        let (control, fd) = create(Geometry::new(1000, 2003, 38 << 20).unwrap());
+        assert!(control.geometry().window > 38 << 20, "{:?}", control.geometry());
+        let theirs = attach(&fd).unwrap();
+        let last = SlotId::new(theirs.geometry().slots - 1);
+        theirs.segment().copy_in(theirs.window(999, last).end - 1, &[7]).unwrap();
+        let mut read = Vec::new();
+        control.segment().copy_out(control.window(999, last).end - 1, 1, &mut read).unwrap();
+        assert_eq!(read, [7]);
     }
 
     #[test]

@@ -7,5 +7,7 @@ pub mod layout;
 #[allow(unsafe_code, reason = "maps and unmaps memory, copies bytes in and out")]
 pub mod segment;
 
+pub(crate) use layout::GRANULE;
 pub use layout::{Control, Counters, Geometry, WorkerView};
 pub use segment::Segment;
+pub(crate) use segment::page_size;

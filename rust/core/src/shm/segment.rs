@@ -151,38 +151,60 @@ impl Segment {
 
     /// Gives the pages that lie wholly inside `offset .. offset + len` back to the system; they read as zero after.
     ///
-    /// A refusal only keeps memory, so it is no error.
-    pub fn punch(&self, offset: u64, len: u64) {
-        let page = rustix::param::page_size() as u64;
+    /// # Errors
+    /// [`Error::Os`] when the system refuses, as for locked memory: some of the pages, or all, are still there.
+    pub fn punch(&self, offset: u64, len: u64) -> Result<()> {
+        let page = page_size();
         let start = offset.next_multiple_of(page);
-        let end = offset.saturating_add(len).min(self.len) / page * page;
-        if end > start {
-            // SAFETY: the range lies in the mapping (I1) and stays mapped; callers give back what nobody uses.
-            let _ = unsafe {
-                let at = self.base.add(start as usize).as_ptr().cast();
-                rustix::mm::madvise(at, (end - start) as usize, Advice::LinuxRemove)
-            };
+        // The last page of the segment is its alone.
+        let end = match offset.saturating_add(len) {
+            end if end >= self.len => self.len.next_multiple_of(page),
+            end => end / page * page,
+        };
+        if end <= start {
+            return Ok(());
         }
+        // SAFETY: the range lies in the mapping (I1), which ends with a page, and stays mapped; callers give back what
+        // nobody uses.
+        unsafe {
+            let at = self.base.add(start as usize).as_ptr().cast();
+            rustix::mm::madvise(at, (end - start) as usize, Advice::LinuxRemove)
+        }
+        .map_err(|errno| Error::os("giving memory back by madvise", errno))
     }
 }
 
 impl Segment {
+    /// Whether a part was unmapped.
+    pub(super) fn is_in_parts(&self) -> bool {
+        self.in_parts.load(Ordering::Relaxed)
+    }
+
     /// Unmaps a part for good. From the first call on, all parts must be unmapped by this.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the system refuses: the whole range is mapped as before, and the caller's to unmap.
     ///
     /// # Safety
     /// Nobody uses the range, now or later, and it was not unmapped before: the address may be another
     /// mapping's by then.
-    pub(super) unsafe fn unmap(&self, range: Range<u64>) {
+    pub(super) unsafe fn unmap(&self, range: Range<u64>) -> Result<()> {
         self.in_parts.store(true, Ordering::Relaxed);
         if range.is_empty() {
-            return;
+            return Ok(());
         }
         // SAFETY: the range was mapped and lies inside the mapping; the rest is the caller's promise.
-        let _ = unsafe {
+        unsafe {
             let at = self.base.add(range.start as usize).as_ptr().cast();
             rustix::mm::munmap(at, (range.end - range.start) as usize)
-        };
+        }
+        .map_err(|errno| Error::os("munmap", errno))
     }
+}
+
+/// Bytes of a page of this machine.
+pub(crate) fn page_size() -> u64 {
+    rustix::param::page_size() as u64
 }
 
 /// The start of a page that is this process's own: zero at first, and zero again in a child that is forked. It
@@ -212,10 +234,11 @@ fn advised_page(flags: MapFlags) -> Option<NonNull<u8>> {
 
 impl Drop for Segment {
     fn drop(&mut self) {
-        if self.in_parts.load(Ordering::Relaxed) {
+        if self.is_in_parts() {
             return;
         }
         // SAFETY: the mapping is ours (I1), and whoever holds a pointer into it holds the `Segment` too.
+        // A whole mapping, which nothing has to be split for, is not refused.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len as usize) };
     }
 }
@@ -257,11 +280,39 @@ mod tests {
         segment.copy_in(0, &vec![7; 1 << 20]).unwrap();
         let resident = || rustix::fs::fstat(&fd).unwrap().st_blocks * 512;
         assert_eq!(resident(), 1 << 20);
-        segment.punch(0, 1 << 19);
-        assert_eq!(resident(), 1 << 19);
+        segment.punch(0, 1 << 19).unwrap();
+        segment.punch((1 << 20) - page_size() - 1, page_size()).unwrap();
+        assert_eq!(resident(), 1 << 19, "only what lies wholly inside");
         let mut read = Vec::new();
         segment.copy_out(0, 1, &mut read).unwrap();
         assert_eq!(read, [0]);
+    }
+
+    #[test]
+    fn the_last_page_goes_with_the_end() {
+        let (segment, fd) = Segment::create("test", 5 * page_size() - 100).unwrap();
+        segment.copy_in(0, &vec![7; segment.len() as usize]).unwrap();
+        segment.punch(page_size(), segment.len() - page_size()).unwrap();
+        assert_eq!(rustix::fs::fstat(&fd).unwrap().st_blocks as u64 * 512, page_size());
+    }
+
+    #[test]
+    fn a_refusal_is_told() {
+        let (segment, fd) = Segment::create("test", 1 << 20).unwrap();
+        segment.copy_in(0, &vec![7; 1 << 20]).unwrap();
+        let locked = page_size() as usize;
+        // SAFETY: a page of the mapping; to lock it changes nothing in it.
+        unsafe { rustix::mm::mlock(segment.base().as_ptr().cast(), locked) }.unwrap();
+        assert!(matches!(segment.punch(0, 1 << 20), Err(Error::Os { .. })));
+        let resident = rustix::fs::fstat(&fd).unwrap().st_blocks as usize * 512;
+        assert!(resident >= locked, "{resident}");
+        // SAFETY: nobody uses the mapping, and a range that begins inside a page is not unmapped.
+        assert!(matches!(unsafe { segment.unmap(1..1 << 20) }, Err(Error::Os { .. })));
+        let mut read = Vec::new();
+        segment.copy_out(0, 1, &mut read).unwrap();
+        assert_eq!(read, [7]);
+        // SAFETY: nobody uses the mapping, which is whole.
+        unsafe { segment.unmap(0..1 << 20) }.unwrap();
     }
 
     #[test]

@@ -339,9 +339,15 @@ impl Parent {
         rustix::fs::fstat(&self.memfd).unwrap().st_blocks as u64 * 512
     }
 
-    /// Bytes of control structures, which always stay.
+    /// Bytes that the control structures keep, which always stay.
     fn control_bytes(&self) -> u64 {
-        self.engine.control().arena(0).start
+        use rustix::fs::{SeekFrom, seek};
+        let (mut kept, mut at, end) = (0, 0, self.engine.control().arena(0).start);
+        while let Some(data) = seek(&self.memfd, SeekFrom::Data(at)).ok().filter(|&data| data < end) {
+            at = seek(&self.memfd, SeekFrom::Hole(data)).unwrap().min(end);
+            kept += at - data;
+        }
+        kept
     }
 
     /// Within the budget: the shares, beside the control structures and the tasks' bytes.

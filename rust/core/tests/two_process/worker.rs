@@ -136,7 +136,13 @@ impl Worker {
                 Room::Oversize => {
                     let plan = Plan::new(&mut commit, leaves, chunks, true);
                     let own = commit.own_segment(plan.end + meta.encoded_len() as u64 + 16).unwrap();
-                    break (plan, Some(own));
+                    if own.is_some() {
+                        break (plan, own);
+                    }
+                    waits += 1;
+                    if self.port.rest_for_room().unwrap() == Rest::ParentEnded || self.port.is_done() {
+                        return false;
+                    }
                 }
             }
         };

@@ -9,6 +9,7 @@ use pyo3::types::{PyBytes, PyInt, PyList, PyTuple};
 use ringloader_core::delivery::Delivery;
 use ringloader_core::engine::{Engine as Core, Parked as CoreParked};
 use ringloader_core::message::{ResultKind, Task, TaskKind};
+use ringloader_core::shm::Control;
 use ringloader_core::sync::{Arc, AtomicBool, AtomicU64, Ordering};
 
 use super::decode::{Decoded, decode};
@@ -102,17 +103,17 @@ impl Engine {
     /// Calling it again does nothing.
     fn close(&self, py: Python<'_>) {
         let core = self.core.lock().unwrap_or_else(PoisonError::into_inner).take();
-        without_interpreter(py, || {
-            if let Some(core) = core {
-                core.close();
-            }
-        });
+        if let Some(core) = core {
+            without_interpreter(py, || core.close());
+            say_kept(py, core.control());
+        }
     }
 
     /// As `close`, but keeps up to `most` bytes of its memory for a later engine. None where it may not, or where the
     /// later one's batches would have to be copied out.
     fn park(&self, py: Python<'_>, most: u64) -> Option<Parked> {
         let core = self.core.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+        let control = core.control().clone();
         let parked = without_interpreter(py, || match Arc::try_unwrap(core) {
             // Dropped, it closes.
             Ok(core) => (!core.is_half_leased()).then(|| core.park(most)).flatten(),
@@ -122,6 +123,7 @@ impl Engine {
                 None
             }
         });
+        say_kept(py, &control);
         parked.map(|parked| Parked(Mutex::new(Some(parked))))
     }
 
@@ -169,6 +171,26 @@ impl Parked {
     #[getter]
     fn share(&self) -> PyResult<u64> {
         self.lock().as_ref().map(CoreParked::share).ok_or_else(resumed)
+    }
+}
+
+impl Drop for Parked {
+    fn drop(&mut self) {
+        let Some(parked) = self.lock().take() else { return };
+        let control = parked.control().clone();
+        drop(parked);
+        // Without an interpreter, or while it looks for garbage, nobody is told.
+        let _ = Python::try_attach(|py| say_kept(py, &control));
+    }
+}
+
+/// Logs why memory that nobody needs was not given back, if it was not.
+fn say_kept(py: Python<'_>, control: &Control) {
+    if let Some(refused) = control.take_refusal() {
+        // What is closed stays closed, even where the interpreter is on its way out and has no logger.
+        let _ = py
+            .import("ringloader._budget")
+            .and_then(|budget| budget.call_method1("say_kept", (refused.to_string(),)));
     }
 }
 

@@ -144,7 +144,10 @@ impl Port {
                 }
                 Room::Oversize => {
                     let whole = groups.place(meta, None) + len;
-                    own = Some(commit.own_segment(whole).map_err(exception)?);
+                    own = commit.own_segment(whole).map_err(exception)?;
+                    if own.is_none() && self.rest(py)? {
+                        return Ok(());
+                    }
                 }
             }
         };

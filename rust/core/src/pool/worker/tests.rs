@@ -5,7 +5,7 @@ use crate::Error;
 use crate::pool::{HeapWords, Ledger};
 
 const KIB: u64 = 1 << 10;
-const LIMITS: Limits = Limits { share: 1 << 20, window: 1 << 20 };
+const LIMITS: Limits = Limits { share: 1 << 20, window: 1 << 20, page: 4 << 10 };
 
 /// Pages that are only written down, and memory that can run out.
 #[derive(Default)]
@@ -13,12 +13,13 @@ struct Book {
     punched: Vec<(u32, Range<u64>)>,
     asked: Vec<u64>,
     exhausted: bool,
-    refuses_punch: bool,
+    /// Slots whose pages it does not take.
+    locked: Vec<u32>,
 }
 
 impl Pages for Book {
     fn punch(&mut self, slot: SlotId, bytes: Range<u64>) -> Result<()> {
-        if self.refuses_punch {
+        if self.locked.contains(&slot.get()) {
             return Err(Error::Corrupt("punch".into()));
         }
         self.punched.push((slot.get(), bytes));
@@ -153,19 +154,19 @@ fn shrinking_punches_the_free_slots_used_longest_ago() {
     let mut slots = WorkerSlots::new(words, LIMITS);
     let [a, b, c] = [256, 256, 512].map(|kib| fill(&mut slots, words, kib * KIB));
     let mut os = Book::default();
-    slots.shrink(words, u64::MAX, &mut os).unwrap();
+    slots.shrink(words, u64::MAX, &mut os);
     assert_eq!(os.punched, [], "all of them are in use");
 
     give_back(words, b);
     slots.sweep(words);
     give_back(words, a);
-    slots.shrink(words, 320 * KIB, &mut os).unwrap();
+    slots.shrink(words, 320 * KIB, &mut os);
     assert_eq!(os.punched, [(b.get(), 0..256 * KIB), (a.get(), 192 * KIB..256 * KIB)]);
     assert_eq!(slots.resident(), (192 + 512) * KIB);
     audit(&slots, words);
 
     os.punched.clear();
-    slots.shrink(words, 1 << 30, &mut os).unwrap();
+    slots.shrink(words, 1 << 30, &mut os);
     assert_eq!(os.punched, [(a.get(), 0..192 * KIB)]);
     assert_eq!(words.touched[c.index()].load(Ordering::Relaxed), 512 * KIB);
     audit(&slots, words);
@@ -188,13 +189,46 @@ fn a_refused_punch_leaves_the_bytes_counted() {
     let heap = HeapWords::new(64);
     let words = heap.words();
     let mut slots = WorkerSlots::new(words, LIMITS);
-    let [returned, _] = [(); 2].map(|()| fill(&mut slots, words, LIMITS.half()));
+    let [returned, other] = [(); 2].map(|()| fill(&mut slots, words, LIMITS.half()));
     let slot = slots.begin(words).unwrap();
     give_back(words, returned);
-    let mut os = Book { refuses_punch: true, ..Book::default() };
-    assert_eq!(slots.grow(words, slot, KIB, &mut os), Err(Error::Corrupt("punch".into())));
+    let mut os = Book { locked: vec![returned.get()], ..Book::default() };
+    assert_eq!(slots.grow(words, slot, KIB, &mut os), Ok(Growth::NoRoom));
+    slots.shrink(words, KIB, &mut os);
     assert_eq!(slots.resident(), LIMITS.share);
+    assert_eq!(os.asked, [], "nothing was to be taken");
     audit(&slots, words);
+
+    give_back(words, other);
+    assert_eq!(slots.grow(words, slot, KIB, &mut os), Ok(Growth::Ready));
+    assert_eq!(os.punched, [(other.get(), 508 * KIB..512 * KIB)], "room comes from another slot");
+    audit(&slots, words);
+}
+
+#[test]
+fn counted_are_whole_pages_of_the_machine() {
+    for page in [16 * KIB, 64 * KIB] {
+        let heap = HeapWords::new(64);
+        let words = heap.words();
+        let mut slots = WorkerSlots::new(words, Limits { page, ..LIMITS });
+        let mut os = Book::default();
+        let sizes = [1, 5, 17, 63, 65, 130, 200, 150];
+        let filled = sizes.map(|kib| {
+            let slot = slots.begin(words).unwrap();
+            let growth = slots.grow(words, slot, kib * KIB, &mut os).unwrap();
+            assert_eq!(growth, Growth::Ready, "{kib} KiB in pages of {page}");
+            slots.commit(slot);
+            slot
+        });
+        filled.into_iter().for_each(|slot| give_back(words, slot));
+        let slot = slots.begin(words).unwrap();
+        assert_eq!(slots.grow(words, slot, 500 * KIB, &mut os), Ok(Growth::Ready));
+        slots.shrink(words, 1, &mut os);
+        assert!(os.punched.len() > 1);
+        let punched = os.punched.iter().flat_map(|(_, bytes)| [bytes.start, bytes.end]);
+        let touched = words.touched.iter().map(|touched| touched.load(Ordering::Relaxed));
+        assert!(punched.chain(touched).chain(os.asked).all(|bytes| bytes.is_multiple_of(page)));
+    }
 }
 
 #[test]

@@ -1,0 +1,103 @@
+"""In a control group whose limit is reached: file cache makes room, as it does for torch's loader."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from faults import script
+from faults.proc import wait_until
+
+MEBI = 1 << 20
+LIMIT = 320 * MEBI
+CACHE = 290 * MEBI
+
+# Each hierarchy with the name of its limit and the key of its active cache. The root of what is mounted is
+# the container's own group, where there is one.
+HIERARCHIES = (
+    (Path("/sys/fs/cgroup"), "memory.max", "active_file"),
+    (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "total_active_file"),
+)
+
+
+@pytest.fixture
+def group() -> Iterator[tuple[Path, str]]:
+    """A control group with a limit, and the key of its active cache."""
+    for root, limit, key in HIERARCHIES:
+        made = root / f"ringloader-{os.getpid()}"
+        if not (root / "cgroup.procs").exists():
+            continue
+        try:
+            made.mkdir()
+        except OSError:
+            continue
+        try:
+            (made / limit).write_text(str(LIMIT))
+        except OSError:
+            made.rmdir()
+            continue
+        yield made, key
+        assert wait_until(lambda made=made: _removed(made), 10)
+        return
+    pytest.skip("no memory control group can be made here")
+
+
+def _removed(group: Path) -> bool:
+    with contextlib.suppress(OSError):
+        group.rmdir()
+    return not group.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.limit(180)
+def test_active_cache_makes_room(loader_name, group, tmp_path):
+    at, key = group
+    data = tmp_path / "data"
+    with data.open("wb") as file:
+        for _ in range(CACHE // MEBI):
+            file.write(os.urandom(MEBI))
+        file.flush()
+        os.fsync(file.fileno())
+        # Who reads it next is charged for it.
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    ended = script.start(
+        loader_name,
+        f"""
+        from pathlib import Path
+        Path({str(at / "cgroup.procs")!r}).write_text(str(os.getpid()))
+
+        def cached():
+            words = Path({str(at / "memory.stat")!r}).read_text().split()
+            return int(words[words.index({key!r}) + 1])
+
+        # Where 30 MB are free. Of 4 MB, where a share must be more than two; and of 40.
+        for elements in (500_000, 5_000_000):
+            for _ in range(4):
+                with open({str(data)!r}, "rb", buffering=0) as file:
+                    while file.read(1 << 20):
+                        pass
+            print("cached", cached())
+            loader = DataLoader(Numbers(8, elements), num_workers=2, batch_size=None, prefetch_factor=1)
+            iterator = iter(loader)
+            for index, batch in enumerate(iterator):
+                assert bool((batch == index).all())
+            if not DataLoader.__module__.startswith("torch."):
+                import ringloader
+                print("oversize", elements, ringloader.path(iterator).counters["oversize"])
+            del loader, iterator, batch
+        print("ended well")
+        """,
+        tmp_path,
+    )
+    out, err = ended.communicate()
+    cached = int(out.split()[1])
+    if cached < LIMIT // 2:
+        pytest.skip(f"only {cached} bytes of the file stay in the cache of {LIMIT}")
+    assert ended.returncode == 0, out + err
+    assert "ended well" in out
+    if loader_name != "torch":
+        assert "oversize 500000 0" in out, out
