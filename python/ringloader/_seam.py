@@ -6,6 +6,7 @@ tells it, and the loader is torch's.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import os
@@ -291,6 +292,22 @@ def replaced_control() -> str | None:
     return None
 
 
-def cuda_is_in_bad_fork() -> bool:
-    """Whether this process was forked from one that had initialised CUDA, and so cannot use it."""
-    return bool(torch.cuda._is_in_bad_fork())
+def device_in_bad_fork() -> str | None:
+    """A device that was initialised in the process from which this one was forked, and is unusable here.
+
+    Of those which do not tell this: one that was initialised at all.
+    """
+    get_name = getattr(torch._C, "_get_privateuse1_backend_name", None)
+    names: list[str] = [*_DEVICES, *([] if get_name is None else [get_name()])]
+    for name in dict.fromkeys(names):
+        device = getattr(torch, name, None)
+        ask = getattr(device, "_is_in_bad_fork", None) or getattr(device, "is_initialized", None)
+        # Where one's package is there without its other half.
+        with contextlib.suppress(AttributeError, NotImplementedError):
+            if ask is not None and ask():
+                return name
+    return None
+
+
+# `hpu` is put there by its own package; a device of a name of its own is the private one.
+_DEVICES = ("cuda", "xpu", "mps", "mtia", "hpu")

@@ -34,13 +34,24 @@ _ANSWERS_WITHIN = 30.0
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
 
+# Servers that are lost in a row, until no more are tried.
+_LOST_AT_MOST = 2
 
-class _LostError(Exception):
+
+class _NoWorkerError(Exception):
     """There is no worker from the server: it must be spawned."""
 
 
-class _RefusedError(_LostError):
-    """The same, and another server could do no better: this one stays."""
+class _LostError(_NoWorkerError):
+    """The server is lost: it ended or fell silent, and nobody had told it to. Another may do better."""
+
+
+class _UselessError(Exception):
+    """The server cannot be used, nor could another one."""
+
+
+class _RefusedError(_NoWorkerError):
+    """Another server could do no better: this one stays."""
 
 
 class _Server:
@@ -49,6 +60,8 @@ class _Server:
     def __init__(self) -> None:
         self.state = _inherited.state()
         self._ready = False
+        # How it ended, once that is known.
+        self._code: int | None = None
         self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             code = (
@@ -64,32 +77,45 @@ class _Server:
                 raise
 
     def is_running(self) -> bool:
-        try:
-            return os.waitpid(self._pid, os.WNOHANG)[0] == 0
-        except ChildProcessError:
-            return False
+        self._look(os.WNOHANG)
+        return self._code is None
 
-    def wait_until_ready(self) -> bool:
-        """Whether it can be used. Waits while it imports.
+    def _look(self, options: int) -> None:
+        if self._code is None:
+            try:
+                pid, status = os.waitpid(self._pid, options)
+            except ChildProcessError:
+                # `SIGCHLD` is ignored, or somebody waits for any child.
+                self._code = 0
+            else:
+                self._code = os.waitstatus_to_exitcode(status) if pid else None
+
+    def wait_until_ready(self) -> None:
+        """Waits while it imports.
 
         Raises:
             _LostError: If it was killed: another may come up.
+            _UselessError: If it cannot be used.
         """
+        if self._ready:
+            return
+        message = b""
+        self._channel.settimeout(_IMPORTS_WITHIN)
+        try:
+            with contextlib.suppress(ConnectionError):
+                message = self._channel.recv(_spawn_server.LONGEST)
+        except TimeoutError:
+            raise _UselessError(f"the server has not started within {_IMPORTS_WITHIN} seconds") from None
+        self._channel.settimeout(_ANSWERS_WITHIN)
+        self._ready = message == _spawn_server.READY
+        if not message:
+            self._look(0)
+            if (self._code or 0) < 0:
+                raise _LostError(f"it was killed by signal {-(self._code or 0)}")
+            raise _UselessError("the server cannot import torch, numpy and ringloader")
         if not self._ready:
-            message = b""
-            self._channel.settimeout(_IMPORTS_WITHIN)
-            try:
-                with contextlib.suppress(ConnectionError):
-                    message = self._channel.recv(len(_spawn_server.REFUSED))
-            except TimeoutError:
-                return False
-            self._channel.settimeout(_ANSWERS_WITHIN)
-            self._ready = message == _spawn_server.READY
-            if not message:
-                with contextlib.suppress(ChildProcessError):
-                    if os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1]) < 0:
-                        raise _LostError("the server was killed")
-        return self._ready
+            missed = message.removeprefix(_spawn_server.REFUSED + b": ").decode(errors="replace")
+            raise _UselessError(f"what every interpreter imports starts {missed}, which a fork would miss")
 
     def fork(self, fds: list[int]) -> int:
         """A new child of this process, that waits for what it shall run.
@@ -107,7 +133,7 @@ class _Server:
             if pid > 0:
                 self._drop(pid)
             if isinstance(error, OSError):
-                raise _LostError(f"the server has ended: {error}") from error
+                raise _LostError(f"it was asked for a worker, and then: {error}") from error
             raise
         if pid < 0:
             raise _RefusedError(os.strerror(-pid))
@@ -185,6 +211,8 @@ class _Servers:
         self._holder: int | None = None
         self._server: _Server | None = None
         self._users: dict[int, weakref.finalize[Any, Any]] = {}
+        # Since the last worker that came from one.
+        self._lost = 0
         # One that did not come to work at all is not tried again.
         self._useless = False
 
@@ -236,13 +264,36 @@ class _Servers:
             return None
         try:
             state = _inherited.state()
-            if self._server is not None and not (self._server.state == state and self._server.is_running()):
+            server = self._server
+            if server is not None and not server.is_running():
+                # While it was idle; if while it started, it may have said why.
+                if self._check(server):
+                    self._note_lost("it has ended")
+            elif server is not None and server.state != state:
                 self._end()
-            if self._server is None:
+            if self._server is None and not self._useless:
                 self._server = _Server()
         except OSError as error:
             self._give_up(str(error))
         return self._server
+
+    def _check(self, server: _Server) -> bool:
+        """Waits until the server can be used. False: it cannot, and is not there any more."""
+        try:
+            server.wait_until_ready()
+        except _UselessError as error:
+            self._give_up(str(error))
+        except _LostError as error:
+            self._note_lost(str(error))
+        else:
+            return True
+        return False
+
+    def _note_lost(self, why: str) -> None:
+        self._end()
+        self._lost += 1
+        if self._lost >= _LOST_AT_MOST:
+            self._give_up(f"{self._lost} servers in a row were lost, the last one thus: {why}")
 
     def _give_up(self, why: str) -> None:
         _logger.info("workers are spawned one by one: %s", why)
@@ -255,23 +306,22 @@ class _Servers:
             server.end()
 
     def fork(self, fds: list[int]) -> int:
-        """A new child of this process from the server, or `_LostError`."""
+        """A new child of this process from the server, or `_NoWorkerError`."""
         with self._held():
-            for _ in range(2):
-                server = self._current()
-                if server is None:
-                    break
+            while (server := self._current()) is not None:
                 try:
-                    if server.wait_until_ready():
-                        return server.fork(fds)
-                    self._give_up("the server cannot be used")
+                    if self._check(server):
+                        worker = server.fork(fds)
+                        self._lost = 0
+                        return worker
                 except _RefusedError:
                     raise
-                except BaseException as error:
+                except _LostError as error:
+                    self._note_lost(str(error))
+                except BaseException:
                     self._end()
-                    if not isinstance(error, _LostError):
-                        raise
-            raise _LostError
+                    raise
+            raise _NoWorkerError
 
     def forget(self) -> None:
         """In a forked child."""
@@ -382,7 +432,7 @@ def by_server(process_obj: Any) -> Any:
             del process_obj._Popen
             try:
                 return _Popen(process_obj)
-            except _LostError:
+            except _NoWorkerError:
                 return process_obj._Popen(process_obj)
 
         process_obj._Popen = popen

@@ -1,7 +1,7 @@
 """The server from which spawned workers are forked: a fresh interpreter that has imported torch, and no more.
 
-No module of the user's, no thread, no CUDA. A worker becomes a child of the main process, so for both of them
-it is as if it had been spawned: parent, exit code, signals.
+No module of the user's, no thread, no device. A worker becomes a child of the main process, so for both
+of them it is as if it had been spawned: parent, exit code, signals.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ import signal
 import socket
 import struct
 import sys
-import threading
+import time
 import warnings
 from multiprocessing import process, resource_tracker, spawn
+from pathlib import Path
 from typing import Any
 
 FORK, MORE_FDS = b"f", b"m"
@@ -31,6 +32,10 @@ MOST_FDS = 250
 # process, the pipe that ends with it, the resource tracker.
 _OWN_FDS = 6
 _ANSWER = struct.Struct("q")
+# Bytes of the longest message of the server.
+LONGEST = 200
+# Seconds. A thread that was joined is gone from /proc a moment later.
+_THREADS_END_WITHIN = 0.5
 
 
 class SentFd:
@@ -64,9 +69,9 @@ def main(channel_fd: int, parent: int) -> None:
         if not _import_quietly():
             # The worker that is spawned instead says why.
             return
-        if threading.active_count() > 1 or not can_use_cuda_after_fork():
-            # A worker would miss the thread, or could not use the device.
-            channel.send(REFUSED)
+        missed = missed_after_fork()
+        if missed is not None:
+            channel.send(b": ".join((REFUSED, missed.encode()))[:LONGEST])
             return
         # The main process's directory may be removed; a worker goes to it by itself.
         os.chdir("/")
@@ -97,25 +102,55 @@ def _import_quietly() -> bool:
     return True
 
 
-def can_use_cuda_after_fork() -> bool:
-    """Whether nothing has initialised CUDA yet. Asked of a child: only there does torch know."""
+def missed_after_fork() -> str | None:
+    """What a process that is forked from this one could not use, or None. It is tried.
+
+    A device that was initialised is known only to the child. A thread that this process still has after the
+    fork is one that the child has not: the threads of numpy's pool end before each fork, by a handler of the
+    pool's own, and come back when they are needed.
+    """
     from ringloader import _seam
 
     told, tell = os.pipe()
-    child = os.fork()
+    child = _fork()
     if child == 0:
         try:
-            if not _seam.cuda_is_in_bad_fork():
-                os.write(tell, b"y")
+            device = _seam.device_in_bad_fork()
+            os.write(tell, b"-" if device is None else b"the device " + device.encode())
         finally:
             os._exit(0)
     os.close(tell)
-    can = bool(os.read(told, 1))
+    device = os.read(told, LONGEST).decode()
     os.close(told)
     # There is nothing to wait for where `SIGCHLD` is ignored.
     with contextlib.suppress(ChildProcessError):
         os.waitpid(child, 0)
-    return can
+    if device != "-":
+        return device or "a device"
+    others = _other_threads()
+    return f"threads ({', '.join(others)})" if others else None
+
+
+def _other_threads() -> list[str]:
+    """The names of all threads but this one, native ones too, that do not end at once."""
+    until = time.monotonic() + _THREADS_END_WITHIN
+    while True:
+        others = []
+        for task in Path("/proc/self/task").iterdir():
+            # It may have ended meanwhile.
+            with contextlib.suppress(OSError):
+                if int(task.name) != os.getpid():
+                    others.append((task / "comm").read_text().strip())
+        if not others or time.monotonic() > until:
+            return others
+        time.sleep(0.001)
+
+
+def _fork() -> int:
+    with warnings.catch_warnings():
+        # Of threads: see `missed_after_fork`.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
 
 
 def _serve(channel: socket.socket, parent: int) -> list[int] | None:
@@ -143,10 +178,13 @@ def _next_request(channel: socket.socket, parent_ended: int) -> list[int] | None
     """The descriptors for a worker; None if the main process wants no more, or is gone."""
     fds: list[int] = []
     missing = False
+    # `select` takes no descriptor above 1,023, and the channel's is as high as it was in the main process.
+    waiting = select.poll()
+    for fd in (channel.fileno(), parent_ended):
+        waiting.register(fd, select.POLLIN)
     while True:
         # Forked children of the main process hold its end of the channel too.
-        ready, _, _ = select.select([channel.fileno(), parent_ended], [], [])
-        if parent_ended in ready:
+        if parent_ended in dict(waiting.poll()):
             return None
         message, more, flags, _ = socket.recv_fds(channel, 1, MOST_FDS)
         if not message:
@@ -169,29 +207,26 @@ def _fork_for_parent(channel: socket.socket) -> bool:
     The process between ends at once, and its child goes to the main process, which has said that it takes
     such children (`PR_SET_CHILD_SUBREAPER`).
     """
-    with warnings.catch_warnings():
-        # Of threads: the ones there are end before the fork (numpy's pool), by a handler of their own.
-        warnings.simplefilter("ignore", DeprecationWarning)
+    try:
+        between = _fork()
+    except OSError as error:
+        _refuse(channel, error.errno)
+        return False
+    if between:
+        # There is nothing to wait for where `SIGCHLD` is ignored, once it has ended.
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(between, 0)
+        channel.send(REAPED)
+        return False
+    try:
+        worker = _fork()
+    except OSError as error:
+        worker = -(error.errno or errno.EAGAIN)
+    if worker:
         try:
-            between = os.fork()
-        except OSError as error:
-            _refuse(channel, error.errno)
-            return False
-        if between:
-            # There is nothing to wait for where `SIGCHLD` is ignored, once it has ended.
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(between, 0)
-            channel.send(REAPED)
-            return False
-        try:
-            worker = os.fork()
-        except OSError as error:
-            worker = -(error.errno or errno.EAGAIN)
-        if worker:
-            try:
-                channel.send(_ANSWER.pack(worker))
-            finally:
-                os._exit(0)
+            channel.send(_ANSWER.pack(worker))
+        finally:
+            os._exit(0)
     return True
 
 

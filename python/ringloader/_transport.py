@@ -21,6 +21,31 @@ if _native.SUPPORTED:
     atexit.register(_native.note_exit)
 
 
+class FailedArrival(_seam.ExceptionWrapper):  # type: ignore[misc]
+    """Stands for a batch that was made and cannot be had here. torch raises it in the batch's turn.
+
+    Args:
+        error: What was raised while it arrived.
+        was_raised: Whether the caller has had that error already.
+    """
+
+    def __init__(self, error: BaseException, was_raised: bool) -> None:
+        super().__init__((type(error), error, error.__traceback__), "while a batch arrived")
+        self._error: BaseException | None = error
+        if was_raised:
+            name = type(error).__name__
+            self._error = RuntimeError(f"a batch was lost when {name} interrupted its arrival")
+
+    def reraise(self) -> None:
+        """Raises the error as it was, and keeps nothing of it: in a cycle with it would hang the iterator."""
+        error, self._error = self._error, None
+        try:
+            assert error is not None
+            raise error
+        finally:
+            del error
+
+
 class TaskQueue:
     """The parent's end of one worker's task ring, as torch's iterator uses a queue."""
 
@@ -63,7 +88,13 @@ class ResultQueue:
         while True:
             if self._local:
                 return self._local.popleft()
-            found = self._transport.engine.next(timeout if block else 0.0)
+            try:
+                found = self._transport.engine.next(timeout if block else 0.0)
+            except BaseException:
+                interrupted = self._transport.engine.take_interrupted()
+                if interrupted is not None:
+                    self._local.append(interrupted)
+                raise
             if isinstance(found, tuple):
                 return found[0]
             if found is not None:

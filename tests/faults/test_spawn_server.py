@@ -115,6 +115,7 @@ def test_a_server_that_dies_when_it_is_asked(loader_class, monkeypatch):
     monkeypatch.setattr(_spawn._Server, "fork", dying)
     assert from_server(loader)
     # One that always does: the workers are spawned.
+    monkeypatch.setattr(_spawn, "_servers", _spawn._Servers())
     monkeypatch.setattr(
         _spawn._Server, "fork", lambda _server, _fds: (_ for _ in ()).throw(_spawn._LostError)
     )
@@ -250,28 +251,70 @@ def test_the_default_context(tmp_path):
     assert (ended.code, ended.err, ended.out.split()) == (0, "", ["Process", "True", "4"])
 
 
-@pytest.mark.rings_only
-def test_a_thread_in_every_interpreter(tmp_path, monkeypatch):
-    """It would be missing in what is forked, so nothing is."""
-    (tmp_path / "sitecustomize.py").write_text(
+STARTS = {
+    "thread": (
         "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
-    )
+    ),
+    "native thread": (
+        "import ctypes\nlibc = ctypes.CDLL(None)\n"
+        "libc.pthread_create(ctypes.byref(ctypes.c_void_p()), None, libc.pause, None)\n"
+    ),
+    # A device that was initialised here, and says so in a forked child.
+    "device": (
+        "import os, torch, types\nhere = os.getpid()\n"
+        "ours = types.ModuleType('ours')\n"
+        "ours._is_in_bad_fork = lambda: os.getpid() != here\nours.manual_seed_all = lambda seed: None\n"
+        "torch._register_device_module('privateuseone', ours)\n"
+    ),
+}
+
+
+@pytest.mark.rings_only
+@pytest.mark.parametrize(
+    ("where", "starts"),
+    [
+        ("sitecustomize", "thread"),
+        ("sitecustomize", "native thread"),
+        ("backend", "native thread"),
+        ("backend", "device"),
+    ],
+)
+def test_what_every_interpreter_starts(tmp_path, monkeypatch, where, starts):
+    """It would be missing in what is forked, so nothing is."""
+    if where == "sitecustomize":
+        (tmp_path / "sitecustomize.py").write_text(STARTS[starts])
+    else:
+        body = "".join(f"    {line}\n" for line in STARTS[starts].splitlines())
+        (tmp_path / "our_backend.py").write_text(f"def load():\n{body}")
+        about = tmp_path / "our_backend-1.0.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text("Metadata-Version: 2.1\nName: our_backend\nVersion: 1.0\n")
+        (about / "entry_points.txt").write_text("[torch.backends]\nours = our_backend:load\n")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    # Without numpy's pool.
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")
     body = """
-        import threading
         from faults.proc import command_line
-        class Threads(Numbers):
+        class Started(Numbers):
             def __getitem__(self, index):
-                return threading.active_count()
+                bad = getattr(getattr(torch, "privateuseone", None), "_is_in_bad_fork", None)
+                # The other one is torch's queue's, with torch.
+                return len(os.listdir("/proc/self/task")) > 1 or bad is not None, bad and bad()
         if __name__ == "__main__":
-            loader = DataLoader(Threads(2), num_workers=1, batch_size=None, multiprocessing_context="spawn")
+            loader = DataLoader(
+                Started(2), num_workers=1, batch_size=None, collate_fn=tuple, multiprocessing_context="spawn"
+            )
             iterator = iter(loader)
             print("_spawn_server" in command_line(iterator._workers[0].pid), list(iterator))
     """
-    ended = run_script("ringloader", body, tmp_path)
-    # Python 3.15 warns of a main module that it has started itself.
-    said = [line for line in ended.err.splitlines() if "Module globals is missing" not in line]
-    assert (ended.code, said, ended.out) == (0, [], "False [2, 2]\n")
+    said = []
+    for name in ("torch", "ringloader"):
+        ended = run_script(name, body, tmp_path)
+        # Python 3.15 warns of a main module that it has started itself.
+        errors = [line for line in ended.err.splitlines() if "Module globals is missing" not in line]
+        assert (ended.code, errors) == (0, [])
+        said.append(ended.out)
+    assert said[0].startswith("False ") and said[1] == said[0]
 
 
 PARENT = """

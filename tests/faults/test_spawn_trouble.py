@@ -7,6 +7,9 @@ import multiprocessing
 import os
 import resource
 import signal
+import subprocess
+import sys
+import types
 from multiprocessing import connection
 from pathlib import Path
 
@@ -15,9 +18,9 @@ import torch
 
 from faults.data import Numbers
 from faults.proc import command_line, is_running, wait_until
-from faults.script import finish, run_script, start
+from faults.script import finish, run_script, source, start
 from faults.test_spawn_server import SERVER, from_server, servers, spawned
-from ringloader import _seam, _spawn, _spawn_server
+from ringloader import _spawn, _spawn_server
 
 pytestmark = [pytest.mark.limit(120), pytest.mark.rings_only]
 
@@ -206,9 +209,111 @@ def test_the_server_holds_nobodys_streams(loader_class):
     gc.collect()
 
 
-@pytest.mark.parametrize("bad", [False, True])
-def test_cuda_must_be_usable_in_a_worker(monkeypatch, bad):
+@pytest.mark.parametrize("name", ["cuda", "xpu", "mps", "mtia", "hpu", "privateuseone"])
+@pytest.mark.parametrize("tells", ["_is_in_bad_fork", "is_initialized"])
+def test_devices_must_be_usable_in_a_worker(monkeypatch, name, tells):
+    # This process has some.
+    monkeypatch.setattr(_spawn_server, "_other_threads", list)
     here = os.getpid()
-    monkeypatch.setattr(_seam, "cuda_is_in_bad_fork", lambda: bad and os.getpid() != here)
-    assert _spawn_server.can_use_cuda_after_fork() is not bad
+    if tells == "_is_in_bad_fork":
+        ask = {tells: lambda: os.getpid() != here, "is_initialized": lambda: False}
+    else:
+        ask = {tells: lambda: True}
+    assert _spawn_server.missed_after_fork() is None
+    monkeypatch.setattr(torch, name, types.SimpleNamespace(**ask), raising=False)
+    assert _spawn_server.missed_after_fork() == f"the device {name}"
     assert zombies() == []
+
+
+def test_a_device_that_cannot_say_whether_it_is_usable(monkeypatch):
+    def unavailable():
+        raise RuntimeError("no driver")
+
+    monkeypatch.setattr(torch, "hpu", types.SimpleNamespace(_is_in_bad_fork=unavailable), raising=False)
+    assert _spawn_server.missed_after_fork() == "a device"
+
+
+def test_threads_that_end_before_a_fork_are_not_missed():
+    """Those of numpy's pool; not those of torch's, which a product of its starts."""
+    body = """
+        import numpy
+        from ringloader import _spawn_server
+        numpy.ones((500, 500)) @ numpy.ones((500, 500))
+        threads = len(os.listdir("/proc/self/task"))
+        print(threads > 1 or os.cpu_count() == 1, _spawn_server.missed_after_fork())
+        torch.set_num_threads(3)
+        torch.ones(1000, 1000) @ torch.ones(1000, 1000)
+        others = _spawn_server.missed_after_fork()
+        print(others is not None and others.startswith("threads (python, python"))
+    """
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "2", "MKL_THREADING_LAYER": "GNU"}
+    program = [sys.executable, "-W", "error", "-c", source("ringloader", body)]
+    path = [str(Path(__file__).parent.parent), environment.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, path))
+    said = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=50, check=False)
+    assert (said.stderr, said.stdout) == ("", "True None\nTrue\n")
+
+
+def test_a_server_that_is_killed_each_time(loader_class, monkeypatch, tmp_path, caplog):
+    """Two in a row, and no third: not for another loader either."""
+    caplog.set_level("INFO", "ringloader")
+    tries = tmp_path / "tries"
+    wrapper = tmp_path / "python"
+    kill = f"echo >> {tries}; kill -9 $$"
+    wrapper.write_text(
+        f'#!/bin/sh\ncase "$*" in *{SERVER}*) {kill};; esac\nexec {sys.executable} "$@"\n',
+    )
+    wrapper.chmod(0o755)
+    executable = multiprocessing.spawn.get_executable()
+    monkeypatch.setattr(_spawn, "_servers", _spawn._Servers())
+    multiprocessing.set_executable(str(wrapper))
+    try:
+        assert not from_server(spawned(loader_class))
+        assert not from_server(spawned(loader_class))
+    finally:
+        multiprocessing.set_executable(executable)
+    assert tries.read_text() == "\n\n"
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "2 servers in a row were lost" in said
+
+
+def test_servers_that_are_lost_now_and_then(loader_class, monkeypatch):
+    """A worker that came from one in between starts the count again."""
+    monkeypatch.setattr(_spawn, "_servers", _spawn._Servers())
+    loader = spawned(loader_class)
+    seen = set()
+    for _ in range(3):
+        assert from_server(loader)
+        seen |= servers()
+        # While it is idle, and when it is asked.
+        os.kill(*servers(), signal.SIGSTOP if len(seen) == 2 else signal.SIGKILL)
+        monkeypatch.setattr(_spawn, "_ANSWERS_WITHIN", 1.0)
+    assert from_server(loader)
+    assert len(seen) == 3
+
+
+@pytest.mark.parametrize("loader_name", ["torch", "ringloader"])
+def test_many_descriptors(tmp_path, loader_name):
+    """Those of the server and of the workers are above 1,023, which `select` does not take."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most < 4096:
+        pytest.skip("no more descriptors are allowed")
+    body = f"""
+        import resource
+        from faults.proc import command_line
+        if __name__ == "__main__":
+            resource.setrlimit(resource.RLIMIT_NOFILE, (4096, {most}))
+            kept = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+            loader = DataLoader(Numbers(4), num_workers=2, multiprocessing_context="spawn")
+            tell, pids = {loader_name == "ringloader"}, set()
+            for _ in range(2):
+                iterator = iter(loader)
+                if tell:
+                    from ringloader import _spawn
+                    pids.add(_spawn._servers._server and _spawn._servers._server._pid)
+                    assert all("{SERVER}" in command_line(worker.pid) for worker in iterator._workers)
+                print([int(batch[0, 0]) for batch in iterator])
+            assert not tell or (len(pids) == 1 and None not in pids), pids
+    """
+    ended = run_script(loader_name, body, tmp_path)
+    assert (ended.code, ended.err, ended.out) == (0, "", "[0, 1, 2, 3]\n" * 2)

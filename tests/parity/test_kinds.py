@@ -197,14 +197,13 @@ def test_batch_that_fails_to_unpickle(loader_class):
 
 @pytest.mark.rings_only
 @pytest.mark.limit(15)
-def test_iteration_goes_on_after_a_batch_that_fails_to_unpickle(loader_class):
-    if harness.expected_path != "native":
-        pytest.skip("under torch's own control nobody knows that the batch is lost")
-
+@pytest.mark.parametrize("path", harness.PATHS)
+def test_iteration_goes_on_after_a_batch_that_fails_to_unpickle(loader_class, path):
     def build():
         return {"dataset": ArrivesBroken(), "batch_size": None, "num_workers": 1, "collate_fn": identity}
 
-    record = run(loader_class, Case(build))
+    with harness.taking(path):
+        record = run(loader_class, Case(build))
     kinds = [step.outcome[0] for step in record.steps if step.call == "next"]
     assert kinds == ["batch", "error", "batch", "stop", "stop"]
 

@@ -289,8 +289,9 @@ impl Engine {
     /// The next result of any worker that is there, without waiting; none after [`close`](Self::close).
     ///
     /// # Errors
-    /// [`Error::Corrupt`] when a worker wrote what none writes; [`Error::Os`] when the memory of an
-    /// oversize batch cannot be mapped; [`Error::Inherited`] in a forked child.
+    /// [`Error::Arrival`] when the memory of a result cannot be had: that result is gone, and those behind it
+    /// are still there. [`Error::Corrupt`] when a worker wrote what none writes, which stays there: every later
+    /// call says so again. [`Error::Inherited`] in a forked child.
     pub fn try_next(&self) -> Result<Option<Delivery>> {
         let mut state = self.lock_own()?;
         if state.looked.elapsed() >= LONGEST_SLEEP / 2 {
@@ -306,9 +307,12 @@ impl Engine {
             state.behind = state.lines.iter().any(|line| !line.pending.is_empty());
         }
         let Some(worker) = self.find(&mut state)? else { return Ok(None) };
-        let delivery = self.take(&mut state, worker)?;
-        state.ready.pass(worker);
-        Ok(delivery)
+        let taken = self.take(&mut state, worker);
+        // Else the next call finds what cannot be read again.
+        if matches!(taken, Ok(_) | Err(Error::Arrival { .. })) {
+            state.ready.pass(worker);
+        }
+        taken
     }
 
     /// A worker whose ring has a result, if there is one.
@@ -340,8 +344,15 @@ impl Engine {
         if !line.pending.is_empty() {
             self.flush(worker, line)?;
         }
-        let Some(words) = line.results.pop(self.control.worker(worker).results)? else { return Ok(None) };
-        self.open(worker, &words, std::mem::take(&mut state.table)).map(Some)
+        let ring = self.control.worker(worker).results;
+        let Some(words) = line.results.peek(ring)? else { return Ok(None) };
+        // INVARIANT: what cannot be read stays in the ring, so that nobody waits for what was in it.
+        let descriptor = self.descriptor(&words)?;
+        line.results.advance(ring);
+        self.open(worker, descriptor, std::mem::take(&mut state.table)).map(Some).map_err(|error| {
+            let task = (descriptor.kind == ResultKind::Batch).then_some(descriptor.seq);
+            Error::Arrival { task, error: Box::new(error) }
+        })
     }
 
     /// What the next result of `worker` answers and is, if [`try_next_of`](Self::try_next_of) would take one.
@@ -380,9 +391,8 @@ impl Engine {
     }
 
     /// Turns a descriptor into a delivery, whose table is copied to `meta`.
-    fn open(&self, worker: u32, words: &Words, mut meta: Vec<u8>) -> Result<Delivery> {
-        let ResultDescriptor { seq, kind, place, meta_offset, meta_len, used, generation } =
-            self.descriptor(words)?;
+    fn open(&self, worker: u32, descriptor: ResultDescriptor, mut meta: Vec<u8>) -> Result<Delivery> {
+        let ResultDescriptor { seq, kind, place, meta_offset, meta_len, used, generation } = descriptor;
         let backing = match place {
             Place::Slot(slot) => {
                 pause("drained-unheld");

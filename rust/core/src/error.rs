@@ -70,6 +70,15 @@ pub enum Error {
     )]
     EmptySource,
 
+    /// A result is out of its ring and cannot be had: its task will have no other. The rings go on.
+    #[error("{error}")]
+    Arrival {
+        /// The task whose data it was; none of a whole message of torch's protocol.
+        task: Option<u64>,
+        /// Why.
+        error: Box<Error>,
+    },
+
     /// The configuration of the transport is impossible.
     #[error("{0}")]
     Config(String),

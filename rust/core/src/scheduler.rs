@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use crate::delivery::Delivery;
 use crate::engine::Engine;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::message::{ResultKind, Task, TaskKind};
 use crate::plan::{Dispatch, Next, Order, ReorderBuffer};
 use crate::sync::planted::planted;
@@ -22,6 +22,9 @@ use crate::sync::planted::planted;
 /// told by it.
 pub const EPOCH_SHIFT: u32 = 40;
 const SEQ_MASK: u64 = (1 << EPOCH_SHIFT) - 1;
+/// Epochs are counted modulo this many. INVARIANT: no result is so late that its number comes again: all that an
+/// epoch left in a ring stands before the tasks of the next, and a ring holds fewer.
+const EPOCHS: u64 = 1 << (u64::BITS - EPOCH_SHIFT);
 
 /// How long a loss may go unsaid for results that lie behind another worker's.
 pub const PATIENCE: Duration = Duration::from_millis(50);
@@ -32,6 +35,7 @@ pub struct Scheduler<T> {
     dispatch: Dispatch,
     tasks: ReorderBuffer<T>,
     order: Order,
+    /// Modulo [`EPOCHS`].
     epoch: u64,
     /// Workers whose process has ended; never cleared, they do not come back.
     ended: Vec<u32>,
@@ -69,6 +73,13 @@ pub enum Poll<T> {
         /// It.
         delivery: Delivery,
     },
+    /// A result has come and cannot be had: [`Scheduler::accept`] what stands for it, so that nobody waits for it.
+    Failed {
+        /// Its task.
+        seq: u64,
+        /// Why.
+        error: Error,
+    },
     /// Nothing is there: wait for this worker, or for any.
     Wait {
         /// Whose result is next; `None` when any will do.
@@ -102,7 +113,14 @@ impl<T> Scheduler<T> {
         self.dispatch.reset();
         self.tasks.reset();
         self.behind = None;
-        self.epoch += 1;
+        self.epoch = (self.epoch + 1) % EPOCHS;
+    }
+
+    /// As if so many epochs had begun and ended before this one: for tests of what is counted.
+    #[must_use]
+    pub fn after_epochs(mut self, epochs: u64) -> Self {
+        self.epoch = epochs % EPOCHS;
+        self
     }
 
     /// Whether torch's limit forbids another task.
@@ -129,7 +147,7 @@ impl<T> Scheduler<T> {
     /// torch, what was taken before is still handed out, and the epoch is over.
     ///
     /// # Errors
-    /// As [`Engine::try_next`].
+    /// As [`Engine::try_next`], but for a result that cannot be had, which has [failed](Poll::Failed).
     pub fn poll(&mut self, engine: Option<&Engine>) -> Result<Poll<T>> {
         loop {
             let wanted = match self.tasks.next(|worker| engine.is_some() && self.dispatch.is_active(worker)) {
@@ -141,28 +159,35 @@ impl<T> Scheduler<T> {
             self.ended.extend(std::iter::from_fn(|| engine.take_ended()));
             // In order, results of other workers wait in their rings until it is their turn.
             let found = match wanted {
-                Some(worker) => engine.try_next_of(worker)?,
+                Some(worker) => engine.try_next_of(worker),
                 None => {
                     // Workers that are busy would put off the news for as long as they are.
                     if let Some(worker) = self.lost(engine)? {
                         return Ok(Poll::Lost { worker });
                     }
-                    engine.try_next()?
+                    engine.try_next()
                 }
             };
             let found = match found {
-                Some(delivery) => {
-                    self.behind = None;
-                    Some(delivery)
-                }
-                None => match self.missing(engine, wanted)? {
+                Ok(None) => match self.missing(engine, wanted)? {
                     Missing::Lost(worker) => return Ok(Poll::Lost { worker }),
                     Missing::Late(limit) => return Ok(Poll::Wait { worker: wanted, limit }),
-                    Missing::Behind(worker) => engine.try_next_of(worker)?,
+                    Missing::Behind(worker) => engine.try_next_of(worker),
                 },
+                found => {
+                    self.behind = None;
+                    found
+                }
             };
-            if let Some(delivery) = found.filter(|delivery| !self.is_stale(delivery.seq, delivery.kind)) {
-                return Ok(Poll::Arrived { seq: delivery.seq & SEQ_MASK, delivery });
+            match found {
+                Ok(Some(delivery)) if !self.is_stale(delivery.seq, delivery.kind) => {
+                    return Ok(Poll::Arrived { seq: delivery.seq & SEQ_MASK, delivery });
+                }
+                Err(Error::Arrival { task: Some(seq), error }) if !self.is_stale(seq, ResultKind::Batch) => {
+                    return Ok(Poll::Failed { seq: seq & SEQ_MASK, error: *error });
+                }
+                Ok(_) | Err(Error::Arrival { .. }) => {}
+                Err(error) => return Err(error),
             }
         }
     }
@@ -183,7 +208,10 @@ impl<T> Scheduler<T> {
         for worker in self.debtors() {
             let next = loop {
                 match engine.peek_of(worker)? {
-                    Some((seq, kind)) if self.is_stale(seq, kind) => drop(engine.try_next_of(worker)?),
+                    Some((seq, kind)) if self.is_stale(seq, kind) => match engine.try_next_of(worker) {
+                        Ok(_) | Err(Error::Arrival { .. }) => {}
+                        Err(error) => return Err(error),
+                    },
                     next => break next,
                 }
             };
@@ -211,8 +239,8 @@ impl<T> Scheduler<T> {
         Ok(if left.is_zero() { Missing::Behind(worker) } else { Missing::Late(left) })
     }
 
-    /// Takes a result that [`poll`](Self::poll) brought. Returns its worker and itself if it is its turn;
-    /// else it is kept until it is.
+    /// Takes a result that [`poll`](Self::poll) brought, or what stands for one that failed. Returns its worker
+    /// and itself if it is its turn; else it is kept until it is.
     ///
     /// # Errors
     /// [`Error::Corrupt`](crate::Error::Corrupt) when no such task is out.
@@ -221,8 +249,16 @@ impl<T> Scheduler<T> {
             let worker = self.tasks.take(seq)?;
             return Ok(Some((worker, data)));
         }
-        self.tasks.arrive(seq, data)?;
+        self.keep(seq, data)?;
         Ok(None)
+    }
+
+    /// As [`accept`](Self::accept), for a caller who can hand out nothing now: it is kept in any case.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`](crate::Error::Corrupt) when no such task is out.
+    pub fn keep(&mut self, seq: u64, data: T) -> Result<()> {
+        self.tasks.arrive(seq, data)
     }
 
     /// The answer to `seq` was that its worker has nothing more in this epoch. Returns the worker.
@@ -233,16 +269,6 @@ impl<T> Scheduler<T> {
         let worker = self.tasks.ended(seq)?;
         self.dispatch.retire(worker);
         Ok(worker)
-    }
-
-    /// The result of `seq` has come and cannot be read: nobody shall wait for it again.
-    ///
-    /// # Errors
-    /// [`Error::Corrupt`](crate::Error::Corrupt) when no such task is out.
-    pub fn discard(&mut self, seq: u64) -> Result<()> {
-        let worker = self.tasks.ended(seq)?;
-        self.dispatch.delivered(worker);
-        Ok(())
     }
 
     /// Expects nothing more of a worker that was [lost](Poll::Lost): said once, the epoch goes on without

@@ -6,6 +6,7 @@ use ringloader_core::engine::Engine;
 use ringloader_core::message::{ResultKind, TaskKind};
 use ringloader_core::plan::Order;
 use ringloader_core::port::{Port, Room};
+use ringloader_core::ring::Producer;
 use ringloader_core::scheduler::{Poll, Scheduler};
 
 const SHARE: u64 = 1 << 20;
@@ -78,6 +79,19 @@ impl Fleet {
         let at = commit.pointer(0, len).unwrap().as_ptr() as u64 - segment.base().as_ptr() as u64;
         segment.copy_in(at, block).unwrap();
         assert!(commit.finish(seq, ResultKind::Batch, 0..len, len, false).unwrap());
+    }
+
+    /// A worker answers with a batch that is said to lie in a segment of its own, which was never sent.
+    pub(crate) fn commit_unsent(&self, worker: u32, seq: u64) {
+        let mut commit = self.ports[worker as usize].begin_commit();
+        assert!(commit.finish(seq, ResultKind::Batch, 0..64, 64, true).unwrap());
+    }
+
+    /// The next descriptor of a worker is nonsense. Nothing comes of that worker after it.
+    pub(crate) fn commit_nonsense(&self, worker: u32) {
+        let ring = self.engine.control().worker(worker).results;
+        assert!(Producer::attach(ring).unwrap().push(ring, &[7; 8]).unwrap());
+        self.engine.control().ready().set(worker);
     }
 
     /// The number that a batch is.

@@ -173,6 +173,7 @@ impl Native {
                     assert!(self.work(worker), "worker {worker} has no task {seq}");
                     expected = Some((seq, answer));
                 }
+                Poll::Failed { seq, error } => panic!("task {seq}: {error}"),
                 Poll::Arrived { seq, delivery } => {
                     let process = &mut self.processes[delivery.worker as usize];
                     process.committed -= 1;

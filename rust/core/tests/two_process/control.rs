@@ -157,6 +157,7 @@ impl Controlled {
         let start = Instant::now();
         loop {
             match self.scheduler.poll(Some(&self.engine)).unwrap() {
+                Poll::Failed { seq, error } => panic!("task {seq}: {error}"),
                 Poll::End => {
                     let open = |line: &Line| !line.lost && !line.open.is_empty();
                     // As torch, which sends a task for each batch: with the lost ones' tasks go those after them.

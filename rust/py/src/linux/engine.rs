@@ -3,9 +3,10 @@
 use std::os::fd::AsRawFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use pyo3::exceptions::PyRuntimeError;
+use pyo3::exceptions::{PyException, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyInt, PyList, PyTuple};
+use ringloader_core::Error;
 use ringloader_core::delivery::Delivery;
 use ringloader_core::engine::{Engine as Core, Parked as CoreParked};
 use ringloader_core::message::{ResultKind, Task, TaskKind};
@@ -28,6 +29,8 @@ pub(crate) struct Engine {
     copied_out: AtomicU64,
     oversize_said: AtomicBool,
     recall: Recall,
+    /// The message that stands for a batch whose arrival was interrupted.
+    interrupted: Mutex<Option<Py<PyAny>>>,
 }
 
 #[pymethods]
@@ -66,8 +69,14 @@ impl Engine {
         let deadline = Deadline::after(timeout)?;
         let core = self.core()?;
         loop {
-            if let Some(delivery) = core.try_next().map_err(exception)? {
-                return self.message(py, delivery).map(Some);
+            match core.try_next() {
+                Ok(Some(delivery)) => return self.message(py, delivery).map(Some),
+                Ok(None) => {}
+                Err(Error::Arrival { task: Some(seq), error }) => {
+                    let failed = self.failed(py, seq as i64, exception(*error))?;
+                    return Ok(Some((failed,).into_pyobject(py)?.into_any()));
+                }
+                Err(error) => return Err(exception(error)),
             }
             if let Some(worker) = core.take_ended() {
                 return Ok(Some(worker.into_pyobject(py)?.into_any()));
@@ -75,6 +84,11 @@ impl Engine {
             let Some(left) = deadline.left().filter(|_| !core.take_wake()) else { return Ok(None) };
             wait(py, &core, None, left)?;
         }
+    }
+
+    /// After `next` has raised: the message that stands for a batch which was lost by that, for who waits for it.
+    fn take_interrupted(&self) -> Option<Py<PyAny>> {
+        self.interrupted.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// Ends the wait of whoever is in `next`.
@@ -211,6 +225,7 @@ impl Engine {
             copied_out: AtomicU64::new(0),
             oversize_said: AtomicBool::new(false),
             recall: Recall::default(),
+            interrupted: Mutex::new(None),
         }
     }
 
@@ -221,12 +236,25 @@ impl Engine {
 
     fn message<'py>(&self, py: Python<'py>, delivery: Delivery) -> PyResult<Bound<'py, PyAny>> {
         let (seq, kind) = (delivery.seq as i64, delivery.kind);
-        let object = self.unpack(py, delivery)?;
-        let message = match kind {
-            ResultKind::Batch => (seq, object).into_pyobject(py)?.into_any(),
-            ResultKind::Object => object,
+        let message = match (kind, self.unpack(py, delivery)) {
+            (ResultKind::Batch, Ok(object)) => (seq, object).into_pyobject(py)?.into_any(),
+            (ResultKind::Batch, Err(error)) => self.failed(py, seq, error)?,
+            (ResultKind::Object, object) => object?,
         };
         Ok((message,).into_pyobject(py)?.into_any())
+    }
+
+    /// The message that stands for a batch whose arrival has failed. torch raises it in its turn.
+    ///
+    /// # Errors
+    /// What ends a program, and what interrupts it: at once. The message is then for
+    /// [`take_interrupted`](Self::take_interrupted).
+    fn failed<'py>(&self, py: Python<'py>, seq: i64, error: PyErr) -> PyResult<Bound<'py, PyAny>> {
+        let (standing, interrupt) = stand_in(py, error)?;
+        let message = (seq, standing).into_pyobject(py)?.into_any();
+        let Some(interrupt) = interrupt else { return Ok(message) };
+        *self.interrupted.lock().unwrap_or_else(PoisonError::into_inner) = Some(message.unbind());
+        Err(interrupt)
     }
 
     /// The object that a delivery carries.
@@ -246,6 +274,15 @@ impl Engine {
         self.copied_out.fetch_add(copied_out.into(), Ordering::Relaxed);
         Ok(object)
     }
+}
+
+/// What stands for a batch whose arrival has failed: torch raises it in the batch's turn. And the error itself
+/// where it interrupts or ends the program, so that it must be raised at once.
+pub(crate) fn stand_in(py: Python<'_>, error: PyErr) -> PyResult<(Bound<'_, PyAny>, Option<PyErr>)> {
+    let interrupts = !error.is_instance_of::<PyException>(py);
+    let class = py.import("ringloader._transport")?.getattr("FailedArrival")?;
+    let standing = class.call1((error.value(py), interrupts))?;
+    Ok((standing, interrupts.then_some(error)))
 }
 
 /// Bytes of memory that the machine and the control group have left.

@@ -18,6 +18,7 @@ pub(crate) fn exception(error: Error) -> PyErr {
         Error::OutOfMemory { .. } | Error::Allocation { .. } => PyMemoryError::new_err(error.to_string()),
         Error::Config(_) | Error::TaskTooLarge { .. } => PyValueError::new_err(error.to_string()),
         Error::Inherited { .. } => PyAssertionError::new_err(error.to_string()),
+        Error::Arrival { error, .. } => exception(*error),
         _ => PyRuntimeError::new_err(error.to_string()),
     }
 }

@@ -12,7 +12,7 @@ use ringloader_core::plan::Order;
 use ringloader_core::process::{self, Process};
 use ringloader_core::scheduler::Poll;
 
-use super::engine::{Engine, encode_index_or_pickle};
+use super::engine::{Engine, encode_index_or_pickle, stand_in};
 use super::enter::{Deadline, detached, exception, exits_elsewhere, wait};
 use super::stream::Stream;
 use super::torch::Torch;
@@ -121,13 +121,20 @@ impl Scheduler {
                 Poll::Ready { worker, data } => {
                     return self.process(core, iterator, worker, data.into_bound(py));
                 }
+                Poll::Failed { seq, error } => {
+                    if let Some((worker, data)) = self.fail(py, core, seq, exception(error))? {
+                        return self.process(core, iterator, worker, data);
+                    }
+                    deadline = Deadline::after(self.timeout)?;
+                }
                 Poll::Arrived { seq, delivery } => {
                     let data = match self.engine.get().unpack(py, delivery) {
                         Ok(data) => data,
                         Err(error) => {
-                            core.discard(seq).map_err(exception)?;
-                            self.send_one(core, iterator)?;
-                            return Err(error);
+                            if let Some((worker, data)) = self.fail(py, core, seq, error)? {
+                                return self.process(core, iterator, worker, data);
+                            }
+                            continue;
                         }
                     };
                     if self.iterable && is_end(&data)? {
@@ -233,6 +240,30 @@ impl Scheduler {
             iterator.call_method0(intern!(py, "_shutdown_workers"))?;
         }
         Ok(PyStopIteration::new_err(()))
+    }
+
+    /// The result of `seq` has come and cannot be had: its error takes its place. As [`Core::accept`].
+    ///
+    /// # Errors
+    /// What ends a program, and what interrupts it: at once. The batch's turn says so again.
+    fn fail<'py>(
+        &self,
+        py: Python<'py>,
+        core: &mut Core,
+        seq: u64,
+        error: PyErr,
+    ) -> PyResult<Option<(u32, Bound<'py, PyAny>)>> {
+        let (standing, interrupt) = stand_in(py, error)?;
+        match interrupt {
+            None => {
+                let turn = core.accept(seq, standing.unbind()).map_err(exception)?;
+                Ok(turn.map(|(worker, data)| (worker, data.into_bound(py))))
+            }
+            Some(interrupt) => {
+                core.keep(seq, standing.unbind()).map_err(exception)?;
+                Err(interrupt)
+            }
+        }
     }
 
     /// MIRRORS torch dataloader.py::_process_data. What reading the index raises replaces the batch.
