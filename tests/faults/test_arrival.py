@@ -168,11 +168,11 @@ class Segment:
     def results(self):
         """Where the descriptors of batches lie, by task."""
         found = {}
-        begin, data = next(self._parts())
-        for at in range(0, len(data) - 63, 8):
-            words = struct.unpack_from("<8Q", data, at)
-            if words[1] == 1 and words[5] > 0 and words[7] == fold(words[:7]):
-                found[words[0]] = begin + at
+        for begin, data in self._parts():
+            for at in range(0, len(data) - 63, 8):
+                words = struct.unpack_from("<8Q", data, at)
+                if words[1] == 1 and words[5] > 0 and words[7] == fold(words[:7]):
+                    found[words[0]] = begin + at
         return found
 
 
