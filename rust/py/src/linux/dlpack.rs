@@ -417,13 +417,7 @@ fn build(py: Python<'_>, source: Source<'_>, dtype: Dtype, dims: &[Dim]) -> PyRe
         let manager = base.as_ptr().cast();
         header.write(Header {
             legacy: Legacy { tensor, manager, deleter: Some(delete_legacy) },
-            versioned: Versioned {
-                version: [1, 0],
-                manager,
-                deleter: Some(delete_versioned),
-                flags: 0,
-                tensor,
-            },
+            versioned: Versioned { version: [1, 0], manager, deleter: Some(delete_later), flags: 0, tensor },
             keeper,
             layout,
         });
@@ -464,16 +458,22 @@ unsafe extern "C" fn delete_versioned(tensor: *mut Versioned) {
     unsafe { drop_header((*tensor).manager.cast()) };
 }
 
+/// The deleter while torch is taking a tensor over. When it fails, it may have called the deleter or not.
+unsafe extern "C" fn delete_later(_tensor: *mut Versioned) {}
+
 fn import_versioned(py: Python<'_>, api: ExchangeApi, header: NonNull<Header>) -> PyResult<Bound<'_, PyAny>> {
     let mut object = std::ptr::null_mut();
-    // SAFETY: `to_object` is torch's, the interpreter is attached, the managed tensor is whole. On
-    // success torch owns it and gives us a new reference. On failure an error is set, and nothing says
-    // whether the deleter has run: what it keeps is lost then, rather than dropped twice.
+    // SAFETY: `to_object` is torch's, the interpreter is attached, the managed tensor is whole, and its deleter
+    // does nothing yet. On success torch owns it and gives us a new reference, and nobody else has the tensor:
+    // torch looks up the deleter when the storage dies, so from here on it is the one that drops the header. On
+    // failure an error is set and nothing of torch's is left that knows of the header.
     unsafe {
         let managed = &raw mut (*header.as_ptr()).versioned;
         if (api.to_object)(managed, &raw mut object) != 0 || object.is_null() {
+            drop_header(header.as_ptr());
             return Err(PyErr::take(py).unwrap_or_else(|| PyRuntimeError::new_err("torch took no tensor")));
         }
+        (*managed).deleter = Some(delete_versioned);
         Ok(Bound::from_owned_ptr(py, object.cast()))
     }
 }
