@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import enum
 import os
 import queue
@@ -16,6 +17,11 @@ from ringloader import _collation, _heap, _native, _seam
 
 # A worker that has waited as long for a task is idle. Not more than torch's loop allows.
 _IDLE_SECONDS = 0.1
+
+# A thread that waits or copies natively when the interpreter goes must not come back to it. In a spawned worker too,
+# whose dataset may have threads.
+if _native.SUPPORTED:
+    atexit.register(_native.note_exit)
 
 
 class Seat(enum.Enum):

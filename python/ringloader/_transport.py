@@ -7,7 +7,6 @@ iterator, and torch's worker loop, unchanged.
 
 from __future__ import annotations
 
-import atexit
 import collections
 import os
 import queue
@@ -16,10 +15,6 @@ from typing import Any
 import torch.multiprocessing
 
 from ringloader import _budget, _forkserver, _native, _once, _processes, _seam, _spawn, _warm
-
-# A thread that waits natively when the interpreter goes must not come back to it.
-if _native.SUPPORTED:
-    atexit.register(_native.note_exit)
 
 
 class TaskQueue:
