@@ -18,8 +18,8 @@ from ringloader import _collation, _heap, _native, _seam
 # A worker that has waited as long for a task is idle. Not more than torch's loop allows.
 _IDLE_SECONDS = 0.1
 
-# A thread that waits or copies natively when the interpreter goes must not come back to it. In a spawned worker too,
-# whose dataset may have threads.
+# A thread that waits or copies natively when the interpreter goes must not come back to it. Nor in a spawned
+# worker, whose dataset may have threads.
 if _native.SUPPORTED:
     atexit.register(_native.note_exit)
 

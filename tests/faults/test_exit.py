@@ -86,7 +86,8 @@ def test_exit_while_a_thread_copies(loader_name, tmp_path):
         import threading
         ready, go = threading.Event(), threading.Event()
         def walk():
-            loader = DataLoader(Numbers(6, 12 << 20), num_workers=1, batch_size=None, max_shared_bytes=512 << 20)
+            most = 512 << 20
+            loader = DataLoader(Numbers(6, 12 << 20), num_workers=1, batch_size=None, max_shared_bytes=most)
             iterator = os.kept = iter(loader)
             kept = [next(iterator) for _ in range(2)]
             while iterator._transport.engine.committed() == 0:

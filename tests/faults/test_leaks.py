@@ -298,7 +298,7 @@ def test_memory_of_small_batches_is_given_back(loader_class, snapshot):
     snapshot.assert_nothing_left()
 
 
-# A table of torch's C functions whose `to_object` fails when told to, before or after it has called the deleter.
+# A table of torch's C functions whose `to_object` fails when told to, before it calls the deleter or after.
 FAILING_EXCHANGE = """
     import ctypes
     api = ctypes.pythonapi
