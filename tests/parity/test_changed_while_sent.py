@@ -1,4 +1,4 @@
-"""What user code does to a batch's memory while the batch is being sent: the bytes are those that torch sends."""
+"""What user code does to a batch's memory while the batch is sent: what arrives is what torch sends."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_reductions_that_change_a_tensor(loader_class, where, size):
 @pytest.mark.rings_only
 @pytest.mark.parametrize("size", [10, 400_000])
 def test_reductions_that_resize_a_storage(loader_class, size):
-    """Torch's worker ends with a segmentation fault where it grows; where it shrinks, the old bytes are gone here."""
+    """Torch's worker crashes where it grows; where it shrinks, the old bytes are gone here."""
     found = content(loader_class, Acted(size, RESIZING, "earlier"))
     assert "was resized, or got other memory, while the batch" in found.pop("storage to none")
     elements = torch.arange(size, dtype=torch.int32)
@@ -123,7 +123,7 @@ ON_ARRAYS = {
 @pytest.mark.rings_only
 @pytest.mark.parametrize("size", [10, 400_000])
 def test_reductions_that_resize_an_array(loader_class, size):
-    """Torch has copied an earlier one by then: here it is an error of that batch, unless its memory stayed."""
+    """Torch has copied an earlier one by then: here that batch is an error, unless the memory stayed."""
     dataset = Acted(size, ON_ARRAYS, "later", as_array=True)
     assert content(loader_class, dataset) == content(DataLoader, dataset)
     found = content(loader_class, Acted(size, ON_ARRAYS, "earlier", as_array=True))
