@@ -8,6 +8,7 @@ __all__ = [
     "Collate",
     "Convert",
     "Engine",
+    "Kept",
     "Leaves",
     "Parked",
     "Port",
@@ -86,6 +87,11 @@ class Collate:
 class Convert:
     def __new__(cls, function: object, parts: Sequence[tuple[dict[str, Any], str, object]]) -> Convert: ...
     def __call__(self, data: object) -> Any: ...
+
+@final
+class Kept:
+    def __new__(cls) -> Kept: ...
+    def hang_on(self, storage: UntypedStorage) -> None: ...
 
 @final
 class Leaves:

@@ -82,6 +82,10 @@ _COLLATE_FN_MAP: dict[Any, str] = {
 _MODES = ("_len_torch_function_stack", "_len_torch_dispatch_stack")
 MODES = [getattr(torch._C, name) for name in _MODES if hasattr(torch._C, name)]
 
+# By which torch moves a storage to shared memory, whoever asks it to. Not needed: a torch that does not have one
+# does not move storages by it.
+_SHARING = ("_share_fd_cpu_", "_share_filename_cpu_")
+
 # Called, overridden or replaced where they stand.
 for _owner, _names in (
     (Loader, ("_get_iterator",)),
@@ -207,6 +211,14 @@ def replace_new_shared(make: Callable[[Any], Any]) -> None:
     """Puts ``make(torch's own)`` in place of what allocates shared memory in a worker."""
     torchs_own = torch.UntypedStorage._new_shared.__func__  # type: ignore[attr-defined]
     torch.UntypedStorage._new_shared = classmethod(make(torchs_own))  # type: ignore[method-assign,assignment]
+
+
+def replace_sharing(make: Callable[[Any], Any]) -> None:
+    """Puts ``make(torch's own)`` in place of what moves a storage to shared memory."""
+    for name in _SHARING:
+        torchs_own = getattr(torch.UntypedStorage, name, None)
+        if torchs_own is not None:
+            setattr(torch.UntypedStorage, name, make(torchs_own))
 
 
 def get_iterator(torchs_own: Any, loader: Any, make: Callable[[Any], Any]) -> Any:

@@ -7,7 +7,6 @@ iterator, and torch's worker loop, unchanged.
 
 from __future__ import annotations
 
-import atexit
 import collections
 import queue
 from typing import Any
@@ -15,10 +14,6 @@ from typing import Any
 import torch.multiprocessing
 
 from ringloader import _budget, _forks, _forkserver, _native, _once, _processes, _seam, _spawn, _warm
-
-# A thread that waits natively when the interpreter goes must not come back to it.
-if _native.SUPPORTED:
-    atexit.register(_native.note_exit)
 
 
 class FailedArrival(_seam.ExceptionWrapper):  # type: ignore[misc]

@@ -79,6 +79,32 @@ def test_exit_while_a_thread_iterates(loader_name, tmp_path):
     assert ended.code == 0
 
 
+@pytest.mark.rings_only
+def test_exit_while_a_thread_copies(loader_name, tmp_path):
+    """A thread that comes back to an interpreter that ends is ended in the middle of native code."""
+    body = """
+        import threading
+        ready, go = threading.Event(), threading.Event()
+        def walk():
+            most = 512 << 20
+            loader = DataLoader(Numbers(6, 12 << 20), num_workers=1, batch_size=None, max_shared_bytes=most)
+            iterator = os.kept = iter(loader)
+            kept = [next(iterator) for _ in range(2)]
+            while iterator._transport.engine.committed() == 0:
+                time.sleep(0.01)
+            ready.set()
+            go.wait()
+            # The user holds all that he may, so it is copied out.
+            next(iterator)
+        threading.Thread(target=walk, daemon=True).start()
+        ready.wait()
+        go.set()
+        time.sleep(0.01)
+    """
+    ended = run_script(loader_name, body, tmp_path)
+    assert (ended.code, ended.err) == (0, "")
+
+
 def test_uncaught_error_in_the_loop(loader_name, tmp_path):
     body = """
         for batch in DataLoader(Numbers(30), num_workers=2):

@@ -23,6 +23,7 @@ from faults.proc import (
     wait_until,
     wait_without_children,
 )
+from faults.script import run_script
 from parity.harness import assert_path
 
 MEBI = 1 << 20
@@ -295,3 +296,66 @@ def test_memory_of_small_batches_is_given_back(loader_class, snapshot):
     assert len(kept) == 200 and torch.is_tensor(kept[0])
     del kept
     snapshot.assert_nothing_left()
+
+
+# A table of torch's C functions whose `to_object` fails when told to, before it calls the deleter or after.
+FAILING_EXCHANGE = """
+    import ctypes
+    api = ctypes.pythonapi
+    api.PyCapsule_GetPointer.restype = ctypes.c_void_p
+    api.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+    api.PyCapsule_New.restype = ctypes.py_object
+    api.PyCapsule_New.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    NAME = b"dlpack_exchange_api"
+    capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    if capsule is None:
+        print("no table")
+        sys.exit()
+    ToObject = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+    Deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+    table = (ctypes.c_void_p * 8)()
+    ctypes.memmove(table, api.PyCapsule_GetPointer(capsule, NAME), ctypes.sizeof(table))
+    torchs = ToObject(table[4])
+    how = None
+    failed = 0
+    def to_object(managed, out):
+        global failed
+        if how is None:
+            return torchs(managed, out)
+        failed += 1
+        if how == "after the deleter":
+            # Behind the version, of two words, and the manager.
+            deleter = ctypes.c_void_p.from_address(managed + 16).value
+            Deleter(deleter)(managed)
+        return -1
+    ours = ToObject(to_object)
+    table[4] = ctypes.cast(ours, ctypes.c_void_p).value
+    torch.Tensor.__dlpack_c_exchange_api__ = api.PyCapsule_New(ctypes.addressof(table), NAME, None)
+"""
+
+
+@pytest.mark.rings_only
+@pytest.mark.parametrize("how", ["before the deleter", "after the deleter"])
+def test_torch_does_not_take_a_tensor(loader_name, tmp_path, how):
+    """Nothing says whether the deleter has run: the slot comes back, once."""
+    body = f"""
+    import ringloader
+    loader = DataLoader(Numbers(400), num_workers=1, batch_size=None, max_shared_bytes=1 << 20)
+    iterator = iter(loader)
+    assert int(next(iterator)[0]) == 0
+    how = {how!r}
+    for _ in range(200):
+        try:
+            next(iterator)
+        except RuntimeError as error:
+            assert "torch took no tensor" in str(error)
+    how = None
+    kept = [next(iterator) for _ in range(6)]
+    assert [int(batch[0]) for batch in kept] == list(range(201, 207))
+    print(failed, ringloader.path(iterator).counters["copied_out"])
+    """
+    ended = run_script(loader_name, FAILING_EXCHANGE + body, tmp_path)
+    assert (ended.code, ended.err) == (0, "")
+    if ended.out == "no table\n":
+        pytest.skip("this torch has no C functions for exchange")
+    assert ended.out == "200 0\n"

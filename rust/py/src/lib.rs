@@ -30,6 +30,7 @@ mod _native {
     use super::linux::{
         collate::Collate,
         convert::Convert,
+        dlpack::Kept,
         encode::Leaves,
         engine::{Engine, Parked, available_memory},
         enter::note_exit,

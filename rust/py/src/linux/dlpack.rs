@@ -5,16 +5,18 @@
 //! memory with is kept by its own keeper.
 //! INVARIANT D2: the deleter runs on any thread, with or without the interpreter, with an exception
 //! pending, at exit and in forked children: it takes no lock, calls no Python and does not panic.
+//! Where torch moves a storage while views of it may live, [`Kept`] has what the deleter would drop.
 //! INVARIANT D3: shape, strides and length given to torch were checked against the memory's length:
 //! they are those of a [`Leaf`], which only a parsed table has, one-dimensional, or checked here.
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::borrow::Cow;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ffi::{c_int, c_void};
 use std::mem::ManuallyDrop;
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::ptr::{NonNull, copy_nonoverlapping};
+use std::thread::{self, ThreadId};
 
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError};
 use pyo3::prelude::*;
@@ -24,7 +26,7 @@ use ringloader_core::batch::wire::{MAX_NDIM, check_tensor};
 use ringloader_core::batch::{Dtype, Leaf, LeafKind};
 use ringloader_core::delivery::{Backing, Delivery};
 use ringloader_core::port::Chunk;
-use ringloader_core::sync::Arc;
+use ringloader_core::sync::{Arc, AtomicU32, Ordering};
 
 use super::enter::{exception, without_interpreter};
 use super::torch::Torch;
@@ -417,13 +419,7 @@ fn build(py: Python<'_>, source: Source<'_>, dtype: Dtype, dims: &[Dim]) -> PyRe
         let manager = base.as_ptr().cast();
         header.write(Header {
             legacy: Legacy { tensor, manager, deleter: Some(delete_legacy) },
-            versioned: Versioned {
-                version: [1, 0],
-                manager,
-                deleter: Some(delete_versioned),
-                flags: 0,
-                tensor,
-            },
+            versioned: Versioned { version: [1, 0], manager, deleter: Some(delete_later), flags: 0, tensor },
             keeper,
             layout,
         });
@@ -441,6 +437,106 @@ pub(super) unsafe fn copy(py: Python<'_>, from: usize, to: usize, len: usize) {
     if len < DETACH { copy() } else { without_interpreter(py, copy) }
 }
 
+/// How many threads collect what their deleters would drop.
+static COLLECTING: AtomicU32 = AtomicU32::new(0);
+
+thread_local! {
+    /// On a thread that collects: the last of the headers that deleters were called for, each of which has the one
+    /// before in its `manager`. `None` on any other. Without a destructor, so that deleters find it at any time.
+    static COLLECTED: Cell<Option<*mut c_void>> = const { Cell::new(None) };
+}
+
+/// What keeps memory that torch has taken out of a storage, for as long as views of it may be left.
+///
+/// torch puts other memory behind a storage that it shares with another process. What was made of the storage before,
+/// arrays and DLPack capsules, still reads the old memory. All of it holds the storage, or a tensor over it, and torch
+/// keeps a storage's Python object for as long as the storage: there this is hung, as an attribute.
+#[pyclass(module = "ringloader._native")]
+pub(crate) struct Kept {
+    /// The last header of a chain.
+    last: *mut c_void,
+    /// While it collects: the thread, and what was collected there before.
+    collects: Option<(ThreadId, Option<*mut c_void>)>,
+    /// Another of these, which this one has replaced.
+    before: Option<Py<PyAny>>,
+}
+
+// SAFETY: the headers are its own, and may be dropped on any thread (D2).
+unsafe impl Send for Kept {}
+// SAFETY: as above; nothing is read of them before they are dropped.
+unsafe impl Sync for Kept {}
+
+#[pymethods]
+impl Kept {
+    /// From now on, what this thread's deleters are called for is collected and not dropped.
+    #[new]
+    fn new() -> Self {
+        COLLECTING.fetch_add(1, Ordering::Relaxed);
+        // Not empty where a finaliser has come here in the middle of another's.
+        let outer = COLLECTED.replace(Some(std::ptr::null_mut()));
+        Self { last: std::ptr::null_mut(), collects: Some((thread::current().id(), outer)), before: None }
+    }
+
+    /// Collects no more, and becomes an attribute of `storage` if there is anything to keep.
+    fn hang_on(slf: &Bound<'_, Self>, storage: &Bound<'_, PyAny>) -> PyResult<()> {
+        let name = intern!(slf.py(), "_ringloader_kept");
+        slf.borrow_mut().finish();
+        if slf.borrow().last.is_null() {
+            return Ok(());
+        }
+        slf.borrow_mut().before = storage.getattr(name).ok().map(Bound::unbind);
+        storage.setattr(name, slf).inspect_err(|_| {
+            // Lost, which is better than views of another batch.
+            slf.borrow_mut().last = std::ptr::null_mut();
+        })
+    }
+}
+
+impl Kept {
+    fn finish(&mut self) {
+        if let Some((thread, outer)) = self.collects
+            && thread == thread::current().id()
+        {
+            self.last = COLLECTED.replace(outer).unwrap_or(std::ptr::null_mut());
+            self.collects = None;
+            COLLECTING.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        self.finish();
+        let mut next = self.last;
+        while !next.is_null() {
+            let header = next.cast::<Header>();
+            // SAFETY: a header of which nobody but this chain knows, as `drop_or_collect` has left it.
+            unsafe {
+                next = (*header).versioned.manager;
+                drop_header(header);
+            }
+        }
+    }
+}
+
+/// The deleters' way to what they drop, on whatever thread.
+///
+/// # Safety
+/// As for [`drop_header`].
+unsafe fn drop_or_collect(header: *mut Header) {
+    if COLLECTING.load(Ordering::Relaxed) != 0
+        && let Some(last) = COLLECTED.get()
+    {
+        // SAFETY: the header is whole, and from here on the chain's alone; its tensor is gone, so nobody reads
+        // `manager` as what it was.
+        unsafe { (*header).versioned.manager = last };
+        COLLECTED.set(Some(header.cast()));
+        return;
+    }
+    // SAFETY: the caller's promise.
+    unsafe { drop_header(header) };
+}
+
 /// # Safety
 /// `header` was made by [`build`], and this is the only call for it.
 unsafe fn drop_header(header: *mut Header) {
@@ -456,24 +552,30 @@ unsafe fn drop_header(header: *mut Header) {
 
 unsafe extern "C" fn delete_legacy(tensor: *mut Legacy) {
     // SAFETY: torch calls the deleter of a tensor it was given once (D1); `manager` is its header.
-    unsafe { drop_header((*tensor).manager.cast()) };
+    unsafe { drop_or_collect((*tensor).manager.cast()) };
 }
 
 unsafe extern "C" fn delete_versioned(tensor: *mut Versioned) {
     // SAFETY: as in `delete_legacy`.
-    unsafe { drop_header((*tensor).manager.cast()) };
+    unsafe { drop_or_collect((*tensor).manager.cast()) };
 }
+
+/// The deleter while torch is taking a tensor over. When it fails, it may have called the deleter or not.
+unsafe extern "C" fn delete_later(_tensor: *mut Versioned) {}
 
 fn import_versioned(py: Python<'_>, api: ExchangeApi, header: NonNull<Header>) -> PyResult<Bound<'_, PyAny>> {
     let mut object = std::ptr::null_mut();
-    // SAFETY: `to_object` is torch's, the interpreter is attached, the managed tensor is whole. On
-    // success torch owns it and gives us a new reference. On failure an error is set, and nothing says
-    // whether the deleter has run: what it keeps is lost then, rather than dropped twice.
+    // SAFETY: `to_object` is torch's, the interpreter is attached, the managed tensor is whole, and its deleter
+    // does nothing yet. On success torch owns it and gives us a new reference, and nobody else has the tensor:
+    // torch looks up the deleter when the storage dies, so from here on it is the one that drops the header. On
+    // failure an error is set and nothing of torch's is left that knows of the header.
     unsafe {
         let managed = &raw mut (*header.as_ptr()).versioned;
         if (api.to_object)(managed, &raw mut object) != 0 || object.is_null() {
+            drop_header(header.as_ptr());
             return Err(PyErr::take(py).unwrap_or_else(|| PyRuntimeError::new_err("torch took no tensor")));
         }
+        (*managed).deleter = Some(delete_versioned);
         Ok(Bound::from_owned_ptr(py, object.cast()))
     }
 }

@@ -4,9 +4,15 @@
 //! tensors and arrays become leaves. Where anything else comes up, the whole batch is pickled
 //! instead, still with tensors, arrays and storages as leaves: one pickle keeps "the same object
 //! twice" over the whole batch, as torch's does.
+//!
+//! INVARIANT: no address outlives a moment in which foreign code may run: what pickling calls, finalisers and signal
+//! handlers, other threads once the interpreter is let go. Walking over plain tensors and exact containers runs none,
+//! and its addresses hold. Whatever else is done after the first address was taken sets [`Drafts::disturbed`], and
+//! then [`Encoded::holds_still`] looks at every leaf again before a byte is copied.
 
 use std::sync::{Mutex, PoisonError};
 
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
@@ -15,7 +21,7 @@ use ringloader_core::batch::{ArrayFlags, Dtype, MetaWriter};
 
 use super::grouping::Groups;
 use super::identity::ByIdentity;
-use super::objects::describe;
+use super::objects::{describe, place_of_array};
 use super::torch::Torch;
 
 /// Trees that are deeper are pickled, which has a limit and an error of its own.
@@ -53,8 +59,19 @@ pub(crate) struct LeafDraft {
     pub(crate) len: u64,
     pub(crate) alignment: usize,
     pub(crate) kind: LeafKind,
-    /// Its object's place among those that are held.
-    held: usize,
+    /// Whose memory it is: a place among the objects that are held.
+    held: u32,
+    /// Its place among the anchors; [`NONE`] without one.
+    anchor: u32,
+}
+
+const NONE: u32 = u32::MAX;
+
+/// One of torch's storages, held, and where a leaf begins in it. The leaf's bytes are found by it even if its tensor
+/// has another storage since, or the storage has moved to shared memory.
+struct Anchor {
+    storage: Py<PyAny>,
+    offset: u64,
 }
 
 /// The leaves of one batch.
@@ -64,8 +81,27 @@ pub(crate) struct Drafts {
     /// INVARIANT: everything whose memory `leaves` names, and whose identity `known` does.
     pub(crate) held: Vec<Py<PyAny>>,
     dims: Vec<i64>,
+    anchors: Vec<Anchor>,
+    /// How many leaves were [secured](Self::secure).
+    secured: usize,
+    /// Whether foreign code may have run since an address was taken.
+    disturbed: bool,
+    /// Whether addresses were found to be others since [`forget_moves`](Self::forget_moves).
+    moved: bool,
+    /// A leaf that was found to be no plain one any more.
+    lost: Option<u32>,
     /// For the pickler only.
     known: ByIdentity<u32>,
+}
+
+/// What a second look at all leaves has found.
+enum Found {
+    /// All is where it was.
+    Same,
+    /// The same, but not where it was: the addresses are those of now.
+    Moved,
+    /// This leaf is not what it was.
+    Other(u32),
 }
 
 impl Drafts {
@@ -78,15 +114,133 @@ impl Drafts {
         &self.dims[dims.first + dims.ndim..dims.first + 2 * dims.ndim]
     }
 
-    /// Which of torch's storages a tensor or storage lies in.
-    pub(crate) fn storage(&self, py: Python<'_>, leaf: u32) -> PyResult<usize> {
-        let leaf = &self.leaves[leaf as usize];
-        let object = self.held[leaf.held].bind(py);
-        let storage = match leaf.kind {
-            LeafKind::Tensor { .. } => &object.call_method0(intern!(py, "untyped_storage"))?,
+    /// Notes that foreign code may have run.
+    pub(crate) fn disturb(&mut self) {
+        self.disturbed |= !self.leaves.is_empty();
+    }
+
+    /// To be called before use is made of the addresses: those that are found to be others from then on make
+    /// [`look`](Self::look) say so.
+    pub(crate) fn forget_moves(&mut self) {
+        self.moved = false;
+    }
+
+    /// Which of torch's storages a tensor or storage lies in. It is held, so that no other gets its number.
+    pub(crate) fn storage(&mut self, py: Python<'_>, leaf: u32) -> PyResult<Option<usize>> {
+        self.anchor(Torch::get(py)?, py, leaf)?;
+        let anchor = self.anchors.get(self.leaves[leaf as usize].anchor as usize);
+        anchor.map(|anchor| anchor.storage.bind(py).getattr(intern!(py, "_cdata"))?.extract()).transpose()
+    }
+
+    /// Holds the storage that a tensor lies in at this moment.
+    ///
+    /// # Errors
+    /// What torch raises when it is asked for a storage.
+    pub(crate) fn anchor(&mut self, torch: &Torch, py: Python<'_>, leaf: u32) -> PyResult<()> {
+        let LeafDraft { anchor, held, len, ref kind, .. } = self.leaves[leaf as usize];
+        if anchor != NONE || !kind.aliases() || len == 0 {
+            return Ok(());
+        }
+        self.disturbed = true;
+        let object = self.held[held as usize].clone_ref(py).into_bound(py);
+        let storage = match kind {
+            LeafKind::Tensor { .. } => object.call_method0(intern!(py, "untyped_storage"))?,
             _ => object,
         };
-        storage.getattr(intern!(py, "_cdata"))?.extract()
+        if !storage.get_type().is(&torch.untyped_storage) {
+            return Ok(());
+        }
+        // It is the storage of what the tensor is after the question, which may have run anything.
+        if !self.look_again(torch, py, leaf)? {
+            return Ok(());
+        }
+        let (start, len) = torch.place_of(&storage)?;
+        let draft = &mut self.leaves[leaf as usize];
+        if let Some(offset) = draft.address.checked_sub(start)
+            && draft.len <= len
+            && offset as u64 <= len - draft.len
+        {
+            draft.anchor = self.anchors.len() as u32;
+            self.anchors.push(Anchor { storage: storage.unbind(), offset: offset as u64 });
+        }
+        Ok(())
+    }
+
+    /// Holds the storages of all leaves so far, before the pickler calls anybody's code: as with torch, which moves a
+    /// storage to shared memory when it comes to it, the batch has what was there before.
+    fn secure(&mut self, torch: &Torch, py: Python<'_>) -> PyResult<()> {
+        while self.secured < self.leaves.len() {
+            self.anchor(torch, py, self.secured as u32)?;
+            self.secured += 1;
+        }
+        Ok(())
+    }
+
+    /// Describes a tensor without an anchor again: the leaf is what it is now. `false` if it is no plain one any more.
+    fn look_again(&mut self, torch: &Torch, py: Python<'_>, leaf: u32) -> PyResult<bool> {
+        let LeafDraft { address, len, held, ref kind, .. } = self.leaves[leaf as usize];
+        let &LeafKind::Tensor { dtype, dims } = kind else { return Ok(true) };
+        let object = self.held[held as usize].clone_ref(py).into_bound(py);
+        let before = self.dims.len();
+        let Some(found) = self.described(torch, &object)?.filter(LeafDraft::is_plain) else {
+            self.lost = Some(leaf);
+            return Ok(false);
+        };
+        let LeafKind::Tensor { dtype: now, dims: there } = found.kind else { return Ok(false) };
+        let is_same = (found.address, found.len, now) == (address, len, dtype)
+            && (self.shape(there), self.strides(there)) == (self.shape(dims), self.strides(dims));
+        if is_same {
+            self.dims.truncate(before);
+        } else {
+            self.leaves[leaf as usize] = LeafDraft { held, ..found };
+            self.moved = true;
+        }
+        Ok(true)
+    }
+
+    /// Looks at every leaf again, without foreign code from the first to the return: but where this torch has no C
+    /// functions, what makes the storages held runs before.
+    ///
+    /// # Errors
+    /// What torch raises when it is asked for a storage.
+    fn look(&mut self, torch: &Torch, py: Python<'_>) -> PyResult<Found> {
+        if torch.exchange.is_none() {
+            self.secured = 0;
+            self.secure(torch, py)?;
+        }
+        self.disturbed = false;
+        for number in 0..self.leaves.len() as u32 {
+            let LeafDraft { address, len, held, anchor, ref kind, .. } = self.leaves[number as usize];
+            match kind {
+                LeafKind::Bytes => {}
+                // It was without bytes when the batch was read, and stays so.
+                _ if len == 0 => {}
+                LeafKind::Array { .. } => {
+                    if place_of_array(self.held[held as usize].bind(py))? != Some((address, len)) {
+                        self.lost = Some(number);
+                    }
+                }
+                _ if anchor == NONE => {
+                    self.look_again(torch, py, number)?;
+                }
+                _ => {
+                    let Anchor { storage, offset } = &self.anchors[anchor as usize];
+                    let (start, whole) = torch.place_of(storage.bind(py))?;
+                    if offset + len > whole {
+                        self.lost = Some(number);
+                        continue;
+                    }
+                    let now = start + *offset as usize;
+                    self.leaves[number as usize].address = now;
+                    self.moved |= now != address;
+                }
+            }
+        }
+        Ok(match self.lost {
+            Some(leaf) => Found::Other(leaf),
+            None if self.moved => Found::Moved,
+            None => Found::Same,
+        })
     }
 
     /// Lets go of everything and keeps the memory.
@@ -94,6 +248,11 @@ impl Drafts {
         self.leaves.clear();
         self.held.clear();
         self.dims.clear();
+        self.anchors.clear();
+        self.secured = 0;
+        self.disturbed = false;
+        self.moved = false;
+        self.lost = None;
         self.known.clear();
     }
 
@@ -105,7 +264,8 @@ impl Drafts {
         } else if kind.is(&torch.ndarray) {
             self.array(torch, object)?
         } else if kind.is(&torch.untyped_storage) {
-            storage(object)?
+            self.disturbed = true;
+            storage(torch, object)?
         } else {
             return Ok(None);
         };
@@ -114,7 +274,8 @@ impl Drafts {
 
     fn push(&mut self, object: &Bound<'_, PyAny>, draft: LeafDraft) -> u32 {
         let number = self.leaves.len() as u32;
-        self.leaves.push(LeafDraft { held: self.held.len(), ..draft });
+        let held = if draft.held == NONE { self.held.len() as u32 } else { draft.held };
+        self.leaves.push(LeafDraft { held, ..draft });
         self.held.push(object.clone().unbind());
         number
     }
@@ -124,30 +285,35 @@ impl Drafts {
         if torch.is_more(tensor)? {
             return Ok(None);
         }
-        let draft = match torch.exchange {
-            Some(api) => describe(torch, api, tensor, &mut self.dims)
-                .map(|found| self.draft(found.address, found.dtype, found.ndim)),
-            None => self.by_attributes(torch, tensor)?,
-        };
-        let Some(draft) = draft else { return Ok(None) };
+        let Some(draft) = self.described(torch, tensor)? else { return Ok(None) };
         if let LeafKind::Tensor { dtype, dims } = draft.kind
             && (dtype.is_complex() || !self.has_neighbours(dims))
-            && torch.is_lazy(tensor, dtype)?
+            && self.is_lazy(torch, tensor, dtype)?
         {
             // The values of such a view are not the bytes it lies over.
+            self.disturbed = true;
             let resolved = tensor.call_method0(intern!(py, "resolve_conj"))?;
             let resolved = resolved.call_method0(intern!(py, "resolve_neg"))?;
             // A mode of torch's has the last word on what a method returns: nothing plain, or the same again.
             if !resolved.get_type().is(&torch.tensor) || torch.is_lazy(&resolved, dtype)? {
                 return Ok(None);
             }
+            let held = self.held.len() as u32;
             self.held.push(resolved.clone().unbind());
-            return self.tensor(torch, &resolved);
+            return Ok(self.tensor(torch, &resolved)?.map(|draft| LeafDraft { held, ..draft }));
         }
-        // Without memory behind its elements it is a tensor of some other kind: fake, or under a transform.
-        // A misaligned one, over somebody's buffer, travels as its storage.
-        let is_plain = draft.address != 0 && draft.address.is_multiple_of(draft.alignment);
-        Ok((draft.len == 0 || is_plain).then_some(draft))
+        Ok(draft.is_plain().then_some(draft))
+    }
+
+    fn is_lazy(&mut self, torch: &Torch, tensor: &Bound<'_, PyAny>, dtype: Dtype) -> PyResult<bool> {
+        self.disturbed |= !torch.is_lazy_asked_directly(tensor.py(), dtype);
+        torch.is_lazy(tensor, dtype)
+    }
+
+    fn described(&mut self, torch: &Torch, tensor: &Bound<'_, PyAny>) -> PyResult<Option<LeafDraft>> {
+        let Some(api) = torch.exchange else { return self.by_attributes(torch, tensor) };
+        let found = describe(torch, api, tensor, &mut self.dims);
+        Ok(found.map(|found| self.draft(found.address, found.dtype, found.ndim)))
     }
 
     /// Whether any elements lie side by side. Those of the imaginary part of a conjugate view do not, which among
@@ -167,7 +333,8 @@ impl Drafts {
             len: span(self.shape(dims), self.strides(dims), itemsize),
             alignment: itemsize,
             kind: LeafKind::Tensor { dtype, dims },
-            held: 0,
+            held: NONE,
+            anchor: NONE,
         }
     }
 
@@ -179,12 +346,14 @@ impl Drafts {
         if !strided || !is(intern!(py, "is_cpu"))? || is(intern!(py, "is_nested"))? {
             return Ok(None);
         }
-        let address = tensor.call_method0(intern!(py, "data_ptr"))?.extract()?;
         let shape: Vec<i64> = tensor.getattr(intern!(py, "shape"))?.extract()?;
         if shape.len() > MAX_NDIM {
             return Ok(None);
         }
         let strides: Vec<i64> = tensor.call_method0(intern!(py, "stride"))?.extract()?;
+        // Last: what goes before makes objects, which may bring finalisers about.
+        let address = tensor.call_method0(intern!(py, "data_ptr"))?.extract()?;
+        self.disturbed |= torch.collects_anywhere;
         self.dims.extend(shape.iter().chain(&strides));
         Ok(Some(self.draft(address, dtype, shape.len())))
     }
@@ -192,6 +361,7 @@ impl Drafts {
     fn array(&mut self, torch: &Torch, array: &Bound<'_, PyAny>) -> PyResult<Option<LeafDraft>> {
         let py = array.py();
         // None for what numpy itself must pickle: objects, and strings of variable length.
+        self.disturbed = true;
         let described = torch.array_tag.bind(py).call1((array,))?;
         if described.is_none() {
             return Ok(None);
@@ -199,30 +369,55 @@ impl Drafts {
         type Parts<'py> = (Bound<'py, PyAny>, usize, u64, u64, (bool, bool), Vec<u8>, Vec<i64>);
         let (keep, address, len, itemsize, (fortran, read_only), tag, shape): Parts<'_> =
             described.extract()?;
+        let held = self.held.len() as u32;
         self.held.push(keep.unbind());
         Ok(Some(LeafDraft {
             address,
             len,
             alignment: 1,
             kind: LeafKind::Array { flags: ArrayFlags { fortran, read_only }, itemsize, tag, shape },
-            held: 0,
+            held,
+            anchor: NONE,
         }))
     }
 
     fn bytes(&mut self, object: &Bound<'_, PyAny>, bytes: &[u8]) -> u32 {
         let (address, len) = (bytes.as_ptr() as usize, bytes.len() as u64);
-        self.push(object, LeafDraft { address, len, alignment: 1, kind: LeafKind::Bytes, held: 0 })
+        let kind = LeafKind::Bytes;
+        self.push(object, LeafDraft { address, len, alignment: 1, kind, held: NONE, anchor: NONE })
     }
 }
 
-fn storage(object: &Bound<'_, PyAny>) -> PyResult<Option<LeafDraft>> {
+impl LeafDraft {
+    /// Without memory behind its elements it is a tensor of some other kind: fake, or under a transform. A misaligned
+    /// one, over somebody's buffer, travels as its storage.
+    fn is_plain(&self) -> bool {
+        self.len == 0 || (self.address != 0 && self.address.is_multiple_of(self.alignment))
+    }
+}
+
+fn storage(torch: &Torch, object: &Bound<'_, PyAny>) -> PyResult<Option<LeafDraft>> {
     let py = object.py();
     if object.getattr(intern!(py, "device"))?.getattr(intern!(py, "type"))?.ne("cpu")? {
         return Ok(None);
     }
-    let len: u64 = object.call_method0(intern!(py, "nbytes"))?.extract()?;
-    let address: usize = object.call_method0(intern!(py, "data_ptr"))?.extract()?;
-    Ok(Some(LeafDraft { address, len, alignment: 1, kind: LeafKind::Storage, held: 0 }))
+    let (address, len) = torch.place_of(object)?;
+    Ok(Some(LeafDraft { address, len, alignment: 1, kind: LeafKind::Storage, held: NONE, anchor: NONE }))
+}
+
+/// What is raised for a leaf whose bytes are gone.
+fn changed(leaf: &LeafDraft) -> PyErr {
+    let what = match leaf.kind {
+        LeafKind::Tensor { .. } => "a tensor",
+        LeafKind::Array { .. } => "an array",
+        LeafKind::Storage => "a storage",
+        LeafKind::Bytes => "bytes",
+    };
+    PyRuntimeError::new_err(format!(
+        "{what} of {} bytes was resized, or got other memory, while the batch that it is in was pickled; let no \
+         __reduce__, __getstate__ or thread do that, or put a copy into the batch",
+        leaf.len
+    ))
 }
 
 /// Bytes from the first to behind the last element.
@@ -250,15 +445,31 @@ impl Leaves {
         let mut drafts = self.take();
         let number = match drafts.known.get(&(object.as_ptr() as usize)) {
             Some(&number) => Ok(Some(number)),
-            None => drafts.add(torch, object).inspect(|&number| {
-                if let Some(number) = number {
+            None => match drafts.add(torch, object) {
+                Ok(Some(number)) => {
                     drafts.known.insert(object.as_ptr() as usize, number);
+                    Ok(Some(number))
                 }
-            }),
+                Ok(None) if !is_inert(object) => drafts.secure(torch, object.py()).map(|()| None),
+                other => other,
+            },
         };
         *self.drafts.lock().unwrap_or_else(PoisonError::into_inner) = drafts;
         number
     }
+}
+
+/// Whether the pickler itself writes it, without code of anybody's.
+fn is_inert(object: &Bound<'_, PyAny>) -> bool {
+    object.is_none()
+        || object.is_exact_instance_of::<PyString>()
+        || object.is_exact_instance_of::<PyInt>()
+        || object.is_exact_instance_of::<PyFloat>()
+        || object.is_exact_instance_of::<PyBool>()
+        || object.is_exact_instance_of::<PyBytes>()
+        || object.is_exact_instance_of::<PyDict>()
+        || object.is_exact_instance_of::<PyList>()
+        || object.is_exact_instance_of::<PyTuple>()
 }
 
 impl Leaves {
@@ -274,7 +485,8 @@ pub(crate) struct Encoded {
     pub(crate) meta: MetaWriter,
     pub(crate) drafts: Drafts,
     pub(crate) groups: Groups,
-    pub(crate) pickled: bool,
+    /// The pickle, where it was pickled.
+    pub(crate) pickled: Option<Py<PyBytes>>,
     /// Objects met before, to their memo number; `None` for a tuple whose items are being walked.
     memo: ByIdentity<Option<u32>>,
 }
@@ -287,16 +499,52 @@ impl Encoded {
     pub(crate) fn encode(&mut self, batch: &Bound<'_, PyAny>) -> PyResult<()> {
         let py = batch.py();
         let torch = Torch::get(py)?;
+        self.drafts.disturbed = torch.asks_through_python(py)?;
         if (Walk { torch, to: self, depth: 0 }).value(batch)? {
             return Ok(());
         }
         self.clear();
         let leaves = Bound::new(py, Leaves::default())?;
-        let pickled = torch.dumps.bind(py).call1((batch, &leaves))?;
-        self.meta.skeleton().pickle(pickled.extract::<&[u8]>()?);
+        let pickled = torch.dumps.bind(py).call1((batch, &leaves))?.cast_into::<PyBytes>()?;
+        self.meta.skeleton().pickle(pickled.as_bytes());
         self.drafts = leaves.get().take();
-        self.pickled = true;
+        self.drafts.disturbed = true;
+        self.pickled = Some(pickled.unbind());
         Ok(())
+    }
+
+    /// Makes sure that the leaves are where the groups say, once the batch's place is known: from a return with
+    /// `true` on, addresses hold until foreign code may run. With `false` the batch was encoded again, and the groups
+    /// have to be formed and placed anew.
+    ///
+    /// # Errors
+    /// What pickling raises; `RuntimeError` where a leaf has lost its memory and the batch cannot be read again.
+    pub(crate) fn holds_still(&mut self, batch: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let py = batch.py();
+        if self.groups.has_large() {
+            self.groups.hold_large(py, &mut self.drafts)?;
+        }
+        if !self.drafts.disturbed {
+            return Ok(true);
+        }
+        let found = self.drafts.look(Torch::get(py)?, py);
+        if let Ok(Found::Same) = found {
+            return Ok(true);
+        }
+        let Some(pickled) = &self.pickled else {
+            // Reading it again calls nobody's code.
+            self.clear();
+            self.encode(batch)?;
+            return Ok(false);
+        };
+        if let Found::Other(leaf) = found? {
+            return Err(changed(&self.drafts.leaves[leaf as usize]));
+        }
+        self.groups.clear();
+        self.meta.clear();
+        self.meta.skeleton().pickle(pickled.as_bytes(py));
+        // The addresses are those of now, but the groups are not.
+        Ok(false)
     }
 
     /// Lets go of the batch and keeps the memory, so that a steady stream of similar ones allocates nothing.
@@ -307,7 +555,7 @@ impl Encoded {
         self.drafts.clear();
         self.groups.clear();
         self.memo.clear();
-        self.pickled = false;
+        self.pickled = None;
         bytes <= KEPT
     }
 }
@@ -412,6 +660,7 @@ impl Walk<'_> {
             self.to.meta.skeleton().tuple(tuple.len() as u32)
         } else {
             let py = object.py();
+            self.to.drafts.disturb();
             let name = self.torch.named_tuple_name.bind(py).call1((object.get_type(),))?;
             if name.is_none() {
                 return Ok(false);

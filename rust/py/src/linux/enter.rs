@@ -8,6 +8,7 @@ use pyo3::exceptions::{PyAssertionError, PyMemoryError, PyOSError, PyRuntimeErro
 use pyo3::prelude::*;
 use ringloader_core::Error;
 use ringloader_core::engine::Engine;
+use ringloader_core::sync::{AtomicU64, Ordering};
 
 /// The exception for an error of the core.
 pub(crate) fn exception(error: Error) -> PyErr {
@@ -36,9 +37,41 @@ pub(crate) fn detached<T: Send>(
     Ok(done)
 }
 
-/// Runs `work` without the interpreter. Short work only: nothing looks for signals.
+/// Runs `work` without the interpreter. Short work only: nothing looks for signals, and the exit of the
+/// interpreter waits for it.
 pub(crate) fn without_interpreter<T: Send>(py: Python<'_>, work: impl FnOnce() -> T + Send) -> T {
+    // This thread has the interpreter, and so has who sets `EXITING`: one of the two sees the other.
+    if exits_elsewhere() {
+        return work();
+    }
+    let _away = Away::new();
     py.detach(work)
+}
+
+/// How many threads are in [`without_interpreter`], in the low half, of the process whose id is in the high half: a
+/// forked child has none of them. Read and written with the interpreter only, which orders it.
+static AWAY: AtomicU64 = AtomicU64::new(0);
+
+struct Away;
+
+impl Away {
+    fn new() -> Self {
+        AWAY.store(u64::from(std::process::id()) << 32 | u64::from(Self::count() + 1), Ordering::Relaxed);
+        Self
+    }
+
+    fn count() -> u32 {
+        let away = AWAY.load(Ordering::Relaxed);
+        if away >> 32 == u64::from(std::process::id()) { away as u32 } else { 0 }
+    }
+}
+
+impl Drop for Away {
+    fn drop(&mut self) {
+        if Self::count() > 0 {
+            AWAY.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
 }
 
 /// Waits for the engine's next event without the interpreter, then lets signal handlers run.
@@ -67,10 +100,14 @@ pub(crate) fn exits_elsewhere() -> bool {
     EXITING.get().is_some_and(|&thread| thread != thread::current().id())
 }
 
-/// To be called when the interpreter begins to exit, by the thread that ends it.
+/// To be called when the interpreter begins to exit, by the thread that ends it. Returns once no other thread is in
+/// the middle of a copy from which it has to come back to the interpreter.
 #[pyfunction]
-pub(crate) fn note_exit() {
+pub(crate) fn note_exit(py: Python<'_>) {
     let _ = EXITING.set(thread::current().id());
+    while Away::count() > 0 {
+        py.detach(|| thread::sleep(Duration::from_millis(1)));
+    }
 }
 
 /// A moment that may never come.

@@ -11,16 +11,20 @@ use ringloader_core::batch::wire::STORAGE_ALIGN;
 use ringloader_core::batch::{MetaWriter, StorageRecord};
 use ringloader_core::port::Commit;
 
+use super::dlpack::DETACH;
 use super::encode::{Drafts, LeafKind};
 use super::objects::Copy;
+use super::torch::Torch;
 
 /// Memory that becomes one storage.
 struct Group {
     start: usize,
     len: u64,
     aliases: bool,
-    /// Which of torch's storages it is part of; known once another leaf overlaps it.
-    identity: Option<usize>,
+    /// Whether the memory stays while what has it is held: an array may be resized by whoever else has it.
+    keeps: bool,
+    /// Which of torch's storages it is part of, if any; known once another leaf overlaps it.
+    identity: Option<Option<usize>>,
     /// The leaf that it began with.
     first: u32,
     /// Whether it must be copied: it begins within one of another storage.
@@ -41,6 +45,7 @@ pub(crate) struct Groups {
     /// The number that each group gets, in the order of their first leaves: wherever malloc put the tensors this
     /// time, storages of the same batch lie at the same places, and its table repeats.
     numbers: Vec<u32>,
+    has_large: bool,
 }
 
 const NONE: u32 = u32::MAX;
@@ -53,11 +58,12 @@ impl Groups {
     pub(crate) fn form(
         &mut self,
         py: Python<'_>,
-        drafts: &Drafts,
+        drafts: &mut Drafts,
         commit: &Commit<'_>,
         meta: &mut MetaWriter,
     ) -> PyResult<()> {
         self.clear();
+        drafts.forget_moves();
         self.join(py, drafts)?;
         self.number();
         let filled = commit.filled();
@@ -104,7 +110,7 @@ impl Groups {
     }
 
     /// Makes the groups, in the order of their addresses.
-    fn join(&mut self, py: Python<'_>, drafts: &Drafts) -> PyResult<()> {
+    fn join(&mut self, py: Python<'_>, drafts: &mut Drafts) -> PyResult<()> {
         let leaves = &drafts.leaves;
         let with_bytes = leaves.iter().zip(0..).filter(|(leaf, _)| leaf.len > 0);
         self.order.extend(with_bytes.map(|(leaf, number)| (leaf.address, Reverse(leaf.len), number)));
@@ -114,7 +120,7 @@ impl Groups {
         let mut reach = 0;
         for at in 0..self.order.len() {
             let (start, Reverse(len), number) = self.order[at];
-            let aliases = leaves[number as usize].kind.aliases();
+            let aliases = drafts.leaves[number as usize].kind.aliases();
             let end = start + len as usize;
             let overlaps = aliases && start < reach;
             let joined = if overlaps { self.overlapped(py, drafts, start, number)? } else { None };
@@ -129,7 +135,8 @@ impl Groups {
             }
             self.group_of[number as usize] = self.groups.len() as u32;
             let (identity, first, is_apart, in_place) = (None, number, overlaps, None);
-            self.groups.push(Group { start, len, aliases, identity, first, is_apart, in_place });
+            let keeps = !matches!(drafts.leaves[number as usize].kind, LeafKind::Array { .. });
+            self.groups.push(Group { start, len, aliases, keeps, identity, first, is_apart, in_place });
         }
         Ok(())
     }
@@ -138,18 +145,19 @@ impl Groups {
     fn overlapped(
         &mut self,
         py: Python<'_>,
-        drafts: &Drafts,
+        drafts: &mut Drafts,
         start: usize,
         number: u32,
     ) -> PyResult<Option<u32>> {
         let leaf = &drafts.leaves[number as usize];
+        let (alignment, is_storage) = (leaf.alignment, matches!(leaf.kind, LeafKind::Storage));
         let mut identity = None;
         for (at, group) in self.groups.iter_mut().enumerate().rev() {
             let may_join = group.aliases
                 && start < group.start + group.len as usize
-                && (start - group.start).is_multiple_of(leaf.alignment)
+                && (start - group.start).is_multiple_of(alignment)
                 // A storage object is its group: it cannot begin inside one.
-                && (!matches!(leaf.kind, LeafKind::Storage) || start == group.start);
+                && (!is_storage || start == group.start);
             if !may_join {
                 continue;
             }
@@ -161,7 +169,7 @@ impl Groups {
                 Some(known) => known,
                 None => *group.identity.insert(drafts.storage(py, group.first)?),
             };
-            if mine == theirs {
+            if mine.is_some() && mine == theirs {
                 return Ok(Some(at as u32));
             }
         }
@@ -194,7 +202,8 @@ impl Groups {
     /// a segment of their own if `bump` is `None`. Returns where the table begins, which is behind
     /// everything else.
     pub(crate) fn place(&mut self, meta: &mut MetaWriter, bump: Option<u64>) -> u64 {
-        let mut end = bump.unwrap_or(0);
+        let start = bump.unwrap_or(0);
+        let mut end = start;
         self.copies.clear();
         for (number, group) in (0..).zip(&self.groups) {
             let offset = match group.in_place {
@@ -202,13 +211,33 @@ impl Groups {
                 _ => {
                     let to = end.next_multiple_of(STORAGE_ALIGN);
                     end = to + group.len;
-                    self.copies.push(Copy { from: group.start, to, len: group.len });
+                    let (from, len, keeps) = (group.start, group.len, group.keeps);
+                    self.copies.push(Copy { from, to, len, keeps });
                     to
                 }
             };
             meta.set_storage(number, StorageRecord { offset, nbytes: group.len });
         }
+        self.has_large = end - start >= DETACH as u64;
         end.next_multiple_of(8)
+    }
+
+    /// Whether any of the copies may be one that is made without the interpreter.
+    pub(crate) fn has_large(&self) -> bool {
+        self.has_large
+    }
+
+    /// Holds the storages that are copied without the interpreter: their tensors may get others meanwhile. What else
+    /// torch lets a thread do to a storage it lets it do while torch copies it, too.
+    ///
+    /// # Errors
+    /// What torch raises when it is asked for a storage.
+    pub(crate) fn hold_large(&self, py: Python<'_>, drafts: &mut Drafts) -> PyResult<()> {
+        let torch = Torch::get(py)?;
+        for group in self.groups.iter().filter(|group| group.len >= DETACH as u64) {
+            drafts.anchor(torch, py, group.first)?;
+        }
+        Ok(())
     }
 
     /// What has to be copied, by the last [`place`](Self::place).

@@ -1,12 +1,13 @@
 //! Memory of Python objects: described, copied to where a batch is written, read as indices.
 
+use std::ffi::{c_char, c_int, c_void};
 use std::ptr::{NonNull, copy_nonoverlapping};
 
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyCFunction, PyString};
+use pyo3::types::{PyCFunction, PyCapsule, PyString};
 use pyo3::{ffi, intern};
 use ringloader_core::batch::Dtype;
 use ringloader_core::batch::wire::MAX_NDIM;
@@ -14,7 +15,7 @@ use ringloader_core::plan::Indices;
 use ringloader_core::port::{Chunk, Commit};
 use ringloader_core::shm::Segment;
 
-use super::dlpack::{CPU, DETACH, DlTensor, ExchangeApi, copy};
+use super::dlpack::{CPU, DETACH, DlTensor, ExchangeApi};
 use super::enter::{exception, without_interpreter};
 use super::torch::Torch;
 
@@ -69,10 +70,10 @@ pub(crate) fn describe(
     is_its_own.then_some(described)
 }
 
-/// A method of `torch.Tensor` without arguments whose answer is a `bool`, asked by its C function where it is one.
+/// A method of one of torch's classes without arguments, asked by its C function where it is one. Of one class only.
 pub(crate) struct Question {
     name: Py<PyString>,
-    /// Looked up for the first tensor that is asked: one made for it would go by the default device, or by a mode.
+    /// Looked up for the first object that is asked: a tensor made for it would go by the default device, or by a mode.
     function: PyOnceLock<Option<ffi::PyCFunction>>,
 }
 
@@ -81,22 +82,26 @@ impl Question {
         Self { name: PyString::new(py, name).unbind(), function: PyOnceLock::new() }
     }
 
-    /// The answer for an exact `torch.Tensor`.
+    /// The answer for an exact object of the class.
     ///
     /// # Errors
     /// What the method raises.
-    pub(crate) fn ask(&self, tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
-        let py = tensor.py();
+    pub(crate) fn ask<'py>(&self, object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        let py = object.py();
         let name = self.name.bind(py);
-        let answer = match self.function.get_or_init(py, || c_function(tensor, name)) {
-            // SAFETY: the function belongs to a method of `torch.Tensor`, of which `tensor` is one, and takes no
+        match self.function.get_or_init(py, || c_function(object, name)) {
+            // SAFETY: the function belongs to a method of the class, of which `object` is one, and takes no
             // arguments; the interpreter is attached. It returns a new reference, or none with an error set.
             Some(function) => unsafe {
-                Bound::from_owned_ptr_or_err(py, function(tensor.as_ptr(), std::ptr::null_mut()))?
+                Bound::from_owned_ptr_or_err(py, function(object.as_ptr(), std::ptr::null_mut()))
             },
-            None => tensor.call_method0(name)?,
-        };
-        answer.is_truthy()
+            None => object.call_method0(name),
+        }
+    }
+
+    /// Whether asking calls the C function and nothing else.
+    pub(crate) fn is_direct(&self, py: Python<'_>) -> bool {
+        matches!(self.function.get(py), Some(Some(_)))
     }
 }
 
@@ -118,12 +123,47 @@ fn c_function(object: &Bound<'_, PyAny>, name: &Bound<'_, PyString>) -> Option<f
     function.filter(|_| receiver == object.as_ptr() && flags == ffi::METH_NOARGS)
 }
 
+/// numpy's `PyArrayInterface`, which `__array_struct__` shows of every array, whatever its type.
+#[repr(C)]
+struct ArrayInterface {
+    two: c_int,
+    ndim: c_int,
+    kind: c_char,
+    itemsize: c_int,
+    flags: c_int,
+    shape: *const isize,
+    strides: *const isize,
+    data: *const c_void,
+    descr: *const c_void,
+}
+
+/// Where the content of a contiguous array lies, and how many bytes it is. Runs no foreign code: neither numpy's C
+/// function nor what it makes brings the collector about.
+///
+/// # Errors
+/// What numpy raises.
+pub(crate) fn place_of_array(array: &Bound<'_, PyAny>) -> PyResult<Option<(usize, u64)>> {
+    let shown = array.getattr(intern!(array.py(), "__array_struct__"))?.cast_into::<PyCapsule>()?;
+    let Ok(shown) = shown.pointer_checked(None) else { return Ok(None) };
+    // SAFETY: by numpy's array protocol such a capsule points to that structure, whose `shape` has `ndim` numbers, and
+    // which lives as long as the capsule.
+    let (data, itemsize, shape) = unsafe {
+        let ArrayInterface { ndim, itemsize, shape, data, .. } = shown.cast::<ArrayInterface>().read();
+        let ndim = usize::try_from(ndim).unwrap_or(0);
+        (data, itemsize, if ndim == 0 { &[] } else { std::slice::from_raw_parts(shape, ndim) })
+    };
+    let len = shape.iter().try_fold(itemsize as u64, |len, &size| len.checked_mul(size as u64));
+    Ok(len.map(|len| (data as usize, len)))
+}
+
 /// One copy: from an object's memory to an offset of the batch's place.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Copy {
     pub(crate) from: usize,
     pub(crate) to: u64,
     pub(crate) len: u64,
+    /// Whether the bytes stay where they are while their object is held, whatever other threads do.
+    pub(crate) keeps: bool,
 }
 
 /// Where a batch is written.
@@ -141,7 +181,8 @@ impl Target<'_, '_> {
         .map_err(exception)
     }
 
-    /// Copies all `pieces` of objects in `held`, and `meta` to its offset.
+    /// Copies all `pieces` of objects in `held`, and `meta` to its offset. No foreign code has run since the pieces'
+    /// addresses were taken.
     ///
     /// # Errors
     /// `RuntimeError` when a range does not lie in the place.
@@ -155,16 +196,30 @@ impl Target<'_, '_> {
     ) -> PyResult<()> {
         // The pieces point into these objects: whoever calls this still has them.
         let _ = held;
+        let mut large = Vec::new();
         for piece in pieces {
-            let to = self.pointer(piece.to, piece.len)?.as_ptr() as usize;
-            // SAFETY: `from` has `len` bytes, by the description of an object that `held` keeps; `to` was
-            // checked to lie in memory that this worker alone writes, and which no source overlaps: it is
-            // behind all that objects have of the slot.
-            unsafe { copy(py, piece.from, to, piece.len as usize) };
+            let to = self.pointer(piece.to, piece.len)?.as_ptr();
+            if piece.keeps && piece.len >= DETACH as u64 {
+                large.push((piece.from, to as usize, piece.len as usize));
+                continue;
+            }
+            // SAFETY: `from` has `len` bytes, by the description of an object that `held` keeps, and the interpreter
+            // was not let go since; `to` was checked to lie in memory that this worker alone writes, and which no
+            // source overlaps: it is behind all that objects have of the slot.
+            unsafe { copy_nonoverlapping(piece.from as *const u8, to, piece.len as usize) };
         }
         let to = self.pointer(meta_at, meta.len() as u64)?;
         // SAFETY: as above; `meta` is private memory.
         unsafe { copy_nonoverlapping(meta.as_ptr(), to.as_ptr(), meta.len()) };
+        if !large.is_empty() {
+            // Last, and all at once: other threads may do anything meanwhile, and nothing is looked at after.
+            without_interpreter(py, || {
+                for (from, to, len) in large {
+                    // SAFETY: as above. What keeps the bytes, a storage or `bytes`, is held beside the pieces.
+                    unsafe { copy_nonoverlapping(from as *const u8, to as *mut u8, len) };
+                }
+            });
+        }
         Ok(())
     }
 }
@@ -221,6 +276,7 @@ impl<'a, 'py> Rows<'a, 'py> {
     /// `None` unless all of `items` are plain arrays that torch takes without a warning, and there are any.
     pub(crate) fn of_arrays(torch: &Torch, items: &'a [Bound<'py, PyAny>]) -> Option<Self> {
         let mut rows = Self::new(items);
+        let mut asked = false;
         for array in items {
             if !array.get_type().is(&torch.ndarray) {
                 return None;
@@ -231,13 +287,20 @@ impl<'a, 'py> Rows<'a, 'py> {
             let shape = || buffer.shape().iter().map(|&size| size as i64);
             if !is_plain
                 || !rows.push(buffer.buf_ptr() as usize, dtype, shape())
-                || (buffer.shape().contains(&1) && !has_strides_of_torch(array, dtype))
+                || (buffer.shape().contains(&1) && {
+                    asked = true;
+                    !has_strides_of_torch(array, dtype)
+                })
             {
                 return None;
             }
             rows._buffers.push(buffer);
         }
-        Some(rows)
+        // Their strides are objects, which may bring finalisers about: what these did to an array is torch's matter.
+        let is_still = |(array, &address)| {
+            PyUntypedBuffer::get(array).is_ok_and(|now| now.buf_ptr() as usize == address)
+        };
+        (!asked || items.iter().zip(&rows.addresses).all(is_still)).then_some(rows)
     }
 
     /// Whether a contiguous one is like those before it.
@@ -281,7 +344,8 @@ impl<'a, 'py> Rows<'a, 'py> {
         let copy = || {
             let places = (to..).step_by(each);
             // SAFETY: each address has `each` bytes, and the chunk has room for all; nobody else has its bytes.
-            // Nothing is assumed of alignment.
+            // Nothing is assumed of alignment. No foreign code has run since the addresses were taken. Without the
+            // interpreter, other threads must leave the samples' memory where it is, as while torch stacks them.
             unsafe {
                 match each {
                     4 => addresses.iter().zip(places).for_each(|(&from, to)| {

@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyTuple};
 use ringloader_core::batch::Dtype;
 use ringloader_core::message::{ResultKind, Task, TaskKind};
-use ringloader_core::port::{Chunk, Rest, Room};
+use ringloader_core::port::{Chunk, Commit, Rest, Room};
 use ringloader_core::shm::{Control, Segment};
 use ringloader_core::sync::{Arc, AtomicBool, Ordering};
 
@@ -19,6 +19,9 @@ use super::engine::{Engine, pair};
 use super::enter::{Deadline, detached, exception};
 use super::objects::Target;
 use super::torch::Torch;
+
+/// How often a batch is read that others change meanwhile.
+const MOST_LOOKS: u32 = 100;
 
 /// A worker's end: tasks in, results out, memory for collate.
 #[pyclass(frozen, module = "ringloader._native")]
@@ -69,14 +72,14 @@ impl Port {
 
     /// Commits one message of torch's protocol: `(index of the task, batch)` or any object. Waits for
     /// room if it must, unless nobody wants it any more.
-    fn put(&self, py: Python<'_>, message: &Bound<'_, PyAny>) -> PyResult<()> {
+    fn put(&self, message: &Bound<'_, PyAny>) -> PyResult<()> {
         let (kind, seq, object) = match pair(message)? {
             Some((seq, data)) => (ResultKind::Batch, seq, data),
             None => (ResultKind::Object, 0, message.clone()),
         };
         let mut encoded = self.spare().take().unwrap_or_default();
         encoded.encode(&object)?;
-        let committed = self.commit(py, kind, seq as u64, &mut encoded);
+        let committed = self.commit(&object, kind, seq as u64, &mut encoded);
         if encoded.clear() {
             *self.spare() = Some(encoded);
         }
@@ -121,36 +124,33 @@ impl Port {
         self.spare.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn commit(&self, py: Python<'_>, kind: ResultKind, seq: u64, encoded: &mut Encoded) -> PyResult<()> {
-        let Encoded { meta, drafts, groups, pickled, .. } = encoded;
+    fn commit(
+        &self,
+        object: &Bound<'_, PyAny>,
+        kind: ResultKind,
+        seq: u64,
+        encoded: &mut Encoded,
+    ) -> PyResult<()> {
+        let py = object.py();
         let mut commit = self.core.begin_commit();
         let generation = commit.generation();
-        groups.form(py, drafts, &commit, meta)?;
-        let len = meta.encoded_len() as u64;
-        let mut own = None;
-        let (meta_at, end) = loop {
-            let bump = own.is_none().then(|| commit.bump());
-            let meta_at = groups.place(meta, bump);
-            let end = meta_at + len;
-            if own.is_some() {
-                break (meta_at, end);
+        let mut found = None;
+        for _ in 0..MOST_LOOKS {
+            let Encoded { meta, drafts, groups, .. } = encoded;
+            groups.form(py, drafts, &commit, meta)?;
+            let Some(place) = self.find_room(py, &mut commit, encoded)? else { return Ok(()) };
+            if encoded.holds_still(object)? {
+                found = Some(place);
+                break;
             }
-            match commit.reserve(end).map_err(exception)? {
-                Room::Ready => break (meta_at, end),
-                Room::Later => {
-                    if self.rest(py)? {
-                        return Ok(());
-                    }
-                }
-                Room::Oversize => {
-                    let whole = groups.place(meta, None) + len;
-                    own = commit.own_segment(whole).map_err(exception)?;
-                    if own.is_none() && self.rest(py)? {
-                        return Ok(());
-                    }
-                }
-            }
+        }
+        let Some(BatchPlace { own, meta_at, end }) = found else {
+            let text = format!(
+                "the batch was changed by another thread each time that it was read, {MOST_LOOKS} times"
+            );
+            return Err(PyRuntimeError::new_err(text));
         };
+        let Encoded { meta, drafts, groups, pickled, .. } = encoded;
         let block = meta.finish(generation);
         let target = own.as_ref().map_or(Target::Slot(&commit), |(segment, _)| Target::Own(segment));
         target.write(py, groups.copies(), &drafts.held, meta_at, block)?;
@@ -168,7 +168,7 @@ impl Port {
         count(&counters.batches, (kind == ResultKind::Batch).into());
         count(&counters.in_place, if own.is_some() { 0 } else { groups.in_place() });
         count(&counters.copied, groups.copies().len() as u64);
-        count(&counters.pickled, (*pickled).into());
+        count(&counters.pickled, pickled.is_some().into());
         count(&counters.oversize, own.is_some().into());
         while !commit.finish(seq, kind, meta_at..end, end, own.is_some()).map_err(exception)? {
             if self.rest(py)? {
@@ -178,6 +178,42 @@ impl Port {
         Ok(())
     }
 
+    /// Places the batch; `None` when nobody wants it any more.
+    fn find_room(
+        &self,
+        py: Python<'_>,
+        commit: &mut Commit<'_>,
+        encoded: &mut Encoded,
+    ) -> PyResult<Option<BatchPlace>> {
+        let Encoded { meta, drafts, groups, .. } = encoded;
+        let len = meta.encoded_len() as u64;
+        loop {
+            let meta_at = groups.place(meta, Some(commit.bump()));
+            let end = meta_at + len;
+            match commit.reserve(end).map_err(exception)? {
+                Room::Ready => return Ok(Some(BatchPlace { own: None, meta_at, end })),
+                Room::Later => {
+                    drafts.disturb();
+                    if self.rest(py)? {
+                        return Ok(None);
+                    }
+                }
+                Room::Oversize => {
+                    let meta_at = groups.place(meta, None);
+                    let end = meta_at + len;
+                    let own = commit.own_segment(end).map_err(exception)?;
+                    if own.is_some() {
+                        return Ok(Some(BatchPlace { own, meta_at, end }));
+                    }
+                    drafts.disturb();
+                    if self.rest(py)? {
+                        return Ok(None);
+                    }
+                }
+            }
+        }
+    }
+
     /// Waits a moment for room. Returns whether nobody wants the batch any more.
     fn rest(&self, py: Python<'_>) -> PyResult<bool> {
         if detached(py, || self.core.rest_for_room())? == Rest::ParentEnded {
@@ -185,6 +221,14 @@ impl Port {
         }
         Ok(self.is_done())
     }
+}
+
+/// Where a batch goes: to the slot, or to a segment of its own.
+struct BatchPlace {
+    own: Option<(Segment, OwnedFd)>,
+    /// Where its table begins, and where that ends.
+    meta_at: u64,
+    end: u64,
 }
 
 fn decode_task<'py>(py: Python<'py>, task: Task) -> PyResult<Bound<'py, PyAny>> {

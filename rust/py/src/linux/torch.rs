@@ -29,6 +29,13 @@ pub(crate) struct Torch {
     is_neg: Question,
     /// `None` in a torch whose tensors have no names any more.
     has_names: Option<Question>,
+    /// Of its storages.
+    data_ptr: Question,
+    nbytes: Question,
+    /// How many modes there are that what is asked of a tensor goes through.
+    function_modes: Py<PyAny>,
+    /// Whether the collector may run wherever an object is made: since Python 3.12 only between instructions.
+    pub(crate) collects_anywhere: bool,
     /// `ringloader._batches`: what goes through pickle.
     pub(crate) dumps: Py<PyAny>,
     pub(crate) loads: Py<PyAny>,
@@ -78,6 +85,10 @@ impl Torch {
             is_conj: Question::new(py, "is_conj"),
             is_neg: Question::new(py, "is_neg"),
             has_names: tensor.hasattr("has_names")?.then(|| Question::new(py, "has_names")),
+            data_ptr: Question::new(py, "data_ptr"),
+            nbytes: Question::new(py, "nbytes"),
+            function_modes: get(&seam, "len_torch_function_stack")?,
+            collects_anywhere: py.version_info() < (3, 12),
             tensor: tensor.unbind(),
             untyped_storage: torch.getattr("UntypedStorage")?.cast_into::<PyType>()?.unbind(),
             ndarray: numpy.getattr("ndarray")?.cast_into::<PyType>()?.unbind(),
@@ -123,13 +134,37 @@ impl Torch {
     /// Whether the values are other than the bytes: a conjugate or negative view. Only complex numbers, and the
     /// parts of them, are ever seen so.
     pub(crate) fn is_lazy(&self, tensor: &Bound<'_, PyAny>, dtype: Dtype) -> PyResult<bool> {
-        Ok((dtype.is_complex() && self.is_conj.ask(tensor)?)
-            || (dtype.is_floating() && self.is_neg.ask(tensor)?))
+        Ok((dtype.is_complex() && self.is_conj.ask(tensor)?.is_truthy()?)
+            || (dtype.is_floating() && self.is_neg.ask(tensor)?.is_truthy()?))
+    }
+
+    /// Whether [`is_lazy`](Self::is_lazy) goes to torch's C functions alone by now.
+    pub(crate) fn is_lazy_asked_directly(&self, py: Python<'_>, dtype: Dtype) -> bool {
+        (!dtype.is_complex() || self.is_conj.is_direct(py))
+            && (!dtype.is_floating() || self.is_neg.is_direct(py))
+    }
+
+    /// Whether what is asked of a tensor may run any code: the first time, and where any mode has a say in it.
+    ///
+    /// # Errors
+    /// What torch raises.
+    pub(crate) fn asks_through_python(&self, py: Python<'_>) -> PyResult<bool> {
+        let has_names = self.has_names.as_ref().is_none_or(|question| question.is_direct(py));
+        Ok(!has_names || self.function_modes.bind(py).call0()?.is_truthy()?)
+    }
+
+    /// Address and length of an exact `UntypedStorage` on the CPU. Runs no foreign code but the first time.
+    ///
+    /// # Errors
+    /// What torch raises where there is no memory, or none that can be told.
+    pub(crate) fn place_of(&self, storage: &Bound<'_, PyAny>) -> PyResult<(usize, u64)> {
+        Ok((self.data_ptr.ask(storage)?.extract()?, self.nbytes.ask(storage)?.extract()?))
     }
 
     /// Whether an exact tensor is more than values: it requires grad, or its dimensions have names.
     pub(crate) fn is_more(&self, tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
-        let has_names = || self.has_names.as_ref().map_or(Ok(false), |question| question.ask(tensor));
+        let has_names =
+            || self.has_names.as_ref().map_or(Ok(false), |question| question.ask(tensor)?.is_truthy());
         Ok(tensor.getattr(intern!(tensor.py(), "requires_grad"))?.is_truthy()? || has_names()?)
     }
 
