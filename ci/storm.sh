@@ -20,7 +20,7 @@ FAULTS=(
   'control|lost_in_turn_only|deaths are told late'
 )
 
-RUN_LIMIT_S=300
+RUN_LIMIT_S=600
 export RINGLOADER_TEST_SEED="${RINGLOADER_TEST_SEED:-$RANDOM}"
 unset RINGLOADER_PAUSE RINGLOADER_PLANTED
 
