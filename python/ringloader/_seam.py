@@ -82,8 +82,8 @@ _COLLATE_FN_MAP: dict[Any, str] = {
 _MODES = ("_len_torch_function_stack", "_len_torch_dispatch_stack")
 MODES = [getattr(torch._C, name) for name in _MODES if hasattr(torch._C, name)]
 
-# By which torch moves a storage to shared memory, whoever asks it to. Not needed: a torch that does not have one
-# does not move storages by it.
+# By which torch moves a storage to shared memory, whoever asks it to. Not needed: a torch without one of them
+# moves none by it.
 _SHARING = ("_share_fd_cpu_", "_share_filename_cpu_")
 
 # Called, overridden or replaced where they stand.

@@ -272,6 +272,7 @@ impl Drafts {
         Ok(draft.map(|draft| self.push(object, draft)))
     }
 
+    #[inline(always)]
     fn push(&mut self, object: &Bound<'_, PyAny>, draft: LeafDraft) -> u32 {
         let number = self.leaves.len() as u32;
         let held = if draft.held == NONE { self.held.len() as u32 } else { draft.held };
@@ -280,6 +281,7 @@ impl Drafts {
         number
     }
 
+    #[inline]
     fn tensor(&mut self, torch: &Torch, tensor: &Bound<'_, PyAny>) -> PyResult<Option<LeafDraft>> {
         let py = tensor.py();
         if torch.is_more(tensor)? {
@@ -302,7 +304,7 @@ impl Drafts {
             self.held.push(resolved.clone().unbind());
             return Ok(self.tensor(torch, &resolved)?.map(|draft| LeafDraft { held, ..draft }));
         }
-        Ok(draft.is_plain().then_some(draft))
+        if draft.is_plain() { Ok(Some(draft)) } else { Ok(None) }
     }
 
     fn is_lazy(&mut self, torch: &Torch, tensor: &Bound<'_, PyAny>, dtype: Dtype) -> PyResult<bool> {
@@ -310,6 +312,7 @@ impl Drafts {
         torch.is_lazy(tensor, dtype)
     }
 
+    #[inline(always)]
     fn described(&mut self, torch: &Torch, tensor: &Bound<'_, PyAny>) -> PyResult<Option<LeafDraft>> {
         let Some(api) = torch.exchange else { return self.by_attributes(torch, tensor) };
         let found = describe(torch, api, tensor, &mut self.dims);
