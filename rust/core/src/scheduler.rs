@@ -243,7 +243,7 @@ impl<T> Scheduler<T> {
     /// and itself if it is its turn; else it is kept until it is.
     ///
     /// # Errors
-    /// [`Error::Corrupt`](crate::Error::Corrupt) when no such task is out.
+    /// [`Error::Corrupt`] when no such task is out.
     pub fn accept(&mut self, seq: u64, data: T) -> Result<Option<(u32, T)>> {
         if self.order != Order::InOrder || seq == self.tasks.rcvd_idx() {
             let worker = self.tasks.take(seq)?;
@@ -256,7 +256,7 @@ impl<T> Scheduler<T> {
     /// As [`accept`](Self::accept), for a caller who can hand out nothing now: it is kept in any case.
     ///
     /// # Errors
-    /// [`Error::Corrupt`](crate::Error::Corrupt) when no such task is out.
+    /// [`Error::Corrupt`] when no such task is out.
     pub fn keep(&mut self, seq: u64, data: T) -> Result<()> {
         self.tasks.arrive(seq, data)
     }
@@ -264,7 +264,7 @@ impl<T> Scheduler<T> {
     /// The answer to `seq` was that its worker has nothing more in this epoch. Returns the worker.
     ///
     /// # Errors
-    /// [`Error::Corrupt`](crate::Error::Corrupt) when no such task is out.
+    /// [`Error::Corrupt`] when no such task is out.
     pub fn retire(&mut self, seq: u64) -> Result<u32> {
         let worker = self.tasks.ended(seq)?;
         self.dispatch.retire(worker);
