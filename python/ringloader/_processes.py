@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import enum
-import functools
 import os
 import queue
 from collections.abc import Callable, Iterable
@@ -14,7 +13,7 @@ from typing import Any
 import numpy
 import torch
 
-from ringloader import _collation, _forks, _heap, _native, _seam
+from ringloader import _collation, _forks, _heap, _moved, _native, _seam
 
 # A worker that has waited as long for a task is idle. Not more than torch's loop allows.
 _IDLE_SECONDS = 0.1
@@ -23,25 +22,7 @@ _IDLE_SECONDS = 0.1
 # worker, whose dataset may have threads.
 if _native.SUPPORTED:
     atexit.register(_native.note_exit)
-
-
-def _keeping(torchs_own: Callable[..., Any]) -> Callable[..., Any]:
-    """As torch's own, but memory of ours that torch takes out of a storage stays for the storage's views."""
-
-    @functools.wraps(torchs_own)
-    def share(self: Any, *args: Any, **options: Any) -> Any:
-        kept = _native.Kept()
-        try:
-            return torchs_own(self, *args, **options)
-        finally:
-            kept.hang_on(self)
-
-    return share
-
-
-# In workers too, where collate hands out memory of the slot.
-if _native.SUPPORTED:
-    _seam.replace_sharing(_keeping)
+    _moved.keep_views()
 
 
 class Seat(enum.Enum):

@@ -82,6 +82,7 @@ _COLLATE_FN_MAP: dict[Any, str] = {
 _MODES = ("_len_torch_function_stack", "_len_torch_dispatch_stack")
 MODES = [getattr(torch._C, name) for name in _MODES if hasattr(torch._C, name)]
 
+StorageWeakRef: Any = _private(_module("torch.multiprocessing.reductions"), "StorageWeakRef")
 # By which torch moves a storage to shared memory, whoever asks it to. Not needed: a torch without one of them
 # moves none by it.
 _SHARING = ("_share_fd_cpu_", "_share_filename_cpu_")

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch.multiprocessing
 
-from ringloader import _budget, _forks, _forkserver, _native, _once, _processes, _seam, _spawn, _warm
+from ringloader import _budget, _forks, _forkserver, _moved, _native, _once, _processes, _seam, _spawn, _warm
 
 
 class FailedArrival(_seam.ExceptionWrapper):  # type: ignore[misc]
@@ -301,6 +301,7 @@ def make_transport(loader: Any, max_shared_bytes: int | None) -> Transport:
     workers = loader.num_workers
     context = loader.multiprocessing_context or torch.multiprocessing
     _forks.tell_native()
+    _moved.drop_unread()
     _forkserver.preload(context)
     _spawn.prepare(loader)
     most_tasks = _most_tasks(loader)

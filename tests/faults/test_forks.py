@@ -510,6 +510,93 @@ def test_no_descriptor_left_for_the_pipe(tmp_path):
     assert (ended.code, ended.out, ended.err) == (0, "done\n", "")
 
 
+def test_children_that_have_gone_leave_no_descriptor(make):
+    """However many there were while one batch was held."""
+    iterator = iter(loader_of(make, SIZES["slot"]))
+    batch = next(iterator)
+    before = len(descriptors())
+    for _ in range(100):
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0)
+        os.waitpid(pid, 0)
+    assert len(descriptors()) <= before + 1
+    assert is_sample(batch, 0)
+
+
+class RunsPrograms(Dataset):
+    """Its samples tell how many descriptors their worker has, which runs a program for each."""
+
+    def __len__(self):
+        return 30
+
+    def __getitem__(self, index):
+        # A function to call in the child makes Python fork.
+        subprocess.run(["true"], preexec_fn=lambda: None, check=True)
+        return torch.tensor(len(descriptors()))
+
+
+def test_workers_that_fork_have_no_more_descriptors(make):
+    numbers = [int(number) for number in make(RunsPrograms(), num_workers=1, batch_size=None)]
+    assert max(numbers) <= numbers[0] + 2
+
+
+class ForksAndComesBack(Dataset):
+    """At some samples the worker forks, and the child comes back into torch's loop."""
+
+    def __init__(self, how):
+        self.how = how
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        if index % 7 == 3 and os.fork() == 0 and self.how == "raise":
+            raise ValueError("of the child")
+        return torch.full((SIZES["slot"],), value_of(index), dtype=torch.uint8)
+
+
+@pytest.mark.rings_only
+@pytest.mark.parametrize("how", ["return", "raise"])
+def test_a_workers_child_comes_back_into_the_loop(how):
+    """With torch's queues it may answer too; here the rings are the worker's alone."""
+    kept = []
+    loader = ringloader.DataLoader(ForksAndComesBack(how), num_workers=2, batch_size=None)
+    for number, batch in enumerate(loader):
+        assert is_sample(batch, number)
+        kept.append(batch)
+    assert len(kept) == 40
+    assert all(is_sample(batch, number) for number, batch in enumerate(kept))
+
+
+def test_a_child_that_is_forked_while_the_interpreter_exits(loader_name, tmp_path):
+    body = """
+        import atexit, threading
+        loader = DataLoader(Numbers(6), num_workers=1)
+        list(loader)
+        going, forked = threading.Event(), threading.Event()
+
+        def fork():
+            going.wait()
+            pid = os.fork()
+            if pid == 0:
+                print(len(list(DataLoader(Numbers(6), num_workers=1))))
+                sys.stdout.flush()
+                os._exit(0)
+            os.waitpid(pid, 0)
+            forked.set()
+
+        threading.Thread(target=fork, daemon=True).start()
+        # Functions that were registered first come last: by then the exit is known.
+        atexit._run_exitfuncs()
+        going.set()
+        forked.wait(40)
+        os._exit(0)
+    """
+    ended = run_script(loader_name, body, tmp_path)
+    assert (ended.code, ended.out) == (0, "6\n")
+
+
 def _can_make_pid_namespaces():
     pid = os.fork()
     if pid == 0:

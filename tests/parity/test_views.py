@@ -87,7 +87,7 @@ VIEWS = (
     lambda tensor: tensor.numpy(),
     lambda tensor: memoryview(tensor.numpy()),
     lambda tensor: np.from_dlpack(tensor),
-    lambda tensor: torch.from_dlpack(np.from_dlpack(tensor)),
+    lambda tensor: torch.from_dlpack(tensor),
     lambda tensor: tensor.numpy()[:, 1:],
 )
 

@@ -421,7 +421,7 @@ impl Engine {
     /// # Errors
     /// [`Error::Corrupt`] from a ring, [`Error::Os`] when the system refuses.
     pub fn wait_for(&self, only: Option<u32>, limit: Duration) -> Result<()> {
-        self.process.look();
+        self.process.glance();
         let found = || self.has_any_of(only);
         let flag = match only {
             Some(worker) => self.control.worker(worker).parent_sleeps,
@@ -500,6 +500,7 @@ impl Engine {
         for seat in &self.seats {
             seat.close();
         }
+        self.process.tidy();
     }
 
     /// For who takes or puts. A forked child has the rings, but what it moved on would be corrupt to the parent.

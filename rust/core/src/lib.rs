@@ -25,7 +25,8 @@
 //! | `bits` | sets of small numbers |
 //! | [`error`] | what can go wrong |
 //!
-//! Guarantees: push, pop, begin, commit and release are wait-free and allocate nothing; a worker may
+//! Guarantees: push, pop, begin, commit and release are wait-free and allocate nothing (but for the release of what was
+//! leased before a fork); a worker may
 //! die at any instruction and leaves nothing half-visible; whatever another process wrote is
 //! validated before it is used as an offset or a length.
 

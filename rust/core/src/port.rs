@@ -221,6 +221,12 @@ impl Port {
         })
     }
 
+    /// Whether this is the worker, and not a process that its dataset forked: that one must leave rings and slots alone.
+    #[must_use]
+    pub fn is_current(&self) -> bool {
+        self.process.is_current()
+    }
+
     /// The next task, if one is there.
     ///
     /// # Errors
@@ -271,7 +277,7 @@ impl Port {
     }
 
     fn rest_unless(&self, found: impl FnOnce() -> Result<bool>, limit: Duration) -> Result<Rest> {
-        self.process.look();
+        self.process.glance();
         let flag = self.control.worker(self.worker).worker_sleeps;
         let ended = sleep_unless(flag, found, || sleep(&self.bell, self.parent.as_fd(), limit))?;
         Ok(if ended == Some(true) { Rest::ParentEnded } else { Rest::Look })

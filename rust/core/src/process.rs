@@ -10,6 +10,7 @@
 use std::cell::RefCell;
 use std::os::fd::OwnedFd;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::pipe::{PipeFlags, pipe_with};
@@ -33,7 +34,13 @@ pub struct Process {
     lenders: Mutex<Vec<Weak<dyn Lender>>>,
     /// Things that are lent by nobody in `lenders`.
     lent: AtomicU64,
+    began: Instant,
+    /// When children were last [glanced](Self::glance) at, in milliseconds since then.
+    looked: AtomicU64,
 }
+
+/// To look at children is a system call for each.
+const GLANCE: Duration = Duration::from_millis(10);
 
 /// What lends memory that a forked child would have too.
 pub trait Lender: Send + Sync {
@@ -75,6 +82,8 @@ impl Process {
             forks: Forks::new(),
             lenders: Mutex::default(),
             lent: AtomicU64::new(0),
+            began: Instant::now(),
+            looked: AtomicU64::new(0),
         }
     }
 
@@ -125,6 +134,30 @@ impl Process {
     #[inline]
     pub fn look(&self) {
         if self.keeps_anything() && self.is_current() {
+            self.forks.look();
+        }
+    }
+
+    /// The same, for those who come by often: no more than once in [`GLANCE`].
+    #[inline]
+    pub fn glance(&self) {
+        if self.keeps_anything() {
+            self.glance_at_children();
+        }
+    }
+
+    #[cold]
+    fn glance_at_children(&self) {
+        let now = self.began.elapsed().as_millis() as u64;
+        if now.saturating_sub(self.looked.load(Ordering::Relaxed)) >= GLANCE.as_millis() as u64 {
+            self.looked.store(now, Ordering::Relaxed);
+            self.look();
+        }
+    }
+
+    /// Lets go of the handles of children that have gone, also where nothing is kept.
+    pub(crate) fn tidy(&self) {
+        if self.is_current() {
             self.forks.look();
         }
     }

@@ -40,7 +40,7 @@ impl Engine {
         if !self.process.is_current() {
             return Ok(false);
         }
-        self.process.look();
+        self.process.tidy();
         loop {
             // The watch names some at a time, and none twice once it is noted.
             let ended = self.watch.ended()?;

@@ -4,7 +4,8 @@
 //! allocation as its header, and is dropped by the deleter alone, once. A header that several share
 //! memory with is kept by its own keeper.
 //! INVARIANT D2: the deleter runs on any thread, with or without the interpreter, with an exception
-//! pending, at exit and in forked children: it takes no lock, calls no Python and does not panic.
+//! pending, at exit and in forked children: it calls no Python and does not panic. It takes no lock but
+//! that of what is kept for children, where this process has forked since: for a moment, and never in a child.
 //! Where torch moves a storage while views of it may live, [`Kept`] has what the deleter would drop.
 //! INVARIANT D3: shape, strides and length given to torch were checked against the memory's length:
 //! they are those of a [`Leaf`], which only a parsed table has, one-dimensional, or checked here.
@@ -449,16 +450,14 @@ thread_local! {
 /// What keeps memory that torch has taken out of a storage, for as long as views of it may be left.
 ///
 /// torch puts other memory behind a storage that it shares with another process. What was made of the storage before,
-/// arrays and DLPack capsules, still reads the old memory. All of it holds the storage, or a tensor over it, and torch
-/// keeps a storage's Python object for as long as the storage: there this is hung, as an attribute.
+/// arrays and DLPack capsules, still reads the old memory. All of it holds the storage, or a tensor over it;
+/// `_moved.py` keeps this for as long.
 #[pyclass(module = "ringloader._native")]
 pub(crate) struct Kept {
     /// The last header of a chain.
     last: *mut c_void,
     /// While it collects: the thread, and what was collected there before.
     collects: Option<(ThreadId, Option<*mut c_void>)>,
-    /// Another of these, which this one has replaced.
-    before: Option<Py<PyAny>>,
 }
 
 // SAFETY: the headers are its own, and may be dropped on any thread (D2).
@@ -474,21 +473,14 @@ impl Kept {
         COLLECTING.fetch_add(1, Ordering::Relaxed);
         // Not empty where a finaliser has come here in the middle of another's.
         let outer = COLLECTED.replace(Some(std::ptr::null_mut()));
-        Self { last: std::ptr::null_mut(), collects: Some((thread::current().id(), outer)), before: None }
+        Self { last: std::ptr::null_mut(), collects: Some((thread::current().id(), outer)) }
     }
 
-    /// Collects no more, and becomes an attribute of `storage` if there is anything to keep.
-    fn hang_on(slf: &Bound<'_, Self>, storage: &Bound<'_, PyAny>) -> PyResult<()> {
-        let name = intern!(slf.py(), "_ringloader_kept");
-        slf.borrow_mut().finish();
-        if slf.borrow().last.is_null() {
-            return Ok(());
-        }
-        slf.borrow_mut().before = storage.getattr(name).ok().map(Bound::unbind);
-        storage.setattr(name, slf).inspect_err(|_| {
-            // Lost, which is better than views of another batch.
-            slf.borrow_mut().last = std::ptr::null_mut();
-        })
+    /// Collects no more. Whether there is anything to keep.
+    #[pyo3(name = "finish")]
+    fn end(&mut self) -> bool {
+        self.finish();
+        !self.last.is_null()
     }
 }
 

@@ -8,6 +8,7 @@ use pyo3::exceptions::{PyAssertionError, PyMemoryError, PyOSError, PyRuntimeErro
 use pyo3::prelude::*;
 use ringloader_core::Error;
 use ringloader_core::engine::Engine;
+use ringloader_core::process::{self, Process};
 use ringloader_core::sync::{AtomicU64, Ordering};
 
 /// The exception for an error of the core.
@@ -93,18 +94,20 @@ pub(crate) fn wait(py: Python<'_>, engine: &Engine, only: Option<u32>, limit: Du
     })
 }
 
-/// The thread that ends the interpreter, once it has begun to.
-static EXITING: OnceLock<ThreadId> = OnceLock::new();
+/// The thread that ends the interpreter, once it has begun to, and its process: a child that is forked meanwhile goes on.
+static EXITING: OnceLock<(&Process, ThreadId)> = OnceLock::new();
 
 pub(crate) fn exits_elsewhere() -> bool {
-    EXITING.get().is_some_and(|&thread| thread != thread::current().id())
+    let elsewhere =
+        |&(process, thread): &(&Process, ThreadId)| thread != thread::current().id() && process.is_current();
+    EXITING.get().is_some_and(elsewhere)
 }
 
 /// To be called when the interpreter begins to exit, by the thread that ends it. Returns once no other thread is in
 /// the middle of a copy from which it has to come back to the interpreter.
 #[pyfunction]
 pub(crate) fn note_exit(py: Python<'_>) {
-    let _ = EXITING.set(thread::current().id());
+    let _ = EXITING.set((process::current(), thread::current().id()));
     while Away::count() > 0 {
         py.detach(|| thread::sleep(Duration::from_millis(1)));
     }

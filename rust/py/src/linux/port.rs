@@ -58,6 +58,11 @@ impl Port {
     /// time is over or the parent has ended.
     fn get<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Option<Bound<'py, PyTuple>>> {
         let deadline = Deadline::after(timeout)?;
+        if !self.core.is_current() {
+            // A process that the dataset forked has come back to torch's loop, which ends so.
+            self.parent_ended.store(true, Ordering::Relaxed);
+            return Ok(None);
+        }
         loop {
             if let Some(task) = self.core.try_task().map_err(exception)? {
                 let message = decode_task(py, task)?;
@@ -73,6 +78,11 @@ impl Port {
     /// Commits one message of torch's protocol: `(index of the task, batch)` or any object. Waits for
     /// room if it must, unless nobody wants it any more.
     fn put(&self, message: &Bound<'_, PyAny>) -> PyResult<()> {
+        if !self.core.is_current() {
+            // The rings are the worker's, which answers for itself.
+            self.parent_ended.store(true, Ordering::Relaxed);
+            return Ok(());
+        }
         let (kind, seq, object) = match pair(message)? {
             Some((seq, data)) => (ResultKind::Batch, seq, data),
             None => (ResultKind::Object, 0, message.clone()),

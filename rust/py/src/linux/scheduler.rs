@@ -7,6 +7,7 @@ use std::time::Duration;
 use pyo3::exceptions::{PyAssertionError, PyRuntimeError, PyStopIteration};
 use pyo3::intern;
 use pyo3::prelude::*;
+use ringloader_core::Error;
 use ringloader_core::message::TaskKind;
 use ringloader_core::plan::Order;
 use ringloader_core::process::{self, Process};
@@ -194,6 +195,10 @@ impl Scheduler {
     }
 
     fn check_out(&self, py: Python<'_>) -> PyResult<CheckedOut<'_>> {
+        if !self.process.is_current() {
+            // Before the lock, which a thread may have had at the fork.
+            return Err(exception(Error::Inherited { owner: self.process.pid() }));
+        }
         let me = thread::current().id();
         loop {
             {
@@ -202,9 +207,7 @@ impl Scheduler {
                     Home::In(core) => return Ok(CheckedOut { home: self, core: Some(core) }),
                     out => *home = out,
                 }
-                // In a forked child, that thread is not there.
-                let is_mine = matches!(*home, Home::Out { holder, .. } if holder == me);
-                if is_mine || !self.process.is_current() {
+                if matches!(*home, Home::Out { holder, .. } if holder == me) {
                     let text = "this iterator is being advanced elsewhere at this moment";
                     return Err(PyRuntimeError::new_err(text));
                 }
