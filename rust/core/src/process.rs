@@ -138,7 +138,7 @@ impl Process {
         }
     }
 
-    /// The same, for those who come by often: no more than once in [`GLANCE`].
+    /// The same, for those who come by often: no more than once in ten milliseconds.
     #[inline]
     pub fn glance(&self) {
         if self.keeps_anything() {
