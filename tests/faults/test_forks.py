@@ -538,7 +538,8 @@ class RunsPrograms(Dataset):
 
 def test_workers_that_fork_have_no_more_descriptors(make):
     numbers = [int(number) for number in make(RunsPrograms(), num_workers=1, batch_size=None)]
-    assert max(numbers) <= numbers[0] + 2
+    # Not one for each program.
+    assert max(numbers) <= numbers[0] + 10
 
 
 class ForksAndComesBack(Dataset):
