@@ -231,7 +231,7 @@ thread_local! {
     static WINDOWS: RefCell<Vec<Window>> = const { RefCell::new(Vec::new()) };
 }
 
-/// To be called by the thread that is about to fork. Nothing where this process has never lent anything.
+/// To be called by the thread that is about to fork. Does nothing in a process that has made no engine or port.
 pub fn before_fork() {
     let Some(process) = known() else { return };
     let (reading, writing) = pipe_with(PipeFlags::CLOEXEC).ok().unzip();

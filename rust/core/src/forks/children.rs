@@ -65,7 +65,7 @@ impl<C: Child> Forks<C> {
 
     /// A fork is about to happen, which `child` tells the end of. Returns its number.
     pub fn begin(&self, clock: &Clock, child: C) -> u64 {
-        // Nobody else may look: for children that have gone, and for whom nothing is kept.
+        // Else the handles of children that have gone, and for whom nothing is kept, would pile up.
         self.look();
         let mut children = self.lock();
         let number = children.begun;
