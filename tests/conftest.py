@@ -122,4 +122,6 @@ def _no_process_left(_time_limit: None) -> Iterator[None]:
         # They must fail this test only, not every one behind it.
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, 0)
     assert not left, f"worker processes outlive the test: {left}"

@@ -282,6 +282,8 @@ def test_every_byte_stays_what_it_is(path, loader_name):
     pid = os.fork()
     if pid == 0:
         code = 1
+        # The threads of OpenMP do not survive a fork: a copy by more than one thread would wait for them.
+        torch.set_num_threads(1)
         try:
             with contextlib.nullcontext() if path == "torch" else harness.taking(path):
                 rage(DataLoader if path == "torch" else ours, seed)
