@@ -5,7 +5,7 @@ use pyo3::types::{PyDict, PyString};
 
 /// The function has the last word: it is called wherever ours is not certain to do the same, so that errors,
 /// warnings and tracebacks are torch's.
-pub(crate) struct Original {
+pub(crate) struct Fallback {
     function: Py<PyAny>,
     parts: Vec<Part>,
 }
@@ -13,7 +13,7 @@ pub(crate) struct Original {
 /// A dict of variables, a name in it, and the value that it must still have.
 pub(crate) type Part = (Py<PyDict>, Py<PyString>, Py<PyAny>);
 
-impl Original {
+impl Fallback {
     /// `parts` is what the function is made of.
     pub(crate) fn new(function: Py<PyAny>, parts: Vec<Part>) -> Self {
         Self { function, parts }

@@ -1,35 +1,20 @@
-//! A Python batch to leaves and a skeleton.
-//!
-//! Exact dicts, lists, tuples, named tuples, numbers, strings, bytes and `None` become tokens; plain
-//! tensors and arrays become leaves. Where anything else comes up, the whole batch is pickled
-//! instead, still with tensors, arrays and storages as leaves: one pickle keeps "the same object
-//! twice" over the whole batch, as torch's does.
+//! The leaves of a batch: tensors, arrays, storages and long `bytes`, and where their bytes are.
 //!
 //! INVARIANT: no address outlives a moment in which foreign code may run: what pickling calls, finalisers and signal
 //! handlers, other threads once the interpreter is let go. Walking over plain tensors and exact containers runs none,
 //! and its addresses hold. Whatever else is done after the first address was taken sets [`Drafts::disturbed`], and
-//! then [`Encoded::holds_still`] looks at every leaf again before a byte is copied.
-
-use std::sync::{Mutex, PoisonError};
+//! then [`Drafts::look`] looks at every leaf again before a byte is copied.
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
 use ringloader_core::batch::wire::MAX_NDIM;
-use ringloader_core::batch::{ArrayFlags, Dtype, MetaWriter};
+use ringloader_core::batch::{ArrayFlags, Dtype};
 
-use super::grouping::Groups;
-use super::identity::ByIdentity;
-use super::objects::{describe, place_of_array};
-use super::torch::Torch;
-
-/// Trees that are deeper are pickled, which has a limit and an error of its own.
-const DEEPEST: u32 = 100;
-/// The longest table whose memory is kept for the next batch.
-const KEPT: usize = 256 << 10;
-/// Longer `bytes` are leaves, shorter ones lie in the skeleton.
-const INLINE_BYTES: usize = 4096;
+use crate::native::identity::ByIdentity;
+use crate::native::torch::array::place_of_array;
+use crate::native::torch::describe::describe;
+use crate::native::torch::names::Torch;
 
 /// What a leaf is, but for the place of its bytes.
 pub(crate) enum LeafKind {
@@ -85,17 +70,17 @@ pub(crate) struct Drafts {
     /// How many leaves were [secured](Self::secure).
     secured: usize,
     /// Whether foreign code may have run since an address was taken.
-    disturbed: bool,
+    pub(super) disturbed: bool,
     /// Whether addresses were found to be others since [`forget_moves`](Self::forget_moves).
     moved: bool,
     /// A leaf that was found to be no plain one any more.
     lost: Option<u32>,
     /// For the pickler only.
-    known: ByIdentity<u32>,
+    pub(super) known: ByIdentity<u32>,
 }
 
 /// What a second look at all leaves has found.
-enum Found {
+pub(super) enum Found {
     /// All is where it was.
     Same,
     /// The same, but not where it was: the addresses are those of now.
@@ -168,7 +153,7 @@ impl Drafts {
 
     /// Holds the storages of all leaves so far, before the pickler calls anybody's code: as with torch, which moves a
     /// storage to shared memory when it comes to it, the batch has what was there before.
-    fn secure(&mut self, torch: &Torch, py: Python<'_>) -> PyResult<()> {
+    pub(super) fn secure(&mut self, torch: &Torch, py: Python<'_>) -> PyResult<()> {
         while self.secured < self.leaves.len() {
             self.anchor(torch, py, self.secured as u32)?;
             self.secured += 1;
@@ -203,7 +188,7 @@ impl Drafts {
     ///
     /// # Errors
     /// What torch raises when it is asked for a storage.
-    fn look(&mut self, torch: &Torch, py: Python<'_>) -> PyResult<Found> {
+    pub(super) fn look(&mut self, torch: &Torch, py: Python<'_>) -> PyResult<Found> {
         if torch.exchange.is_none() {
             self.secured = 0;
             self.secure(torch, py)?;
@@ -244,7 +229,7 @@ impl Drafts {
     }
 
     /// Lets go of everything and keeps the memory.
-    fn clear(&mut self) {
+    pub(super) fn clear(&mut self) {
         self.leaves.clear();
         self.held.clear();
         self.dims.clear();
@@ -257,7 +242,7 @@ impl Drafts {
     }
 
     /// The leaf for an object that has one; `None` for any other.
-    fn add(&mut self, torch: &Torch, object: &Bound<'_, PyAny>) -> PyResult<Option<u32>> {
+    pub(super) fn add(&mut self, torch: &Torch, object: &Bound<'_, PyAny>) -> PyResult<Option<u32>> {
         let kind = object.get_type();
         let draft = if kind.is(&torch.tensor) {
             self.tensor(torch, object)?
@@ -384,7 +369,7 @@ impl Drafts {
         }))
     }
 
-    fn bytes(&mut self, object: &Bound<'_, PyAny>, bytes: &[u8]) -> u32 {
+    pub(super) fn bytes(&mut self, object: &Bound<'_, PyAny>, bytes: &[u8]) -> u32 {
         let (address, len) = (bytes.as_ptr() as usize, bytes.len() as u64);
         let kind = LeafKind::Bytes;
         self.push(object, LeafDraft { address, len, alignment: 1, kind, held: NONE, anchor: NONE })
@@ -409,7 +394,7 @@ fn storage(torch: &Torch, object: &Bound<'_, PyAny>) -> PyResult<Option<LeafDraf
 }
 
 /// What is raised for a leaf whose bytes are gone.
-fn changed(leaf: &LeafDraft) -> PyErr {
+pub(super) fn changed(leaf: &LeafDraft) -> PyErr {
     let what = match leaf.kind {
         LeafKind::Tensor { .. } => "a tensor",
         LeafKind::Array { .. } => "an array",
@@ -430,255 +415,4 @@ fn span(shape: &[i64], strides: &[i64], itemsize: usize) -> u64 {
     }
     let last: i64 = shape.iter().zip(strides).map(|(size, stride)| (size - 1) * stride).sum();
     (last as u64 + 1) * itemsize as u64
-}
-
-/// What the pickler asks for each object: is it a leaf?
-#[pyclass(frozen, module = "ringloader._native")]
-#[derive(Default)]
-pub(crate) struct Leaves {
-    drafts: Mutex<Drafts>,
-}
-
-#[pymethods]
-impl Leaves {
-    /// The number of the leaf that stands for `object`; `None` if it must be pickled.
-    fn __call__(&self, object: &Bound<'_, PyAny>) -> PyResult<Option<u32>> {
-        let torch = Torch::get(object.py())?;
-        // Taken out and put back: what is asked of torch meanwhile may run any code.
-        let mut drafts = self.take();
-        let number = match drafts.known.get(&(object.as_ptr() as usize)) {
-            Some(&number) => Ok(Some(number)),
-            None => match drafts.add(torch, object) {
-                Ok(Some(number)) => {
-                    drafts.known.insert(object.as_ptr() as usize, number);
-                    Ok(Some(number))
-                }
-                Ok(None) if !is_inert(object) => drafts.secure(torch, object.py()).map(|()| None),
-                other => other,
-            },
-        };
-        *self.drafts.lock().unwrap_or_else(PoisonError::into_inner) = drafts;
-        number
-    }
-}
-
-/// Whether the pickler itself writes it, without code of anybody's.
-fn is_inert(object: &Bound<'_, PyAny>) -> bool {
-    object.is_none()
-        || object.is_exact_instance_of::<PyString>()
-        || object.is_exact_instance_of::<PyInt>()
-        || object.is_exact_instance_of::<PyFloat>()
-        || object.is_exact_instance_of::<PyBool>()
-        || object.is_exact_instance_of::<PyBytes>()
-        || object.is_exact_instance_of::<PyDict>()
-        || object.is_exact_instance_of::<PyList>()
-        || object.is_exact_instance_of::<PyTuple>()
-}
-
-impl Leaves {
-    fn take(&self) -> Drafts {
-        std::mem::take(&mut self.drafts.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-}
-
-/// A batch, as far as it is known before its place is.
-#[derive(Default)]
-pub(crate) struct Encoded {
-    /// Its skeleton; storages and leaves are added once they have a place.
-    pub(crate) meta: MetaWriter,
-    pub(crate) drafts: Drafts,
-    pub(crate) groups: Groups,
-    /// The pickle, where it was pickled.
-    pub(crate) pickled: Option<Py<PyBytes>>,
-    /// Objects met before, to their memo number; `None` for a tuple whose items are being walked.
-    memo: ByIdentity<Option<u32>>,
-}
-
-impl Encoded {
-    /// Encodes `batch` into an empty one.
-    ///
-    /// # Errors
-    /// What pickling raises for what cannot be pickled.
-    pub(crate) fn encode(&mut self, batch: &Bound<'_, PyAny>) -> PyResult<()> {
-        let py = batch.py();
-        let torch = Torch::get(py)?;
-        self.drafts.disturbed = torch.asks_through_python(py)?;
-        if (Walk { torch, to: self, depth: 0 }).value(batch)? {
-            return Ok(());
-        }
-        self.clear();
-        let leaves = Bound::new(py, Leaves::default())?;
-        let pickled = torch.dumps.bind(py).call1((batch, &leaves))?.cast_into::<PyBytes>()?;
-        self.meta.skeleton().pickle(pickled.as_bytes());
-        self.drafts = leaves.get().take();
-        self.drafts.disturbed = true;
-        self.pickled = Some(pickled.unbind());
-        Ok(())
-    }
-
-    /// Makes sure that the leaves are where the groups say, once the batch's place is known: from a return with
-    /// `true` on, addresses hold until foreign code may run. With `false` the batch was encoded again, and the groups
-    /// have to be formed and placed anew.
-    ///
-    /// # Errors
-    /// What pickling raises; `RuntimeError` where a leaf has lost its memory and the batch cannot be read again.
-    pub(crate) fn holds_still(&mut self, batch: &Bound<'_, PyAny>) -> PyResult<bool> {
-        let py = batch.py();
-        if self.groups.has_large() {
-            self.groups.hold_large(py, &mut self.drafts)?;
-        }
-        if !self.drafts.disturbed {
-            return Ok(true);
-        }
-        let found = self.drafts.look(Torch::get(py)?, py);
-        if let Ok(Found::Same) = found {
-            return Ok(true);
-        }
-        let Some(pickled) = &self.pickled else {
-            // Reading it again calls nobody's code.
-            self.clear();
-            self.encode(batch)?;
-            return Ok(false);
-        };
-        if let Found::Other(leaf) = found? {
-            return Err(changed(&self.drafts.leaves[leaf as usize]));
-        }
-        self.groups.clear();
-        self.meta.clear();
-        self.meta.skeleton().pickle(pickled.as_bytes(py));
-        // The addresses are those of now, but the groups are not.
-        Ok(false)
-    }
-
-    /// Lets go of the batch and keeps the memory, so that a steady stream of similar ones allocates nothing.
-    /// Whether it is worth keeping: that of one huge batch would be held for ever.
-    pub(crate) fn clear(&mut self) -> bool {
-        let bytes = self.meta.encoded_len();
-        self.meta.clear();
-        self.drafts.clear();
-        self.groups.clear();
-        self.memo.clear();
-        self.pickled = None;
-        bytes <= KEPT
-    }
-}
-
-struct Walk<'a> {
-    torch: &'a Torch,
-    to: &'a mut Encoded,
-    depth: u32,
-}
-
-impl Walk<'_> {
-    /// Writes one value; `false` if the batch must be pickled.
-    fn value(&mut self, object: &Bound<'_, PyAny>) -> PyResult<bool> {
-        if object.is_none() {
-            self.to.meta.skeleton().none();
-        } else if let Ok(value) = object.cast_exact::<PyBool>() {
-            self.to.meta.skeleton().bool(value.is_true());
-        } else if object.is_exact_instance_of::<PyInt>() {
-            let Ok(value) = object.extract() else { return Ok(false) };
-            self.to.meta.skeleton().int(value);
-        } else if let Ok(value) = object.cast_exact::<PyFloat>() {
-            self.to.meta.skeleton().float(value.value());
-        } else {
-            return self.memoised(object);
-        }
-        Ok(true)
-    }
-
-    /// A value that may be met again as the same object.
-    fn memoised(&mut self, object: &Bound<'_, PyAny>) -> PyResult<bool> {
-        let key = object.as_ptr() as usize;
-        match self.to.memo.get(&key) {
-            Some(&Some(number)) => {
-                self.to.meta.skeleton().memo(number);
-                return Ok(true);
-            }
-            Some(None) => return Ok(false),
-            None => {}
-        }
-        if let Ok(text) = object.cast_exact::<PyString>() {
-            // Lone surrogates are no UTF-8; pickle knows how to write them.
-            let Ok(text) = text.to_str() else { return Ok(false) };
-            let number = self.to.meta.skeleton().str(text);
-            self.to.memo.insert(key, Some(number));
-            return Ok(true);
-        }
-        if let Ok(bytes) = object.cast_exact::<PyBytes>() {
-            let bytes = bytes.as_bytes();
-            if bytes.len() <= INLINE_BYTES {
-                self.to.meta.skeleton().bytes(bytes);
-                return Ok(true);
-            }
-            let leaf = self.to.drafts.bytes(object, bytes);
-            self.leaf(key, leaf);
-            return Ok(true);
-        }
-        if let Some(leaf) = self.to.drafts.add(self.torch, object)? {
-            self.leaf(key, leaf);
-            return Ok(true);
-        }
-        if self.depth == DEEPEST {
-            return Ok(false);
-        }
-        self.depth += 1;
-        let whole = self.container(key, object);
-        self.depth -= 1;
-        whole
-    }
-
-    fn leaf(&mut self, key: usize, leaf: u32) {
-        let number = self.to.meta.skeleton().leaf(leaf);
-        self.to.memo.insert(key, Some(number));
-    }
-
-    fn container(&mut self, key: usize, object: &Bound<'_, PyAny>) -> PyResult<bool> {
-        if let Ok(list) = object.cast_exact::<PyList>() {
-            let len = list.len();
-            let number = self.to.meta.skeleton().list(len as u32);
-            self.to.memo.insert(key, Some(number));
-            for item in list.iter() {
-                if !self.value(&item)? {
-                    return Ok(false);
-                }
-            }
-            // Code of the user's that ran meanwhile may have changed it: pickle has its own way with that.
-            return Ok(list.len() == len);
-        }
-        if let Ok(dict) = object.cast_exact::<PyDict>() {
-            let len = dict.len();
-            let number = self.to.meta.skeleton().dict(len as u32);
-            self.to.memo.insert(key, Some(number));
-            for (name, item) in dict.iter() {
-                // As with a list, but at once: the iterator panics when the number has changed.
-                if !self.value(&name)? || !self.value(&item)? || dict.len() != len {
-                    return Ok(false);
-                }
-            }
-            return Ok(true);
-        }
-        let Ok(tuple) = object.cast::<PyTuple>() else { return Ok(false) };
-        let number = if tuple.is_exact_instance_of::<PyTuple>() {
-            self.to.meta.skeleton().tuple(tuple.len() as u32)
-        } else {
-            let py = object.py();
-            self.to.drafts.disturb();
-            let name = self.torch.named_tuple_name.bind(py).call1((object.get_type(),))?;
-            if name.is_none() {
-                return Ok(false);
-            }
-            let (module, qualname): (String, String) = name.extract()?;
-            self.to.meta.skeleton().named_tuple(&module, &qualname, tuple.len() as u32)
-        };
-        // A tuple that contains itself, by way of a list, cannot be made before its items are.
-        self.to.memo.insert(key, None);
-        for item in tuple.iter() {
-            if !self.value(&item)? {
-                return Ok(false);
-            }
-        }
-        self.to.memo.insert(key, Some(number));
-        Ok(true)
-    }
 }

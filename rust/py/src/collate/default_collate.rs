@@ -2,18 +2,16 @@
 
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
+use pyo3::types::{PyBool, PyDict, PyFloat, PyList, PyString, PyTuple};
 use pyo3::{PyTypeCheck, intern};
 use ringloader_core::batch::Dtype;
 
-use super::dlpack::tensor_over_chunk;
-use super::objects::{Rows, fill};
-use super::original::{Original, Part};
-use super::port::Port;
-use super::torch::Torch;
-
-/// Trees that are deeper are torch's matter, which has a limit and an error of its own.
-pub(super) const DEEPEST: u32 = 100;
+use super::fallback::{Fallback, Part};
+use super::kinds::{DEEPEST, is_number, is_text};
+use super::rows::{Rows, fill};
+use crate::native::class::port::Port;
+use crate::native::torch::names::Torch;
+use crate::native::torch::tensor::tensor_over_chunk;
 
 /// Stands in for `collate` in a worker, which `default_collate` calls, and which calls itself for what is in containers.
 ///
@@ -21,7 +19,7 @@ pub(super) const DEEPEST: u32 = 100;
 #[pyclass(frozen, module = "ringloader._native")]
 pub(crate) struct Collate {
     port: Py<Port>,
-    original: Original,
+    fallback: Fallback,
     /// Functions that return how many modes of torch's have a say in what its other functions do.
     modes: Vec<Py<PyAny>>,
     /// The map that `default_collate` passes, which users may change, and what was in it.
@@ -45,7 +43,7 @@ impl Collate {
     ) -> PyResult<Self> {
         Ok(Self {
             port,
-            original: Original::new(function, parts),
+            fallback: Fallback::new(function, parts),
             modes,
             fn_map: fn_map.clone().unbind(),
             torchs_fn_map: fn_map.copy()?.unbind(),
@@ -77,7 +75,7 @@ impl Collate {
                 return Ok(false);
             }
         }
-        Ok(self.original.is_whole(py)? && self.fn_map.bind(py).eq(&self.torchs_fn_map)?)
+        Ok(self.fallback.is_whole(py)? && self.fn_map.bind(py).eq(&self.torchs_fn_map)?)
     }
 
     /// Whether torch goes by an entry that is not its own.
@@ -124,7 +122,7 @@ impl Collate {
     ) -> PyResult<Bound<'py, PyAny>> {
         let options = PyDict::new(batch.py());
         options.set_item(intern!(batch.py(), "collate_fn_map"), fn_map)?;
-        self.original.call(batch, Some(&options))
+        self.fallback.call(batch, Some(&options))
     }
 }
 
@@ -154,16 +152,6 @@ fn is_found_by_type(torch: &Torch, sample: &Bound<'_, PyAny>) -> bool {
     let kind = sample.get_type();
     let is_bool = sample.is_exact_instance_of::<PyBool>();
     kind.is(&torch.tensor) || kind.is(&torch.ndarray) || is_text(sample) || (is_number(sample) && !is_bool)
-}
-
-pub(super) fn is_number(object: &Bound<'_, PyAny>) -> bool {
-    object.is_exact_instance_of::<PyInt>()
-        || object.is_exact_instance_of::<PyFloat>()
-        || object.is_exact_instance_of::<PyBool>()
-}
-
-pub(super) fn is_text(object: &Bound<'_, PyAny>) -> bool {
-    object.is_exact_instance_of::<PyString>() || object.is_exact_instance_of::<PyBytes>()
 }
 
 /// What torch makes of the values in one place of all samples: shown where they come out as they are.

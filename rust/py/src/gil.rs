@@ -38,6 +38,9 @@ pub(crate) fn detached<T: Send>(
     Ok(done)
 }
 
+/// Copies of at least so many bytes are made without the interpreter.
+pub(crate) const DETACH: usize = 1 << 20;
+
 /// Runs `work` without the interpreter. Short work only: nothing looks for signals, and the exit of the
 /// interpreter waits for it.
 pub(crate) fn without_interpreter<T: Send>(py: Python<'_>, work: impl FnOnce() -> T + Send) -> T {

@@ -3,33 +3,33 @@
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
 
-use super::collate::{DEEPEST, is_number, is_text};
-use super::original::{Original, Part};
-use super::torch::Torch;
+use super::fallback::{Fallback, Part};
+use super::kinds::{DEEPEST, is_number, is_text};
+use crate::native::torch::names::Torch;
 
 /// Stands in for `default_convert` in a worker.
 ///
 /// MIRRORS `torch/utils/data/_utils/collate.py::default_convert`.
 #[pyclass(frozen, module = "ringloader._native")]
 pub(crate) struct Convert {
-    original: Original,
+    fallback: Fallback,
 }
 
 #[pymethods]
 impl Convert {
     #[new]
     fn new(function: Py<PyAny>, parts: Vec<Part>) -> Self {
-        Self { original: Original::new(function, parts) }
+        Self { fallback: Fallback::new(function, parts) }
     }
 
     fn __call__<'py>(&self, data: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let py = data.py();
-        if self.original.is_whole(py)?
+        if self.fallback.is_whole(py)?
             && let Some(made) = converted(Torch::get(py)?, data)?
         {
             return Ok(made);
         }
-        self.original.call(data, None)
+        self.fallback.call(data, None)
     }
 }
 

@@ -1,4 +1,4 @@
-//! What is asked of torch, numpy and pickle, looked up once in a process.
+//! What is asked of torch, numpy and pickle, looked up once in a process, and every name of a Python module of ours.
 
 use std::collections::HashMap;
 
@@ -8,9 +8,46 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyType};
 use ringloader_core::batch::Dtype;
 
-use super::dlpack::ExchangeApi;
-use super::identity::ByIdentity;
-use super::objects::Question;
+use super::abi::ExchangeApi;
+use super::method::NoArgsMethod;
+use crate::native::identity::ByIdentity;
+
+/// What is pickled, by which function.
+const PICKLING: &str = "ringloader._batches";
+/// Private names of torch.
+const INTERNALS: &str = "ringloader._seam";
+/// What is said of memory.
+const BUDGET: &str = "ringloader._budget";
+/// What stands for a batch whose arrival has failed.
+const QUEUES: &str = "ringloader._transport";
+
+/// Says, once, that batches do not fit into a worker's share.
+///
+/// # Errors
+/// What logging raises.
+pub(crate) fn say_oversize(py: Python<'_>, len: u64, share: u64, largest: u64, workers: u32) -> PyResult<()> {
+    py.import(BUDGET)?.call_method1("say_oversize", (len, share, largest, workers)).map(drop)
+}
+
+/// Says why memory that nobody needs was not given back.
+///
+/// # Errors
+/// What logging raises.
+pub(crate) fn say_kept(py: Python<'_>, why: &str) -> PyResult<()> {
+    py.import(BUDGET)?.call_method1("say_kept", (why,)).map(drop)
+}
+
+/// What stands for a batch whose arrival has failed.
+///
+/// # Errors
+/// What importing it raises.
+pub(crate) fn failed_arrival<'py>(
+    py: Python<'py>,
+    error: &PyErr,
+    was_raised: bool,
+) -> PyResult<Bound<'py, PyAny>> {
+    py.import(QUEUES)?.getattr("FailedArrival")?.call1((error.value(py), was_raised))
+}
 
 /// The functions and types.
 pub(crate) struct Torch {
@@ -25,13 +62,13 @@ pub(crate) struct Torch {
     pub(crate) empty_array: Py<PyAny>,
     pub(crate) from_capsule: Py<PyAny>,
     pub(crate) exchange: Option<ExchangeApi>,
-    is_conj: Question,
-    is_neg: Question,
+    is_conj: NoArgsMethod,
+    is_neg: NoArgsMethod,
     /// `None` in a torch whose tensors have no names any more.
-    has_names: Option<Question>,
+    has_names: Option<NoArgsMethod>,
     /// Of its storages.
-    data_ptr: Question,
-    nbytes: Question,
+    data_ptr: NoArgsMethod,
+    nbytes: NoArgsMethod,
     /// How many modes there are that what is asked of a tensor goes through.
     function_modes: Py<PyAny>,
     /// Whether the collector may run wherever an object is made: since Python 3.12 only between instructions.
@@ -67,8 +104,8 @@ impl Torch {
     fn load(py: Python<'_>) -> PyResult<Self> {
         let torch = py.import("torch")?;
         let numpy = py.import("numpy")?;
-        let batches = py.import("ringloader._batches")?;
-        let seam = py.import("ringloader._seam")?;
+        let batches = py.import(PICKLING)?;
+        let seam = py.import(INTERNALS)?;
         let tensor = torch.getattr("Tensor")?.cast_into::<PyType>()?;
         let get = |module: &Bound<'_, PyModule>, name: &str| Ok::<_, PyErr>(module.getattr(name)?.unbind());
         let mut dtypes = ByIdentity::default();
@@ -82,11 +119,11 @@ impl Torch {
         }
         Ok(Self {
             exchange: ExchangeApi::of(&tensor),
-            is_conj: Question::new(py, "is_conj"),
-            is_neg: Question::new(py, "is_neg"),
-            has_names: tensor.hasattr("has_names")?.then(|| Question::new(py, "has_names")),
-            data_ptr: Question::new(py, "data_ptr"),
-            nbytes: Question::new(py, "nbytes"),
+            is_conj: NoArgsMethod::new(py, "is_conj"),
+            is_neg: NoArgsMethod::new(py, "is_neg"),
+            has_names: tensor.hasattr("has_names")?.then(|| NoArgsMethod::new(py, "has_names")),
+            data_ptr: NoArgsMethod::new(py, "data_ptr"),
+            nbytes: NoArgsMethod::new(py, "nbytes"),
             function_modes: get(&seam, "len_torch_function_stack")?,
             collects_anywhere: py.version_info() < (3, 12),
             tensor: tensor.unbind(),
@@ -134,8 +171,8 @@ impl Torch {
     /// Whether the values are other than the bytes: a conjugate or negative view. Only complex numbers, and the
     /// parts of them, are ever seen so.
     pub(crate) fn is_lazy(&self, tensor: &Bound<'_, PyAny>, dtype: Dtype) -> PyResult<bool> {
-        Ok((dtype.is_complex() && self.is_conj.ask(tensor)?.is_truthy()?)
-            || (dtype.is_floating() && self.is_neg.ask(tensor)?.is_truthy()?))
+        Ok((dtype.is_complex() && self.is_conj.call(tensor)?.is_truthy()?)
+            || (dtype.is_floating() && self.is_neg.call(tensor)?.is_truthy()?))
     }
 
     /// Whether [`is_lazy`](Self::is_lazy) goes to torch's C functions alone by now.
@@ -149,7 +186,7 @@ impl Torch {
     /// # Errors
     /// What torch raises.
     pub(crate) fn asks_through_python(&self, py: Python<'_>) -> PyResult<bool> {
-        let has_names = self.has_names.as_ref().is_none_or(|question| question.is_direct(py));
+        let has_names = self.has_names.as_ref().is_none_or(|method| method.is_direct(py));
         Ok(!has_names || self.function_modes.bind(py).call0()?.is_truthy()?)
     }
 
@@ -158,13 +195,13 @@ impl Torch {
     /// # Errors
     /// What torch raises where there is no memory, or none that can be told.
     pub(crate) fn place_of(&self, storage: &Bound<'_, PyAny>) -> PyResult<(usize, u64)> {
-        Ok((self.data_ptr.ask(storage)?.extract()?, self.nbytes.ask(storage)?.extract()?))
+        Ok((self.data_ptr.call(storage)?.extract()?, self.nbytes.call(storage)?.extract()?))
     }
 
     /// Whether an exact tensor is more than values: it requires grad, or its dimensions have names.
     pub(crate) fn is_more(&self, tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
         let has_names =
-            || self.has_names.as_ref().map_or(Ok(false), |question| question.ask(tensor)?.is_truthy());
+            || self.has_names.as_ref().map_or(Ok(false), |method| method.call(tensor)?.is_truthy());
         Ok(tensor.getattr(intern!(tensor.py(), "requires_grad"))?.is_truthy()? || has_names()?)
     }
 

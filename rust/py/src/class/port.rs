@@ -6,19 +6,20 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyList, PyTuple};
+use pyo3::types::PyTuple;
 use ringloader_core::batch::Dtype;
-use ringloader_core::message::{ResultKind, Task, TaskKind};
+use ringloader_core::message::ResultKind;
 use ringloader_core::port::{Chunk, Commit, Rest, Room};
 use ringloader_core::shm::{Control, Segment};
 use ringloader_core::sync::{Arc, AtomicBool, Ordering};
 
-use super::dlpack::{duplicate, tensor_over_chunk};
-use super::encode::Encoded;
-use super::engine::{Engine, pair};
-use super::enter::{Deadline, detached, exception};
-use super::objects::Target;
-use super::torch::Torch;
+use super::engine::Engine;
+use crate::native::batch::encode::Encoded;
+use crate::native::batch::write::Target;
+use crate::native::fds::duplicate;
+use crate::native::gil::{Deadline, detached, exception};
+use crate::native::index::codec::{decode_task, pair};
+use crate::native::torch::tensor::tensor_over_chunk;
 
 /// How often a batch is read that others change meanwhile.
 const MOST_LOOKS: u32 = 100;
@@ -239,36 +240,4 @@ struct BatchPlace {
     /// Where its table begins, and where that ends.
     meta_at: u64,
     end: u64,
-}
-
-fn decode_task<'py>(py: Python<'py>, task: Task) -> PyResult<Bound<'py, PyAny>> {
-    match task.kind {
-        TaskKind::End => Ok(py.None().into_bound(py)),
-        TaskKind::Object => loads(py, &task.bytes),
-        kind => {
-            let index = decode_index(py, kind, &task.bytes)?;
-            Ok((task.seq as i64, index).into_pyobject(py)?.into_any())
-        }
-    }
-}
-
-fn loads<'py>(py: Python<'py>, bytes: &[u8]) -> PyResult<Bound<'py, PyAny>> {
-    Torch::get(py)?.loads_index.bind(py).call1((PyBytes::new(py, bytes),))
-}
-
-/// The index that a task's bytes stand for: a fresh list of ints each time, as samplers yield.
-pub(crate) fn decode_index<'py>(
-    py: Python<'py>,
-    kind: TaskKind,
-    bytes: &[u8],
-) -> PyResult<Bound<'py, PyAny>> {
-    let ints = || bytes.chunks_exact(8).map(|word| i64::from_le_bytes(word.try_into().expect("8 bytes")));
-    let one = || ints().next().ok_or_else(|| PyRuntimeError::new_err("a task without its index"));
-    Ok(match kind {
-        TaskKind::Indices => PyList::new(py, ints().collect::<Vec<_>>())?.into_any(),
-        TaskKind::Index => one()?.into_pyobject(py)?.into_any(),
-        TaskKind::Nones => PyList::new(py, (0..one()?).map(|_| py.None()).collect::<Vec<_>>())?.into_any(),
-        TaskKind::None | TaskKind::End => py.None().into_bound(py),
-        TaskKind::PickledIndex | TaskKind::Object => loads(py, bytes)?,
-    })
 }

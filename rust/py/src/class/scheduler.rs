@@ -13,10 +13,11 @@ use ringloader_core::plan::Order;
 use ringloader_core::process::{self, Process};
 use ringloader_core::scheduler::Poll;
 
-use super::engine::{Engine, encode_index_or_pickle, stand_in};
-use super::enter::{Deadline, detached, exception, exits_elsewhere, wait};
+use super::engine::{Engine, stand_in};
 use super::stream::Stream;
-use super::torch::Torch;
+use crate::native::gil::{Deadline, detached, exception, exits_elsewhere, wait};
+use crate::native::index::codec::encode_index_or_pickle;
+use crate::native::torch::names::Torch;
 
 type Core = ringloader_core::scheduler::Scheduler<Py<PyAny>>;
 

@@ -5,18 +5,18 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pyo3::exceptions::{PyException, PyRuntimeError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyInt, PyList, PyTuple};
 use ringloader_core::Error;
 use ringloader_core::delivery::Delivery;
 use ringloader_core::engine::{Engine as Core, Parked as CoreParked};
-use ringloader_core::message::{ResultKind, Task, TaskKind};
+use ringloader_core::message::ResultKind;
 use ringloader_core::shm::Control;
 use ringloader_core::sync::{Arc, AtomicBool, AtomicU64, Ordering};
 
-use super::decode::{Decoded, decode};
-use super::enter::{Deadline, exception, wait, without_interpreter};
-use super::template::Recall;
-use super::torch::Torch;
+use crate::native::batch::decode::{Decoded, decode};
+use crate::native::batch::template::TemplateCache;
+use crate::native::gil::{Deadline, exception, wait, without_interpreter};
+use crate::native::index::codec::encode_task;
+use crate::native::torch::names::{self, Torch};
 
 /// The smallest memory of a table that is used again: malloc has smaller ones at hand.
 const REUSED: usize = 1024;
@@ -28,7 +28,7 @@ pub(crate) struct Engine {
     core: Mutex<Option<Arc<Core>>>,
     copied_out: AtomicU64,
     oversize_said: AtomicBool,
-    recall: Recall,
+    templates: TemplateCache,
     /// The message that stands for a batch whose arrival was interrupted.
     interrupted: Mutex<Option<Py<PyAny>>>,
 }
@@ -202,9 +202,7 @@ impl Drop for Parked {
 fn say_kept(py: Python<'_>, control: &Control) {
     if let Some(refused) = control.take_refusal() {
         // What is closed stays closed, even where the interpreter is on its way out and has no logger.
-        let _ = py
-            .import("ringloader._budget")
-            .and_then(|budget| budget.call_method1("say_kept", (refused.to_string(),)));
+        let _ = names::say_kept(py, &refused.to_string());
     }
 }
 
@@ -224,7 +222,7 @@ impl Engine {
             core: Mutex::new(Some(Arc::new(core))),
             copied_out: AtomicU64::new(0),
             oversize_said: AtomicBool::new(false),
-            recall: Recall::default(),
+            templates: TemplateCache::default(),
             interrupted: Mutex::new(None),
         }
     }
@@ -260,12 +258,11 @@ impl Engine {
     /// The object that a delivery carries.
     pub(crate) fn unpack<'py>(&self, py: Python<'py>, delivery: Delivery) -> PyResult<Bound<'py, PyAny>> {
         if delivery.is_oversize() && !self.oversize_said.swap(true, Ordering::Relaxed) {
-            let budget = py.import("ringloader._budget")?;
             let core = self.core()?;
             let workers = core.control().geometry().workers;
-            budget.call_method1("say_oversize", (delivery.len(), core.share(), core.largest(), workers))?;
+            names::say_oversize(py, delivery.len(), core.share(), core.largest(), workers)?;
         }
-        let Decoded { object, copied_out, table } = decode(py, &self.recall, delivery)?;
+        let Decoded { object, copied_out, table } = decode(py, &self.templates, delivery)?;
         if table.capacity() >= REUSED
             && let Ok(core) = self.core()
         {
@@ -280,75 +277,6 @@ impl Engine {
 /// where it interrupts or ends the program, so that it must be raised at once.
 pub(crate) fn stand_in(py: Python<'_>, error: PyErr) -> PyResult<(Bound<'_, PyAny>, Option<PyErr>)> {
     let interrupts = !error.is_instance_of::<PyException>(py);
-    let class = py.import("ringloader._transport")?.getattr("FailedArrival")?;
-    let standing = class.call1((error.value(py), interrupts))?;
+    let standing = names::failed_arrival(py, &error, interrupts)?;
     Ok((standing, interrupts.then_some(error)))
-}
-
-/// Bytes of memory that the machine and the control group have left.
-#[pyfunction]
-pub(crate) fn available_memory() -> u64 {
-    ringloader_core::shm::available::MemoryProbe::new().available().bytes
-}
-
-fn encode_task(message: &Bound<'_, PyAny>) -> PyResult<Task> {
-    if message.is_none() {
-        return Ok(Task { seq: 0, kind: TaskKind::End, bytes: Vec::new() });
-    }
-    if let Some((seq, index)) = pair(message)? {
-        let (kind, bytes) = encode_index_or_pickle(&index)?;
-        return Ok(Task { seq: seq as u64, kind, bytes });
-    }
-    Ok(Task { seq: 0, kind: TaskKind::Object, bytes: pickle(message)? })
-}
-
-/// A message of the form `(index of the task, data)`, in either direction; `None` for any other.
-pub(crate) fn pair<'py>(message: &Bound<'py, PyAny>) -> PyResult<Option<(i64, Bound<'py, PyAny>)>> {
-    let Ok(tuple) = message.cast_exact::<PyTuple>() else { return Ok(None) };
-    if tuple.len() != 2 {
-        return Ok(None);
-    }
-    let Some(seq) = exact_int(&tuple.get_item(0)?) else { return Ok(None) };
-    Ok(Some((seq, tuple.get_item(1)?)))
-}
-
-/// The bytes of a task for `index`, pickled if they must be.
-///
-/// # Errors
-/// `TypeError` for what cannot be pickled.
-pub(crate) fn encode_index_or_pickle(index: &Bound<'_, PyAny>) -> PyResult<(TaskKind, Vec<u8>)> {
-    match encode_index(index)? {
-        Some(plain) => Ok(plain),
-        None => Ok((TaskKind::PickledIndex, pickle(index)?)),
-    }
-}
-
-fn pickle(object: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
-    let py = object.py();
-    let bytes = Torch::get(py)?.dumps_index.bind(py).call1((object,))?;
-    Ok(bytes.cast::<PyBytes>()?.as_bytes().to_vec())
-}
-
-fn exact_int(object: &Bound<'_, PyAny>) -> Option<i64> {
-    object.is_exact_instance_of::<PyInt>().then(|| object.extract().ok())?
-}
-
-/// An index that needs no pickle: an exact int, a list of them, a list of `None`.
-fn encode_index(index: &Bound<'_, PyAny>) -> PyResult<Option<(TaskKind, Vec<u8>)>> {
-    if index.is_none() {
-        return Ok(Some((TaskKind::None, Vec::new())));
-    }
-    if let Some(one) = exact_int(index) {
-        return Ok(Some((TaskKind::Index, one.to_le_bytes().to_vec())));
-    }
-    let Ok(list) = index.cast_exact::<PyList>() else { return Ok(None) };
-    if !list.is_empty() && list.iter().all(|item| item.is_none()) {
-        return Ok(Some((TaskKind::Nones, (list.len() as i64).to_le_bytes().to_vec())));
-    }
-    let mut bytes = Vec::with_capacity(8 * list.len());
-    for item in list.iter() {
-        let Some(value) = exact_int(&item) else { return Ok(None) };
-        bytes.extend_from_slice(&value.to_le_bytes());
-    }
-    Ok(Some((TaskKind::Indices, bytes)))
 }

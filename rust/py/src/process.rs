@@ -1,4 +1,4 @@
-//! What a program says when it forks, and which process this is.
+//! What a program says when it forks; which process this is, and the memory that it may take.
 
 use pyo3::prelude::*;
 use ringloader_core::process;
@@ -25,4 +25,10 @@ pub(crate) fn after_fork_in_child() {
 #[pyfunction]
 pub(crate) fn process_identity() -> u64 {
     process::current().identity()
+}
+
+/// Bytes of memory that the machine and the control group have left.
+#[pyfunction]
+pub(crate) fn available_memory() -> u64 {
+    ringloader_core::shm::available::MemoryProbe::new().available().bytes
 }

@@ -11,10 +11,10 @@ use ringloader_core::batch::wire::STORAGE_ALIGN;
 use ringloader_core::batch::{MetaWriter, StorageRecord};
 use ringloader_core::port::Commit;
 
-use super::dlpack::DETACH;
-use super::encode::{Drafts, LeafKind};
-use super::objects::Copy;
-use super::torch::Torch;
+use super::leaves::{Drafts, LeafKind};
+use super::write::CopyRange;
+use crate::native::gil::DETACH;
+use crate::native::torch::names::Torch;
 
 /// Memory that becomes one storage.
 struct Group {
@@ -37,7 +37,7 @@ struct Group {
 #[derive(Default)]
 pub(crate) struct Groups {
     groups: Vec<Group>,
-    copies: Vec<Copy>,
+    copies: Vec<CopyRange>,
     /// Each leaf's group; [`NONE`] without bytes.
     group_of: Vec<u32>,
     /// Leaves with bytes, in the order of their addresses, a longer one before those that it covers.
@@ -212,7 +212,7 @@ impl Groups {
                     let to = end.next_multiple_of(STORAGE_ALIGN);
                     end = to + group.len;
                     let (from, len, keeps) = (group.start, group.len, group.keeps);
-                    self.copies.push(Copy { from, to, len, keeps });
+                    self.copies.push(CopyRange { from, to, len, keeps });
                     to
                 }
             };
@@ -241,7 +241,7 @@ impl Groups {
     }
 
     /// What has to be copied, by the last [`place`](Self::place).
-    pub(crate) fn copies(&self) -> &[Copy] {
+    pub(crate) fn copies(&self) -> &[CopyRange] {
         &self.copies
     }
 

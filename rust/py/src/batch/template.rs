@@ -13,21 +13,20 @@ use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 use ringloader_core::batch::{Meta, SkeletonReader, Token};
 use ringloader_core::delivery::Delivery;
 
-use super::decode::{DEEPEST, SMALL};
-use super::dlpack::{Copies, Form};
-use super::enter::exception;
-use super::torch::Torch;
-
-/// The longest table that is remembered.
-const KEPT: usize = 256 << 10;
+use super::limits::{LONGEST_TABLE_KEPT, MOST_DEPTH_READ, SMALL};
+use crate::native::gil::exception;
+use crate::native::torch::header::cost;
+use crate::native::torch::memory::Copies;
+use crate::native::torch::names::Torch;
+use crate::native::torch::tensor::Form;
 
 /// What one engine remembers of the last batch.
 #[derive(Default)]
-pub(crate) struct Recall(Mutex<Recalled>);
+pub(crate) struct TemplateCache(Mutex<LastBatch>);
 
 /// The last batch's table, and what came of it. Whoever decodes a batch has it.
 #[derive(Default)]
-pub(crate) struct Recalled {
+pub(crate) struct LastBatch {
     table: Vec<u8>,
     seen: Seen,
 }
@@ -42,22 +41,22 @@ enum Seen {
     Again(Template),
 }
 
-impl Recall {
-    pub(crate) fn take(&self) -> Recalled {
+impl TemplateCache {
+    pub(crate) fn take(&self) -> LastBatch {
         std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    pub(crate) fn put(&self, recalled: Recalled) {
-        let before = std::mem::replace(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner), recalled);
+    pub(crate) fn put(&self, last: LastBatch) {
+        let before = std::mem::replace(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner), last);
         // Behind the lock: it may hold objects whose end runs any code.
         drop(before);
     }
 }
 
-impl Recalled {
+impl LastBatch {
     /// Remembers a batch that was not like the last one, and returns the last one's table.
     pub(crate) fn replace(&mut self, table: Vec<u8>) -> Vec<u8> {
-        let table = if table.len() <= KEPT { table } else { Vec::new() };
+        let table = if table.len() <= LONGEST_TABLE_KEPT { table } else { Vec::new() };
         self.seen = Seen::Once;
         std::mem::replace(&mut self.table, table)
     }
@@ -148,7 +147,7 @@ struct Reader<'a> {
 impl Reader<'_> {
     /// The next value; `None` if it cannot be part of a template.
     fn node(&mut self, py: Python<'_>) -> PyResult<Option<Node>> {
-        if self.depth > DEEPEST {
+        if self.depth > MOST_DEPTH_READ {
             return Ok(None);
         }
         let value = |object: Bound<'_, PyAny>| Ok(Some(Node::Value(object.unbind())));
@@ -204,7 +203,7 @@ impl Reader<'_> {
             return None;
         }
         if nbytes <= SMALL {
-            self.small += Copies::cost(nbytes, leaf.ndim());
+            self.small += cost(nbytes, leaf.ndim());
         }
         Some(Node::Tensor(form.into_owned()))
     }

@@ -10,10 +10,9 @@ use ringloader_core::Error;
 use ringloader_core::message::TaskKind;
 use ringloader_core::plan::{BatchRule, Draw, Source, Step, Supply};
 
-use super::engine::encode_index_or_pickle;
-use super::enter::exception;
-use super::objects::TensorIndices;
-use super::port::decode_index;
+use crate::native::gil::exception;
+use crate::native::index::codec::{decode_index, encode_index_or_pickle};
+use crate::native::index::tensor::TensorIndices;
 
 /// The indices of one of torch's samplers, over numbers that torch draws.
 #[pyclass(frozen, module = "ringloader._native")]

@@ -10,15 +10,14 @@ use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 use ringloader_core::batch::{ArrayFlags, Leaf, LeafKind, Meta, SkeletonReader, StorageRecord, Token};
 use ringloader_core::delivery::Delivery;
 
-use super::dlpack::{Copies, Form, Span};
-use super::enter::exception;
-use super::template::Recall;
-use super::torch::Torch;
-
-/// Storages up to this size are copied out: a kept label must not keep a batch of images.
-pub(crate) const SMALL: u64 = 8192;
-/// Deeper than any tree that a worker writes.
-pub(crate) const DEEPEST: u32 = 200;
+use super::limits::{MOST_DEPTH_READ, SMALL};
+use super::template::TemplateCache;
+use crate::native::gil::exception;
+use crate::native::torch::header::cost;
+use crate::native::torch::memory::Copies;
+use crate::native::torch::names::Torch;
+use crate::native::torch::source::Span;
+use crate::native::torch::tensor::{Form, flat};
 
 /// What came of a delivery.
 pub(crate) struct Decoded<'py> {
@@ -37,23 +36,23 @@ pub(crate) struct Decoded<'py> {
 /// `RuntimeError` for what no worker writes; what unpickling raises.
 pub(crate) fn decode<'py>(
     py: Python<'py>,
-    recall: &Recall,
+    cache: &TemplateCache,
     mut delivery: Delivery,
 ) -> PyResult<Decoded<'py>> {
     let large = delivery.len() > SMALL;
     let leased = large && delivery.lease();
-    let mut recalled = recall.take();
-    let repeated = recalled.is_repeated(&delivery);
-    let template = if repeated { recalled.template(py, &delivery)? } else { None };
+    let mut last = cache.take();
+    let repeated = last.is_repeated(&delivery);
+    let template = if repeated { last.template(py, &delivery)? } else { None };
     let object = match template {
         Some(template) => template.make(py, &delivery, leased),
         None => read(py, &delivery, leased),
     };
     let mut table = delivery.into_table();
     if !repeated {
-        table = recalled.replace(table);
+        table = last.replace(table);
     }
-    recall.put(recalled);
+    cache.put(last);
     Ok(Decoded { object: object?, copied_out: large && !leased, table })
 }
 
@@ -67,7 +66,7 @@ fn read<'py>(py: Python<'py>, delivery: &Delivery, leased: bool) -> PyResult<Bou
         *shared += 1;
         let nbytes = leaf.storage_record().nbytes;
         if *shared == 1 && nbytes <= SMALL && !matches!(leaf.kind(), LeafKind::Bytes) {
-            small += Copies::cost(nbytes, leaf.ndim().max(1));
+            small += cost(nbytes, leaf.ndim().max(1));
         }
     }
     let leaves = LeafReader {
@@ -146,7 +145,7 @@ impl<'py> LeafReader<'_, 'py> {
         if let Some(made) = self.storages.borrow().get(&leaf.storage()) {
             return Ok(made.clone());
         }
-        let flat = Span::new(self.delivery, record.offset, record.nbytes)?.flat(py, copy)?;
+        let flat = flat(py, &Span::new(self.delivery, record.offset, record.nbytes)?, copy)?;
         let storage = flat.call_method0(intern!(py, "untyped_storage"))?;
         self.storages.borrow_mut().insert(leaf.storage(), storage.clone());
         Ok(storage)
@@ -167,7 +166,8 @@ impl<'py> LeafReader<'_, 'py> {
             return self.torch.empty_array.bind(py).call1((shape, dtype, order));
         }
         let len = record.nbytes - leaf.byte_offset();
-        let flat = Span::new(self.delivery, record.offset + leaf.byte_offset(), len)?.flat(py, copy)?;
+        let span = Span::new(self.delivery, record.offset + leaf.byte_offset(), len)?;
+        let flat = flat(py, &span, copy)?;
         let bytes = flat.call_method0(intern!(py, "numpy"))?;
         if flags.read_only {
             // What lies in it cannot be made writable, as what is unpickled from `bytes` cannot.
@@ -188,7 +188,7 @@ struct Tree<'a, 'py> {
 impl<'py> Tree<'_, 'py> {
     fn value(&mut self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         self.depth += 1;
-        if self.depth > DEEPEST {
+        if self.depth > MOST_DEPTH_READ {
             return Err(corrupt("the skeleton is deeper than any that is written"));
         }
         let token = self.skeleton.next_token().map_err(exception)?;
