@@ -16,7 +16,7 @@
 
 /// All of it: the transport needs Linux with `memfd`.
 #[cfg(all(target_os = "linux", not(ringloader_portable)))]
-#[path = ""]
+#[path = "."]
 mod native {
     pub(crate) mod batch;
     pub(crate) mod class;
@@ -29,12 +29,14 @@ mod native {
     pub(crate) mod process;
     pub(crate) mod torch;
 }
+#[cfg(all(target_os = "linux", not(ringloader_portable)))]
+use native::*;
 
 #[pyo3::pymodule]
 mod _native {
     #[cfg(all(target_os = "linux", not(ringloader_portable)))]
     #[pymodule_export]
-    use super::native::{
+    use super::{
         batch::pickling::Leaves,
         class::engine::{Engine, Parked},
         class::kept::Kept,

@@ -30,5 +30,5 @@ pub(crate) fn process_identity() -> u64 {
 /// Bytes of memory that the machine and the control group have left.
 #[pyfunction]
 pub(crate) fn available_memory() -> u64 {
-    ringloader_core::shm::available::MemoryProbe::new().available().bytes
+    ringloader_core::os::memory::MemoryProbe::new().available().bytes
 }

@@ -8,16 +8,16 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 use ringloader_core::batch::{ArrayFlags, Leaf, LeafKind, Meta, SkeletonReader, StorageRecord, Token};
-use ringloader_core::delivery::Delivery;
+use ringloader_core::transport::delivery::Delivery;
 
 use super::limits::{MOST_DEPTH_READ, SMALL};
 use super::template::TemplateCache;
-use crate::native::gil::exception;
-use crate::native::torch::header::cost;
-use crate::native::torch::memory::Copies;
-use crate::native::torch::names::Torch;
-use crate::native::torch::source::Span;
-use crate::native::torch::tensor::{Form, flat};
+use crate::gil::exception;
+use crate::torch::header::cost;
+use crate::torch::memory::Copies;
+use crate::torch::names::Torch;
+use crate::torch::source::Span;
+use crate::torch::tensor::{Form, flat};
 
 /// What came of a delivery.
 pub(crate) struct Decoded<'py> {

@@ -18,8 +18,8 @@ use super::groups::Groups;
 use super::leaves::{Drafts, Found, changed};
 use super::limits::{INLINE_BYTES, LONGEST_TABLE_KEPT, MOST_DEPTH_WRITTEN};
 use super::pickling::Leaves;
-use crate::native::identity::ByIdentity;
-use crate::native::torch::names::Torch;
+use crate::identity::ByIdentity;
+use crate::torch::names::Torch;
 
 /// A batch, as far as it is known before its place is.
 #[derive(Default)]

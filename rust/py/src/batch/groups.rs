@@ -9,12 +9,12 @@ use std::cmp::Reverse;
 use pyo3::prelude::*;
 use ringloader_core::batch::wire::STORAGE_ALIGN;
 use ringloader_core::batch::{MetaWriter, StorageRecord};
-use ringloader_core::port::Commit;
+use ringloader_core::transport::port::Commit;
 
 use super::leaves::{Drafts, LeafKind};
 use super::write::CopyRange;
-use crate::native::gil::DETACH;
-use crate::native::torch::names::Torch;
+use crate::gil::DETACH;
+use crate::torch::names::Torch;
 
 /// Memory that becomes one storage.
 struct Group {

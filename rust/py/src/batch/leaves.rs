@@ -11,10 +11,10 @@ use pyo3::prelude::*;
 use ringloader_core::batch::wire::MAX_NDIM;
 use ringloader_core::batch::{ArrayFlags, Dtype};
 
-use crate::native::identity::ByIdentity;
-use crate::native::torch::array::place_of_array;
-use crate::native::torch::describe::describe;
-use crate::native::torch::names::Torch;
+use crate::identity::ByIdentity;
+use crate::torch::array::place_of_array;
+use crate::torch::describe::describe;
+use crate::torch::names::Torch;
 
 /// What a leaf is, but for the place of its bytes.
 pub(crate) enum LeafKind {

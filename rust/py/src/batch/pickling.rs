@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
 
 use super::leaves::Drafts;
-use crate::native::torch::names::Torch;
+use crate::torch::names::Torch;
 
 /// What the pickler asks for each object: is it a leaf?
 #[pyclass(frozen, module = "ringloader._native")]

@@ -11,14 +11,14 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 use ringloader_core::batch::{Meta, SkeletonReader, Token};
-use ringloader_core::delivery::Delivery;
+use ringloader_core::transport::delivery::Delivery;
 
 use super::limits::{LONGEST_TABLE_KEPT, MOST_DEPTH_READ, SMALL};
-use crate::native::gil::exception;
-use crate::native::torch::header::cost;
-use crate::native::torch::memory::Copies;
-use crate::native::torch::names::Torch;
-use crate::native::torch::tensor::Form;
+use crate::gil::exception;
+use crate::torch::header::cost;
+use crate::torch::memory::Copies;
+use crate::torch::names::Torch;
+use crate::torch::tensor::Form;
 
 /// What one engine remembers of the last batch.
 #[derive(Default)]

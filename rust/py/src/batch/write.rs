@@ -3,10 +3,10 @@
 use std::ptr::{NonNull, copy_nonoverlapping};
 
 use pyo3::prelude::*;
-use ringloader_core::port::Commit;
-use ringloader_core::shm::Segment;
+use ringloader_core::os::Segment;
+use ringloader_core::transport::port::Commit;
 
-use crate::native::gil::{DETACH, exception, without_interpreter};
+use crate::gil::{DETACH, exception, without_interpreter};
 
 /// One copy: from an object's memory to an offset of the batch's place.
 #[derive(Debug, Clone, Copy)]

@@ -6,17 +6,17 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use pyo3::exceptions::{PyException, PyRuntimeError};
 use pyo3::prelude::*;
 use ringloader_core::Error;
-use ringloader_core::delivery::Delivery;
-use ringloader_core::engine::{Engine as Core, Parked as CoreParked};
-use ringloader_core::message::ResultKind;
-use ringloader_core::shm::Control;
 use ringloader_core::sync::{Arc, AtomicBool, AtomicU64, Ordering};
+use ringloader_core::transport::Control;
+use ringloader_core::transport::delivery::Delivery;
+use ringloader_core::transport::engine::{Engine as Core, Parked as CoreParked};
+use ringloader_core::transport::message::ResultKind;
 
-use crate::native::batch::decode::{Decoded, decode};
-use crate::native::batch::template::TemplateCache;
-use crate::native::gil::{Deadline, exception, wait, without_interpreter};
-use crate::native::index::codec::encode_task;
-use crate::native::torch::names::{self, Torch};
+use crate::batch::decode::{Decoded, decode};
+use crate::batch::template::TemplateCache;
+use crate::gil::{Deadline, exception, wait, without_interpreter};
+use crate::index::codec::encode_task;
+use crate::torch::names::{self, Torch};
 
 /// The smallest memory of a table that is used again: malloc has smaller ones at hand.
 const REUSED: usize = 1024;

@@ -2,7 +2,7 @@
 
 use pyo3::prelude::*;
 
-use crate::native::torch::deferred::Deferred;
+use crate::torch::deferred::Deferred;
 
 /// Memory that torch has taken out of a storage, for as long as views of it may be left.
 #[pyclass(module = "ringloader._native")]

@@ -8,18 +8,19 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use ringloader_core::batch::Dtype;
-use ringloader_core::message::ResultKind;
-use ringloader_core::port::{Chunk, Commit, Rest, Room};
-use ringloader_core::shm::{Control, Segment};
+use ringloader_core::os::Segment;
 use ringloader_core::sync::{Arc, AtomicBool, Ordering};
+use ringloader_core::transport::Control;
+use ringloader_core::transport::message::ResultKind;
+use ringloader_core::transport::port::{Chunk, Commit, Rest, Room};
 
 use super::engine::Engine;
-use crate::native::batch::encode::Encoded;
-use crate::native::batch::write::Target;
-use crate::native::fds::duplicate;
-use crate::native::gil::{Deadline, detached, exception};
-use crate::native::index::codec::{decode_task, pair};
-use crate::native::torch::tensor::tensor_over_chunk;
+use crate::batch::encode::Encoded;
+use crate::batch::write::Target;
+use crate::fds::duplicate;
+use crate::gil::{Deadline, detached, exception};
+use crate::index::codec::{decode_task, pair};
+use crate::torch::tensor::tensor_over_chunk;
 
 /// How often a batch is read that others change meanwhile.
 const MOST_LOOKS: u32 = 100;
@@ -27,7 +28,7 @@ const MOST_LOOKS: u32 = 100;
 /// A worker's end: tasks in, results out, memory for collate.
 #[pyclass(frozen, module = "ringloader._native")]
 pub(crate) struct Port {
-    core: ringloader_core::port::Port,
+    core: ringloader_core::transport::port::Port,
     parent_ended: AtomicBool,
     /// The last batch's memory, empty. Whoever is putting a batch has it.
     spare: Mutex<Option<Box<Encoded>>>,
@@ -119,7 +120,8 @@ impl Port {
 
 impl Port {
     fn attached(control: Arc<Control>, worker: u32, share: u64, fds: [OwnedFd; 4]) -> PyResult<Self> {
-        let core = ringloader_core::port::Port::attach(control, worker, share, fds).map_err(exception)?;
+        let core =
+            ringloader_core::transport::port::Port::attach(control, worker, share, fds).map_err(exception)?;
         Ok(Self { core, parent_ended: AtomicBool::new(false), spare: Mutex::default() })
     }
 

@@ -8,16 +8,16 @@ use pyo3::exceptions::{PyAssertionError, PyRuntimeError, PyStopIteration};
 use pyo3::intern;
 use pyo3::prelude::*;
 use ringloader_core::Error;
-use ringloader_core::message::TaskKind;
 use ringloader_core::plan::Order;
 use ringloader_core::process::{self, Process};
 use ringloader_core::scheduler::Poll;
+use ringloader_core::transport::message::TaskKind;
 
 use super::engine::{Engine, stand_in};
 use super::stream::Stream;
-use crate::native::gil::{Deadline, detached, exception, exits_elsewhere, wait};
-use crate::native::index::codec::encode_index_or_pickle;
-use crate::native::torch::names::Torch;
+use crate::gil::{Deadline, detached, exception, exits_elsewhere, wait};
+use crate::index::codec::encode_index_or_pickle;
+use crate::torch::names::Torch;
 
 type Core = ringloader_core::scheduler::Scheduler<Py<PyAny>>;
 

@@ -7,12 +7,12 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 use ringloader_core::Error;
-use ringloader_core::message::TaskKind;
 use ringloader_core::plan::{BatchRule, Draw, Source, Step, Supply};
+use ringloader_core::transport::message::TaskKind;
 
-use crate::native::gil::exception;
-use crate::native::index::codec::{decode_index, encode_index_or_pickle};
-use crate::native::index::tensor::TensorIndices;
+use crate::gil::exception;
+use crate::index::codec::{decode_index, encode_index_or_pickle};
+use crate::index::tensor::TensorIndices;
 
 /// The indices of one of torch's samplers, over numbers that torch draws.
 #[pyclass(frozen, module = "ringloader._native")]

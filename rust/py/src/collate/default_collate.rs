@@ -9,9 +9,9 @@ use ringloader_core::batch::Dtype;
 use super::fallback::{Fallback, Part};
 use super::kinds::{DEEPEST, is_number, is_text};
 use super::rows::{Rows, fill};
-use crate::native::class::port::Port;
-use crate::native::torch::names::Torch;
-use crate::native::torch::tensor::tensor_over_chunk;
+use crate::class::port::Port;
+use crate::torch::names::Torch;
+use crate::torch::tensor::tensor_over_chunk;
 
 /// Stands in for `collate` in a worker, which `default_collate` calls, and which calls itself for what is in containers.
 ///

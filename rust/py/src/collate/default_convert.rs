@@ -5,7 +5,7 @@ use pyo3::types::{PyDict, PyList, PyTuple};
 
 use super::fallback::{Fallback, Part};
 use super::kinds::{DEEPEST, is_number, is_text};
-use crate::native::torch::names::Torch;
+use crate::torch::names::Torch;
 
 /// Stands in for `default_convert` in a worker.
 ///

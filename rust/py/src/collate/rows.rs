@@ -7,11 +7,11 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use ringloader_core::batch::Dtype;
-use ringloader_core::port::Chunk;
+use ringloader_core::transport::port::Chunk;
 
-use crate::native::gil::{DETACH, without_interpreter};
-use crate::native::torch::describe::describe;
-use crate::native::torch::names::Torch;
+use crate::gil::{DETACH, without_interpreter};
+use crate::torch::describe::describe;
+use crate::torch::names::Torch;
 
 /// Contiguous tensors or arrays of one type and shape, to become the rows of a tensor.
 pub(crate) struct Rows<'a, 'py> {

@@ -3,9 +3,9 @@
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyInt, PyList, PyTuple};
-use ringloader_core::message::{Task, TaskKind};
+use ringloader_core::transport::message::{Task, TaskKind};
 
-use crate::native::torch::names::Torch;
+use crate::torch::names::Torch;
 
 /// The task for a message of torch's protocol.
 ///

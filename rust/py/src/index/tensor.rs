@@ -4,7 +4,7 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use ringloader_core::plan::Indices;
 
-use crate::native::torch::names::Torch;
+use crate::torch::names::Torch;
 
 /// The int64 elements of a tensor, as a sampler's indices.
 #[derive(Debug)]

@@ -12,7 +12,7 @@ use ringloader_core::batch::wire::MAX_NDIM;
 use super::abi::{CPU, DlTensor, Legacy, Versioned};
 use super::memory::{ALIGNMENT, Memory};
 use super::source::{Keeper, Place, Source};
-use crate::native::gil::{DETACH, without_interpreter};
+use crate::gil::{DETACH, without_interpreter};
 
 /// The start of each tensor's memory: both forms of a managed tensor, of which one is used. Behind it
 /// lie shape and strides, and behind them the bytes of a tensor that owns them.

@@ -10,7 +10,7 @@ use ringloader_core::batch::Dtype;
 
 use super::abi::ExchangeApi;
 use super::method::NoArgsMethod;
-use crate::native::identity::ByIdentity;
+use crate::identity::ByIdentity;
 
 /// What is pickled, by which function.
 const PICKLING: &str = "ringloader._batches";

@@ -5,12 +5,12 @@ use std::ptr::{NonNull, copy_nonoverlapping};
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use ringloader_core::delivery::{Backing, Delivery};
-use ringloader_core::port::Chunk;
 use ringloader_core::sync::Arc;
+use ringloader_core::transport::delivery::{Backing, Delivery};
+use ringloader_core::transport::port::Chunk;
 
 use super::memory::{Copies, Memory, SHARED};
-use crate::native::gil::exception;
+use crate::gil::exception;
 
 /// What keeps the bytes of a tensor that does not own them.
 pub(super) enum Keeper {

@@ -19,8 +19,8 @@ use pyo3::prelude::*;
 use pyo3::{ffi, intern};
 use ringloader_core::batch::wire::check_tensor;
 use ringloader_core::batch::{Dtype, Leaf, LeafKind};
-use ringloader_core::delivery::Delivery;
-use ringloader_core::port::Chunk;
+use ringloader_core::transport::delivery::Delivery;
+use ringloader_core::transport::port::Chunk;
 
 use super::abi::{ExchangeApi, Legacy, Versioned};
 use super::deferred::drop_or_defer;
