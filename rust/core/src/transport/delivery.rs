@@ -6,7 +6,7 @@ use crate::batch::{Meta, wire};
 use crate::error::{Error, Result};
 use crate::forks::Moment;
 use crate::os::Segment;
-use crate::os::eventfd::Bell;
+use crate::os::eventfd::EventFd;
 use crate::pool::{Closing, Ledger, SlotId};
 use crate::process::{self, Lender, Process};
 use crate::sync::Arc;
@@ -20,8 +20,8 @@ use crate::transport::message::ResultKind;
 pub(crate) struct Seat {
     pub(crate) control: Arc<Control>,
     pub(crate) worker: u32,
-    /// The worker's bell: it sleeps for tasks and for room.
-    pub(crate) bell: Bell,
+    /// Wakes the worker: it sleeps for tasks and for room.
+    pub(crate) eventfd: EventFd,
     pub(crate) ledger: Ledger,
     /// The process that may release: a forked child inherits leases and must leave them alone.
     pub(crate) process: &'static Process,
@@ -35,9 +35,9 @@ impl Lender for Seat {
 }
 
 impl Seat {
-    pub(crate) fn new(control: Arc<Control>, worker: u32, bell: Bell, ledger: Ledger) -> Arc<Self> {
+    pub(crate) fn new(control: Arc<Control>, worker: u32, eventfd: EventFd, ledger: Ledger) -> Arc<Self> {
         let process = process::current();
-        let seat = Arc::new(Self { control, worker, bell, ledger, process, closing: Closing::new() });
+        let seat = Arc::new(Self { control, worker, eventfd, ledger, process, closing: Closing::new() });
         let lender = Arc::downgrade(&seat);
         process.register(lender);
         seat
@@ -46,7 +46,7 @@ impl Seat {
     /// Wakes the worker if it sleeps.
     pub(crate) fn wake(&self) {
         if self.control.worker(self.worker).worker_sleeps.take() {
-            self.bell.ring();
+            self.eventfd.notify();
         }
     }
 

@@ -3,25 +3,27 @@
 mod segment_cache;
 
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
-use crate::os::eventfd::{Bell, Watch};
-use crate::os::process::process_handle;
+use crate::os::eventfd::EventFd;
+use crate::os::poller::Poller;
+use crate::os::process::pidfd;
 use crate::os::segment::page_size;
 use crate::os::{Segment, fd_passing};
 use crate::pool::{Ledger, Limits};
 use crate::process::{self, Process};
 use crate::ring::{ByteFifo, Consumer, Producer, Ring, Words};
 use crate::sync::Arc;
-use crate::sync::adaptive_spin::Linger;
+use crate::sync::adaptive_spin::AdaptiveSpin;
 use crate::sync::doorbell::sleep_unless;
 use crate::sync::ready::Ready;
 use crate::testing::failpoint::pause;
 use crate::testing::fault::planted;
 use crate::transport::delivery::{Backing, Delivery, HeldSlot, OwnSegment, Seat};
+use crate::transport::fds::WorkerFds;
 use crate::transport::layout::{Control, Geometry};
 use crate::transport::message::{Place, ResultDescriptor, ResultKind, Task, TaskDescriptor};
 
@@ -41,13 +43,13 @@ pub struct Engine {
     /// For workers to attach to.
     memfd: OwnedFd,
     share: u64,
-    watch: Watch,
-    /// A handle of the parent for its workers, which end when it does.
-    parent: OwnedFd,
+    poller: Poller,
+    /// The pidfd of the parent, for its workers, which end when it does.
+    pidfd: OwnedFd,
     seats: Vec<Arc<Seat>>,
     sockets: Vec<(OwnedFd, OwnedFd)>,
     state: Mutex<State>,
-    linger: Linger,
+    spin: AdaptiveSpin,
     /// The process that made it. A forked child has all of it too.
     process: &'static Process,
 }
@@ -59,7 +61,7 @@ struct State {
     /// Whether tasks may be pending anywhere.
     behind: bool,
     ended: VecDeque<u32>,
-    /// When the watch was last asked who has ended.
+    /// When the poller was last asked for ended workers.
     looked: Instant,
     woken: bool,
     closed: bool,
@@ -105,21 +107,6 @@ impl Line {
     }
 }
 
-/// The descriptors that a worker inherits or is sent.
-#[derive(Debug)]
-pub struct WorkerFds<'a> {
-    /// The segment.
-    pub segment: BorrowedFd<'a>,
-    /// The bell that wakes the worker.
-    pub bell: BorrowedFd<'a>,
-    /// The bell that wakes the parent.
-    pub parent_bell: BorrowedFd<'a>,
-    /// The handle that tells the parent's end.
-    pub parent: BorrowedFd<'a>,
-    /// The worker's end of the socket pair.
-    pub socket: BorrowedFd<'a>,
-}
-
 impl Engine {
     /// Makes the transport for `workers` workers, of which each may have `max_tasks` tasks undelivered
     /// and take `share` bytes of shared memory.
@@ -135,14 +122,14 @@ impl Engine {
         let limits = limits(&control, share);
         let mut engine = Self {
             share,
-            watch: Watch::new(Bell::new()?)?,
-            parent: process_handle(0)?,
+            poller: Poller::new(EventFd::new()?)?,
+            pidfd: pidfd(0)?,
             seats: Vec::new(),
             sockets: Vec::new(),
             state: Mutex::new(State::new(workers)),
             memfd,
             control,
-            linger: Linger::default(),
+            spin: AdaptiveSpin::default(),
             process,
         };
         for worker in 0..workers {
@@ -155,7 +142,7 @@ impl Engine {
                 handle: None,
             });
             let ledger = Ledger::new(limits, view.slots.slots());
-            engine.seats.push(Seat::new(engine.control.clone(), worker, Bell::new()?, ledger));
+            engine.seats.push(Seat::new(engine.control.clone(), worker, EventFd::new()?, ledger));
             engine.sockets.push(fd_passing::pair()?);
         }
         Ok(engine)
@@ -184,9 +171,9 @@ impl Engine {
     pub fn worker_fds(&self, worker: u32) -> WorkerFds<'_> {
         WorkerFds {
             segment: self.memfd.as_fd(),
-            bell: self.seats[worker as usize].bell.as_fd(),
-            parent_bell: self.watch.bell().as_fd(),
-            parent: self.parent.as_fd(),
+            worker_eventfd: self.seats[worker as usize].eventfd.as_fd(),
+            parent_eventfd: self.poller.eventfd().as_fd(),
+            parent_pidfd: self.pidfd.as_fd(),
             socket: self.sockets[worker as usize].1.as_fd(),
         }
     }
@@ -197,9 +184,9 @@ impl Engine {
     /// [`Error::Os`] when the system refuses for another reason than that it has ended already.
     pub fn watch_worker(&self, worker: u32, pid: u32) -> Result<()> {
         let mut state = self.lock();
-        match process_handle(pid) {
+        match pidfd(pid) {
             Ok(handle) => {
-                self.watch.add(worker, handle.as_fd())?;
+                self.poller.add(worker, handle.as_fd())?;
                 state.lines[worker as usize].handle = Some(handle);
             }
             Err(Error::Os { errno, .. }) if errno == rustix::io::Errno::SRCH.raw_os_error() => {
@@ -300,7 +287,7 @@ impl Engine {
         let mut state = self.lock_own()?;
         if state.looked.elapsed() >= LONGEST_SLEEP / 2 {
             // A caller that always finds something never sleeps, and would never hear of a death.
-            let ended = self.watch.ended()?;
+            let ended = self.poller.ended()?;
             self.note_ended(&mut state, ended);
         }
         if state.behind && !state.closed {
@@ -431,8 +418,8 @@ impl Engine {
             Some(worker) => self.control.worker(worker).parent_sleeps,
             None => self.control.parent_sleeps(),
         };
-        let sleep = || sleep_unless(flag, found, || self.watch.sleep(limit.min(LONGEST_SLEEP)));
-        if let Some(Some(ended)) = self.linger.before(limit, found, sleep)? {
+        let sleep = || sleep_unless(flag, found, || self.poller.sleep(limit.min(LONGEST_SLEEP)));
+        if let Some(Some(ended)) = self.spin.before(limit, found, sleep)? {
             self.note_ended(&mut self.lock(), ended);
         }
         Ok(())
@@ -441,7 +428,7 @@ impl Engine {
     fn note_ended(&self, state: &mut State, ended: Vec<u32>) {
         for worker in ended {
             if let Some(handle) = state.lines[worker as usize].handle.take() {
-                self.watch.remove(handle.as_fd());
+                self.poller.remove(handle.as_fd());
                 // It may have committed and said so to nobody.
                 if !planted("ended_not_looked_at") {
                     state.ready.look_at(worker);
@@ -455,7 +442,7 @@ impl Engine {
     /// Ends the sleep of whoever waits.
     pub fn wake(&self) {
         self.lock().woken = true;
-        self.watch.bell().ring();
+        self.poller.eventfd().notify();
     }
 
     /// Whether [`wake`](Self::wake) was called and not yet taken.
@@ -489,7 +476,7 @@ impl Engine {
     pub fn set_done(&self) {
         self.control.set_done();
         for seat in &self.seats {
-            seat.bell.ring();
+            seat.eventfd.notify();
         }
     }
 

@@ -4,15 +4,18 @@
 //! |---|---|
 //! | [`layout`] | what lies where in the segment |
 //! | [`message`] | what a descriptor means |
+//! | [`fds`] | the descriptors that pass from the parent to a worker |
 //! | [`engine`] | the parent's side, composed |
 //! | [`port`] | a worker's side, likewise |
 //! | [`delivery`] | a batch that arrived, and who keeps its bytes |
 
 pub mod delivery;
 pub mod engine;
+pub mod fds;
 #[allow(unsafe_code, reason = "turns mapped memory into references to the structures in it")]
 pub mod layout;
 pub mod message;
 pub mod port;
 
+pub use fds::{PortFds, WorkerFds};
 pub use layout::{Control, Counters, Geometry, WorkerView};

@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use ringloader_core::os::process::process_handle;
+use ringloader_core::os::process::pidfd;
 use ringloader_core::plan::Order;
 use ringloader_core::ring::Producer;
 use ringloader_core::scheduler::{EPOCH_SHIFT, Poll, Scheduler};
@@ -92,7 +92,7 @@ impl Controlled {
     /// Starts the next worker, with a moment at which it is to die.
     fn start(&mut self, pause: Option<&str>) {
         let child = start(&self.engine, self.lines.len() as u32, None, pause);
-        let handle = process_handle(child.id()).unwrap();
+        let handle = pidfd(child.id()).unwrap();
         let death = Arc::new(OnceLock::new());
         let looks = thread::spawn({
             let death = death.clone();

@@ -305,9 +305,7 @@ impl Parent {
     /// How many slots a successor of a worker that has ended would have. It fills nothing.
     pub(crate) fn count_slots(&self, worker: u32) -> u32 {
         let busy = self.engine.succeed(worker).unwrap();
-        let fds = self.engine.worker_fds(worker);
-        let fds =
-            [fds.bell, fds.parent_bell, fds.parent, fds.socket].map(|fd| fd.try_clone_to_owned().unwrap());
+        let fds = self.engine.worker_fds(worker).for_port().unwrap();
         let control = self.engine.control().clone();
         let port = Port::take_over(control, worker, self.engine.share(), fds, &busy).unwrap();
         let mut commits: Vec<Commit<'_>> = Vec::new();
@@ -371,7 +369,9 @@ impl Parent {
 pub(crate) fn start(engine: &Engine, worker: u32, busy: Option<&[u64]>, pause: Option<&str>) -> Child {
     let (ours, theirs) = fd_passing::pair().unwrap();
     let fds = engine.worker_fds(worker);
-    for (tag, fd) in (0..).zip([fds.segment, fds.bell, fds.parent_bell, fds.parent, fds.socket]) {
+    for (tag, fd) in
+        (0..).zip([fds.segment, fds.worker_eventfd, fds.parent_eventfd, fds.parent_pidfd, fds.socket])
+    {
         assert!(fd_passing::send(ours.as_fd(), fd, tag).unwrap());
     }
     let mut command = Command::new(std::env::current_exe().unwrap());

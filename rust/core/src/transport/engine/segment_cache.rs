@@ -43,8 +43,8 @@ impl Engine {
         }
         self.process.tidy();
         loop {
-            // The watch names some at a time, and none twice once it is noted.
-            let ended = self.watch.ended()?;
+            // The poller names some at a time, and none twice once it is noted.
+            let ended = self.poller.ended()?;
             if ended.is_empty() {
                 break;
             }
