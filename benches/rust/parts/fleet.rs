@@ -1,6 +1,5 @@
 //! A worker's part of a batch of one small leaf, and a parent with its workers in one thread.
 
-use std::os::fd::OwnedFd;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 

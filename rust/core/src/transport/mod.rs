@@ -6,6 +6,7 @@
 //! | [`message`] | what a descriptor means |
 //! | [`fds`] | the descriptors that pass from the parent to a worker |
 //! | [`engine`] | the parent's side, composed |
+//! | `worker_handle` | what the parent keeps of one worker, for its engine and for all leases |
 //! | [`port`] | a worker's side, likewise |
 //! | [`delivery`] | a batch that arrived, and who keeps its bytes |
 
@@ -16,6 +17,7 @@ pub mod fds;
 pub mod layout;
 pub mod message;
 pub mod port;
+mod worker_handle;
 
 pub use fds::{PortFds, WorkerFds};
 pub use layout::{Control, Counters, Geometry, WorkerView};
