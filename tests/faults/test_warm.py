@@ -10,7 +10,8 @@ import pytest
 
 from faults.data import Dies, Numbers, Raises
 from parity.harness import PATHS, taking
-from ringloader import DataLoader, _warm
+from ringloader import DataLoader
+from ringloader._main import segment_cache
 
 
 @pytest.fixture(params=PATHS, autouse=True)
@@ -20,7 +21,7 @@ def _path(request):
 
 
 def keeps(loader):
-    return _warm._kept.get(loader) is not None
+    return segment_cache._kept.get(loader) is not None
 
 
 @pytest.mark.parametrize("how", ["exit", "exit 0", "kill"])

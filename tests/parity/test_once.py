@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from faults.proc import Snapshot, descriptors
 from parity.beside import assert_same
-from ringloader import _once
+from ringloader._launch import shared_args
 
 pytestmark = pytest.mark.limit(120)
 
@@ -295,7 +295,7 @@ def test_a_system_that_writes_a_part_at_a_time(monkeypatch):
     """As it does beyond 2 GB."""
     write = os.write
     monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:1000]))
-    memory = _once._Memory()
+    memory = shared_args._Memory()
     data = np.arange(5000)
     memory.write(data)
     assert memory.size == data.nbytes
@@ -304,7 +304,7 @@ def test_a_system_that_writes_a_part_at_a_time(monkeypatch):
 
 
 def test_an_argument_that_differs_and_is_shared_is_pickled_for_each():
-    shared = _once.Shared()
+    shared = shared_args.Shared()
     shared._first = (1, [self := object()], "x")
     assert shared._differing((2, [self], "y")) == {0: 2, 2: "y"}
     assert shared._differing((1, [object()], "x")) is None

@@ -27,10 +27,10 @@ class Numbers(torch.utils.data.Dataset[Any]):
 
 def _needed() -> list[tuple[str, list[str], str]]:
     """Module, classes in it and name of each that ringloader asks for."""
-    from ringloader import _seam
+    from ringloader._torch import internals
 
     found = []
-    for owner, name in _seam._needed:
+    for owner, name in internals._needed:
         if owner is None:
             found.append(("", [], name))
         elif isinstance(owner, type):

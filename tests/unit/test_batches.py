@@ -14,7 +14,8 @@ import torch
 from parity import kinds
 from parity.data import identity
 from parity.describe import describe
-from ringloader import DataLoader, _batches
+from ringloader import DataLoader
+from ringloader._common import pickling
 
 Point = collections.namedtuple("Point", "x y")
 
@@ -40,9 +41,9 @@ Reduced.__reduce__ = lambda self: (Reduced, (self.x + 1,))
 )
 def test_a_dtype_comes_back_from_its_name(dtype):
     array = np.zeros(3, dtype)
-    keep, address, nbytes, itemsize, (fortran, read_only), tag, shape = _batches.array_tag(array)
+    keep, address, nbytes, itemsize, (fortran, read_only), tag, shape = pickling.array_tag(array)
     # Pickle is what torch's own loader sends arrays by.
-    assert _batches.array_dtype(tag) == pickle.loads(pickle.dumps(array)).dtype
+    assert pickling.array_dtype(tag) == pickle.loads(pickle.dumps(array)).dtype
     assert (address, nbytes, itemsize, shape) == (keep.ctypes.data, array.nbytes, array.itemsize, [3])
     assert not fortran and not read_only
 
@@ -65,7 +66,7 @@ WHOLE_ARRAYS = [name for name in kinds.ARRAYS if not name.startswith(("scalar", 
 @pytest.mark.parametrize("name", WHOLE_ARRAYS)
 def test_arrays_arrive_as_that_protocol_has_them(monkeypatch, name, protocol):
     """That of a queue is 5 since Python 3.14, and 4 before."""
-    monkeypatch.setattr(_batches, "_PROTOCOL", protocol)
+    monkeypatch.setattr(pickling, "_PROTOCOL", protocol)
     make = kinds.ARRAYS[name]
     (arrived,) = DataLoader(OneArray(make), batch_size=None, num_workers=1, collate_fn=identity)
     expected = pickle.loads(pickle.dumps(make(), protocol))
@@ -85,24 +86,24 @@ def test_arrays_arrive_as_that_protocol_has_them(monkeypatch, name, protocol):
     ],
 )
 def test_a_dtype_that_its_name_does_not_tell_is_pickled(dtype):
-    back = _batches.array_dtype(_batches.array_tag(np.zeros(2, dtype))[5])
+    back = pickling.array_dtype(pickling.array_tag(np.zeros(2, dtype))[5])
     assert back == dtype
     assert back.metadata == pickle.loads(pickle.dumps(dtype)).metadata
 
 
 @pytest.mark.parametrize("dtype", ["O", np.dtype([("a", "O")]), np.dtypes.StringDType()])
 def test_items_that_are_not_their_bytes_have_no_leaf(dtype):
-    assert _batches.array_tag(np.zeros(2, dtype)) is None
+    assert pickling.array_tag(np.zeros(2, dtype)) is None
 
 
 def test_a_named_tuple_that_was_defined_anew_is_the_new_one():
     module = sys.modules[__name__]
     module.Again = collections.namedtuple("Again", "x")
     old = module.Again
-    name = _batches.named_tuple_name(old)
+    name = pickling.named_tuple_name(old)
     module.Again = collections.namedtuple("Again", "x y")
-    assert _batches.find_class(*name) is module.Again
-    assert _batches.named_tuple_name(old) is None, "nor can pickle send it"
+    assert pickling.find_class(*name) is module.Again
+    assert pickling.named_tuple_name(old) is None, "nor can pickle send it"
 
 
 class OfAgain:
@@ -128,7 +129,7 @@ def test_named_tuples_of_like_batches_are_of_the_class_that_is_there_now(loader_
 def test_a_strided_array_becomes_contiguous_as_pickle_makes_it():
     base = np.arange(24).reshape(4, 6)
     for view in (base[::2], base[:, ::-1], base.T, base, np.broadcast_to(base[0], (3, 6)), np.array(5)):
-        keep, _, _, _, (fortran, _), _, shape = _batches.array_tag(view)
+        keep, _, _, _, (fortran, _), _, shape = pickling.array_tag(view)
         back = pickle.loads(pickle.dumps(view))
         assert fortran == (back.flags.f_contiguous and not back.flags.c_contiguous)
         assert shape == list(back.shape)
@@ -137,26 +138,26 @@ def test_a_strided_array_becomes_contiguous_as_pickle_makes_it():
 
 def test_named_tuples_are_found_by_name():
     for cls in (Point, Typed):
-        assert _batches.find_class(*_batches.named_tuple_name(cls)) is cls
+        assert pickling.find_class(*pickling.named_tuple_name(cls)) is cls
 
 
 def test_other_tuples_are_pickled():
     local = collections.namedtuple("local", "x")
     for cls in (tuple, Richer, Reduced, local, type("Plain", (tuple,), {})):
-        assert _batches.named_tuple_name(cls) is None
+        assert pickling.named_tuple_name(cls) is None
 
 
 def test_leaves_travel_beside_the_pickle():
     array = np.arange(3)
     batch = {"a": array, "b": [array, {1, 2}]}
-    data = _batches.dumps(batch, lambda found: 7 if found is array else None)
-    back = _batches.loads(data, [None] * 7 + ["leaf"])
+    data = pickling.dumps(batch, lambda found: 7 if found is array else None)
+    back = pickling.loads(data, [None] * 7 + ["leaf"])
     assert back == {"a": "leaf", "b": ["leaf", {1, 2}]}
 
 
 def test_an_index_that_cannot_be_pickled_names_the_cause():
     with pytest.raises(TypeError, match=r"the index .* that the sampler yielded cannot be sent"):
-        _batches.dumps_index(lambda: None)
+        pickling.dumps_index(lambda: None)
 
 
 class Odd:

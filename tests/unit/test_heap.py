@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ringloader import DataLoader, _heap
+from ringloader import DataLoader
+from ringloader._worker import malloc
 
 MEBI = 1 << 20
 
@@ -37,7 +38,7 @@ def anonymous_mib():
 # No environment for a worker by fork: the test's own is cleaned of what would matter.
 @pytest.fixture(autouse=True)
 def _untuned(monkeypatch):
-    for name in ("RINGLOADER_MALLOC", *_heap._USERS):
+    for name in ("RINGLOADER_MALLOC", *malloc._USERS):
         monkeypatch.delenv(name, raising=False)
 
 

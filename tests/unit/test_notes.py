@@ -2,7 +2,7 @@
 
 import gc
 
-from ringloader._notes import Notes
+from ringloader._common.weak_registry import Notes
 
 
 class Alike:

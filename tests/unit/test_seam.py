@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 import ringloader
-from ringloader import _seam
+from ringloader._torch import internals
 
 PACKAGE = Path(ringloader.__file__).parent
+INTERNALS = PACKAGE / "_torch/internals.py"
 RUST = Path(__file__).resolve().parents[2] / "rust" / "py" / "src"
 
 
@@ -49,9 +50,9 @@ def private_names(source: str) -> list[str]:
 
 
 def test_private_names_of_torch_stand_in_one_module():
-    assert private_names((PACKAGE / "_seam.py").read_text())
+    assert private_names(INTERNALS.read_text())
     found = {
-        file.name: private_names(file.read_text()) for file in PACKAGE.glob("*.py") if file.stem != "_seam"
+        str(file): private_names(file.read_text()) for file in PACKAGE.rglob("*.py") if file != INTERNALS
     }
     assert not any(found.values()), found
     assert private_names("from torch._utils import X") and private_names("import torch\ntorch.a._b.c")
@@ -64,12 +65,12 @@ def test_the_binary_asks_the_seam():
         for name in re.findall(r'py\.import\("([^"]+)"\)', file.read_text())
     }
     ours = {name for name in imported if name.startswith("ringloader.")}
-    assert "ringloader._seam" in ours
+    assert "ringloader._torch.internals" in ours
     assert imported - ours == {"torch", "numpy"}
 
 
 def test_nothing_is_missing_in_this_torch():
-    assert _seam.missing_name() is None
+    assert internals.missing_name() is None
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +86,7 @@ def answers():
 
 @pytest.mark.limit(120)
 def test_a_missing_name_means_torch(answers):
-    assert len(answers) == len(_seam._needed) > 20
+    assert len(answers) == len(internals._needed) > 20
     for answer in answers:
         assert "failed" not in answer, f"{answer['name']}: {answer['failed']}"
         assert answer["values"] == [[0], [1], [2], [3], [4]] * 2, answer
@@ -96,5 +97,5 @@ def test_a_missing_name_means_torch(answers):
 
 
 def test_an_attribute_that_torch_no_longer_sets_is_missing(monkeypatch):
-    monkeypatch.setattr(_seam, "_ATTRIBUTES", ("_workers", "_none_such"))
-    assert _seam._missing_attributes() == ["_MultiProcessingDataLoaderIter._none_such"]
+    monkeypatch.setattr(internals, "_ATTRIBUTES", ("_workers", "_none_such"))
+    assert internals._missing_attributes() == ["_MultiProcessingDataLoaderIter._none_such"]

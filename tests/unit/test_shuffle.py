@@ -7,7 +7,8 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler, SubsetRandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
-from ringloader import _samplers, _shuffle
+from ringloader._main import randperm
+from ringloader._main.samplers import stream_of
 
 
 def samplers(n, generator):
@@ -26,7 +27,7 @@ def read(sampler, batch_size, generator, native):
         generator.manual_seed(7)
     batches = BatchSampler(sampler, batch_size, False)
     if native:
-        stream = _samplers.stream_of(batches)
+        stream = stream_of(batches)
         advance = functools.partial(stream.open().next, stream)
     else:
         advance = functools.partial(next, iter(batches), None)
@@ -57,7 +58,7 @@ def test_generator_may_be_used_meanwhile():
     sampler = RandomSampler(range(70_000), generator=generator)
     expected = list(sampler)
     generator.manual_seed(1)
-    stream = _samplers.stream_of(sampler)
+    stream = stream_of(sampler)
     native = stream.open()
     found = []
     for number in range(70_000):
@@ -68,14 +69,14 @@ def test_generator_may_be_used_meanwhile():
 
 
 def test_small_ones_are_drawn_as_a_whole():
-    assert not _shuffle.can(65_535)
-    assert _shuffle.can(65_536)
-    assert not _shuffle.can((2**32 - 1) // 20)
+    assert not randperm.can(65_535)
+    assert randperm.can(65_536)
+    assert not randperm.can((2**32 - 1) // 20)
 
 
 def test_a_replaced_function_takes_effect(monkeypatch):
     monkeypatch.setattr(torch, "randperm", lambda n, **_: torch.arange(n))
-    stream = _samplers.stream_of(RandomSampler(range(70_000)))
+    stream = stream_of(RandomSampler(range(70_000)))
     assert stream.open().next(stream) == 0
 
 
@@ -85,17 +86,17 @@ def test_a_mode_takes_effect():
             result = function(*args, **(kwargs or {}))
             return torch.arange(len(result) - 1, -1, -1) if function is torch.randperm else result
 
-    stream = _samplers.stream_of(RandomSampler(range(70_000)))
+    stream = stream_of(RandomSampler(range(70_000)))
     with Backwards():
         assert stream.open().next(stream) == 69_999
 
 
 def test_another_algorithm_is_noticed(monkeypatch):
     """A torch that permutes in another way is asked for whole permutations."""
-    _shuffle._is_as_expected.cache_clear()
-    words = _shuffle.words
-    monkeypatch.setattr(_shuffle, "words", lambda generator, count: words(generator, count) ^ 1)
+    randperm._is_as_expected.cache_clear()
+    words = randperm.words
+    monkeypatch.setattr(randperm, "words", lambda generator, count: words(generator, count) ^ 1)
     try:
-        assert not _shuffle.can(70_000)
+        assert not randperm.can(70_000)
     finally:
-        _shuffle._is_as_expected.cache_clear()
+        randperm._is_as_expected.cache_clear()

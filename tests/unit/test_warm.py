@@ -18,7 +18,8 @@ from faults.proc import descriptors, mappings
 from faults.script import run_script
 from parity import harness
 from parity.harness import PATHS, assert_path, taking
-from ringloader import DataLoader, _warm
+from ringloader import DataLoader
+from ringloader._main import segment_cache
 
 KIBI = 1 << 10
 MEBI = 1 << 20
@@ -95,7 +96,7 @@ def test_workers_that_do_not_fork(method):
 
 
 def test_the_switch(monkeypatch):
-    monkeypatch.setenv(_warm.SWITCH, "0")
+    monkeypatch.setenv(segment_cache.SWITCH, "0")
     before = segments()
     loader = DataLoader(Numbers(8), num_workers=2, batch_size=None)
     iterate(loader)
@@ -168,10 +169,10 @@ def test_a_default_that_has_changed_much_has_other_memory(monkeypatch):
 def test_what_is_kept_is_available_to_its_loader(monkeypatch):
     """And not taken for memory that somebody else has."""
     offered = []
-    share = ringloader._budget.share_per_worker
+    share = ringloader._main.budget.share_per_worker
     monkeypatch.setattr(ringloader._native, "available_memory", lambda: 100 * MEBI)
     monkeypatch.setattr(
-        ringloader._budget, "share_per_worker", lambda *all: offered.append(all[2]) or share(*all)
+        ringloader._main.budget, "share_per_worker", lambda *all: offered.append(all[2]) or share(*all)
     )
     loader = DataLoader(Numbers(8, 100 * KIBI), num_workers=2, batch_size=None)
     iterate(loader)
@@ -182,7 +183,7 @@ def test_what_is_kept_is_available_to_its_loader(monkeypatch):
 
 def test_no_more_is_kept_than_the_bound(monkeypatch):
     before = kept_bytes()
-    monkeypatch.setattr(_warm, "MOST_BYTES", 8 * MEBI)
+    monkeypatch.setattr(segment_cache, "MOST_BYTES", 8 * MEBI)
     # Each batch is 1 MiB, and all of them are on their way at once.
     loader = DataLoader(Numbers(20, 128 * KIBI), num_workers=2, prefetch_factor=10, batch_size=None)
     assert [int(batch[-1]) for batch in loader] == list(range(20))
@@ -192,7 +193,7 @@ def test_no_more_is_kept_than_the_bound(monkeypatch):
 
 def test_what_others_keep_counts(monkeypatch):
     before = kept_bytes()
-    monkeypatch.setattr(_warm, "MOST_BYTES", 8 * MEBI)
+    monkeypatch.setattr(segment_cache, "MOST_BYTES", 8 * MEBI)
     loaders = [DataLoader(Numbers(12, 128 * KIBI), num_workers=2, batch_size=None) for _ in range(3)]
     for loader in loaders:
         iterate(loader)
@@ -201,9 +202,11 @@ def test_what_others_keep_counts(monkeypatch):
 
 def test_no_more_loaders_keep_memory_than_the_bound():
     before = segments()
-    loaders = [DataLoader(Numbers(4), num_workers=1, batch_size=None) for _ in range(_warm.MOST_LOADERS + 2)]
+    loaders = [
+        DataLoader(Numbers(4), num_workers=1, batch_size=None) for _ in range(segment_cache.MOST_LOADERS + 2)
+    ]
     last = [iterate(loader, 1) for loader in loaders][-1]
-    assert len(segments() - before) == _warm.MOST_LOADERS
+    assert len(segments() - before) == segment_cache.MOST_LOADERS
     assert last & segments(), "the oldest go first"
     # One that is there already drives no other out.
     there = segments()
@@ -317,7 +320,7 @@ def test_memory_that_another_thread_takes_meanwhile():
     """Whoever counts it finds nothing, and no error."""
     loader = DataLoader(Numbers(8), num_workers=1, batch_size=None)
     iterate(loader, 1)
-    (_, parked) = _warm._kept.get(loader)
+    (_, parked) = segment_cache._kept.get(loader)
     assert parked.resident > 0
     engine = parked.resume()
     assert parked.resident == 0

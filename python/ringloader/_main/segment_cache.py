@@ -7,7 +7,8 @@ import resource
 import weakref
 from typing import Any
 
-from ringloader import _forks, _native, _notes
+import ringloader._native as _native
+from ringloader._common import forks, weak_registry
 
 SWITCH = "RINGLOADER_WARM"
 
@@ -29,7 +30,7 @@ class Shelf:
 
     def __init__(self, loader: Any, workers: int, plan: tuple[object, ...]) -> None:
         self._workers = workers
-        self._plan = (_forks.process_identity(), workers, *plan)
+        self._plan = (forks.process_identity(), workers, *plan)
         self._found = _kept.pop(loader)
         if self._found is not None and self._found[0] != self._plan:
             self._found = None
@@ -64,7 +65,7 @@ class Shelf:
             _kept.keep_newest(MOST_LOADERS)
 
 
-_kept: _notes.Notes[tuple[tuple[object, ...], _native.Parked]] = _notes.Notes()
+_kept: weak_registry.Notes[tuple[tuple[object, ...], _native.Parked]] = weak_registry.Notes()
 
 
 def _is_affordable(workers: int) -> bool:

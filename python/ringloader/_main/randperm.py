@@ -10,7 +10,8 @@ import functools
 
 import torch
 
-from ringloader import _native, _seam
+import ringloader._native as _native
+from ringloader._torch import internals
 
 # Below it, a permutation takes less time than a process needs to start.
 _FEWEST = 1 << 16
@@ -27,7 +28,7 @@ def can(n: int) -> bool:
         _FEWEST <= n <= _native.Stream.MOST_WORD_BY_WORD
         # Somebody who replaces the function, or puts a mode around it, means it.
         and torch.randperm is _randperm
-        and _seam.len_torch_function_stack() == 0
+        and internals.len_torch_function_stack() == 0
         and _is_as_expected()
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 
-from ringloader import _native
+import ringloader._native as _native
 
 
 @functools.cache

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Literal
 
-from ringloader import _notes
+from ringloader._common import weak_registry
 
 PathName = Literal["native", "rings", "torch"]
 
@@ -37,7 +37,7 @@ class _Record:
     counters: Callable[[], Mapping[str, int]]
 
 
-_records: _notes.Notes[_Record] = _notes.Notes()
+_records: weak_registry.Notes[_Record] = weak_registry.Notes()
 
 
 def record(

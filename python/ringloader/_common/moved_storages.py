@@ -11,7 +11,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from ringloader import _native, _seam
+import ringloader._native as _native
+from ringloader._torch import internals
 
 # Weak references to storages that torch has moved, with what keeps their old memory. Beside the storages and
 # not on them: torch 2.6 lets the garbage collector take the attributes of a storage that lives on.
@@ -41,7 +42,7 @@ def _keeping(torchs_own: Callable[..., Any]) -> Callable[..., Any]:
             return torchs_own(self, *args, **options)
         finally:
             if kept.finish():
-                _kept.append((_seam.StorageWeakRef(self), kept))
+                _kept.append((internals.StorageWeakRef(self), kept))
 
     return share
 
@@ -49,4 +50,4 @@ def _keeping(torchs_own: Callable[..., Any]) -> Callable[..., Any]:
 @functools.cache
 def keep_views() -> None:
     """From now on: in the main process, and in workers, where collate hands out memory of the slot."""
-    _seam.replace_sharing(_keeping)
+    internals.replace_sharing(_keeping)

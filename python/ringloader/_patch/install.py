@@ -7,7 +7,8 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ringloader import _hook, _options
+import ringloader._options as _options
+from ringloader._torch import hook
 
 
 def install(**options: Any) -> None:
@@ -58,8 +59,8 @@ def installed(**options: Any) -> contextlib.AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def _installed(make: _hook.Make) -> Iterator[None]:
-    before = _hook.current()
+def _installed(make: hook.Make) -> Iterator[None]:
+    before = hook.current()
     _put(make)
     try:
         yield
@@ -67,20 +68,20 @@ def _installed(make: _hook.Make) -> Iterator[None]:
         _put(before)
 
 
-def _put(make: _hook.Make | None) -> None:
+def _put(make: hook.Make | None) -> None:
     # What cannot be imported is said now, and not at the first epoch.
-    from ringloader import _seam
+    from ringloader._torch import internals
 
-    _hook.put(_seam.Loader, make)
+    hook.put(internals.Loader, make)
 
 
-def _maker(options: _options.Options) -> _hook.Make:
+def _maker(options: _options.Options) -> hook.Make:
     return functools.partial(make_iterator, options)
 
 
 def make_iterator(options: _options.Options, loader: Any, previous: Callable[[Any], Any]) -> Any:
     """The iterator of any torch loader; ``previous`` makes it without ringloader."""
-    from ringloader import dataloader
+    import ringloader.dataloader as dataloader
 
     if isinstance(loader, dataloader.DataLoader):
         # It has decided already, and asks for what there is without ringloader.

@@ -91,7 +91,7 @@ def _import_quietly() -> bool:
         import numpy  # noqa: F401
         import torch  # noqa: F401
 
-        from ringloader import _processes  # noqa: F401
+        from ringloader._worker import entry  # noqa: F401
     except Exception:
         return False
     finally:
@@ -109,13 +109,13 @@ def missed_after_fork() -> str | None:
     fork is one that the child has not: the threads of numpy's pool end before each fork, by a handler of the
     pool's own, and come back when they are needed.
     """
-    from ringloader import _seam
+    from ringloader._torch import internals
 
     told, tell = os.pipe()
     child = _fork()
     if child == 0:
         try:
-            device = _seam.device_in_bad_fork()
+            device = internals.device_in_bad_fork()
             os.write(tell, b"-" if device is None else b"the device " + device.encode())
         finally:
             os._exit(0)

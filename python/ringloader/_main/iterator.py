@@ -1,16 +1,73 @@
-"""Native control: torch's iterator, with the hot path in Rust."""
+"""torch's iterator over the rings, under torch's own control and under native control."""
 
 from __future__ import annotations
 
 import signal
 from typing import Any
 
-from ringloader import _decide, _native, _path, _samplers, _seam, _transport
+import ringloader._native as _native
+from ringloader._common import forks
+from ringloader._main import samplers
+from ringloader._main.transport import Transport
+from ringloader._report import report
+from ringloader._torch import internals, select_path
 
-_torchs_next = getattr(_seam.Iterator, "__next__", None)
+_torchs_next = getattr(internals.Iterator, "__next__", None)
 
 
-class RingIterator(_transport.TransportIterator):
+class _LoaderView:
+    """A loader as torch's iterator sees it: the same, with another context.
+
+    Also to a constructor that somebody put in place of torch's, and that writes to the loader.
+    """
+
+    def __init__(self, loader: Any, transport: Transport) -> None:
+        vars(self).update(_loader=loader, multiprocessing_context=transport)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(self._loader, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._loader, name)
+
+
+class TransportIterator(internals.Iterator):  # type: ignore[misc]
+    """torch's own iterator, with rings in place of its queues."""
+
+    def __init__(self, loader: Any, transport: Transport) -> None:
+        self._transport = transport
+        # torch's shutdown reads them, also when its constructor has failed half-way.
+        self._shutdown = False
+        self._worker_pids_set = False
+        self._workers: list[Any] = []
+        self._index_queues: list[Any] = []
+        self._workers_status = [True] * loader.num_workers
+        self._persistent_workers = loader.persistent_workers
+        self._workers_done_event = transport.Event()
+        try:
+            internals.call_from_torch(super().__init__, _LoaderView(loader, transport))
+        except BaseException:
+            self._shutdown_workers()
+            raise
+        # What analysers of traces look for.
+        self._profile_name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+
+    def _shutdown_workers(self) -> None:
+        # While modules are torn down, names of this one are None, and torch does nothing more either.
+        if forks is None or forks.process_identity() != self._transport.owner:
+            # A forked child inherited this iterator: workers and memory are its parent's.
+            return
+        try:
+            super()._shutdown_workers()
+        finally:
+            if self._shutdown:
+                self._transport.close(may_keep=not self._persistent_workers)
+
+
+class RingIterator(TransportIterator):
     """An iterator that reads the sampler, hands out tasks, reorders and waits natively.
 
     torch's own constructor runs, so draws, warnings, the order of starts and every attribute are torch's;
@@ -18,47 +75,47 @@ class RingIterator(_transport.TransportIterator):
     """
 
     _scheduler: _native.Scheduler
-    _stream: _samplers.SamplerStream | None
+    _stream: samplers.SamplerStream | None
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        replaced = _seam.replaced_method()
+        replaced = internals.replaced_method()
         if replaced is not None:
             # With persistent workers: since the epoch before.
             self._leave(loader, f"{replaced} was replaced")
             self._reset(loader, first_iter)
             return
-        _seam.BaseIterator._reset(self, loader, first_iter)
+        internals.BaseIterator._reset(self, loader, first_iter)
         # Torch's warning of a stream that is longer than it said names the caller of torch's `__next__`.
         self.__class__ = _LeanIterator if self._IterableDataset_len_called is None else RingIterator
         self._workers_status = [True] * self._num_workers
-        self._stream = _samplers.stream_of(self._index_sampler)
+        self._stream = samplers.stream_of(self._index_sampler)
         if first_iter:
             # torch's registry would raise in unrelated code, before what a dead worker committed is drained.
-            _seam.remove_worker_pids(id(self))
+            internals.remove_worker_pids(id(self))
             self._worker_pids_set = False
             self._scheduler = _native.Scheduler(
                 self._transport.engine,
                 self._num_workers,
                 self._prefetch_factor,
                 _order(self._in_order),
-                self._dataset_kind == _seam.ITERABLE,
+                self._dataset_kind == internals.ITERABLE,
                 self._timeout,
             )
         else:
             # Behind the tasks of an abandoned epoch, which still run, as torch's do. Nobody waits for them:
             # their results are told by their epoch.
             for index_queue in self._index_queues:
-                index_queue.put(_seam.ResumeIteration(self._shared_seed))
+                index_queue.put(internals.ResumeIteration(self._shared_seed))
             self._scheduler.reset()
         for _ in range(self._prefetch_factor * self._num_workers):
             self._try_put_index()
 
     def _leave(self, loader: Any, reason: str) -> None:
         """Hands control over to torch, from the next epoch on."""
-        _decide.say_once(f"{reason}, so torch's own control runs over the rings")
-        _path.record(loader, self, "rings", reason, self._transport.counters)
-        self.__class__ = _transport.TransportIterator
-        _seam.set_worker_pids(id(self), tuple(worker.pid for worker in self._workers))
+        select_path.say_once(f"{reason}, so torch's own control runs over the rings")
+        report.record(loader, self, "rings", reason, self._transport.counters)
+        self.__class__ = TransportIterator
+        internals.set_worker_pids(id(self), tuple(worker.pid for worker in self._workers))
         self._worker_pids_set = True
 
     def _next_data(self) -> Any:
@@ -106,7 +163,7 @@ class _LeanIterator(RingIterator):
         if type(self) is not _LeanIterator:
             # A bound method, kept by somebody over a change of the class.
             return type(self).__next__(self)
-        if _seam.profiler_enabled() or _seam.Iterator.__next__ is not _torchs_next:
+        if internals.profiler_enabled() or internals.Iterator.__next__ is not _torchs_next:
             return super().__next__()
         data = self._scheduler.next(self)
         self._num_yielded += 1
@@ -137,4 +194,4 @@ def _how_it_ended(pid: int, code: int) -> RuntimeError | None:
 def _order(in_order: bool) -> str:
     if in_order:
         return "in_order"
-    return "as_completed" if _seam.counts_tasks_per_worker() else "as_completed_round_robin"
+    return "as_completed" if internals.counts_tasks_per_worker() else "as_completed_round_robin"

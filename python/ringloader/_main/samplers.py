@@ -15,7 +15,9 @@ import torch
 from torch.utils.data import sampler as torch_sampler
 from torch.utils.data.distributed import DistributedSampler
 
-from ringloader import _native, _seam, _shuffle
+import ringloader._native as _native
+from ringloader._main import randperm
+from ringloader._torch import internals
 
 _Batch = tuple[int, bool] | None
 
@@ -42,7 +44,7 @@ def stream_of(index_sampler: Any) -> SamplerStream | None:
 
 
 def _is_torchs_own(sampler: Any) -> bool:
-    return _seam.is_torchs_own(type(sampler).__iter__, f"{type(sampler).__name__}.__iter__")
+    return internals.is_torchs_own(type(sampler).__iter__, f"{type(sampler).__name__}.__iter__")
 
 
 class SamplerStream:
@@ -83,18 +85,18 @@ class SamplerStream:
     def permutation(self, n: int) -> torch.Tensor | None:
         """``torch.randperm(n)``; None if the stream shall make it of :meth:`words`."""
         generator, is_private = self._permuting()
-        if not _shuffle.can(n):
+        if not randperm.can(n):
             return torch.randperm(n, generator=generator)
         if is_private:
             self._words_from = generator
         else:
-            self._words_from = _shuffle.take_ahead(generator or torch.default_generator, n)
+            self._words_from = randperm.take_ahead(generator or torch.default_generator, n)
         return None
 
     def words(self, count: int) -> torch.Tensor:
         """The next words of the last permutation."""
         assert self._words_from is not None
-        return _shuffle.words(self._words_from, count)
+        return randperm.words(self._words_from, count)
 
     def _permuting(self) -> tuple[torch.Generator | None, bool]:
         """The generator that torch permutes with, and whether nobody else ever sees it."""
@@ -216,5 +218,5 @@ _OPENERS: dict[type, type[SamplerStream]] = {
     torch_sampler.SubsetRandomSampler: _Subset,
     torch_sampler.WeightedRandomSampler: _Weighted,
     DistributedSampler: _Distributed,
-    _seam.InfiniteConstantSampler: _Nones,
+    internals.InfiniteConstantSampler: _Nones,
 }

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 import torch.multiprocessing
 
-from ringloader import _native, _seam
+import ringloader._native as _native
+from ringloader._torch import internals
 
 _logger = logging.getLogger("ringloader")
 _said: set[str] = set()
@@ -28,12 +29,12 @@ def reason_for_torch(loader: Any, get_iterator: Any) -> str | None:
         return "num_workers is 0"
     if not _native.SUPPORTED:
         return "this platform has no memfd; shared-memory rings need Linux"
-    missing = _seam.missing_name()
+    missing = internals.missing_name()
     if missing is not None:
         reason = f"this torch has no {missing}, which ringloader needs"
         say_once(f"{reason}; batches travel by torch's own transport")
         return reason
-    replaced = _seam.replaced_transport(get_iterator)
+    replaced = internals.replaced_transport(get_iterator)
     if replaced is not None:
         say_once(f"{replaced} was replaced, so batches travel by torch's own transport")
         return f"{replaced} was replaced"
@@ -47,11 +48,11 @@ def reason_for_torch(loader: Any, get_iterator: Any) -> str | None:
 
 def reason_for_rings(loader: Any) -> str | None:
     """Why torch's own control must run over the rings, or None for native control."""
-    replaced = _seam.replaced_control()
+    replaced = internals.replaced_control()
     if replaced is not None:
         say_once(f"{replaced} was replaced, so torch's own control runs over the rings")
         return f"{replaced} was replaced"
-    if isinstance(loader.dataset, _seam.DATA_PIPES):
+    if isinstance(loader.dataset, internals.DATA_PIPES):
         return "DataPipes are torch's own matter"
     if loader.pin_memory and (loader.pin_memory_device or torch.accelerator.is_available()):
         return "batches are pinned by torch's own thread, which takes them from torch's queues"
