@@ -60,7 +60,7 @@ _TRANSPARENT = re.compile(r"^(lib(c|m|gcc_s|stdc\+\+|pthread|dl)[.-]|ld-|\[vdso\
 _TORCH = re.compile(r"^(libtorch|libc10|libgomp|libmkl|_C\.)")
 _PYTHON = re.compile(r"^(libpython|python)")
 _BATCH = re.compile(
-    r"(::linux::(decode|encode|dlpack|grouping|identity|objects|torch)|ringloader_core::(batch|delivery|message))\b"
+    r"(::linux::(decode|encode|dlpack|grouping|identity|objects|torch)|ringloader_core::(batch|linux::transport::(delivery|message)))\b"
 )
 _COLLATION = re.compile(r"::linux::(collate|convert|original)\b")
 _TRANSPORT = re.compile(r"(::linux::\w+|ringloader_core::\w+)")

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use ringloader_core::batch::MetaWriter;
-use ringloader_core::engine::Engine;
-use ringloader_core::message::{Task, TaskKind};
 use ringloader_core::plan::Order;
-use ringloader_core::port::Rest;
+use ringloader_core::transport::engine::Engine;
+use ringloader_core::transport::message::{Task, TaskKind};
+use ringloader_core::transport::port::Rest;
 
 #[path = "parts/fleet.rs"]
 mod fleet;

@@ -177,7 +177,7 @@ class Segment:
 
 
 def fold(words):
-    """MIRRORS rust/core/src/message.rs::fold."""
+    """MIRRORS rust/core/src/transport/message.rs::fold."""
     odd, all_bits = 0x9E3779B97F4A7C15, (1 << 64) - 1
     total = odd
     for word in words:

@@ -9,23 +9,21 @@ CORE = ROOT / "rust/core/src"
 PACKAGE = ROOT / "python/ringloader"
 PAGE = (ROOT / "ARCHITECTURE.md").read_text()
 
-# Module of the core: modules that it may use. `shm::layout` is where structures of pool and ring meet memory.
+# Module of the core: modules that it may use. `transport::layout` is where structures of pool and ring meet memory.
 CORE_MAY_USE = {
     "error": set(),
     "bits": set(),
-    "sync": {"error", "bits"},
+    "testing": set(),
+    "sync": {"error", "bits", "testing"},
     "batch": {"error"},
     "plan": {"error", "bits"},
-    "ring": {"error", "sync"},
-    "pool": {"error", "sync"},
-    "forks": {"sync"},
-    "shm": {"error", "sync", "forks", "ring", "pool"},
-    "process": {"sync", "forks", "shm"},
-    "message": {"error", "ring", "pool"},
-    "delivery": {"error", "sync", "forks", "process", "shm", "pool", "batch", "message"},
-    "engine": {"error", "sync", "process", "shm", "pool", "ring", "message", "delivery"},
-    "port": {"error", "sync", "forks", "process", "shm", "pool", "ring", "batch", "message", "engine"},
-    "scheduler": {"error", "sync", "message", "plan", "delivery", "engine"},
+    "ring": {"error", "sync", "testing"},
+    "pool": {"error", "sync", "testing"},
+    "forks": {"sync", "testing"},
+    "os": {"error", "sync"},
+    "process": {"sync", "testing", "forks", "os"},
+    "transport": {"error", "sync", "testing", "forks", "os", "process", "ring", "pool", "batch"},
+    "scheduler": {"error", "testing", "plan", "transport"},
 }
 
 # Folder or top module of the package: those that it may use, function-local imports and names in strings too.

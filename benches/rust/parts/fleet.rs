@@ -5,12 +5,12 @@ use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 use ringloader_core::batch::{Dtype, MetaWriter, StorageRecord};
-use ringloader_core::delivery::Delivery;
-use ringloader_core::engine::Engine;
-use ringloader_core::message::{ResultKind, Task, TaskKind};
 use ringloader_core::plan::Order;
-use ringloader_core::port::{Port, Room};
 use ringloader_core::scheduler::{Poll, Scheduler};
+use ringloader_core::transport::delivery::Delivery;
+use ringloader_core::transport::engine::Engine;
+use ringloader_core::transport::message::{ResultKind, Task, TaskKind};
+use ringloader_core::transport::port::{Port, Room};
 
 pub(crate) const SHARE: u64 = 16 << 20;
 const LEAF: u64 = 1024;

@@ -19,9 +19,9 @@ use ringloader_core::{
     pool::{Closing, Growth, HeapWords, Ledger, Limits, Pages, SlotId, SlotWords, WorkerSlots, retire},
     sync::{
         Arc, AtomicU32, Ordering,
-        mortal::killed_after,
         thread::{self, JoinHandle},
     },
+    testing::crash::killed_after,
 };
 use support::{
     model::{Seen, explore_all},

@@ -10,10 +10,9 @@ use ringloader_core::{
     sync::{
         Arc, AtomicBool, AtomicU64, Ordering,
         doorbell::{WaitFlag, sleep_unless},
-        mortal::killed_after,
-        planted::planted,
         thread,
     },
+    testing::{crash::killed_after, fault::planted},
 };
 use support::{model::explore, payload::Payload};
 

@@ -13,11 +13,10 @@ use ringloader_core::{
     sync::{
         Arc, AtomicBool, AtomicU64, Ordering,
         doorbell::{WaitFlag, sleep_unless, take_any},
-        mortal::killed_after,
-        planted::planted,
         ready::{Ready, ReadyBits},
         thread::{self, JoinHandle},
     },
+    testing::{crash::killed_after, fault::planted},
 };
 
 /// What the parent shares with one worker.

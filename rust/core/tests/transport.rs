@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use ringloader_core::Error;
 use ringloader_core::batch::{Dtype, MetaWriter, StorageRecord};
-use ringloader_core::delivery::Delivery;
-use ringloader_core::engine::Engine;
-use ringloader_core::message::{ResultKind, Task, TaskKind};
-use ringloader_core::port::{Commit, Port, Room};
 use ringloader_core::sync::Ordering;
+use ringloader_core::transport::delivery::Delivery;
+use ringloader_core::transport::engine::Engine;
+use ringloader_core::transport::message::{ResultKind, Task, TaskKind};
+use ringloader_core::transport::port::{Commit, Port, Room};
 
 const SHARE: u64 = 1 << 20;
 const LEAF: u64 = 256;

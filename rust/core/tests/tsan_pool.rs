@@ -25,7 +25,8 @@ mod stress {
     use ringloader_core::{
         Result,
         pool::{Growth, HeapWords, Ledger, Limits, Pages, SlotId, SlotWords, WorkerSlots},
-        sync::{Arc, AtomicU64, AtomicUsize, Ordering, planted::planted, thread},
+        sync::{Arc, AtomicU64, AtomicUsize, Ordering, thread},
+        testing::fault::planted,
     };
 
     const SLOTS: u32 = 4;

@@ -3,9 +3,9 @@
 use std::sync::PoisonError;
 
 use super::{Clock, Moment};
-use crate::sync::pause::pause;
-use crate::sync::planted::planted;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
+use crate::testing::failpoint::pause;
+use crate::testing::fault::planted;
 
 /// A forked child, and all that it has forked.
 pub trait Child: Send {

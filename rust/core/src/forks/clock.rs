@@ -9,8 +9,8 @@
 //! there then, so that reference goes later, in memory that the fork has made read-only: the write is a page fault,
 //! which the system orders after the fork (`ORDERING fork`).
 
-use crate::sync::planted::planted;
 use crate::sync::{AtomicU64, Ordering};
+use crate::testing::fault::planted;
 
 /// One fork that is under way.
 const WINDOW: u64 = 1;

@@ -1,8 +1,8 @@
 //! The end of a transport: each slot's pages are given back once, by whoever is the last to have the slot.
 
 use super::{SlotId, SlotWords};
-use crate::sync::planted::planted;
 use crate::sync::{AtomicBool, Ordering};
+use crate::testing::fault::planted;
 
 /// In the hold counter of a slot whose pages are given back: more holds than there can be.
 const RETIRED: u32 = u32::MAX;

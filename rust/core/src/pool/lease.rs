@@ -3,9 +3,9 @@
 
 use super::words::SLOTS_PER_WORD;
 use super::{Limits, SlotId, SlotWords};
-use crate::sync::pause::pause;
-use crate::sync::planted::{planted, release_unless};
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{AtomicU64, Ordering, release_unless};
+use crate::testing::failpoint::pause;
+use crate::testing::fault::planted;
 
 /// What the user has leased from one worker, and the bounds on it. Private memory of the parent;
 /// any thread may use it.

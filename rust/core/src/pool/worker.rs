@@ -2,9 +2,9 @@
 
 use super::{Growth, Ledger, Limits, Pages, SlotId, SlotWords};
 use crate::Result;
-use crate::sync::pause::pause;
-use crate::sync::planted::{acquire_unless, planted};
-use crate::sync::{Arc, Ordering};
+use crate::sync::{Arc, Ordering, acquire_unless};
+use crate::testing::failpoint::pause;
+use crate::testing::fault::planted;
 
 /// What the worker knows of a slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -17,14 +17,10 @@
 use crossbeam_utils::CachePadded;
 
 use super::cursor;
-use crate::{
-    Error, Result,
-    sync::{
-        AtomicU64, Ordering,
-        pause::pause,
-        planted::{acquire_unless, planted, release_unless},
-    },
-};
+use crate::sync::{AtomicU64, Ordering, acquire_unless, release_unless};
+use crate::testing::failpoint::pause;
+use crate::testing::fault::planted;
+use crate::{Error, Result};
 
 /// The number of words of a descriptor.
 pub const WORDS: usize = 8;

@@ -31,8 +31,9 @@
 
 use crossbeam_utils::CachePadded;
 
-use super::{AtomicU32, Ordering, fence, planted::planted};
+use super::{AtomicU32, Ordering, fence};
 use crate::Result;
+use crate::testing::fault::planted;
 
 /// 1 while its owner is about to sleep or asleep. Zeroed memory is a flag that nobody has announced
 /// on.

@@ -17,12 +17,10 @@
 //! For the doorbell, the set is what publishes and collecting is the second look: no wake-up is lost, as its page
 //! argues. A bit too many costs a look that finds nothing.
 
-use super::{
-    AtomicU64, Ordering,
-    planted::{acquire_unless, planted, release_unless},
-};
+use super::{AtomicU64, Ordering, acquire_unless, release_unless};
 use crate::Result;
 use crate::bits::{Bits, words_for};
+use crate::testing::fault::planted;
 
 /// The shared bits, borrowed. Zeroed memory is the bits of workers that have committed nothing.
 #[derive(Debug, Clone, Copy)]

@@ -1,13 +1,13 @@
 //! A scheduler with its workers in one process: they do what a test says, when it says so.
 
 use ringloader_core::batch::{MetaWriter, Token};
-use ringloader_core::delivery::Delivery;
-use ringloader_core::engine::Engine;
-use ringloader_core::message::{ResultKind, TaskKind};
 use ringloader_core::plan::Order;
-use ringloader_core::port::{Port, Room};
 use ringloader_core::ring::Producer;
 use ringloader_core::scheduler::{Poll, Scheduler};
+use ringloader_core::transport::delivery::Delivery;
+use ringloader_core::transport::engine::Engine;
+use ringloader_core::transport::message::{ResultKind, TaskKind};
+use ringloader_core::transport::port::{Port, Room};
 
 const SHARE: u64 = 1 << 20;
 

@@ -9,11 +9,11 @@ use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use ringloader_core::engine::Engine;
+use ringloader_core::os::process::process_handle;
 use ringloader_core::plan::Order;
 use ringloader_core::ring::Producer;
 use ringloader_core::scheduler::{EPOCH_SHIFT, Poll, Scheduler};
-use ringloader_core::sync::process_handle;
+use ringloader_core::transport::engine::Engine;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, Signal, kill_process};
 

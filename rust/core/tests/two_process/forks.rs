@@ -165,11 +165,11 @@ fn wait_for(children: &mut Vec<Child>, (mut reading, writing): (PipeReader, Pipe
 pub(crate) fn slow_forks(effort: Effort) -> Seen {
     let mut seen = Seen::default();
     for point in ["fork-begun", "fork-happened", "given-back"] {
-        ringloader_core::sync::pause::select(&format!("{point}:500"));
+        ringloader_core::testing::failpoint::select(&format!("{point}:500"));
         let profile = Profile { seed: effort.seed, leaves: 2, leaf: 60 << 10 };
         seen += storm(profile, Duration::from_millis(600));
         println!("point {point}");
     }
-    ringloader_core::sync::pause::select("");
+    ringloader_core::testing::failpoint::select("");
     seen
 }

@@ -8,13 +8,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ringloader_core::batch::Token;
-use ringloader_core::delivery::{Backing, Delivery};
-use ringloader_core::engine::Engine;
-use ringloader_core::message::{ResultKind, Task, TaskKind};
+use ringloader_core::os::fd_passing;
 use ringloader_core::pool::SlotId;
-use ringloader_core::port::{Commit, Port, Room};
-use ringloader_core::shm::handover;
 use ringloader_core::sync::Ordering;
+use ringloader_core::transport::delivery::{Backing, Delivery};
+use ringloader_core::transport::engine::Engine;
+use ringloader_core::transport::message::{ResultKind, Task, TaskKind};
+use ringloader_core::transport::port::{Commit, Port, Room};
 
 use super::content::{LeafSpec, Profile};
 use super::worker;
@@ -369,10 +369,10 @@ impl Parent {
 
 /// Starts and watches the process of a worker, as [`Parent::start`].
 pub(crate) fn start(engine: &Engine, worker: u32, busy: Option<&[u64]>, pause: Option<&str>) -> Child {
-    let (ours, theirs) = handover::pair().unwrap();
+    let (ours, theirs) = fd_passing::pair().unwrap();
     let fds = engine.worker_fds(worker);
     for (tag, fd) in (0..).zip([fds.segment, fds.bell, fds.parent_bell, fds.parent, fds.socket]) {
-        assert!(handover::send(ours.as_fd(), fd, tag).unwrap());
+        assert!(fd_passing::send(ours.as_fd(), fd, tag).unwrap());
     }
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.env(worker::ORDERS, worker::orders(worker, engine.share(), busy));

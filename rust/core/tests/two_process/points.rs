@@ -4,12 +4,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ringloader_core::Result;
-use ringloader_core::delivery::Delivery;
-use ringloader_core::engine::Engine;
 use ringloader_core::pool::Ledger;
-use ringloader_core::shm::WorkerView;
 use ringloader_core::sync::Ordering;
-use ringloader_core::sync::pause::select;
+use ringloader_core::testing::failpoint::select;
+use ringloader_core::transport::WorkerView;
+use ringloader_core::transport::delivery::Delivery;
+use ringloader_core::transport::engine::Engine;
 
 use super::content::Profile;
 use super::keeper::Keepers;

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ringloader_core::batch::{Dtype, MetaWriter, StorageRecord};
-use ringloader_core::message::{ResultKind, Task, TaskKind};
-use ringloader_core::port::{ALIGNMENT, Chunk, Commit, Port, Rest, Room};
-use ringloader_core::shm::{Control, Segment, handover};
+use ringloader_core::os::{Segment, fd_passing};
 use ringloader_core::sync::Ordering;
+use ringloader_core::transport::Control;
+use ringloader_core::transport::message::{ResultKind, Task, TaskKind};
+use ringloader_core::transport::port::{ALIGNMENT, Chunk, Commit, Port, Rest, Room};
 
 use super::content::{LeafSpec, Profile, Random};
 
@@ -36,7 +37,7 @@ pub(crate) fn run(orders: &str) {
     // The descriptors come through standard input, so that no other child inherits them.
     let stdin = std::io::stdin();
     let [segment, fds @ ..]: [OwnedFd; 5] =
-        std::array::from_fn(|tag| handover::receive(stdin.as_fd(), tag as u64).unwrap());
+        std::array::from_fn(|tag| fd_passing::receive(stdin.as_fd(), tag as u64).unwrap());
     let control = Arc::new(Control::attach(Segment::attach(segment.as_fd()).unwrap()).unwrap());
     drop(segment);
     let port = match fields[2] {

@@ -8,7 +8,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 use ringloader_core::batch::{ArrayFlags, Leaf, LeafKind, Meta, SkeletonReader, StorageRecord, Token};
-use ringloader_core::delivery::Delivery;
+use ringloader_core::transport::delivery::Delivery;
 
 use super::dlpack::{Copies, Form, Span};
 use super::enter::exception;

@@ -25,9 +25,9 @@ use pyo3::types::{PyBytes, PyCapsule, PyType};
 use pyo3::{ffi, intern};
 use ringloader_core::batch::wire::{MAX_NDIM, check_tensor};
 use ringloader_core::batch::{Dtype, Leaf, LeafKind};
-use ringloader_core::delivery::{Backing, Delivery};
-use ringloader_core::port::Chunk;
 use ringloader_core::sync::{Arc, AtomicU32, Ordering};
+use ringloader_core::transport::delivery::{Backing, Delivery};
+use ringloader_core::transport::port::Chunk;
 
 use super::enter::{exception, without_interpreter};
 use super::torch::Torch;

@@ -7,11 +7,11 @@ use pyo3::exceptions::{PyException, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyInt, PyList, PyTuple};
 use ringloader_core::Error;
-use ringloader_core::delivery::Delivery;
-use ringloader_core::engine::{Engine as Core, Parked as CoreParked};
-use ringloader_core::message::{ResultKind, Task, TaskKind};
-use ringloader_core::shm::Control;
 use ringloader_core::sync::{Arc, AtomicBool, AtomicU64, Ordering};
+use ringloader_core::transport::Control;
+use ringloader_core::transport::delivery::Delivery;
+use ringloader_core::transport::engine::{Engine as Core, Parked as CoreParked};
+use ringloader_core::transport::message::{ResultKind, Task, TaskKind};
 
 use super::decode::{Decoded, decode};
 use super::enter::{Deadline, exception, wait, without_interpreter};
@@ -288,7 +288,7 @@ pub(crate) fn stand_in(py: Python<'_>, error: PyErr) -> PyResult<(Bound<'_, PyAn
 /// Bytes of memory that the machine and the control group have left.
 #[pyfunction]
 pub(crate) fn available_memory() -> u64 {
-    ringloader_core::shm::available::MemoryProbe::new().available().bytes
+    ringloader_core::os::memory::MemoryProbe::new().available().bytes
 }
 
 fn encode_task(message: &Bound<'_, PyAny>) -> PyResult<Task> {

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use pyo3::exceptions::{PyAssertionError, PyMemoryError, PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use ringloader_core::Error;
-use ringloader_core::engine::Engine;
 use ringloader_core::process::{self, Process};
 use ringloader_core::sync::{AtomicU64, Ordering};
+use ringloader_core::transport::engine::Engine;
 
 /// The exception for an error of the core.
 pub(crate) fn exception(error: Error) -> PyErr {

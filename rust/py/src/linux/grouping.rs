@@ -9,7 +9,7 @@ use std::cmp::Reverse;
 use pyo3::prelude::*;
 use ringloader_core::batch::wire::STORAGE_ALIGN;
 use ringloader_core::batch::{MetaWriter, StorageRecord};
-use ringloader_core::port::Commit;
+use ringloader_core::transport::port::Commit;
 
 use super::dlpack::DETACH;
 use super::encode::{Drafts, LeafKind};

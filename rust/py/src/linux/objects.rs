@@ -11,9 +11,9 @@ use pyo3::types::{PyCFunction, PyCapsule, PyString};
 use pyo3::{ffi, intern};
 use ringloader_core::batch::Dtype;
 use ringloader_core::batch::wire::MAX_NDIM;
+use ringloader_core::os::Segment;
 use ringloader_core::plan::Indices;
-use ringloader_core::port::{Chunk, Commit};
-use ringloader_core::shm::Segment;
+use ringloader_core::transport::port::{Chunk, Commit};
 
 use super::dlpack::{CPU, DETACH, DlTensor, ExchangeApi};
 use super::enter::{exception, without_interpreter};

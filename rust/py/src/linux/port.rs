@@ -8,10 +8,11 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyTuple};
 use ringloader_core::batch::Dtype;
-use ringloader_core::message::{ResultKind, Task, TaskKind};
-use ringloader_core::port::{Chunk, Commit, Rest, Room};
-use ringloader_core::shm::{Control, Segment};
+use ringloader_core::os::Segment;
 use ringloader_core::sync::{Arc, AtomicBool, Ordering};
+use ringloader_core::transport::Control;
+use ringloader_core::transport::message::{ResultKind, Task, TaskKind};
+use ringloader_core::transport::port::{Chunk, Commit, Rest, Room};
 
 use super::dlpack::{duplicate, tensor_over_chunk};
 use super::encode::Encoded;
@@ -26,7 +27,7 @@ const MOST_LOOKS: u32 = 100;
 /// A worker's end: tasks in, results out, memory for collate.
 #[pyclass(frozen, module = "ringloader._native")]
 pub(crate) struct Port {
-    core: ringloader_core::port::Port,
+    core: ringloader_core::transport::port::Port,
     parent_ended: AtomicBool,
     /// The last batch's memory, empty. Whoever is putting a batch has it.
     spare: Mutex<Option<Box<Encoded>>>,
@@ -118,7 +119,8 @@ impl Port {
 
 impl Port {
     fn attached(control: Arc<Control>, worker: u32, share: u64, fds: [OwnedFd; 4]) -> PyResult<Self> {
-        let core = ringloader_core::port::Port::attach(control, worker, share, fds).map_err(exception)?;
+        let core =
+            ringloader_core::transport::port::Port::attach(control, worker, share, fds).map_err(exception)?;
         Ok(Self { core, parent_ended: AtomicBool::new(false), spare: Mutex::default() })
     }
 

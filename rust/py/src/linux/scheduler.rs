@@ -8,10 +8,10 @@ use pyo3::exceptions::{PyAssertionError, PyRuntimeError, PyStopIteration};
 use pyo3::intern;
 use pyo3::prelude::*;
 use ringloader_core::Error;
-use ringloader_core::message::TaskKind;
 use ringloader_core::plan::Order;
 use ringloader_core::process::{self, Process};
 use ringloader_core::scheduler::Poll;
+use ringloader_core::transport::message::TaskKind;
 
 use super::engine::{Engine, encode_index_or_pickle, stand_in};
 use super::enter::{Deadline, detached, exception, exits_elsewhere, wait};

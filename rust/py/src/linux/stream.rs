@@ -7,8 +7,8 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 use ringloader_core::Error;
-use ringloader_core::message::TaskKind;
 use ringloader_core::plan::{BatchRule, Draw, Source, Step, Supply};
+use ringloader_core::transport::message::TaskKind;
 
 use super::engine::encode_index_or_pickle;
 use super::enter::exception;

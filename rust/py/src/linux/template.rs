@@ -11,7 +11,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 use ringloader_core::batch::{Meta, SkeletonReader, Token};
-use ringloader_core::delivery::Delivery;
+use ringloader_core::transport::delivery::Delivery;
 
 use super::decode::{DEEPEST, SMALL};
 use super::dlpack::{Copies, Form};

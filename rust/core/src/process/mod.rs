@@ -7,18 +7,19 @@
 //! until they end or run another program, which closes it; the parent has the reading end. A program that forks calls
 //! [`before_fork`], [`after_fork_in_parent`] and [`after_fork_in_child`]; children of a fork that does not are unknown.
 
+#[allow(unsafe_code, reason = "turns a page of its own into a reference")]
+mod own_page;
+
 use std::cell::RefCell;
 use std::os::fd::OwnedFd;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::pipe::{PipeFlags, pipe_with};
-
+use self::own_page::{OwnPage, own_page};
 use crate::forks::{Child, Forks, Moment};
-use crate::shm::layout::{OwnPage, own_page};
-use crate::sync::pause::pause;
+use crate::os::process::{end_pipe, is_hung_up, random};
 use crate::sync::{AtomicU64, Ordering};
+use crate::testing::failpoint::pause;
 
 /// A process: this one, or in a forked child perhaps its parent.
 #[derive(Debug)]
@@ -195,27 +196,12 @@ impl Process {
     }
 }
 
-/// A number that no other process will draw.
-fn random() -> u64 {
-    let mut bytes = [0; 8];
-    match rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty()) {
-        Ok(8) => u64::from_ne_bytes(bytes),
-        _ => {
-            let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-            let pid = u64::from(std::process::id());
-            (now.tv_sec as u64).rotate_left(32) ^ (now.tv_nsec as u64) ^ pid.rotate_left(48)
-        }
-    }
-}
-
 /// The reading end of a fork's pipe. `None` where none could be had: then the child lives for ever.
 struct Pipe(Option<OwnedFd>);
 
 impl Child for Pipe {
     fn has_gone(&self) -> bool {
-        let Some(fd) = &self.0 else { return false };
-        let mut fds = [PollFd::new(fd, PollFlags::empty())];
-        poll(&mut fds, Some(&Timespec::default())).is_ok() && fds[0].revents().contains(PollFlags::HUP)
+        self.0.as_ref().is_some_and(is_hung_up)
     }
 }
 
@@ -234,7 +220,7 @@ thread_local! {
 /// To be called by the thread that is about to fork. Does nothing in a process that has made no engine or port.
 pub fn before_fork() {
     let Some(process) = known() else { return };
-    let (reading, writing) = pipe_with(PipeFlags::CLOEXEC).ok().unzip();
+    let (reading, writing) = end_pipe().unzip();
     let number = process.forks.begin(&process.page.clock, Pipe(reading));
     WINDOWS.with_borrow_mut(|windows| windows.push(Window { process, number, writing }));
     pause("fork-begun");

@@ -1,27 +1,31 @@
 //! The parent's side: hands out tasks, takes results, waits. Composition only.
 
-mod parked;
+mod segment_cache;
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::delivery::{Backing, Delivery, HeldSlot, OwnSegment, Seat};
 use crate::error::{Error, Result};
-use crate::message::{Place, ResultDescriptor, ResultKind, Task, TaskDescriptor};
+use crate::os::eventfd::{Bell, Watch};
+use crate::os::process::process_handle;
+use crate::os::segment::page_size;
+use crate::os::{Segment, fd_passing};
 use crate::pool::{Ledger, Limits};
 use crate::process::{self, Process};
 use crate::ring::{ByteFifo, Consumer, Producer, Ring, Words};
-use crate::shm::{Control, Geometry, Segment, handover, page_size};
+use crate::sync::Arc;
+use crate::sync::adaptive_spin::Linger;
 use crate::sync::doorbell::sleep_unless;
-use crate::sync::linger::Linger;
-use crate::sync::pause::pause;
-use crate::sync::planted::planted;
 use crate::sync::ready::Ready;
-use crate::sync::{Arc, Bell, Watch, process_handle};
+use crate::testing::failpoint::pause;
+use crate::testing::fault::planted;
+use crate::transport::delivery::{Backing, Delivery, HeldSlot, OwnSegment, Seat};
+use crate::transport::layout::{Control, Geometry};
+use crate::transport::message::{Place, ResultDescriptor, ResultKind, Task, TaskDescriptor};
 
-pub use parked::Parked;
+pub use segment_cache::Parked;
 
 /// The longest sleep: insurance against signal handlers that restart system calls.
 pub const LONGEST_SLEEP: Duration = Duration::from_millis(100);
@@ -152,7 +156,7 @@ impl Engine {
             });
             let ledger = Ledger::new(limits, view.slots.slots());
             engine.seats.push(Seat::new(engine.control.clone(), worker, Bell::new()?, ledger));
-            engine.sockets.push(handover::pair()?);
+            engine.sockets.push(fd_passing::pair()?);
         }
         Ok(engine)
     }
@@ -208,7 +212,7 @@ impl Engine {
     }
 
     /// Makes the rings of `worker`, whose process has ended, ready for a successor. Returns the slots
-    /// that are still held, for [`Port::take_over`](crate::port::Port::take_over). To be called after
+    /// that are still held, for [`Port::take_over`](crate::transport::port::Port::take_over). To be called after
     /// [`take_ended`](Self::take_ended) has named the worker and [`try_next`](Self::try_next) has
     /// given all that it had committed; then start the successor, [`watch_worker`](Self::watch_worker)
     /// it, and send again every task whose result has not come.
@@ -238,7 +242,7 @@ impl Engine {
         }
         line.drop_tasks(view.tasks)?;
         state.ended.retain(|&ended| ended != worker);
-        handover::discard(self.sockets[worker as usize].0.as_fd());
+        fd_passing::discard(self.sockets[worker as usize].0.as_fd());
         Ok(Ledger::busy(view.slots))
     }
 
@@ -404,7 +408,7 @@ impl Engine {
             Place::Own => {
                 // It may wait for room, which this one took.
                 self.seats[worker as usize].wake();
-                let fd = handover::receive(self.sockets[worker as usize].0.as_fd(), generation)?;
+                let fd = fd_passing::receive(self.sockets[worker as usize].0.as_fd(), generation)?;
                 let segment = Segment::attach(fd.as_fd())?;
                 segment.copy_out(meta_offset, meta_len, &mut meta)?;
                 segment.pointer(0, used)?;

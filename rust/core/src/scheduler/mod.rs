@@ -11,12 +11,12 @@
 
 use std::time::{Duration, Instant};
 
-use crate::delivery::Delivery;
-use crate::engine::Engine;
 use crate::error::{Error, Result};
-use crate::message::{ResultKind, Task, TaskKind};
 use crate::plan::{Dispatch, Next, Order, ReorderBuffer};
-use crate::sync::planted::planted;
+use crate::testing::fault::planted;
+use crate::transport::delivery::Delivery;
+use crate::transport::engine::Engine;
+use crate::transport::message::{ResultKind, Task, TaskKind};
 
 /// Where the epoch begins in a task's number, above torch's `send_idx`: what an abandoned epoch left behind is
 /// told by it.

@@ -10,7 +10,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
 };
 
-use super::{Ordering, raw};
+use loom::sync::atomic::Ordering;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Life {
@@ -19,7 +19,7 @@ enum Life {
     Over,
 }
 
-raw::thread_local! {
+loom::thread_local! {
     static LIFE: Cell<Life> = Cell::new(Life::Immortal);
 }
 
@@ -60,13 +60,13 @@ macro_rules! mortal {
     ($name:ident, $value:ty, [$($update:ident),*]) => {
         /// The atomic of loom with the methods of std's that this crate uses.
         #[derive(Debug, Default)]
-        pub struct $name(raw::$name);
+        pub struct $name(loom::sync::atomic::$name);
 
         #[allow(missing_docs, reason = "the methods of std's type")]
         impl $name {
             #[track_caller]
             pub fn new(value: $value) -> Self {
-                Self(raw::$name::new(value))
+                Self(loom::sync::atomic::$name::new(value))
             }
 
             #[track_caller]

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::error::{Error, Result};
 
@@ -45,20 +44,6 @@ impl AsFd for Bell {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
-}
-
-/// A pidfd of `pid`, or of this process for 0: readable once the process has ended.
-///
-/// # Errors
-/// [`Error::Os`] when the system has none (before Linux 5.3, some sandboxes) or the process is gone.
-pub fn process_handle(pid: u32) -> Result<OwnedFd> {
-    let pid = if pid == 0 { rustix::process::getpid() } else { raw_pid(pid)? };
-    pidfd_open(pid, PidfdFlags::empty()).map_err(|errno| Error::os("pidfd_open", errno))
-}
-
-fn raw_pid(pid: u32) -> Result<Pid> {
-    let raw = i32::try_from(pid).ok().and_then(Pid::from_raw);
-    raw.ok_or_else(|| Error::Config(format!("{pid} is no process id")))
 }
 
 /// Sleeps until the bell rings, the watched process ends, a signal comes or the time is over.
@@ -170,6 +155,7 @@ impl Watch {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::os::process::process_handle;
 
     #[test]
     fn a_bell_rung_before_the_sleep_ends_it() {

@@ -103,7 +103,7 @@ mod tests {
     use std::os::fd::AsFd;
 
     use super::*;
-    use crate::shm::Segment;
+    use crate::os::Segment;
 
     #[test]
     fn a_segment_arrives_with_its_bytes() {

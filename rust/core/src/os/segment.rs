@@ -176,7 +176,7 @@ impl Segment {
 
 impl Segment {
     /// Whether a part was unmapped.
-    pub(super) fn is_in_parts(&self) -> bool {
+    pub(crate) fn is_in_parts(&self) -> bool {
         self.in_parts.load(Ordering::Relaxed)
     }
 
@@ -188,7 +188,7 @@ impl Segment {
     /// # Safety
     /// Nobody uses the range, now or later, and it was not unmapped before: the address may be another
     /// mapping's by then.
-    pub(super) unsafe fn unmap(&self, range: Range<u64>) -> Result<()> {
+    pub(crate) unsafe fn unmap(&self, range: Range<u64>) -> Result<()> {
         self.in_parts.store(true, Ordering::Relaxed);
         if range.is_empty() {
             return Ok(());
@@ -209,7 +209,7 @@ pub(crate) fn page_size() -> u64 {
 
 /// The start of a page that is this process's own: zero at first, and zero again in a child that is forked. It
 /// stays for good. `None` where the system has no such pages.
-pub(super) fn page_wiped_at_fork() -> Option<NonNull<u8>> {
+pub(crate) fn page_wiped_at_fork() -> Option<NonNull<u8>> {
     // Shared memory is never wiped. An emulator that takes all advice, and follows none, says that it is.
     if advised_page(MapFlags::SHARED).is_some() { None } else { advised_page(MapFlags::PRIVATE) }
 }

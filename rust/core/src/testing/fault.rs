@@ -5,7 +5,8 @@
 //! build the variable `RINGLOADER_PLANTED` selects one fault by its name; `ci/loom.sh` and
 //! `ci/tsan.sh` list them and require that each is caught.
 
-use super::Ordering;
+#[cfg(ringloader_planted)]
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Whether the fault `name` is planted in this run.
 #[cfg(not(ringloader_planted))]
@@ -21,7 +22,7 @@ pub fn planted(name: &str) -> bool {
     const UNREAD: u64 = 0;
     // An atomic hash, not a string in a `OnceLock`: the standard library is not instrumented, so that
     // ThreadSanitizer would report the string. No loom atomic either: the choice is not of the model.
-    static SELECTED: super::raw::Global = super::raw::Global::new(UNREAD);
+    static SELECTED: AtomicU64 = AtomicU64::new(UNREAD);
     let mut selected = SELECTED.load(Ordering::Relaxed);
     if selected == UNREAD {
         selected = hash(&std::env::var("RINGLOADER_PLANTED").unwrap_or_default());
@@ -39,16 +40,4 @@ const fn hash(name: &str) -> u64 {
         at += 1;
     }
     hash
-}
-
-/// `Release`, or `Relaxed` where `fault` is planted.
-#[inline(always)]
-pub fn release_unless(fault: &str) -> Ordering {
-    if planted(fault) { Ordering::Relaxed } else { Ordering::Release }
-}
-
-/// `Acquire`, or `Relaxed` where `fault` is planted.
-#[inline(always)]
-pub fn acquire_unless(fault: &str) -> Ordering {
-    if planted(fault) { Ordering::Relaxed } else { Ordering::Acquire }
 }

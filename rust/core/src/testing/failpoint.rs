@@ -5,7 +5,7 @@
 //! a build with `--cfg ringloader_pauses` a moment is nothing at all. In such a build the variable
 //! `RINGLOADER_PAUSE` selects one, as `NAME:kill` or `NAME:MICROSECONDS`, each with `:N` behind it
 //! where only the Nth time counts; a test selects one for its own process with `select`. Models
-//! need none of this: under loom a thread dies before any store (`sync/mortal.rs`).
+//! need none of this: under loom a thread dies before any store (`testing/crash.rs`).
 
 #[cfg(ringloader_pauses)]
 pub use chosen::{pause, select};

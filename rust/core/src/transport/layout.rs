@@ -21,11 +21,10 @@ use std::sync::{Mutex, PoisonError};
 use rustix::io::Errno;
 
 use crate::error::{Error, Result};
-use crate::forks::Clock;
+use crate::os::Segment;
+use crate::os::segment::page_size;
 use crate::pool::{SlotId, SlotWords, is_retired, retire};
 use crate::ring::{Descriptor, Ring, RingHeader};
-use crate::shm::Segment;
-use crate::shm::segment::{page_size, page_wiped_at_fork};
 use crate::sync::ready::ReadyBits;
 use crate::sync::{AtomicU32, AtomicU64, Ordering, WaitFlag};
 
@@ -546,24 +545,6 @@ fn header(segment: &Segment) -> Result<&SegmentHeader> {
     // SAFETY: the range was checked, the mapping is page-aligned and lives as long as `segment`, and
     // the header consists of atomics, for which every bit pattern is valid.
     Ok(unsafe { at.cast::<SegmentHeader>().as_ref() })
-}
-
-/// What is true of one process alone. All zero at first.
-#[repr(C)]
-#[derive(Debug, Default)]
-pub(crate) struct OwnPage {
-    /// Which process it is.
-    pub(crate) identity: AtomicU64,
-    /// Its forks.
-    pub(crate) clock: Clock,
-}
-
-/// A page of this process, zero again in a child that is forked. `None` where the system has no such memory.
-pub(crate) fn own_page() -> Option<&'static OwnPage> {
-    let page = page_wiped_at_fork()?;
-    // SAFETY: a page is aligned for the atomics and large enough, stays mapped for good, and is used for nothing
-    // else; zero is valid.
-    Some(unsafe { page.cast::<OwnPage>().as_ref() })
 }
 
 #[cfg(test)]

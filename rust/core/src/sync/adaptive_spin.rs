@@ -47,7 +47,7 @@ impl Linger {
 
 fn found_within(begin: Instant, limit: Duration, found: impl Fn() -> Result<bool>) -> Result<bool> {
     while begin.elapsed() < limit {
-        rustix::thread::sched_yield();
+        std::thread::yield_now();
         if found()? {
             return Ok(true);
         }

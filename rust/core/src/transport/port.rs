@@ -7,19 +7,21 @@ use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::engine::{LONGEST_SLEEP, limits};
 use crate::error::{Error, Result};
 use crate::forks::Moment;
-use crate::message::{Place, ResultDescriptor, ResultKind, Task, TaskDescriptor, TaskKind};
+use crate::os::eventfd::{Bell, sleep};
+use crate::os::memory::MemoryProbe;
+use crate::os::{Segment, fd_passing};
 use crate::pool::{Growth, Ledger, Limits, Pages, Pin, SlotId, SlotWords, WorkerSlots};
 use crate::process::{self, Lender, Process};
 use crate::ring::{Consumer, Producer, Ring};
-use crate::shm::available::MemoryProbe;
-use crate::shm::{Control, Counters, Segment, handover};
+use crate::sync::adaptive_spin::Linger;
 use crate::sync::doorbell::{sleep_unless, take_any};
-use crate::sync::linger::Linger;
-use crate::sync::pause::pause;
-use crate::sync::{Arc, Bell, Weak, sleep};
+use crate::sync::{Arc, Weak};
+use crate::testing::failpoint::pause;
+use crate::transport::engine::{LONGEST_SLEEP, limits};
+use crate::transport::layout::{Control, Counters};
+use crate::transport::message::{Place, ResultDescriptor, ResultKind, Task, TaskDescriptor, TaskKind};
 
 /// Leaves lie at multiples of this.
 pub const ALIGNMENT: u64 = crate::batch::wire::STORAGE_ALIGN;
@@ -144,7 +146,7 @@ pub enum Rest {
 
 impl Port {
     /// The end for `worker` of a segment that its parent made, with the share of memory the
-    /// parent gave it and, of [`WorkerFds`](crate::engine::WorkerFds), bell, parent bell, parent and
+    /// parent gave it and, of [`WorkerFds`](crate::transport::engine::WorkerFds), bell, parent bell, parent and
     /// socket. Slots that are warm stay so, and those that the user holds since an epoch before are left to him.
     ///
     /// # Errors
@@ -157,7 +159,7 @@ impl Port {
     }
 
     /// The end for `worker` whose predecessor has ended. `busy` is what
-    /// [`Engine::succeed`](crate::engine::Engine::succeed) has returned; all else is as for
+    /// [`Engine::succeed`](crate::transport::engine::Engine::succeed) has returned; all else is as for
     /// [`attach`](Self::attach), which would take what the user still holds for free.
     ///
     /// # Errors
@@ -507,7 +509,7 @@ impl Commit<'_> {
     /// # Errors
     /// [`Error::Os`] when the parent is gone.
     pub fn send(&self, fd: &OwnedFd) -> Result<bool> {
-        let sent = handover::send(self.port.socket.as_fd(), fd.as_fd(), self.generation)?;
+        let sent = fd_passing::send(self.port.socket.as_fd(), fd.as_fd(), self.generation)?;
         pause("segment-sent");
         Ok(sent)
     }

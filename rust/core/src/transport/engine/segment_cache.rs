@@ -10,9 +10,10 @@ use std::sync::PoisonError;
 
 use super::{Engine, Line, State};
 use crate::error::Result;
+use crate::os::fd_passing;
 use crate::pool::{Ledger, SlotId};
-use crate::shm::{Control, GRANULE, handover};
 use crate::sync::{Arc, Ordering};
+use crate::transport::layout::{Control, GRANULE};
 
 /// An engine that was [parked](Engine::park). Dropping it closes it.
 #[derive(Debug)]
@@ -55,7 +56,7 @@ impl Engine {
         }
         for (parents, workers) in self.sockets.drain(..) {
             drop(workers);
-            if !handover::is_deserted(parents.as_fd())? {
+            if !fd_passing::is_deserted(parents.as_fd())? {
                 return Ok(false);
             }
         }
@@ -139,7 +140,7 @@ impl Parked {
         let mut engine = self.0;
         engine.process.look();
         for _ in 0..engine.control.geometry().workers {
-            engine.sockets.push(handover::pair()?);
+            engine.sockets.push(fd_passing::pair()?);
         }
         Ok(engine)
     }

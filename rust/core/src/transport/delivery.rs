@@ -5,11 +5,13 @@ use std::ptr::NonNull;
 use crate::batch::{Meta, wire};
 use crate::error::{Error, Result};
 use crate::forks::Moment;
-use crate::message::ResultKind;
+use crate::os::Segment;
+use crate::os::eventfd::Bell;
 use crate::pool::{Closing, Ledger, SlotId};
 use crate::process::{self, Lender, Process};
-use crate::shm::{Control, Segment};
-use crate::sync::{Arc, Bell};
+use crate::sync::Arc;
+use crate::transport::layout::Control;
+use crate::transport::message::ResultKind;
 
 /// What the parent knows of one worker, and every lease on that worker's slots with it.
 ///
