@@ -100,8 +100,8 @@ def test_pickles_are_converted(loader_class: Any, protocol: int) -> None:
         assert ringloader.path(other).path == harness.expected_path
 
 
-# Written by version 0.1.0: a converted loader whose class says what is pickled; and ringloader's own class, less
-# the attributes of torch's, which are those of one version of torch.
+# Written by version 0.1.0: a converted loader whose class says what is pickled; and ringloader's own class,
+# less the attributes of torch's, which are those of one version of torch.
 OLD_PICKLES = {
     "converted": b"\x80\x02cringloader._convert\n_rebuild\nq\x00cinstall.data\nmake_naming\n"
     b"q\x01]q\x02(K\x01K\x02K\x03K\x04e\x85q\x03\x86q\x04Rq\x05.",

@@ -56,21 +56,21 @@ class Transport:
     def Process(self, *, target: Any, args: tuple[Any, ...]) -> Any:  # noqa: N802
         """A process of the user's context that runs ``target`` at a worker's end."""
         worker = next(arg.worker for arg in args if isinstance(arg, TaskQueue))
-        seats = tuple(self._seat(arg) for arg in args)
-        seated = seats if self._shared is None else shared_args.Arguments(self._shared, seats)
-        berth = endpoint.Berth(self.engine, worker)
-        process = self._context.Process(target=entry.run_worker, args=(berth, target, seated))
+        stand_ins = tuple(self._stand_in(arg) for arg in args)
+        arguments = stand_ins if self._shared is None else shared_args.Arguments(self._shared, stand_ins)
+        worker_end = endpoint.WorkerEndpoint(self.engine, worker)
+        process = self._context.Process(target=entry.run_worker, args=(worker_end, target, arguments))
         process = spawn.by_server(process)
         return processes.watched(process, lambda pid: self._started(worker, process, pid))
 
     @staticmethod
-    def _seat(argument: object) -> object:
+    def _stand_in(argument: object) -> object:
         if isinstance(argument, TaskQueue):
-            return endpoint.Seat.TASKS
+            return endpoint.QueueEnd.TASKS
         if isinstance(argument, ResultQueue):
-            return endpoint.Seat.RESULTS
+            return endpoint.QueueEnd.RESULTS
         if isinstance(argument, DoneEvent):
-            return endpoint.Seat.DONE
+            return endpoint.QueueEnd.DONE
         return argument
 
     def _started(self, worker: int, process: Any, pid: int) -> None:

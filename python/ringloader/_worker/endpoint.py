@@ -10,16 +10,16 @@ from typing import Any
 import ringloader._native as _native
 
 
-class Seat(enum.Enum):
-    """Stands for an end of the transport among the arguments of torch's worker loop."""
+class QueueEnd(enum.Enum):
+    """Stands for a queue, or the event, among the arguments of torch's worker loop."""
 
     TASKS = enum.auto()
     RESULTS = enum.auto()
     DONE = enum.auto()
 
 
-class Berth:
-    """A worker's place in the transport, on its way to the worker.
+class WorkerEndpoint:
+    """A worker's end of the transport, on its way to the worker.
 
     A forked worker inherits mapping and descriptors; to any other the descriptors are sent, which
     ``multiprocessing`` allows only while the process is being started.
@@ -34,16 +34,16 @@ class Berth:
         """Bytes of shared memory that are this worker's."""
         return self._engine.share
 
-    def board(self) -> _native.Port:
+    def attach(self) -> _native.Port:
         """The worker's end, in the worker."""
         return _native.Port.inherit(self._engine, self.worker)
 
     def __reduce__(self) -> tuple[Any, ...]:
         sent = [reduction.DupFd(fd) for fd in self._engine.worker_fds(self.worker)]
-        return SentBerth, (sent, self.worker, self.share)
+        return SentEndpoint, (sent, self.worker, self.share)
 
 
-class SentBerth:
+class SentEndpoint:
     """The same, as a worker that was not forked gets it."""
 
     def __init__(self, sent: list[Any], worker: int, share: int) -> None:
@@ -51,7 +51,7 @@ class SentBerth:
         self.worker = worker
         self.share = share
 
-    def board(self) -> _native.Port:
+    def attach(self) -> _native.Port:
         """The worker's end."""
         fds = [sent.detach() for sent in self._sent]
         try:

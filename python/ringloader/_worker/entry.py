@@ -12,7 +12,7 @@ from typing import Any
 import ringloader._native as _native
 from ringloader._common import forks, moved_storages
 from ringloader._worker import collate, malloc, queues
-from ringloader._worker.endpoint import Berth, Seat, SentBerth
+from ringloader._worker.endpoint import QueueEnd, SentEndpoint, WorkerEndpoint
 
 # A thread that waits or copies natively when the interpreter goes must not come back to it. Nor in a spawned
 # worker, whose dataset may have threads.
@@ -21,17 +21,19 @@ if _native.SUPPORTED:
     moved_storages.keep_views()
 
 
-def run_worker(berth: Berth | SentBerth, target: Callable[..., None], args: Iterable[Any]) -> None:
+def run_worker(
+    worker_end: WorkerEndpoint | SentEndpoint, target: Callable[..., None], args: Iterable[Any]
+) -> None:
     """Runs torch's worker loop at a worker's end of the transport. The main function of a worker process."""
     forks.tell_native()
-    port = berth.board()
-    heap = malloc.Trimming(malloc.keep_freed(berth.share))
+    port = worker_end.attach()
+    trimming = malloc.Trimming(malloc.keep_freed(worker_end.share))
     collate.allocate_in_slots(port)
     collate.replace_collate(port)
-    worker = berth.worker
+    worker = worker_end.worker
     ends = {
-        Seat.TASKS: queues.Tasks(port, heap),
-        Seat.RESULTS: queues.Results(port, f"in DataLoader worker process {worker}"),
-        Seat.DONE: queues.Done(port),
+        QueueEnd.TASKS: queues.Tasks(port, trimming),
+        QueueEnd.RESULTS: queues.Results(port, f"in DataLoader worker process {worker}"),
+        QueueEnd.DONE: queues.Done(port),
     }
-    target(*(ends[arg] if isinstance(arg, Seat) else collate.native(arg) for arg in args))
+    target(*(ends[arg] if isinstance(arg, QueueEnd) else collate.native(arg) for arg in args))

@@ -26,16 +26,16 @@ class Done:
 class Tasks:
     """The task queue, as torch's worker loop sees it."""
 
-    def __init__(self, port: _native.Port, heap: malloc.Trimming) -> None:
+    def __init__(self, port: _native.Port, trimming: malloc.Trimming) -> None:
         self._port = port
-        self._heap = heap
+        self._trimming = trimming
 
     def get(self, timeout: float | None = None) -> Any:
         task = self._port.get(_IDLE_SECONDS)
         if task is None and not self._port.parent_ended:
             task = self._get_idle(timeout)
         if task is not None:
-            self._heap.note_task()
+            self._trimming.note_task()
             return task[0]
         if self._port.parent_ended:
             # With the event set, this is the loop's way out that says nothing.
@@ -44,12 +44,12 @@ class Tasks:
 
     def _get_idle(self, timeout: float | None) -> Any:
         """Waits for longer, and gives back meanwhile what the allocator keeps."""
-        pause = self._heap.until_trim()
+        pause = self._trimming.until_trim()
         if timeout is not None and timeout <= pause:
             return self._port.get(timeout)
         task = self._port.get(pause)
         if task is None and not self._port.parent_ended:
-            self._heap.trim()
+            self._trimming.trim()
             task = self._port.get(None if timeout is None else timeout - pause)
         return task
 
