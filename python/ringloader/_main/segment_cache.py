@@ -19,7 +19,7 @@ MOST_LOADERS = 4
 _PART = 4
 
 
-class Shelf:
+class SegmentCache:
     """Where an iterator finds the memory of its loader's last epoch, and leaves it for the next.
 
     Args:
@@ -48,7 +48,7 @@ class Shelf:
             return None
         return found[1].resume()
 
-    def keep(self, engine: _native.Engine) -> None:
+    def store(self, engine: _native.Engine) -> None:
         """Closes an engine whose workers have ended, and keeps its memory if it can."""
         loader = self._loader()
         if loader is None or os.environ.get(SWITCH) == "0" or not _is_affordable(self._workers):

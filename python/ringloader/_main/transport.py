@@ -16,7 +16,7 @@ from ringloader._common import forks, moved_storages
 from ringloader._launch import forkserver, processes, shared_args, spawn
 from ringloader._main import budget
 from ringloader._main.queues import DoneEvent, ResultQueue, TaskQueue
-from ringloader._main.segment_cache import Shelf
+from ringloader._main.segment_cache import SegmentCache
 from ringloader._torch import internals
 from ringloader._worker import endpoint, entry
 
@@ -24,9 +24,9 @@ from ringloader._worker import endpoint, entry
 class Transport:
     """Everything of one iterator that must be closed; also the ``multiprocessing_context`` it is given."""
 
-    def __init__(self, engine: _native.Engine, context: Any, workers: int, shelf: Shelf) -> None:
+    def __init__(self, engine: _native.Engine, context: Any, workers: int, cache: SegmentCache) -> None:
         self.engine = engine
-        self._shelf = shelf
+        self._cache = cache
         # Whether an iteration of this one ended as it should, as far as is known.
         self.sound = True
         self._workers = workers
@@ -120,7 +120,7 @@ class Transport:
         self._final = dict(self.engine.counters())
         self._closed = True
         if may_keep and self._ended_well():
-            self._shelf.keep(self.engine)
+            self._cache.store(self.engine)
         else:
             self.engine.close()
         self._share_nothing_more()
@@ -145,11 +145,11 @@ def make_transport(loader: Any, max_shared_bytes: int | None) -> Transport:
     forkserver.preload(context)
     spawn.prepare(loader)
     most_tasks = _most_tasks(loader)
-    shelf = Shelf(loader, workers, (most_tasks, max_shared_bytes))
-    available = _native.available_memory() + shelf.resident
+    cache = SegmentCache(loader, workers, (most_tasks, max_shared_bytes))
+    available = _native.available_memory() + cache.resident
     share = budget.share_per_worker(workers, max_shared_bytes, available)
-    engine = shelf.take(share) or _native.Engine(workers, most_tasks, share)
-    return Transport(engine, context, workers, shelf)
+    engine = cache.take(share) or _native.Engine(workers, most_tasks, share)
+    return Transport(engine, context, workers, cache)
 
 
 def _most_tasks(loader: Any) -> int:
