@@ -1,4 +1,4 @@
-"""Notes about objects, beside them and not on them: frameworks copy, pickle and rebuild loaders."""
+"""Values kept beside objects and not on them: frameworks copy, pickle and rebuild loaders."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any, Generic, TypeVar
 _T = TypeVar("_T")
 
 
-class Notes(Generic[_T]):
-    """A note for each of some objects, until the object goes.
+class WeakRegistry(Generic[_T]):
+    """A value for each of some objects, until the object goes.
 
-    By what an object is, and not by what it equals: its class may compare and hash as it likes.
+    An object is told by its identity, not by equality: its class may compare and hash as it likes.
 
     INVARIANT: each use of the dict is one step for the interpreter: other threads, and finalizers, may come
     between any two of them.
@@ -19,41 +19,41 @@ class Notes(Generic[_T]):
 
     def __init__(self) -> None:
         # By address, the oldest first.
-        self._notes: dict[int, tuple[weakref.ref[Any], _T]] = {}
+        self._entries: dict[int, tuple[weakref.ref[Any], _T]] = {}
 
-    def put(self, about: object, note: _T) -> None:
-        """Notes it, in place of what was noted before; nothing for an object without weak references."""
-        notes, address = self._notes, id(about)
+    def put(self, key: object, value: _T) -> None:
+        """Keeps ``value``, in place of the one before; nothing for an object without weak references."""
+        entries, address = self._entries, id(key)
 
         def forget(gone: weakref.ref[Any]) -> None:
-            found = notes.get(address)
+            found = entries.get(address)
             if found is not None and found[0] is gone:
-                notes.pop(address, None)
+                entries.pop(address, None)
 
         try:
-            reference = weakref.ref(about, forget)
+            reference = weakref.ref(key, forget)
         except TypeError:
             return
-        notes.pop(address, None)
-        notes[address] = (reference, note)
+        entries.pop(address, None)
+        entries[address] = (reference, value)
 
-    def get(self, about: object) -> _T | None:
-        """The note about an object."""
-        found = self._notes.get(id(about))
-        return found[1] if found is not None and found[0]() is about else None
+    def get(self, key: object) -> _T | None:
+        """The value of an object."""
+        found = self._entries.get(id(key))
+        return found[1] if found is not None and found[0]() is key else None
 
-    def pop(self, about: object) -> _T | None:
+    def pop(self, key: object) -> _T | None:
         """The same, which is forgotten."""
-        note = self.get(about)
-        if note is not None:
-            self._notes.pop(id(about), None)
-        return note
+        value = self.get(key)
+        if value is not None:
+            self._entries.pop(id(key), None)
+        return value
 
-    def all(self) -> list[_T]:
-        """All notes."""
-        return [note for _, note in list(self._notes.values())]
+    def values(self) -> list[_T]:
+        """All values, the oldest first."""
+        return [value for _, value in list(self._entries.values())]
 
     def keep_newest(self, most: int) -> None:
-        """Forgets the oldest notes, until there are no more than ``most``."""
-        for address in list(self._notes)[: max(0, len(self._notes) - most)]:
-            self._notes.pop(address, None)
+        """Forgets the oldest values, until there are no more than ``most``."""
+        for address in list(self._entries)[: max(0, len(self._entries) - most)]:
+            self._entries.pop(address, None)

@@ -97,7 +97,7 @@ class Shared:
     def _dump(self, arguments: tuple[Any, ...]) -> None:
         self._pickle = _Memory()
         self._arrays = _Memory()
-        pickler = _OncePickler(self._pickle, self._arrays)
+        pickler = _PicklerForAll(self._pickle, self._arrays)
         popen = context.get_spawning_popen()
         stand_in = _AnyPopen()
         context.set_spawning_popen(stand_in)  # type: ignore[arg-type]
@@ -203,7 +203,7 @@ class _NumberedFd:
         return fd
 
 
-class _OncePickler(reduction.ForkingPickler):
+class _PicklerForAll(reduction.ForkingPickler):
     """As multiprocessing pickles, with large arrays apart, and refusing what is for one process."""
 
     def __init__(self, file: _Memory, arrays: _Memory) -> None:

@@ -56,7 +56,7 @@ class SegmentCache:
             return
         _kept.pop(loader)
         _kept.keep_newest(MOST_LOADERS - 1)
-        others = sum(parked.resident for _, parked in _kept.all())
+        others = sum(parked.resident for _, parked in _kept.values())
         most = min(MOST_BYTES, _native.available_memory() // _PART)
         parked = engine.park(max(0, most - others))
         if parked is not None:
@@ -65,7 +65,7 @@ class SegmentCache:
             _kept.keep_newest(MOST_LOADERS)
 
 
-_kept: weak_registry.Notes[tuple[tuple[object, ...], _native.Parked]] = weak_registry.Notes()
+_kept: weak_registry.WeakRegistry[tuple[tuple[object, ...], _native.Parked]] = weak_registry.WeakRegistry()
 
 
 def _is_affordable(workers: int) -> bool:

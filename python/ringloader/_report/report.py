@@ -37,7 +37,7 @@ class _Record:
     counters: Callable[[], Mapping[str, int]]
 
 
-_records: weak_registry.Notes[_Record] = weak_registry.Notes()
+_records: weak_registry.WeakRegistry[_Record] = weak_registry.WeakRegistry()
 
 
 def record(

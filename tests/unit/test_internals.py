@@ -58,7 +58,7 @@ def test_private_names_of_torch_stand_in_one_module():
     assert private_names("from torch._utils import X") and private_names("import torch\ntorch.a._b.c")
 
 
-def test_the_binary_asks_the_seam():
+def test_the_binary_asks_that_module():
     imported = {
         name
         for file in RUST.rglob("*.rs")
@@ -75,7 +75,7 @@ def test_nothing_is_missing_in_this_torch():
 
 @pytest.fixture(scope="module")
 def answers():
-    program = Path(__file__).with_name("missing.py")
+    program = Path(__file__).with_name("missing_names.py")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     ended = subprocess.run(
         [sys.executable, str(program)], capture_output=True, text=True, timeout=110, env=environment
