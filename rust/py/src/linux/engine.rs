@@ -204,7 +204,7 @@ fn say_kept(py: Python<'_>, control: &Control) {
     if let Some(refused) = control.take_refusal() {
         // What is closed stays closed, even where the interpreter is on its way out and has no logger.
         let _ = py
-            .import("ringloader._budget")
+            .import("ringloader._main.budget")
             .and_then(|budget| budget.call_method1("say_kept", (refused.to_string(),)));
     }
 }
@@ -261,7 +261,7 @@ impl Engine {
     /// The object that a delivery carries.
     pub(crate) fn unpack<'py>(&self, py: Python<'py>, delivery: Delivery) -> PyResult<Bound<'py, PyAny>> {
         if delivery.is_oversize() && !self.oversize_said.swap(true, Ordering::Relaxed) {
-            let budget = py.import("ringloader._budget")?;
+            let budget = py.import("ringloader._main.budget")?;
             let core = self.core()?;
             let workers = core.control().geometry().workers;
             budget.call_method1("say_oversize", (delivery.len(), core.share(), core.largest(), workers))?;
@@ -281,7 +281,7 @@ impl Engine {
 /// where it interrupts or ends the program, so that it must be raised at once.
 pub(crate) fn stand_in(py: Python<'_>, error: PyErr) -> PyResult<(Bound<'_, PyAny>, Option<PyErr>)> {
     let interrupts = !error.is_instance_of::<PyException>(py);
-    let class = py.import("ringloader._transport")?.getattr("FailedArrival")?;
+    let class = py.import("ringloader._main.failed_arrival")?.getattr("FailedArrival")?;
     let standing = class.call1((error.value(py), interrupts))?;
     Ok((standing, interrupts.then_some(error)))
 }

@@ -36,7 +36,7 @@ pub(crate) struct Torch {
     function_modes: Py<PyAny>,
     /// Whether the collector may run wherever an object is made: since Python 3.12 only between instructions.
     pub(crate) collects_anywhere: bool,
-    /// `ringloader._batches`: what goes through pickle.
+    /// `ringloader._common.pickling`: what goes through pickle.
     pub(crate) dumps: Py<PyAny>,
     pub(crate) loads: Py<PyAny>,
     pub(crate) dumps_index: Py<PyAny>,
@@ -67,8 +67,8 @@ impl Torch {
     fn load(py: Python<'_>) -> PyResult<Self> {
         let torch = py.import("torch")?;
         let numpy = py.import("numpy")?;
-        let batches = py.import("ringloader._batches")?;
-        let seam = py.import("ringloader._seam")?;
+        let batches = py.import("ringloader._common.pickling")?;
+        let seam = py.import("ringloader._torch.internals")?;
         let tensor = torch.getattr("Tensor")?.cast_into::<PyType>()?;
         let get = |module: &Bound<'_, PyModule>, name: &str| Ok::<_, PyErr>(module.getattr(name)?.unbind());
         let mut dtypes = ByIdentity::default();
