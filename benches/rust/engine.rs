@@ -69,7 +69,7 @@ fn two_threads(batches: u64, checked: bool) -> Duration {
         (0..first).for_each(|seq| send(&engine, seq));
         for seq in 0..batches {
             while !take(&engine, seq, checked) {
-                engine.wait_for(None, Duration::from_secs(1)).expect("a watch");
+                engine.wait_for(None, Duration::from_secs(1)).expect("a sleep");
             }
             if seq + first < batches {
                 send(&engine, seq + first);

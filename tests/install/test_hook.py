@@ -13,10 +13,12 @@ from torch.utils.data import dataloader as torch_dataloader
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import ringloader
+import ringloader._options as _options
 from install.data import Calling, Hooked, NotCalling, Plain, Posing, Squares, firsts
 from parity import harness
 from parity.data import Samples
-from ringloader import _hook, _options, _transport
+from ringloader._main import transport
+from ringloader._torch import hook
 
 Loader = torch.utils.data.DataLoader
 TORCHS_OWN = Loader._get_iterator
@@ -54,13 +56,13 @@ def squares(loader_class: Any = Loader, workers: int = 1, **arguments: Any) -> A
 def budgets(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
     """The budgets that transports were made with."""
     found: list[int | None] = []
-    original = _transport.make_transport
+    original = transport.make_transport
 
     def make_transport(loader: Any, max_shared_bytes: int | None, *rest: Any, **more: Any) -> Any:
         found.append(max_shared_bytes)
         return original(loader, max_shared_bytes, *rest, **more)
 
-    monkeypatch.setattr(_transport, "make_transport", make_transport)
+    monkeypatch.setattr(transport, "make_transport", make_transport)
     return found
 
 
@@ -275,7 +277,7 @@ def test_wrong_options_install_nothing(
 ) -> None:
     with pytest.raises(error, match=text):
         install(**options)
-    assert _hook.current() is None
+    assert hook.current() is None
 
 
 def test_the_options_are_the_loaders_own_arguments() -> None:

@@ -18,7 +18,7 @@ import torch
 import torch.utils.data
 
 from parity.describe import Description, describe, difference, digest, normalise, tensor_bytes
-from ringloader import _decide
+from ringloader._torch import select_path
 
 LoaderClass = type[torch.utils.data.DataLoader[Any]]
 
@@ -133,7 +133,7 @@ def taking(path: str) -> Iterator[None]:
     try:
         with pytest.MonkeyPatch.context() as patch:
             if path == "rings":
-                patch.setattr(_decide, "reason_for_rings", lambda _: "the tests want torch's own control")
+                patch.setattr(select_path, "reason_for_rings", lambda _: "the tests want torch's own control")
             yield
     finally:
         expected_path = previous

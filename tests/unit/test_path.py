@@ -15,7 +15,9 @@ import torch.utils.data
 from torch.utils.data import dataloader as torch_dataloader
 
 import ringloader
-from ringloader import DataLoader, _budget, _decide
+from ringloader import DataLoader
+from ringloader._main import budget
+from ringloader._torch import select_path
 
 
 class Squares(torch.utils.data.Dataset):
@@ -117,7 +119,7 @@ def test_a_replaced_iterator_class_takes_effect(monkeypatch, caplog):
         pass
 
     monkeypatch.setattr(torch_dataloader, "_MultiProcessingDataLoaderIter", Theirs)
-    monkeypatch.setattr(_decide, "_said", set())
+    monkeypatch.setattr(select_path, "_said", set())
     loader = DataLoader(Squares(), num_workers=1)
     with caplog.at_level(logging.WARNING, "ringloader"):
         assert type(iter(loader)) is Theirs
@@ -146,7 +148,7 @@ def test_without_shared_memory_the_loader_is_torchs(monkeypatch, caplog):
         raise OSError(errno.ENOSYS, "memfd_create: not implemented")
 
     monkeypatch.setattr("ringloader._native.Engine", refuse)
-    monkeypatch.setattr(_decide, "_said", set())
+    monkeypatch.setattr(select_path, "_said", set())
     torch.manual_seed(3)
     loader = DataLoader(Squares(), num_workers=1, shuffle=True)
     with caplog.at_level(logging.WARNING, "ringloader"):
@@ -170,7 +172,7 @@ def test_a_replaced_part_of_the_worker_takes_effect_under_torchs_control(monkeyp
         return original(self, index)
 
     monkeypatch.setattr(torch.utils.data._utils.fetch._MapDatasetFetcher, "fetch", theirs)
-    monkeypatch.setattr(_decide, "_said", set())
+    monkeypatch.setattr(select_path, "_said", set())
     loader = DataLoader(Squares(), batch_size=4, num_workers=1)
     with caplog.at_level(logging.WARNING, "ringloader"):
         assert len(list(loader)) == len(list(loader)) == 3
@@ -238,10 +240,10 @@ def test_loaders_are_copied_and_pickled_with_their_options():
 
 def test_the_default_budget_is_a_quarter_shared_by_all_processes(monkeypatch):
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    assert _budget.share_per_worker(4, None, 16 << 30) == 1 << 30
+    assert budget.share_per_worker(4, None, 16 << 30) == 1 << 30
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
-    assert _budget.share_per_worker(4, None, 16 << 30) == 1 << 27
+    assert budget.share_per_worker(4, None, 16 << 30) == 1 << 27
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "many")
-    assert _budget.share_per_worker(4, None, 16 << 30) == 1 << 30
-    assert _budget.share_per_worker(64, None, 0) == 1 << 20
-    assert _budget.share_per_worker(3, 100, 0) == 33
+    assert budget.share_per_worker(4, None, 16 << 30) == 1 << 30
+    assert budget.share_per_worker(64, None, 0) == 1 << 20
+    assert budget.share_per_worker(3, 100, 0) == 33

@@ -13,7 +13,7 @@
 //! | [`scheduler`] | native control: torch's rules over the engine |
 //! | [`transport`] | tasks and results over shared memory: layout, engine, port, delivery |
 //! | [`process`] | this process, and the children that it forks |
-//! | [`os`] | system calls: segments, bells, descriptors over sockets, what memory is left |
+//! | [`os`] | system calls: segments, eventfds, descriptors over sockets, what memory is left |
 //! | [`batch`] | a batch as bytes; nothing of rings or memory |
 //! | [`pool`] | who has which slot; nothing of rings |
 //! | [`ring`] | rings of descriptors; nothing of slots |

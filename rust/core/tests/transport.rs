@@ -21,8 +21,7 @@ fn engine() -> Engine {
 
 /// A worker's end, over the parent's mapping: to the bytes it makes no difference.
 fn port(engine: &Engine, busy: Option<&[u64]>) -> Port {
-    let fds = engine.worker_fds(0);
-    let fds = [fds.bell, fds.parent_bell, fds.parent, fds.socket].map(|fd| fd.try_clone_to_owned().unwrap());
+    let fds = engine.worker_fds(0).for_port().unwrap();
     let control = engine.control().clone();
     match busy {
         None => Port::attach(control, 0, engine.share(), fds),
@@ -290,7 +289,7 @@ fn an_idle_worker_gives_back_what_nobody_holds() {
     let both = resident();
     port.rest(Duration::from_millis(1)).unwrap();
     assert_eq!(resident(), both, "a short sleep is no idleness");
-    // A bell that was rung before ends a sleep.
+    // A notification from before ends a sleep.
     for _ in 0..10 {
         port.rest(Duration::from_secs(1)).unwrap();
     }
@@ -576,8 +575,7 @@ fn leases_that_leave_few_for_the_next_epoch_are_told() {
 #[test]
 fn held_slots_of_another_segment_are_refused() {
     let engine = engine();
-    let fds = engine.worker_fds(0);
-    let fds = [fds.bell, fds.parent_bell, fds.parent, fds.socket].map(|fd| fd.try_clone_to_owned().unwrap());
+    let fds = engine.worker_fds(0).for_port().unwrap();
     let refused = Port::take_over(engine.control().clone(), 0, SHARE, fds, &[0, 0]);
     assert!(matches!(refused, Err(Error::Config(_))), "{refused:?}");
 }

@@ -12,7 +12,7 @@ import ringloader
 from parity import harness
 from parity.generated.build import observed_case
 from parity.generated.cases import Generated
-from ringloader import _decide
+from ringloader._torch import select_path
 
 # How many cases went over each path, how many of them differed from torch, and as is known.
 ran: collections.Counter[str] = collections.Counter()
@@ -23,14 +23,14 @@ known: collections.Counter[str] = collections.Counter()
 @contextlib.contextmanager
 def _asked_for(control: str, path: str) -> Iterator[None]:
     """Loaders made inside are under the named control, and must take `path`."""
-    before = harness.expected_path, _decide.reason_for_rings
+    before = harness.expected_path, select_path.reason_for_rings
     harness.expected_path = path
     if control == "torch":
-        _decide.reason_for_rings = lambda _loader: "the tests asked for torch's own control"
+        select_path.reason_for_rings = lambda _loader: "the tests asked for torch's own control"
     try:
         yield
     finally:
-        harness.expected_path, _decide.reason_for_rings = before
+        harness.expected_path, select_path.reason_for_rings = before
 
 
 def assert_parity(case: Generated) -> None:

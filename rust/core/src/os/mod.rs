@@ -5,12 +5,14 @@
 //! | [`segment`] | one memfd, mapped |
 //! | [`memory`] | what the machine has left |
 //! | [`fd_passing`] | a descriptor over a socket pair |
-//! | [`eventfd`] | bells and watches: sleeping and waking |
+//! | [`eventfd`] | one process wakes another |
+//! | [`poller`] | sleeping for an eventfd and the ends of processes at once |
 //! | [`process`] | handles of processes, and pipes that tell of a child's end |
 
 pub mod eventfd;
 pub mod fd_passing;
 pub mod memory;
+pub mod poller;
 pub mod process;
 #[allow(unsafe_code, reason = "maps and unmaps memory, copies bytes in and out")]
 pub mod segment;

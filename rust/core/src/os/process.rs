@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 ///
 /// # Errors
 /// [`Error::Os`] when the system has none (before Linux 5.3, some sandboxes) or the process is gone.
-pub fn process_handle(pid: u32) -> Result<OwnedFd> {
+pub fn pidfd(pid: u32) -> Result<OwnedFd> {
     let pid = if pid == 0 { rustix::process::getpid() } else { raw_pid(pid)? };
     pidfd_open(pid, PidfdFlags::empty()).map_err(|errno| Error::os("pidfd_open", errno))
 }

@@ -1,32 +1,31 @@
-//! Looking again for a moment before a sleep, where the last wait says that this will do.
+//! Adaptive spinning: after a short wait, the next one polls for a moment before it sleeps.
 //!
-//! A sleep and the bell that ends it cost both sides a system call or two and a change of context:
-//! more than the smallest batches. Whoever waited only briefly the last time therefore looks again
-//! for a while, and gives its core to anyone who is ready to run before each look (`sched_yield`): with
-//! more processes than cores it is a turn, not a spin. Who waits for longer sleeps at once, and so
-//! does not notice that there is such a thing.
+//! A sleep and the wake-up that ends it cost both sides a system call or two and a change of context: more than the
+//! smallest batches. So a side whose last wait was short polls for up to 30 us first, and yields its core to any
+//! process that is ready to run before each look (`sched_yield`): with more processes than cores it takes turns, and
+//! does not spin. After a longer wait it sleeps at once, and pays nothing for this.
 
 use std::time::{Duration, Instant};
 
 use super::{AtomicBool, Ordering};
 use crate::Result;
 
-/// How long it looks.
+/// How long a side polls.
 const LONGEST: Duration = Duration::from_micros(30);
-/// A wait, asleep or not, that was over so soon lets the next one begin by looking: a sleep of the time that
-/// looking would have been enough for takes about twice that.
+/// A wait that was over so soon, asleep or not, lets the next one begin by polling: a sleep for which polling would
+/// have sufficed takes about twice [`LONGEST`].
 const BRIEF: Duration = Duration::from_micros(60);
 
 /// One side's memory of its last wait.
 #[derive(Debug, Default)]
-pub struct Linger {
+pub struct AdaptiveSpin {
     /// Publishes nothing: a stale answer costs one look or one sleep.
     was_brief: AtomicBool,
 }
 
-impl Linger {
-    /// Waits: looks for what is awaited with `found` for a moment, if that is worthwhile and `limit` allows it, and
-    /// then calls `sleep`. `None`: it was found before.
+impl AdaptiveSpin {
+    /// Waits: polls `found` for a moment if the last wait was short and `limit` allows it, then calls `sleep`. `None`:
+    /// it was found before the sleep.
     ///
     /// # Errors
     /// What `found` or `sleep` returns.
@@ -62,13 +61,13 @@ mod tests {
     use super::*;
 
     /// Waits once, with a sleep of `sleep` and nothing to be found; returns how often it looked.
-    fn looks(linger: &Linger, limit: Duration, sleep: Duration) -> u32 {
+    fn looks(spin: &AdaptiveSpin, limit: Duration, sleep: Duration) -> u32 {
         let looks = Cell::new(0);
         let look = || {
             looks.set(looks.get() + 1);
             Ok(false)
         };
-        let slept = linger.before(limit, look, || {
+        let slept = spin.before(limit, look, || {
             std::thread::sleep(sleep);
             Ok(())
         });
@@ -76,17 +75,17 @@ mod tests {
         looks.get()
     }
 
-    fn after_a_brief_wait() -> Linger {
-        Linger { was_brief: AtomicBool::new(true) }
+    fn after_a_brief_wait() -> AdaptiveSpin {
+        AdaptiveSpin { was_brief: AtomicBool::new(true) }
     }
 
     #[test]
     fn looks_only_after_a_brief_wait() {
-        let linger = Linger::default();
-        assert_eq!(looks(&linger, Duration::MAX, 2 * BRIEF), 0, "nothing is known yet");
-        assert_eq!(looks(&linger, Duration::MAX, Duration::ZERO), 0, "the last wait was long");
+        let spin = AdaptiveSpin::default();
+        assert_eq!(looks(&spin, Duration::MAX, 2 * BRIEF), 0, "nothing is known yet");
+        assert_eq!(looks(&spin, Duration::MAX, Duration::ZERO), 0, "the last wait was long");
         // Unless this thread loses its core in the midst of it, every wait from here on is brief.
-        assert!((0..1000).any(|_| looks(&linger, Duration::MAX, Duration::ZERO) > 0));
+        assert!((0..1000).any(|_| looks(&spin, Duration::MAX, Duration::ZERO) > 0));
         assert_eq!(looks(&after_a_brief_wait(), Duration::ZERO, Duration::ZERO), 0, "there is no time");
     }
 
@@ -96,6 +95,6 @@ mod tests {
         assert_eq!(after_a_brief_wait().before(Duration::MAX, || Ok(true), sleep), Ok(None));
         let error = || Err(crate::Error::Corrupt("a ring".into()));
         assert!(after_a_brief_wait().before(Duration::MAX, error, || Ok(())).is_err());
-        assert_eq!(Linger::default().before(Duration::MAX, || Ok(true), || Ok(())), Ok(Some(())));
+        assert_eq!(AdaptiveSpin::default().before(Duration::MAX, || Ok(true), || Ok(())), Ok(Some(())));
     }
 }

@@ -1,6 +1,6 @@
 //! Sleep and wake between two processes, without the system call while nobody sleeps.
 //!
-//! One side sleeps, the other rings a bell (an eventfd) that the caller owns; this file decides
+//! One side sleeps, the other notifies an eventfd that the caller owns; this file decides
 //! only *whether* it has to ring.
 //!
 //! ```text
@@ -19,8 +19,8 @@
 //! A later value than that 1 has one of three writers: the sleeper itself, which withdrew because
 //! it is awake; another take, which rings; or the sleeper's next announcement, which the peer takes
 //! and rings for. A take that dies before it rings was in a dying process, whose pidfd wakes the
-//! sleeper instead. Bells may be heard once too often (a sleeper that found something in its second
-//! look may have been rung for): a sleeper looks after each bell and trusts none.
+//! sleeper instead. Notifications may come once too often (a sleeper that found something in its second
+//! look may have been notified): a sleeper looks after each one and trusts none.
 //!
 //! A sleeper that waits for one peer announces on that peer's flag, one that waits for any of several on a flag for all of
 //! them; a peer reads both after the same fence, so that the argument holds for either.
@@ -64,14 +64,14 @@ impl WaitFlag {
     }
 
     /// Says that the caller is awake. Needed after a second look that found something and after a
-    /// sleep that ended for another reason than the bell; harmless after the bell.
+    /// sleep that ended for another reason than a notification; harmless after one.
     #[inline]
     pub fn withdraw(&self) {
         self.0.swap(0, Ordering::Relaxed);
     }
 
     /// Called by the peer **after** it has published: whether a sleeper had announced itself and
-    /// must be rung for. The flag is cleared, so that one sleep costs one bell, whatever is
+    /// must be notified. The flag is cleared, so that one sleep costs one notification, whatever is
     /// published meanwhile.
     #[inline]
     pub fn take(&self) -> bool {
@@ -137,7 +137,7 @@ mod tests {
         assert!(!flag.take(), "nobody has announced");
         flag.announce();
         assert!(flag.take());
-        assert!(!flag.take(), "one bell for one sleep");
+        assert!(!flag.take(), "one notification for one sleep");
     }
 
     #[test]
@@ -160,7 +160,7 @@ mod tests {
         for flag in &flags {
             flag.announce();
             assert!(take());
-            assert!(!take(), "one bell for one sleep");
+            assert!(!take(), "one notification for one sleep");
         }
     }
 

@@ -6,71 +6,11 @@ use crate::batch::{Meta, wire};
 use crate::error::{Error, Result};
 use crate::forks::Moment;
 use crate::os::Segment;
-use crate::os::eventfd::Bell;
-use crate::pool::{Closing, Ledger, SlotId};
-use crate::process::{self, Lender, Process};
+use crate::pool::SlotId;
+use crate::process::{self, Process};
 use crate::sync::Arc;
-use crate::transport::layout::Control;
 use crate::transport::message::ResultKind;
-
-/// What the parent knows of one worker, and every lease on that worker's slots with it.
-///
-/// INVARIANT: all of it is usable from any thread, without the interpreter, at interpreter exit.
-#[derive(Debug)]
-pub(crate) struct Seat {
-    pub(crate) control: Arc<Control>,
-    pub(crate) worker: u32,
-    /// The worker's bell: it sleeps for tasks and for room.
-    pub(crate) bell: Bell,
-    pub(crate) ledger: Ledger,
-    /// The process that may release: a forked child inherits leases and must leave them alone.
-    pub(crate) process: &'static Process,
-    closing: Closing,
-}
-
-impl Lender for Seat {
-    fn is_lending(&self) -> bool {
-        self.ledger.leased_slots() > 0
-    }
-}
-
-impl Seat {
-    pub(crate) fn new(control: Arc<Control>, worker: u32, bell: Bell, ledger: Ledger) -> Arc<Self> {
-        let process = process::current();
-        let seat = Arc::new(Self { control, worker, bell, ledger, process, closing: Closing::new() });
-        let lender = Arc::downgrade(&seat);
-        process.register(lender);
-        seat
-    }
-
-    /// Wakes the worker if it sleeps.
-    pub(crate) fn wake(&self) {
-        if self.control.worker(self.worker).worker_sleeps.take() {
-            self.bell.ring();
-        }
-    }
-
-    /// Gives the memory of all slots that nobody holds back, now and at every later release.
-    ///
-    /// To be called when the worker has ended: nothing is filled any more.
-    pub(crate) fn close(&self) {
-        self.closing.close();
-        self.control.retire(self.worker, (0..self.control.geometry().slots).map(SlotId::new));
-        self.control.give_back(self.control.arena(self.worker));
-    }
-
-    /// Of the process that holds, when no child that it forked may have the slot.
-    fn release(&self, slot: SlotId, cost: Option<u64>) {
-        self.ledger.release(self.control.worker(self.worker).slots, slot, cost);
-        if self.closing.is_closed() {
-            // While this thread was between the two stores of its release, the slot may have come round:
-            // then it is held, and who holds it now gives it back.
-            self.control.retire(self.worker, std::iter::once(slot));
-        } else {
-            self.wake();
-        }
-    }
-}
+use crate::transport::worker_handle::WorkerHandle;
 
 /// Keeps the bytes of one batch where they are. Dropping it, on any thread, gives them back.
 #[derive(Debug)]
@@ -103,8 +43,8 @@ impl Backing {
     /// In which segment the batch lies, and where it begins.
     fn place(&self) -> (&Segment, u64) {
         match self {
-            Self::Slot(HeldSlot { seat, slot, .. }) => {
-                (seat.control.segment(), seat.control.window(seat.worker, *slot).start)
+            Self::Slot(HeldSlot { handle, slot, .. }) => {
+                (handle.control.segment(), handle.control.window(handle.worker, *slot).start)
             }
             Self::Own(own) => (&own.segment, 0),
         }
@@ -158,7 +98,7 @@ impl Drop for Emptied {
 /// A slot that the parent holds.
 #[derive(Debug)]
 pub struct HeldSlot {
-    seat: Arc<Seat>,
+    handle: Arc<WorkerHandle>,
     slot: SlotId,
     /// Bytes counted against the user's half of the worker's share; `None` until it is a lease.
     cost: Option<u64>,
@@ -167,23 +107,23 @@ pub struct HeldSlot {
 
 impl HeldSlot {
     /// Raises the hold of a slot that was just drained.
-    pub(crate) fn new(seat: Arc<Seat>, slot: SlotId) -> Self {
-        seat.ledger.hold(seat.control.worker(seat.worker).slots, slot);
-        let held = seat.process.now();
-        Self { seat, slot, cost: None, held }
+    pub(crate) fn new(handle: Arc<WorkerHandle>, slot: SlotId) -> Self {
+        handle.ledger.hold(handle.control.worker(handle.worker).slots, slot);
+        let held = handle.process.now();
+        Self { handle, slot, cost: None, held }
     }
 
     #[cold]
     fn release_after_a_fork(&self) {
-        let Self { seat, slot, cost, held } = self;
-        seat.process.give_back(*held, || Returned { seat: seat.clone(), slot: *slot, cost: *cost });
+        let Self { handle, slot, cost, held } = self;
+        handle.process.give_back(*held, || Returned { handle: handle.clone(), slot: *slot, cost: *cost });
     }
 }
 
 impl Drop for HeldSlot {
     fn drop(&mut self) {
-        if self.seat.process.is_still(self.held) {
-            self.seat.release(self.slot, self.cost);
+        if self.handle.process.is_still(self.held) {
+            self.handle.release(self.slot, self.cost);
         } else {
             self.release_after_a_fork();
         }
@@ -192,14 +132,14 @@ impl Drop for HeldSlot {
 
 /// Releases a slot when it is dropped.
 struct Returned {
-    seat: Arc<Seat>,
+    handle: Arc<WorkerHandle>,
     slot: SlotId,
     cost: Option<u64>,
 }
 
 impl Drop for Returned {
     fn drop(&mut self) {
-        self.seat.release(self.slot, self.cost);
+        self.handle.release(self.slot, self.cost);
     }
 }
 
@@ -276,7 +216,7 @@ impl Delivery {
         match Arc::get_mut(&mut self.backing) {
             Some(Backing::Slot(held)) => {
                 if held.cost.is_none() {
-                    let Seat { control, worker, ledger, process, .. } = &*held.seat;
+                    let WorkerHandle { control, worker, ledger, process, .. } = &*held.handle;
                     let lease = || ledger.try_lease(control.worker(*worker).slots, held.slot);
                     held.cost = lease().or_else(|| {
                         // Children for whom much is kept may have gone.

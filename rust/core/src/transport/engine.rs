@@ -1,30 +1,35 @@
 //! The parent's side: hands out tasks, takes results, waits. Composition only.
 
+mod channel;
 mod segment_cache;
 
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
-use crate::os::eventfd::{Bell, Watch};
-use crate::os::process::process_handle;
+use crate::os::eventfd::EventFd;
+use crate::os::poller::Poller;
+use crate::os::process::pidfd;
 use crate::os::segment::page_size;
 use crate::os::{Segment, fd_passing};
 use crate::pool::{Ledger, Limits};
 use crate::process::{self, Process};
-use crate::ring::{ByteFifo, Consumer, Producer, Ring, Words};
+use crate::ring::{ByteFifo, Consumer, Producer, Words};
 use crate::sync::Arc;
-use crate::sync::adaptive_spin::Linger;
+use crate::sync::adaptive_spin::AdaptiveSpin;
 use crate::sync::doorbell::sleep_unless;
 use crate::sync::ready::Ready;
 use crate::testing::failpoint::pause;
 use crate::testing::fault::planted;
-use crate::transport::delivery::{Backing, Delivery, HeldSlot, OwnSegment, Seat};
+use crate::transport::delivery::{Backing, Delivery, HeldSlot, OwnSegment};
+use crate::transport::fds::WorkerFds;
 use crate::transport::layout::{Control, Geometry};
 use crate::transport::message::{Place, ResultDescriptor, ResultKind, Task, TaskDescriptor};
+use crate::transport::worker_handle::WorkerHandle;
 
+use channel::WorkerChannel;
 pub use segment_cache::Parked;
 
 /// The longest sleep: insurance against signal handlers that restart system calls.
@@ -41,25 +46,25 @@ pub struct Engine {
     /// For workers to attach to.
     memfd: OwnedFd,
     share: u64,
-    watch: Watch,
-    /// A handle of the parent for its workers, which end when it does.
-    parent: OwnedFd,
-    seats: Vec<Arc<Seat>>,
+    poller: Poller,
+    /// The pidfd of the parent, for its workers, which end when it does.
+    pidfd: OwnedFd,
+    handles: Vec<Arc<WorkerHandle>>,
     sockets: Vec<(OwnedFd, OwnedFd)>,
     state: Mutex<State>,
-    linger: Linger,
+    spin: AdaptiveSpin,
     /// The process that made it. A forked child has all of it too.
     process: &'static Process,
 }
 
 #[derive(Debug)]
 struct State {
-    lines: Vec<Line>,
+    channels: Vec<WorkerChannel>,
     ready: Ready,
     /// Whether tasks may be pending anywhere.
     behind: bool,
     ended: VecDeque<u32>,
-    /// When the watch was last asked who has ended.
+    /// When the poller was last asked for ended workers.
     looked: Instant,
     woken: bool,
     closed: bool,
@@ -68,10 +73,10 @@ struct State {
 }
 
 impl State {
-    /// Without lines, for `workers` workers.
+    /// Without channels, for `workers` workers.
     fn new(workers: u32) -> Self {
         Self {
-            lines: Vec::new(),
+            channels: Vec::new(),
             ready: Ready::new(workers),
             behind: false,
             ended: VecDeque::new(),
@@ -81,43 +86,6 @@ impl State {
             table: Vec::new(),
         }
     }
-}
-
-/// The parent's ends of one worker's two rings.
-#[derive(Debug)]
-struct Line {
-    tasks: Producer,
-    arena: ByteFifo,
-    /// Tasks for which ring or arena had no room: INVARIANT in order, and before any later task.
-    pending: VecDeque<Task>,
-    results: Consumer,
-    handle: Option<OwnedFd>,
-}
-
-impl Line {
-    /// Drops the tasks that a worker which has ended has not taken. Positions go on; they never go back.
-    fn drop_tasks(&mut self, ring: Ring<'_>) -> Result<()> {
-        self.pending.clear();
-        let mut untaken = Consumer::attach(ring)?;
-        while untaken.pop(ring)?.is_some() {}
-        self.arena.reclaim(self.tasks.head(ring)?);
-        Ok(())
-    }
-}
-
-/// The descriptors that a worker inherits or is sent.
-#[derive(Debug)]
-pub struct WorkerFds<'a> {
-    /// The segment.
-    pub segment: BorrowedFd<'a>,
-    /// The bell that wakes the worker.
-    pub bell: BorrowedFd<'a>,
-    /// The bell that wakes the parent.
-    pub parent_bell: BorrowedFd<'a>,
-    /// The handle that tells the parent's end.
-    pub parent: BorrowedFd<'a>,
-    /// The worker's end of the socket pair.
-    pub socket: BorrowedFd<'a>,
 }
 
 impl Engine {
@@ -135,27 +103,27 @@ impl Engine {
         let limits = limits(&control, share);
         let mut engine = Self {
             share,
-            watch: Watch::new(Bell::new()?)?,
-            parent: process_handle(0)?,
-            seats: Vec::new(),
+            poller: Poller::new(EventFd::new()?)?,
+            pidfd: pidfd(0)?,
+            handles: Vec::new(),
             sockets: Vec::new(),
             state: Mutex::new(State::new(workers)),
             memfd,
             control,
-            linger: Linger::default(),
+            spin: AdaptiveSpin::default(),
             process,
         };
         for worker in 0..workers {
             let view = engine.control.worker(worker);
-            engine.lock().lines.push(Line {
+            engine.lock().channels.push(WorkerChannel {
                 tasks: Producer::attach(view.tasks)?,
                 arena: ByteFifo::new(engine.control.geometry().arena),
                 pending: VecDeque::new(),
                 results: Consumer::attach(view.results)?,
-                handle: None,
+                pidfd: None,
             });
             let ledger = Ledger::new(limits, view.slots.slots());
-            engine.seats.push(Seat::new(engine.control.clone(), worker, Bell::new()?, ledger));
+            engine.handles.push(WorkerHandle::new(engine.control.clone(), worker, EventFd::new()?, ledger));
             engine.sockets.push(fd_passing::pair()?);
         }
         Ok(engine)
@@ -184,9 +152,9 @@ impl Engine {
     pub fn worker_fds(&self, worker: u32) -> WorkerFds<'_> {
         WorkerFds {
             segment: self.memfd.as_fd(),
-            bell: self.seats[worker as usize].bell.as_fd(),
-            parent_bell: self.watch.bell().as_fd(),
-            parent: self.parent.as_fd(),
+            worker_eventfd: self.handles[worker as usize].eventfd.as_fd(),
+            parent_eventfd: self.poller.eventfd().as_fd(),
+            parent_pidfd: self.pidfd.as_fd(),
             socket: self.sockets[worker as usize].1.as_fd(),
         }
     }
@@ -197,10 +165,10 @@ impl Engine {
     /// [`Error::Os`] when the system refuses for another reason than that it has ended already.
     pub fn watch_worker(&self, worker: u32, pid: u32) -> Result<()> {
         let mut state = self.lock();
-        match process_handle(pid) {
-            Ok(handle) => {
-                self.watch.add(worker, handle.as_fd())?;
-                state.lines[worker as usize].handle = Some(handle);
+        match pidfd(pid) {
+            Ok(pidfd) => {
+                self.poller.add(worker, pidfd.as_fd())?;
+                state.channels[worker as usize].pidfd = Some(pidfd);
             }
             Err(Error::Os { errno, .. }) if errno == rustix::io::Errno::SRCH.raw_os_error() => {
                 state.ready.look_at(worker);
@@ -233,14 +201,14 @@ impl Engine {
             return refuse("the engine is closed");
         }
         let view = self.control.worker(worker);
-        let line = &mut state.lines[worker as usize];
-        if line.handle.is_some() {
+        let channel = &mut state.channels[worker as usize];
+        if channel.pidfd.is_some() {
             return refuse("it has not ended yet; wait until take_ended() names it");
         }
-        if line.results.peek(view.results)?.is_some() {
+        if channel.results.peek(view.results)?.is_some() {
             return refuse("it has committed results that were not taken; call try_next() first");
         }
-        line.drop_tasks(view.tasks)?;
+        channel.drop_tasks(view.tasks)?;
         state.ended.retain(|&ended| ended != worker);
         fd_passing::discard(self.sockets[worker as usize].0.as_fd());
         Ok(Ledger::busy(view.slots))
@@ -253,39 +221,39 @@ impl Engine {
     /// in a forked child.
     pub fn put_task(&self, worker: u32, task: Task) -> Result<()> {
         let state = &mut *self.lock_own()?;
-        let line = &mut state.lines[worker as usize];
-        if !line.arena.fits(task.bytes.len() as u64) {
+        let channel = &mut state.channels[worker as usize];
+        if !channel.arena.fits(task.bytes.len() as u64) {
             let (len, capacity) = (task.bytes.len() as u64, self.control.geometry().arena);
             return Err(Error::TaskTooLarge { len, capacity });
         }
-        line.pending.push_back(task);
-        self.flush(worker, line)?;
-        state.behind |= !line.pending.is_empty();
+        channel.pending.push_back(task);
+        self.flush(worker, channel)?;
+        state.behind |= !channel.pending.is_empty();
         Ok(())
     }
 
     /// Sends what is pending, as far as there is room.
-    fn flush(&self, worker: u32, line: &mut Line) -> Result<()> {
+    fn flush(&self, worker: u32, channel: &mut WorkerChannel) -> Result<()> {
         let view = self.control.worker(worker);
         let mut sent = false;
-        while let Some(task) = line.pending.front() {
-            line.arena.reclaim(line.tasks.head(view.tasks)?);
+        while let Some(task) = channel.pending.front() {
+            channel.arena.reclaim(channel.tasks.head(view.tasks)?);
             let len = task.bytes.len() as u64;
-            if line.tasks.tail() - line.tasks.head(view.tasks)? >= view.tasks.capacity() {
+            if channel.tasks.tail() - channel.tasks.head(view.tasks)? >= view.tasks.capacity() {
                 break;
             }
-            let Some(offset) = line.arena.reserve(len) else { break };
+            let Some(offset) = channel.arena.reserve(len) else { break };
             self.control.segment().copy_in(self.control.arena(worker).start + offset, &task.bytes)?;
             let words = TaskDescriptor { seq: task.seq, kind: task.kind, offset, len }.to_words();
-            line.arena.commit(line.tasks.tail());
-            if !line.tasks.push(view.tasks, &words)? {
+            channel.arena.commit(channel.tasks.tail());
+            if !channel.tasks.push(view.tasks, &words)? {
                 return Err(Error::Corrupt("a task ring filled up without a producer".into()));
             }
-            line.pending.pop_front();
+            channel.pending.pop_front();
             sent = true;
         }
         if sent {
-            self.seats[worker as usize].wake();
+            self.handles[worker as usize].wake();
         }
         Ok(())
     }
@@ -300,15 +268,15 @@ impl Engine {
         let mut state = self.lock_own()?;
         if state.looked.elapsed() >= LONGEST_SLEEP / 2 {
             // A caller that always finds something never sleeps, and would never hear of a death.
-            let ended = self.watch.ended()?;
+            let ended = self.poller.ended()?;
             self.note_ended(&mut state, ended);
         }
         if state.behind && !state.closed {
             // Room comes without a word, and not all tasks are answered: who has room is found only so.
-            for (worker, line) in state.lines.iter_mut().enumerate() {
-                self.flush(worker as u32, line)?;
+            for (worker, channel) in state.channels.iter_mut().enumerate() {
+                self.flush(worker as u32, channel)?;
             }
-            state.behind = state.lines.iter().any(|line| !line.pending.is_empty());
+            state.behind = state.channels.iter().any(|channel| !channel.pending.is_empty());
         }
         let Some(worker) = self.find(&mut state)? else { return Ok(None) };
         let taken = self.take(&mut state, worker);
@@ -321,12 +289,12 @@ impl Engine {
 
     /// A worker whose ring has a result, if there is one.
     fn find(&self, state: &mut State) -> Result<Option<u32>> {
-        let State { lines, ready, .. } = state;
-        ready.find(self.control.ready(), |worker| self.has(lines, worker))
+        let State { channels, ready, .. } = state;
+        ready.find(self.control.ready(), |worker| self.has(channels, worker))
     }
 
-    fn has(&self, lines: &mut [Line], worker: u32) -> Result<bool> {
-        Ok(!lines[worker as usize].results.is_empty(self.control.worker(worker).results)?)
+    fn has(&self, channels: &mut [WorkerChannel], worker: u32) -> Result<bool> {
+        Ok(!channels[worker as usize].results.is_empty(self.control.worker(worker).results)?)
     }
 
     /// As [`try_next`](Self::try_next), of one worker. Looks for no worker's end: who waits for one worker
@@ -344,15 +312,15 @@ impl Engine {
         if state.closed {
             return Ok(None);
         }
-        let line = &mut state.lines[worker as usize];
-        if !line.pending.is_empty() {
-            self.flush(worker, line)?;
+        let channel = &mut state.channels[worker as usize];
+        if !channel.pending.is_empty() {
+            self.flush(worker, channel)?;
         }
         let ring = self.control.worker(worker).results;
-        let Some(words) = line.results.peek(ring)? else { return Ok(None) };
+        let Some(words) = channel.results.peek(ring)? else { return Ok(None) };
         // INVARIANT: what cannot be read stays in the ring, so that nobody waits for what was in it.
         let descriptor = self.descriptor(&words)?;
-        line.results.advance(ring);
+        channel.results.advance(ring);
         self.open(worker, descriptor, std::mem::take(&mut state.table)).map(Some).map_err(|error| {
             let task = (descriptor.kind == ResultKind::Batch).then_some(descriptor.seq);
             Error::Arrival { task, error: Box::new(error) }
@@ -368,7 +336,7 @@ impl Engine {
         if state.closed {
             return Ok(None);
         }
-        let words = state.lines[worker as usize].results.peek(self.control.worker(worker).results)?;
+        let words = state.channels[worker as usize].results.peek(self.control.worker(worker).results)?;
         let descriptor = words.map(|words| self.descriptor(&words)).transpose()?;
         Ok(descriptor.map(|descriptor| (descriptor.seq, descriptor.kind)))
     }
@@ -377,7 +345,7 @@ impl Engine {
     fn has_any_of(&self, only: Option<u32>) -> Result<bool> {
         let mut state = self.lock();
         match only {
-            Some(worker) => self.has(&mut state.lines, worker),
+            Some(worker) => self.has(&mut state.channels, worker),
             None => Ok(self.find(&mut state)?.is_some()),
         }
     }
@@ -400,14 +368,14 @@ impl Engine {
         let backing = match place {
             Place::Slot(slot) => {
                 pause("drained-unheld");
-                let held = HeldSlot::new(self.seats[worker as usize].clone(), slot);
+                let held = HeldSlot::new(self.handles[worker as usize].clone(), slot);
                 let start = self.control.window(worker, slot).start;
                 self.control.segment().copy_out(start + meta_offset, meta_len, &mut meta)?;
                 Backing::Slot(held)
             }
             Place::Own => {
                 // It may wait for room, which this one took.
-                self.seats[worker as usize].wake();
+                self.handles[worker as usize].wake();
                 let fd = fd_passing::receive(self.sockets[worker as usize].0.as_fd(), generation)?;
                 let segment = Segment::attach(fd.as_fd())?;
                 segment.copy_out(meta_offset, meta_len, &mut meta)?;
@@ -431,8 +399,8 @@ impl Engine {
             Some(worker) => self.control.worker(worker).parent_sleeps,
             None => self.control.parent_sleeps(),
         };
-        let sleep = || sleep_unless(flag, found, || self.watch.sleep(limit.min(LONGEST_SLEEP)));
-        if let Some(Some(ended)) = self.linger.before(limit, found, sleep)? {
+        let sleep = || sleep_unless(flag, found, || self.poller.sleep(limit.min(LONGEST_SLEEP)));
+        if let Some(Some(ended)) = self.spin.before(limit, found, sleep)? {
             self.note_ended(&mut self.lock(), ended);
         }
         Ok(())
@@ -440,8 +408,8 @@ impl Engine {
 
     fn note_ended(&self, state: &mut State, ended: Vec<u32>) {
         for worker in ended {
-            if let Some(handle) = state.lines[worker as usize].handle.take() {
-                self.watch.remove(handle.as_fd());
+            if let Some(pidfd) = state.channels[worker as usize].pidfd.take() {
+                self.poller.remove(pidfd.as_fd());
                 // It may have committed and said so to nobody.
                 if !planted("ended_not_looked_at") {
                     state.ready.look_at(worker);
@@ -455,7 +423,7 @@ impl Engine {
     /// Ends the sleep of whoever waits.
     pub fn wake(&self) {
         self.lock().woken = true;
-        self.watch.bell().ring();
+        self.poller.eventfd().notify();
     }
 
     /// Whether [`wake`](Self::wake) was called and not yet taken.
@@ -481,15 +449,15 @@ impl Engine {
     pub fn committed(&self) -> Result<u64> {
         // Under the lock the consumer's positions stand still, which `len` needs.
         let state = self.lock();
-        let workers = 0..state.lines.len() as u32;
+        let workers = 0..state.channels.len() as u32;
         workers.map(|worker| self.control.worker(worker).results.len()).sum()
     }
 
     /// Tells the workers that nothing more is wanted and wakes those that sleep.
     pub fn set_done(&self) {
         self.control.set_done();
-        for seat in &self.seats {
-            seat.bell.ring();
+        for handle in &self.handles {
+            handle.eventfd.notify();
         }
     }
 
@@ -501,8 +469,8 @@ impl Engine {
         }
         self.set_done();
         self.wake();
-        for seat in &self.seats {
-            seat.close();
+        for handle in &self.handles {
+            handle.close();
         }
         self.process.tidy();
     }

@@ -342,7 +342,7 @@ impl Control {
 
     /// Says to every worker that nothing more is wanted.
     pub fn set_done(&self) {
-        // ORDERING done: a flag that orders nothing else; whoever must see it soon is woken by its bell.
+        // ORDERING done: a flag that orders nothing else; workers that must see it soon are woken by their eventfds.
         self.header().done.store(1, Ordering::Release);
     }
 

@@ -9,17 +9,18 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 use crate::forks::Moment;
-use crate::os::eventfd::{Bell, sleep};
+use crate::os::eventfd::{EventFd, sleep};
 use crate::os::memory::MemoryProbe;
 use crate::os::{Segment, fd_passing};
 use crate::pool::{Growth, Ledger, Limits, Pages, Pin, SlotId, SlotWords, WorkerSlots};
 use crate::process::{self, Lender, Process};
 use crate::ring::{Consumer, Producer, Ring};
-use crate::sync::adaptive_spin::Linger;
+use crate::sync::adaptive_spin::AdaptiveSpin;
 use crate::sync::doorbell::{sleep_unless, take_any};
 use crate::sync::{Arc, Weak};
 use crate::testing::failpoint::pause;
 use crate::transport::engine::{LONGEST_SLEEP, limits};
+use crate::transport::fds::PortFds;
 use crate::transport::layout::{Control, Counters};
 use crate::transport::message::{Place, ResultDescriptor, ResultKind, Task, TaskDescriptor, TaskKind};
 
@@ -38,15 +39,15 @@ pub struct Port {
     control: Arc<Control>,
     worker: u32,
     limits: Limits,
-    bell: Bell,
-    parent_bell: Bell,
-    parent: OwnedFd,
+    eventfd: EventFd,
+    parent_eventfd: EventFd,
+    parent_pidfd: OwnedFd,
     socket: OwnedFd,
     probe: MemoryProbe,
     /// The worker's process. A child that the dataset forks must not write to the slot being filled.
     process: &'static Process,
     _lender: Arc<Collated>,
-    linger: Linger,
+    spin: AdaptiveSpin,
     state: Mutex<State>,
 }
 
@@ -146,12 +147,11 @@ pub enum Rest {
 
 impl Port {
     /// The end for `worker` of a segment that its parent made, with the share of memory the
-    /// parent gave it and, of [`WorkerFds`](crate::transport::engine::WorkerFds), bell, parent bell, parent and
-    /// socket. Slots that are warm stay so, and those that the user holds since an epoch before are left to him.
+    /// parent gave it. Slots that are warm stay so, and those that the user holds since an epoch before are left to him.
     ///
     /// # Errors
     /// [`Error::Corrupt`] when the segment is not one of this version.
-    pub fn attach(control: Arc<Control>, worker: u32, share: u64, fds: [OwnedFd; 4]) -> Result<Self> {
+    pub fn attach(control: Arc<Control>, worker: u32, share: u64, fds: PortFds) -> Result<Self> {
         // No result of this worker is in its ring, so nobody begins to hold a slot between this look and the swap.
         Self::with_slots(control, worker, share, fds, |words, limits| {
             Ok(WorkerSlots::take_over(words, limits, &Ledger::busy(words)))
@@ -168,7 +168,7 @@ impl Port {
         control: Arc<Control>,
         worker: u32,
         share: u64,
-        fds: [OwnedFd; 4],
+        fds: PortFds,
         busy: &[u64],
     ) -> Result<Self> {
         Self::with_slots(control, worker, share, fds, |words, limits| {
@@ -186,7 +186,7 @@ impl Port {
         control: Arc<Control>,
         worker: u32,
         share: u64,
-        [bell, parent_bell, parent, socket]: [OwnedFd; 4],
+        PortFds { eventfd, parent_eventfd, parent_pidfd, socket }: PortFds,
         slots: impl FnOnce(SlotWords<'_>, Limits) -> Result<WorkerSlots>,
     ) -> Result<Self> {
         if worker >= control.geometry().workers {
@@ -210,14 +210,14 @@ impl Port {
         Ok(Self {
             worker,
             limits,
-            bell: Bell::attach(bell),
-            parent_bell: Bell::attach(parent_bell),
-            parent,
+            eventfd: EventFd::attach(eventfd),
+            parent_eventfd: EventFd::attach(parent_eventfd),
+            parent_pidfd,
             socket,
             probe: MemoryProbe::new(),
             process,
             _lender: lender,
-            linger: Linger::default(),
+            spin: AdaptiveSpin::default(),
             state: Mutex::new(state),
             control,
         })
@@ -261,7 +261,7 @@ impl Port {
         let began = Instant::now();
         let found = || Ok(self.lock().tasks.peek(tasks)?.is_some());
         let rest = || self.rest_unless(found, limit.min(LONGEST_SLEEP));
-        let rest = self.linger.before(limit, found, rest)?.unwrap_or(Rest::Look);
+        let rest = self.spin.before(limit, found, rest)?.unwrap_or(Rest::Look);
         if began.elapsed() >= LONGEST_SLEEP {
             let words = self.control.worker(self.worker).slots;
             self.lock().slots.shrink(words, GIVEN_BACK, &mut self.pages());
@@ -281,7 +281,7 @@ impl Port {
     fn rest_unless(&self, found: impl FnOnce() -> Result<bool>, limit: Duration) -> Result<Rest> {
         self.process.glance();
         let flag = self.control.worker(self.worker).worker_sleeps;
-        let ended = sleep_unless(flag, found, || sleep(&self.bell, self.parent.as_fd(), limit))?;
+        let ended = sleep_unless(flag, found, || sleep(&self.eventfd, self.parent_pidfd.as_fd(), limit))?;
         Ok(if ended == Some(true) { Rest::ParentEnded } else { Rest::Look })
     }
 
@@ -565,7 +565,7 @@ impl Commit<'_> {
         pause("ready-set");
         if take_any([view.parent_sleeps, port.control.parent_sleeps()]) {
             pause("flag-taken");
-            port.parent_bell.ring();
+            port.parent_eventfd.notify();
         }
         Ok(true)
     }

@@ -22,8 +22,7 @@ impl Fleet {
         let engine = Engine::new(workers, workers * prefetch_factor, SHARE).unwrap();
         let port = |worker| {
             let fds = engine.worker_fds(worker);
-            let fds = [fds.bell, fds.parent_bell, fds.parent, fds.socket];
-            let fds = fds.map(|fd| fd.try_clone_to_owned().unwrap());
+            let fds = fds.for_port().unwrap();
             Port::attach(engine.control().clone(), worker, SHARE, fds).unwrap()
         };
         let ports = (0..workers).map(port).collect();

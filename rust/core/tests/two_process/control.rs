@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use ringloader_core::os::process::process_handle;
+use ringloader_core::os::process::pidfd;
 use ringloader_core::plan::Order;
 use ringloader_core::ring::Producer;
 use ringloader_core::scheduler::{EPOCH_SHIFT, Poll, Scheduler};
@@ -31,7 +31,7 @@ const NOTICE: Duration = Duration::from_millis(100);
 const STOPPED: Duration = Duration::from_millis(300);
 
 /// One worker, as its parent sees it.
-struct Line {
+struct Peer {
     child: Child,
     /// When its process ended, and the thread that looks.
     death: Arc<OnceLock<Instant>>,
@@ -54,7 +54,7 @@ struct Controlled {
     scheduler: Scheduler<u64>,
     order: Order,
     profile: Profile,
-    lines: Vec<Line>,
+    peers: Vec<Peer>,
     epoch: u64,
     /// Batches that the epoch still has.
     left: u64,
@@ -80,7 +80,7 @@ impl Controlled {
             scheduler: Scheduler::new(workers, prefetch_factor, order),
             order,
             profile,
-            lines: Vec::new(),
+            peers: Vec::new(),
             epoch: 0,
             left: 0,
             handed_out: 0,
@@ -91,14 +91,14 @@ impl Controlled {
 
     /// Starts the next worker, with a moment at which it is to die.
     fn start(&mut self, pause: Option<&str>) {
-        let child = start(&self.engine, self.lines.len() as u32, None, pause);
-        let handle = process_handle(child.id()).unwrap();
+        let child = start(&self.engine, self.peers.len() as u32, None, pause);
+        let handle = pidfd(child.id()).unwrap();
         let death = Arc::new(OnceLock::new());
         let looks = thread::spawn({
             let death = death.clone();
             move || death.set(end_of(&handle)).unwrap()
         });
-        self.lines.push(Line {
+        self.peers.push(Peer {
             child,
             death,
             looks: Some(looks),
@@ -112,7 +112,7 @@ impl Controlled {
     }
 
     fn pid(&self, worker: u32) -> Pid {
-        Pid::from_child(&self.lines[worker as usize].child)
+        Pid::from_child(&self.peers[worker as usize].child)
     }
 
     /// Begins an epoch, also in the middle of one.
@@ -121,12 +121,12 @@ impl Controlled {
             self.scheduler.reset();
             self.epoch += 1;
         }
-        for line in &mut self.lines {
-            line.before += line.answered + line.open.len() as u64;
-            line.answered = 0;
-            line.open.clear();
-            line.lost = false;
-            line.overdue = Duration::ZERO;
+        for peer in &mut self.peers {
+            peer.before += peer.answered + peer.open.len() as u64;
+            peer.answered = 0;
+            peer.open.clear();
+            peer.lost = false;
+            peer.overdue = Duration::ZERO;
         }
         self.left = batches;
         while !self.scheduler.is_full() && self.send() {}
@@ -140,15 +140,15 @@ impl Controlled {
         let seq = (self.epoch << EPOCH_SHIFT) | self.scheduler.positions().0;
         let task = self.profile.task(seq);
         let Some(worker) = self.scheduler.send(&self.engine, task.kind, task.bytes).unwrap() else {
-            assert!(self.lines.iter().all(|line| line.lost), "a worker is there, and nobody was asked");
+            assert!(self.peers.iter().all(|peer| peer.lost), "a worker is there, and nobody was asked");
             return false;
         };
-        let line = &mut self.lines[worker as usize];
-        assert!(!line.lost, "a worker is asked that is lost");
-        if line.open.is_empty() {
-            line.owes_since = Instant::now();
+        let peer = &mut self.peers[worker as usize];
+        assert!(!peer.lost, "a worker is asked that is lost");
+        if peer.open.is_empty() {
+            peer.owes_since = Instant::now();
         }
-        line.open.push_back(seq);
+        peer.open.push_back(seq);
         true
     }
 
@@ -159,21 +159,21 @@ impl Controlled {
             match self.scheduler.poll(Some(&self.engine)).unwrap() {
                 Poll::Failed { seq, error } => panic!("task {seq}: {error}"),
                 Poll::End => {
-                    let open = |line: &Line| !line.lost && !line.open.is_empty();
+                    let open = |peer: &Peer| !peer.lost && !peer.open.is_empty();
                     // As torch, which sends a task for each batch: with the lost ones' tasks go those after them.
-                    assert!(self.left == 0 || self.lines.iter().any(|line| line.lost), "indices are left");
-                    assert!(!self.lines.iter().any(open), "the epoch ended before its batches");
+                    assert!(self.left == 0 || self.peers.iter().any(|peer| peer.lost), "indices are left");
+                    assert!(!self.peers.iter().any(open), "the epoch ended before its batches");
                     return Outcome::End;
                 }
                 Poll::Ready { worker, data } => return self.hand_out(worker, data, start),
                 Poll::Arrived { seq, delivery } => {
                     let number = delivery.seq;
                     assert_eq!(number, (self.epoch << EPOCH_SHIFT) | seq, "a batch of another epoch");
-                    let line = &mut self.lines[delivery.worker as usize];
+                    let peer = &mut self.peers[delivery.worker as usize];
                     // In the order of its tasks: none is answered twice, and none is left out.
-                    assert_eq!(line.open.pop_front(), Some(number), "of worker {}", delivery.worker);
-                    line.answered += 1;
-                    line.owes_since = Instant::now();
+                    assert_eq!(peer.open.pop_front(), Some(number), "of worker {}", delivery.worker);
+                    peer.answered += 1;
+                    peer.owes_since = Instant::now();
                     let (kept, waits) = check(&self.profile, &delivery);
                     drop((kept, delivery));
                     self.seen.waits += waits;
@@ -200,8 +200,8 @@ impl Controlled {
 
     fn hand_out(&mut self, worker: u32, number: u64, start: Instant) -> Outcome {
         if self.order == Order::InOrder {
-            let earlier = self.lines.iter().filter(|line| !line.lost);
-            assert!(earlier.flat_map(|line| &line.open).all(|open| *open > number), "{number} too soon");
+            let earlier = self.peers.iter().filter(|peer| !peer.lost);
+            assert!(earlier.flat_map(|peer| &peer.open).all(|open| *open > number), "{number} too soon");
             assert!(number >= self.handed_out, "{number} after its turn");
             self.handed_out = number + 1;
         }
@@ -213,17 +213,17 @@ impl Controlled {
 
     /// Notes for how long the news of each worker is overdue. `start`: when the parent asked for what it now has.
     fn note_overdue(&mut self, start: Instant) {
-        for worker in 0..self.lines.len() {
-            let (committed, line) = (self.committed(worker), &mut self.lines[worker]);
-            let Some(death) = line.death.get().filter(|_| !line.lost && !line.open.is_empty()) else {
+        for worker in 0..self.peers.len() {
+            let (committed, peer) = (self.committed(worker), &mut self.peers[worker]);
+            let Some(death) = peer.death.get().filter(|_| !peer.lost && !peer.open.is_empty()) else {
                 continue;
             };
-            if committed > line.before + line.answered {
+            if committed > peer.before + peer.answered {
                 continue;
             }
             // In order, batches of others that are there come first; but to sleep for one is to be late.
             let asked = if self.order == Order::InOrder { start } else { *death };
-            line.overdue = line.overdue.max(line.owes_since.max(*death).max(asked).elapsed());
+            peer.overdue = peer.overdue.max(peer.owes_since.max(*death).max(asked).elapsed());
         }
     }
 
@@ -234,14 +234,14 @@ impl Controlled {
 
     fn lost(&mut self, worker: u32) {
         let committed = self.committed(worker as usize);
-        let line = &mut self.lines[worker as usize];
-        assert!(!line.lost, "lost twice in an epoch");
-        line.lost = true;
-        line.looks.take().into_iter().for_each(|looks| looks.join().unwrap());
-        assert!(!line.open.is_empty(), "nothing of a lost worker is missing");
-        let taken = line.before + line.answered;
+        let peer = &mut self.peers[worker as usize];
+        assert!(!peer.lost, "lost twice in an epoch");
+        peer.lost = true;
+        peer.looks.take().into_iter().for_each(|looks| looks.join().unwrap());
+        assert!(!peer.open.is_empty(), "nothing of a lost worker is missing");
+        let taken = peer.before + peer.answered;
         assert!(committed <= taken, "lost with {} batches that were not handed out", committed - taken);
-        self.notices.push(line.overdue);
+        self.notices.push(peer.overdue);
         self.scheduler.give_up(worker);
     }
 
@@ -252,10 +252,10 @@ impl Controlled {
 
     fn finish(mut self) -> (Seen, Vec<Duration>) {
         self.engine.set_done();
-        for mut line in std::mem::take(&mut self.lines) {
-            kill_process(Pid::from_child(&line.child), Signal::CONT).unwrap();
-            let status = line.child.wait().unwrap();
-            line.looks.take().into_iter().for_each(|looks| looks.join().unwrap());
+        for mut peer in std::mem::take(&mut self.peers) {
+            kill_process(Pid::from_child(&peer.child), Signal::CONT).unwrap();
+            let status = peer.child.wait().unwrap();
+            peer.looks.take().into_iter().for_each(|looks| looks.join().unwrap());
             self.seen.kills += u64::from(!status.success());
         }
         self.engine.close();
@@ -328,7 +328,7 @@ pub(crate) fn kills(effort: Effort) -> Seen {
         for _ in 0..2 {
             parent.begin(10 + random.below(50), false);
             parent.rest();
-            assert!(parent.lines[victim as usize].lost);
+            assert!(parent.peers[victim as usize].lost);
         }
         let (one, more) = parent.finish();
         assert_eq!(one.kills, 1, "a worker ended that nobody killed");
@@ -366,7 +366,7 @@ pub(crate) fn deaths(effort: Effort) -> Seen {
                 parent.begin(40, epoch == 0);
                 let steps = if epoch % 2 == 0 { usize::MAX } else { 10 };
                 let mut outcomes = (0..steps).map(|_| parent.next());
-                if outcomes.by_ref().any(|outcome| outcome != Outcome::Batch) && parent.lines[0].lost {
+                if outcomes.by_ref().any(|outcome| outcome != Outcome::Batch) && parent.peers[0].lost {
                     break;
                 }
                 assert!(epoch < 1000, "nobody died at {point}");
@@ -374,7 +374,7 @@ pub(crate) fn deaths(effort: Effort) -> Seen {
             parent.rest();
             parent.begin(20, false);
             parent.rest();
-            assert!(parent.lines[0].lost && !parent.lines[1].lost, "{point}");
+            assert!(parent.peers[0].lost && !parent.peers[1].lost, "{point}");
             let (one, more) = parent.finish();
             assert_eq!(one.kills, 1, "{point}");
             seen += one;

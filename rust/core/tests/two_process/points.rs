@@ -54,7 +54,7 @@ pub(crate) const DEATHS: &[(&str, Outcome)] = &[
     ("filled", |_, batches, nth| assert_eq!(batches, nth - 1)),
     // A descriptor in the socket for which no batch will come.
     ("segment-sent", |_, _, _| {}),
-    // Nothing visible; then the whole batch, also where no bit and no bell says so.
+    // Nothing visible; then the whole batch, also where no bit and no notification says so.
     ("words-stored", |_, batches, nth| assert_eq!(batches, nth - 1)),
     ("tail-stored", |_, batches, nth| assert_eq!(batches, nth, "a whole batch was not handed out")),
     ("ready-set", |_, batches, nth| assert_eq!(batches, nth)),

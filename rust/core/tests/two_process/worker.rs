@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use ringloader_core::batch::{Dtype, MetaWriter, StorageRecord};
 use ringloader_core::os::{Segment, fd_passing};
 use ringloader_core::sync::Ordering;
-use ringloader_core::transport::Control;
 use ringloader_core::transport::message::{ResultKind, Task, TaskKind};
 use ringloader_core::transport::port::{ALIGNMENT, Chunk, Commit, Port, Rest, Room};
+use ringloader_core::transport::{Control, PortFds};
 
 use super::content::{LeafSpec, Profile, Random};
 
@@ -36,10 +36,11 @@ pub(crate) fn run(orders: &str) {
     let (number, share) = (fields[0].parse().unwrap(), fields[1].parse().unwrap());
     // The descriptors come through standard input, so that no other child inherits them.
     let stdin = std::io::stdin();
-    let [segment, fds @ ..]: [OwnedFd; 5] =
+    let [segment, eventfd, parent_eventfd, parent_pidfd, socket]: [OwnedFd; 5] =
         std::array::from_fn(|tag| fd_passing::receive(stdin.as_fd(), tag as u64).unwrap());
     let control = Arc::new(Control::attach(Segment::attach(segment.as_fd()).unwrap()).unwrap());
     drop(segment);
+    let fds = PortFds { eventfd, parent_eventfd, parent_pidfd, socket };
     let port = match fields[2] {
         "first" => Port::attach(control.clone(), number, share, fds),
         busy => {

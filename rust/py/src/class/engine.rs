@@ -42,11 +42,12 @@ impl Engine {
         Core::new(workers, max_tasks, share).map(Self::of).map_err(exception)
     }
 
-    /// The descriptors that a worker needs: segment, its bell, the parent's bell, the parent's handle, its socket.
+    /// The descriptors that a worker needs: segment, its eventfd, the parent's eventfd, the parent's pidfd, its socket.
     fn worker_fds(&self, worker: u32) -> PyResult<[i32; 5]> {
         let core = self.core()?;
         let fds = core.worker_fds(worker);
-        Ok([fds.segment, fds.bell, fds.parent_bell, fds.parent, fds.socket].map(|fd| fd.as_raw_fd()))
+        Ok([fds.segment, fds.worker_eventfd, fds.parent_eventfd, fds.parent_pidfd, fds.socket]
+            .map(|fd| fd.as_raw_fd()))
     }
 
     /// Watches the process with this id as a worker.

@@ -10,9 +10,9 @@ use pyo3::types::PyTuple;
 use ringloader_core::batch::Dtype;
 use ringloader_core::os::Segment;
 use ringloader_core::sync::{Arc, AtomicBool, Ordering};
-use ringloader_core::transport::Control;
 use ringloader_core::transport::message::ResultKind;
 use ringloader_core::transport::port::{Chunk, Commit, Rest, Room};
+use ringloader_core::transport::{Control, PortFds};
 
 use super::engine::Engine;
 use crate::batch::encode::Encoded;
@@ -40,20 +40,23 @@ impl Port {
     #[staticmethod]
     fn inherit(engine: &Engine, worker: u32) -> PyResult<Self> {
         let engine = engine.core()?;
-        let fds = engine.worker_fds(worker);
-        let fds = [fds.bell, fds.parent_bell, fds.parent, fds.socket].map(|fd| fd.try_clone_to_owned());
-        let [bell, parent_bell, parent, socket] = fds;
-        let fds = [bell?, parent_bell?, parent?, socket?];
+        let fds = engine.worker_fds(worker).for_port()?;
         Self::attached(engine.control().clone(), worker, engine.share(), fds)
     }
 
     /// The end of a worker that was sent the descriptors, which stay the caller's.
     #[staticmethod]
     fn attach(fds: [RawFd; 5], worker: u32, share: u64) -> PyResult<Self> {
-        let [segment, bell, parent_bell, parent, socket] = fds.map(duplicate);
+        let [segment, eventfd, parent_eventfd, parent_pidfd, socket] = fds.map(duplicate);
         let segment = Segment::attach(segment?.as_fd()).map_err(exception)?;
         let control = Arc::new(Control::attach(segment).map_err(exception)?);
-        Self::attached(control, worker, share, [bell?, parent_bell?, parent?, socket?])
+        let fds = PortFds {
+            eventfd: eventfd?,
+            parent_eventfd: parent_eventfd?,
+            parent_pidfd: parent_pidfd?,
+            socket: socket?,
+        };
+        Self::attached(control, worker, share, fds)
     }
 
     /// Waits for the next task: a message of torch's protocol in a tuple of its own, or None when the
@@ -119,7 +122,7 @@ impl Port {
 }
 
 impl Port {
-    fn attached(control: Arc<Control>, worker: u32, share: u64, fds: [OwnedFd; 4]) -> PyResult<Self> {
+    fn attached(control: Arc<Control>, worker: u32, share: u64, fds: PortFds) -> PyResult<Self> {
         let core =
             ringloader_core::transport::port::Port::attach(control, worker, share, fds).map_err(exception)?;
         Ok(Self { core, parent_ended: AtomicBool::new(false), spare: Mutex::default() })

@@ -21,7 +21,7 @@ thread_local! {
 ///
 /// torch puts other memory behind a storage that it shares with another process. What was made of the storage before,
 /// arrays and DLPack capsules, still reads the old memory. All of it holds the storage, or a tensor over it;
-/// `_moved.py` keeps this for as long.
+/// `_common/moved_storages.py` keeps this for as long.
 pub(crate) struct Deferred {
     /// The last header of a chain.
     last: *mut c_void,

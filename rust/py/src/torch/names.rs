@@ -13,13 +13,13 @@ use super::method::NoArgsMethod;
 use crate::identity::ByIdentity;
 
 /// What is pickled, by which function.
-const PICKLING: &str = "ringloader._batches";
+const PICKLING: &str = "ringloader._common.pickling";
 /// Private names of torch.
-const INTERNALS: &str = "ringloader._seam";
+const INTERNALS: &str = "ringloader._torch.internals";
 /// What is said of memory.
-const BUDGET: &str = "ringloader._budget";
+const BUDGET: &str = "ringloader._main.budget";
 /// What stands for a batch whose arrival has failed.
-const QUEUES: &str = "ringloader._transport";
+const FAILED_ARRIVAL: &str = "ringloader._main.failed_arrival";
 
 /// Says, once, that batches do not fit into a worker's share.
 ///
@@ -46,7 +46,7 @@ pub(crate) fn failed_arrival<'py>(
     error: &PyErr,
     was_raised: bool,
 ) -> PyResult<Bound<'py, PyAny>> {
-    py.import(QUEUES)?.getattr("FailedArrival")?.call1((error.value(py), was_raised))
+    py.import(FAILED_ARRIVAL)?.getattr("FailedArrival")?.call1((error.value(py), was_raised))
 }
 
 /// The functions and types.
@@ -73,7 +73,7 @@ pub(crate) struct Torch {
     function_modes: Py<PyAny>,
     /// Whether the collector may run wherever an object is made: since Python 3.12 only between instructions.
     pub(crate) collects_anywhere: bool,
-    /// `ringloader._batches`: what goes through pickle.
+    /// `ringloader._common.pickling`: what goes through pickle.
     pub(crate) dumps: Py<PyAny>,
     pub(crate) loads: Py<PyAny>,
     pub(crate) dumps_index: Py<PyAny>,

@@ -8,7 +8,7 @@
 use std::os::fd::AsFd;
 use std::sync::PoisonError;
 
-use super::{Engine, Line, State};
+use super::{Engine, State};
 use crate::error::Result;
 use crate::os::fd_passing;
 use crate::pool::{Ledger, SlotId};
@@ -34,7 +34,7 @@ impl Engine {
     /// were the rest.
     #[must_use]
     pub fn is_half_leased(&self) -> bool {
-        self.seats.iter().any(|seat| seat.ledger.is_half_leased())
+        self.handles.iter().any(|handle| handle.ledger.is_half_leased())
     }
 
     fn rest(&mut self, most: u64) -> Result<bool> {
@@ -43,15 +43,15 @@ impl Engine {
         }
         self.process.tidy();
         loop {
-            // The watch names some at a time, and none twice once it is noted.
-            let ended = self.watch.ended()?;
+            // The poller names some at a time, and none twice once it is noted.
+            let ended = self.poller.ended()?;
             if ended.is_empty() {
                 break;
             }
             self.note_ended(&mut self.lock(), ended);
         }
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if state.closed || state.lines.iter().any(|line| line.handle.is_some()) {
+        if state.closed || state.channels.iter().any(|channel| channel.pidfd.is_some()) {
             return Ok(false);
         }
         for (parents, workers) in self.sockets.drain(..) {
@@ -61,10 +61,10 @@ impl Engine {
             }
         }
         let workers = self.control.geometry().workers;
-        for (worker, line) in (0..workers).zip(&mut state.lines) {
-            line.forget(&self.control, worker)?;
+        for (worker, channel) in (0..workers).zip(&mut state.channels) {
+            channel.forget(&self.control, worker)?;
         }
-        *state = State { lines: std::mem::take(&mut state.lines), ..State::new(workers) };
+        *state = State { channels: std::mem::take(&mut state.channels), ..State::new(workers) };
         self.control.begin_again();
         for worker in 0..workers {
             if !self.keep(worker, most / u64::from(workers))? {
@@ -96,18 +96,6 @@ impl Engine {
             left -= kept;
         }
         Ok(true)
-    }
-}
-
-impl Line {
-    /// Drops what is under way to and from a worker that has ended.
-    fn forget(&mut self, control: &Control, worker: u32) -> Result<()> {
-        let view = control.worker(worker);
-        self.drop_tasks(view.tasks)?;
-        // Their slots are not held: free for the next worker.
-        while self.results.pop(view.results)?.is_some() {}
-        let arena = control.arena(worker);
-        control.segment().punch(arena.start, arena.end - arena.start)
     }
 }
 
