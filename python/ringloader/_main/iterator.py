@@ -75,7 +75,6 @@ class RingIterator(TransportIterator):
     """
 
     _scheduler: _native.Scheduler
-    _stream: samplers.SamplerStream | None
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         replaced = internals.replaced_method()
@@ -88,13 +87,14 @@ class RingIterator(TransportIterator):
         # Torch's warning of a stream that is longer than it said names the caller of torch's `__next__`.
         self.__class__ = _LeanIterator if self._IterableDataset_len_called is None else RingIterator
         self._workers_status = [True] * self._num_workers
-        self._stream = samplers.stream_of(self._index_sampler)
+        source = samplers.index_source(self._index_sampler)
         if first_iter:
             # torch's registry would raise in unrelated code, before what a dead worker committed is drained.
             internals.remove_worker_pids(id(self))
             self._worker_pids_set = False
             self._scheduler = _native.Scheduler(
                 self._transport.engine,
+                source,
                 self._num_workers,
                 self._prefetch_factor,
                 _order(self._in_order),
@@ -106,7 +106,7 @@ class RingIterator(TransportIterator):
             # their results are told by their epoch.
             for index_queue in self._index_queues:
                 index_queue.put(internals.ResumeIteration(self._shared_seed))
-            self._scheduler.reset()
+            self._scheduler.reset(source)
         for _ in range(self._prefetch_factor * self._num_workers):
             self._try_put_index()
 
@@ -124,12 +124,16 @@ class RingIterator(TransportIterator):
     def _try_put_index(self) -> None:
         self._scheduler.put_index(self)
 
-    def _note_retired(self, worker_id: int) -> None:
+    def _note_exhausted(self, worker_id: int) -> None:
         """A worker's iterable dataset has ended. MIRRORS torch dataloader.py::_next_data."""
         if self._persistent_workers:
             self._workers_status[worker_id] = False
         else:
             self._mark_worker_as_unavailable(worker_id)
+
+    def _end_epoch(self) -> None:
+        if not self._persistent_workers:
+            self._shutdown_workers()
 
     def _raise_timeout(self) -> None:
         raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
@@ -145,15 +149,15 @@ class RingIterator(TransportIterator):
 
     @property
     def _send_idx(self) -> int:
-        return self._scheduler.positions()[0]
+        return self._scheduler.positions().sent
 
     @property
     def _rcvd_idx(self) -> int:
-        return self._scheduler.positions()[1]
+        return self._scheduler.positions().received
 
     @property
     def _tasks_outstanding(self) -> int:
-        return self._scheduler.positions()[2]
+        return self._scheduler.positions().outstanding
 
 
 class _LeanIterator(RingIterator):
@@ -191,7 +195,9 @@ def _how_it_ended(pid: int, code: int) -> RuntimeError | None:
     )
 
 
-def _order(in_order: bool) -> str:
+def _order(in_order: bool) -> _native.Order:
     if in_order:
-        return "in_order"
-    return "as_completed" if internals.counts_tasks_per_worker() else "as_completed_round_robin"
+        return _native.Order.IN_ORDER
+    if internals.counts_tasks_per_worker():
+        return _native.Order.AS_COMPLETED
+    return _native.Order.AS_COMPLETED_ROUND_ROBIN
