@@ -82,10 +82,10 @@ def _ringloader_taken(iterator: Iterator[Any]) -> Taken:
 
 
 def _rings(dataset: Dataset[Any], **arguments: Any) -> Any:
-    """Ringloader's transport under torch's own control, which loaders take that somebody patched."""
+    """Ringloader's transport under torch's own scheduling, which loaders take that somebody patched."""
     from ringloader._torch import select_path
 
-    select_path.reason_for_rings = lambda _loader: "the benchmark asked for torch's own control"
+    select_path.reason_for_rings = lambda _loader: "the benchmark asked for torch's own scheduling"
     return _ringloader(dataset, **arguments)
 
 

@@ -113,7 +113,7 @@ def _make_iterator(options: Options, loader: Any) -> Any:
     if why_rings is None:
         made = iterator.RingIterator(loader, made_transport)
         report.record(
-            loader, made, "native", "native control over shared-memory rings", made_transport.counters
+            loader, made, "native", "native scheduling over shared-memory rings", made_transport.counters
         )
     else:
         made = iterator.TransportIterator(loader, made_transport)

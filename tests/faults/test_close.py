@@ -22,7 +22,7 @@ CLOSED = "Invalid iterator state"
 @pytest.fixture(autouse=True)
 def _native(expected_path, loader_name):
     if loader_name == "torch" or expected_path != "native":
-        pytest.skip("torch's own control hangs, or raises what it happens to find")
+        pytest.skip("torch's own scheduling hangs, or raises what it happens to find")
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""When the death of a worker is noticed, and what is delivered before: native control."""
+"""When the death of a worker is noticed, and what is delivered before: native scheduling."""
 
 from __future__ import annotations
 

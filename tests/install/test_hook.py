@@ -297,7 +297,7 @@ def test_forked_children_inherit_it_and_spawned_ones_do_not(start: str) -> None:
         assert ringloader.path(loader).path == harness.expected_path
 
 
-def test_datapipes_keep_torchs_control() -> None:
+def test_datapipes_keep_torchs_scheduling() -> None:
     with ringloader.installed():
         loader = Loader(IterableWrapper(range(4)), num_workers=1)
         assert list(loader)

@@ -22,7 +22,7 @@ from ringloader._torch import select_path
 
 LoaderClass = type[torch.utils.data.DataLoader[Any]]
 
-# Native control, and torch's own control over the rings.
+# Native scheduling, and torch's own scheduling over the rings.
 PATHS = ("native", "rings")
 # Those that are compared with torch, by the option --path; the first is everybody's outside of `taking`.
 paths: tuple[str, ...] = PATHS
@@ -133,7 +133,9 @@ def taking(path: str) -> Iterator[None]:
     try:
         with pytest.MonkeyPatch.context() as patch:
             if path == "rings":
-                patch.setattr(select_path, "reason_for_rings", lambda _: "the tests want torch's own control")
+                patch.setattr(
+                    select_path, "reason_for_rings", lambda _: "the tests want torch's own scheduling"
+                )
             yield
     finally:
         expected_path = previous

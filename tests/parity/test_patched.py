@@ -12,7 +12,7 @@ import pytest
 
 from parity.patches import MOMENTS, PATCHES
 
-# What native control goes through as torch's own does.
+# What native scheduling goes through as torch's own does.
 NATIVE = (
     "DataLoader.__iter__",
     "DataLoader.__len__",

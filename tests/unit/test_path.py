@@ -28,7 +28,7 @@ class Squares(torch.utils.data.Dataset):
         return torch.full((64, 64), float(index * index))
 
 
-def test_workers_mean_native_control():
+def test_workers_mean_native_scheduling():
     loader = DataLoader(Squares(), batch_size=3, num_workers=2)
     batches = list(loader)
     report = ringloader.path(loader)
@@ -162,7 +162,7 @@ def test_without_shared_memory_the_loader_is_torchs(monkeypatch, caplog):
     assert len(caplog.records) == 1
 
 
-def test_a_replaced_part_of_the_worker_takes_effect_under_torchs_control(monkeypatch, caplog):
+def test_a_replaced_part_of_the_worker_takes_effect_under_torchs_scheduling(monkeypatch, caplog):
     fetched = []
     original = torch.utils.data._utils.fetch._MapDatasetFetcher.fetch
 
@@ -193,7 +193,7 @@ def test_a_replaced_part_of_the_worker_takes_effect_under_torchs_control(monkeyp
         "_shutdown_workers",
     ],
 )
-def test_a_replaced_method_of_the_iterator_means_torchs_control(monkeypatch, name):
+def test_a_replaced_method_of_the_iterator_means_torchs_scheduling(monkeypatch, name):
     owner = next(
         cls
         for cls in torch_dataloader._MultiProcessingDataLoaderIter.__mro__

@@ -1,4 +1,4 @@
-"""torch's iterator over the rings, under torch's own control and under native control."""
+"""torch's iterator over the rings, scheduled by torch and scheduled natively."""
 
 from __future__ import annotations
 
@@ -111,8 +111,8 @@ class RingIterator(TransportIterator):
             self._try_put_index()
 
     def _leave(self, loader: Any, reason: str) -> None:
-        """Hands control over to torch, from the next epoch on."""
-        select_path.say_once(f"{reason}, so torch's own control runs over the rings")
+        """Hands scheduling over to torch, from the next epoch on."""
+        select_path.say_once(f"{reason}, so torch's own scheduling runs over the rings")
         report.record(loader, self, "rings", reason, self._transport.counters)
         self.__class__ = TransportIterator
         internals.set_worker_pids(id(self), tuple(worker.pid for worker in self._workers))

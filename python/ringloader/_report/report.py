@@ -16,8 +16,8 @@ class PathReport:
     """How the batches of one iterator travel.
 
     Attributes:
-        path: ``"native"``: over shared-memory rings, under native control; ``"rings"``: over the rings,
-            under torch's own control; ``"torch"``: torch's own iterator and transport.
+        path: ``"native"``: over shared-memory rings, scheduled natively; ``"rings"``: over the rings,
+            scheduled by torch; ``"torch"``: torch's own iterator and transport.
         reason: Why, in a sentence.
         counters: What went over it until now: ``batches``; storages that collate wrote ``in_place`` or that
             were ``copied`` into shared memory once; batches whose tree was ``pickled``; ``oversize`` batches,

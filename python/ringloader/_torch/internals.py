@@ -272,7 +272,7 @@ _DATALOADER = torch_dataloader.__name__
 
 
 def replaced_method() -> str | None:
-    """The replaced method of torch's iterator, which takes effect under torch's control, or None."""
+    """The replaced method of torch's iterator, which takes effect under torch's scheduling, or None."""
     for name in _ITERATOR_METHODS:
         for owner in (Iterator, BaseIterator):
             found = owner.__dict__.get(name)
@@ -281,8 +281,8 @@ def replaced_method() -> str | None:
     return None
 
 
-def replaced_control() -> str | None:
-    """The replaced part of torch's control or worker, which takes effect under torch's control, or None."""
+def replaced_scheduling() -> str | None:
+    """The replaced part of torch's iterator or worker, which takes effect under torch's scheduling, or None."""
     if getattr(torch_dataloader, "_BaseDataLoaderIter", None) is not BaseIterator:
         return f"{_DATALOADER}._BaseDataLoaderIter"
     method = replaced_method()

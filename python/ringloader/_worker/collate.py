@@ -32,7 +32,7 @@ def replace_collate(port: _native.Port) -> None:
 def native(argument: Any) -> Any:
     """A native callable for torch's own ``default_convert``; anything else as it is."""
     parts = internals.parts_of_convert(argument)
-    if not parts or internals.replaced_control() is not None:
+    if not parts or internals.replaced_scheduling() is not None:
         return argument
     return _native.Convert(argument, parts)
 
