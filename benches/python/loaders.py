@@ -75,7 +75,7 @@ def _ringloader(dataset: Dataset[Any], **arguments: Any) -> Any:
 def _ringloader_taken(iterator: Iterator[Any]) -> Taken:
     import ringloader
 
-    taken = ringloader.path(iterator)
+    taken = ringloader.report(iterator)
     if taken.path != "torch" and taken.counters["batches"] == 0:
         raise RuntimeError(f"the path is said to be {taken.path!r}, but it carried no batch")
     return Taken(taken.path, taken.reason, dict(taken.counters))

@@ -24,7 +24,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     Takes all arguments of torch's ``DataLoader``, which checks them, and gives the same batches in the same
     order with the same random numbers. Without workers, and wherever the rings cannot stand in for torch's
-    own transport, it *is* torch's loader; :func:`ringloader.path` tells.
+    own transport, it *is* torch's loader; :func:`ringloader.report` tells.
 
     Tensors of a batch lie in shared memory and are the consumer's, to read and to write, for as long as they
     live: also after the epoch, and after the loader is gone. Who keeps many large batches gets copies.

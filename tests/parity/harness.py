@@ -145,7 +145,7 @@ def assert_path(iterator: Any, workers: int) -> str:
     """The path the class under test took; fails where it is not the one that is to be tested."""
     import ringloader
 
-    taken = ringloader.path(iterator)
+    taken = ringloader.report(iterator)
     expected = expected_path if workers else "torch"
     assert taken.path == expected, f"path {taken.path!r}, because {taken.reason}"
     return str(taken.path)

@@ -136,7 +136,7 @@ def test_counters_begin_at_zero_again():
     for _ in range(2):
         before = segments()
         iterate(loader)
-        assert ringloader.path(loader).counters["batches"] == 8
+        assert ringloader.report(loader).counters["batches"] == 8
     assert segments() == before, "the second epoch had new memory"
 
 
@@ -264,7 +264,7 @@ def test_loaders_that_compare_as_they_like(cls):
     for loader in loaders:
         iterate(loader, 1)
     assert segments() == both
-    assert [ringloader.path(loader).counters["batches"] for loader in loaders] == [4, 8]
+    assert [ringloader.report(loader).counters["batches"] for loader in loaders] == [4, 8]
 
 
 @pytest.mark.parametrize(
@@ -312,7 +312,7 @@ def test_batches_that_are_kept_leave_the_next_epochs_alone():
     loader = DataLoader(Numbers(100), num_workers=1, batch_size=None)
     kept = list(loader)
     iterate(loader, 1)
-    assert ringloader.path(loader).counters["copied_out"] == 0
+    assert ringloader.report(loader).counters["copied_out"] == 0
     assert all(batch.eq(index).all() for index, batch in enumerate(kept))
 
 

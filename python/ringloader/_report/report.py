@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Literal
 
@@ -58,8 +59,8 @@ def noted(key: object) -> _Record | None:
     return _records.get(key)
 
 
-def path(iterator_or_loader: object) -> PathReport:
-    """Tells which path an iterator, or the last iterator of a loader, took.
+def report(iterator_or_loader: object) -> PathReport:
+    """Tells which path an iterator, or the last iterator of a loader, took, and what went over it.
 
     Args:
         iterator_or_loader: A :class:`ringloader.DataLoader`, or any torch loader while
@@ -79,3 +80,16 @@ def path(iterator_or_loader: object) -> PathReport:
             "after ringloader.install()"
         )
     return PathReport(found.path, found.reason, dict(found.counters()))
+
+
+def path(iterator_or_loader: object) -> PathReport:
+    """The name of :func:`ringloader.report` before version 0.2.
+
+    Args:
+        iterator_or_loader: As :func:`ringloader.report` takes it.
+
+    Raises:
+        ValueError: As :func:`ringloader.report` does.
+    """
+    warnings.warn("ringloader.path() is ringloader.report() now", DeprecationWarning, stacklevel=2)
+    return report(iterator_or_loader)

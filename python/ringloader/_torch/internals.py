@@ -282,7 +282,7 @@ def replaced_method() -> str | None:
 
 
 def replaced_scheduling() -> str | None:
-    """The replaced part of torch's iterator or worker, which takes effect under torch's scheduling, or None."""
+    """The replaced part of torch's iterator or worker, which only torch's scheduling goes through, or None."""
     if getattr(torch_dataloader, "_BaseDataLoaderIter", None) is not BaseIterator:
         return f"{_DATALOADER}._BaseDataLoaderIter"
     method = replaced_method()
