@@ -82,7 +82,7 @@ def _ringloader_taken(iterator: Iterator[Any]) -> Taken:
 
 
 def _rings(dataset: Dataset[Any], **arguments: Any) -> Any:
-    """Ringloader's transport under torch's own scheduling, which loaders take that somebody patched."""
+    """Ringloader's transport under torch's own scheduling, as for loaders over a patched torch."""
     from ringloader._torch import select_path
 
     select_path.reason_for_rings = lambda _loader: "the benchmark asked for torch's own scheduling"

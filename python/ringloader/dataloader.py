@@ -62,7 +62,7 @@ def _signature() -> inspect.Signature:
     """torch's, with what is ours: by it others pick what they pass on, and editors what they show."""
     torchs = inspect.signature(torch.utils.data.DataLoader.__init__)
     ours = inspect.signature(DataLoader.__init__).parameters["max_shared_bytes"]
-    # By kind: somebody may have put a function with variable keywords there, and those come last.
+    # By kind: other code may have put a function with variable keywords there, and those come last.
     return torchs.replace(parameters=sorted([*torchs.parameters.values(), ours], key=lambda one: one.kind))
 
 
@@ -75,7 +75,7 @@ def get_iterator(loader: Any, options: Options, without_ours: Any, fall_back: Ca
     Args:
         loader: A ``torch.utils.data.DataLoader``.
         options: How its batches travel, where they travel over the rings.
-        without_ours: ``DataLoader._get_iterator`` without our hook: torch's own, or somebody's replacement.
+        without_ours: ``DataLoader._get_iterator`` without our hook: torch's own, or a replacement.
         fall_back: Makes the iterator where they do not. It may come to a hook further down, which takes
             another path and notes that one.
     """

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.rings_only
 
 
 class Wrapper:
-    """Somebody's replacement of ``DataLoader._get_iterator``, which calls what it replaced."""
+    """Other code's replacement of ``DataLoader._get_iterator``, which calls what it replaced."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, how: str = "plain") -> None:
         self.asked: list[Any] = []
@@ -224,7 +224,7 @@ def test_replaced_after_without_calling_on(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.undo()
 
 
-def test_somebody_puts_torchs_own_back() -> None:
+def test_other_code_puts_torchs_own_back() -> None:
     ringloader.install()
     Loader._get_iterator = TORCHS_OWN
     assert type(iter(squares())) is TORCHS_ITERATOR

@@ -248,7 +248,7 @@ def assert_same(expected: Record, actual: Record, *, unordered: bool = False) ->
 
 
 def compare(loader_class: LoaderClass, case: Case) -> tuple[Record, Record]:
-    """Runs `case` with torch and, on every path, with `loader_class`: nobody could tell them apart.
+    """Runs `case` with torch and, on every path, with `loader_class`: they cannot be told apart.
 
     Returns torch's record and that of the first path.
     """

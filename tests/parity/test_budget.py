@@ -168,7 +168,7 @@ class Unequal(Blocks):
 @pytest.mark.parametrize("in_order", [True, False])
 @pytest.mark.parametrize("held", [2, 400])
 def test_more_batches_on_their_way_than_slots(loader_class, monkeypatch, held, in_order, path):
-    """Workers wait for the parent, who may hold half of the slots: nobody else's batch shows in his."""
+    """Workers wait for the parent, which may hold half of the slots: no other batch shows in its own."""
     import ringloader
 
     made = ringloader._native.Engine

@@ -1,4 +1,4 @@
-"""Who replaces a part of torch, before or after ringloader is imported or between epochs, sees it used."""
+"""A part of torch that is replaced, before or after ringloader is imported or between epochs, is used."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ def test_a_default_that_has_changed_much_has_other_memory(monkeypatch):
 
 
 def test_what_is_kept_is_available_to_its_loader(monkeypatch):
-    """And not taken for memory that somebody else has."""
+    """And not taken for memory that another process has."""
     offered = []
     share = ringloader._main.budget.share_per_worker
     monkeypatch.setattr(ringloader._native, "available_memory", lambda: 100 * MEBI)
@@ -317,7 +317,7 @@ def test_batches_that_are_kept_leave_the_next_epochs_alone():
 
 
 def test_memory_that_another_thread_takes_meanwhile():
-    """Whoever counts it finds nothing, and no error."""
+    """A count of it finds nothing, and no error."""
     loader = DataLoader(Numbers(8), num_workers=1, batch_size=None)
     iterate(loader, 1)
     (_, parked) = segment_cache._kept.get(loader)

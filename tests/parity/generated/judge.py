@@ -34,7 +34,7 @@ def _asked_for(scheduling: str, path: str) -> Iterator[None]:
 
 
 def assert_parity(case: Generated) -> None:
-    """Asserts that nobody could tell the loaders apart."""
+    """Asserts that the loaders cannot be told apart."""
     observed = observed_case(case)
     expected = harness.run(torch.utils.data.DataLoader, observed)
     assert expected.steps, "the case did nothing"
