@@ -165,7 +165,7 @@ def test_a_tensor_that_is_made_for_pickling_lives_until_all_have_it(loader_class
 
 
 class Odd:
-    """Its reduction is registered for other processes, so it is unknown whether it holds for more than one."""
+    """Its reduction is for other processes, so it is unknown whether it holds for more than one."""
 
 
 def _reduce_odd(_odd):
