@@ -85,8 +85,8 @@ fail() {
 # run CONFIGURATION FAULT ARGUMENTS...: the tests of one configuration, built in a directory of its own.
 run() {
   local flags='--cfg ringloader_loom'
-  [[ $1 == loom ]] || flags+=' --cfg ringloader_planted'
-  CARGO_TARGET_DIR="target/$1" RUSTFLAGS="$flags" RINGLOADER_PLANTED="$2" timeout "$RUN_LIMIT_S" \
+  [[ $1 == loom ]] || flags+=' --cfg ringloader_faults'
+  CARGO_TARGET_DIR="target/$1" RUSTFLAGS="$flags" RINGLOADER_FAULT="$2" timeout "$RUN_LIMIT_S" \
     cargo test -p ringloader-core --profile loom "${@:3}" >"$log" 2>&1
 }
 
@@ -108,7 +108,7 @@ caught=0
 catch() {
   local binary test fault reason status=0
   IFS='|' read -r binary test fault reason <<<"$1"
-  run loom-planted "$fault" --test "$binary" -- --nocapture --exact "$test" || status=$?
+  run loom-faults "$fault" --test "$binary" -- --nocapture --exact "$test" || status=$?
   grep -q '^running 1 test$' "$log" || fail "$binary has no test $test"
   ((status != 0)) || fail "$test holds with $fault planted"
   ((status != 124)) || fail "$test with $fault planted has not ended in $RUN_LIMIT_S s"
@@ -117,7 +117,7 @@ catch() {
 }
 
 ((fast)) || hold loom
-hold loom-planted
+hold loom-faults
 for row in "${FAULTS[@]}"; do catch "$row"; done
 ((models > 0 && caught > 0)) || fail "nothing ran"
 echo "loom: $models models hold ($executions executions, $LOOM_MAX_PREEMPTIONS preemptions), $caught planted faults caught"

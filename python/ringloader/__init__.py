@@ -8,7 +8,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ringloader._patch.convert import convert
     from ringloader._patch.install import install, installed, uninstall
-    from ringloader._report.report import PathReport, path
+    from ringloader._report.report import PathReport, path, report
     from ringloader.dataloader import DataLoader
 
 _MODULES = {
@@ -18,10 +18,11 @@ _MODULES = {
     "install": "_patch.install",
     "installed": "_patch.install",
     "path": "_report.report",
+    "report": "_report.report",
     "uninstall": "_patch.install",
 }
 
-__all__ = ["DataLoader", "PathReport", "convert", "install", "installed", "path", "uninstall"]
+__all__ = ["DataLoader", "PathReport", "convert", "install", "installed", "path", "report", "uninstall"]
 
 
 def __getattr__(name: str) -> object:

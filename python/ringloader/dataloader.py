@@ -24,7 +24,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     Takes all arguments of torch's ``DataLoader``, which checks them, and gives the same batches in the same
     order with the same random numbers. Without workers, and wherever the rings cannot stand in for torch's
-    own transport, it *is* torch's loader; :func:`ringloader.path` tells.
+    own transport, it *is* torch's loader; :func:`ringloader.report` tells.
 
     Tensors of a batch lie in shared memory and are the consumer's, to read and to write, for as long as they
     live: also after the epoch, and after the loader is gone. Who keeps many large batches gets copies.
@@ -62,7 +62,7 @@ def _signature() -> inspect.Signature:
     """torch's, with what is ours: by it others pick what they pass on, and editors what they show."""
     torchs = inspect.signature(torch.utils.data.DataLoader.__init__)
     ours = inspect.signature(DataLoader.__init__).parameters["max_shared_bytes"]
-    # By kind: somebody may have put a function with variable keywords there, and those come last.
+    # By kind: other code may have put a function with variable keywords there, and those come last.
     return torchs.replace(parameters=sorted([*torchs.parameters.values(), ours], key=lambda one: one.kind))
 
 
@@ -75,7 +75,7 @@ def get_iterator(loader: Any, options: Options, without_ours: Any, fall_back: Ca
     Args:
         loader: A ``torch.utils.data.DataLoader``.
         options: How its batches travel, where they travel over the rings.
-        without_ours: ``DataLoader._get_iterator`` without our hook: torch's own, or somebody's replacement.
+        without_ours: ``DataLoader._get_iterator`` without our hook: torch's own, or a replacement.
         fall_back: Makes the iterator where they do not. It may come to a hook further down, which takes
             another path and notes that one.
     """
@@ -113,7 +113,7 @@ def _make_iterator(options: Options, loader: Any) -> Any:
     if why_rings is None:
         made = iterator.RingIterator(loader, made_transport)
         report.record(
-            loader, made, "native", "native control over shared-memory rings", made_transport.counters
+            loader, made, "native", "native scheduling over shared-memory rings", made_transport.counters
         )
     else:
         made = iterator.TransportIterator(loader, made_transport)

@@ -1,4 +1,4 @@
-"""Memory is not kept for the next epoch where anybody might still write to it, or something went wrong."""
+"""Memory is not kept for the next epoch where a process might still write to it, or something went wrong."""
 
 from __future__ import annotations
 

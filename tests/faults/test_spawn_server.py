@@ -1,4 +1,4 @@
-"""Spawned workers come from a server, and nobody could tell; nor is the server left anywhere."""
+"""Spawned workers come from a server, and cannot be told from others; nor is the server left anywhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes wrong between this process and its server for spawn: nobody waits for ever, nothing is left."""
+"""What goes wrong between this process and its server for spawn: no wait is for ever, nothing is left."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.limit(120), pytest.mark.rings_only]
 
 
 def zombies():
-    """Children that have ended and that nobody has waited for."""
+    """Children that have ended and were not waited for."""
     found = []
     for thread in Path("/proc/self/task").iterdir():
         for pid in (thread / "children").read_text().split():

@@ -32,7 +32,7 @@ def squares(loader_class: Any = Loader, **arguments: Any) -> Any:
 
 def assert_converted(loader: Any) -> None:
     assert firsts(loader) == ALL
-    assert ringloader.path(loader).path == harness.expected_path
+    assert ringloader.report(loader).path == harness.expected_path
 
 
 def test_the_object_stays_and_so_do_its_attributes() -> None:
@@ -97,7 +97,7 @@ def test_pickles_are_converted(loader_class: Any, protocol: int) -> None:
         assert vars(other).keys() == vars(loader).keys()
     if protocol == pickle.DEFAULT_PROTOCOL and loader_class is not Reducing:
         list(other)
-        assert ringloader.path(other).path == harness.expected_path
+        assert ringloader.report(other).path == harness.expected_path
 
 
 # Written by version 0.1.0: a converted loader whose class says what is pickled; and ringloader's own class,
@@ -120,7 +120,7 @@ def test_pickles_of_older_versions_load(name: str) -> None:
     else:
         assert isinstance(loader, Naming)
         assert [batch.tolist() for batch in loader] == [[1], [2], [3], [4]]
-        assert ringloader.path(loader).path == harness.expected_path
+        assert ringloader.report(loader).path == harness.expected_path
 
 
 @pytest.mark.parametrize("loader_class", [Loader, Plain, Reducing])

@@ -175,7 +175,7 @@ if __name__ == "__main__":
         return make(loader, max_shared_bytes)
     ringloader._main.transport.make_transport = make_transport
     loader = DataLoader(list(range(8)), batch_size=4, num_workers=1)
-    print([batch.tolist() for batch in loader], ringloader.path(loader).path, budgets)
+    print([batch.tolist() for batch in loader], ringloader.report(loader).path, budgets)
     ringloader.uninstall()
     print(type(iter(loader)).__name__)
 """
@@ -197,7 +197,7 @@ class Theirs(module._MultiProcessingDataLoaderIter):
 module._MultiProcessingDataLoaderIter = Theirs
 import ringloader
 loader = ringloader.convert(module.DataLoader(list(range(4)), num_workers=1))
-print(type(iter(loader)).__name__, ringloader.path(loader).path)
+print(type(iter(loader)).__name__, ringloader.report(loader).path)
 """
 
 

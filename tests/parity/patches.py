@@ -247,7 +247,7 @@ def _compared(name: str, moment: str) -> dict[str, Any]:
     for loader, outcomes in zip(loaders, found, strict=True):
         outcomes += [_epoch(loader), _epoch(loader)]
         outcomes.append(len(loader) if not iterable else 0)
-    report = ringloader.path(loaders[1])
+    report = ringloader.report(loaders[1])
     return {"torch": found[0], "ours": found[1], "path": report.path, "reason": report.reason, "said": said}
 
 

@@ -85,7 +85,7 @@ class Holding(Dataset):
             told.append([name, array.shape, array.strides, str(array.dtype), type(array).__name__, *layout])
             told.append(str(array[:3] if array.ndim else array))
         if info.id == 0:
-            # Its own copy; nobody else's batch may show it.
+            # Its own copy; no other worker's batch may show it.
             for array in self.arrays.values():
                 if array.dtype == np.float64 and array.flags.writeable:
                     array[...] = -1
@@ -165,7 +165,7 @@ def test_a_tensor_that_is_made_for_pickling_lives_until_all_have_it(loader_class
 
 
 class Odd:
-    """Its reduction is registered for other processes, so nobody knows whether it holds for more than one."""
+    """Its reduction is for other processes, so it is unknown whether it holds for more than one."""
 
 
 def _reduce_odd(_odd):

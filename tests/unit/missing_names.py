@@ -72,7 +72,7 @@ def _without(module: str, classes: list[str], name: str) -> dict[str, Any]:
     logging.getLogger("ringloader").addHandler(handler)
     loader = ringloader.DataLoader(Numbers(), num_workers=1)
     values = [batch.tolist() for _ in range(2) for batch in loader]
-    report = ringloader.path(loader)
+    report = ringloader.report(loader)
     return {"values": values, "path": report.path, "reason": report.reason, "said": said}
 
 

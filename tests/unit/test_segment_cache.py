@@ -136,7 +136,7 @@ def test_counters_begin_at_zero_again():
     for _ in range(2):
         before = segments()
         iterate(loader)
-        assert ringloader.path(loader).counters["batches"] == 8
+        assert ringloader.report(loader).counters["batches"] == 8
     assert segments() == before, "the second epoch had new memory"
 
 
@@ -167,7 +167,7 @@ def test_a_default_that_has_changed_much_has_other_memory(monkeypatch):
 
 
 def test_what_is_kept_is_available_to_its_loader(monkeypatch):
-    """And not taken for memory that somebody else has."""
+    """And not taken for memory that another process has."""
     offered = []
     share = ringloader._main.budget.share_per_worker
     monkeypatch.setattr(ringloader._native, "available_memory", lambda: 100 * MEBI)
@@ -264,7 +264,7 @@ def test_loaders_that_compare_as_they_like(cls):
     for loader in loaders:
         iterate(loader, 1)
     assert segments() == both
-    assert [ringloader.path(loader).counters["batches"] for loader in loaders] == [4, 8]
+    assert [ringloader.report(loader).counters["batches"] for loader in loaders] == [4, 8]
 
 
 @pytest.mark.parametrize(
@@ -312,12 +312,12 @@ def test_batches_that_are_kept_leave_the_next_epochs_alone():
     loader = DataLoader(Numbers(100), num_workers=1, batch_size=None)
     kept = list(loader)
     iterate(loader, 1)
-    assert ringloader.path(loader).counters["copied_out"] == 0
+    assert ringloader.report(loader).counters["copied_out"] == 0
     assert all(batch.eq(index).all() for index, batch in enumerate(kept))
 
 
 def test_memory_that_another_thread_takes_meanwhile():
-    """Whoever counts it finds nothing, and no error."""
+    """A count of it finds nothing, and no error."""
     loader = DataLoader(Numbers(8), num_workers=1, batch_size=None)
     iterate(loader, 1)
     (_, parked) = segment_cache._kept.get(loader)

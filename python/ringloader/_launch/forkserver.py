@@ -11,7 +11,7 @@ _MODULES = ["__main__", "torch", "numpy", "ringloader._worker.entry"]
 def preload(context: Any) -> None:
     """Has the fork server import torch, if it is still to be started.
 
-    One server serves the whole process. Where it runs already, or somebody has said what it imports
+    One server serves the whole process. Where it runs already, or the program has said what it imports
     (``multiprocessing.set_forkserver_preload``), nothing changes.
 
     No module of the user's: the server looks for it in other places than the program does, ends if the

@@ -29,7 +29,7 @@ _PLAIN = (int, str, type(None))
 
 
 class _NotForAllError(BaseException):
-    """Says that something must be pickled for each worker. No `Exception`: nobody on the way may take it."""
+    """Something must be pickled for each worker. No `Exception`: no handler on the way may take it."""
 
 
 class Arguments:
@@ -59,7 +59,7 @@ class Shared:
         self._pickle: _Memory | None = None
         self._arrays: _Memory | None = None
         self._fds: list[int] = []
-        # Whoever was pickled keeps the descriptors in `_fds` open, also who lived only for that.
+        # What was pickled keeps the descriptors in `_fds` open, also objects that lived only for that.
         self._alive: object = None
 
     def send(self, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
@@ -116,7 +116,7 @@ class Shared:
                 memory.close()
         self._first = self._pickle = self._arrays = self._alive = None
         self._fds = []
-        # Whoever should still start after this pickles for itself.
+        # A worker that still starts after this gets a pickle of its own.
         self._for_each = True
 
 
@@ -186,7 +186,7 @@ class _AnyPopen:
         raise _NotForAllError(name)
 
 
-# In a worker: the descriptors that were sent to it, by number. Kept, for who unpickles a part only later.
+# In a worker: the descriptors that were sent to it, by number. Kept, for a part may be unpickled only later.
 _received: list[Any] = []
 # In a worker, while it unpickles: where the arrays lie.
 _mapped: mmap.mmap | None = None
@@ -227,7 +227,7 @@ def _for_all(reduce: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return reduce
 
     def reduce_in_memory(thing: Any) -> Any:
-        # A handle to another device's memory, and a file's name, are counted for each who receives them.
+        # A handle to another device's memory, and a file's name, are counted for each receiver.
         device = getattr(thing, "device", None)
         if (
             getattr(device, "type", None) not in ("cpu", "meta")
@@ -269,7 +269,7 @@ def _map_array(begin: int, shape: tuple[int, ...], dtype: Any, order: Any, writa
 def _load(pickled: Any, arrays: Any, sent: list[Any], own: dict[int, Any]) -> tuple[Any, ...]:
     """The arguments, in the worker.
 
-    Arrays are mapped for this worker alone: it may write to them, as to a copy, and nobody else sees it.
+    Arrays are mapped for this worker alone: it may write to them, as to a copy, and no other process sees it.
     """
     global _mapped
     _received[:] = sent

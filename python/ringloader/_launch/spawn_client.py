@@ -15,7 +15,7 @@ from typing import Any
 
 from ringloader._launch import inherited, spawn_server
 
-# Seconds. A server that was stopped says nothing, and nobody may wait for it for ever.
+# Seconds. A server that was stopped says nothing, and the caller may not wait for it for ever.
 _IMPORTS_WITHIN = 300.0
 _ANSWERS_WITHIN = 30.0
 
@@ -28,7 +28,7 @@ class NoWorkerError(Exception):
 
 
 class LostError(NoWorkerError):
-    """The server is lost: it ended or fell silent, and nobody had told it to. Another may do better."""
+    """The server is lost: it ended or fell silent without being told to. Another may do better."""
 
 
 class UselessError(Exception):
@@ -71,7 +71,7 @@ class Server:
             try:
                 pid, status = os.waitpid(self._pid, options)
             except ChildProcessError:
-                # `SIGCHLD` is ignored, or somebody waits for any child.
+                # `SIGCHLD` is ignored, or other code waits for any child.
                 self._code = 0
             else:
                 self._code = os.waitstatus_to_exitcode(status) if pid else None

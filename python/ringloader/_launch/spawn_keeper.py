@@ -47,7 +47,7 @@ class Keeper:
         self._end_if_unused()
 
     def _end_if_unused(self) -> None:
-        # Garbage is collected anywhere, also where the lock is held: whoever holds it looks afterwards.
+        # Garbage is collected anywhere, also where the lock is held: its holder looks afterwards.
         if not self._users and self._lock.acquire(blocking=False):
             try:
                 if not self._users:

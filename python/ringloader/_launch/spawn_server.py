@@ -60,7 +60,7 @@ def main(channel_fd: int, parent: int) -> None:
         parent: The main process.
     """
     on_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Whoever reads what the main process writes waits for the end of it. Workers are sent the streams.
+    # A reader of the main process's streams waits for their end. Workers are sent the streams.
     nowhere = os.open(os.devnull, os.O_RDWR)
     for number in range(3):
         os.dup2(nowhere, number)

@@ -1,4 +1,4 @@
-"""torch's iterator over the rings, under torch's own control and under native control."""
+"""torch's iterator over the rings, scheduled by torch and scheduled natively."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _torchs_next = getattr(internals.Iterator, "__next__", None)
 class _LoaderView:
     """A loader as torch's iterator sees it: the same, with another context.
 
-    Also to a constructor that somebody put in place of torch's, and that writes to the loader.
+    Also to a constructor that other code put in place of torch's, and that writes to the loader.
     """
 
     def __init__(self, loader: Any, transport: Transport) -> None:
@@ -102,7 +102,7 @@ class RingIterator(TransportIterator):
                 self._timeout,
             )
         else:
-            # Behind the tasks of an abandoned epoch, which still run, as torch's do. Nobody waits for them:
+            # Behind the tasks of an abandoned epoch, which still run, as torch's do. They are not waited for:
             # their results are told by their epoch.
             for index_queue in self._index_queues:
                 index_queue.put(internals.ResumeIteration(self._shared_seed))
@@ -111,8 +111,8 @@ class RingIterator(TransportIterator):
             self._try_put_index()
 
     def _leave(self, loader: Any, reason: str) -> None:
-        """Hands control over to torch, from the next epoch on."""
-        select_path.say_once(f"{reason}, so torch's own control runs over the rings")
+        """Hands scheduling over to torch, from the next epoch on."""
+        select_path.say_once(f"{reason}, so torch's own scheduling runs over the rings")
         report.record(loader, self, "rings", reason, self._transport.counters)
         self.__class__ = TransportIterator
         internals.set_worker_pids(id(self), tuple(worker.pid for worker in self._workers))
@@ -165,7 +165,7 @@ class _LeanIterator(RingIterator):
 
     def __next__(self) -> Any:
         if type(self) is not _LeanIterator:
-            # A bound method, kept by somebody over a change of the class.
+            # A bound method, kept by the caller over a change of the class.
             return type(self).__next__(self)
         if internals.profiler_enabled() or internals.Iterator.__next__ is not _torchs_next:
             return super().__next__()

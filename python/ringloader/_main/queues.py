@@ -45,7 +45,7 @@ class ResultQueue:
         self._local: collections.deque[object] = collections.deque()
 
     def put(self, message: object) -> None:
-        """Wakes whoever is in :meth:`get` with a message of the main process's own."""
+        """Wakes the thread that is in :meth:`get` with a message of the main process's own."""
         self._local.append(message)
         self._engine.wake()
 
@@ -53,7 +53,7 @@ class ResultQueue:
         """Takes the next result.
 
         Raises:
-            queue.Empty: When there is none in time, or a worker has ended: whoever called looks which.
+            queue.Empty: When there is none in time, or a worker has ended: the caller looks which.
         """
         while True:
             if self._local:

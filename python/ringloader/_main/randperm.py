@@ -27,7 +27,7 @@ def can(n: int) -> bool:
     """Whether a permutation of ``n`` may be drawn word by word here and now."""
     return (
         _FEWEST <= n <= _native.Stream.MOST_WORD_BY_WORD
-        # Somebody who replaces the function, or puts a mode around it, means it.
+        # Code that replaces the function, or puts a mode around it, means it.
         and torch.randperm is _randperm
         and internals.len_torch_function_stack() == 0
         and _is_as_expected()

@@ -97,7 +97,7 @@ class TorchDraws(draws.NoDraws):
         return randperm.words(self._words_from, count)
 
     def _permuting(self) -> tuple[torch.Generator | None, bool]:
-        """The generator that torch permutes with, and whether nobody else ever sees it."""
+        """The generator that torch permutes with, and whether no other code ever sees it."""
         raise NotImplementedError
 
 

@@ -12,7 +12,7 @@ from ringloader._common import forks, weak_registry
 
 SWITCH = "RINGLOADER_WARM"
 
-# Bytes that the loaders which nobody iterates keep at most, and how many of them keep any.
+# Bytes that loaders keep at most while they are not iterated, and how many of them keep any.
 MOST_BYTES = 256 << 20
 MOST_LOADERS = 4
 # The part of all descriptors that they may take together, and of the memory that is left.
@@ -69,7 +69,7 @@ _kept: weak_registry.WeakRegistry[tuple[tuple[object, ...], _native.Parked]] = w
 
 
 def _is_affordable(workers: int) -> bool:
-    """Whether nobody else misses the descriptors and the address space of what is kept."""
+    """Whether the process can spare the descriptors and the address space of what is kept."""
     # Segment, watch, bell and the process's own handle; each worker's bell.
     descriptors = MOST_LOADERS * (4 + workers)
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

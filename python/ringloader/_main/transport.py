@@ -78,7 +78,7 @@ class Transport:
         try:
             self.engine.watch_worker(worker, pid)
         except BaseException:
-            # torch does not list it yet, so nobody else would end it.
+            # torch does not list it yet, so no other code would end it.
             process.terminate()
             process.join()
             raise

@@ -59,7 +59,7 @@ def convert(loader: _Loader, **options: Any) -> _Loader:
 
 
 def _own_get_iterator(loader: Any) -> str | None:
-    """Who makes the loader's iterator without torch's ``_get_iterator``, or None."""
+    """The class or object that makes the iterator without torch's ``_get_iterator``, or None."""
     if "_get_iterator" in vars(loader):
         return "the object"
     for cls in type(loader).__mro__:

@@ -16,7 +16,7 @@ def install(**options: Any) -> None:
 
     Also those that libraries build, and subclasses: whatever comes to torch's own ``_get_iterator``. A class
     whose ``_get_iterator`` does not call torch's (torchdata's ``StatefulDataLoader``) is left alone.
-    Iterators that exist go on as they are. :func:`ringloader.path` tells which path a loader took, and why.
+    Iterators that exist go on as they are. :func:`ringloader.report` tells which path a loader took, and why.
 
     Forked children inherit it; spawned ones do not, unless their environment says so (``docs/install.md``).
     Installed twice, the options of the second time replace those of the first. Where somebody else replaces

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Literal
 
@@ -16,8 +17,8 @@ class PathReport:
     """How the batches of one iterator travel.
 
     Attributes:
-        path: ``"native"``: over shared-memory rings, under native control; ``"rings"``: over the rings,
-            under torch's own control; ``"torch"``: torch's own iterator and transport.
+        path: ``"native"``: over shared-memory rings, scheduled natively; ``"rings"``: over the rings,
+            scheduled by torch; ``"torch"``: torch's own iterator and transport.
         reason: Why, in a sentence.
         counters: What went over it until now: ``batches``; storages that collate wrote ``in_place`` or that
             were ``copied`` into shared memory once; batches whose tree was ``pickled``; ``oversize`` batches,
@@ -58,8 +59,8 @@ def noted(key: object) -> _Record | None:
     return _records.get(key)
 
 
-def path(iterator_or_loader: object) -> PathReport:
-    """Tells which path an iterator, or the last iterator of a loader, took.
+def report(iterator_or_loader: object) -> PathReport:
+    """Tells which path an iterator, or the last iterator of a loader, took, and what went over it.
 
     Args:
         iterator_or_loader: A :class:`ringloader.DataLoader`, or any torch loader while
@@ -79,3 +80,16 @@ def path(iterator_or_loader: object) -> PathReport:
             "after ringloader.install()"
         )
     return PathReport(found.path, found.reason, dict(found.counters()))
+
+
+def path(iterator_or_loader: object) -> PathReport:
+    """The name of :func:`ringloader.report` before version 0.2.
+
+    Args:
+        iterator_or_loader: As :func:`ringloader.report` takes it.
+
+    Raises:
+        ValueError: As :func:`ringloader.report` does.
+    """
+    warnings.warn("ringloader.path() is ringloader.report() now", DeprecationWarning, stacklevel=2)
+    return report(iterator_or_loader)

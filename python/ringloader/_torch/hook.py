@@ -1,7 +1,7 @@
 """The hook at ``DataLoader._get_iterator``: where it is put, and what lies beneath. Imports no torch.
 
-INVARIANT: a hook calls what :func:`put` was given last, or else what it replaced. So one that somebody
-wrapped, or kept and put back later, is as good as one that was never moved.
+INVARIANT: a hook calls what :func:`put` was given last, or else what it replaced. So one that other
+code wrapped, or kept and put back later, is as good as one that was never moved.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def current() -> Make | None:
 def put(loader_class: Any, make: Make | None) -> None:
     """Has ``make`` called for the iterators of ``loader_class`` and its subclasses; None: no longer.
 
-    A hook that lies beneath somebody else's wrapper stays there, and lets through.
+    A hook that lies beneath another wrapper stays there, and lets through.
     """
     global _make
     _make = make

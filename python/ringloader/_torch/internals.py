@@ -83,7 +83,7 @@ _MODES = ("_len_torch_function_stack", "_len_torch_dispatch_stack")
 MODES = [getattr(torch._C, name) for name in _MODES if hasattr(torch._C, name)]
 
 StorageWeakRef: Any = _private(_module("torch.multiprocessing.reductions"), "StorageWeakRef")
-# By which torch moves a storage to shared memory, whoever asks it to. Not needed: a torch without one of them
+# By which torch moves a storage to shared memory, for any caller. Not needed: a torch without one of them
 # moves none by it.
 _SHARING = ("_share_fd_cpu_", "_share_filename_cpu_")
 
@@ -172,7 +172,7 @@ def is_torchs_own(function: Any, qualname: str) -> bool:
 
 
 def counts_tasks_per_worker() -> bool:
-    """Whether torch, with ``in_order=False``, chooses a worker with room: 2.6 goes round, whoever is busy."""
+    """Whether torch, with ``in_order=False``, chooses a worker with room: 2.6 goes round in any case."""
     return "_workers_num_tasks" in Iterator._try_put_index.__code__.co_names
 
 
@@ -272,7 +272,7 @@ _DATALOADER = torch_dataloader.__name__
 
 
 def replaced_method() -> str | None:
-    """The replaced method of torch's iterator, which takes effect under torch's control, or None."""
+    """The replaced method of torch's iterator, which takes effect under torch's scheduling, or None."""
     for name in _ITERATOR_METHODS:
         for owner in (Iterator, BaseIterator):
             found = owner.__dict__.get(name)
@@ -281,8 +281,8 @@ def replaced_method() -> str | None:
     return None
 
 
-def replaced_control() -> str | None:
-    """The replaced part of torch's control or worker, which takes effect under torch's control, or None."""
+def replaced_scheduling() -> str | None:
+    """The replaced part of torch that takes effect only where torch schedules, or None."""
     if getattr(torch_dataloader, "_BaseDataLoaderIter", None) is not BaseIterator:
         return f"{_DATALOADER}._BaseDataLoaderIter"
     method = replaced_method()

@@ -47,10 +47,10 @@ def reason_for_torch(loader: Any, get_iterator: Any) -> str | None:
 
 
 def reason_for_rings(loader: Any) -> str | None:
-    """Why torch's own control must run over the rings, or None for native control."""
-    replaced = internals.replaced_control()
+    """Why torch must schedule over the rings, or None for native scheduling."""
+    replaced = internals.replaced_scheduling()
     if replaced is not None:
-        say_once(f"{replaced} was replaced, so torch's own control runs over the rings")
+        say_once(f"{replaced} was replaced, so torch's own scheduling runs over the rings")
         return f"{replaced} was replaced"
     if isinstance(loader.dataset, internals.DATA_PIPES):
         return "DataPipes are torch's own matter"

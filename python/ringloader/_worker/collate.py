@@ -1,4 +1,4 @@
-"""torch's own collation in a worker: native while nobody has changed what it is made of, and into slots."""
+"""torch's own collation in a worker: native while no part of it was replaced, and into slots."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ringloader._torch import internals
 
 
 def replace_collate(port: _native.Port) -> None:
-    """Lets torch's ``default_collate`` work natively, whoever calls it, and write into the slot."""
+    """Lets torch's ``default_collate`` work natively, for any caller, and write into the slot."""
     if internals.collates_as_torch():
 
         def make(torchs_own: Any) -> _native.Collate:
@@ -32,13 +32,13 @@ def replace_collate(port: _native.Port) -> None:
 def native(argument: Any) -> Any:
     """A native callable for torch's own ``default_convert``; anything else as it is."""
     parts = internals.parts_of_convert(argument)
-    if not parts or internals.replaced_control() is not None:
+    if not parts or internals.replaced_scheduling() is not None:
         return argument
     return _native.Convert(argument, parts)
 
 
 def allocate_in_slots(port: _native.Port) -> None:
-    """Lets who allocates shared memory for a batch write into the slot: torch's collate, and PyG's."""
+    """Lets code that allocates shared memory for a batch write into the slot: torch's collate, and PyG's."""
 
     def make(torchs_own: Callable[..., Any]) -> Callable[..., Any]:
         def _new_shared(cls: Any, size: int, *, device: Any = "cpu") -> Any:

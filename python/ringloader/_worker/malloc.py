@@ -20,7 +20,7 @@ _MOST = 256 << 20
 _IDLE_TRIM_SECONDS = 1.0
 # As far as glibc raises its threshold by itself.
 _GLIBCS_OWN = 32 << 20
-# Who sets one of these has decided what the allocator does.
+# A user that sets one of these has decided what the allocator does.
 _USERS = (
     "MALLOC_TRIM_THRESHOLD_",
     "MALLOC_MMAP_THRESHOLD_",

@@ -12,7 +12,7 @@ use ringloader_core::{
         doorbell::{WaitFlag, sleep_unless},
         thread,
     },
-    testing::{crash::killed_after, fault::planted},
+    testing::{crash::killed_after, fault::fault},
 };
 use support::{model::explore, payload::Payload};
 
@@ -105,7 +105,7 @@ fn tail_publishes_and_head_hands_back() {
                 }
             };
             assert_eq!(number(found), item);
-            if planted("hand_back_before_read") {
+            if fault("hand_back_before_read") {
                 consumer.advance(ring);
                 assert_eq!(shared.payload[0].read(), item);
             } else {

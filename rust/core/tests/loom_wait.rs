@@ -16,7 +16,7 @@ use ringloader_core::{
         ready::{Ready, ReadyBits},
         thread::{self, JoinHandle},
     },
-    testing::{crash::killed_after, fault::planted},
+    testing::{crash::killed_after, fault::fault},
 };
 
 /// What the parent shares with one worker.
@@ -64,7 +64,7 @@ impl Shared {
         let channel = &self.channels[worker];
         let mut results = Producer::attach(channel.results()).expect("sound");
         assert!(results.push(channel.results(), &[1; WORDS]).expect("sound"));
-        let late = planted("ready_after_doorbell");
+        let late = fault("ready_after_doorbell");
         if !late {
             self.ready().set(worker as u32);
         }
@@ -215,7 +215,7 @@ fn as_completed_a_death_leaves_nothing_behind() {
                 if !ended && shared.channels[1].ended.load(Ordering::Acquire) {
                     ended = true;
                     // `Engine::note_ended`.
-                    if !planted("ended_not_looked_at") {
+                    if !fault("ended_not_looked_at") {
                         parent.ready.look_at(1);
                     }
                 }
@@ -242,7 +242,7 @@ fn a_death_is_told_while_another_worker_is_awaited() {
             let worker = Shared::dying(&shared, stores);
             // `Scheduler::poll`: who has ended, whose turn it is, who is lost.
             let committed = loop {
-                let early = planted("ring_before_ended").then(|| parent.has(1));
+                let early = fault("ring_before_ended").then(|| parent.has(1));
                 let ended = shared.channels[1].ended.load(Ordering::Acquire);
                 assert!(!parent.take(0), "worker 0 commits nothing");
                 if ended {
@@ -266,7 +266,7 @@ fn closing_ends_the_wait() {
         let closing = {
             let shared = Arc::clone(&shared);
             thread::spawn(move || {
-                if planted("bell_before_closed") {
+                if fault("bell_before_closed") {
                     shared.bell.notify();
                     *shared.closed.lock().expect("no panic") = true;
                 } else {

@@ -26,7 +26,7 @@ mod stress {
         Result,
         pool::{Growth, HeapWords, Ledger, Limits, Pages, SlotId, SlotWords, WorkerSlots},
         sync::{Arc, AtomicU64, AtomicUsize, Ordering, thread},
-        testing::fault::planted,
+        testing::fault::fault,
     };
 
     const SLOTS: u32 = 4;
@@ -124,7 +124,7 @@ mod stress {
     pub(super) fn main() {
         // Reads the environment before there are threads: what orders that read is not
         // instrumented.
-        planted("");
+        fault("");
         let cells = || (0..BATCHES).map(|_| AtomicU64::new(0)).collect();
         let world = Arc::new(World {
             heap: HeapWords::new(SLOTS),

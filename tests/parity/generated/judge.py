@@ -21,12 +21,12 @@ known: collections.Counter[str] = collections.Counter()
 
 
 @contextlib.contextmanager
-def _asked_for(control: str, path: str) -> Iterator[None]:
-    """Loaders made inside are under the named control, and must take `path`."""
+def _asked_for(scheduling: str, path: str) -> Iterator[None]:
+    """Loaders made inside are scheduled by the named one, and must take `path`."""
     before = harness.expected_path, select_path.reason_for_rings
     harness.expected_path = path
-    if control == "torch":
-        select_path.reason_for_rings = lambda _loader: "the tests asked for torch's own control"
+    if scheduling == "torch":
+        select_path.reason_for_rings = lambda _loader: "the tests asked for torch's own scheduling"
     try:
         yield
     finally:
@@ -34,13 +34,13 @@ def _asked_for(control: str, path: str) -> Iterator[None]:
 
 
 def assert_parity(case: Generated) -> None:
-    """Asserts that nobody could tell the loaders apart."""
+    """Asserts that the loaders cannot be told apart."""
     observed = observed_case(case)
     expected = harness.run(torch.utils.data.DataLoader, observed)
     assert expected.steps, "the case did nothing"
     told = []
-    for control, path in zip(("native", "torch"), case.paths, strict=True):
-        with _asked_for(control, path):
+    for scheduling, path in zip(("native", "torch"), case.paths, strict=True):
+        with _asked_for(scheduling, path):
             actual = harness.run(ringloader.DataLoader, observed)
         ran[path] += 1
         try:

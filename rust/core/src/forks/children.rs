@@ -4,8 +4,8 @@ use std::sync::PoisonError;
 
 use super::{Clock, Moment};
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
-use crate::testing::failpoint::pause;
-use crate::testing::fault::planted;
+use crate::testing::failpoint::failpoint;
+use crate::testing::fault::fault;
 
 /// A forked child, and all that it has forked.
 pub trait Child: Send {
@@ -51,7 +51,7 @@ impl<C> Record<C> {
     /// Whether the child may have what was lent at a moment and came back when so many forks had begun.
     fn may_have(&self, lent: Moment, begun: u64) -> bool {
         let is_early = |ended: Moment| ended.is_after(lent);
-        self.number < begun && self.ended.map_or(!planted("fork_under_way_ignored"), is_early)
+        self.number < begun && self.ended.map_or(!fault("fork_under_way_ignored"), is_early)
     }
 }
 
@@ -90,11 +90,11 @@ impl<C: Child> Forks<C> {
     /// Drops `thing`, which was lent at a moment that is not [still](Clock::is_still), once no child may have it.
     /// From any thread.
     pub fn give_back(&self, lent: Moment, thing: Thing) {
-        pause("given-back");
+        failpoint("given-back");
         let mut children = self.lock();
         let begun = children.begun;
         let is_kept = children.records.iter().any(|record| record.may_have(lent, begun));
-        if !is_kept || planted("given_back_under_a_child") {
+        if !is_kept || fault("given_back_under_a_child") {
             drop(children);
             drop(thing);
             return;

@@ -10,7 +10,7 @@
 //! which the system orders after the fork (`ORDERING fork`).
 
 use crate::sync::{AtomicU64, Ordering};
-use crate::testing::fault::planted;
+use crate::testing::fault::fault;
 
 /// One fork that is under way.
 const WINDOW: u64 = 1;
@@ -42,7 +42,7 @@ impl Clock {
     #[must_use]
     pub fn now(&self) -> Moment {
         let now = self.0.load(Ordering::Relaxed);
-        let sure = now & WINDOWS == 0 || planted("lent_in_a_window");
+        let sure = now & WINDOWS == 0 || fault("lent_in_a_window");
         Moment(if sure { now } else { now | UNSURE })
     }
 

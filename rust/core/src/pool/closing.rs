@@ -2,7 +2,7 @@
 
 use super::{SlotId, SlotWords};
 use crate::sync::{AtomicBool, Ordering};
-use crate::testing::fault::planted;
+use crate::testing::fault::fault;
 
 /// In the hold counter of a slot whose pages are given back: more holds than there can be.
 const RETIRED: u32 = u32::MAX;
@@ -26,7 +26,7 @@ impl Closing {
 
     /// Whether who has just released a slot is to retire it.
     pub fn is_closed(&self) -> bool {
-        if planted("closed_by_load") {
+        if fault("closed_by_load") {
             return self.0.load(Ordering::Acquire);
         }
         // ORDERING close: see `close`. A read-modify-write that changes nothing, to read the newest value.
@@ -38,7 +38,7 @@ impl Closing {
 /// give back, and it is never held again.
 pub fn retire(words: SlotWords<'_>, slot: SlotId) -> bool {
     // ORDERING close: of those who find the slot not held, one wins; it sees their last accesses.
-    let won = if planted("retire_relaxed") { Ordering::Relaxed } else { Ordering::AcqRel };
+    let won = if fault("retire_relaxed") { Ordering::Relaxed } else { Ordering::AcqRel };
     words.holds[slot.index()].compare_exchange(0, RETIRED, won, Ordering::Relaxed).is_ok()
 }
 

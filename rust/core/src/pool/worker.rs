@@ -3,8 +3,8 @@
 use super::{Growth, Ledger, Limits, Pages, SlotId, SlotWords};
 use crate::Result;
 use crate::sync::{Arc, Ordering, acquire_unless};
-use crate::testing::failpoint::pause;
-use crate::testing::fault::planted;
+use crate::testing::failpoint::failpoint;
+use crate::testing::fault::fault;
 
 /// What the worker knows of a slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -76,9 +76,9 @@ impl WorkerSlots {
         for (number, word) in words.free.iter().enumerate() {
             // ORDERING slot-returned
             let returned = word.swap(0, acquire_unless("take_over_relaxed"));
-            pause("take-over-swapped");
+            failpoint("take-over-swapped");
             let mut busy = busy.get(number).copied().unwrap_or(u64::MAX);
-            if planted("busy_read_after_swap") {
+            if fault("busy_read_after_swap") {
                 busy = Ledger::busy(words)[number];
             }
             for slot in SlotId::of_bits(number, busy & !returned) {
@@ -204,7 +204,7 @@ impl WorkerSlots {
         // Before the pages are touched: a worker that dies here has counted too much, never too
         // little.
         self.count(words, slot, target);
-        pause("touched-stored");
+        failpoint("touched-stored");
         Ok(Growth::Ready)
     }
 
@@ -230,13 +230,13 @@ impl WorkerSlots {
             let touched = self.touched[slot.index()];
             let kept = touched - self.limits.round_up(excess.min(touched)).min(touched);
             if kept < touched {
-                if planted("uncounted_before_punch") {
+                if fault("uncounted_before_punch") {
                     self.count(words, slot, kept);
                 }
                 if os.punch(slot, kept..touched).is_err() {
                     continue;
                 }
-                pause("punched");
+                failpoint("punched");
                 // After the pages are gone, for the same reason.
                 self.count(words, slot, kept);
                 excess = excess.saturating_sub(touched - kept);
@@ -255,7 +255,7 @@ impl WorkerSlots {
         self.resident = self.resident - *touched + bytes;
         *touched = bytes;
         words.resident.store(self.resident, Ordering::Relaxed);
-        pause("resident-stored");
+        failpoint("resident-stored");
         words.touched[slot.index()].store(bytes, Ordering::Relaxed);
     }
 
@@ -273,7 +273,7 @@ impl WorkerSlots {
             // ORDERING slot-returned: a read-modify-write, so that the edge goes on to a successor
             // when the bits are lost with this worker.
             let returned = word.swap(0, acquire_unless("sweep_relaxed"));
-            pause("free-swapped");
+            failpoint("free-swapped");
             for slot in SlotId::of_bits(number, returned) {
                 // A bit for any other slot is no correct peer's; to believe it would hand a slot
                 // out twice.
@@ -290,7 +290,7 @@ impl WorkerSlots {
         // ORDERING pin-dropped: `get_mut` succeeds for the only owner, after all that dropped pins
         // did.
         let unpinned = Arc::get_mut(&mut self.pins[slot.index()]).is_some();
-        let (state, list) = if unpinned || planted("pin_ignored") {
+        let (state, list) = if unpinned || fault("pin_ignored") {
             (State::Free, &mut self.free)
         } else {
             (State::Pinned, &mut self.pinned)

@@ -19,7 +19,7 @@ use self::own_page::{OwnPage, own_page};
 use crate::forks::{Child, Forks, Moment};
 use crate::os::process::{end_pipe, is_hung_up, random};
 use crate::sync::{AtomicU64, Ordering};
-use crate::testing::failpoint::pause;
+use crate::testing::failpoint::failpoint;
 
 /// A process: this one, or in a forked child perhaps its parent.
 #[derive(Debug)]
@@ -223,13 +223,13 @@ pub fn before_fork() {
     let (reading, writing) = end_pipe().unzip();
     let number = process.forks.begin(&process.page.clock, Pipe(reading));
     WINDOWS.with_borrow_mut(|windows| windows.push(Window { process, number, writing }));
-    pause("fork-begun");
+    failpoint("fork-begun");
 }
 
 /// To be called by that thread after the fork, or after the fork that failed.
 pub fn after_fork_in_parent() {
     if let Some(Window { process, number, writing }) = WINDOWS.with_borrow_mut(Vec::pop) {
-        pause("fork-happened");
+        failpoint("fork-happened");
         process.forks.end(&process.page.clock, number, process.is_lending());
         drop(writing);
     }

@@ -18,8 +18,8 @@ use crossbeam_utils::CachePadded;
 
 use super::cursor;
 use crate::sync::{AtomicU64, Ordering, acquire_unless, release_unless};
-use crate::testing::failpoint::pause;
-use crate::testing::fault::planted;
+use crate::testing::failpoint::failpoint;
+use crate::testing::fault::fault;
 use crate::{Error, Result};
 
 /// The number of words of a descriptor.
@@ -182,11 +182,11 @@ impl Producer {
             return Ok(false);
         }
         let next = tail.wrapping_add(1);
-        if planted("tail_before_words") {
+        if fault("tail_before_words") {
             ring.header.tail.store(next, Ordering::Release);
         }
         ring.slot(tail).store(words);
-        pause("words-stored");
+        failpoint("words-stored");
         // ORDERING tail: the words, and all that they stand for, happen before the consumer's load
         // of this position.
         ring.header.tail.store(next, release_unless("tail_relaxed"));

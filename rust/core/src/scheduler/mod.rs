@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 use crate::plan::{Dispatch, Next, Order, ReorderBuffer};
-use crate::testing::fault::planted;
+use crate::testing::fault::fault;
 use crate::transport::delivery::Delivery;
 use crate::transport::engine::Engine;
 use crate::transport::message::{ResultKind, Task, TaskKind};
@@ -194,7 +194,7 @@ impl<T> Scheduler<T> {
 
     /// Whether a result answers a task of an epoch before, or is a worker's word that it is ready for a new one.
     fn is_stale(&self, seq: u64, kind: ResultKind) -> bool {
-        kind == ResultKind::Object || seq >> EPOCH_SHIFT != self.epoch && !planted("epoch_ignored")
+        kind == ResultKind::Object || seq >> EPOCH_SHIFT != self.epoch && !fault("epoch_ignored")
     }
 
     /// Those who have ended and owe a result, which may still be in their rings.
@@ -215,7 +215,7 @@ impl<T> Scheduler<T> {
                     next => break next,
                 }
             };
-            if next.is_none() || planted("lost_before_drained") {
+            if next.is_none() || fault("lost_before_drained") {
                 return Ok(Some(worker));
             }
         }
@@ -224,7 +224,7 @@ impl<T> Scheduler<T> {
 
     /// The result whose turn it is has not come. Why, and what is to be done?
     fn missing(&mut self, engine: &Engine, wanted: Option<u32>) -> Result<Missing> {
-        if planted("lost_in_turn_only") && wanted.is_some_and(|turn| !self.ended.contains(&turn)) {
+        if fault("lost_in_turn_only") && wanted.is_some_and(|turn| !self.ended.contains(&turn)) {
             return Ok(Missing::Late(Duration::MAX));
         }
         if let Some(worker) = self.lost(engine)? {

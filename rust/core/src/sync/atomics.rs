@@ -19,16 +19,16 @@ pub use std::{
     thread,
 };
 
-use crate::testing::fault::planted;
+use crate::testing::fault::fault;
 
-/// `Release`, or `Relaxed` where `fault` is planted.
+/// `Release`, or `Relaxed` where the fault `name` is planted.
 #[inline(always)]
-pub fn release_unless(fault: &str) -> Ordering {
-    if planted(fault) { Ordering::Relaxed } else { Ordering::Release }
+pub fn release_unless(name: &str) -> Ordering {
+    if fault(name) { Ordering::Relaxed } else { Ordering::Release }
 }
 
-/// `Acquire`, or `Relaxed` where `fault` is planted.
+/// `Acquire`, or `Relaxed` where the fault `name` is planted.
 #[inline(always)]
-pub fn acquire_unless(fault: &str) -> Ordering {
-    if planted(fault) { Ordering::Relaxed } else { Ordering::Acquire }
+pub fn acquire_unless(name: &str) -> Ordering {
+    if fault(name) { Ordering::Relaxed } else { Ordering::Acquire }
 }

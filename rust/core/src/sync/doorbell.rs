@@ -33,7 +33,7 @@ use crossbeam_utils::CachePadded;
 
 use super::{AtomicU32, Ordering, fence};
 use crate::Result;
-use crate::testing::fault::planted;
+use crate::testing::fault::fault;
 
 /// 1 while its owner is about to sleep or asleep. Zeroed memory is a flag that nobody has announced
 /// on.
@@ -93,7 +93,7 @@ pub fn take_any<const N: usize>(flags: [&WaitFlag; N]) -> bool {
     // ORDERING doorbell: what the caller published is before this fence, the reads of the flags
     // after it.
     sequence_unless("take_without_fence");
-    let looked_at = if planted("first_flag_only") { 1 } else { N };
+    let looked_at = if fault("first_flag_only") { 1 } else { N };
     flags[..looked_at].iter().any(|flag| flag.lower())
 }
 
@@ -110,7 +110,7 @@ pub fn sleep_unless<T>(
     // ORDERING doorbell: after the fence in this either the second look sees what was published, or the
     // peer's take, whose fence is then the later one, sees the 1.
     flag.announce();
-    let looked = if planted("sleep_without_second_look") { Ok(false) } else { found() };
+    let looked = if fault("sleep_without_second_look") { Ok(false) } else { found() };
     let slept = looked.and_then(|found| if found { Ok(None) } else { sleep().map(Some) });
     flag.withdraw();
     slept
@@ -121,8 +121,8 @@ pub fn sleep_unless<T>(
     clippy::disallowed_methods,
     reason = "the only fence(SeqCst): it orders the flag, and publishes no data"
 )]
-fn sequence_unless(fault: &str) {
-    if !planted(fault) {
+fn sequence_unless(name: &str) {
+    if !fault(name) {
         fence(Ordering::SeqCst);
     }
 }

@@ -56,7 +56,7 @@ fn lives() -> bool {
     }
 }
 
-macro_rules! mortal {
+macro_rules! crashable {
     ($name:ident, $value:ty, [$($update:ident),*]) => {
         /// The atomic of loom with the methods of std's that this crate uses.
         #[derive(Debug, Default)]
@@ -117,7 +117,7 @@ macro_rules! mortal {
     };
 }
 
-mortal!(AtomicBool, bool, [swap, fetch_and, fetch_or]);
-mortal!(AtomicU32, u32, [swap, fetch_add, fetch_sub, fetch_and, fetch_or, fetch_max]);
-mortal!(AtomicU64, u64, [swap, fetch_add, fetch_sub, fetch_and, fetch_or, fetch_max]);
-mortal!(AtomicUsize, usize, [swap, fetch_add, fetch_sub, fetch_and, fetch_or, fetch_max]);
+crashable!(AtomicBool, bool, [swap, fetch_and, fetch_or]);
+crashable!(AtomicU32, u32, [swap, fetch_add, fetch_sub, fetch_and, fetch_or, fetch_max]);
+crashable!(AtomicU64, u64, [swap, fetch_add, fetch_sub, fetch_and, fetch_or, fetch_max]);
+crashable!(AtomicUsize, usize, [swap, fetch_add, fetch_sub, fetch_and, fetch_or, fetch_max]);

@@ -21,8 +21,8 @@ use crate::sync::Arc;
 use crate::sync::adaptive_spin::AdaptiveSpin;
 use crate::sync::doorbell::sleep_unless;
 use crate::sync::ready::Ready;
-use crate::testing::failpoint::pause;
-use crate::testing::fault::planted;
+use crate::testing::failpoint::failpoint;
+use crate::testing::fault::fault;
 use crate::transport::delivery::{Backing, Delivery, HeldSlot, OwnSegment};
 use crate::transport::fds::WorkerFds;
 use crate::transport::layout::{Control, Geometry};
@@ -367,7 +367,7 @@ impl Engine {
         let ResultDescriptor { seq, kind, place, meta_offset, meta_len, used, generation } = descriptor;
         let backing = match place {
             Place::Slot(slot) => {
-                pause("drained-unheld");
+                failpoint("drained-unheld");
                 let held = HeldSlot::new(self.handles[worker as usize].clone(), slot);
                 let start = self.control.window(worker, slot).start;
                 self.control.segment().copy_out(start + meta_offset, meta_len, &mut meta)?;
@@ -411,7 +411,7 @@ impl Engine {
             if let Some(pidfd) = state.channels[worker as usize].pidfd.take() {
                 self.poller.remove(pidfd.as_fd());
                 // It may have committed and said so to nobody.
-                if !planted("ended_not_looked_at") {
+                if !fault("ended_not_looked_at") {
                     state.ready.look_at(worker);
                 }
                 state.ended.push_back(worker);

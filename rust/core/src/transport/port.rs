@@ -18,7 +18,7 @@ use crate::ring::{Consumer, Producer, Ring};
 use crate::sync::adaptive_spin::AdaptiveSpin;
 use crate::sync::doorbell::{sleep_unless, take_any};
 use crate::sync::{Arc, Weak};
-use crate::testing::failpoint::pause;
+use crate::testing::failpoint::failpoint;
 use crate::transport::engine::{LONGEST_SLEEP, limits};
 use crate::transport::fds::PortFds;
 use crate::transport::layout::{Control, Counters};
@@ -244,9 +244,9 @@ impl Port {
         }
         let mut bytes = Vec::new();
         self.control.segment().copy_out(arena.start + offset, len, &mut bytes)?;
-        pause("task-taken");
+        failpoint("task-taken");
         state.tasks.advance(view.tasks);
-        pause("task-handed-back");
+        failpoint("task-handed-back");
         state.open = kind != TaskKind::End;
         Ok(Some(Task { seq, kind, bytes }))
     }
@@ -329,7 +329,7 @@ impl Port {
         let pin = Arc::new(slots.pin(fill.slot));
         fill.chunks.push((start, Arc::downgrade(&pin)));
         fill.bump = end;
-        pause("chunk-taken");
+        failpoint("chunk-taken");
         let (process, taken) = (self.process, self.process.now());
         Ok(Some(Chunk { address: pointer.as_ptr() as usize, len: nbytes, pin, process, taken }))
     }
@@ -510,7 +510,7 @@ impl Commit<'_> {
     /// [`Error::Os`] when the parent is gone.
     pub fn send(&self, fd: &OwnedFd) -> Result<bool> {
         let sent = fd_passing::send(self.port.socket.as_fd(), fd.as_fd(), self.generation)?;
-        pause("segment-sent");
+        failpoint("segment-sent");
         Ok(sent)
     }
 
@@ -528,7 +528,7 @@ impl Commit<'_> {
         used: u64,
         own: bool,
     ) -> Result<bool> {
-        pause("filled");
+        failpoint("filled");
         let port = self.port;
         let view = port.control.worker(port.worker);
         let place = match &self.fill {
@@ -560,11 +560,11 @@ impl Commit<'_> {
             self.fill = None;
         }
         drop(state);
-        pause("tail-stored");
+        failpoint("tail-stored");
         port.control.ready().set(port.worker);
-        pause("ready-set");
+        failpoint("ready-set");
         if take_any([view.parent_sleeps, port.control.parent_sleeps()]) {
-            pause("flag-taken");
+            failpoint("flag-taken");
             port.parent_eventfd.notify();
         }
         Ok(true)

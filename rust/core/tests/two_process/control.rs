@@ -90,8 +90,8 @@ impl Controlled {
     }
 
     /// Starts the next worker, with a moment at which it is to die.
-    fn start(&mut self, pause: Option<&str>) {
-        let child = start(&self.engine, self.peers.len() as u32, None, pause);
+    fn start(&mut self, failpoint: Option<&str>) {
+        let child = start(&self.engine, self.peers.len() as u32, None, failpoint);
         let handle = pidfd(child.id()).unwrap();
         let death = Arc::new(OnceLock::new());
         let looks = thread::spawn({
@@ -350,7 +350,7 @@ fn check_notices(notices: &mut [Duration]) {
 }
 
 /// A worker dies at each of its moments, in order and not, while another one serves.
-#[cfg(ringloader_pauses)]
+#[cfg(ringloader_failpoints)]
 pub(crate) fn deaths(effort: Effort) -> Seen {
     use super::points::{DEATHS, LEAF, SHARE};
 

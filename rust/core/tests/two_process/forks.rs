@@ -161,7 +161,7 @@ fn wait_for(children: &mut Vec<Child>, (mut reading, writing): (PipeReader, Pipe
 }
 
 /// The same, where the parent rests at a moment between two stores.
-#[cfg(ringloader_pauses)]
+#[cfg(ringloader_failpoints)]
 pub(crate) fn slow_forks(effort: Effort) -> Seen {
     let mut seen = Seen::default();
     for point in ["fork-begun", "fork-happened", "given-back"] {

@@ -3,7 +3,7 @@
 //!
 //! The binary runs itself again as a worker. Without arguments every run takes a second or two;
 //! `RINGLOADER_TEST_SECONDS` gives the storm of kills more, `RINGLOADER_TEST_SEED` other numbers. With
-//! `--cfg ringloader_pauses` each named moment between two stores is a place to die as well.
+//! `--cfg ringloader_failpoints` each named moment between two stores is a place to die as well.
 #[cfg(all(target_os = "linux", not(ringloader_portable), not(ringloader_loom)))]
 #[path = "."]
 mod linux {
@@ -12,7 +12,7 @@ mod linux {
     mod forks;
     mod keeper;
     mod parent;
-    #[cfg(ringloader_pauses)]
+    #[cfg(ringloader_failpoints)]
     mod points;
     pub(crate) mod runs;
     mod storms;

@@ -113,8 +113,8 @@ impl Parent {
     }
 
     /// Starts a worker, with what it inherits from a predecessor and a moment at which it is to die.
-    pub(crate) fn start(&mut self, worker: u32, busy: Option<&[u64]>, pause: Option<&str>) {
-        self.peers[worker as usize].child = Some(start(&self.engine, worker, busy, pause));
+    pub(crate) fn start(&mut self, worker: u32, busy: Option<&[u64]>, failpoint: Option<&str>) {
+        self.peers[worker as usize].child = Some(start(&self.engine, worker, busy, failpoint));
     }
 
     /// The process of a worker.
@@ -222,10 +222,10 @@ impl Parent {
     }
 
     /// Starts a successor of a worker that has ended, and sends what it had not answered again.
-    pub(crate) fn succeed(&mut self, worker: u32, pause: Option<&str>) {
+    pub(crate) fn succeed(&mut self, worker: u32, failpoint: Option<&str>) {
         let busy = self.engine.succeed(worker).unwrap();
         assert!(self.engine.control().worker(worker).tasks.is_empty().unwrap());
-        self.start(worker, Some(&busy), pause);
+        self.start(worker, Some(&busy), failpoint);
         for seq in &self.peers[worker as usize].outstanding {
             self.engine.put_task(worker, self.profile.task(*seq)).unwrap();
         }
@@ -366,7 +366,7 @@ impl Parent {
 }
 
 /// Starts and watches the process of a worker, as [`Parent::start`].
-pub(crate) fn start(engine: &Engine, worker: u32, busy: Option<&[u64]>, pause: Option<&str>) -> Child {
+pub(crate) fn start(engine: &Engine, worker: u32, busy: Option<&[u64]>, failpoint: Option<&str>) -> Child {
     let (ours, theirs) = fd_passing::pair().unwrap();
     let fds = engine.worker_fds(worker);
     for (tag, fd) in
@@ -376,7 +376,9 @@ pub(crate) fn start(engine: &Engine, worker: u32, busy: Option<&[u64]>, pause: O
     }
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.env(worker::ORDERS, worker::orders(worker, engine.share(), busy));
-    command.env_remove("RINGLOADER_PAUSE").envs(pause.map(|pause| ("RINGLOADER_PAUSE", pause)));
+    command
+        .env_remove("RINGLOADER_FAILPOINT")
+        .envs(failpoint.map(|failpoint| ("RINGLOADER_FAILPOINT", failpoint)));
     let child = command.stdin(Stdio::from(theirs)).spawn().unwrap();
     engine.watch_worker(worker, child.id()).unwrap();
     child
@@ -400,7 +402,7 @@ pub(crate) fn check(profile: &Profile, delivery: &Delivery) -> (Kept, u64) {
 }
 
 /// For deaths at a chosen moment.
-#[cfg(ringloader_pauses)]
+#[cfg(ringloader_failpoints)]
 impl Parent {
     /// Tasks that `worker` has not answered.
     pub(crate) fn outstanding(&self, worker: u32) -> usize {
@@ -424,7 +426,7 @@ impl Parent {
     }
 }
 
-#[cfg(ringloader_pauses)]
+#[cfg(ringloader_failpoints)]
 impl Kept {
     /// Where it lies in this process: of two batches in slots, whether they are in the same one.
     pub(crate) fn address(&self) -> usize {

@@ -20,21 +20,21 @@ const RUNS: &[(&str, Run)] = &[
     ("kills", storms::kills),
     ("control", control::kills),
     ("forks", forks::forks),
-    #[cfg(ringloader_pauses)]
+    #[cfg(ringloader_failpoints)]
     ("slow_forks", forks::slow_forks),
-    #[cfg(ringloader_pauses)]
+    #[cfg(ringloader_failpoints)]
     ("control_deaths", control::deaths),
-    #[cfg(ringloader_pauses)]
+    #[cfg(ringloader_failpoints)]
     ("deaths", super::points::deaths),
-    #[cfg(ringloader_pauses)]
+    #[cfg(ringloader_failpoints)]
     ("slow_release", super::points::slow_release),
-    #[cfg(ringloader_pauses)]
+    #[cfg(ringloader_failpoints)]
     ("slow_release_over_a_death", super::points::slow_release_over_a_death),
-    #[cfg(ringloader_pauses)]
+    #[cfg(ringloader_failpoints)]
     ("slow_release_of_a_lost_bit", super::points::slow_release_of_a_lost_bit),
-    #[cfg(ringloader_pauses)]
+    #[cfg(ringloader_failpoints)]
     ("close_during_drain", super::points::close_during_drain),
-    #[cfg(ringloader_pauses)]
+    #[cfg(ringloader_failpoints)]
     ("close_during_drain_in_order", super::points::close_during_drain_in_order),
 ];
 

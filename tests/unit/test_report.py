@@ -28,10 +28,10 @@ class Squares(torch.utils.data.Dataset):
         return torch.full((64, 64), float(index * index))
 
 
-def test_workers_mean_native_control():
+def test_workers_mean_native_scheduling():
     loader = DataLoader(Squares(), batch_size=3, num_workers=2)
     batches = list(loader)
-    report = ringloader.path(loader)
+    report = ringloader.report(loader)
     assert report.path == "native"
     assert report.counters["batches"] == len(batches) == 4
     assert report.counters["in_place"] == 4
@@ -42,8 +42,18 @@ def test_no_workers_mean_torch():
     loader = DataLoader(Squares(), num_workers=0)
     iterator = iter(loader)
     assert type(iterator) is torch_dataloader._SingleProcessDataLoaderIter
-    assert ringloader.path(iterator) == ringloader.path(loader)
-    assert ringloader.path(loader) == ringloader.PathReport("torch", "num_workers is 0", {})
+    assert ringloader.report(iterator) == ringloader.report(loader)
+    assert ringloader.report(loader) == ringloader.PathReport("torch", "num_workers is 0", {})
+
+
+def test_the_old_name_warns():
+    loader = DataLoader(Squares(), num_workers=0)
+    iter(loader)
+    with pytest.warns(
+        DeprecationWarning, match=r"ringloader\.path\(\) is ringloader\.report\(\) now"
+    ) as warned:
+        assert ringloader.path(loader) == ringloader.report(loader)
+    assert warned[0].filename == __file__
 
 
 class ThreadWorker(threading.Thread):
@@ -96,22 +106,22 @@ def test_workers_that_are_no_processes_mean_torch(monkeypatch, kind):
 
     loader, ours = epochs(DataLoader)
     assert ours == epochs(torch.utils.data.DataLoader)[1]
-    assert ringloader.path(loader).path == "torch"
-    assert kind.__qualname__ in ringloader.path(loader).reason
+    assert ringloader.report(loader).path == "torch"
+    assert kind.__qualname__ in ringloader.report(loader).reason
 
 
 def test_a_loader_that_was_not_iterated_has_no_path():
     with pytest.raises(ValueError, match="no path is known"):
-        ringloader.path(DataLoader(Squares()))
+        ringloader.report(DataLoader(Squares()))
     with pytest.raises(ValueError, match="no path is known"):
-        ringloader.path([])
+        ringloader.report([])
 
 
 def test_counters_are_kept_when_the_iterator_is_gone():
     loader = DataLoader(Squares(), batch_size=3, num_workers=1)
     first = next(iter(loader))
     del first
-    assert ringloader.path(loader).counters["batches"] >= 1
+    assert ringloader.report(loader).counters["batches"] >= 1
 
 
 def test_a_replaced_iterator_class_takes_effect(monkeypatch, caplog):
@@ -124,7 +134,7 @@ def test_a_replaced_iterator_class_takes_effect(monkeypatch, caplog):
     with caplog.at_level(logging.WARNING, "ringloader"):
         assert type(iter(loader)) is Theirs
         assert type(iter(loader)) is Theirs
-    assert ringloader.path(loader).path == "torch"
+    assert ringloader.report(loader).path == "torch"
     assert [record.levelname for record in caplog.records] == ["WARNING"], "said once"
 
 
@@ -140,7 +150,7 @@ def test_a_replaced_get_iterator_takes_effect(monkeypatch):
     loader = DataLoader(Squares(), num_workers=1)
     assert len(list(loader)) == 12
     assert asked == [loader]
-    assert ringloader.path(loader).path == "torch"
+    assert ringloader.report(loader).path == "torch"
 
 
 def test_without_shared_memory_the_loader_is_torchs(monkeypatch, caplog):
@@ -157,12 +167,12 @@ def test_without_shared_memory_the_loader_is_torchs(monkeypatch, caplog):
     torchs = torch.utils.data.DataLoader(Squares(), num_workers=1, shuffle=True)
     theirs = [batch[0, 0, 0].item() for batch in torchs]
     assert ours == theirs, "nothing was drawn before falling back"
-    assert ringloader.path(loader).path == "torch"
-    assert "memfd_create" in ringloader.path(loader).reason
+    assert ringloader.report(loader).path == "torch"
+    assert "memfd_create" in ringloader.report(loader).reason
     assert len(caplog.records) == 1
 
 
-def test_a_replaced_part_of_the_worker_takes_effect_under_torchs_control(monkeypatch, caplog):
+def test_a_replaced_part_of_the_worker_takes_effect_under_torchs_scheduling(monkeypatch, caplog):
     fetched = []
     original = torch.utils.data._utils.fetch._MapDatasetFetcher.fetch
 
@@ -176,8 +186,8 @@ def test_a_replaced_part_of_the_worker_takes_effect_under_torchs_control(monkeyp
     loader = DataLoader(Squares(), batch_size=4, num_workers=1)
     with caplog.at_level(logging.WARNING, "ringloader"):
         assert len(list(loader)) == len(list(loader)) == 3
-    assert ringloader.path(loader).path == "rings"
-    assert "_MapDatasetFetcher" in ringloader.path(loader).reason
+    assert ringloader.report(loader).path == "rings"
+    assert "_MapDatasetFetcher" in ringloader.report(loader).reason
     assert len(caplog.records) == 1, "said once"
 
 
@@ -193,7 +203,7 @@ def test_a_replaced_part_of_the_worker_takes_effect_under_torchs_control(monkeyp
         "_shutdown_workers",
     ],
 )
-def test_a_replaced_method_of_the_iterator_means_torchs_control(monkeypatch, name):
+def test_a_replaced_method_of_the_iterator_means_torchs_scheduling(monkeypatch, name):
     owner = next(
         cls
         for cls in torch_dataloader._MultiProcessingDataLoaderIter.__mro__
@@ -211,10 +221,10 @@ def test_a_replaced_method_of_the_iterator_means_torchs_control(monkeypatch, nam
     loader = DataLoader(Squares(), batch_size=4, num_workers=1)
     assert len(list(loader)) == 3
     assert called
-    assert ringloader.path(loader).path == "rings"
+    assert ringloader.report(loader).path == "rings"
     monkeypatch.undo()
     assert len(list(loader)) == 3
-    assert ringloader.path(loader).path == "native", "looked at anew for each iterator"
+    assert ringloader.report(loader).path == "native", "looked at anew for each iterator"
 
 
 @pytest.mark.parametrize("wrong", [0, -1])
