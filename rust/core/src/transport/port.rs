@@ -22,7 +22,7 @@ use crate::testing::failpoint::failpoint;
 use crate::transport::engine::{LONGEST_SLEEP, limits};
 use crate::transport::fds::PortFds;
 use crate::transport::layout::{Control, Counters};
-use crate::transport::message::{Place, ResultDescriptor, ResultKind, Task, TaskDescriptor, TaskKind};
+use crate::transport::message::{BatchPlace, ResultDescriptor, ResultKind, Task, TaskDescriptor, TaskKind};
 
 /// Leaves lie at multiples of this.
 pub const ALIGNMENT: u64 = crate::batch::wire::STORAGE_ALIGN;
@@ -48,11 +48,11 @@ pub struct Port {
     process: &'static Process,
     _lender: Arc<Collated>,
     spin: AdaptiveSpin,
-    state: Mutex<State>,
+    state: Mutex<PortState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct PortState {
     tasks: Consumer,
     results: Producer,
     slots: WorkerSlots,
@@ -65,7 +65,7 @@ struct State {
     own: VecDeque<(u64, u64)>,
 }
 
-impl State {
+impl PortState {
     /// Drops those of the batches in segments of their own that the parent has taken.
     #[inline]
     fn count_own(&mut self, results: Ring<'_>) -> Result<()> {
@@ -198,7 +198,7 @@ impl Port {
         process.register(as_lender);
         let limits = limits(&control, share);
         let view = control.worker(worker);
-        let state = State {
+        let state = PortState {
             tasks: Consumer::attach(view.tasks)?,
             results: Producer::attach(view.results)?,
             slots: slots(view.slots, limits)?,
@@ -310,7 +310,7 @@ impl Port {
             return Ok(None);
         }
         state.count_own(view.results)?;
-        let State { slots, filling, .. } = &mut *state;
+        let PortState { slots, filling, .. } = &mut *state;
         let fill = match filling {
             Some(fill) => fill,
             None => {
@@ -360,7 +360,7 @@ impl Port {
         PortPages { port: self }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, PortState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -532,9 +532,9 @@ impl Commit<'_> {
         let port = self.port;
         let view = port.control.worker(port.worker);
         let place = match &self.fill {
-            Some(fill) if !own => Place::Slot(fill.slot),
+            Some(fill) if !own => BatchPlace::Slot(fill.slot),
             None if !own => return Err(Error::Config("a batch without a slot has to be sent first".into())),
-            _ => Place::Own,
+            _ => BatchPlace::Own,
         };
         let words = ResultDescriptor {
             seq,
@@ -551,11 +551,11 @@ impl Commit<'_> {
         if !state.results.push(view.results, &words)? {
             return Ok(false);
         }
-        if let Place::Own = place {
+        if let BatchPlace::Own = place {
             state.own.push_back((at, self.own));
         }
         // A batch in a segment of its own leaves the slot, if there is one, to be abandoned.
-        if let Place::Slot(slot) = place {
+        if let BatchPlace::Slot(slot) = place {
             state.slots.commit(slot);
             self.fill = None;
         }

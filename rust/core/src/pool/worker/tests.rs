@@ -39,8 +39,8 @@ fn audit(slots: &WorkerSlots, words: SlotWords<'_>) {
     assert_eq!(slots.resident, shared.iter().sum::<u64>());
     assert_eq!(slots.resident, words.resident.load(Ordering::Relaxed));
     let in_state = |state| slots.states.iter().filter(|&&s| s == state).count();
-    assert_eq!(slots.free.len(), in_state(State::Free));
-    assert_eq!(slots.pinned.len(), in_state(State::Pinned));
+    assert_eq!(slots.free.len(), in_state(SlotState::Free));
+    assert_eq!(slots.pinned.len(), in_state(SlotState::Pinned));
 }
 
 fn fill(slots: &mut WorkerSlots, words: SlotWords<'_>, bytes: u64) -> SlotId {

@@ -8,7 +8,7 @@
 use std::os::fd::AsFd;
 use std::sync::PoisonError;
 
-use super::{Engine, State};
+use super::{Engine, EngineState};
 use crate::error::Result;
 use crate::os::fd_passing;
 use crate::pool::{Ledger, SlotId};
@@ -64,7 +64,7 @@ impl Engine {
         for (worker, channel) in (0..workers).zip(&mut state.channels) {
             channel.forget(&self.control, worker)?;
         }
-        *state = State { channels: std::mem::take(&mut state.channels), ..State::new(workers) };
+        *state = EngineState { channels: std::mem::take(&mut state.channels), ..EngineState::new(workers) };
         self.control.begin_again();
         for worker in 0..workers {
             if !self.keep(worker, most / u64::from(workers))? {
