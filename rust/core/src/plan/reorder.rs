@@ -109,7 +109,7 @@ impl<T> ReorderBuffer<T> {
     }
 
     /// Instead of a result, task `seq` brought the end of its worker's part of an iterable dataset. Returns the worker,
-    /// which must be retired; then one more task may be sent. `next` passes over the task in its turn.
+    /// which must be deactivated; then one more task may be sent. `next` passes over the task in its turn.
     ///
     /// # Errors
     /// [`Error::Corrupt`] if no result of that task is awaited.
@@ -145,7 +145,7 @@ impl<T> ReorderBuffer<T> {
         Next::End
     }
 
-    /// How many tasks were sent and brought nothing so far, with those that a retired worker will never answer: torch's
+    /// How many tasks were sent and brought nothing so far, with those that an inactive worker will never answer: torch's
     /// `_tasks_outstanding`.
     pub fn outstanding(&self) -> u64 {
         self.outstanding

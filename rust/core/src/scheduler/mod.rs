@@ -66,7 +66,7 @@ pub enum Poll<T> {
         data: T,
     },
     /// A result has come: look at it, then [`Scheduler::accept`] it or say that it was the worker's
-    /// [end](Scheduler::retire).
+    /// [end](Scheduler::end_worker).
     Arrived {
         /// Its task.
         seq: u64,
@@ -265,16 +265,16 @@ impl<T> Scheduler<T> {
     ///
     /// # Errors
     /// [`Error::Corrupt`] when no such task is out.
-    pub fn retire(&mut self, seq: u64) -> Result<u32> {
+    pub fn end_worker(&mut self, seq: u64) -> Result<u32> {
         let worker = self.tasks.ended(seq)?;
-        self.dispatch.retire(worker);
+        self.dispatch.deactivate(worker);
         Ok(worker)
     }
 
     /// Expects nothing more of a worker that was [lost](Poll::Lost): said once, the epoch goes on without
     /// it, as torch's does.
     pub fn give_up(&mut self, worker: u32) {
-        self.dispatch.retire(worker);
+        self.dispatch.deactivate(worker);
     }
 
     /// A batch of `worker` is about to be handed out.

@@ -427,7 +427,7 @@ impl Control {
     /// Ends the use of a slot for good, if nobody holds it: gives its pages back and unmaps its window, so
     /// that a batch which the user keeps does not keep the address space of its whole epoch. To be called
     /// for workers that have ended.
-    pub(crate) fn retire(&self, worker: u32, slots: impl Iterator<Item = SlotId>) {
+    pub(crate) fn release_unheld(&self, worker: u32, slots: impl Iterator<Item = SlotId>) {
         let words = self.worker(worker).slots;
         let mut unused: Option<Range<u64>> = None;
         for slot in slots {
@@ -607,7 +607,7 @@ mod tests {
             maps.lines().filter(|line| line.split_whitespace().nth(4) == Some(&inode)).count()
         };
         let slots = || (3..9).map(SlotId::new);
-        control.retire(1, slots());
+        control.release_unheld(1, slots());
         assert_eq!((mapped(), control.take_refusal()), (2, None));
         // As if the system had refused it.
         let [first, last] = [20, 22].map(|slot| control.window(1, SlotId::new(slot)));

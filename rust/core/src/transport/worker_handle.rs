@@ -48,7 +48,7 @@ impl WorkerHandle {
     /// To be called when the worker has ended: nothing is filled any more.
     pub(crate) fn close(&self) {
         self.closing.close();
-        self.control.retire(self.worker, (0..self.control.geometry().slots).map(SlotId::new));
+        self.control.release_unheld(self.worker, (0..self.control.geometry().slots).map(SlotId::new));
         self.control.give_back(self.control.arena(self.worker));
     }
 
@@ -58,7 +58,7 @@ impl WorkerHandle {
         if self.closing.is_closed() {
             // While this thread was between the two stores of its release, the slot may have come round:
             // then it is held, and who holds it now gives it back.
-            self.control.retire(self.worker, std::iter::once(slot));
+            self.control.release_unheld(self.worker, std::iter::once(slot));
         } else {
             self.wake();
         }

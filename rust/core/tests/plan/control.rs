@@ -65,7 +65,7 @@ impl Control {
             match self.workers.get() {
                 (seq, Answer::Stop) => {
                     let worker = self.tasks.ended(seq).expect("a task under way");
-                    self.dispatch.retire(worker);
+                    self.dispatch.deactivate(worker);
                     self.put();
                 }
                 (seq, Answer::Batch) if self.order == Order::InOrder => {
@@ -128,14 +128,14 @@ proptest! {
                     torch.reset();
                     // Each of the dead is asked once more, and noticed once more.
                     for worker in dead.iter().copied() {
-                        ours.dispatch.retire(worker);
+                        ours.dispatch.deactivate(worker);
                         torch.workers_status[worker as usize] = false;
                     }
                 }
                 Event::Kill(worker) => {
                     let worker = u32::from(worker) % count;
                     ours.workers.kill(worker, 0);
-                    ours.dispatch.retire(worker);
+                    ours.dispatch.deactivate(worker);
                     torch.workers.kill(worker, 0);
                     torch.workers_status[worker as usize] = false;
                     dead.push(worker);

@@ -181,7 +181,7 @@ impl Native {
                     let content = Fleet::read(&delivery);
                     if content == STOP {
                         assert_eq!(expected, (seq, Answer::Stop));
-                        assert_eq!(self.fleet.scheduler.retire(seq), Ok(delivery.worker));
+                        assert_eq!(self.fleet.scheduler.end_worker(seq), Ok(delivery.worker));
                         self.put();
                         return Did::GoOn;
                     }

@@ -139,7 +139,7 @@ impl Scheduler {
                         }
                     };
                     if self.iterable && is_end(&data)? {
-                        let worker = core.retire(seq).map_err(exception)?;
+                        let worker = core.end_worker(seq).map_err(exception)?;
                         iterator.call_method1(intern!(py, "_note_retired"), (worker,))?;
                         self.send_one(core, iterator)?;
                     } else if let Some((worker, data)) = core.accept(seq, data.unbind()).map_err(exception)? {
