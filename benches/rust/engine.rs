@@ -11,7 +11,7 @@ use ringloader_core::batch::MetaWriter;
 use ringloader_core::plan::Order;
 use ringloader_core::transport::engine::Engine;
 use ringloader_core::transport::message::{Task, TaskKind};
-use ringloader_core::transport::port::Rest;
+use ringloader_core::transport::port::Wake;
 
 #[path = "parts/fleet.rs"]
 mod fleet;
@@ -60,7 +60,7 @@ fn two_threads(batches: u64, checked: bool) -> Duration {
                 match port.try_task().expect("a sound ring") {
                     Some(task) if task.kind == TaskKind::End => break,
                     Some(task) => answer(&port, &engine, &task, &mut meta),
-                    None => assert_eq!(port.rest(Duration::from_secs(1)), Ok(Rest::Look)),
+                    None => assert_eq!(port.wait(Duration::from_secs(1)), Ok(Wake::Look)),
                 }
             }
         });

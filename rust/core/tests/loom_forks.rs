@@ -228,11 +228,11 @@ fn a_batch_is_lent_and_dropped_around_a_fork() {
     });
 }
 
-/// The engine is parked and taken over by other workers while a child may have the slot.
+/// The segment is cached and taken over by other workers while a child may have the slot.
 #[test]
-fn parking_leaves_what_a_child_has() {
+fn storing_leaves_what_a_child_has() {
     let situations = &["busy for the child", "free"];
-    explore_all("parking_leaves_what_a_child_has", situations, |seen| {
+    explore_all("storing_leaves_what_a_child_has", situations, |seen| {
         let world = World::new();
         let mut worker = WorkerSlots::new(world.heap.words(), LIMITS);
         assert!(world.fill(&mut worker, 1));

@@ -374,11 +374,11 @@ fn closing_leaves_what_is_held_again() {
     });
 }
 
-/// A parked engine gives back the memory of what nobody holds, while the user ends his hold; then other workers come.
+/// A cached segment gives back the memory of what nobody holds, while the user ends his hold; then other workers come.
 #[test]
-fn parking_meets_a_release() {
+fn storing_meets_a_release() {
     let situations = &["held", "given back"];
-    explore_all("parking_meets_a_release", situations, |seen| {
+    explore_all("storing_meets_a_release", situations, |seen| {
         let world = World::new();
         let mut worker = WorkerSlots::new(world.words(), LIMITS);
         assert!(world.deliver(&mut worker, 1));

@@ -30,7 +30,7 @@ use crate::transport::message::{BatchPlace, ResultDescriptor, ResultKind, Task, 
 use crate::transport::worker_handle::WorkerHandle;
 
 use channel::WorkerChannel;
-pub use segment_cache::Parked;
+pub use segment_cache::CachedSegment;
 
 /// The longest sleep: insurance against signal handlers that restart system calls.
 pub const LONGEST_SLEEP: Duration = Duration::from_millis(100);

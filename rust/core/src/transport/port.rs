@@ -138,7 +138,7 @@ pub enum Room {
 
 /// Why a worker goes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Rest {
+pub enum Wake {
     /// Something may have happened, or the time is over.
     Look,
     /// The parent has ended: nobody wants anything any more.
@@ -256,33 +256,33 @@ impl Port {
     ///
     /// # Errors
     /// [`Error::Os`] when the system refuses.
-    pub fn rest(&self, limit: Duration) -> Result<Rest> {
+    pub fn wait(&self, limit: Duration) -> Result<Wake> {
         let tasks = self.control.worker(self.worker).tasks;
         let began = Instant::now();
         let found = || Ok(self.lock().tasks.peek(tasks)?.is_some());
-        let rest = || self.rest_unless(found, limit.min(LONGEST_SLEEP));
-        let rest = self.spin.before(limit, found, rest)?.unwrap_or(Rest::Look);
+        let sleep = || self.wait_unless(found, limit.min(LONGEST_SLEEP));
+        let wake = self.spin.before(limit, found, sleep)?.unwrap_or(Wake::Look);
         if began.elapsed() >= LONGEST_SLEEP {
             let words = self.control.worker(self.worker).slots;
             self.lock().slots.shrink(words, GIVEN_BACK, &mut self.pages());
         }
-        Ok(rest)
+        Ok(wake)
     }
 
-    /// As [`rest`](Self::rest), for room and not for tasks.
+    /// As [`wait`](Self::wait), for room and not for tasks.
     ///
     /// # Errors
     /// [`Error::Os`] when the system refuses.
-    pub fn rest_for_room(&self) -> Result<Rest> {
+    pub fn wait_for_room(&self) -> Result<Wake> {
         // What was given back between the last look and the announcement is found after a short sleep.
-        self.rest_unless(|| Ok(false), Duration::from_millis(5))
+        self.wait_unless(|| Ok(false), Duration::from_millis(5))
     }
 
-    fn rest_unless(&self, found: impl FnOnce() -> Result<bool>, limit: Duration) -> Result<Rest> {
+    fn wait_unless(&self, found: impl FnOnce() -> Result<bool>, limit: Duration) -> Result<Wake> {
         self.process.glance();
         let flag = self.control.worker(self.worker).worker_sleeps;
         let ended = sleep_unless(flag, found, || sleep(&self.eventfd, self.parent_pidfd.as_fd(), limit))?;
-        Ok(if ended == Some(true) { Rest::ParentEnded } else { Rest::Look })
+        Ok(if ended == Some(true) { Wake::ParentEnded } else { Wake::Look })
     }
 
     /// Whether the parent wants nothing more.
@@ -475,7 +475,7 @@ impl Commit<'_> {
     }
 
     /// A segment of `len` bytes for this batch alone, checked against the memory that is left. `None`: once the parent
-    /// has taken what was committed before; rest and ask [`reserve`](Self::reserve) again.
+    /// has taken what was committed before; wait and ask [`reserve`](Self::reserve) again.
     ///
     /// Such segments that the parent has not taken and the slots stay within the share together, but for a batch
     /// that has nothing before it.
@@ -504,7 +504,7 @@ impl Commit<'_> {
     }
 
     /// Sends the descriptor of an oversize batch's segment; to be called before [`finish`](Self::finish). `false`:
-    /// the socket is full, rest and try again.
+    /// the socket is full, wait and try again.
     ///
     /// # Errors
     /// [`Error::Os`] when the parent is gone.
@@ -515,7 +515,7 @@ impl Commit<'_> {
     }
 
     /// Commits the batch. `meta` was written to `meta_offset` of the slot, or of the segment that was
-    /// sent if `own`; `used` bytes of it are in use. `false`: the ring is full, rest and try again.
+    /// sent if `own`; `used` bytes of it are in use. `false`: the ring is full, wait and try again.
     ///
     /// # Errors
     /// [`Error::Corrupt`] when the parent wrote what it never writes, [`Error::Config`] when there is no

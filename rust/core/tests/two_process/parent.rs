@@ -256,13 +256,13 @@ impl Parent {
         self.next_epoch_after(|| {})
     }
 
-    /// As [`next_epoch`](Self::next_epoch), with something done while the engine is parked.
+    /// As [`next_epoch`](Self::next_epoch), with something done while the segment is cached.
     pub(crate) fn next_epoch_after(mut self, between: impl FnOnce()) -> Self {
         let workers = self.peers.len() as u32;
         let most = u64::from(workers) * self.engine.share();
-        let parked = self.engine.park(most).expect("all workers have ended");
+        let cached = self.engine.store(most).expect("all workers have ended");
         between();
-        self.engine = parked.resume().unwrap();
+        self.engine = cached.take().unwrap();
         for worker in 0..workers {
             self.check_touched(worker);
             self.start(worker, None, None);

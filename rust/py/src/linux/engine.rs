@@ -10,7 +10,7 @@ use ringloader_core::Error;
 use ringloader_core::sync::{Arc, AtomicBool, AtomicU64, Ordering};
 use ringloader_core::transport::Control;
 use ringloader_core::transport::delivery::Delivery;
-use ringloader_core::transport::engine::{Engine as Core, Parked as CoreParked};
+use ringloader_core::transport::engine::{CachedSegment, Engine as Core};
 use ringloader_core::transport::message::{ResultKind, Task, TaskKind};
 
 use super::decode::{Decoded, decode};
@@ -131,7 +131,7 @@ impl Engine {
         let control = core.control().clone();
         let parked = without_interpreter(py, || match Arc::try_unwrap(core) {
             // Dropped, it closes.
-            Ok(core) => (!core.is_half_leased()).then(|| core.park(most)).flatten(),
+            Ok(core) => (!core.is_half_leased()).then(|| core.store(most)).flatten(),
             // Another thread waits in it.
             Err(shared) => {
                 shared.close();
@@ -166,26 +166,26 @@ impl Engine {
 
 /// The memory of an engine that was closed, for one to come.
 #[pyclass(frozen, module = "ringloader._native")]
-pub(crate) struct Parked(Mutex<Option<CoreParked>>);
+pub(crate) struct Parked(Mutex<Option<CachedSegment>>);
 
 #[pymethods]
 impl Parked {
     /// The engine over this memory, for new workers. Once.
     fn resume(&self) -> PyResult<Engine> {
         let parked = self.lock().take().ok_or_else(resumed)?;
-        parked.resume().map(Engine::of).map_err(exception)
+        parked.take().map(Engine::of).map_err(exception)
     }
 
     /// Bytes that are kept; none once another engine has them.
     #[getter]
     fn resident(&self) -> u64 {
-        self.lock().as_ref().map_or(0, CoreParked::resident)
+        self.lock().as_ref().map_or(0, CachedSegment::resident)
     }
 
     /// Bytes of shared memory for each worker.
     #[getter]
     fn share(&self) -> PyResult<u64> {
-        self.lock().as_ref().map(CoreParked::share).ok_or_else(resumed)
+        self.lock().as_ref().map(CachedSegment::share).ok_or_else(resumed)
     }
 }
 
@@ -210,7 +210,7 @@ fn say_kept(py: Python<'_>, control: &Control) {
 }
 
 impl Parked {
-    fn lock(&self) -> MutexGuard<'_, Option<CoreParked>> {
+    fn lock(&self) -> MutexGuard<'_, Option<CachedSegment>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
