@@ -39,7 +39,7 @@ FAULTS=(
   'loom_pool|held_again_while_the_old_release_is_between_its_stores|hold_as_mark|a held slot was handed out'
   'loom_pool|a_pin_is_dropped_while_the_slot_comes_back|pin_ignored|Causality violation'
   'loom_pool|storing_meets_a_release|unheld_relaxed|Causality violation'
-  'loom_pool|closing_meets_a_release|closed_by_load|nobody gave the pages back'
+  'loom_pool|closing_meets_a_release|closed_by_load|the pages were not given back'
   'loom_pool|closing_meets_a_release|retire_relaxed|Causality violation'
   'loom_pool|closing_leaves_what_is_held_again|hold_as_mark|given back'
   'loom_forks|the_last_reference_goes_around_a_fork|given_back_under_a_child|Causality violation'

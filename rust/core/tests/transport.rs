@@ -447,7 +447,7 @@ fn cached_slots_are_warm_and_what_is_held_is_left_alone() {
     engine.set_done();
     drop(first);
 
-    let cached = engine.store(SHARE).expect("nobody else has it");
+    let cached = engine.store(SHARE).expect("no one else has it");
     let warm = cached.resident();
     assert!(warm >= 3 * LEAF, "{warm}");
     let engine = cached.take().unwrap();
@@ -493,7 +493,7 @@ fn no_more_is_kept_than_asked_for() {
     let held = engine.try_next().unwrap().unwrap();
     drop(first);
     assert!(kept(&memfd) > 4 * SHARE);
-    let cached = engine.store(5 * SHARE / 2).expect("nobody else has it");
+    let cached = engine.store(5 * SHARE / 2).expect("no one else has it");
     assert!(cached.resident() > 2 * SHARE && cached.resident() <= 5 * SHARE / 2, "{}", cached.resident());
     assert!(kept(&memfd) <= 5 * SHARE / 2, "{}", kept(&memfd));
     drop(cached);

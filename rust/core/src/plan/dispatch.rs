@@ -1,4 +1,4 @@
-//! Who gets the next task.
+//! Which worker gets the next task.
 #![forbid(unsafe_code)]
 
 use crate::bits::Bits;

@@ -10,7 +10,7 @@ pub enum Next<T> {
     Ready {
         /// The task's sequence number.
         seq: u64,
-        /// Who did it.
+        /// The worker that did it.
         worker: u32,
         /// The result.
         data: T,
@@ -19,7 +19,7 @@ pub enum Next<T> {
     Wait {
         /// The task's sequence number.
         seq: u64,
-        /// Who is to do it.
+        /// The worker that is to do it.
         worker: u32,
     },
     /// No task is left whose result will come.
@@ -234,7 +234,7 @@ impl<T> ReorderBuffer<T> {
     #[cold]
     fn unexpected(&self, seq: u64, known: bool) -> Error {
         let (first, end) = (self.rcvd_idx, self.send_idx);
-        let why = if known { "which has brought its result before" } else { "which nobody waits for" };
+        let why = if known { "which has brought its result before" } else { "which is not awaited" };
         Error::Corrupt(format!(
             "a worker sent the result of task {seq}, {why}; tasks under way lie in {first}..{end}; stop the worker and \
              start a new one"

@@ -26,7 +26,7 @@ use once::Once;
 use random::Random;
 use shuffle::Shuffle;
 
-/// Indices in memory that somebody else owns, such as a tensor's.
+/// Indices in memory that another object owns, such as a tensor.
 pub trait Indices: Send + Debug {
     /// The indices. Their number does not change while a stream has them.
     fn as_slice(&self) -> &[i64];
@@ -83,7 +83,7 @@ pub enum Supply {
     /// To [`Draw::NumSamples`].
     NumSamples(u64),
     /// To [`Draw::Permutation`], up to [`Supply::MOST_WORD_BY_WORD`] elements: the stream makes it while it is read, and
-    /// asks for [`Draw::Words`], in all one less than it has elements. Nobody else may draw from that generator.
+    /// asks for [`Draw::Words`], in all one less than it has elements. No one else may draw from that generator.
     WordByWord,
     /// To the others.
     Indices(Box<dyn Indices>),
@@ -303,7 +303,7 @@ impl Stream {
         matches!(self.state, StreamState::Needs(_) | StreamState::Ended)
     }
 
-    /// Ends the stream, as a generator ends in which somebody's code raised.
+    /// Ends the stream, as a generator ends when its code raised.
     pub fn close(&mut self) {
         self.state = StreamState::Ended;
     }

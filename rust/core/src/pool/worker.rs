@@ -33,8 +33,8 @@ pub struct Pin {
 /// `SlotState::Pinned` once.
 /// INVARIANT budget: `resident` is the sum over `touched`, at most `limits.share` once
 /// [`grow`](Self::grow) has returned, unless a predecessor with a larger share left more. `touched`
-/// is at most the window. The shared words repeat both and are never read back, so that nobody
-/// else's stray write moves the bounds.
+/// is at most the window. The shared words repeat both and are never read back, so that no other
+/// process can move the bounds by a stray write.
 #[derive(Debug)]
 pub struct WorkerSlots {
     limits: Limits,

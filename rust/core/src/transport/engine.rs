@@ -272,7 +272,7 @@ impl Engine {
             self.note_ended(&mut state, ended);
         }
         if state.behind && !state.closed {
-            // Room comes without a word, and not all tasks are answered: who has room is found only so.
+            // Room comes without a word, and not all tasks are answered: workers with room are found only so.
             for (worker, channel) in state.channels.iter_mut().enumerate() {
                 self.flush(worker as u32, channel)?;
             }
@@ -297,7 +297,7 @@ impl Engine {
         Ok(!channels[worker as usize].results.is_empty(self.control.worker(worker).results)?)
     }
 
-    /// As [`try_next`](Self::try_next), of one worker. Looks for no worker's end: who waits for one worker
+    /// As [`try_next`](Self::try_next), of one worker. Looks for no worker's end: a caller that waits for one worker
     /// sleeps sooner or later.
     ///
     /// # Errors
@@ -318,7 +318,7 @@ impl Engine {
         }
         let ring = self.control.worker(worker).results;
         let Some(words) = channel.results.peek(ring)? else { return Ok(None) };
-        // INVARIANT: what cannot be read stays in the ring, so that nobody waits for what was in it.
+        // INVARIANT: what cannot be read stays in the ring, so that no call waits for what was in it.
         let descriptor = self.descriptor(&words)?;
         channel.results.advance(ring);
         self.open(worker, descriptor, std::mem::take(&mut state.table)).map(Some).map_err(|error| {
@@ -410,7 +410,7 @@ impl Engine {
         for worker in ended {
             if let Some(pidfd) = state.channels[worker as usize].pidfd.take() {
                 self.poller.remove(pidfd.as_fd());
-                // It may have committed and said so to nobody.
+                // It may have committed without saying so.
                 if !fault("ended_not_looked_at") {
                     state.ready.look_at(worker);
                 }
@@ -420,7 +420,7 @@ impl Engine {
         state.looked = Instant::now();
     }
 
-    /// Ends the sleep of whoever waits.
+    /// Ends the sleep of the thread that waits.
     pub fn wake(&self) {
         self.lock().woken = true;
         self.poller.eventfd().notify();
@@ -475,7 +475,7 @@ impl Engine {
         self.process.tidy();
     }
 
-    /// For who takes or puts. A forked child has the rings, but what it moved on would be corrupt to the parent.
+    /// For callers that take or put. A forked child has the rings, but what it moved on would be corrupt to the parent.
     fn lock_own(&self) -> Result<MutexGuard<'_, EngineState>> {
         if !self.process.is_current() {
             return Err(Error::Inherited { owner: self.process.pid() });

@@ -211,7 +211,7 @@ struct WorkerHeader {
     resident: AtomicU64,
 }
 
-/// What a worker did, for whoever asks; written by the worker, read by anyone, exact only when it rests.
+/// What a worker did: written by the worker, read by any process, exact only while the worker is idle.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct Counters {
@@ -258,7 +258,7 @@ pub struct WorkerView<'a> {
     pub tasks: Ring<'a>,
     /// Results: the worker produces, the parent consumes.
     pub results: Ring<'a>,
-    /// Who has which slot.
+    /// Which side has which slot.
     pub slots: SlotWords<'a>,
     /// Raised while the worker sleeps for a task or for room.
     pub worker_sleeps: &'a WaitFlag,
@@ -282,7 +282,7 @@ pub struct Control {
 
 impl Control {
     /// Makes a segment for `geometry`, with smaller windows where the system refuses so much address
-    /// space. The descriptor is for those who attach.
+    /// space. The descriptor is for those that attach.
     ///
     /// # Errors
     /// [`Error::Os`] when no segment can be had.
@@ -367,7 +367,7 @@ impl Control {
         &self.header().parent_sleeps
     }
 
-    /// Who has committed something that the parent has not looked at.
+    /// Which workers have committed something that the parent has not looked at.
     #[must_use]
     pub fn ready(&self) -> ReadyBits<'_> {
         // SAFETY: the words, which are atomics, lie between the header and the first worker's structures (L1, L4), at
@@ -424,7 +424,7 @@ impl Control {
         start..start + self.geometry.window
     }
 
-    /// Ends the use of a slot for good, if nobody holds it: gives its pages back and unmaps its window, so
+    /// Ends the use of a slot for good, if it is not held: gives its pages back and unmaps its window, so
     /// that a batch which the user keeps does not keep the address space of its whole epoch. To be called
     /// for workers that have ended.
     pub(crate) fn release_unheld(&self, worker: u32, slots: impl Iterator<Item = SlotId>) {
@@ -454,7 +454,7 @@ impl Control {
 
     /// Gives up windows that were just retired.
     fn unmap(&self, windows: Range<u64>) {
-        // SAFETY: the exchange in `retire` lets each window come here once, when nobody holds it; its
+        // SAFETY: the exchange in `retire` lets each window come here once, when it is not held; its
         // worker has ended, and a retired slot is never held again.
         let unmapped = unsafe { self.segment.unmap(windows.clone()) };
         if unmapped.is_err() {
@@ -463,7 +463,7 @@ impl Control {
         self.note(unmapped);
     }
 
-    /// Gives the pages of a part back for good, of which nobody uses anything any more.
+    /// Gives the pages of a part back for good, of which nothing is used any more.
     pub(crate) fn give_back(&self, part: Range<u64>) {
         self.note(self.segment.punch(part.start, part.end - part.start));
     }
@@ -475,7 +475,7 @@ impl Control {
         }
     }
 
-    /// Why memory was not given back that nobody needs any more, once.
+    /// Why memory was not given back that is not needed any more, once.
     #[must_use]
     pub fn take_refusal(&self) -> Option<Error> {
         self.refusal.lock().unwrap_or_else(PoisonError::into_inner).take()
@@ -515,7 +515,7 @@ impl Drop for Control {
             join(&mut left, range);
         }
         for range in left {
-            // SAFETY: nobody else has this `Control`, and all that use its memory do so through one; what
+            // SAFETY: no one else has this `Control`, and all that use its memory do so through one; what
             // was unmapped before is left out.
             // From front to back, so that no mapping is split for it, which is what the system could refuse.
             let _ = unsafe { self.segment.unmap(range) };

@@ -86,7 +86,7 @@ impl PortState {
 #[derive(Debug)]
 pub struct Fill {
     slot: SlotId,
-    /// The first byte that nobody has, from the start of the window.
+    /// The first byte that was not handed out, from the start of the window.
     bump: u64,
     /// What was handed out, in order; what the worker has dropped at the end is taken back.
     chunks: Vec<(u64, Weak<Pin>)>,
@@ -96,7 +96,7 @@ pub struct Fill {
 /// that were forked while it was there have ended.
 #[derive(Debug)]
 pub struct Chunk {
-    /// The address where they begin; as long as the chunk lives, nobody else gets them.
+    /// The address where they begin; as long as the chunk lives, no one else gets them.
     pub address: usize,
     /// How many they are.
     pub len: u64,
@@ -141,7 +141,7 @@ pub enum Room {
 pub enum Wake {
     /// Something may have happened, or the time is over.
     Look,
-    /// The parent has ended: nobody wants anything any more.
+    /// The parent has ended: nothing is wanted any more.
     ParentEnded,
 }
 
@@ -152,7 +152,7 @@ impl Port {
     /// # Errors
     /// [`Error::Corrupt`] when the segment is not one of this version.
     pub fn attach(control: Arc<Control>, worker: u32, share: u64, fds: PortFds) -> Result<Self> {
-        // No result of this worker is in its ring, so nobody begins to hold a slot between this look and the swap.
+        // No result of this worker is in its ring, so no slot begins to be held between this look and the swap.
         Self::with_slots(control, worker, share, fds, |words, limits| {
             Ok(WorkerSlots::take_over(words, limits, &Ledger::busy(words)))
         })
@@ -453,7 +453,7 @@ impl Commit<'_> {
                 }
             }
             // INVARIANT: a worker waits only for results that come before this one. With none left in the
-            // ring, room would come from nobody but the user or the worker itself: nothing to wait for.
+            // ring, room would come only from the user or the worker itself: nothing to wait for.
             if !view.results.is_empty()? {
                 return Ok(Room::Later);
             }

@@ -43,7 +43,7 @@ impl WorkerHandle {
         }
     }
 
-    /// Gives the memory of all slots that nobody holds back, now and at every later release.
+    /// Gives the memory of all slots that are not held back, now and at every later release.
     ///
     /// To be called when the worker has ended: nothing is filled any more.
     pub(crate) fn close(&self) {
@@ -57,7 +57,7 @@ impl WorkerHandle {
         self.ledger.release(self.control.worker(self.worker).slots, slot, cost);
         if self.closing.is_closed() {
             // While this thread was between the two stores of its release, the slot may have come round:
-            // then it is held, and who holds it now gives it back.
+            // then it is held, and its holder gives it back.
             self.control.release_unheld(self.worker, std::iter::once(slot));
         } else {
             self.wake();

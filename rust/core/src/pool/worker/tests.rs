@@ -103,7 +103,7 @@ fn growing_counts_granules_and_then_costs_nothing() {
     assert_eq!(os.asked, [4 * KIB, 4 * KIB, 120 * KIB]);
     os.exhausted = true;
     assert_eq!(slots.grow(words, slot, 128 * KIB, &mut os).unwrap(), Growth::Ready);
-    assert_eq!(os.asked.len(), 3, "nobody is asked for bytes that are there");
+    assert_eq!(os.asked.len(), 3, "bytes that are there are not asked for");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! An engine between two epochs: its workers have ended, their slots stay warm for other workers.
 //!
-//! INVARIANT: nobody but this process writes to what a [`CachedSegment`] lends again. Every worker has ended, and no
+//! INVARIANT: no process but this one writes to what a [`CachedSegment`] lends again. Every worker has ended, and no
 //! process that one of them forked is left: it would have the worker's end of the socket pair. A process that this
 //! one forked has the segment too, but its objects lie over slots that were leased at the fork, and these stay leased
 //! until it has ended (see [`forks`](crate::forks)).
@@ -86,7 +86,7 @@ impl Engine {
             (0..words.slots()).map(SlotId::new).partition(|slot| slot.is_in(&busy));
         let Some(mut left) = most.checked_sub(held.into_iter().map(touched).sum()) else { return Ok(false) };
         for slot in free {
-            // Nobody holds it, and nobody is left who could make anybody hold it.
+            // It is not held, and no process is left that could have it held.
             let kept = touched(slot).min(left / GRANULE * GRANULE);
             if kept < touched(slot) {
                 let window = self.control.window(worker, slot);
