@@ -32,7 +32,7 @@ from .workloads import BY_NAME
 
 WORKLOADS = ("tensor-1kb", "tensors-40x1kb", "images-uint8")
 WARM_UP_SECONDS = 0.5
-# More than 4 KB of a stack's top are seldom needed to find who called.
+# More than 4 KB of a stack's top are seldom needed to find the caller.
 RECORD = ["record", "-q", "-N", "-B", "-e", "cpu-clock", "-F", "997", "--call-graph", "dwarf,4096"]
 FUNCTIONS = 3
 MISSING = (
