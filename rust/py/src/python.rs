@@ -33,6 +33,15 @@ pub(crate) fn say_kept(py: Python<'_>, why: &str) -> PyResult<()> {
     py.import("ringloader._main.budget")?.call_method1("say_kept", (why,)).map(drop)
 }
 
+/// Imports what [`failed_arrival`] and the others above need later: there may be no descriptor to open a file then.
+///
+/// # Errors
+/// What importing it raises.
+pub(crate) fn load(py: Python<'_>) -> PyResult<()> {
+    py.import("ringloader._main.budget")?;
+    py.import("ringloader._main.failed_arrival").map(drop)
+}
+
 /// What stands for a batch whose arrival has failed.
 ///
 /// # Errors

@@ -9,7 +9,7 @@ use ringloader_core::Error;
 use ringloader_core::sync::{Arc, AtomicBool, AtomicU64, Ordering};
 use ringloader_core::transport::Control;
 use ringloader_core::transport::delivery::Delivery;
-use ringloader_core::transport::engine::{Engine as Core, Parked as CoreParked};
+use ringloader_core::transport::engine::{CachedSegment, Engine as Core};
 use ringloader_core::transport::message::ResultKind;
 
 use crate::batch::decode::{Decoded, decode};
@@ -40,6 +40,7 @@ impl Engine {
     fn new(py: Python<'_>, workers: u32, max_tasks: u32, share: u64) -> PyResult<Self> {
         // Before workers are forked: one that is forked while another thread looks it up would wait for that thread.
         Torch::get(py)?;
+        python::load(py)?;
         Core::new(workers, max_tasks, share).map(Self::of).map_err(exception)
     }
 
@@ -132,7 +133,7 @@ impl Engine {
         let control = core.control().clone();
         let parked = without_interpreter(py, || match Arc::try_unwrap(core) {
             // Dropped, it closes.
-            Ok(core) => (!core.is_half_leased()).then(|| core.park(most)).flatten(),
+            Ok(core) => (!core.is_half_leased()).then(|| core.store(most)).flatten(),
             // Another thread waits in it.
             Err(shared) => {
                 shared.close();
@@ -167,26 +168,26 @@ impl Engine {
 
 /// The memory of an engine that was closed, for one to come.
 #[pyclass(frozen, module = "ringloader._native")]
-pub(crate) struct Parked(Mutex<Option<CoreParked>>);
+pub(crate) struct Parked(Mutex<Option<CachedSegment>>);
 
 #[pymethods]
 impl Parked {
     /// The engine over this memory, for new workers. Once.
     fn resume(&self) -> PyResult<Engine> {
         let parked = self.lock().take().ok_or_else(resumed)?;
-        parked.resume().map(Engine::of).map_err(exception)
+        parked.take().map(Engine::of).map_err(exception)
     }
 
     /// Bytes that are kept; none once another engine has them.
     #[getter]
     fn resident(&self) -> u64 {
-        self.lock().as_ref().map_or(0, CoreParked::resident)
+        self.lock().as_ref().map_or(0, CachedSegment::resident)
     }
 
     /// Bytes of shared memory for each worker.
     #[getter]
     fn share(&self) -> PyResult<u64> {
-        self.lock().as_ref().map(CoreParked::share).ok_or_else(resumed)
+        self.lock().as_ref().map(CachedSegment::share).ok_or_else(resumed)
     }
 }
 
@@ -209,7 +210,7 @@ fn say_kept(py: Python<'_>, control: &Control) {
 }
 
 impl Parked {
-    fn lock(&self) -> MutexGuard<'_, Option<CoreParked>> {
+    fn lock(&self) -> MutexGuard<'_, Option<CachedSegment>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

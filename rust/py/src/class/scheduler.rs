@@ -140,7 +140,7 @@ impl Scheduler {
                         }
                     };
                     if self.iterable && is_end(&data)? {
-                        let worker = state.core.retire(seq).map_err(exception)?;
+                        let worker = state.core.end_worker(seq).map_err(exception)?;
                         callbacks.note_exhausted(worker)?;
                         self.send_one(state, callbacks)?;
                     } else if let Some((worker, data)) =
