@@ -74,11 +74,11 @@ class TransportIterator(internals.Iterator):  # type: ignore[misc]
 class _Position:
     """Where the native scheduler is. Where torch schedules, the attribute that it sets hides this one."""
 
-    def __init__(self, number: int) -> None:
-        self._number = number
+    def __init__(self, name: str) -> None:
+        self._name = name
 
     def __get__(self, iterator: Any, owner: Any) -> Any:
-        return self if iterator is None else iterator._scheduler.positions()[self._number]
+        return self if iterator is None else getattr(iterator._scheduler.positions(), self._name)
 
 
 class RingIterator(TransportIterator):
@@ -92,7 +92,6 @@ class RingIterator(TransportIterator):
     """
 
     _scheduler: _native.Scheduler
-    _stream: samplers.SamplerStream | None
     # From the epoch on in which a method of torch's iterator was found replaced.
     _torch_schedules = False
     # Whether a batch goes straight from the scheduler to the caller.
@@ -111,13 +110,14 @@ class RingIterator(TransportIterator):
         # torch's warning of a stream that is longer than it said comes from torch's `__next__`.
         self._is_direct = self._IterableDataset_len_called is None and not self._stages
         self._workers_status = [True] * self._num_workers
-        self._stream = samplers.stream_of(self._index_sampler)
+        source = samplers.index_source(self._index_sampler)
         if first_iter:
             # torch's registry would raise in unrelated code, before what a dead worker committed is drained.
             internals.remove_worker_pids(id(self))
             self._worker_pids_set = False
             self._scheduler = _native.Scheduler(
                 self._transport.engine,
+                source,
                 self._num_workers,
                 self._prefetch_factor,
                 _order(self._in_order),
@@ -129,7 +129,7 @@ class RingIterator(TransportIterator):
             # their results are told by their epoch.
             for index_queue in self._index_queues:
                 index_queue.put(internals.ResumeIteration(self._shared_seed))
-            self._scheduler.reset()
+            self._scheduler.reset(source)
         for _ in range(self._prefetch_factor * self._num_workers):
             self._try_put_index()
 
@@ -162,12 +162,16 @@ class RingIterator(TransportIterator):
         else:
             self._scheduler.put_index(self)
 
-    def _note_retired(self, worker_id: int) -> None:
+    def _note_exhausted(self, worker_id: int) -> None:
         """A worker's iterable dataset has ended. MIRRORS torch dataloader.py::_next_data."""
         if self._persistent_workers:
             self._workers_status[worker_id] = False
         else:
             self._mark_worker_as_unavailable(worker_id)
+
+    def _end_epoch(self) -> None:
+        if not self._persistent_workers:
+            self._shutdown_workers()
 
     def _raise_timeout(self) -> None:
         raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
@@ -181,9 +185,9 @@ class RingIterator(TransportIterator):
         cause = _how_it_ended(process.pid, process.exitcode or 0)
         raise RuntimeError(f"DataLoader worker (pid(s) {process.pid}) exited unexpectedly") from cause
 
-    _send_idx = _Position(0)
-    _rcvd_idx = _Position(1)
-    _tasks_outstanding = _Position(2)
+    _send_idx = _Position("sent")
+    _rcvd_idx = _Position("received")
+    _tasks_outstanding = _Position("outstanding")
 
 
 def _how_it_ended(pid: int, code: int) -> RuntimeError | None:
@@ -207,7 +211,9 @@ def _how_it_ended(pid: int, code: int) -> RuntimeError | None:
     )
 
 
-def _order(in_order: bool) -> str:
+def _order(in_order: bool) -> _native.Order:
     if in_order:
-        return "in_order"
-    return "as_completed" if internals.counts_tasks_per_worker() else "as_completed_round_robin"
+        return _native.Order.IN_ORDER
+    if internals.counts_tasks_per_worker():
+        return _native.Order.AS_COMPLETED
+    return _native.Order.AS_COMPLETED_ROUND_ROBIN
