@@ -6,8 +6,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 MODULES=(batch:: bits:: plan::)
-# Each tries every value there is: hours in an interpreter.
-TOO_LONG=(dlpack_goes_both_ways_and_names_nothing_else)
+# Each tries very many values: hours in an interpreter.
+TOO_LONG=(dlpack_goes_both_ways_and_names_nothing_else memory_grows_with_the_tasks_and_not_with_their_distance)
 
 # A few cases of each property. They are kept in files, which isolation forbids.
 export PROPTEST_CASES="${PROPTEST_CASES:-8}" MIRIFLAGS=-Zmiri-disable-isolation
