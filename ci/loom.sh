@@ -38,15 +38,15 @@ FAULTS=(
   'loom_pool|take_over_after_a_death_before_any_store|busy_read_after_swap|came back without being out'
   'loom_pool|held_again_while_the_old_release_is_between_its_stores|hold_as_mark|a held slot was handed out'
   'loom_pool|a_pin_is_dropped_while_the_slot_comes_back|pin_ignored|Causality violation'
-  'loom_pool|parking_meets_a_release|unheld_relaxed|Causality violation'
-  'loom_pool|closing_meets_a_release|closed_by_load|nobody gave the pages back'
+  'loom_pool|storing_meets_a_release|unheld_relaxed|Causality violation'
+  'loom_pool|closing_meets_a_release|closed_by_load|the pages were not given back'
   'loom_pool|closing_meets_a_release|retire_relaxed|Causality violation'
   'loom_pool|closing_leaves_what_is_held_again|hold_as_mark|given back'
   'loom_forks|the_last_reference_goes_around_a_fork|given_back_under_a_child|Causality violation'
   'loom_forks|the_last_reference_goes_around_a_fork|fork_under_way_ignored|Causality violation'
   'loom_forks|a_grandchild_outlives_the_child|given_back_under_a_child|Causality violation'
   'loom_forks|a_batch_is_lent_and_dropped_around_a_fork|lent_in_a_window|Causality violation'
-  'loom_forks|parking_leaves_what_a_child_has|given_back_under_a_child|Causality violation'
+  'loom_forks|storing_leaves_what_a_child_has|given_back_under_a_child|Causality violation'
   'loom_wait|in_order_the_next_worker_is_awaited|announce_without_fence|deadlock; threads'
   'loom_wait|in_order_the_next_worker_is_awaited|take_without_fence|deadlock; threads'
   'loom_wait|in_order_the_next_worker_is_awaited|sleep_without_second_look|deadlock; threads'
@@ -85,8 +85,8 @@ fail() {
 # run CONFIGURATION FAULT ARGUMENTS...: the tests of one configuration, built in a directory of its own.
 run() {
   local flags='--cfg ringloader_loom'
-  [[ $1 == loom ]] || flags+=' --cfg ringloader_planted'
-  CARGO_TARGET_DIR="target/$1" RUSTFLAGS="$flags" RINGLOADER_PLANTED="$2" timeout "$RUN_LIMIT_S" \
+  [[ $1 == loom ]] || flags+=' --cfg ringloader_faults'
+  CARGO_TARGET_DIR="target/$1" RUSTFLAGS="$flags" RINGLOADER_FAULT="$2" timeout "$RUN_LIMIT_S" \
     cargo test -p ringloader-core --profile loom "${@:3}" >"$log" 2>&1
 }
 
@@ -108,7 +108,7 @@ caught=0
 catch() {
   local binary test fault reason status=0
   IFS='|' read -r binary test fault reason <<<"$1"
-  run loom-planted "$fault" --test "$binary" -- --nocapture --exact "$test" || status=$?
+  run loom-faults "$fault" --test "$binary" -- --nocapture --exact "$test" || status=$?
   grep -q '^running 1 test$' "$log" || fail "$binary has no test $test"
   ((status != 0)) || fail "$test holds with $fault planted"
   ((status != 124)) || fail "$test with $fault planted has not ended in $RUN_LIMIT_S s"
@@ -117,7 +117,7 @@ catch() {
 }
 
 ((fast)) || hold loom
-hold loom-planted
+hold loom-faults
 for row in "${FAULTS[@]}"; do catch "$row"; done
 ((models > 0 && caught > 0)) || fail "nothing ran"
 echo "loom: $models models hold ($executions executions, $LOOM_MAX_PREEMPTIONS preemptions), $caught planted faults caught"

@@ -15,14 +15,14 @@ FAULTS=(
   'deaths|ended_not_looked_at|a whole batch was not handed out'
   'forks|given_back_under_a_child|found a batch changed'
   'slow_forks|fork_under_way_ignored|found a batch changed'
-  'control|lost_before_drained|batches that were not handed out'
-  'control|epoch_ignored|a batch of another epoch'
-  'control|lost_in_turn_only|deaths are told late'
+  'scheduling|lost_before_drained|batches that were not handed out'
+  'scheduling|epoch_ignored|a batch of another epoch'
+  'scheduling|lost_in_turn_only|deaths are told late'
 )
 
 RUN_LIMIT_S=600
 export RINGLOADER_TEST_SEED="${RINGLOADER_TEST_SEED:-$RANDOM}"
-unset RINGLOADER_PAUSE RINGLOADER_PLANTED
+unset RINGLOADER_FAILPOINT RINGLOADER_FAULT
 
 case "${1:-}" in
   '') fast=0 seconds=120 ;;
@@ -41,9 +41,9 @@ fail() {
 
 # run CONFIGURATION SECONDS FAULT ARGUMENTS...: the runs of one configuration, built in a directory of its own.
 run() {
-  local flags='--cfg ringloader_pauses --cfg ringloader_planted'
-  [[ $1 == pauses ]] || flags=''
-  CARGO_TARGET_DIR="$target/$1" RUSTFLAGS="$flags" RINGLOADER_TEST_SECONDS="$2" RINGLOADER_PLANTED="$3" \
+  local flags='--cfg ringloader_failpoints --cfg ringloader_faults'
+  [[ $1 == failpoints ]] || flags=''
+  CARGO_TARGET_DIR="$target/$1" RUSTFLAGS="$flags" RINGLOADER_TEST_SECONDS="$2" RINGLOADER_FAULT="$3" \
     timeout "$RUN_LIMIT_S" cargo test -p ringloader-core --profile loom --test two_process "${@:4}" >"$log" 2>&1
 }
 
@@ -59,9 +59,9 @@ hold() {
 }
 
 ((fast)) || hold storm "$seconds"
-hold pauses "$((fast ? seconds : 20))"
+hold failpoints "$((fast ? seconds : 20))"
 
-named=$(grep -rhoE 'pause\("[a-z-]+"\)' rust/core/src | cut -d'"' -f2 | sort -u)
+named=$(grep -rhoE 'failpoint\("[a-z-]+"\)' rust/core/src | cut -d'"' -f2 | sort -u)
 covered=$(sed -nE 's/^point ([a-z-]+)$/\1/p' "$log" | sort -u)
 [[ -n $named && $named == "$covered" ]] ||
   fail "moments in the sources and moments reached differ: $(comm -3 <(echo "$named") <(echo "$covered") | xargs)"
@@ -72,7 +72,7 @@ for row in "${FAULTS[@]}"; do
   # The fault shows where threads happen to meet: a round may pass without it, several in a row do not.
   for round in 1 2 3 4 5 6; do
     status=0
-    RINGLOADER_TEST_SEED=$((RINGLOADER_TEST_SEED + round)) run pauses 1 "$fault" -- "$name" || status=$?
+    RINGLOADER_TEST_SEED=$((RINGLOADER_TEST_SEED + round)) run failpoints 1 "$fault" -- "$name" || status=$?
     ((status == 0)) || break
   done
   ((status != 0)) || fail "$name holds with $fault planted in $round rounds"

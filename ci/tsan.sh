@@ -31,8 +31,8 @@ export RUSTC_BOOTSTRAP=1
 export TSAN_OPTIONS='exitcode=66'
 
 case "${1:-}" in
-  '') fast=0 clean_rounds=10 planted_rounds=3 ;;
-  --fast) fast=1 clean_rounds=2 planted_rounds=2 ;;
+  '') fast=0 clean_rounds=10 fault_rounds=3 ;;
+  --fast) fast=1 clean_rounds=2 fault_rounds=2 ;;
   *) echo "usage: $0 [--fast]" >&2; exit 2 ;;
 esac
 target=$(rustc -vV | sed -n 's/^host: //p')
@@ -48,9 +48,9 @@ fail() {
 # run CONFIGURATION FAULT ARGUMENTS...: the tests of one configuration, built in a directory of its own.
 run() {
   local flags='-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer --cfg ringloader_tsan'
-  [[ $1 == tsan ]] || flags+=' --cfg ringloader_planted'
+  [[ $1 == tsan ]] || flags+=' --cfg ringloader_faults'
   # --target: the flags are not for build scripts and macros, which run in the compiler.
-  CARGO_TARGET_DIR="target/$1" RUSTFLAGS="$flags" RINGLOADER_PLANTED="$2" timeout "$RUN_LIMIT_S" \
+  CARGO_TARGET_DIR="target/$1" RUSTFLAGS="$flags" RINGLOADER_FAULT="$2" timeout "$RUN_LIMIT_S" \
     cargo test -p ringloader-core --profile loom --target "$target" "${@:3}" >"$log" 2>&1
 }
 
@@ -73,17 +73,17 @@ caught=0
 catch() {
   local binary fault place round status found=0
   IFS='|' read -r binary fault place <<<"$1"
-  for ((round = 1; round <= planted_rounds; round++)); do
+  for ((round = 1; round <= fault_rounds; round++)); do
     status=0
-    run tsan-planted "$fault" --test "$binary" || status=$?
+    run tsan-faults "$fault" --test "$binary" || status=$?
     if ((status != 0)) && grep -q "$REPORT .*$place" "$log"; then found=$((found + 1)); fi
   done
-  ((found > 0)) || fail "$binary: no data race in $place reported in $planted_rounds rounds with $fault planted"
+  ((found > 0)) || fail "$binary: no data race in $place reported in $fault_rounds rounds with $fault planted"
   caught=$((caught + 1))
 }
 
 ((fast)) || clean tsan
-clean tsan-planted
+clean tsan-faults
 for row in "${FAULTS[@]}"; do catch "$row"; done
 ((runs > 0 && caught > 0)) || fail "nothing ran"
 echo "tsan: $runs runs without a report ($operations operations), $caught planted faults caught"

@@ -38,7 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=("both", *harness.PATHS),
         default="both",
         help="the path of loaders with workers. `both`: parity tests compare torch with each of them, other "
-        "tests take the native one. `rings`: torch's own control over the rings, everywhere",
+        "tests take the native one. `rings`: torch's own scheduling over the rings, everywhere",
     )
 
 

@@ -47,7 +47,7 @@ def arguments() -> argparse.Namespace:
         type=_names([*LOADERS, *IDEALS], "loader"),
         default=[name for name in [*LOADERS, *IDEALS] if name not in ("torch-again", "ringloader-rings")],
         help="loaders, separated by commas (default: all but torch-again, which is torch's loader once more, "
-        "and ringloader-rings, which is torch's control over our transport)",
+        "and ringloader-rings, which is torch's scheduling over our transport)",
     )
     parser.add_argument(
         "--method",

@@ -168,7 +168,7 @@ def timed_run(ideal: str, workload_name: str, seconds: float) -> dict[str, Any]:
     def note_start() -> None:
         started.value = time.perf_counter_ns()
 
-    # With a timeout: whoever waits must end too when the others were killed.
+    # With a timeout: a process that waits must end too when the others were killed.
     barrier = context.Barrier(work.num_workers, note_start, timeout=60.0)
     ends, processes = [], []
     for worker in range(work.num_workers):

@@ -75,17 +75,17 @@ def _ringloader(dataset: Dataset[Any], **arguments: Any) -> Any:
 def _ringloader_taken(iterator: Iterator[Any]) -> Taken:
     import ringloader
 
-    taken = ringloader.path(iterator)
+    taken = ringloader.report(iterator)
     if taken.path != "torch" and taken.counters["batches"] == 0:
         raise RuntimeError(f"the path is said to be {taken.path!r}, but it carried no batch")
     return Taken(taken.path, taken.reason, dict(taken.counters))
 
 
 def _rings(dataset: Dataset[Any], **arguments: Any) -> Any:
-    """Ringloader's transport under torch's own control, which loaders take that somebody patched."""
-    from ringloader import _decide
+    """Ringloader's transport under torch's own scheduling, as for loaders over a patched torch."""
+    from ringloader._torch import select_path
 
-    _decide.reason_for_rings = lambda _loader: "the benchmark asked for torch's own control"
+    select_path.reason_for_rings = lambda _loader: "the benchmark asked for torch's own scheduling"
     return _ringloader(dataset, **arguments)
 
 

@@ -32,7 +32,7 @@ from .workloads import BY_NAME
 
 WORKLOADS = ("tensor-1kb", "tensors-40x1kb", "images-uint8")
 WARM_UP_SECONDS = 0.5
-# More than 4 KB of a stack's top are seldom needed to find who called.
+# More than 4 KB of a stack's top are seldom needed to find the caller.
 RECORD = ["record", "-q", "-N", "-B", "-e", "cpu-clock", "-F", "997", "--call-graph", "dwarf,4096"]
 FUNCTIONS = 3
 MISSING = (
@@ -60,7 +60,7 @@ _TRANSPARENT = re.compile(r"^(lib(c|m|gcc_s|stdc\+\+|pthread|dl)[.-]|ld-|\[vdso\
 _TORCH = re.compile(r"^(libtorch|libc10|libgomp|libmkl|_C\.)")
 _PYTHON = re.compile(r"^(libpython|python)")
 _BATCH = re.compile(
-    r"(::linux::(decode|encode|dlpack|grouping|identity|objects|torch)|ringloader_core::(batch|delivery|message))\b"
+    r"(::linux::(decode|encode|dlpack|grouping|identity|objects|torch)|ringloader_core::(batch|linux::transport::(delivery|message)))\b"
 )
 _COLLATION = re.compile(r"::linux::(collate|convert|original)\b")
 _TRANSPORT = re.compile(r"(::linux::\w+|ringloader_core::\w+)")

@@ -71,7 +71,7 @@ class _Indices:
 
     def __iter__(self) -> Iterator[int]:
         # Torch draws the base of the workers' seeds before it asks the sampler. This is a generator, so that
-        # nothing is drawn by who only looks whether it can be iterated.
+        # nothing is drawn where only iterability is looked at.
         torchs.index_batches(self.loader)
         yield from self.loader.sampler
 

@@ -63,7 +63,7 @@ def _taken(kind: str, iterator: object) -> tuple[str, str]:
         return ("torch" if module.startswith("torch.") else module), "torch's own loader"
     import ringloader
 
-    taken = ringloader.path(iterator)
+    taken = ringloader.report(iterator)
     return taken.path, taken.reason
 
 

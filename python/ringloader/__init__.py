@@ -6,22 +6,23 @@ Importing this package does not import torch: each name below comes when it is f
 # That of typing takes milliseconds, at each start of Python with RINGLOADER_INSTALL.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ringloader._convert import convert
-    from ringloader._install import install, installed, uninstall
-    from ringloader._path import PathReport, path
+    from ringloader._patch.convert import convert
+    from ringloader._patch.install import install, installed, uninstall
+    from ringloader._report.report import PathReport, path, report
     from ringloader.dataloader import DataLoader
 
 _MODULES = {
     "DataLoader": "dataloader",
-    "PathReport": "_path",
-    "convert": "_convert",
-    "install": "_install",
-    "installed": "_install",
-    "path": "_path",
-    "uninstall": "_install",
+    "PathReport": "_report.report",
+    "convert": "_patch.convert",
+    "install": "_patch.install",
+    "installed": "_patch.install",
+    "path": "_report.report",
+    "report": "_report.report",
+    "uninstall": "_patch.install",
 }
 
-__all__ = ["DataLoader", "PathReport", "convert", "install", "installed", "path", "uninstall"]
+__all__ = ["DataLoader", "PathReport", "convert", "install", "installed", "path", "report", "uninstall"]
 
 
 def __getattr__(name: str) -> object:

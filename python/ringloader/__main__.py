@@ -6,7 +6,9 @@ import argparse
 import importlib.util
 import os
 
-from ringloader import _on_import, _options, _run
+import ringloader._options as _options
+from ringloader._cli import run
+from ringloader._patch import on_import
 
 _HELP = """\
 Runs a program as python does, and every torch DataLoader in it over ringloader. Forked children are
@@ -19,7 +21,7 @@ def main() -> None:
     """Parses the command line and runs what it names."""
     parser = argparse.ArgumentParser(prog="python -m ringloader", description=__doc__.partition(": ")[2])
     commands = parser.add_subparsers(title="commands", metavar="run")
-    run = commands.add_parser(
+    command = commands.add_parser(
         "run",
         help="runs a program with ringloader installed",
         description=_HELP.format(not_="" if importlib.util.find_spec("ringloader_autoinstall") else " not"),
@@ -27,16 +29,16 @@ def main() -> None:
         allow_abbrev=False,
     )
     for name in _options.NAMES:
-        run.add_argument(
+        command.add_argument(
             f"--{name.replace('_', '-')}",
             type=_options.value_of,
             default=argparse.SUPPRESS,
             metavar="VALUE",
             help="as the argument of ringloader.DataLoader",
         )
-    run.add_argument("-m", dest="is_module", action="store_true", help="a module, as with python -m")
-    run.add_argument("program", help="file, folder, zip file or module")
-    run.add_argument("arguments", nargs=argparse.REMAINDER, help="the program's own arguments")
+    command.add_argument("-m", dest="is_module", action="store_true", help="a module, as with python -m")
+    command.add_argument("program", help="file, folder, zip file or module")
+    command.add_argument("arguments", nargs=argparse.REMAINDER, help="the program's own arguments")
     given = vars(parser.parse_args())
     if not given:
         parser.print_help()
@@ -46,16 +48,16 @@ def main() -> None:
     try:
         options = _options.checked("ringloader run", given)
     except (TypeError, ValueError) as error:
-        run.error(str(error))
+        command.error(str(error))
     if not is_module and not os.path.exists(program):  # noqa: PTH110
-        run.error(f"can't open file {program!r}: no such file")
-    if given or os.environ.get(_on_import.VARIABLE, "0") in ("", "0"):
-        os.environ[_on_import.VARIABLE] = _options.to_text(options)
-    _on_import.install_with_torch(os.environ[_on_import.VARIABLE])
+        command.error(f"can't open file {program!r}: no such file")
+    if given or os.environ.get(on_import.VARIABLE, "0") in ("", "0"):
+        os.environ[on_import.VARIABLE] = _options.to_text(options)
+    on_import.install_with_torch(os.environ[on_import.VARIABLE])
     if is_module:
-        _run.run_module(program, arguments)
+        run.run_module(program, arguments)
     else:
-        _run.run_script(program, arguments)
+        run.run_script(program, arguments)
 
 
 if __name__ == "__main__":

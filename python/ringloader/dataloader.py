@@ -10,8 +10,11 @@ from typing import Any, TypeVar
 
 import torch.utils.data
 
-from ringloader import _decide, _hook, _native, _path, _seam, _spawn
+import ringloader._native as _native
+from ringloader._launch import spawn
 from ringloader._options import Options
+from ringloader._report import report
+from ringloader._torch import hook, internals, select_path
 
 _T_co = TypeVar("_T_co", covariant=True)
 
@@ -21,7 +24,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     Takes all arguments of torch's ``DataLoader``, which checks them, and gives the same batches in the same
     order with the same random numbers. Without workers, and wherever the rings cannot stand in for torch's
-    own transport, it *is* torch's loader; :func:`ringloader.path` tells.
+    own transport, it *is* torch's loader; :func:`ringloader.report` tells.
 
     Tensors of a batch lie in shared memory and are the consumer's, to read and to write, for as long as they
     live: also after the epoch, and after the loader is gone. Who keeps many large batches gets copies.
@@ -48,10 +51,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         super().__init__(*args, **kwargs)
         self.max_shared_bytes = options.max_shared_bytes
         if _native.SUPPORTED:
-            _spawn.prepare(self)
+            spawn.prepare(self)
 
     def _get_iterator(self) -> Any:
-        without_ours = _hook.beneath(_seam.Loader._get_iterator)
+        without_ours = hook.beneath(internals.Loader._get_iterator)
         return get_iterator(self, Options.of(self), without_ours, super()._get_iterator)
 
 
@@ -59,7 +62,7 @@ def _signature() -> inspect.Signature:
     """torch's, with what is ours: by it others pick what they pass on, and editors what they show."""
     torchs = inspect.signature(torch.utils.data.DataLoader.__init__)
     ours = inspect.signature(DataLoader.__init__).parameters["max_shared_bytes"]
-    # By kind: somebody may have put a function with variable keywords there, and those come last.
+    # By kind: other code may have put a function with variable keywords there, and those come last.
     return torchs.replace(parameters=sorted([*torchs.parameters.values(), ours], key=lambda one: one.kind))
 
 
@@ -72,28 +75,28 @@ def get_iterator(loader: Any, options: Options, without_ours: Any, fall_back: Ca
     Args:
         loader: A ``torch.utils.data.DataLoader``.
         options: How its batches travel, where they travel over the rings.
-        without_ours: ``DataLoader._get_iterator`` without our hook: torch's own, or somebody's replacement.
+        without_ours: ``DataLoader._get_iterator`` without our hook: torch's own, or a replacement.
         fall_back: Makes the iterator where they do not. It may come to a hook further down, which takes
             another path and notes that one.
     """
-    reason = _decide.reason_for_torch(loader, without_ours)
+    reason = select_path.reason_for_torch(loader, without_ours)
     if reason is None:
-        return _seam.get_iterator(without_ours, loader, functools.partial(_make_iterator, options))
-    before = _path.noted(loader)
+        return internals.get_iterator(without_ours, loader, functools.partial(_make_iterator, options))
+    before = report.noted(loader)
     iterator = fall_back()
-    if _path.noted(loader) is before:
-        _path.record(loader, iterator, "torch", reason)
+    if report.noted(loader) is before:
+        report.record(loader, iterator, "torch", reason)
     return iterator
 
 
 def _make_iterator(options: Options, loader: Any) -> Any:
     """Stands in for torch's iterator class."""
-    from ringloader import _iterator, _transport
+    from ringloader._main import iterator, stages, transport
 
-    iterator: Any
+    made: Any
     # Before torch's constructor, which draws: after it there is no way back.
     try:
-        transport = _transport.make_transport(loader, options.max_shared_bytes)
+        made_transport = transport.make_transport(loader, options.max_shared_bytes)
     except (OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
             # torch's transport needs more of them, and leaves workers behind where its start fails.
@@ -102,17 +105,18 @@ def _make_iterator(options: Options, loader: Any) -> Any:
             )
             raise
         reason = f"shared memory could not be had: {error}"
-        _decide.say_once(f"{reason}; batches travel by torch's own transport")
-        iterator = _seam.Iterator(loader)
-        _path.record(loader, iterator, "torch", reason)
-        return iterator
-    why_rings = _decide.reason_for_rings(loader)
+        select_path.say_once(f"{reason}; batches travel by torch's own transport")
+        made = internals.Iterator(loader)
+        report.record(loader, made, "torch", reason)
+        return made
+    steps = stages.stages_for(loader, options)
+    why_rings = select_path.reason_for_rings(loader)
     if why_rings is None:
-        iterator = _iterator.RingIterator(loader, transport)
-        _path.record(
-            loader, iterator, "native", "native control over shared-memory rings", transport.counters
+        made = iterator.RingIterator(loader, made_transport, steps)
+        report.record(
+            loader, made, "native", "native scheduling over shared-memory rings", made_transport.counters
         )
     else:
-        iterator = _transport.TransportIterator(loader, transport)
-        _path.record(loader, iterator, "rings", why_rings, transport.counters)
-    return iterator
+        made = iterator.TransportIterator(loader, made_transport, steps)
+        report.record(loader, made, "rings", why_rings, made_transport.counters)
+    return made

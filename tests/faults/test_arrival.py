@@ -177,7 +177,7 @@ class Segment:
 
 
 def fold(words):
-    """MIRRORS rust/core/src/message.rs::fold."""
+    """MIRRORS rust/core/src/transport/message.rs::fold."""
     odd, all_bits = 0x9E3779B97F4A7C15, (1 << 64) - 1
     total = odd
     for word in words:
@@ -225,7 +225,7 @@ def test_a_table_that_is_corrupt(loader_class, in_order):
 
 @pytest.mark.parametrize("in_order", [True, False])
 def test_a_descriptor_that_is_corrupt(loader_class, in_order):
-    """Nobody knows whose it is, nor what comes after: every call says so, and none waits."""
+    """It cannot be told whose it is, nor what comes after: every call says so, and none waits."""
     loader = loader_class(Named(), batch_size=None, collate_fn=identity, num_workers=1, in_order=in_order)
     iterator = iter(loader)
     segment = Segment(iterator)
@@ -262,7 +262,7 @@ class ArrivesInterrupted(Dataset):
 
 @pytest.mark.parametrize("in_order", [True, False])
 def test_an_interrupt_while_a_batch_arrives(loader_class, in_order):
-    """It is raised at once; whoever goes on is told what was lost, and gets the rest."""
+    """It is raised at once; a caller that goes on is told what was lost, and gets the rest."""
     loader = loader_class(
         ArrivesInterrupted(),
         batch_size=None,

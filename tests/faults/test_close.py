@@ -22,7 +22,7 @@ CLOSED = "Invalid iterator state"
 @pytest.fixture(autouse=True)
 def _native(expected_path, loader_name):
     if loader_name == "torch" or expected_path != "native":
-        pytest.skip("torch's own control hangs, or raises what it happens to find")
+        pytest.skip("torch's own scheduling hangs, or raises what it happens to find")
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def snapshot(loader_class):
 
 
 def stuck_iterator(loader_class, folder, **options):
-    """After two batches its next one does not come before somebody releases the worker."""
+    """After two batches its next one does not come before the test releases the worker."""
     stream = options.pop("stream", False)
     samples = Sticks(100, (1, 1), folder)
     iterator = iter(loader_class(SticksAsStream(samples) if stream else samples, num_workers=2, **options))
@@ -109,7 +109,7 @@ def test_closed_by_another_thread(loader_class, snapshot, tmp_path, options):
 
 @pytest.mark.parametrize("in_order", [True, False])
 def test_workers_that_are_ended_are_no_deaths(loader_class, snapshot, tmp_path, monkeypatch, in_order):
-    """Who waits hears of the end of workers that torch terminates, before the iterator is closed."""
+    """A waiting caller hears of the end of workers that torch terminates, before the iterator is closed."""
     monkeypatch.setattr(_utils, "MP_STATUS_CHECK_INTERVAL", 0.3)
     iterator, _ = stuck_iterator(loader_class, tmp_path, in_order=in_order)
     thread, outcome = thread_in_wait(iterator)
@@ -203,7 +203,7 @@ def test_next_beside_next(loader_class, snapshot, tmp_path):
             os._exit(0)
         finally:
             os._exit(1)
-    assert os.waitpid(pid, 0)[1] == 0, "a forked child has nobody to wait for"
+    assert os.waitpid(pid, 0)[1] == 0, "a forked child has no thread to wait for"
     release(samples)
     for thread in threads:
         thread.join(20)

@@ -339,7 +339,7 @@ def test_the_memory_comes_back_when_the_child_has_gone(make, how):
             open_ones.add(len(descriptors()))
     if make is not DataLoader:
         assert max(open_ones) - min(open_ones) <= 4
-        counters = ringloader.path(iterator).counters
+        counters = ringloader.report(iterator).counters
         assert counters["batches"] == 600 and counters["oversize"] == 0
         # Those that came while a child lived may have been copied out; they are few.
         assert counters["copied_out"] < 30
@@ -360,14 +360,14 @@ def test_what_children_have_counts_as_held():
         assert is_sample(batch, number)
         del batch
         if number == 40:
-            assert ringloader.path(iterator).counters["copied_out"] > 20
+            assert ringloader.report(iterator).counters["copied_out"] > 20
             assert all(child.do("check") for child in children)
             for child in children:
                 child.end()
             before = None
         if number == 60:
-            before = ringloader.path(iterator).counters["copied_out"]
-    assert ringloader.path(iterator).counters["copied_out"] == before
+            before = ringloader.report(iterator).counters["copied_out"]
+    assert ringloader.report(iterator).counters["copied_out"] == before
 
 
 def test_a_program_that_is_run_keeps_nothing(make):
@@ -380,7 +380,7 @@ def test_a_program_that_is_run_keeps_nothing(make):
             running.append(subprocess.Popen(["sleep", "60"], preexec_fn=lambda: None))
         del batch
     if make is not DataLoader:
-        assert ringloader.path(iterator).counters["copied_out"] == 0
+        assert ringloader.report(iterator).counters["copied_out"] == 0
     for process in running:
         process.kill()
         process.wait()

@@ -352,7 +352,7 @@ def test_torch_does_not_take_a_tensor(loader_name, tmp_path, how):
     how = None
     kept = [next(iterator) for _ in range(6)]
     assert [int(batch[0]) for batch in kept] == list(range(201, 207))
-    print(failed, ringloader.path(iterator).counters["copied_out"])
+    print(failed, ringloader.report(iterator).counters["copied_out"])
     """
     ended = run_script(loader_name, FAILING_EXCHANGE + body, tmp_path)
     assert (ended.code, ended.err) == (0, "")

@@ -62,7 +62,7 @@ def test_active_cache_makes_room(loader_name, group, tmp_path):
             file.write(os.urandom(MEBI))
         file.flush()
         os.fsync(file.fileno())
-        # Who reads it next is charged for it.
+        # The next reader is charged for it.
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     ended = script.start(
         loader_name,
@@ -87,7 +87,7 @@ def test_active_cache_makes_room(loader_name, group, tmp_path):
                 assert bool((batch == index).all())
             if not DataLoader.__module__.startswith("torch."):
                 import ringloader
-                print("oversize", elements, ringloader.path(iterator).counters["oversize"])
+                print("oversize", elements, ringloader.report(iterator).counters["oversize"])
             del loader, iterator, batch
         print("ended well")
         """,

@@ -1,4 +1,4 @@
-"""When the death of a worker is noticed, and what is delivered before: native control."""
+"""When the death of a worker is noticed, and what is delivered before: native scheduling."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from faults.proc import Snapshot, wait_until
 from parity.harness import assert_path
 
 NEVER = 10**9
-# What the design promises, from the moment at which somebody waits.
+# What the design promises, from the moment at which the caller waits.
 SOON_S = 0.1
 ATTEMPTS = 6
 
@@ -139,7 +139,7 @@ def test_a_death_beside_a_slow_worker(loader_class, snapshot, tmp_path, kind, in
 
 @pytest.mark.parametrize("kind", ["map", "stream"])
 def test_what_lies_behind_a_slow_worker_comes_in_its_turn(loader_class, snapshot, tmp_path, kind):
-    """In order nobody can have it before: the death is told in time, and it comes to who goes on."""
+    """In order it cannot be had before: the death is told in time, and it comes to a caller that goes on."""
 
     def attempt(folder):
         scene = Scene(loader_class, folder, (0, 2), stream=kind == "stream", prefetch_factor=3)
@@ -161,7 +161,7 @@ def test_what_lies_behind_a_slow_worker_comes_in_its_turn(loader_class, snapshot
 
 
 def test_everything_committed_comes_first(loader_class, snapshot, tmp_path):
-    """Also from a worker that was dead before anybody asked, if the others are there or soon will be."""
+    """Also from a worker that was dead before the caller asked, if the others are there or soon will be."""
 
     def attempt(folder):
         scene = Scene(loader_class, folder, (1, 2), prefetch_factor=3)
@@ -180,7 +180,7 @@ def test_everything_committed_comes_first(loader_class, snapshot, tmp_path):
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("stream", [False, True])
 def test_others_do_not_hide_a_death(loader_class, snapshot, tmp_path, stream):
-    """Out of order others may always have a result, so that nobody ever waits."""
+    """Out of order others may always have a result, so that the caller never waits."""
     scene = Scene(
         loader_class, tmp_path / "scene", (NEVER, 1, NEVER), stream=stream, length=NEVER, in_order=False
     )
@@ -193,14 +193,14 @@ def test_others_do_not_hide_a_death(loader_class, snapshot, tmp_path, stream):
             time.sleep(0.06)
             next(scene.iterator)
             later += 1
-    # What the dead one had committed may come, but no more than one at which nobody looked.
+    # What the dead one had committed may come, but no more than one that was not looked at.
     assert later <= 2
     scene.end()
     snapshot.assert_nothing_left()
 
 
 def test_two_deaths(loader_class, snapshot, tmp_path):
-    """Each is told, and then the epoch ends, as there is nobody left."""
+    """Each is told, and then the epoch ends, as no worker is left."""
     scene = Scene(loader_class, tmp_path / "scene", (2, 2), prefetch_factor=3)
     scene.await_stuck(0, 1)
     scene.kill(0)

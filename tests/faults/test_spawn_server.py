@@ -1,4 +1,4 @@
-"""Spawned workers come from a server, and nobody could tell; nor is the server left anywhere."""
+"""Spawned workers come from a server, and cannot be told from others; nor is the server left anywhere."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from faults.data import Numbers
 from faults.proc import Snapshot, command_line, descendants, is_running, wait_until
 from faults.script import finish, run_script, start
 from parity.data import identity
-from ringloader import _spawn
+from ringloader._launch import spawn, spawn_client, spawn_keeper
 
 pytestmark = pytest.mark.limit(120)
 
-SERVER = "_spawn_server"
+SERVER = "_launch.spawn_server"
 
 
 def servers():
     """This process's, if it is running."""
-    server = _spawn._servers._server
+    server = spawn_keeper.keeper._server
     return set() if server is None else {server._pid} & descendants()
 
 
@@ -104,20 +104,20 @@ def test_a_server_that_was_killed_is_replaced(loader_class):
 def test_a_server_that_dies_when_it_is_asked(loader_class, monkeypatch):
     loader = spawned(loader_class)
     assert from_server(loader)
-    fork = _spawn._Server.fork
+    fork = spawn_client.Server.fork
 
     def dying(server, fds):
         os.kill(server._pid, signal.SIGKILL)
         wait_until(lambda: not is_running(server._pid), 20)
-        monkeypatch.setattr(_spawn._Server, "fork", fork)
+        monkeypatch.setattr(spawn_client.Server, "fork", fork)
         return fork(server, fds)
 
-    monkeypatch.setattr(_spawn._Server, "fork", dying)
+    monkeypatch.setattr(spawn_client.Server, "fork", dying)
     assert from_server(loader)
     # One that always does: the workers are spawned.
-    monkeypatch.setattr(_spawn, "_servers", _spawn._Servers())
+    monkeypatch.setattr(spawn_keeper, "keeper", spawn_keeper.Keeper())
     monkeypatch.setattr(
-        _spawn._Server, "fork", lambda _server, _fds: (_ for _ in ()).throw(_spawn._LostError)
+        spawn_client.Server, "fork", lambda _server, _fds: (_ for _ in ()).throw(spawn_client.LostError)
     )
     assert not from_server(loader)
 
@@ -215,7 +215,7 @@ class OwnPopen(popen_spawn_posix.Popen):
 def test_where_workers_are_spawned(loader_class, monkeypatch, tmp_path, case):
     method = "spawn"
     if case == "switch":
-        monkeypatch.setenv(_spawn.SWITCH, "0")
+        monkeypatch.setenv(spawn.SWITCH, "0")
     elif case == "process":
         method = OwnContext()
     elif case == "popen":
@@ -226,7 +226,7 @@ def test_where_workers_are_spawned(loader_class, monkeypatch, tmp_path, case):
         wrapper.write_text(f'#!/bin/sh\ncase "$*" in *{SERVER}*) exit 1;; esac\nexec {sys.executable} "$@"\n')
         wrapper.chmod(0o755)
         executable = multiprocessing.spawn.get_executable()
-        monkeypatch.setattr(_spawn, "_servers", _spawn._Servers())
+        monkeypatch.setattr(spawn_keeper, "keeper", spawn_keeper.Keeper())
         multiprocessing.set_executable(str(wrapper))
     try:
         assert not from_server(spawned(loader_class, method=method))
@@ -244,7 +244,7 @@ def test_the_default_context(tmp_path):
             multiprocessing.set_start_method("spawn", force=True)
             iterator = iter(DataLoader(Numbers(4), num_workers=1))
             worker = iterator._workers[0]
-            print(type(worker).__name__, "_spawn_server" in command_line(worker.pid))
+            print(type(worker).__name__, "_launch.spawn_server" in command_line(worker.pid))
             print(len(list(iterator)))
     """
     ended = run_script("ringloader", body, tmp_path)
@@ -305,7 +305,7 @@ def test_what_every_interpreter_starts(tmp_path, monkeypatch, where, starts):
                 Started(2), num_workers=1, batch_size=None, collate_fn=tuple, multiprocessing_context="spawn"
             )
             iterator = iter(loader)
-            print("_spawn_server" in command_line(iterator._workers[0].pid), list(iterator))
+            print("_launch.spawn_server" in command_line(iterator._workers[0].pid), list(iterator))
     """
     said = []
     for name in ("torch", "ringloader"):
@@ -379,7 +379,7 @@ def test_forked_children_leave_the_server_alone(loader_class):
     loader = spawned(loader_class)
     assert from_server(loader)
     forked = loader_class(Numbers(4), batch_size=None, num_workers=1, multiprocessing_context="fork")
-    channel = _spawn._servers._server._channel.fileno()
+    channel = spawn_keeper.keeper._server._channel.fileno()
     child = os.fork()
     if child == 0:
         kept = Path(f"/proc/self/fd/{channel}").exists()
@@ -413,14 +413,14 @@ def orphan():
 @pytest.mark.rings_only
 def test_orphans_go_to_this_process_only_while_a_worker_starts(loader_class, monkeypatch):
     parents = []
-    receive = _spawn._Server._receive
+    receive = spawn_client.Server._receive
 
     def looking(server):
         if not parents:
             parents.append(orphan())
         return receive(server)
 
-    monkeypatch.setattr(_spawn._Server, "_receive", looking)
+    monkeypatch.setattr(spawn_client.Server, "_receive", looking)
     assert from_server(spawned(loader_class))
     assert parents == [os.getpid()]
     # The orphan of before is this process's child now, and has ended.

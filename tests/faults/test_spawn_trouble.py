@@ -1,4 +1,4 @@
-"""What goes wrong between this process and its server for spawn: nobody waits for ever, nothing is left."""
+"""What goes wrong between this process and its server for spawn: no wait is for ever, nothing is left."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from faults.data import Numbers
 from faults.proc import command_line, is_running, wait_until
 from faults.script import finish, run_script, source, start
 from faults.test_spawn_server import SERVER, from_server, servers, spawned
-from ringloader import _spawn, _spawn_server
+from ringloader._launch import spawn_client, spawn_keeper, spawn_server
 
 pytestmark = [pytest.mark.limit(120), pytest.mark.rings_only]
 
 
 def zombies():
-    """Children that have ended and that nobody has waited for."""
+    """Children that have ended and were not waited for."""
     found = []
     for thread in Path("/proc/self/task").iterdir():
         for pid in (thread / "children").read_text().split():
@@ -69,7 +69,7 @@ def test_a_server_that_lacks_descriptors_refuses(loader_class):
 def test_a_system_that_lets_nobody_adopt(loader_class, monkeypatch):
     """Workers are spawned, and no server is started again and again."""
     loader = spawned(loader_class)
-    monkeypatch.setattr(_spawn, "_PR_SET_CHILD_SUBREAPER", 1 << 20)
+    monkeypatch.setattr(spawn_client, "_PR_SET_CHILD_SUBREAPER", 1 << 20)
     assert not from_server(loader)
     server = servers()
     assert len(server) == 1
@@ -78,7 +78,7 @@ def test_a_system_that_lets_nobody_adopt(loader_class, monkeypatch):
 
 
 def test_a_server_that_was_stopped(loader_class, monkeypatch):
-    monkeypatch.setattr(_spawn, "_ANSWERS_WITHIN", 1.0)
+    monkeypatch.setattr(spawn_client, "_ANSWERS_WITHIN", 1.0)
     loader = spawned(loader_class)
     assert from_server(loader)
     first = servers()
@@ -86,12 +86,12 @@ def test_a_server_that_was_stopped(loader_class, monkeypatch):
     assert from_server(loader)
     assert len(servers()) == 1 and servers() != first
     # While it imports.
-    monkeypatch.setattr(_spawn, "_IMPORTS_WITHIN", 1.0)
-    monkeypatch.setattr(_spawn, "_servers", _spawn._Servers())
+    monkeypatch.setattr(spawn_client, "_IMPORTS_WITHIN", 1.0)
+    monkeypatch.setattr(spawn_keeper, "keeper", spawn_keeper.Keeper())
     other = spawned(loader_class)
-    os.kill(_spawn._servers._server._pid, signal.SIGSTOP)
+    os.kill(spawn_keeper.keeper._server._pid, signal.SIGSTOP)
     assert not from_server(other)
-    assert _spawn._servers._server is None
+    assert spawn_keeper.keeper._server is None
 
 
 def test_a_daemon_has_no_server(loader_class, monkeypatch):
@@ -128,7 +128,7 @@ def test_the_sentinel_of_a_worker(loader_class):
 
 def test_a_signal_handler_that_starts_workers(loader_class, monkeypatch):
     """While this thread asks the server."""
-    receive = _spawn._Server._receive
+    receive = spawn_client.Server._receive
     found = []
 
     def interrupted(server):
@@ -137,13 +137,13 @@ def test_a_signal_handler_that_starts_workers(loader_class, monkeypatch):
             found.append(from_server(spawned(loader_class)))
         return receive(server)
 
-    monkeypatch.setattr(_spawn._Server, "_receive", interrupted)
+    monkeypatch.setattr(spawn_client.Server, "_receive", interrupted)
     assert from_server(spawned(loader_class))
     assert found == [None, False]
 
 
 def test_an_interrupt_while_a_worker_starts(loader_class, monkeypatch, capfd):
-    receive = _spawn._Server._receive
+    receive = spawn_client.Server._receive
     for number in (1, 2):
         loader = spawned(loader_class)
         calls = []
@@ -155,12 +155,12 @@ def test_an_interrupt_while_a_worker_starts(loader_class, monkeypatch, capfd):
                 raise KeyboardInterrupt
             return message
 
-        monkeypatch.setattr(_spawn._Server, "_receive", interrupted)
+        monkeypatch.setattr(spawn_client.Server, "_receive", interrupted)
         with pytest.raises(KeyboardInterrupt):
             iter(loader)
-        monkeypatch.setattr(_spawn._Server, "_receive", receive)
+        monkeypatch.setattr(spawn_client.Server, "_receive", receive)
         assert servers() == set()
-        worker = _spawn_server.answered(calls[0])
+        worker = spawn_server.answered(calls[0])
         assert wait_until(lambda worker=worker: not is_running(worker), 20)
         assert number == 1 or zombies() == []
         assert capfd.readouterr().err == ""
@@ -213,15 +213,15 @@ def test_the_server_holds_nobodys_streams(loader_class):
 @pytest.mark.parametrize("tells", ["_is_in_bad_fork", "is_initialized"])
 def test_devices_must_be_usable_in_a_worker(monkeypatch, name, tells):
     # This process has some.
-    monkeypatch.setattr(_spawn_server, "_other_threads", list)
+    monkeypatch.setattr(spawn_server, "_other_threads", list)
     here = os.getpid()
     if tells == "_is_in_bad_fork":
         ask = {tells: lambda: os.getpid() != here, "is_initialized": lambda: False}
     else:
         ask = {tells: lambda: True}
-    assert _spawn_server.missed_after_fork() is None
+    assert spawn_server.missed_after_fork() is None
     monkeypatch.setattr(torch, name, types.SimpleNamespace(**ask), raising=False)
-    assert _spawn_server.missed_after_fork() == f"the device {name}"
+    assert spawn_server.missed_after_fork() == f"the device {name}"
     assert zombies() == []
 
 
@@ -230,20 +230,20 @@ def test_a_device_that_cannot_say_whether_it_is_usable(monkeypatch):
         raise RuntimeError("no driver")
 
     monkeypatch.setattr(torch, "hpu", types.SimpleNamespace(_is_in_bad_fork=unavailable), raising=False)
-    assert _spawn_server.missed_after_fork() == "a device"
+    assert spawn_server.missed_after_fork() == "a device"
 
 
 def test_threads_that_end_before_a_fork_are_not_missed():
     """Those of numpy's pool; not those of torch's, which a product of its starts."""
     body = """
         import numpy
-        from ringloader import _spawn_server
+        from ringloader._launch import spawn_server
         numpy.ones((500, 500)) @ numpy.ones((500, 500))
         threads = len(os.listdir("/proc/self/task"))
-        print(threads > 1 or os.cpu_count() == 1, _spawn_server.missed_after_fork())
+        print(threads > 1 or os.cpu_count() == 1, spawn_server.missed_after_fork())
         torch.set_num_threads(3)
         torch.ones(1000, 1000) @ torch.ones(1000, 1000)
-        others = _spawn_server.missed_after_fork()
+        others = spawn_server.missed_after_fork()
         print(others is not None and others.startswith("threads (python, python"))
     """
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "2", "MKL_THREADING_LAYER": "GNU"}
@@ -265,7 +265,7 @@ def test_a_server_that_is_killed_each_time(loader_class, monkeypatch, tmp_path, 
     )
     wrapper.chmod(0o755)
     executable = multiprocessing.spawn.get_executable()
-    monkeypatch.setattr(_spawn, "_servers", _spawn._Servers())
+    monkeypatch.setattr(spawn_keeper, "keeper", spawn_keeper.Keeper())
     multiprocessing.set_executable(str(wrapper))
     try:
         assert not from_server(spawned(loader_class))
@@ -279,7 +279,7 @@ def test_a_server_that_is_killed_each_time(loader_class, monkeypatch, tmp_path, 
 
 def test_servers_that_are_lost_now_and_then(loader_class, monkeypatch):
     """A worker that came from one in between starts the count again."""
-    monkeypatch.setattr(_spawn, "_servers", _spawn._Servers())
+    monkeypatch.setattr(spawn_keeper, "keeper", spawn_keeper.Keeper())
     loader = spawned(loader_class)
     seen = set()
     for _ in range(3):
@@ -287,7 +287,7 @@ def test_servers_that_are_lost_now_and_then(loader_class, monkeypatch):
         seen |= servers()
         # While it is idle, and when it is asked.
         os.kill(*servers(), signal.SIGSTOP if len(seen) == 2 else signal.SIGKILL)
-        monkeypatch.setattr(_spawn, "_ANSWERS_WITHIN", 1.0)
+        monkeypatch.setattr(spawn_client, "_ANSWERS_WITHIN", 1.0)
     assert from_server(loader)
     assert len(seen) == 3
 
@@ -309,8 +309,8 @@ def test_many_descriptors(tmp_path, loader_name):
             for _ in range(2):
                 iterator = iter(loader)
                 if tell:
-                    from ringloader import _spawn
-                    pids.add(_spawn._servers._server and _spawn._servers._server._pid)
+                    from ringloader._launch import spawn_keeper
+                    pids.add(spawn_keeper.keeper._server and spawn_keeper.keeper._server._pid)
                     assert all("{SERVER}" in command_line(worker.pid) for worker in iterator._workers)
                 print([int(batch[0, 0]) for batch in iterator])
             assert not tell or (len(pids) == 1 and None not in pids), pids

@@ -125,7 +125,7 @@ class Round:
                 try:
                     batch = next(iterator)
                 except StopIteration:
-                    # Whoever died had given all that was asked of it, or had ended before it was killed.
+                    # The dead worker had given all that was asked of it, or had ended before it was killed.
                     assert told or len(seen) == self.length, "the epoch ended, and samples are missing"
                     return told > 0
                 except RuntimeError as error:
@@ -146,7 +146,7 @@ class Round:
             killer.join()
             for handle in handles:
                 os.close(handle)
-        assert told or not handles, f"nobody told of a death in {after} batches"
+        assert told or not handles, f"no death was told of in {after} batches"
         return told > 0
 
     def kill(self, handles: list[int], dead: threading.Event) -> None:
@@ -216,7 +216,7 @@ def storm(loader_class: Any, seconds: float) -> None:
         rounds += 1
         seed += 1
     print(f"{rounds} rounds, {told} with a death")  # noqa: T201
-    assert told > rounds // 4, "hardly anybody died"
+    assert told > rounds // 4, "hardly any worker died"
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")

@@ -6,7 +6,7 @@ from faults.script import run_script
 
 
 def test_a_fork_while_another_thread_has_its_first_batch(tmp_path):
-    """What batches need is looked up once. A worker that is forked meanwhile has nobody to wait for."""
+    """What batches need is looked up once. A worker that is forked meanwhile has no thread to wait for."""
     ended = run_script(
         "ringloader",
         """
@@ -18,7 +18,7 @@ def test_a_fork_while_another_thread_has_its_first_batch(tmp_path):
         execute = SourceFileLoader.exec_module
 
         def slowly(self, module):
-            if module.__name__ == "ringloader._batches" and os.getpid() == main:
+            if module.__name__ == "ringloader._common.pickling" and os.getpid() == main:
                 looks.set()
                 forked.wait(1)
             execute(self, module)

@@ -14,7 +14,7 @@ import torch
 import torch.utils.data
 
 import ringloader
-from ringloader import _path
+from ringloader._report import report
 
 LoaderClass = type[torch.utils.data.DataLoader[Any]]
 
@@ -67,7 +67,7 @@ class Way:
 def use(name: str) -> Iterator[Way]:
     """Puts a way in force, with every generator at the same place, and notes the iterators made."""
     way = Way(name, ringloader.DataLoader if name == "class" else torch.utils.data.DataLoader)
-    record = _path.record
+    record = report.record
 
     def recorded(loader: Any, iterator: Any, path: Any, reason: str, *counters: Any) -> None:
         way.made.append(Made(type(loader), path, reason, *(counters or (dict,))))
@@ -77,7 +77,7 @@ def use(name: str) -> Iterator[Way]:
     np.random.seed(11)
     torch.manual_seed(11)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_path, "record", recorded)
+        patch.setattr(report, "record", recorded)
         if name == "torch":
             patch.setattr(torch.utils.data.DataLoader, "_get_iterator", _counting(way))
         with ringloader.installed() if name == "install" else contextlib.nullcontext():

@@ -7,14 +7,14 @@ import torch.utils.data
 
 import ringloader
 from install.python import Python, make_python
-from ringloader import _hook
+from ringloader._torch import hook
 
 
 @pytest.fixture(autouse=True)
 def _nothing_stays_installed() -> Iterator[None]:
     before = torch.utils.data.DataLoader._get_iterator
     yield
-    left = _hook.current(), torch.utils.data.DataLoader._get_iterator
+    left = hook.current(), torch.utils.data.DataLoader._get_iterator
     ringloader.uninstall()
     torch.utils.data.DataLoader._get_iterator = before
     assert left == (None, before)

@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data import dataloader as torch_dataloader
 
-from ringloader import _hook
+from ringloader._torch import hook
 
 
 class Squares(Dataset[torch.Tensor]):
@@ -27,8 +27,8 @@ class Hooked(Dataset[bool]):
 
     def __getitem__(self, _index: int) -> bool:
         return (
-            _hook.current() is not None
-            and _hook.beneath(DataLoader._get_iterator) is not DataLoader._get_iterator
+            hook.current() is not None
+            and hook.beneath(DataLoader._get_iterator) is not DataLoader._get_iterator
         )
 
 

@@ -168,14 +168,14 @@ assert "torch" not in sys.modules
 import torch
 from torch.utils.data import DataLoader
 if __name__ == "__main__":
-    import ringloader, ringloader._transport
-    make, budgets = ringloader._transport.make_transport, []
+    import ringloader, ringloader._main.transport
+    make, budgets = ringloader._main.transport.make_transport, []
     def make_transport(loader, max_shared_bytes):
         budgets.append(max_shared_bytes)
         return make(loader, max_shared_bytes)
-    ringloader._transport.make_transport = make_transport
+    ringloader._main.transport.make_transport = make_transport
     loader = DataLoader(list(range(8)), batch_size=4, num_workers=1)
-    print([batch.tolist() for batch in loader], ringloader.path(loader).path, budgets)
+    print([batch.tolist() for batch in loader], ringloader.report(loader).path, budgets)
     ringloader.uninstall()
     print(type(iter(loader)).__name__)
 """
@@ -197,7 +197,7 @@ class Theirs(module._MultiProcessingDataLoaderIter):
 module._MultiProcessingDataLoaderIter = Theirs
 import ringloader
 loader = ringloader.convert(module.DataLoader(list(range(4)), num_workers=1))
-print(type(iter(loader)).__name__, ringloader.path(loader).path)
+print(type(iter(loader)).__name__, ringloader.report(loader).path)
 """
 
 

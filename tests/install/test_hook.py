@@ -13,10 +13,12 @@ from torch.utils.data import dataloader as torch_dataloader
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import ringloader
+import ringloader._options as _options
 from install.data import Calling, Hooked, NotCalling, Plain, Posing, Squares, firsts
 from parity import harness
 from parity.data import Samples
-from ringloader import _hook, _options, _transport
+from ringloader._main import transport
+from ringloader._torch import hook
 
 Loader = torch.utils.data.DataLoader
 TORCHS_OWN = Loader._get_iterator
@@ -26,7 +28,7 @@ pytestmark = pytest.mark.rings_only
 
 
 class Wrapper:
-    """Somebody's replacement of ``DataLoader._get_iterator``, which calls what it replaced."""
+    """Other code's replacement of ``DataLoader._get_iterator``, which calls what it replaced."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, how: str = "plain") -> None:
         self.asked: list[Any] = []
@@ -43,7 +45,7 @@ class Wrapper:
 def path_of(loader: Any) -> str:
     """Iterates, and tells the path."""
     assert firsts(loader) == [[0.0, 1.0, 4.0, 9.0], [16.0, 25.0, 36.0, 49.0], [64.0, 81.0, 100.0, 121.0]]
-    return str(ringloader.path(loader).path)
+    return str(ringloader.report(loader).path)
 
 
 def squares(loader_class: Any = Loader, workers: int = 1, **arguments: Any) -> Any:
@@ -54,13 +56,13 @@ def squares(loader_class: Any = Loader, workers: int = 1, **arguments: Any) -> A
 def budgets(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
     """The budgets that transports were made with."""
     found: list[int | None] = []
-    original = _transport.make_transport
+    original = transport.make_transport
 
     def make_transport(loader: Any, max_shared_bytes: int | None, *rest: Any, **more: Any) -> Any:
         found.append(max_shared_bytes)
         return original(loader, max_shared_bytes, *rest, **more)
 
-    monkeypatch.setattr(_transport, "make_transport", make_transport)
+    monkeypatch.setattr(transport, "make_transport", make_transport)
     return found
 
 
@@ -90,7 +92,7 @@ def test_torchs_own_class_too() -> None:
         assert path_of(loader) == harness.expected_path
         iterator = iter(loader)
         assert isinstance(iterator, TORCHS_ITERATOR)
-        assert ringloader.path(iterator).path == harness.expected_path
+        assert ringloader.report(iterator).path == harness.expected_path
     assert firsts(iterator)[0] == [0.0, 1.0, 4.0, 9.0], "an iterator that exists goes on"
     assert type(iter(loader)) is TORCHS_ITERATOR
 
@@ -106,7 +108,7 @@ def test_a_class_that_goes_on_to_torchs_is_reached() -> None:
     with ringloader.installed():
         loader = squares(Calling)
         assert path_of(loader) == harness.expected_path
-        assert ringloader.path(iter(loader).inner).path == harness.expected_path
+        assert ringloader.report(iter(loader).inner).path == harness.expected_path
 
 
 def test_a_class_that_does_not_is_left_alone() -> None:
@@ -114,7 +116,7 @@ def test_a_class_that_does_not_is_left_alone() -> None:
         loader = squares(NotCalling)
         assert type(iter(loader)) is TORCHS_ITERATOR
         with pytest.raises(ValueError, match="no path is known"):
-            ringloader.path(loader)
+            ringloader.report(loader)
 
 
 def test_the_path_of_what_stands_in_front_of_a_loader() -> None:
@@ -171,7 +173,7 @@ def test_wrapped_before(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     loader = squares()
     with ringloader.installed():
         assert path_of(loader) == "torch"
-        assert ringloader.path(loader).reason == "torch.utils.data.DataLoader._get_iterator was replaced"
+        assert ringloader.report(loader).reason == "torch.utils.data.DataLoader._get_iterator was replaced"
     assert theirs.asked == [loader]
     assert Loader._get_iterator is theirs.function
 
@@ -222,7 +224,7 @@ def test_replaced_after_without_calling_on(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.undo()
 
 
-def test_somebody_puts_torchs_own_back() -> None:
+def test_other_code_puts_torchs_own_back() -> None:
     ringloader.install()
     Loader._get_iterator = TORCHS_OWN
     assert type(iter(squares())) is TORCHS_ITERATOR
@@ -275,7 +277,7 @@ def test_wrong_options_install_nothing(
 ) -> None:
     with pytest.raises(error, match=text):
         install(**options)
-    assert _hook.current() is None
+    assert hook.current() is None
 
 
 def test_the_options_are_the_loaders_own_arguments() -> None:
@@ -292,11 +294,11 @@ def test_forked_children_inherit_it_and_spawned_ones_do_not(start: str) -> None:
     loader = Loader(Hooked(), num_workers=1, multiprocessing_context=start)
     with ringloader.installed():
         assert [batch.tolist() for batch in loader] == [[start == "fork"]]
-        assert ringloader.path(loader).path == harness.expected_path
+        assert ringloader.report(loader).path == harness.expected_path
 
 
-def test_datapipes_keep_torchs_control() -> None:
+def test_datapipes_keep_torchs_scheduling() -> None:
     with ringloader.installed():
         loader = Loader(IterableWrapper(range(4)), num_workers=1)
         assert list(loader)
-        assert ringloader.path(loader).path == "rings"
+        assert ringloader.report(loader).path == "rings"

@@ -170,7 +170,7 @@ class Here(Dataset):
 if __name__ == "__main__":
     import ringloader
     loader = DataLoader(Here(), batch_size=2, num_workers=1, multiprocessing_context="spawn")
-    print([batch.tolist() for batch in loader], ringloader.path(loader).path)
+    print([batch.tolist() for batch in loader], ringloader.report(loader).path)
 """
 
 

@@ -17,7 +17,7 @@ def identity(value: Any) -> Any:
 
 
 def draws() -> dict[str, Any]:
-    """Who made this sample, and one number of every generator a worker seeds."""
+    """The worker that made this sample, and one number of every generator a worker seeds."""
     info = get_worker_info()
     return {
         "worker": -1 if info is None else info.id,

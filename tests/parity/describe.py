@@ -19,7 +19,7 @@ _SHORT = 64
 
 
 def describe(value: Any) -> Description:
-    """Equal descriptions mean: nobody who reads the two values can tell them apart.
+    """Equal descriptions mean: a reader of the two values cannot tell them apart.
 
     Left out are the documented differences: `is_shared()`, `owndata`, offset and size of a storage.
     """

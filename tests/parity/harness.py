@@ -18,11 +18,11 @@ import torch
 import torch.utils.data
 
 from parity.describe import Description, describe, difference, digest, normalise, tensor_bytes
-from ringloader import _decide
+from ringloader._torch import select_path
 
 LoaderClass = type[torch.utils.data.DataLoader[Any]]
 
-# Native control, and torch's own control over the rings.
+# Native scheduling, and torch's own scheduling over the rings.
 PATHS = ("native", "rings")
 # Those that are compared with torch, by the option --path; the first is everybody's outside of `taking`.
 paths: tuple[str, ...] = PATHS
@@ -133,7 +133,9 @@ def taking(path: str) -> Iterator[None]:
     try:
         with pytest.MonkeyPatch.context() as patch:
             if path == "rings":
-                patch.setattr(_decide, "reason_for_rings", lambda _: "the tests want torch's own control")
+                patch.setattr(
+                    select_path, "reason_for_rings", lambda _: "the tests want torch's own scheduling"
+                )
             yield
     finally:
         expected_path = previous
@@ -143,7 +145,7 @@ def assert_path(iterator: Any, workers: int) -> str:
     """The path the class under test took; fails where it is not the one that is to be tested."""
     import ringloader
 
-    taken = ringloader.path(iterator)
+    taken = ringloader.report(iterator)
     expected = expected_path if workers else "torch"
     assert taken.path == expected, f"path {taken.path!r}, because {taken.reason}"
     return str(taken.path)
@@ -246,7 +248,7 @@ def assert_same(expected: Record, actual: Record, *, unordered: bool = False) ->
 
 
 def compare(loader_class: LoaderClass, case: Case) -> tuple[Record, Record]:
-    """Runs `case` with torch and, on every path, with `loader_class`: nobody could tell them apart.
+    """Runs `case` with torch and, on every path, with `loader_class`: they cannot be told apart.
 
     Returns torch's record and that of the first path.
     """

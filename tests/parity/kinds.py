@@ -1,4 +1,4 @@
-"""One value of every kind that somebody has ever put into a batch."""
+"""One value of every kind that users have ever put into a batch."""
 
 from __future__ import annotations
 

@@ -226,10 +226,10 @@ def _compared(name: str, moment: str) -> dict[str, Any]:
     if moment == "before the import" and PATCHES[name][0] is not None:
         _replace(name, loaders, wraps)
     import ringloader
-    from ringloader import _decide
+    from ringloader._torch import select_path
 
     said: list[str] = []
-    _decide._logger.addHandler(_Kept(said))
+    select_path._logger.addHandler(_Kept(said))
     iterable = "Iterable" in name
     arguments: dict[str, Any] = {"batch_size": 2, "num_workers": 1, "shuffle": not iterable}
     arguments["persistent_workers"] = moment.endswith("persistent workers")
@@ -247,7 +247,7 @@ def _compared(name: str, moment: str) -> dict[str, Any]:
     for loader, outcomes in zip(loaders, found, strict=True):
         outcomes += [_epoch(loader), _epoch(loader)]
         outcomes.append(len(loader) if not iterable else 0)
-    report = ringloader.path(loaders[1])
+    report = ringloader.report(loaders[1])
     return {"torch": found[0], "ours": found[1], "path": report.path, "reason": report.reason, "said": said}
 
 

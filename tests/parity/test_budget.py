@@ -67,7 +67,7 @@ def test_oversize_batches_travel_and_say_so_once(loader_class, size, caplog):
         iterator = iter(loader)
         kept = list(iterator)
     assert len(kept) == 6 and all(map(right, kept))
-    assert ringloader.path(iterator).counters["oversize"] == 6
+    assert ringloader.report(iterator).counters["oversize"] == 6
     said = [str(warning.message) for warning in caught] + [entry.getMessage() for entry in caplog.records]
     told = [text for text in said if "max_shared_bytes" in text]
     assert len(told) == 1, said
@@ -168,7 +168,7 @@ class Unequal(Blocks):
 @pytest.mark.parametrize("in_order", [True, False])
 @pytest.mark.parametrize("held", [2, 400])
 def test_more_batches_on_their_way_than_slots(loader_class, monkeypatch, held, in_order, path):
-    """Workers wait for the parent, who may hold half of the slots: nobody else's batch shows in his."""
+    """Workers wait for the parent, which may hold half of the slots: no other batch shows in its own."""
     import ringloader
 
     made = ringloader._native.Engine
@@ -197,7 +197,7 @@ def test_more_batches_on_their_way_than_slots(loader_class, monkeypatch, held, i
                 del kept[: max(0, len(kept) - held)]
             assert labels == list(range(400)) if in_order else sorted(labels) == list(range(400))
             assert all(map(right, kept))
-            assert ringloader.path(iterator).counters["oversize"] == 0
+            assert ringloader.report(iterator).counters["oversize"] == 0
             del kept, batch
 
 
@@ -215,7 +215,7 @@ def test_counters_say_how_leaves_travelled(loader_class):
     loader = loader_class(Leaves(), num_workers=1, batch_size=None, collate_fn=identity)
     iterator = iter(loader)
     assert len(list(iterator)) == 8
-    taken = ringloader.path(iterator)
+    taken = ringloader.report(iterator)
     assert isinstance(taken.reason, str)
     assert set(taken.counters) >= {"batches", "in_place", "copied", "pickled", "oversize"}
     assert taken.counters["batches"] == 8
@@ -232,4 +232,4 @@ def test_collated_batches_are_written_in_place(loader_class):
     loader = loader_class(Blocks(40, 50_000), num_workers=1, batch_size=4)
     iterator = iter(loader)
     assert len(list(iterator)) == 10
-    assert ringloader.path(iterator).counters["in_place"] >= 10
+    assert ringloader.report(iterator).counters["in_place"] >= 10

@@ -41,7 +41,7 @@ class Acting:
 
     def __reduce__(self):
         {**ACTIONS, **RESIZING, **ON_ARRAYS}[self.name](self.tensor)
-        # What was let go is somebody else's at once.
+        # What was let go has another owner at once.
         self.noise = [torch.full((tensor_size,), -1, dtype=torch.int32) for tensor_size in (10, 5000)]
         return str, (self.name,)
 
@@ -214,7 +214,7 @@ class ChangedByThread(Dataset):
 @pytest.mark.parametrize("pickled", [False, True])
 @pytest.mark.parametrize("size", [50, 300_000])
 def test_a_thread_that_changes_them_while_the_worker_waits_for_room(loader_class, size, pickled):
-    """Whenever it does so, it writes the same values: others are somebody else's memory."""
+    """Whenever it does so, it writes the same values: others are another owner's memory."""
     loader = loader_class(
         ChangedByThread(size, pickled=pickled),
         num_workers=1,

@@ -1,4 +1,4 @@
-"""torch's own collation, native in a worker: what comes out, what is raised, and who does it."""
+"""torch's own collation, native in a worker: what comes out, what is raised, and which code does it."""
 
 from __future__ import annotations
 

@@ -334,7 +334,7 @@ def test_streams_are_warned_about_in_every_epoch(loader_class):
 
 
 def test_len_is_asked_after_iter(loader_class):
-    """Then no warning comes in this epoch, as nobody has asked when it began."""
+    """Then no warning comes in this epoch, as the length was not asked for when it began."""
 
     def scenario(kind, told):
         loader = kind(SizedStream((3, 3), declared=2), num_workers=2)

@@ -1,4 +1,4 @@
-"""A batch belongs to whoever got it: for ever, to write to, and without weight of its neighbours."""
+"""A batch belongs to its consumer: for ever, to write to, and without weight of its neighbours."""
 
 from __future__ import annotations
 

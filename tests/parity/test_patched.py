@@ -1,4 +1,4 @@
-"""Who replaces a part of torch, before or after ringloader is imported or between epochs, sees it used."""
+"""A part of torch that is replaced, before or after ringloader is imported or between epochs, is used."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from parity.patches import MOMENTS, PATCHES
 
-# What native control goes through as torch's own does.
+# What native scheduling goes through as torch's own does.
 NATIVE = (
     "DataLoader.__iter__",
     "DataLoader.__len__",

@@ -16,13 +16,13 @@ import torch
 from faults.data import Kills, Numbers
 from faults.proc import command_line
 from faults.script import run_script, source
-from ringloader import _spawn_server
+from ringloader._launch import spawn_server
 
 pytestmark = pytest.mark.limit(120)
 
 
 def is_from_server(process):
-    return _spawn_server.__name__ in command_line(process.pid)
+    return spawn_server.__name__ in command_line(process.pid)
 
 
 BESIDE = """

@@ -162,7 +162,7 @@ def test_the_memory_comes_back(loader_class):
         view = batch.numpy()
         batch.share_memory_()
         assert int(view.max()) == number
-    assert ringloader.path(iterator).counters["copied_out"] == 0
+    assert ringloader.report(iterator).counters["copied_out"] == 0
 
 
 class KeepsViews:

@@ -11,8 +11,9 @@ import torch.utils.data
 from torch.utils.data import default_collate, default_convert
 from torch.utils.data._utils import collate as torch_collate
 
+import ringloader._native as _native
 from parity.describe import describe
-from ringloader import _collation, _native
+from ringloader._worker import collate
 
 IMAGE = torch.arange(3 * 8 * 8, dtype=torch.uint8).reshape(3, 8, 8)
 Point = collections.namedtuple("Point", "x y")
@@ -226,7 +227,7 @@ def made_at_once(port, monkeypatch, samples):
 
 def _replace_collate(port, monkeypatch):
     monkeypatch.setattr(torch_collate, "collate", TORCHS_COLLATE)
-    _collation.replace_collate(port)
+    collate.replace_collate(port)
 
 
 @pytest.mark.parametrize(
@@ -244,5 +245,5 @@ def test_other_data_is(data):
 
 def test_functions_of_others_stay_theirs():
     for function in (refuse, default_collate, None, "text"):
-        assert _collation.native(function) is function
-    assert isinstance(_collation.native(default_convert), _native.Convert)
+        assert collate.native(function) is function
+    assert isinstance(collate.native(default_convert), _native.Convert)

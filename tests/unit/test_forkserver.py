@@ -1,4 +1,4 @@
-"""The fork server has torch before it forks, unless somebody else has said what it imports."""
+"""The fork server has torch before it forks, unless the program has said what it imports."""
 
 import json
 import multiprocessing

@@ -9,77 +9,41 @@ CORE = ROOT / "rust/core/src"
 PACKAGE = ROOT / "python/ringloader"
 PAGE = (ROOT / "ARCHITECTURE.md").read_text()
 
-# Module of the core: modules that it may use. `shm::layout` is where structures of pool and ring meet memory.
+# Module of the core: modules that it may use. `transport::layout` is where structures of pool and ring meet memory.
 CORE_MAY_USE = {
     "error": set(),
     "bits": set(),
-    "sync": {"error", "bits"},
+    "testing": set(),
+    "sync": {"error", "bits", "testing"},
     "batch": {"error"},
     "plan": {"error", "bits"},
-    "ring": {"error", "sync"},
-    "pool": {"error", "sync"},
-    "forks": {"sync"},
-    "shm": {"error", "sync", "forks", "ring", "pool"},
-    "process": {"sync", "forks", "shm"},
-    "message": {"error", "ring", "pool"},
-    "delivery": {"error", "sync", "forks", "process", "shm", "pool", "batch", "message"},
-    "engine": {"error", "sync", "process", "shm", "pool", "ring", "message", "delivery"},
-    "port": {"error", "sync", "forks", "process", "shm", "pool", "ring", "batch", "message", "engine"},
-    "scheduler": {"error", "sync", "message", "plan", "delivery", "engine"},
+    "ring": {"error", "sync", "testing"},
+    "pool": {"error", "sync", "testing"},
+    "forks": {"sync", "testing"},
+    "os": {"error", "sync"},
+    "process": {"sync", "testing", "forks", "os"},
+    "transport": {"error", "sync", "testing", "forks", "os", "process", "ring", "pool", "batch"},
+    "scheduler": {"error", "testing", "plan", "transport"},
 }
 
+# Folder or top module of the package: those that it may use, function-local imports and names in strings too.
+# `_native` is the extension: what it imports by name while it runs.
 PYTHON_MAY_USE = {
-    "__init__": {"_convert", "_install", "_path", "dataloader"},
-    "__main__": {"_on_import", "_options", "_run"},
-    "_run": set(),
-    "_on_import": {"_hook", "_install", "_options", "dataloader"},
-    "_convert": {"_options", "_seam", "dataloader"},
-    "_install": {"_hook", "_options", "_seam", "dataloader"},
-    "dataloader": {
-        "_decide",
-        "_hook",
-        "_iterator",
-        "_native",
-        "_options",
-        "_path",
-        "_seam",
-        "_spawn",
-        "_transport",
-    },
-    "_iterator": {"_decide", "_native", "_path", "_samplers", "_seam", "_transport"},
-    "_samplers": {"_native", "_seam", "_shuffle"},
-    "_shuffle": {"_native", "_seam"},
-    "_heap": set(),
-    "_forkserver": set(),
-    "_once": set(),
-    "_inherited": set(),
-    "_spawn": {"_inherited", "_spawn_server"},
-    "_spawn_server": {"_processes", "_seam"},
-    "_transport": {
-        "_budget",
-        "_forks",
-        "_forkserver",
-        "_moved",
-        "_native",
-        "_once",
-        "_processes",
-        "_seam",
-        "_spawn",
-        "_warm",
-    },
-    "_warm": {"_forks", "_native", "_notes"},
-    "_processes": {"_collation", "_forks", "_heap", "_moved", "_native", "_seam"},
-    "_moved": {"_native", "_seam"},
-    "_collation": {"_native", "_seam"},
-    "_decide": {"_native", "_seam"},
-    "_seam": set(),
-    "_batches": set(),
-    "_forks": {"_native"},
-    "_budget": set(),
-    "_path": {"_notes"},
-    "_notes": set(),
-    "_hook": set(),
+    "__init__": {"dataloader", "_patch", "_report"},
+    "__main__": {"_cli", "_options", "_patch"},
+    "_convert": {"_patch"},
+    "_on_import": {"_patch"},
+    "_cli": set(),
+    "_patch": {"dataloader", "_options", "_torch"},
+    "dataloader": {"_launch", "_main", "_native", "_options", "_report", "_torch"},
+    "_main": {"_common", "_launch", "_native", "_options", "_report", "_torch", "_worker"},
+    "_launch": {"_torch", "_worker"},
+    "_worker": {"_common", "_native", "_torch"},
+    "_report": {"_common"},
+    "_common": {"_native", "_torch"},
+    "_torch": {"_native"},
     "_options": set(),
+    "_native": {"_common", "_main", "_torch"},
 }
 
 
@@ -114,23 +78,95 @@ def test_every_module_of_the_core_has_a_row() -> None:
     assert modules == set(CORE_MAY_USE)
 
 
+def module_of(file: Path) -> str:
+    """The dotted name of a module of the package, below the package's own."""
+    return ".".join(file.relative_to(PACKAGE).with_suffix("").parts)
+
+
+MODULES = {module_of(file) for file in PACKAGE.rglob("*.py")} | {"_native"}
+BINDING = ROOT / "rust/py/src"
+
+
+def named_modules(dotted: str) -> set[str]:
+    """Our module that a dotted name means, or that an attribute so named stands in."""
+    parts = dotted.split(".")[1:]
+    found = [".".join(parts[:length]) for length in range(1, len(parts) + 1)]
+    return set([name for name in found if name in MODULES][-1:])
+
+
 def python_edges() -> set[tuple[str, str]]:
     edges = set()
-    for file in PACKAGE.glob("*.py"):
+    for file in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
-            names = []
-            if isinstance(node, ast.ImportFrom) and node.module == "ringloader":
+            names: list[str] = []
+            if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("ringloader."):
-                names = [node.module.split(".")[1]]
-            edges |= {(file.stem, name) for name in names}
-    return edges
+            elif isinstance(node, ast.ImportFrom):
+                assert node.level == 0, f"{file}: a relative import"
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                names = re.findall(r"\bringloader\.[\w.]+\w", node.value)
+            for name in names:
+                if name.split(".")[0] == "ringloader":
+                    edges |= {(module_of(file), found) for found in named_modules(name)}
+    for file in BINDING.rglob("*.rs"):
+        code = re.sub(r"//.*", "", file.read_text())
+        for name in re.findall(r'"(ringloader\.[\w.]+)"', code):
+            assert named_modules(name), f"{file.name} names {name}, which there is not"
+            edges |= {("_native", found) for found in named_modules(name)}
+    return {(one, other) for one, other in edges if one != other}
+
+
+def room(module: str) -> str:
+    return module.split(".")[0]
+
+
+def circles(edges: set[tuple[str, str]]) -> list[set[str]]:
+    """Sets of more than one node, each of which leads to all others."""
+    reached = {node: {node} for edge in edges for node in edge}
+    while True:
+        before = sum(map(len, reached.values()))
+        for one, other in edges:
+            reached[one] |= reached[other]
+        if sum(map(len, reached.values())) == before:
+            break
+    together = {frozenset(other for other in reached[one] if one in reached[other]) for one in reached}
+    return sorted((set(found) for found in together if len(found) > 1), key=sorted)
 
 
 def test_the_package_depends_one_way() -> None:
     edges = python_edges()
-    assert len(edges) > 5
-    assert {edge for edge in edges if edge[1] not in PYTHON_MAY_USE[edge[0]]} == set()
+    assert {"_launch.forkserver", "_native", "_main.transport"} <= {one for one, _ in edges}
+    # By a string, by the binding's string, in a function, as an import of a name.
+    assert ("_launch.forkserver", "_worker.entry") in edges
+    assert ("_native", "_common.pickling") in edges
+    assert ("dataloader", "_main.transport") in edges
+    assert ("_launch.spawn", "_launch.spawn_client") in edges
+    between = {(room(one), room(other)) for one, other in edges if room(one) != room(other)}
+    assert {edge for edge in between if edge[1] not in PYTHON_MAY_USE[edge[0]]} == set()
+    assert {(one, other) for one in PYTHON_MAY_USE for other in PYTHON_MAY_USE[one]} - between == set()
+
+
+def test_the_package_has_no_circles() -> None:
+    edges = python_edges()
+    assert circles(edges) == []
+    # The binding has no code of its own in a folder: its modules are judged above.
+    assert circles({(room(one), room(other)) for one, other in edges if "_native" not in (one, other)}) == []
+    assert circles({("a", "b"), ("b", "c"), ("c", "a"), ("c", "d")}) == [{"a", "b", "c"}]
+
+
+def test_no_module_imports_through_the_package() -> None:
+    for file in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            through = isinstance(node, ast.ImportFrom) and node.module == "ringloader"
+            assert not through, f"{file}: import the module"
+
+
+def test_every_module_of_the_package_has_a_row() -> None:
+    assert {room(module) for module in MODULES} == set(PYTHON_MAY_USE)
+    named = {row.replace("/", ".") for row in re.findall(r"^\| `((?:_\w+/)?\w+)\.py` \|", PAGE, re.M)}
+    written = {module for module in MODULES - {"_native"} if not module.endswith(".__init__")}
+    assert named == written
 
 
 def test_unsafe_code_stays_where_the_architecture_page_says() -> None:

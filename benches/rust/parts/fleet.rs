@@ -1,25 +1,22 @@
 //! A worker's part of a batch of one small leaf, and a parent with its workers in one thread.
 
-use std::os::fd::OwnedFd;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 use ringloader_core::batch::{Dtype, MetaWriter, StorageRecord};
-use ringloader_core::delivery::Delivery;
-use ringloader_core::engine::Engine;
-use ringloader_core::message::{ResultKind, Task, TaskKind};
 use ringloader_core::plan::Order;
-use ringloader_core::port::{Port, Room};
 use ringloader_core::scheduler::{Poll, Scheduler};
+use ringloader_core::transport::delivery::Delivery;
+use ringloader_core::transport::engine::Engine;
+use ringloader_core::transport::message::{ResultKind, Task, TaskKind};
+use ringloader_core::transport::port::{Port, Room};
 
 pub(crate) const SHARE: u64 = 16 << 20;
 const LEAF: u64 = 1024;
 const PREFETCH_FACTOR: u32 = 2;
 
 pub(crate) fn port(engine: &Engine, worker: u32) -> Port {
-    let fds = engine.worker_fds(worker);
-    let fds: [OwnedFd; 4] = [fds.bell, fds.parent_bell, fds.parent, fds.socket]
-        .map(|fd| fd.try_clone_to_owned().expect("a descriptor"));
+    let fds = engine.worker_fds(worker).for_port().expect("descriptors");
     Port::attach(engine.control().clone(), worker, SHARE, fds).expect("a port")
 }
 
@@ -97,7 +94,7 @@ impl Fleet {
         assert!(sent.expect("a task that fits").is_some());
     }
 
-    /// A worker answers what it has, at most `most`, and goes to sleep: the next task rings its bell.
+    /// A worker answers what it has, at most `most`, and goes to sleep: the next task notifies its eventfd.
     fn work(&mut self, worker: usize, most: usize) -> usize {
         let port = &self.ports[worker];
         let tasks = std::iter::from_fn(|| port.try_task().expect("a sound ring")).take(most);
@@ -118,13 +115,13 @@ impl Fleet {
         self.send();
     }
 
-    /// Finds nothing, goes to sleep, and is woken by the bell, which was rung before.
+    /// Finds nothing, goes to sleep, and is woken by a notification from before.
     #[inline(never)]
     fn measured_wait(&mut self) {
         let Ok(Poll::Wait { worker, .. }) = self.scheduler.poll(Some(&self.engine)) else {
             panic!("no batch is there")
         };
-        self.engine.wait_for(worker, Duration::from_secs(1)).expect("a watch");
+        self.engine.wait_for(worker, Duration::from_secs(1)).expect("a sleep");
     }
 
     /// `batches` that all workers had committed before: polling, taking, and sending the next task.
@@ -142,7 +139,7 @@ impl Fleet {
         elapsed
     }
 
-    /// `batches` of which each is waited for: finding nothing, going to sleep and being woken by the bell at
+    /// `batches` of which each is waited for: finding nothing, going to sleep and being woken by the eventfd at
     /// once, then what `ready` does for the one batch that one of the workers has committed meanwhile.
     pub(crate) fn awaited(&mut self, batches: u64, checked: bool) -> Duration {
         let mut elapsed = Duration::ZERO;

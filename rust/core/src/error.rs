@@ -84,13 +84,5 @@ pub enum Error {
     Config(String),
 }
 
-impl Error {
-    /// A refused system call.
-    #[cfg(all(target_os = "linux", not(ringloader_portable), not(ringloader_loom)))]
-    pub(crate) fn os(call: &'static str, errno: rustix::io::Errno) -> Self {
-        Self::Os { call, message: errno.to_string(), errno: errno.raw_os_error() }
-    }
-}
-
 /// `Result` with the core's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;

@@ -10,18 +10,17 @@
 //!
 //! | module | what it knows |
 //! |---|---|
-//! | [`scheduler`] | native control: torch's rules over the engine |
-//! | [`engine`] | the parent's side of the transport: all of the below, composed |
-//! | [`port`] | a worker's side, likewise |
-//! | [`delivery`] | a batch that arrived, and who keeps its bytes |
+//! | [`scheduler`] | scheduling: torch's rules over the engine |
+//! | [`transport`] | tasks and results over shared memory: layout, engine, port, delivery |
+//! | [`process`] | this process, and the children that it forks |
+//! | [`os`] | system calls: segments, eventfds, descriptors over sockets, what memory is left |
 //! | [`batch`] | a batch as bytes; nothing of rings or memory |
-//! | [`pool`] | who has which slot; nothing of rings |
+//! | [`pool`] | which side has which slot; nothing of rings |
 //! | [`ring`] | rings of descriptors; nothing of slots |
 //! | [`plan`] | samplers, dispatch, reorder buffer: torch's rules; nothing of processes or memory |
-//! | [`shm`] | the segment, what lies where in it, what memory is left |
-//! | [`process`] | this process, and the children that it forks |
 //! | [`forks`] | what a forked child may still have |
-//! | [`sync`] | atomics, the doorbell, bells |
+//! | [`sync`] | atomics, the doorbell, adaptive spinning |
+//! | [`testing`] | deaths, delays and faults that tests switch on |
 //! | `bits` | sets of small numbers |
 //! | [`error`] | what can go wrong |
 //!
@@ -38,21 +37,18 @@ pub mod plan;
 pub mod pool;
 pub mod ring;
 pub mod sync;
+pub mod testing;
 
-// Linux with memfd, and not under loom, whose atomics cannot lie in a mapping.
+/// Linux with memfd, and not under loom, whose atomics cannot lie in a mapping.
 #[cfg(all(target_os = "linux", not(ringloader_portable), not(ringloader_loom)))]
-pub mod delivery;
+#[path = "."]
+mod linux {
+    pub mod os;
+    pub mod process;
+    pub mod scheduler;
+    pub mod transport;
+}
 #[cfg(all(target_os = "linux", not(ringloader_portable), not(ringloader_loom)))]
-pub mod engine;
-#[cfg(all(target_os = "linux", not(ringloader_portable), not(ringloader_loom)))]
-pub mod message;
-#[cfg(all(target_os = "linux", not(ringloader_portable), not(ringloader_loom)))]
-pub mod port;
-#[cfg(all(target_os = "linux", not(ringloader_portable), not(ringloader_loom)))]
-pub mod process;
-#[cfg(all(target_os = "linux", not(ringloader_portable), not(ringloader_loom)))]
-pub mod scheduler;
-#[cfg(all(target_os = "linux", not(ringloader_portable), not(ringloader_loom)))]
-pub mod shm;
+pub use linux::*;
 
 pub use error::{Error, Result};

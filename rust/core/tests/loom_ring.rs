@@ -10,10 +10,9 @@ use ringloader_core::{
     sync::{
         Arc, AtomicBool, AtomicU64, Ordering,
         doorbell::{WaitFlag, sleep_unless},
-        mortal::killed_after,
-        planted::planted,
         thread,
     },
+    testing::{crash::killed_after, fault::fault},
 };
 use support::{model::explore, payload::Payload};
 
@@ -106,7 +105,7 @@ fn tail_publishes_and_head_hands_back() {
                 }
             };
             assert_eq!(number(found), item);
-            if planted("hand_back_before_read") {
+            if fault("hand_back_before_read") {
                 consumer.advance(ring);
                 assert_eq!(shared.payload[0].read(), item);
             } else {

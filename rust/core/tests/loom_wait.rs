@@ -1,5 +1,5 @@
 //! Models of the parent's wait for one of several workers, as `Engine::wait_for` and `Scheduler::poll` go about it:
-//! one bell, a flag for each worker and one for all, and the bits that say who is ready. `ci/loom.sh` runs them, and
+//! one bell, a flag for each worker and one for all, and the bits that say which workers are ready. `ci/loom.sh` runs them, and
 //! then each with a fault planted that it must catch.
 #![cfg(ringloader_loom)]
 
@@ -13,29 +13,28 @@ use ringloader_core::{
     sync::{
         Arc, AtomicBool, AtomicU64, Ordering,
         doorbell::{WaitFlag, sleep_unless, take_any},
-        mortal::killed_after,
-        planted::planted,
         ready::{Ready, ReadyBits},
         thread::{self, JoinHandle},
     },
+    testing::{crash::killed_after, fault::fault},
 };
 
 /// What the parent shares with one worker.
-struct Line {
+struct Channel {
     header: RingHeader,
     slots: Vec<Descriptor>,
     flag: WaitFlag,
     ended: AtomicBool,
 }
 
-impl Line {
+impl Channel {
     fn results(&self) -> Ring<'_> {
         Ring::new(&self.header, &self.slots).expect("a power of two")
     }
 }
 
 struct Shared {
-    lines: [Line; 2],
+    channels: [Channel; 2],
     /// Raised while any worker is awaited.
     flag: WaitFlag,
     ready: [AtomicU64; 1],
@@ -45,14 +44,14 @@ struct Shared {
 
 impl Shared {
     fn new() -> Arc<Self> {
-        let line = || Line {
+        let channel = || Channel {
             header: RingHeader::new(),
             slots: vec![Descriptor::new(), Descriptor::new()],
             flag: WaitFlag::new(),
             ended: AtomicBool::new(false),
         };
         Arc::new(Self {
-            lines: [line(), line()],
+            channels: [channel(), channel()],
             flag: WaitFlag::new(),
             ready: [AtomicU64::new(0)],
             bell: Notify::new(),
@@ -62,14 +61,14 @@ impl Shared {
 
     /// A worker's commit, as `Commit::finish`.
     fn commit(&self, worker: usize) {
-        let line = &self.lines[worker];
-        let mut results = Producer::attach(line.results()).expect("sound");
-        assert!(results.push(line.results(), &[1; WORDS]).expect("sound"));
-        let late = planted("ready_after_doorbell");
+        let channel = &self.channels[worker];
+        let mut results = Producer::attach(channel.results()).expect("sound");
+        assert!(results.push(channel.results(), &[1; WORDS]).expect("sound"));
+        let late = fault("ready_after_doorbell");
         if !late {
             self.ready().set(worker as u32);
         }
-        if take_any([&line.flag, &self.flag]) {
+        if take_any([&channel.flag, &self.flag]) {
             self.bell.notify();
         }
         if late {
@@ -92,7 +91,7 @@ impl Shared {
         thread::spawn(move || {
             killed_after(stores, || this.commit(1));
             // The kernel's part: the pidfd becomes readable, and ends the sleep as the bell does.
-            this.lines[1].ended.store(true, Ordering::Release);
+            this.channels[1].ended.store(true, Ordering::Release);
             this.bell.notify();
         })
     }
@@ -107,12 +106,13 @@ struct Parent {
 
 impl Parent {
     fn new(shared: &Arc<Shared>) -> Self {
-        let results = [0, 1].map(|worker| Consumer::attach(shared.lines[worker].results()).expect("sound"));
+        let results =
+            [0, 1].map(|worker| Consumer::attach(shared.channels[worker].results()).expect("sound"));
         Self { shared: Arc::clone(shared), results, ready: Ready::new(2) }
     }
 
     fn has(&mut self, worker: usize) -> bool {
-        !self.results[worker].is_empty(self.shared.lines[worker].results()).expect("sound")
+        !self.results[worker].is_empty(self.shared.channels[worker].results()).expect("sound")
     }
 
     /// `Engine::find`.
@@ -120,7 +120,7 @@ impl Parent {
         let Self { shared, results, ready } = self;
         let has = |worker: u32| {
             let worker = worker as usize;
-            Ok(!results[worker].is_empty(shared.lines[worker].results())?)
+            Ok(!results[worker].is_empty(shared.channels[worker].results())?)
         };
         ready.find(shared.ready(), has).expect("sound").map(|worker| worker as usize)
     }
@@ -141,13 +141,13 @@ impl Parent {
     }
 
     fn take(&mut self, worker: usize) -> bool {
-        self.results[worker].pop(self.shared.lines[worker].results()).expect("sound").is_some()
+        self.results[worker].pop(self.shared.channels[worker].results()).expect("sound").is_some()
     }
 
     /// `Engine::wait_for`: one worker, or all.
     fn wait_for(&mut self, only: Option<usize>) {
         let shared = Arc::clone(&self.shared);
-        let flag = only.map_or(&shared.flag, |worker| &shared.lines[worker].flag);
+        let flag = only.map_or(&shared.flag, |worker| &shared.channels[worker].flag);
         let look = || {
             Ok(match only {
                 Some(worker) => self.has(worker),
@@ -212,10 +212,10 @@ fn as_completed_a_death_leaves_nothing_behind() {
             let worker = Shared::dying(&shared, stores);
             let (mut ended, mut taken) = (false, 0);
             loop {
-                if !ended && shared.lines[1].ended.load(Ordering::Acquire) {
+                if !ended && shared.channels[1].ended.load(Ordering::Acquire) {
                     ended = true;
                     // `Engine::note_ended`.
-                    if !planted("ended_not_looked_at") {
+                    if !fault("ended_not_looked_at") {
                         parent.ready.look_at(1);
                     }
                 }
@@ -240,10 +240,10 @@ fn a_death_is_told_while_another_worker_is_awaited() {
             let shared = Shared::new();
             let mut parent = Parent::new(&shared);
             let worker = Shared::dying(&shared, stores);
-            // `Scheduler::poll`: who has ended, whose turn it is, who is lost.
+            // `Scheduler::poll`: which workers have ended, whose turn it is, which are lost.
             let committed = loop {
-                let early = planted("ring_before_ended").then(|| parent.has(1));
-                let ended = shared.lines[1].ended.load(Ordering::Acquire);
+                let early = fault("ring_before_ended").then(|| parent.has(1));
+                let ended = shared.channels[1].ended.load(Ordering::Acquire);
                 assert!(!parent.take(0), "worker 0 commits nothing");
                 if ended {
                     break early.unwrap_or_else(|| parent.has(1));
@@ -266,7 +266,7 @@ fn closing_ends_the_wait() {
         let closing = {
             let shared = Arc::clone(&shared);
             thread::spawn(move || {
-                if planted("bell_before_closed") {
+                if fault("bell_before_closed") {
                     shared.bell.notify();
                     *shared.closed.lock().expect("no panic") = true;
                 } else {

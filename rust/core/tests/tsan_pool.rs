@@ -25,7 +25,8 @@ mod stress {
     use ringloader_core::{
         Result,
         pool::{Growth, HeapWords, Ledger, Limits, Pages, SlotId, SlotWords, WorkerSlots},
-        sync::{Arc, AtomicU64, AtomicUsize, Ordering, planted::planted, thread},
+        sync::{Arc, AtomicU64, AtomicUsize, Ordering, thread},
+        testing::fault::fault,
     };
 
     const SLOTS: u32 = 4;
@@ -52,7 +53,7 @@ mod stress {
 
     impl Pages for Punches<'_> {
         fn punch(&mut self, slot: SlotId, _bytes: Range<u64>) -> Result<()> {
-            // What punching does to the bytes: nobody else may look at them.
+            // What punching does to the bytes: no one else may look at them.
             self.0.payload[slot.index()].write(0);
             self.0.punched.fetch_add(1, Ordering::Relaxed);
             Ok(())
@@ -123,7 +124,7 @@ mod stress {
     pub(super) fn main() {
         // Reads the environment before there are threads: what orders that read is not
         // instrumented.
-        planted("");
+        fault("");
         let cells = || (0..BATCHES).map(|_| AtomicU64::new(0)).collect();
         let world = Arc::new(World {
             heap: HeapWords::new(SLOTS),

@@ -54,7 +54,7 @@ mod stress {
         let ring = shared.ring();
         let mut producer = Producer::attach(ring).expect("sound");
         let mut bytes = ByteFifo::new(8 * shared.payload.len() as u64);
-        let mut bells = 0;
+        let mut notifications = 0;
         for item in 0..ITEMS {
             let offset = loop {
                 match bytes.reserve(8) {
@@ -71,9 +71,9 @@ mod stress {
                 thread::yield_now();
             }
             bytes.commit(position);
-            bells += u64::from(shared.flag.take());
+            notifications += u64::from(shared.flag.take());
         }
-        bells
+        notifications
     }
 
     fn consume(shared: &Shared) -> u64 {
@@ -112,8 +112,8 @@ mod stress {
             let peer = Arc::clone(&shared);
             let producer = thread::spawn(move || produce(&peer));
             let sleeps = consume(&shared);
-            let bells = producer.join().expect("the producer found no fault");
-            assert!(bells <= sleeps, "{bells} bells for {sleeps} sleeps");
+            let notifications = producer.join().expect("the producer found no fault");
+            assert!(notifications <= sleeps, "{notifications} notifications for {sleeps} sleeps");
             operations += 2 * ITEMS;
         }
         println!("tsan_ring: {operations} operations");

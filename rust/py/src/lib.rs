@@ -1,43 +1,59 @@
 //! The extension module `ringloader._native`: converts, detaches from the interpreter, maps errors.
 //!
-//! | file | about |
+//! | room | about |
 //! |---|---|
-//! | `engine.rs` | the parent's end, as a Python class |
-//! | `port.rs` | a worker's end, as a Python class |
-//! | `scheduler.rs` | native control of an iterator, as a Python class |
-//! | `stream.rs` | torch's samplers, read natively, as a Python class |
-//! | `collate.rs` | torch's `collate`, as a Python class |
-//! | `convert.rs` | torch's `default_convert`, as a Python class |
-//! | `original.rs` | a function of torch's that ours stands in for |
-//! | `encode.rs` | a Python batch to leaves and a skeleton |
-//! | `grouping.rs` | which leaves share memory, and where it goes |
+//! | `class/` | the Python classes of the transport and of the scheduler |
+//! | `collate/` | torch's `default_collate` and `default_convert`, as Python classes |
+//! | `batch/` | a Python batch to leaves and a skeleton, and back |
+//! | `index/` | indices: where they come from, and how they travel |
+//! | `torch/` | torch's and numpy's objects: their names, what lies behind them, tensors over memory |
+//! | `gil.rs` | where threads detach from the interpreter, and errors become exceptions |
+//! | `lock.rs` | a lock that threads wait for without the interpreter |
+//! | `python.rs` | all that is called of ringloader's Python, by name |
+//! | `process.rs` | what is said of forks; which process this is, and its memory |
+//! | `fds.rs` | descriptors that Python names by number |
 //! | `identity.rs` | maps by objects' addresses |
-//! | `decode.rs` | back again |
-//! | `template.rs` | batches that look like the one before |
-//! | `dlpack.rs` | tensors over memory and out of it; unsafe |
-//! | `objects.rs` | memory of Python objects, described, copied and read; unsafe |
-//! | `forks.rs` | what is said of forks; which process this is |
-//! | `torch.rs` | what is asked of torch, numpy and pickle, looked up once |
-//! | `enter.rs` | where threads detach from the interpreter, and errors become exceptions |
+//!
+//! `tests/unit/test_layers.py` says which may use which.
 
+/// All of it: the transport needs Linux with `memfd`.
 #[cfg(all(target_os = "linux", not(ringloader_portable)))]
-mod linux;
+#[path = "."]
+mod native {
+    pub(crate) mod batch;
+    pub(crate) mod class;
+    pub(crate) mod collate;
+    #[allow(unsafe_code, reason = "takes numbers for descriptors")]
+    pub(crate) mod fds;
+    pub(crate) mod gil;
+    pub(crate) mod identity;
+    pub(crate) mod index;
+    pub(crate) mod lock;
+    pub(crate) mod process;
+    pub(crate) mod python;
+    pub(crate) mod torch;
+}
+#[cfg(all(target_os = "linux", not(ringloader_portable)))]
+use native::*;
 
 #[pyo3::pymodule]
 mod _native {
     #[cfg(all(target_os = "linux", not(ringloader_portable)))]
     #[pymodule_export]
-    use super::linux::{
-        collate::Collate,
-        convert::Convert,
-        dlpack::Kept,
-        encode::Leaves,
-        engine::{Engine, Parked, available_memory},
-        enter::note_exit,
-        forks::{after_fork_in_child, after_fork_in_parent, before_fork, process_identity},
-        port::Port,
-        scheduler::Scheduler,
-        stream::Stream,
+    use super::{
+        batch::pickling::Leaves,
+        class::engine::{Engine, Parked},
+        class::index_source::IndexSource,
+        class::kept::Kept,
+        class::port::Port,
+        class::scheduler::{Order, Positions, Scheduler},
+        class::stream::{BatchRule, Stream},
+        collate::default_collate::Collate,
+        collate::default_convert::Convert,
+        gil::note_exit,
+        process::{
+            after_fork_in_child, after_fork_in_parent, available_memory, before_fork, process_identity,
+        },
     };
 
     /// Whether this build has shared-memory rings: on Linux.

@@ -113,7 +113,7 @@ class Generated:
 
     @property
     def paths(self) -> tuple[str, str]:
-        """The paths it takes where native control, and where torch's own, is asked for."""
+        """The paths it takes where native scheduling, and where torch's own, is asked for."""
         if self.workers == 0:
             return ("torch", "torch")
         if self.dataset in DATAPIPES or self.pin == "device":

@@ -12,7 +12,7 @@ import ringloader
 from parity import harness
 from parity.generated.build import observed_case
 from parity.generated.cases import Generated
-from ringloader import _decide
+from ringloader._torch import select_path
 
 # How many cases went over each path, how many of them differed from torch, and as is known.
 ran: collections.Counter[str] = collections.Counter()
@@ -21,26 +21,26 @@ known: collections.Counter[str] = collections.Counter()
 
 
 @contextlib.contextmanager
-def _asked_for(control: str, path: str) -> Iterator[None]:
-    """Loaders made inside are under the named control, and must take `path`."""
-    before = harness.expected_path, _decide.reason_for_rings
+def _asked_for(scheduling: str, path: str) -> Iterator[None]:
+    """Loaders made inside are scheduled by the named one, and must take `path`."""
+    before = harness.expected_path, select_path.reason_for_rings
     harness.expected_path = path
-    if control == "torch":
-        _decide.reason_for_rings = lambda _loader: "the tests asked for torch's own control"
+    if scheduling == "torch":
+        select_path.reason_for_rings = lambda _loader: "the tests asked for torch's own scheduling"
     try:
         yield
     finally:
-        harness.expected_path, _decide.reason_for_rings = before
+        harness.expected_path, select_path.reason_for_rings = before
 
 
 def assert_parity(case: Generated) -> None:
-    """Asserts that nobody could tell the loaders apart."""
+    """Asserts that the loaders cannot be told apart."""
     observed = observed_case(case)
     expected = harness.run(torch.utils.data.DataLoader, observed)
     assert expected.steps, "the case did nothing"
     told = []
-    for control, path in zip(("native", "torch"), case.paths, strict=True):
-        with _asked_for(control, path):
+    for scheduling, path in zip(("native", "torch"), case.paths, strict=True):
+        with _asked_for(scheduling, path):
             actual = harness.run(ringloader.DataLoader, observed)
         ran[path] += 1
         try:

@@ -3,9 +3,9 @@
 use std::sync::PoisonError;
 
 use super::{Clock, Moment};
-use crate::sync::pause::pause;
-use crate::sync::planted::planted;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
+use crate::testing::failpoint::failpoint;
+use crate::testing::fault::fault;
 
 /// A forked child, and all that it has forked.
 pub trait Child: Send {
@@ -51,7 +51,7 @@ impl<C> Record<C> {
     /// Whether the child may have what was lent at a moment and came back when so many forks had begun.
     fn may_have(&self, lent: Moment, begun: u64) -> bool {
         let is_early = |ended: Moment| ended.is_after(lent);
-        self.number < begun && self.ended.map_or(!planted("fork_under_way_ignored"), is_early)
+        self.number < begun && self.ended.map_or(!fault("fork_under_way_ignored"), is_early)
     }
 }
 
@@ -65,7 +65,7 @@ impl<C: Child> Forks<C> {
 
     /// A fork is about to happen, which `child` tells the end of. Returns its number.
     pub fn begin(&self, clock: &Clock, child: C) -> u64 {
-        // Else the handles of children that have gone, and for whom nothing is kept, would pile up.
+        // Else the handles of children that have gone, and for which nothing is kept, would pile up.
         self.look();
         let mut children = self.lock();
         let number = children.begun;
@@ -90,11 +90,11 @@ impl<C: Child> Forks<C> {
     /// Drops `thing`, which was lent at a moment that is not [still](Clock::is_still), once no child may have it.
     /// From any thread.
     pub fn give_back(&self, lent: Moment, thing: Thing) {
-        pause("given-back");
+        failpoint("given-back");
         let mut children = self.lock();
         let begun = children.begun;
         let is_kept = children.records.iter().any(|record| record.may_have(lent, begun));
-        if !is_kept || planted("given_back_under_a_child") {
+        if !is_kept || fault("given_back_under_a_child") {
             drop(children);
             drop(thing);
             return;
@@ -131,7 +131,7 @@ impl<C: Child> Forks<C> {
         drop(gone);
     }
 
-    /// In a forked child: lets go of the handles of its parent's children, if nobody was in the middle of anything
+    /// In a forked child: lets go of the handles of its parent's children, if no thread was in the middle of anything
     /// at the fork. What is kept is the parent's, and stays.
     pub fn forget_children(&self) {
         if let Ok(mut children) = self.children.try_lock() {
@@ -254,7 +254,7 @@ mod tests {
         let early = world.give_back(before);
         child.set();
         world.forks.look();
-        assert!(!early.is_set(), "the fork is under way: nobody can know of its child");
+        assert!(!early.is_set(), "the fork is under way: its child cannot be known");
         world.forks.end(&world.clock, number, false);
         assert!(!early.is_set());
         let late = world.give_back(within);

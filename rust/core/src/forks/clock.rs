@@ -1,7 +1,7 @@
 //! A clock that forks move on. Whether something was lent before a fork and comes back after it is one comparison.
 //!
 //! The clock is one word: the number of forks that have ended, and how many are under way, for threads may fork at
-//! once. Between [`begin`](Clock::begin) and [`end`](Clock::end) nobody knows whether the child is there yet. What is
+//! once. Between [`begin`](Clock::begin) and [`end`](Clock::end) it is not known whether the child is there yet. What is
 //! lent or returned in that time counts as if the fork came in between.
 //!
 //! INVARIANT: what was lent before a fork finds another time on the clock when it comes back after it. The thread that
@@ -9,8 +9,8 @@
 //! there then, so that reference goes later, in memory that the fork has made read-only: the write is a page fault,
 //! which the system orders after the fork (`ORDERING fork`).
 
-use crate::sync::planted::planted;
 use crate::sync::{AtomicU64, Ordering};
+use crate::testing::fault::fault;
 
 /// One fork that is under way.
 const WINDOW: u64 = 1;
@@ -42,7 +42,7 @@ impl Clock {
     #[must_use]
     pub fn now(&self) -> Moment {
         let now = self.0.load(Ordering::Relaxed);
-        let sure = now & WINDOWS == 0 || planted("lent_in_a_window");
+        let sure = now & WINDOWS == 0 || fault("lent_in_a_window");
         Moment(if sure { now } else { now | UNSURE })
     }
 

@@ -1,8 +1,8 @@
-//! The end of a transport: each slot's pages are given back once, by whoever is the last to have the slot.
+//! The end of a transport: each slot's pages are given back once, by the last to have the slot.
 
 use super::{SlotId, SlotWords};
-use crate::sync::planted::planted;
 use crate::sync::{AtomicBool, Ordering};
+use crate::testing::fault::fault;
 
 /// In the hold counter of a slot whose pages are given back: more holds than there can be.
 const RETIRED: u32 = u32::MAX;
@@ -17,16 +17,16 @@ impl Closing {
         Self(AtomicBool::new(false))
     }
 
-    /// Closes. The caller then retires every slot; who holds one by then does so after its release.
+    /// Closes. The caller then retires every slot; a thread that holds one by then does so after its release.
     pub fn close(&self) {
         // ORDERING close: an exchange here and in `is_closed`, so that whichever comes second sees what
         // the first one did: this side the lowered hold, or that side the flag.
         self.0.swap(true, Ordering::AcqRel);
     }
 
-    /// Whether who has just released a slot is to retire it.
+    /// Whether a thread that has just released a slot is to retire it.
     pub fn is_closed(&self) -> bool {
-        if planted("closed_by_load") {
+        if fault("closed_by_load") {
             return self.0.load(Ordering::Acquire);
         }
         // ORDERING close: see `close`. A read-modify-write that changes nothing, to read the newest value.
@@ -34,11 +34,11 @@ impl Closing {
     }
 }
 
-/// Ends the use of a slot whose worker has ended, if nobody holds it. `true`: its pages are the caller's to
+/// Ends the use of a slot whose worker has ended, if it is not held. `true`: its pages are the caller's to
 /// give back, and it is never held again.
 pub fn retire(words: SlotWords<'_>, slot: SlotId) -> bool {
-    // ORDERING close: of those who find the slot not held, one wins; it sees their last accesses.
-    let won = if planted("retire_relaxed") { Ordering::Relaxed } else { Ordering::AcqRel };
+    // ORDERING close: of the threads that find the slot not held, one wins; it sees their last accesses.
+    let won = if fault("retire_relaxed") { Ordering::Relaxed } else { Ordering::AcqRel };
     words.holds[slot.index()].compare_exchange(0, RETIRED, won, Ordering::Relaxed).is_ok()
 }
 

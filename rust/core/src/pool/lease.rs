@@ -3,9 +3,9 @@
 
 use super::words::SLOTS_PER_WORD;
 use super::{Limits, SlotId, SlotWords};
-use crate::sync::pause::pause;
-use crate::sync::planted::{planted, release_unless};
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{AtomicU64, Ordering, release_unless};
+use crate::testing::failpoint::failpoint;
+use crate::testing::fault::fault;
 
 /// What the user has leased from one worker, and the bounds on it. Private memory of the parent;
 /// any thread may use it.
@@ -42,7 +42,7 @@ impl Ledger {
         // A count and not a mark: the last release of this slot may still have its own `fetch_sub`
         // before it.
         let holds = &words.holds[slot.index()];
-        if planted("hold_as_mark") {
+        if fault("hold_as_mark") {
             holds.store(1, Ordering::Relaxed);
             return;
         }
@@ -72,7 +72,7 @@ impl Ledger {
     }
 
     /// HELD -> RETURNED: ends one hold of `slot`, with the cost of its lease if it was leased. From
-    /// any thread; wait-free, no lock, no allocation, no panic. Whoever calls it rings the worker
+    /// any thread; wait-free, no lock, no allocation, no panic. The caller wakes the worker
     /// if that waits for room.
     pub fn release(&self, words: SlotWords<'_>, slot: SlotId, cost: Option<u64>) {
         // First, or the next batch in this slot could be refused a lease that the slot's own old
@@ -85,20 +85,20 @@ impl Ledger {
         let (Some(free), Some(holds)) = (words.free.get(word), words.holds.get(slot.index())) else {
             return;
         };
-        if planted("unheld_before_returned") {
+        if fault("unheld_before_returned") {
             holds.fetch_sub(1, Ordering::Release);
-            pause("returned-held");
+            failpoint("returned-held");
             free.fetch_or(bit, Ordering::Release);
             return;
         }
         // ORDERING slot-returned: what this process did with the bytes comes before the worker's
         // next filling.
         free.fetch_or(bit, release_unless("slot_returned_relaxed"));
-        pause("returned-held");
+        failpoint("returned-held");
         // ORDERING slot-unheld: the bit comes before a take-over that finds the slot not busy, so
         // that it is swapped away with the others and never arrives for a slot that was handed out
         // again. And the user's last access comes before the memory of what is not held is given back.
-        if planted("hold_as_mark") {
+        if fault("hold_as_mark") {
             holds.store(0, Ordering::Release);
             return;
         }

@@ -2,13 +2,13 @@
 
 use super::{Growth, Ledger, Limits, Pages, SlotId, SlotWords};
 use crate::Result;
-use crate::sync::pause::pause;
-use crate::sync::planted::{acquire_unless, planted};
-use crate::sync::{Arc, Ordering};
+use crate::sync::{Arc, Ordering, acquire_unless};
+use crate::testing::failpoint::failpoint;
+use crate::testing::fault::fault;
 
 /// What the worker knows of a slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum State {
+enum SlotState {
     Free,
     Filling,
     /// Committed, and not seen to have come back.
@@ -29,16 +29,16 @@ pub struct Pin {
 
 /// The private state of one worker about its slots.
 ///
-/// INVARIANT states: `free` has each slot in `State::Free` once, `pinned` each one in
-/// `State::Pinned` once.
+/// INVARIANT states: `free` has each slot in `SlotState::Free` once, `pinned` each one in
+/// `SlotState::Pinned` once.
 /// INVARIANT budget: `resident` is the sum over `touched`, at most `limits.share` once
 /// [`grow`](Self::grow) has returned, unless a predecessor with a larger share left more. `touched`
-/// is at most the window. The shared words repeat both and are never read back, so that nobody
-/// else's stray write moves the bounds.
+/// is at most the window. The shared words repeat both and are never read back, so that no other
+/// process can move the bounds by a stray write.
 #[derive(Debug)]
 pub struct WorkerSlots {
     limits: Limits,
-    states: Box<[State]>,
+    states: Box<[SlotState]>,
     touched: Box<[u64]>,
     resident: u64,
     /// Bytes that the share has to hold beside the slots.
@@ -57,7 +57,7 @@ impl WorkerSlots {
         let slots = words.slots();
         Self {
             limits,
-            states: (0..slots).map(|_| State::Free).collect(),
+            states: (0..slots).map(|_| SlotState::Free).collect(),
             touched: (0..slots).map(|_| 0).collect(),
             resident: 0,
             beside: 0,
@@ -76,14 +76,14 @@ impl WorkerSlots {
         for (number, word) in words.free.iter().enumerate() {
             // ORDERING slot-returned
             let returned = word.swap(0, acquire_unless("take_over_relaxed"));
-            pause("take-over-swapped");
+            failpoint("take-over-swapped");
             let mut busy = busy.get(number).copied().unwrap_or(u64::MAX);
-            if planted("busy_read_after_swap") {
+            if fault("busy_read_after_swap") {
                 busy = Ledger::busy(words)[number];
             }
             for slot in SlotId::of_bits(number, busy & !returned) {
                 if let Some(state) = slots.states.get_mut(slot.index()) {
-                    *state = State::Committed;
+                    *state = SlotState::Committed;
                 }
             }
         }
@@ -97,7 +97,7 @@ impl WorkerSlots {
         words.resident.store(slots.resident, Ordering::Relaxed);
 
         let Self { free, states, touched, .. } = &mut slots;
-        free.retain(|slot| states[slot.index()] == State::Free);
+        free.retain(|slot| states[slot.index()] == SlotState::Free);
         free.sort_by_key(|slot| touched[slot.index()]);
         slots
     }
@@ -108,7 +108,7 @@ impl WorkerSlots {
     pub fn begin(&mut self, words: SlotWords<'_>) -> Option<SlotId> {
         self.sweep(words);
         let slot = self.free.pop()?;
-        self.states[slot.index()] = State::Filling;
+        self.states[slot.index()] = SlotState::Filling;
         Some(slot)
     }
 
@@ -152,20 +152,20 @@ impl WorkerSlots {
 
     /// FILLING -> COMMITTED, before the slot's descriptor is published.
     pub fn commit(&mut self, slot: SlotId) {
-        debug_assert_eq!(self.states[slot.index()], State::Filling);
-        self.states[slot.index()] = State::Committed;
+        debug_assert_eq!(self.states[slot.index()], SlotState::Filling);
+        self.states[slot.index()] = SlotState::Committed;
     }
 
     /// FILLING -> FREE: what was written is not delivered. With pins, the slot is free once they
     /// are gone.
     pub fn abandon(&mut self, slot: SlotId) {
-        debug_assert_eq!(self.states[slot.index()], State::Filling);
+        debug_assert_eq!(self.states[slot.index()], SlotState::Filling);
         self.recover(slot);
     }
 
     /// A lease of the worker's own on a slot that it fills.
     pub fn pin(&self, slot: SlotId) -> Pin {
-        debug_assert_eq!(self.states[slot.index()], State::Filling);
+        debug_assert_eq!(self.states[slot.index()], SlotState::Filling);
         Pin { _owner: Arc::clone(&self.pins[slot.index()]) }
     }
 
@@ -191,7 +191,7 @@ impl WorkerSlots {
 
     #[cold]
     fn touch(&mut self, words: SlotWords<'_>, slot: SlotId, end: u64, os: &mut impl Pages) -> Result<Growth> {
-        debug_assert_eq!(self.states[slot.index()], State::Filling);
+        debug_assert_eq!(self.states[slot.index()], SlotState::Filling);
         if end > self.limits.half() {
             return Ok(Growth::Oversize);
         }
@@ -204,7 +204,7 @@ impl WorkerSlots {
         // Before the pages are touched: a worker that dies here has counted too much, never too
         // little.
         self.count(words, slot, target);
-        pause("touched-stored");
+        failpoint("touched-stored");
         Ok(Growth::Ready)
     }
 
@@ -230,13 +230,13 @@ impl WorkerSlots {
             let touched = self.touched[slot.index()];
             let kept = touched - self.limits.round_up(excess.min(touched)).min(touched);
             if kept < touched {
-                if planted("uncounted_before_punch") {
+                if fault("uncounted_before_punch") {
                     self.count(words, slot, kept);
                 }
                 if os.punch(slot, kept..touched).is_err() {
                     continue;
                 }
-                pause("punched");
+                failpoint("punched");
                 // After the pages are gone, for the same reason.
                 self.count(words, slot, kept);
                 excess = excess.saturating_sub(touched - kept);
@@ -255,7 +255,7 @@ impl WorkerSlots {
         self.resident = self.resident - *touched + bytes;
         *touched = bytes;
         words.resident.store(self.resident, Ordering::Relaxed);
-        pause("resident-stored");
+        failpoint("resident-stored");
         words.touched[slot.index()].store(bytes, Ordering::Relaxed);
     }
 
@@ -273,11 +273,11 @@ impl WorkerSlots {
             // ORDERING slot-returned: a read-modify-write, so that the edge goes on to a successor
             // when the bits are lost with this worker.
             let returned = word.swap(0, acquire_unless("sweep_relaxed"));
-            pause("free-swapped");
+            failpoint("free-swapped");
             for slot in SlotId::of_bits(number, returned) {
                 // A bit for any other slot is no correct peer's; to believe it would hand a slot
                 // out twice.
-                let committed = self.states.get(slot.index()) == Some(&State::Committed);
+                let committed = self.states.get(slot.index()) == Some(&SlotState::Committed);
                 debug_assert!(committed, "slot {slot} came back without being out");
                 if committed {
                     self.recover(slot);
@@ -290,10 +290,10 @@ impl WorkerSlots {
         // ORDERING pin-dropped: `get_mut` succeeds for the only owner, after all that dropped pins
         // did.
         let unpinned = Arc::get_mut(&mut self.pins[slot.index()]).is_some();
-        let (state, list) = if unpinned || planted("pin_ignored") {
-            (State::Free, &mut self.free)
+        let (state, list) = if unpinned || fault("pin_ignored") {
+            (SlotState::Free, &mut self.free)
         } else {
-            (State::Pinned, &mut self.pinned)
+            (SlotState::Pinned, &mut self.pinned)
         };
         self.states[slot.index()] = state;
         list.push(slot);

@@ -17,14 +17,10 @@
 use crossbeam_utils::CachePadded;
 
 use super::cursor;
-use crate::{
-    Error, Result,
-    sync::{
-        AtomicU64, Ordering,
-        pause::pause,
-        planted::{acquire_unless, planted, release_unless},
-    },
-};
+use crate::sync::{AtomicU64, Ordering, acquire_unless, release_unless};
+use crate::testing::failpoint::failpoint;
+use crate::testing::fault::fault;
+use crate::{Error, Result};
 
 /// The number of words of a descriptor.
 pub const WORDS: usize = 8;
@@ -186,11 +182,11 @@ impl Producer {
             return Ok(false);
         }
         let next = tail.wrapping_add(1);
-        if planted("tail_before_words") {
+        if fault("tail_before_words") {
             ring.header.tail.store(next, Ordering::Release);
         }
         ring.slot(tail).store(words);
-        pause("words-stored");
+        failpoint("words-stored");
         // ORDERING tail: the words, and all that they stand for, happen before the consumer's load
         // of this position.
         ring.header.tail.store(next, release_unless("tail_relaxed"));
@@ -274,7 +270,7 @@ impl Consumer {
     /// the caller is done with both.
     ///
     /// # Panics
-    /// If no [`peek`](Self::peek) has seen that descriptor: nobody can be done with what nobody has
+    /// If no [`peek`](Self::peek) has seen that descriptor: no caller can be done with what it has not
     /// seen.
     #[inline]
     pub fn advance(&mut self, ring: Ring<'_>) {

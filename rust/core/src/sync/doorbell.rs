@@ -1,6 +1,6 @@
-//! Sleep and wake between two processes, without the system call while nobody sleeps.
+//! Sleep and wake between two processes, without the system call while no one sleeps.
 //!
-//! One side sleeps, the other rings a bell (an eventfd) that the caller owns; this file decides
+//! One side sleeps, the other notifies an eventfd that the caller owns; this file decides
 //! only *whether* it has to ring.
 //!
 //! ```text
@@ -19,8 +19,8 @@
 //! A later value than that 1 has one of three writers: the sleeper itself, which withdrew because
 //! it is awake; another take, which rings; or the sleeper's next announcement, which the peer takes
 //! and rings for. A take that dies before it rings was in a dying process, whose pidfd wakes the
-//! sleeper instead. Bells may be heard once too often (a sleeper that found something in its second
-//! look may have been rung for): a sleeper looks after each bell and trusts none.
+//! sleeper instead. Notifications may come once too often (a sleeper that found something in its second
+//! look may have been notified): a sleeper looks after each one and trusts none.
 //!
 //! A sleeper that waits for one peer announces on that peer's flag, one that waits for any of several on a flag for all of
 //! them; a peer reads both after the same fence, so that the argument holds for either.
@@ -31,10 +31,11 @@
 
 use crossbeam_utils::CachePadded;
 
-use super::{AtomicU32, Ordering, fence, planted::planted};
+use super::{AtomicU32, Ordering, fence};
 use crate::Result;
+use crate::testing::fault::fault;
 
-/// 1 while its owner is about to sleep or asleep. Zeroed memory is a flag that nobody has announced
+/// 1 while its owner is about to sleep or asleep. Zeroed memory is a flag that was not announced
 /// on.
 ///
 /// INVARIANT: every change is a read-modify-write. Plain stores would do by the language's rules (no
@@ -48,7 +49,7 @@ pub struct WaitFlag(CachePadded<AtomicU32>);
 const _: () = assert!(size_of::<WaitFlag>().is_multiple_of(64) && align_of::<WaitFlag>().is_multiple_of(64));
 
 impl WaitFlag {
-    /// A flag that nobody has announced on.
+    /// A flag that was not announced on.
     pub fn new() -> Self {
         Self(CachePadded::new(AtomicU32::new(0)))
     }
@@ -63,14 +64,14 @@ impl WaitFlag {
     }
 
     /// Says that the caller is awake. Needed after a second look that found something and after a
-    /// sleep that ended for another reason than the bell; harmless after the bell.
+    /// sleep that ended for another reason than a notification; harmless after one.
     #[inline]
     pub fn withdraw(&self) {
         self.0.swap(0, Ordering::Relaxed);
     }
 
     /// Called by the peer **after** it has published: whether a sleeper had announced itself and
-    /// must be rung for. The flag is cleared, so that one sleep costs one bell, whatever is
+    /// must be notified. The flag is cleared, so that one sleep costs one notification, whatever is
     /// published meanwhile.
     #[inline]
     pub fn take(&self) -> bool {
@@ -79,7 +80,7 @@ impl WaitFlag {
 
     #[inline]
     fn lower(&self) -> bool {
-        // The load spares the exclusive access to the line while nobody sleeps. Only who takes the
+        // The load spares the exclusive access to the line while no one sleeps. Only the peer that takes the
         // 1 by the swap rings.
         self.0.load(Ordering::Relaxed) != 0 && self.0.swap(0, Ordering::Relaxed) != 0
     }
@@ -92,7 +93,7 @@ pub fn take_any<const N: usize>(flags: [&WaitFlag; N]) -> bool {
     // ORDERING doorbell: what the caller published is before this fence, the reads of the flags
     // after it.
     sequence_unless("take_without_fence");
-    let looked_at = if planted("first_flag_only") { 1 } else { N };
+    let looked_at = if fault("first_flag_only") { 1 } else { N };
     flags[..looked_at].iter().any(|flag| flag.lower())
 }
 
@@ -109,7 +110,7 @@ pub fn sleep_unless<T>(
     // ORDERING doorbell: after the fence in this either the second look sees what was published, or the
     // peer's take, whose fence is then the later one, sees the 1.
     flag.announce();
-    let looked = if planted("sleep_without_second_look") { Ok(false) } else { found() };
+    let looked = if fault("sleep_without_second_look") { Ok(false) } else { found() };
     let slept = looked.and_then(|found| if found { Ok(None) } else { sleep().map(Some) });
     flag.withdraw();
     slept
@@ -120,8 +121,8 @@ pub fn sleep_unless<T>(
     clippy::disallowed_methods,
     reason = "the only fence(SeqCst): it orders the flag, and publishes no data"
 )]
-fn sequence_unless(fault: &str) {
-    if !planted(fault) {
+fn sequence_unless(name: &str) {
+    if !fault(name) {
         fence(Ordering::SeqCst);
     }
 }
@@ -133,10 +134,10 @@ mod tests {
     #[test]
     fn takes_an_announcement_once() {
         let flag = WaitFlag::new();
-        assert!(!flag.take(), "nobody has announced");
+        assert!(!flag.take(), "nothing was announced");
         flag.announce();
         assert!(flag.take());
-        assert!(!flag.take(), "one bell for one sleep");
+        assert!(!flag.take(), "one notification for one sleep");
     }
 
     #[test]
@@ -155,11 +156,11 @@ mod tests {
     fn either_flag_is_taken() {
         let flags = [WaitFlag::new(), WaitFlag::new()];
         let take = || take_any([&flags[0], &flags[1]]);
-        assert!(!take(), "nobody has announced");
+        assert!(!take(), "nothing was announced");
         for flag in &flags {
             flag.announce();
             assert!(take());
-            assert!(!take(), "one bell for one sleep");
+            assert!(!take(), "one notification for one sleep");
         }
     }
 

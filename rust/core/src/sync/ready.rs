@@ -17,12 +17,10 @@
 //! For the doorbell, the set is what publishes and collecting is the second look: no wake-up is lost, as its page
 //! argues. A bit too many costs a look that finds nothing.
 
-use super::{
-    AtomicU64, Ordering,
-    planted::{acquire_unless, planted, release_unless},
-};
+use super::{AtomicU64, Ordering, acquire_unless, release_unless};
 use crate::Result;
 use crate::bits::{Bits, words_for};
+use crate::testing::fault::fault;
 
 /// The shared bits, borrowed. Zeroed memory is the bits of workers that have committed nothing.
 #[derive(Debug, Clone, Copy)]
@@ -45,10 +43,10 @@ impl<'a> ReadyBits<'a> {
     #[inline]
     pub fn set(&self, worker: u32) {
         let (word, bit) = (&self.0[worker as usize / 64], 1 << (worker % 64));
-        if planted("ready_set_if_clear") && word.load(Ordering::Relaxed) & bit != 0 {
+        if fault("ready_set_if_clear") && word.load(Ordering::Relaxed) & bit != 0 {
             return;
         }
-        // ORDERING ready: the commit happens before the looks of whoever collects this bit.
+        // ORDERING ready: the commit happens before the looks of the side that collects this bit.
         word.fetch_or(bit, release_unless("ready_relaxed"));
     }
 }
@@ -107,7 +105,7 @@ impl Ready {
             }
             // ORDERING ready: the commits behind these bits happen before the looks at their rings.
             let fresh = shared.swap(0, acquire_unless("ready_load_relaxed"));
-            // Bits of no worker are nobody's: whatever another process wrote, only rings that exist are looked at.
+            // Bits of no worker are ignored: whatever another process wrote, only rings that exist are looked at.
             let bits = self.workers - at * 64;
             *own |= fresh & if bits < 64 { (1 << bits) - 1 } else { u64::MAX };
         }

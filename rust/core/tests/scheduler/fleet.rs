@@ -1,13 +1,13 @@
 //! A scheduler with its workers in one process: they do what a test says, when it says so.
 
 use ringloader_core::batch::{MetaWriter, Token};
-use ringloader_core::delivery::Delivery;
-use ringloader_core::engine::Engine;
-use ringloader_core::message::{ResultKind, TaskKind};
 use ringloader_core::plan::Order;
-use ringloader_core::port::{Port, Room};
 use ringloader_core::ring::Producer;
 use ringloader_core::scheduler::{Poll, Scheduler};
+use ringloader_core::transport::delivery::Delivery;
+use ringloader_core::transport::engine::Engine;
+use ringloader_core::transport::message::{ResultKind, TaskKind};
+use ringloader_core::transport::port::{Port, Room};
 
 const SHARE: u64 = 1 << 20;
 
@@ -22,15 +22,14 @@ impl Fleet {
         let engine = Engine::new(workers, workers * prefetch_factor, SHARE).unwrap();
         let port = |worker| {
             let fds = engine.worker_fds(worker);
-            let fds = [fds.bell, fds.parent_bell, fds.parent, fds.socket];
-            let fds = fds.map(|fd| fd.try_clone_to_owned().unwrap());
+            let fds = fds.for_port().unwrap();
             Port::attach(engine.control().clone(), worker, SHARE, fds).unwrap()
         };
         let ports = (0..workers).map(port).collect();
         Self { engine, scheduler: Scheduler::new(workers, prefetch_factor, order), ports }
     }
 
-    /// Sends a task; returns to whom.
+    /// Sends a task; returns to which worker.
     pub(crate) fn send(&mut self) -> Option<u32> {
         self.scheduler.send(&self.engine, TaskKind::None, Vec::new()).unwrap()
     }

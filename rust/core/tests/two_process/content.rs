@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use ringloader_core::message::{Task, TaskKind};
+use ringloader_core::transport::message::{Task, TaskKind};
 
 /// A small generator of random numbers (splitmix64).
 #[derive(Debug, Clone)]

@@ -111,7 +111,7 @@ fn storm(profile: Profile, time: Duration) -> Seen {
                 scope.spawn(move || {
                     while Instant::now() < end {
                         let place = &held[random.below(held.len() as u64) as usize];
-                        // Dropped behind the lock, as an object that nobody refers to any more.
+                        // Dropped behind the lock, as an object without a reference.
                         let batch = place.lock().unwrap().take();
                         drop(batch);
                         thread::sleep(Duration::from_micros(random.magnitude(2000)));
@@ -151,7 +151,7 @@ fn storm(profile: Profile, time: Duration) -> Seen {
 fn wait_for(children: &mut Vec<Child>, (mut reading, writing): (PipeReader, PipeWriter)) {
     let start = Instant::now();
     drop(writing);
-    assert_eq!(reading.read(&mut [0]).unwrap(), 0, "nobody writes");
+    assert_eq!(reading.read(&mut [0]).unwrap(), 0, "no process writes");
     while !children.is_empty() || process::current().keeps_anything() {
         children.retain(|child| !child.has_ended());
         process::current().look();
@@ -161,15 +161,15 @@ fn wait_for(children: &mut Vec<Child>, (mut reading, writing): (PipeReader, Pipe
 }
 
 /// The same, where the parent rests at a moment between two stores.
-#[cfg(ringloader_pauses)]
+#[cfg(ringloader_failpoints)]
 pub(crate) fn slow_forks(effort: Effort) -> Seen {
     let mut seen = Seen::default();
     for point in ["fork-begun", "fork-happened", "given-back"] {
-        ringloader_core::sync::pause::select(&format!("{point}:500"));
+        ringloader_core::testing::failpoint::select(&format!("{point}:500"));
         let profile = Profile { seed: effort.seed, leaves: 2, leaf: 60 << 10 };
         seen += storm(profile, Duration::from_millis(600));
         println!("point {point}");
     }
-    ringloader_core::sync::pause::select("");
+    ringloader_core::testing::failpoint::select("");
     seen
 }

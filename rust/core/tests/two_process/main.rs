@@ -3,30 +3,23 @@
 //!
 //! The binary runs itself again as a worker. Without arguments every run takes a second or two;
 //! `RINGLOADER_TEST_SECONDS` gives the storm of kills more, `RINGLOADER_TEST_SEED` other numbers. With
-//! `--cfg ringloader_pauses` each named moment between two stores is a place to die as well.
+//! `--cfg ringloader_failpoints` each named moment between two stores is a place to die as well.
 #[cfg(all(target_os = "linux", not(ringloader_portable), not(ringloader_loom)))]
-mod content;
-#[cfg(all(target_os = "linux", not(ringloader_portable), not(ringloader_loom)))]
-mod control;
-#[cfg(all(target_os = "linux", not(ringloader_portable), not(ringloader_loom)))]
-mod forks;
-#[cfg(all(target_os = "linux", not(ringloader_portable), not(ringloader_loom)))]
-mod keeper;
-#[cfg(all(target_os = "linux", not(ringloader_portable), not(ringloader_loom)))]
-mod parent;
-#[cfg(all(all(target_os = "linux", not(ringloader_portable), not(ringloader_loom)), ringloader_pauses))]
-mod points;
-#[cfg(all(target_os = "linux", not(ringloader_portable), not(ringloader_loom)))]
-mod runs;
-#[cfg(all(target_os = "linux", not(ringloader_portable), not(ringloader_loom)))]
-mod storms;
-#[cfg(all(target_os = "linux", not(ringloader_portable), not(ringloader_loom)))]
-mod worker;
-
-#[cfg(all(target_os = "linux", not(ringloader_portable), not(ringloader_loom)))]
-fn main() {
-    runs::main();
+#[path = "."]
+mod linux {
+    mod content;
+    mod forks;
+    mod keeper;
+    mod parent;
+    #[cfg(ringloader_failpoints)]
+    mod points;
+    pub(crate) mod runs;
+    mod scheduling;
+    mod storms;
+    mod worker;
 }
 
-#[cfg(not(all(target_os = "linux", not(ringloader_portable), not(ringloader_loom))))]
-fn main() {}
+fn main() {
+    #[cfg(all(target_os = "linux", not(ringloader_portable), not(ringloader_loom)))]
+    linux::runs::main();
+}

@@ -8,13 +8,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ringloader_core::batch::Token;
-use ringloader_core::delivery::{Backing, Delivery};
-use ringloader_core::engine::Engine;
-use ringloader_core::message::{ResultKind, Task, TaskKind};
+use ringloader_core::os::fd_passing;
 use ringloader_core::pool::SlotId;
-use ringloader_core::port::{Commit, Port, Room};
-use ringloader_core::shm::handover;
 use ringloader_core::sync::Ordering;
+use ringloader_core::transport::delivery::{Backing, Delivery};
+use ringloader_core::transport::engine::Engine;
+use ringloader_core::transport::message::{ResultKind, Task, TaskKind};
+use ringloader_core::transport::port::{Commit, Port, Room};
 
 use super::content::{LeafSpec, Profile};
 use super::worker;
@@ -73,7 +73,7 @@ impl Kept {
 
 /// One worker, as its parent sees it.
 #[derive(Debug)]
-struct Line {
+struct Peer {
     child: Option<Child>,
     /// Tasks that were sent and not answered, in order.
     outstanding: VecDeque<u64>,
@@ -87,7 +87,7 @@ pub(crate) struct Parent {
     pub(crate) seen: Seen,
     /// A descriptor of the segment that outlives the engine, to look at its memory.
     memfd: OwnedFd,
-    lines: Vec<Line>,
+    peers: Vec<Peer>,
     max_tasks: u32,
     next_seq: u64,
     last_resident: u64,
@@ -100,9 +100,9 @@ impl Parent {
         let descriptors = open_descriptors();
         let engine = Engine::new(workers, max_tasks, share).unwrap();
         let memfd = engine.worker_fds(0).segment.try_clone_to_owned().unwrap();
-        let lines = (0..workers).map(|_| Line { child: None, outstanding: VecDeque::new() }).collect();
+        let peers = (0..workers).map(|_| Peer { child: None, outstanding: VecDeque::new() }).collect();
         let seen = Seen::default();
-        Self { engine, profile, seen, memfd, lines, max_tasks, next_seq: 0, last_resident: 0, descriptors }
+        Self { engine, profile, seen, memfd, peers, max_tasks, next_seq: 0, last_resident: 0, descriptors }
     }
 
     /// As [`new`](Self::new), with all workers running.
@@ -113,19 +113,19 @@ impl Parent {
     }
 
     /// Starts a worker, with what it inherits from a predecessor and a moment at which it is to die.
-    pub(crate) fn start(&mut self, worker: u32, busy: Option<&[u64]>, pause: Option<&str>) {
-        self.lines[worker as usize].child = Some(start(&self.engine, worker, busy, pause));
+    pub(crate) fn start(&mut self, worker: u32, busy: Option<&[u64]>, failpoint: Option<&str>) {
+        self.peers[worker as usize].child = Some(start(&self.engine, worker, busy, failpoint));
     }
 
     /// The process of a worker.
     pub(crate) fn pid(&self, worker: u32) -> rustix::process::Pid {
-        rustix::process::Pid::from_child(self.lines[worker as usize].child.as_ref().unwrap())
+        rustix::process::Pid::from_child(self.peers[worker as usize].child.as_ref().unwrap())
     }
 
     /// Gives every worker as many tasks as it may have.
     pub(crate) fn top_up(&mut self) {
-        for worker in 0..self.lines.len() {
-            while self.lines[worker].outstanding.len() < self.max_tasks as usize {
+        for worker in 0..self.peers.len() {
+            while self.peers[worker].outstanding.len() < self.max_tasks as usize {
                 self.send(worker as u32);
             }
         }
@@ -134,7 +134,7 @@ impl Parent {
     /// Sends the next task to `worker`.
     pub(crate) fn send(&mut self, worker: u32) {
         self.engine.put_task(worker, self.profile.task(self.next_seq)).unwrap();
-        self.lines[worker as usize].outstanding.push_back(self.next_seq);
+        self.peers[worker as usize].outstanding.push_back(self.next_seq);
         self.next_seq += 1;
     }
 
@@ -147,9 +147,9 @@ impl Parent {
     /// Checks a delivery.
     pub(crate) fn receive(&mut self, mut delivery: Delivery) -> (Kept, bool) {
         assert_eq!(delivery.kind, ResultKind::Batch);
-        let line = &mut self.lines[delivery.worker as usize];
+        let peer = &mut self.peers[delivery.worker as usize];
         // Answered in order: so none is answered twice, and none is left out.
-        assert_eq!(line.outstanding.pop_front(), Some(delivery.seq), "of worker {}", delivery.worker);
+        assert_eq!(peer.outstanding.pop_front(), Some(delivery.seq), "of worker {}", delivery.worker);
         let leased = delivery.lease();
         self.seen.batches += 1;
         self.seen.oversize += u64::from(delivery.is_oversize());
@@ -170,7 +170,7 @@ impl Parent {
                 Some((kept, leased)) => keep(kept, leased),
                 None => self.engine.wait_for(None, Duration::from_millis(20)).unwrap(),
             }
-            assert_eq!(self.engine.take_ended(), None, "a worker ended that nobody killed");
+            assert_eq!(self.engine.take_ended(), None, "a worker ended that was not killed");
         }
     }
 
@@ -184,7 +184,7 @@ impl Parent {
                 continue;
             }
             if let Some(ended) = self.engine.take_ended() {
-                assert_eq!(ended, worker, "a worker ended that nobody killed");
+                assert_eq!(ended, worker, "a worker ended that was not killed");
                 break;
             }
             self.engine.wait_for(None, Duration::from_millis(20)).unwrap();
@@ -193,7 +193,7 @@ impl Parent {
         while let Some((kept, leased)) = self.take() {
             keep(kept, leased);
         }
-        self.lines[worker as usize].child.take().unwrap().wait().unwrap()
+        self.peers[worker as usize].child.take().unwrap().wait().unwrap()
     }
 
     /// What a worker that hangs may be waiting for.
@@ -205,7 +205,7 @@ impl Parent {
         format!(
             "{:?}, {:?} tasks and {:?} results in the rings, counters {:?}, free {:x?}, holds {holds:?}, \
              touched {touched:?}",
-            self.lines[worker as usize],
+            self.peers[worker as usize],
             view.tasks.len(),
             view.results.len(),
             view.counters.read(),
@@ -222,11 +222,11 @@ impl Parent {
     }
 
     /// Starts a successor of a worker that has ended, and sends what it had not answered again.
-    pub(crate) fn succeed(&mut self, worker: u32, pause: Option<&str>) {
+    pub(crate) fn succeed(&mut self, worker: u32, failpoint: Option<&str>) {
         let busy = self.engine.succeed(worker).unwrap();
         assert!(self.engine.control().worker(worker).tasks.is_empty().unwrap());
-        self.start(worker, Some(&busy), pause);
-        for seq in &self.lines[worker as usize].outstanding {
+        self.start(worker, Some(&busy), failpoint);
+        for seq in &self.peers[worker as usize].outstanding {
             self.engine.put_task(worker, self.profile.task(*seq)).unwrap();
         }
     }
@@ -235,10 +235,10 @@ impl Parent {
     /// caller to drop before.
     pub(crate) fn finish(mut self) -> Seen {
         self.end_workers(true);
-        for worker in 0..self.lines.len() as u32 {
+        for worker in 0..self.peers.len() as u32 {
             self.audit_slots(worker);
         }
-        for worker in 0..self.lines.len() {
+        for worker in 0..self.peers.len() {
             let counters = self.engine.control().worker(worker as u32).counters;
             self.seen.in_place += counters.in_place.load(Ordering::Relaxed);
         }
@@ -256,13 +256,13 @@ impl Parent {
         self.next_epoch_after(|| {})
     }
 
-    /// As [`next_epoch`](Self::next_epoch), with something done while the engine is parked.
+    /// As [`next_epoch`](Self::next_epoch), with something done while the segment is cached.
     pub(crate) fn next_epoch_after(mut self, between: impl FnOnce()) -> Self {
-        let workers = self.lines.len() as u32;
+        let workers = self.peers.len() as u32;
         let most = u64::from(workers) * self.engine.share();
-        let parked = self.engine.park(most).expect("all workers have ended");
+        let cached = self.engine.store(most).expect("all workers have ended");
         between();
-        self.engine = parked.resume().unwrap();
+        self.engine = cached.take().unwrap();
         for worker in 0..workers {
             self.check_touched(worker);
             self.start(worker, None, None);
@@ -273,17 +273,17 @@ impl Parent {
     /// Sends the end to all workers and takes what they still answer. They may be asked whether all
     /// slots have come back to them.
     pub(crate) fn end_workers(&mut self, audit: bool) {
-        for worker in 0..self.lines.len() as u32 {
+        for worker in 0..self.peers.len() as u32 {
             let end = Task { seq: 0, kind: TaskKind::End, bytes: vec![1; audit.into()] };
             self.engine.put_task(worker, end).unwrap();
         }
-        let mut left = self.lines.len();
+        let mut left = self.peers.len();
         let start = Instant::now();
         while left > 0 {
             while self.take().is_some() {}
             match self.engine.take_ended() {
                 Some(worker) => {
-                    let status = self.lines[worker as usize].child.take().unwrap().wait().unwrap();
+                    let status = self.peers[worker as usize].child.take().unwrap().wait().unwrap();
                     assert!(status.success(), "worker {worker}: {status}");
                     left -= 1;
                 }
@@ -292,22 +292,20 @@ impl Parent {
             assert!(start.elapsed() < PATIENCE, "workers do not end: {}", self.state(0));
         }
         while self.take().is_some() {}
-        assert!(self.lines.iter().all(|line| line.outstanding.is_empty()), "{:?}", self.lines);
+        assert!(self.peers.iter().all(|peer| peer.outstanding.is_empty()), "{:?}", self.peers);
     }
 
-    /// All slots of a worker that has ended can be filled: none is lost for good, and nobody holds any.
+    /// All slots of a worker that has ended can be filled: none is lost for good, and none is held.
     pub(crate) fn audit_slots(&self, worker: u32) {
         let busy = self.engine.succeed(worker).unwrap();
-        assert!(busy.iter().all(|word| *word == 0), "worker {worker}: {busy:x?} are held by nobody");
+        assert!(busy.iter().all(|word| *word == 0), "worker {worker}: {busy:x?} must not be held");
         assert_eq!(self.count_slots(worker), self.engine.control().geometry().slots, "of worker {worker}");
     }
 
     /// How many slots a successor of a worker that has ended would have. It fills nothing.
     pub(crate) fn count_slots(&self, worker: u32) -> u32 {
         let busy = self.engine.succeed(worker).unwrap();
-        let fds = self.engine.worker_fds(worker);
-        let fds =
-            [fds.bell, fds.parent_bell, fds.parent, fds.socket].map(|fd| fd.try_clone_to_owned().unwrap());
+        let fds = self.engine.worker_fds(worker).for_port().unwrap();
         let control = self.engine.control().clone();
         let port = Port::take_over(control, worker, self.engine.share(), fds, &busy).unwrap();
         let mut commits: Vec<Commit<'_>> = Vec::new();
@@ -353,7 +351,7 @@ impl Parent {
     /// Within the budget: the shares, beside the control structures and the tasks' bytes.
     pub(crate) fn check_resident(&mut self) {
         let resident = self.resident();
-        let workers = self.lines.len() as u64;
+        let workers = self.peers.len() as u64;
         let tasks = (u64::from(self.max_tasks) + 2) * 1024;
         let budget = workers * (self.engine.share() + tasks.next_multiple_of(PAGE)) + self.control_bytes();
         assert!(resident <= budget, "{resident} bytes are resident, the budget is {budget}");
@@ -368,15 +366,19 @@ impl Parent {
 }
 
 /// Starts and watches the process of a worker, as [`Parent::start`].
-pub(crate) fn start(engine: &Engine, worker: u32, busy: Option<&[u64]>, pause: Option<&str>) -> Child {
-    let (ours, theirs) = handover::pair().unwrap();
+pub(crate) fn start(engine: &Engine, worker: u32, busy: Option<&[u64]>, failpoint: Option<&str>) -> Child {
+    let (ours, theirs) = fd_passing::pair().unwrap();
     let fds = engine.worker_fds(worker);
-    for (tag, fd) in (0..).zip([fds.segment, fds.bell, fds.parent_bell, fds.parent, fds.socket]) {
-        assert!(handover::send(ours.as_fd(), fd, tag).unwrap());
+    for (tag, fd) in
+        (0..).zip([fds.segment, fds.worker_eventfd, fds.parent_eventfd, fds.parent_pidfd, fds.socket])
+    {
+        assert!(fd_passing::send(ours.as_fd(), fd, tag).unwrap());
     }
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.env(worker::ORDERS, worker::orders(worker, engine.share(), busy));
-    command.env_remove("RINGLOADER_PAUSE").envs(pause.map(|pause| ("RINGLOADER_PAUSE", pause)));
+    command
+        .env_remove("RINGLOADER_FAILPOINT")
+        .envs(failpoint.map(|failpoint| ("RINGLOADER_FAILPOINT", failpoint)));
     let child = command.stdin(Stdio::from(theirs)).spawn().unwrap();
     engine.watch_worker(worker, child.id()).unwrap();
     child
@@ -400,17 +402,17 @@ pub(crate) fn check(profile: &Profile, delivery: &Delivery) -> (Kept, u64) {
 }
 
 /// For deaths at a chosen moment.
-#[cfg(ringloader_pauses)]
+#[cfg(ringloader_failpoints)]
 impl Parent {
     /// Tasks that `worker` has not answered.
     pub(crate) fn outstanding(&self, worker: u32) -> usize {
-        self.lines[worker as usize].outstanding.len()
+        self.peers[worker as usize].outstanding.len()
     }
 
     /// Kills a worker, and takes nothing of what it had committed.
     pub(crate) fn kill_untaken(&mut self, worker: u32) {
         rustix::process::kill_process(self.pid(worker), rustix::process::Signal::KILL).unwrap();
-        self.lines[worker as usize].child.take().unwrap().wait().unwrap();
+        self.peers[worker as usize].child.take().unwrap().wait().unwrap();
     }
 
     /// Waits until the engine has noticed the death of a worker whose results were all taken.
@@ -424,7 +426,7 @@ impl Parent {
     }
 }
 
-#[cfg(ringloader_pauses)]
+#[cfg(ringloader_failpoints)]
 impl Kept {
     /// Where it lies in this process: of two batches in slots, whether they are in the same one.
     pub(crate) fn address(&self) -> usize {

@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use super::control;
 use super::forks;
 use super::parent::Seen;
+use super::scheduling;
 use super::storms::{self, Effort};
 use super::worker;
 
@@ -18,23 +18,23 @@ const RUNS: &[(&str, Run)] = &[
     ("kept_over_the_end", storms::kept_over_the_end),
     ("epochs", storms::epochs),
     ("kills", storms::kills),
-    ("control", control::kills),
+    ("scheduling", scheduling::kills),
     ("forks", forks::forks),
-    #[cfg(ringloader_pauses)]
+    #[cfg(ringloader_failpoints)]
     ("slow_forks", forks::slow_forks),
-    #[cfg(ringloader_pauses)]
-    ("control_deaths", control::deaths),
-    #[cfg(ringloader_pauses)]
+    #[cfg(ringloader_failpoints)]
+    ("scheduling_deaths", scheduling::deaths),
+    #[cfg(ringloader_failpoints)]
     ("deaths", super::points::deaths),
-    #[cfg(ringloader_pauses)]
+    #[cfg(ringloader_failpoints)]
     ("slow_release", super::points::slow_release),
-    #[cfg(ringloader_pauses)]
+    #[cfg(ringloader_failpoints)]
     ("slow_release_over_a_death", super::points::slow_release_over_a_death),
-    #[cfg(ringloader_pauses)]
+    #[cfg(ringloader_failpoints)]
     ("slow_release_of_a_lost_bit", super::points::slow_release_of_a_lost_bit),
-    #[cfg(ringloader_pauses)]
+    #[cfg(ringloader_failpoints)]
     ("close_during_drain", super::points::close_during_drain),
-    #[cfg(ringloader_pauses)]
+    #[cfg(ringloader_failpoints)]
     ("close_during_drain_in_order", super::points::close_during_drain_in_order),
 ];
 
@@ -57,7 +57,7 @@ pub(crate) fn main() {
     {
         let longest = match *name {
             "kills" => seconds.unwrap_or(4),
-            "control" => seconds.map_or(2, |all| all.div_ceil(2)),
+            "scheduling" => seconds.map_or(2, |all| all.div_ceil(2)),
             _ => seconds.map_or(1, |all| (all / 20).max(1)),
         };
         let start = Instant::now();

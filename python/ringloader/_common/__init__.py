@@ -1,0 +1,1 @@
+"""What every process with ringloader has: the main process and its workers."""

@@ -1,0 +1,23 @@
+"""Tells the native side of each fork of this process: a child has the memory of the batches that are held."""
+
+from __future__ import annotations
+
+import functools
+import os
+
+import ringloader._native as _native
+
+
+@functools.cache
+def tell_native() -> None:
+    """From now on, in this process and in those that it forks. Children that C code forks are not told of."""
+    os.register_at_fork(
+        before=_native.before_fork,
+        after_in_parent=_native.after_fork_in_parent,
+        after_in_child=_native.after_fork_in_child,
+    )
+
+
+def process_identity() -> int:
+    """Tells this process from those that it forks, whatever their process ids."""
+    return _native.process_identity()

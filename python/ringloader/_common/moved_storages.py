@@ -1,0 +1,53 @@
+"""Memory that torch takes out of a storage stays for the views that were made of it before.
+
+torch moves a storage to shared memory when it is shared with another process. Arrays and DLPack capsules that
+were made of it before still read the old memory. All of them hold the storage, so the old memory stays for as
+long as the storage, and until the next look.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import ringloader._native as _native
+from ringloader._torch import internals
+
+# Weak references to storages that torch has moved, with what keeps their old memory. Beside the storages and
+# not on them: torch 2.6 lets the garbage collector take the attributes of a storage that lives on.
+_kept: list[tuple[Any, _native.Kept]] = []
+
+
+def drop_unread() -> None:
+    """Drops the old memory of storages that are gone, and all views with them."""
+    # Each step is one for the interpreter: other threads, and finalizers, may come between any two.
+    for entry in list(_kept):
+        if entry[0].expired():
+            try:
+                _kept.remove(entry)
+            except ValueError:
+                # Another thread was faster.
+                continue
+
+
+def _keeping(torchs_own: Callable[..., Any]) -> Callable[..., Any]:
+    """As torch's own, but what our deleters would drop meanwhile is kept."""
+
+    @functools.wraps(torchs_own)
+    def share(self: Any, *args: Any, **options: Any) -> Any:
+        drop_unread()
+        kept = _native.Kept()
+        try:
+            return torchs_own(self, *args, **options)
+        finally:
+            if kept.finish():
+                _kept.append((internals.StorageWeakRef(self), kept))
+
+    return share
+
+
+@functools.cache
+def keep_views() -> None:
+    """From now on: in the main process, and in workers, where collate hands out memory of the slot."""
+    internals.replace_sharing(_keeping)

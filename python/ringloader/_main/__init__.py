@@ -1,0 +1,1 @@
+"""What runs in the main process, behind the loader."""

@@ -1,0 +1,104 @@
+"""What torch's iterator takes for queues and an event: the main process's ends of the rings.
+
+The parent's ends are made by the transport, which torch's iterator takes for the loader's
+``multiprocessing_context``.
+"""
+
+from __future__ import annotations
+
+import collections
+import queue
+from collections.abc import Callable
+from typing import Any
+
+import ringloader._native as _native
+
+
+class TaskQueue:
+    """The parent's end of one worker's task ring, as torch's iterator uses a queue."""
+
+    def __init__(self, engine: _native.Engine, worker: int) -> None:
+        self._engine = engine
+        self.worker = worker
+        # Whether torch's final signal was sent: the worker's end is no failure then.
+        self.ended = False
+
+    def put(self, message: object) -> None:
+        """Sends a message without ever waiting."""
+        self._engine.put(self.worker, message)
+        self.ended = self.ended or message is None
+
+    def cancel_join_thread(self) -> None:
+        """Does nothing: there is no thread."""
+
+    def close(self) -> None:
+        """Does nothing: the transport is closed as a whole."""
+
+
+class ResultQueue:
+    """The parent's end of all result rings, as torch's iterator and pin thread use a queue."""
+
+    def __init__(self, engine: _native.Engine, note_end: Callable[[int], bool]) -> None:
+        self._engine = engine
+        # Looks at a worker whose process has ended. Returns whether it should not have.
+        self._note_end = note_end
+        self._local: collections.deque[object] = collections.deque()
+
+    def put(self, message: object) -> None:
+        """Wakes the thread that is in :meth:`get` with a message of the main process's own."""
+        self._local.append(message)
+        self._engine.wake()
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        """Takes the next result.
+
+        Raises:
+            queue.Empty: When there is none in time, or a worker has ended: the caller looks which.
+        """
+        while True:
+            if self._local:
+                return self._local.popleft()
+            try:
+                found = self._engine.next(timeout if block else 0.0)
+            except BaseException:
+                interrupted = self._engine.take_interrupted()
+                if interrupted is not None:
+                    self._local.append(interrupted)
+                raise
+            if isinstance(found, tuple):
+                return found[0]
+            if found is not None:
+                if not self._note_end(found):
+                    continue
+                raise queue.Empty
+            if not self._local:
+                raise queue.Empty
+
+    def qsize(self) -> int:
+        """Results that are there."""
+        return len(self._local) + self._engine.committed()
+
+    def empty(self) -> bool:
+        """Whether none is there."""
+        return self.qsize() == 0
+
+    def cancel_join_thread(self) -> None:
+        """Does nothing: there is no thread."""
+
+    def close(self) -> None:
+        """Does nothing: the transport is closed as a whole."""
+
+
+class DoneEvent:
+    """The event by which torch's iterator ends its workers."""
+
+    def __init__(self, engine: _native.Engine) -> None:
+        self._engine = engine
+
+    def set(self) -> None:
+        """Sets it and wakes the workers."""
+        self._engine.set_done()
+
+    def is_set(self) -> bool:
+        """Whether it is set."""
+        return self._engine.is_done()

@@ -1,0 +1,164 @@
+"""The transport of one iterator: engine, processes, and the context through which torch's iterator uses them.
+
+``_MultiProcessingDataLoaderIter`` takes everything that moves data or starts processes from the loader's
+``multiprocessing_context``. A context of ours is all that it takes to run torch's iterator, and torch's
+worker loop, unchanged.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.multiprocessing
+
+import ringloader._native as _native
+from ringloader._common import forks, moved_storages
+from ringloader._launch import forkserver, processes, shared_args, spawn
+from ringloader._main import budget
+from ringloader._main.queues import DoneEvent, ResultQueue, TaskQueue
+from ringloader._main.segment_cache import SegmentCache
+from ringloader._torch import internals
+from ringloader._worker import endpoint, entry
+
+
+class Transport:
+    """Everything of one iterator that must be closed; also the ``multiprocessing_context`` it is given."""
+
+    def __init__(self, engine: _native.Engine, context: Any, workers: int, cache: SegmentCache) -> None:
+        self.engine = engine
+        self._cache = cache
+        # Whether an iteration of this one ended as it should, as far as is known.
+        self.sound = True
+        self._workers = workers
+        self.owner = forks.process_identity()
+        self._context = context
+        self._queues: list[TaskQueue] = []
+        self._processes: dict[int, Any] = {}
+        self._shared = None if context.get_start_method() == "fork" else shared_args.Shared()
+        self._results_made = False
+        self._closed = False
+        self._final: dict[str, int] = {}
+
+    def Queue(self) -> ResultQueue | TaskQueue:  # noqa: N802
+        """The first is for results, the others are the workers' in order."""
+        if not self._results_made:
+            self._results_made = True
+            # Not kept here: without a cycle everything goes as soon as the iterator does.
+            return ResultQueue(self.engine, self.note_end)
+        made = TaskQueue(self.engine, len(self._queues))
+        self._queues.append(made)
+        return made
+
+    def Event(self) -> DoneEvent:  # noqa: N802
+        """The event that ends the workers."""
+        return DoneEvent(self.engine)
+
+    def Process(self, *, target: Any, args: tuple[Any, ...]) -> Any:  # noqa: N802
+        """A process of the user's context that runs ``target`` at a worker's end."""
+        worker = next(arg.worker for arg in args if isinstance(arg, TaskQueue))
+        stand_ins = tuple(self._stand_in(arg) for arg in args)
+        arguments = stand_ins if self._shared is None else shared_args.Arguments(self._shared, stand_ins)
+        worker_end = endpoint.WorkerEndpoint(self.engine, worker)
+        process = self._context.Process(target=entry.run_worker, args=(worker_end, target, arguments))
+        process = spawn.by_server(process)
+        return processes.watched(process, lambda pid: self._started(worker, process, pid))
+
+    @staticmethod
+    def _stand_in(argument: object) -> object:
+        if isinstance(argument, TaskQueue):
+            return endpoint.QueueEnd.TASKS
+        if isinstance(argument, ResultQueue):
+            return endpoint.QueueEnd.RESULTS
+        if isinstance(argument, DoneEvent):
+            return endpoint.QueueEnd.DONE
+        return argument
+
+    def _started(self, worker: int, process: Any, pid: int) -> None:
+        self._processes[worker] = process
+        try:
+            self.engine.watch_worker(worker, pid)
+        except BaseException:
+            # torch does not list it yet, so no other code would end it.
+            process.terminate()
+            process.join()
+            raise
+        if len(self._processes) == self._workers:
+            self._share_nothing_more()
+
+    def _share_nothing_more(self) -> None:
+        if self._shared is not None:
+            self._shared.close()
+
+    def note_end(self, worker: int) -> bool:
+        """Looks at a worker whose process has ended. Returns whether it should not have.
+
+        Raises:
+            RuntimeError: In torch's words, where the process object will never tell.
+        """
+        if self._queues[worker].ended or self.engine.is_done():
+            return False
+        self.sound = False
+        process = self._processes[worker]
+        # The handle tells before the exit code is known, and earlier still under forkserver.
+        process.join(1.0)
+        if process.is_alive():
+            raise RuntimeError(f"DataLoader worker (pid(s) {process.pid}) exited unexpectedly")
+        return True
+
+    def counters(self) -> dict[str, int]:
+        """What went over the rings."""
+        return dict(self._final) if self._closed else dict(self.engine.counters())
+
+    def close(self, may_keep: bool = False) -> None:
+        """Gives back all memory that no tensor holds. A forked child that inherited this does nothing.
+
+        Args:
+            may_keep: Whether another epoch may find it warm: some of it then stays with the loader.
+        """
+        if self._closed or forks.process_identity() != self.owner:
+            return
+        self._final = dict(self.engine.counters())
+        self._closed = True
+        if may_keep and self._ended_well():
+            self._cache.store(self.engine)
+        else:
+            self.engine.close()
+        self._share_nothing_more()
+        self._processes.clear()
+
+    def _ended_well(self) -> bool:
+        started = self._processes.values()
+        return self.sound and len(started) == self._workers and all(one.exitcode == 0 for one in started)
+
+
+def make_transport(loader: Any, max_shared_bytes: int | None) -> Transport:
+    """The transport for one iterator of a loader with workers.
+
+    Raises:
+        OSError: When shared memory or descriptors cannot be had. Nothing is left then.
+        ValueError: When so many workers with so many tasks have no room in the address space.
+    """
+    workers = loader.num_workers
+    context = loader.multiprocessing_context or torch.multiprocessing
+    forks.tell_native()
+    moved_storages.drop_unread()
+    forkserver.preload(context)
+    spawn.prepare(loader)
+    most_tasks = _most_tasks(loader)
+    cache = SegmentCache(loader, workers, (most_tasks, max_shared_bytes))
+    available = _native.available_memory() + cache.resident
+    share = budget.share_per_worker(workers, max_shared_bytes, available)
+    engine = cache.take(share) or _native.Engine(workers, most_tasks, share)
+    return Transport(engine, context, workers, cache)
+
+
+def _most_tasks(loader: Any) -> int:
+    """Batches of one worker that can be on their way at once."""
+    factor = loader.prefetch_factor
+    # What else stands there is refused by torch's constructor, which has drawn by then.
+    per_worker = max(factor, 1) if isinstance(factor, int) else 1
+    if loader.in_order and loader._dataset_kind != internals.ITERABLE:
+        # In turn, so an equal part each; after a reset in mid-epoch, those of the epoch before too.
+        return 2 * per_worker + 1
+    # Where the others have ended, or are slow, one worker may be asked for all.
+    return per_worker * int(loader.num_workers) + per_worker + 1

@@ -1,0 +1,1 @@
+"""Ways in: other loaders of the process over ringloader."""

@@ -1,0 +1,114 @@
+"""One torch loader that exists, made ringloader's: in place, by its class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any, TypeVar
+
+import ringloader._options as _options
+from ringloader._torch import internals
+from ringloader.dataloader import DataLoader
+
+_Loader = TypeVar("_Loader")
+
+
+def convert(loader: _Loader, **options: Any) -> _Loader:
+    """Makes a torch loader that exists iterate over ringloader. Returns the same object.
+
+    Dataset, sampler, generator and all other attributes stay. What changes is its class: a plain
+    ``torch.utils.data.DataLoader`` becomes a :class:`ringloader.DataLoader`; one of another class gets a
+    subclass of that class, of the same name, which is a :class:`ringloader.DataLoader` too. Copies and
+    pickles of it are like it. An iterator that is under way goes on as it is.
+
+    Args:
+        loader: A ``torch.utils.data.DataLoader``. Of a :class:`ringloader.DataLoader` only options change.
+        **options: The keyword-only arguments of :class:`ringloader.DataLoader`; those that are not given stay
+            as they are.
+
+    Raises:
+        TypeError: For anything else than a loader; for one that makes its iterator without torch's
+            ``_get_iterator`` (torchdata's ``StatefulDataLoader``); for an unknown option, or a value of the
+            wrong type.
+        ValueError: For an option that is out of range.
+        RuntimeError: When the loader's persistent workers run already: they belong to an iterator of
+            torch's, and to end them here would change its random numbers.
+    """
+    given = _options.checked("convert()", options)
+    # Not isinstance: accelerate's loaders name another class as theirs.
+    cls = type(loader)
+    if not issubclass(cls, internals.Loader):
+        raise TypeError(
+            f"convert() takes a torch.utils.data.DataLoader, not {loader!r:.200}"
+            + (": convert the loader it stands in front of" if isinstance(loader, internals.Loader) else "")
+        )
+    owner = _own_get_iterator(loader)
+    if owner is not None:
+        raise TypeError(f"convert() cannot reach it: {owner} has a _get_iterator that does not call torch's")
+    if getattr(loader, "_iterator", None) is not None:
+        raise RuntimeError(
+            "the loader's persistent workers run already: convert() it before its first iter(), or end them "
+            "before, with loader._iterator = None"
+        )
+    kept = _options.Options.of(loader)
+    if not issubclass(cls, DataLoader):
+        _set_class(loader, _converted(cls))
+    for name in _options.NAMES:
+        setattr(loader, name, getattr(given if name in options else kept, name))
+    return loader
+
+
+def _own_get_iterator(loader: Any) -> str | None:
+    """The class or object that makes the iterator without torch's ``_get_iterator``, or None."""
+    if "_get_iterator" in vars(loader):
+        return "the object"
+    for cls in type(loader).__mro__:
+        if cls in (internals.Loader, DataLoader):
+            return None
+        found = cls.__dict__.get("_get_iterator")
+        # One that goes on to the next class has to name it.
+        if found is not None and not (
+            isinstance(found, FunctionType) and "_get_iterator" in found.__code__.co_names
+        ):
+            return f"{cls.__module__}.{cls.__qualname__}"
+    return None
+
+
+def _converted(cls: Any) -> Any:
+    """``cls``, with ringloader's class between it and torch's."""
+    if cls is internals.Loader:
+        return DataLoader
+    for made in cls.__subclasses__():
+        if made.__dict__.get("_ringloader_converted") is cls:
+            return made
+    names = {
+        "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
+        "__doc__": cls.__doc__,
+        "__reduce_ex__": _reduce,
+        "_ringloader_converted": cls,
+    }
+    return type(cls)(cls.__name__, (cls, DataLoader), names)
+
+
+def _set_class(loader: Any, cls: Any) -> None:
+    # Not through the loader's own __setattr__.
+    object.__setattr__(loader, "__class__", cls)
+
+
+def _reduce(self: Any, protocol: Any) -> Any:
+    """As the class it was converted from, which others can import; and then converted."""
+    made = type(self)
+    cls = made._ringloader_converted
+    reduced = super(made, self).__reduce_ex__(protocol)
+    if isinstance(reduced, str):
+        return reduced
+    function, arguments, *state = reduced
+    plain = tuple(cls if argument is made else argument for argument in arguments)
+    return _rebuild, (cls if function is made else function, plain), *state
+
+
+def _rebuild(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    loader = function(*arguments)
+    _set_class(loader, _converted(type(loader)))
+    return loader

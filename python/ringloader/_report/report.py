@@ -1,0 +1,95 @@
+"""Which path a loader took, why, and what went over it."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+from ringloader._common import weak_registry
+
+PathName = Literal["native", "rings", "torch"]
+
+
+@dataclasses.dataclass(frozen=True)
+class PathReport:
+    """How the batches of one iterator travel.
+
+    Attributes:
+        path: ``"native"``: over shared-memory rings, scheduled natively; ``"rings"``: over the rings,
+            scheduled by torch; ``"torch"``: torch's own iterator and transport.
+        reason: Why, in a sentence.
+        counters: What went over it until now: ``batches``; storages that collate wrote ``in_place`` or that
+            were ``copied`` into shared memory once; batches whose tree was ``pickled``; ``oversize`` batches,
+            in shared memory of their own; batches ``copied_out`` because the user held too many. Empty on
+            torch's path.
+    """
+
+    path: PathName
+    reason: str
+    counters: Mapping[str, int]
+
+
+@dataclasses.dataclass
+class _Record:
+    path: PathName
+    reason: str
+    counters: Callable[[], Mapping[str, int]]
+
+
+_records: weak_registry.WeakRegistry[_Record] = weak_registry.WeakRegistry()
+
+
+def record(
+    loader: object,
+    iterator: object,
+    path: PathName,
+    reason: str,
+    counters: Callable[[], Mapping[str, int]] = dict,
+) -> None:
+    """Notes how ``iterator``, made by ``loader``, gets its batches."""
+    noted = _Record(path, reason, counters)
+    for key in (loader, iterator):
+        _records.put(key, noted)
+
+
+def noted(key: object) -> _Record | None:
+    """What was noted last for an iterator or a loader; a new object each time."""
+    return _records.get(key)
+
+
+def report(iterator_or_loader: object) -> PathReport:
+    """Tells which path an iterator, or the last iterator of a loader, took, and what went over it.
+
+    Args:
+        iterator_or_loader: A :class:`ringloader.DataLoader`, or any torch loader while
+            :func:`ringloader.install` is in effect; or what ``iter`` made of it.
+
+    Raises:
+        ValueError: When the loader was not iterated yet, or is none of ringloader's.
+    """
+    found = noted(iterator_or_loader)
+    # Where accelerate, Lightning and Ray keep the loader that they stand in front of.
+    for name in ("base_dataloader", "_dataloader"):
+        found = found or noted(getattr(iterator_or_loader, name, None))
+    if found is None:
+        raise ValueError(
+            f"no path is known for {iterator_or_loader!r:.200}: pass a ringloader.DataLoader after iter() "
+            "was called on it, or what iter() returned; another torch loader only where iter() was called "
+            "after ringloader.install()"
+        )
+    return PathReport(found.path, found.reason, dict(found.counters()))
+
+
+def path(iterator_or_loader: object) -> PathReport:
+    """The name of :func:`ringloader.report` before version 0.2.
+
+    Args:
+        iterator_or_loader: As :func:`ringloader.report` takes it.
+
+    Raises:
+        ValueError: As :func:`ringloader.report` does.
+    """
+    warnings.warn("ringloader.path() is ringloader.report() now", DeprecationWarning, stacklevel=2)
+    return report(iterator_or_loader)

@@ -1,0 +1,58 @@
+"""The hook at ``DataLoader._get_iterator``: where it is put, and what lies beneath. Imports no torch.
+
+INVARIANT: a hook calls what :func:`put` was given last, or else what it replaced. So one that other
+code wrapped, or kept and put back later, is as good as one that was never moved.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+# Makes a loader's iterator; its second argument is what the hook stands in front of.
+Make = Callable[[Any, Callable[[Any], Any]], Any]
+
+# What all hooks of the process call. While it is None they let every call through.
+_make: Make | None = None
+
+
+def current() -> Make | None:
+    """What makes the iterators, or None while nothing is installed."""
+    return _make
+
+
+def put(loader_class: Any, make: Make | None) -> None:
+    """Has ``make`` called for the iterators of ``loader_class`` and its subclasses; None: no longer.
+
+    A hook that lies beneath another wrapper stays there, and lets through.
+    """
+    global _make
+    _make = make
+    found = loader_class._get_iterator
+    if make is not None and not _is_hook(found):
+        loader_class._get_iterator = _hook(found)
+    elif make is None and _is_hook(found):
+        loader_class._get_iterator = found.__wrapped__
+
+
+def beneath(function: Any) -> Any:
+    """What ``function`` stands in front of if it is our hook, else ``function`` itself."""
+    return function.__wrapped__ if _is_hook(function) else function
+
+
+def _hook(previous: Any) -> Any:
+    def _get_iterator(self: Any) -> Any:
+        make = _make
+        return previous(self) if make is None else make(self, previous)
+
+    functools.update_wrapper(_get_iterator, previous)
+    return _get_iterator
+
+
+def _is_hook(function: Any) -> bool:
+    # By its code, which functools.wraps does not copy.
+    return getattr(function, "__code__", None) is _CODE
+
+
+_CODE = _hook(len).__code__

@@ -1,0 +1,351 @@
+"""The private parts of torch that ringloader stands in for, and whether they are still torch's own.
+
+All private names of torch stand here. One that this torch does not have is no error: :func:`missing_name`
+tells it, and the loader is torch's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import os
+import warnings
+from collections.abc import Callable
+from types import BuiltinFunctionType, FunctionType
+from typing import Any, cast
+
+import numpy
+import torch
+import torch.utils.data
+from torch.utils.data import dataloader as torch_dataloader
+
+# Every private name that is needed, with its owner, and those of them that are missing.
+_needed: list[tuple[Any, str]] = []
+_missing: list[str] = []
+
+
+def _private(owner: Any, name: str) -> Any:
+    """What ``name`` is in ``owner``; None, and noted, when it is missing."""
+    _needed.append((owner, name))
+    found = getattr(owner, name, None)
+    if found is None:
+        _missing.append(f"{getattr(owner, '__qualname__', None) or getattr(owner, '__name__', owner)}.{name}")
+    return found
+
+
+def _module(name: str) -> Any:
+    _needed.append((None, name))
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        _missing.append(name)
+        return None
+
+
+_worker = _module("torch.utils.data._utils.worker")
+_fetch = _module("torch.utils.data._utils.fetch")
+_pin_memory = _module("torch.utils.data._utils.pin_memory")
+_signal_handling = _module("torch.utils.data._utils.signal_handling")
+
+# As they were when this module was imported: what ours are built on.
+Loader = torch.utils.data.DataLoader
+Iterator: Any = _private(torch_dataloader, "_MultiProcessingDataLoaderIter")
+BaseIterator: Any = getattr(Iterator, "__base__", None)
+ITERABLE = _private(_private(torch_dataloader, "_DatasetKind"), "Iterable")
+InfiniteConstantSampler: Any = _private(torch_dataloader, "_InfiniteConstantSampler")
+ResumeIteration: Any = _private(_worker, "_ResumeIteration")
+set_worker_pids: Any = _private(_signal_handling, "_set_worker_pids")
+remove_worker_pids: Any = _private(_signal_handling, "_remove_worker_pids")
+ExceptionWrapper: Any = _private(_module("torch._utils"), "ExceptionWrapper")
+# Asked for by `_native`.
+IterableDatasetStopIteration: Any = _private(_worker, "_IterableDatasetStopIteration")
+from_dlpack: Any = _private(_module("torch._C"), "_from_dlpack")
+
+profiler_enabled: Any = _private(torch.autograd, "_profiler_enabled")
+len_torch_function_stack: Any = _private(torch._C, "_len_torch_function_stack")
+
+# A torch without one of these collates itself.
+_collation: Any = torch.utils.data._utils.collate
+collate_fn_map: dict[Any, Any] = getattr(_collation, "default_collate_fn_map", {})
+# What it has, and what of torch the functions call.
+_COLLATING = ("stack", "tensor", "as_tensor")
+_COLLATE_FN_MAP: dict[Any, str] = {
+    torch.Tensor: "collate_tensor_fn",
+    numpy.ndarray: "collate_numpy_array_fn",
+    (numpy.bool_, numpy.number, numpy.object_): "collate_numpy_scalar_fn",
+    float: "collate_float_fn",
+    int: "collate_int_fn",
+    str: "collate_str_fn",
+    bytes: "collate_str_fn",
+}
+# How many modes have a say in what torch's functions do.
+_MODES = ("_len_torch_function_stack", "_len_torch_dispatch_stack")
+MODES = [getattr(torch._C, name) for name in _MODES if hasattr(torch._C, name)]
+
+StorageWeakRef: Any = _private(_module("torch.multiprocessing.reductions"), "StorageWeakRef")
+# By which torch moves a storage to shared memory, for any caller. Not needed: a torch without one of them
+# moves none by it.
+_SHARING = ("_share_fd_cpu_", "_share_filename_cpu_")
+
+# Called, overridden or replaced where they stand.
+for _owner, _names in (
+    (Loader, ("_get_iterator",)),
+    (Iterator, ("_mark_worker_as_unavailable", "_shutdown_workers")),
+    (BaseIterator, ("_reset", "_next_data", "_next_index")),
+    (torch_dataloader, ("_BaseDataLoaderIter",)),
+    (_worker, ("_worker_loop",)),
+    (_fetch, ("_MapDatasetFetcher", "_IterableDatasetFetcher")),
+    (torch.UntypedStorage, ("_new_shared",)),
+):
+    for _name in _names:
+        _private(_owner, _name)
+
+try:
+    from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
+
+    DATA_PIPES: tuple[type, ...] = (IterDataPipe, MapDataPipe)
+except ImportError:
+    DATA_PIPES = ()
+
+_HOME = os.path.dirname(torch.__file__) + os.sep  # noqa: PTH120
+
+_ITERATOR_METHODS = (
+    "__init__",
+    "__next__",
+    "_next_index",
+    "_reset",
+    "_next_data",
+    "_try_put_index",
+    "_get_data",
+    "_try_get_data",
+    "_process_data",
+    "_mark_worker_as_unavailable",
+    "_shutdown_workers",
+    "__del__",
+)
+
+
+# What ringloader reads of, or sets on, a loader and torch's iterator.
+_ATTRIBUTES = (
+    "_dataset_kind",
+    "_in_order",
+    "_index_queues",
+    "_index_sampler",
+    "_num_workers",
+    "_persistent_workers",
+    "_prefetch_factor",
+    "_shared_seed",
+    "_shutdown",
+    "_timeout",
+    "_worker_pids_set",
+    "_workers",
+    "_workers_done_event",
+    "_workers_status",
+)
+
+
+def _missing_attributes() -> list[str]:
+    """Those that torch's constructors never name. Of constructors that were replaced nothing is known."""
+    names: set[str] = set()
+    for owner in (Iterator, BaseIterator):
+        for name, function in vars(owner).items():
+            if is_torchs_own(function, f"{owner.__name__}.{name}"):
+                names.update(function.__code__.co_names)
+            elif name == "__init__":
+                return []
+    return [f"{Iterator.__name__}.{name}" for name in _ATTRIBUTES if name not in names]
+
+
+@functools.cache
+def missing_name() -> str | None:
+    """The first private name that ringloader needs and this torch does not have, or None."""
+    return next(iter(_missing or _missing_attributes()), None)
+
+
+def is_torchs_own(function: Any, qualname: str) -> bool:
+    """Whether ``function`` is torch's of that name, by its code: ``functools.wraps`` copies the names."""
+    return (
+        isinstance(function, FunctionType)
+        and function.__code__.co_filename.startswith(_HOME)
+        and function.__code__.co_qualname == qualname
+    )
+
+
+def counts_tasks_per_worker() -> bool:
+    """Whether torch, with ``in_order=False``, chooses a worker with room: 2.6 goes round in any case."""
+    return "_workers_num_tasks" in Iterator._try_put_index.__code__.co_names
+
+
+def parts_of_collate() -> list[tuple[dict[str, Any], str, Any]]:
+    """What torch's ``collate`` calls: variables, a name in them, its value."""
+    return [(vars(torch), name, getattr(torch, name)) for name in _COLLATING]
+
+
+def parts_of_convert(function: Any) -> list[tuple[dict[str, Any], str, Any]]:
+    """The same for ``default_convert``; nothing for any other function, and where it was replaced."""
+    ours, name = vars(_collation), "default_convert"
+    return [(ours, name, function)] if function is ours.get(name) and is_torchs_own(function, name) else []
+
+
+def collates_as_torch() -> bool:
+    """Whether torch's ``default_collate`` is made of what torch has made it of."""
+    return (
+        is_torchs_own(getattr(_collation, "default_collate", None), "default_collate")
+        and is_torchs_own(getattr(_collation, "collate", None), "collate")
+        and list(collate_fn_map)[: len(_COLLATE_FN_MAP)] == list(_COLLATE_FN_MAP)
+        and all(is_torchs_own(collate_fn_map[key], name) for key, name in _COLLATE_FN_MAP.items())
+        and all(isinstance(getattr(torch, name), BuiltinFunctionType) for name in _COLLATING)
+    )
+
+
+def others_in_collate() -> list[Any]:
+    """The classes that others taught torch's ``default_collate``, which it asks after its own."""
+    return list(collate_fn_map)[len(_COLLATE_FN_MAP) :]
+
+
+def replace_collate(make: Callable[[Any], Any]) -> None:
+    """Puts ``make(torch's own)`` in place of the ``collate`` that torch's ``default_collate`` calls."""
+    _collation.collate = make(_collation.collate)
+
+
+def replace_new_shared(make: Callable[[Any], Any]) -> None:
+    """Puts ``make(torch's own)`` in place of what allocates shared memory in a worker."""
+    torchs_own = torch.UntypedStorage._new_shared.__func__  # type: ignore[attr-defined]
+    torch.UntypedStorage._new_shared = classmethod(make(torchs_own))  # type: ignore[method-assign,assignment]
+
+
+def replace_sharing(make: Callable[[Any], Any]) -> None:
+    """Puts ``make(torch's own)`` in place of what moves a storage to shared memory."""
+    for name in _SHARING:
+        torchs_own = getattr(torch.UntypedStorage, name, None)
+        if torchs_own is not None:
+            setattr(torch.UntypedStorage, name, make(torchs_own))
+
+
+def get_iterator(torchs_own: Any, loader: Any, make: Callable[[Any], Any]) -> Any:
+    """Runs torch's own ``DataLoader._get_iterator`` with ``make`` in place of its iterator class.
+
+    So what else it does stays torch's, now and in versions to come: its warnings too, and the file they name.
+    """
+    # A dict for each call, since threads may iterate at once.
+    names = {**_get_iterator_globals, "_MultiProcessingDataLoaderIter": make}
+    return FunctionType(torchs_own.__code__, names)(loader)
+
+
+# One registry for all calls: a warning that was shown once is not shown again.
+_get_iterator_globals = {**vars(torch_dataloader), "__warningregistry__": {}}
+
+
+def _torchs_call() -> Callable[[Callable[[Any], Any], Any], Any]:
+    """``function(argument)`` from a frame that passes for torch's own.
+
+    Warnings of torch's constructor name the file that called it, and filters go by that. A traceback shows
+    the line: it is that of torch's own call, the last in ``_get_iterator``, and reads like it.
+    """
+    own = getattr(getattr(Loader, "_get_iterator", None), "__code__", None)
+    line = 2 if own is None else max(line for _, _, line in own.co_lines() if line is not None)
+    head = "def _get_iterator(_MultiProcessingDataLoaderIter, self):\n"
+    body = f"{'':12}return _MultiProcessingDataLoaderIter(self)\n"
+    exec(compile("\n" * (line - 2) + head + body, torch_dataloader.__file__, "exec"), _get_iterator_globals)
+    return cast(Callable[[Callable[[Any], Any], Any], Any], _get_iterator_globals.pop("_get_iterator"))
+
+
+call_from_torch = _torchs_call()
+
+
+class _WarningsFromBeneath:
+    """The module ``warnings`` for code of torch's that runs one frame deeper than it takes for granted."""
+
+    @staticmethod
+    def warn(message: Any, category: type[Warning] = UserWarning, stacklevel: int = 1) -> None:
+        # This frame, and that of the function of ours which called torch's.
+        warnings.warn(message, category, stacklevel + 2)
+
+
+def _from_beneath(function: Any) -> Any:
+    """A function of torch's, to be called by one of ours in its place: warnings still name the caller."""
+    if not isinstance(function, FunctionType):
+        return function
+    names = {**function.__globals__, "warnings": _WarningsFromBeneath}
+    return FunctionType(
+        function.__code__, names, function.__name__, function.__defaults__, function.__closure__
+    )
+
+
+# As it was when this module was imported.
+torchs_next: Any = getattr(Iterator, "__next__", None)
+next_from_beneath: Any = _from_beneath(torchs_next)
+
+
+def replaced_transport(get_iterator: Any) -> str | None:
+    """The replaced part of torch that takes effect on torch's own path only, or None.
+
+    ``get_iterator`` is what stands in the place of torch's ``DataLoader._get_iterator``, our hook aside.
+    """
+    name = "_MultiProcessingDataLoaderIter"
+    # One that was replaced before the import, perhaps under the same name, has torch's among its bases.
+    of_that_name = [cls for cls in Iterator.__mro__ if (cls.__module__, cls.__name__) == (_DATALOADER, name)]
+    if getattr(torch_dataloader, name) is not Iterator or of_that_name != [Iterator]:
+        return f"{_DATALOADER}.{name}"
+    if not is_torchs_own(get_iterator, "DataLoader._get_iterator"):
+        return "torch.utils.data.DataLoader._get_iterator"
+    return None
+
+
+_DATALOADER = torch_dataloader.__name__
+
+
+def replaced_method() -> str | None:
+    """The replaced method of torch's iterator, which takes effect under torch's scheduling, or None."""
+    for name in _ITERATOR_METHODS:
+        for owner in (Iterator, BaseIterator):
+            found = owner.__dict__.get(name)
+            if found is not None and not is_torchs_own(found, f"{owner.__name__}.{name}"):
+                return f"{owner.__name__}.{name}"
+    return None
+
+
+def replaced_scheduling() -> str | None:
+    """The replaced part of torch that takes effect only where torch schedules, or None."""
+    if getattr(torch_dataloader, "_BaseDataLoaderIter", None) is not BaseIterator:
+        return f"{_DATALOADER}._BaseDataLoaderIter"
+    method = replaced_method()
+    if method is not None:
+        return method
+    functions = ((_worker, "_worker_loop"), (_pin_memory, "_pin_memory_loop"), (_pin_memory, "pin_memory"))
+    for module, name in functions:
+        if not is_torchs_own(getattr(module, name, None), name):
+            return f"{module.__name__}.{name}"
+    create_fetcher = getattr(torch_dataloader._DatasetKind, "create_fetcher", None)
+    if not is_torchs_own(create_fetcher, "_DatasetKind.create_fetcher"):
+        return "_DatasetKind.create_fetcher"
+    for name in ("_MapDatasetFetcher", "_IterableDatasetFetcher"):
+        fetcher = getattr(_fetch, name)
+        own = is_torchs_own(getattr(fetcher, "fetch", None), f"{name}.fetch") and any(
+            is_torchs_own(fetcher.__init__, f"{cls.__name__}.__init__") for cls in fetcher.__mro__
+        )
+        if not own:
+            return f"{_fetch.__name__}.{name}"
+    return None
+
+
+def device_in_bad_fork() -> str | None:
+    """A device that was initialised in the process from which this one was forked, and is unusable here.
+
+    Of those which do not tell this: one that was initialised at all.
+    """
+    get_name = getattr(torch._C, "_get_privateuse1_backend_name", None)
+    names: list[str] = [*_DEVICES, *([] if get_name is None else [get_name()])]
+    for name in dict.fromkeys(names):
+        device = getattr(torch, name, None)
+        ask = getattr(device, "_is_in_bad_fork", None) or getattr(device, "is_initialized", None)
+        # Where one's package is there without its other half.
+        with contextlib.suppress(AttributeError, NotImplementedError):
+            if ask is not None and ask():
+                return name
+    return None
+
+
+# `hpu` is put there by its own package; a device of a name of its own is the private one.
+_DEVICES = ("cuda", "xpu", "mps", "mtia", "hpu")

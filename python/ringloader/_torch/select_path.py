@@ -1,0 +1,61 @@
+"""Which path a loader takes. Nothing is drawn, started or allocated here."""
+
+from __future__ import annotations
+
+import logging
+from multiprocessing import process
+from typing import Any
+
+import torch
+import torch.multiprocessing
+
+import ringloader._native as _native
+from ringloader._torch import internals
+
+_logger = logging.getLogger("ringloader")
+_said: set[str] = set()
+
+
+def say_once(text: str) -> None:
+    """Logs ``text`` as a warning, once in a process."""
+    if text not in _said:
+        _said.add(text)
+        _logger.warning(text)
+
+
+def reason_for_torch(loader: Any, get_iterator: Any) -> str | None:
+    """Why torch's own iterator and transport must be used, or None."""
+    if loader.num_workers == 0:
+        return "num_workers is 0"
+    if not _native.SUPPORTED:
+        return "this platform has no memfd; shared-memory rings need Linux"
+    missing = internals.missing_name()
+    if missing is not None:
+        reason = f"this torch has no {missing}, which ringloader needs"
+        say_once(f"{reason}; batches travel by torch's own transport")
+        return reason
+    replaced = internals.replaced_transport(get_iterator)
+    if replaced is not None:
+        say_once(f"{replaced} was replaced, so batches travel by torch's own transport")
+        return f"{replaced} was replaced"
+    kind = getattr(loader.multiprocessing_context or torch.multiprocessing, "Process", None)
+    # Of a function's processes nothing is known before they are made, and by then torch has drawn.
+    if not (isinstance(kind, type) and issubclass(kind, process.BaseProcess)):
+        name = getattr(kind, "__qualname__", kind)
+        return f"the workers of its multiprocessing_context ({name}) need not be processes"
+    return None
+
+
+def reason_for_rings(loader: Any) -> str | None:
+    """Why torch must schedule over the rings, or None for native scheduling."""
+    replaced = internals.replaced_scheduling()
+    if replaced is not None:
+        say_once(f"{replaced} was replaced, so torch's own scheduling runs over the rings")
+        return f"{replaced} was replaced"
+    if isinstance(loader.dataset, internals.DATA_PIPES):
+        return "DataPipes are torch's own matter"
+    if loader.pin_memory and (loader.pin_memory_device or torch.accelerator.is_available()):
+        return "batches are pinned by torch's own thread, which takes them from torch's queues"
+    if not isinstance(loader.prefetch_factor, int) or loader.prefetch_factor <= 0:
+        return "torch's constructor is about to refuse the prefetch_factor"
+    return None

@@ -1,0 +1,57 @@
+"""torch's own collation in a worker: native while no part of it was replaced, and into slots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import torch
+
+import ringloader._native as _native
+from ringloader._torch import internals
+
+
+def replace_collate(port: _native.Port) -> None:
+    """Lets torch's ``default_collate`` work natively, for any caller, and write into the slot."""
+    if internals.collates_as_torch():
+
+        def make(torchs_own: Any) -> _native.Collate:
+            return _native.Collate(
+                port,
+                torchs_own,
+                internals.parts_of_collate(),
+                internals.MODES,
+                internals.collate_fn_map,
+                internals.others_in_collate(),
+            )
+
+        internals.replace_collate(make)
+
+
+def native(argument: Any) -> Any:
+    """A native callable for torch's own ``default_convert``; anything else as it is."""
+    parts = internals.parts_of_convert(argument)
+    if not parts or internals.replaced_scheduling() is not None:
+        return argument
+    return _native.Convert(argument, parts)
+
+
+def allocate_in_slots(port: _native.Port) -> None:
+    """Lets code that allocates shared memory for a batch write into the slot: torch's collate, and PyG's."""
+
+    def make(torchs_own: Callable[..., Any]) -> Callable[..., Any]:
+        def _new_shared(cls: Any, size: int, *, device: Any = "cpu") -> Any:
+            if torch.device(device).type == "cpu":
+                storage = port.new_storage(size)
+                return _private_storage(size) if storage is None else storage
+            return torchs_own(cls, size, device=device)
+
+        return _new_shared
+
+    internals.replace_new_shared(make)
+
+
+def _private_storage(size: int) -> Any:
+    """Memory of the worker's own, copied when it is sent; as little resizable as shared memory is."""
+    return torch.from_numpy(numpy.empty(size, numpy.uint8)).untyped_storage()

@@ -1,0 +1,61 @@
+"""A worker's end of the transport, on its way: made in the main process, used in the worker."""
+
+from __future__ import annotations
+
+import enum
+import os
+from multiprocessing import reduction
+from typing import Any
+
+import ringloader._native as _native
+
+
+class QueueEnd(enum.Enum):
+    """Stands for a queue, or the event, among the arguments of torch's worker loop."""
+
+    TASKS = enum.auto()
+    RESULTS = enum.auto()
+    DONE = enum.auto()
+
+
+class WorkerEndpoint:
+    """A worker's end of the transport, on its way to the worker.
+
+    A forked worker inherits mapping and descriptors; to any other the descriptors are sent, which
+    ``multiprocessing`` allows only while the process is being started.
+    """
+
+    def __init__(self, engine: _native.Engine, worker: int) -> None:
+        self._engine = engine
+        self.worker = worker
+
+    @property
+    def share(self) -> int:
+        """Bytes of shared memory that are this worker's."""
+        return self._engine.share
+
+    def attach(self) -> _native.Port:
+        """The worker's end, in the worker."""
+        return _native.Port.inherit(self._engine, self.worker)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        sent = [reduction.DupFd(fd) for fd in self._engine.worker_fds(self.worker)]
+        return SentEndpoint, (sent, self.worker, self.share)
+
+
+class SentEndpoint:
+    """The same, as a worker that was not forked gets it."""
+
+    def __init__(self, sent: list[Any], worker: int, share: int) -> None:
+        self._sent = sent
+        self.worker = worker
+        self.share = share
+
+    def attach(self) -> _native.Port:
+        """The worker's end."""
+        fds = [sent.detach() for sent in self._sent]
+        try:
+            return _native.Port.attach(fds, self.worker, self.share)
+        finally:
+            for fd in fds:
+                os.close(fd)

@@ -1,0 +1,250 @@
+//! How much memory can still be taken before the system kills rather than refuses.
+//!
+//! At its limit a control group's process gets SIGKILL, never an error, so a process that is about to touch
+//! new pages asks first.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, Result};
+
+/// What is left, and which limit says so.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Available {
+    /// Bytes that can still be taken.
+    pub bytes: u64,
+    /// The limit that is nearest, for messages.
+    pub limit: String,
+}
+
+/// Where the figures are read. The groups of a process do not change while it loads data.
+#[derive(Debug, Clone)]
+pub struct MemoryProbe {
+    meminfo: PathBuf,
+    groups: Vec<Group>,
+}
+
+#[derive(Debug, Clone)]
+struct Group {
+    path: PathBuf,
+    files: &'static Files,
+}
+
+/// What the files of a control group, and the lines of its `memory.stat`, are called. All figures are those of the
+/// group with what lies below it, as the limit is.
+#[derive(Debug)]
+struct Files {
+    limit: &'static str,
+    usage: &'static str,
+    /// File pages. Those of shared memory are not among them.
+    cache: [&'static str; 2],
+    /// Those of them that have to be written before they can be dropped.
+    unwritten: [&'static str; 2],
+    /// Caches of the kernel's that it can drop.
+    slab: Option<&'static str>,
+}
+
+static UNIFIED: Files = Files {
+    limit: "memory.max",
+    usage: "memory.current",
+    cache: ["active_file", "inactive_file"],
+    unwritten: ["file_dirty", "file_writeback"],
+    slab: Some("slab_reclaimable"),
+};
+
+static LEGACY: Files = Files {
+    limit: "memory.limit_in_bytes",
+    usage: "memory.usage_in_bytes",
+    cache: ["total_active_file", "total_inactive_file"],
+    unwritten: ["total_dirty", "total_writeback"],
+    slab: None,
+};
+
+/// The part of a group's cache that is not counted on. Programs and libraries that run are cache too: dropped, they
+/// are read again at once. And the figures lag behind, by some pages for each CPU, and by what others take meanwhile.
+const KEPT_CACHE: u64 = 8;
+
+impl MemoryProbe {
+    /// Finds the memory control groups that this process lies in, its own and those above it.
+    #[must_use]
+    pub fn new() -> Self {
+        let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+        Self { meminfo: "/proc/meminfo".into(), groups: groups(&own, Path::new("/sys/fs/cgroup")) }
+    }
+
+    /// The least of what the machine and every group above this process have left.
+    #[must_use]
+    pub fn available(&self) -> Available {
+        let meminfo = fs::read_to_string(&self.meminfo).unwrap_or_default();
+        let machine = value_of(&meminfo, "MemAvailable:").map_or(u64::MAX, |kib| kib.saturating_mul(1024));
+        let mut least = Available { bytes: machine, limit: "MemAvailable of the machine".into() };
+        for group in &self.groups {
+            if let Some(bytes) = group.available()
+                && bytes < least.bytes
+            {
+                let file = group.path.join(group.files.limit);
+                least = Available { bytes, limit: format!("the control group's {}", file.display()) };
+            }
+        }
+        least
+    }
+
+    /// Asks for `needed` bytes.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] with the figures when less is left.
+    pub fn require(&self, needed: u64) -> Result<()> {
+        let Available { bytes, limit } = self.available();
+        if needed > bytes {
+            return Err(Error::OutOfMemory { needed, available: bytes, limit });
+        }
+        Ok(())
+    }
+}
+
+impl Default for MemoryProbe {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Group {
+    fn available(&self) -> Option<u64> {
+        let limit = read_number(&self.path.join(self.files.limit))?;
+        let usage = read_number(&self.path.join(self.files.usage))?;
+        let stat = fs::read_to_string(self.path.join("memory.stat")).unwrap_or_default();
+        let sum = |keys: &[&str]| {
+            keys.iter().fold(0u64, |sum, key| sum.saturating_add(value_of(&stat, key).unwrap_or(0)))
+        };
+        let Files { cache, unwritten, slab, .. } = self.files;
+        let clean = sum(cache).saturating_sub(sum(unwritten));
+        let droppable = clean.saturating_add(sum(slab.as_slice()));
+        // Usage may be above the limit for a moment, or after the limit was lowered.
+        Some(limit.saturating_add(droppable - droppable / KEPT_CACHE).saturating_sub(usage))
+    }
+}
+
+/// The groups named by the text of `/proc/self/cgroup`, each with all above it, that have a limit.
+fn groups(own: &str, root: &Path) -> Vec<Group> {
+    let mut found = Vec::new();
+    for line in own.lines() {
+        let mut fields = line.splitn(3, ':');
+        let (Some(_), Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next()) else {
+            continue;
+        };
+        let (mount, files) = if controllers.is_empty() {
+            (root.to_path_buf(), &UNIFIED)
+        } else if controllers.split(',').any(|name| name == "memory") {
+            (root.join("memory"), &LEGACY)
+        } else {
+            continue;
+        };
+        // Inside a container the path may be that of the host: what does not exist is left out, and
+        // the mount's own root is the container's group.
+        let full = mount.join(path.trim_start_matches('/'));
+        let above = full.ancestors().take_while(|at| at.starts_with(&mount));
+        for at in above {
+            if read_number(&at.join(files.limit)).is_some() {
+                found.push(Group { path: at.to_path_buf(), files });
+            }
+        }
+    }
+    found
+}
+
+/// A file with one number; `None` where it is missing or says `max`.
+fn read_number(path: &Path) -> Option<u64> {
+    fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+/// The number behind `key` in lines of `key number`.
+fn value_of(text: &str, key: &str) -> Option<u64> {
+    text.lines().find_map(|line| {
+        let mut words = line.split_whitespace();
+        (words.next()? == key).then(|| words.next()?.parse().ok())?
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn scratch(name: &str) -> PathBuf {
+        let dir = std::env::temp_dir().join(format!("ringloader-{name}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&dir);
+        fs::create_dir_all(&dir).unwrap();
+        dir
+    }
+
+    /// What a group below `root` has left, by its files' content.
+    fn left(root: &Path, own: &str, group: &str, files: &[(&str, &str)]) -> Available {
+        fs::create_dir_all(root.join(group)).unwrap();
+        for (name, content) in files {
+            fs::write(root.join(group).join(name), content).unwrap();
+        }
+        MemoryProbe { meminfo: "/nowhere".into(), groups: groups(own, root) }.available()
+    }
+
+    #[test]
+    fn the_nearest_limit_of_all_groups_above_counts() {
+        let root = scratch("cgroup2");
+        let inner = root.join("pod/container");
+        fs::create_dir_all(&inner).unwrap();
+        fs::write(inner.join("memory.max"), "max\n").unwrap();
+        fs::write(root.join("pod/memory.max"), "1000000\n").unwrap();
+        fs::write(root.join("pod/memory.current"), "900000\n").unwrap();
+        fs::write(root.join("pod/memory.stat"), "anon 5\ninactive_file 80000\n").unwrap();
+        let groups = groups("0::/pod/container\n", &root);
+        assert_eq!(groups.len(), 1);
+        let mut probe = MemoryProbe { meminfo: "/proc/meminfo".into(), groups };
+        assert_eq!(probe.available().bytes, 170_000);
+        assert!(probe.available().limit.ends_with("pod/memory.max"));
+        assert!(probe.require(170_000).is_ok());
+        let refused = probe.require(170_001).unwrap_err().to_string();
+        assert!(refused.contains("170001") && refused.contains("170000"), "{refused}");
+
+        // The inner one is nearer now, and its cache no help against the outer one's limit.
+        fs::write(inner.join("memory.max"), "500000\n").unwrap();
+        fs::write(inner.join("memory.current"), "480000\n").unwrap();
+        probe.groups = super::groups("0::/pod/container\n", &root);
+        assert_eq!(probe.available().bytes, 20_000);
+        fs::write(inner.join("memory.stat"), "active_file 400000\n").unwrap();
+        assert_eq!(probe.available().bytes, 170_000);
+        fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn cache_that_can_be_dropped_is_there_to_be_taken() {
+        let root = scratch("cache2");
+        let stat = "anon 600\nfile 8000\nkernel 900\nshmem 3000\nfile_mapped 70\nfile_dirty 300\nfile_writeback 100\n\
+            inactive_anon 4000\nactive_anon 1\ninactive_file 800\nactive_file 4400\nunevictable 9\n\
+            slab_reclaimable 800\nslab_unreclaimable 99\nslab 899\n";
+        let full = [("memory.max", "9000\n"), ("memory.current", "9000\n"), ("memory.stat", stat)];
+        // An eighth of 4400 + 800 - 300 - 100 + 800 stays.
+        assert_eq!(left(&root, "0::/a\n", "a", &full).bytes, 4900);
+        let above = [("memory.current", "9100\n")];
+        assert_eq!(left(&root, "0::/a\n", "a", &above).bytes, 4800);
+        let unwritten = [("memory.stat", "active_file 500\nfile_dirty 900\nslab_reclaimable 80\n")];
+        assert_eq!(left(&root, "0::/b\n", "b", &[&full[..2], &unwritten].concat()).bytes, 70);
+        fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn the_old_hierarchy_is_read_too() {
+        let root = scratch("cgroup1");
+        let own = "4:cpu,memory:/docker/abc\n3:pids:/x\n";
+        let files = [("memory.limit_in_bytes", "4096\n"), ("memory.usage_in_bytes", "96\n")];
+        assert_eq!(left(&root, own, "memory", &files).bytes, 4000);
+        // Without what lies below, and with it.
+        let stat = "inactive_file 1\nactive_file 2\ndirty 3\nwriteback 4\ntotal_dirty 20\ntotal_writeback 30\n\
+            total_inactive_anon 5\ntotal_inactive_file 850\ntotal_active_file 800\n";
+        assert_eq!(left(&root, own, "memory", &[("memory.stat", stat)]).bytes, 5400);
+        fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn this_machine_has_memory_left() {
+        let left = MemoryProbe::new().available();
+        assert!(left.bytes > 1 << 20 && left.bytes < u64::MAX, "{left:?}");
+    }
+}

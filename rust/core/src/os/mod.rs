@@ -1,0 +1,29 @@
+//! System calls, and nothing of what they are made for.
+//!
+//! | module | about |
+//! |---|---|
+//! | [`segment`] | one memfd, mapped |
+//! | [`memory`] | what the machine has left |
+//! | [`fd_passing`] | a descriptor over a socket pair |
+//! | [`eventfd`] | one process wakes another |
+//! | [`poller`] | sleeping for an eventfd and the ends of processes at once |
+//! | [`process`] | handles of processes, and pipes that tell of a child's end |
+
+pub mod eventfd;
+pub mod fd_passing;
+pub mod memory;
+pub mod poller;
+pub mod process;
+#[allow(unsafe_code, reason = "maps and unmaps memory, copies bytes in and out")]
+pub mod segment;
+
+pub use segment::Segment;
+
+use crate::error::Error;
+
+impl Error {
+    /// A refused system call.
+    pub(crate) fn os(call: &'static str, errno: rustix::io::Errno) -> Self {
+        Self::Os { call, message: errno.to_string(), errno: errno.raw_os_error() }
+    }
+}

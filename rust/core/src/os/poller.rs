@@ -1,0 +1,155 @@
+//! Sleeping for an eventfd and the ends of processes at once.
+
+use std::mem::MaybeUninit;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::event::epoll;
+use rustix::io::Errno;
+
+use super::eventfd::{EventFd, timespec};
+use crate::error::{Error, Result};
+
+/// The parent's eventfd and the pidfds of its workers in one epoll set.
+///
+/// The eventfd is watched edge-triggered and never read, which saves each sleep a system call: every notification is
+/// an event, whatever the counter says, which would take centuries to fill.
+///
+/// INVARIANT: the thread that takes the eventfd's event out of the set is a sleeper, which it wakes, or notifies
+/// again. So a notification before a sleep ends it.
+#[derive(Debug)]
+pub struct Poller {
+    epoll: OwnedFd,
+    eventfd: EventFd,
+}
+
+const EVENTFD: u64 = u64::MAX;
+
+impl Poller {
+    /// A poller of `eventfd` alone.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when there are too many open files.
+    pub fn new(eventfd: EventFd) -> Result<Self> {
+        let epoll =
+            epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|errno| Error::os("epoll_create", errno))?;
+        let data = epoll::EventData::new_u64(EVENTFD);
+        epoll::add(&epoll, &eventfd, data, epoll::EventFlags::IN | epoll::EventFlags::ET)
+            .map_err(|errno| Error::os("epoll_ctl", errno))?;
+        Ok(Self { epoll, eventfd })
+    }
+
+    /// The eventfd that ends a sleep.
+    #[must_use]
+    pub fn eventfd(&self) -> &EventFd {
+        &self.eventfd
+    }
+
+    /// Watches the process of `pidfd` as `worker`.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the system refuses.
+    pub fn add(&self, worker: u32, pidfd: BorrowedFd<'_>) -> Result<()> {
+        let data = epoll::EventData::new_u64(worker.into());
+        epoll::add(&self.epoll, pidfd, data, epoll::EventFlags::IN)
+            .map_err(|errno| Error::os("epoll_ctl", errno))
+    }
+
+    /// No longer watches `pidfd`: the end of its process has been noticed.
+    pub fn remove(&self, pidfd: BorrowedFd<'_>) {
+        let _ = epoll::delete(&self.epoll, pidfd);
+    }
+
+    /// Sleeps until a notification comes, a worker ends, a signal comes or the time is over. Returns the workers that ended.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the system refuses.
+    pub fn sleep(&self, limit: Duration) -> Result<Vec<u32>> {
+        self.wait(limit).map(|(ended, _)| ended)
+    }
+
+    /// The workers that have ended, without sleeping and without taking a notification.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the system refuses.
+    pub fn ended(&self) -> Result<Vec<u32>> {
+        let (ended, is_notified) = self.wait(Duration::ZERO)?;
+        if is_notified {
+            self.eventfd.notify();
+        }
+        Ok(ended)
+    }
+
+    fn wait(&self, limit: Duration) -> Result<(Vec<u32>, bool)> {
+        let mut events = [MaybeUninit::<epoll::Event>::uninit(); 16];
+        let events = match epoll::wait(&self.epoll, &mut events, Some(&timespec(limit))) {
+            Ok((events, _)) => events,
+            Err(Errno::INTR) => &mut [],
+            Err(errno) => return Err(Error::os("epoll_wait", errno)),
+        };
+        let sources = events.iter().map(|event| event.data.u64());
+        let ended = sources.clone().filter(|&source| source != EVENTFD).map(|worker| worker as u32).collect();
+        Ok((ended, sources.clone().any(|source| source == EVENTFD)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+    use crate::os::process::pidfd;
+
+    #[test]
+    fn a_notification_ends_one_sleep() {
+        let poller = Poller::new(EventFd::new().unwrap()).unwrap();
+        for _ in 0..3 {
+            poller.eventfd().notify();
+            poller.eventfd().notify();
+            assert_eq!(poller.wait(Duration::from_secs(60)), Ok((vec![], true)));
+            assert_eq!(poller.wait(Duration::ZERO), Ok((vec![], false)), "each notification was taken");
+        }
+    }
+
+    #[test]
+    fn asking_for_the_ended_leaves_the_notification_to_the_sleeper() {
+        let poller = Poller::new(EventFd::new().unwrap()).unwrap();
+        poller.eventfd().notify();
+        assert_eq!(poller.ended(), Ok(vec![]));
+        assert_eq!(poller.wait(Duration::ZERO), Ok((vec![], true)));
+        assert_eq!(poller.ended(), Ok(vec![]));
+        assert_eq!(poller.wait(Duration::ZERO), Ok((vec![], false)), "there was no other");
+    }
+
+    #[test]
+    fn a_notification_ends_the_sleep_of_another_thread() {
+        let poller = Poller::new(EventFd::new().unwrap()).unwrap();
+        for _ in 0..100 {
+            std::thread::scope(|scope| {
+                let sleeper = scope.spawn(|| poller.wait(Duration::from_secs(60)));
+                poller.eventfd().notify();
+                // Whether this takes the notification or the sleeper does, the sleeper is woken.
+                assert_eq!(poller.ended(), Ok(vec![]));
+                assert_eq!(sleeper.join().unwrap(), Ok((vec![], true)));
+            });
+            assert_eq!(poller.wait(Duration::ZERO), Ok((vec![], false)), "it was taken once");
+        }
+    }
+
+    #[test]
+    fn the_poller_names_the_worker_that_ended() {
+        let poller = Poller::new(EventFd::new().unwrap()).unwrap();
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let handle = pidfd(child.id()).unwrap();
+        poller.add(3, handle.as_fd()).unwrap();
+        assert_eq!(poller.sleep(Duration::ZERO).unwrap(), []);
+        child.kill().unwrap();
+        assert_eq!(poller.sleep(Duration::from_secs(60)).unwrap(), [3]);
+        assert_eq!(poller.ended().unwrap(), [3]);
+        poller.remove(handle.as_fd());
+        assert_eq!(poller.sleep(Duration::ZERO).unwrap(), []);
+        child.wait().unwrap();
+        poller.eventfd().notify();
+        assert_eq!(poller.sleep(Duration::from_secs(60)).unwrap(), []);
+    }
+}

@@ -1,0 +1,290 @@
+//! Scheduling: torch's rules for which worker is asked for what, and whose turn it is, over the transport.
+//!
+//! Composition of [`plan`](crate::plan) and [`engine`](crate::engine). `T` is what a caller makes of a
+//! delivery before its turn.
+//!
+//! A worker that ends while it owes a result is [lost](Poll::Lost). That is said as soon as nothing of what it
+//! had committed is left in its ring: in order when the wait for any result begins, and out of order whatever
+//! the others have to offer. In order, what it had committed may lie behind the result of another, slow worker.
+//! The caller waits no longer than [`PATIENCE`] for that: then it is taken before its turn and kept, the loss is said,
+//! and it comes in its turn to a caller that goes on.
+
+use std::time::{Duration, Instant};
+
+use crate::error::{Error, Result};
+use crate::plan::{Dispatch, Next, Order, ReorderBuffer};
+use crate::testing::fault::fault;
+use crate::transport::delivery::Delivery;
+use crate::transport::engine::Engine;
+use crate::transport::message::{ResultKind, Task, TaskKind};
+
+/// Where the epoch begins in a task's number, above torch's `send_idx`: what an abandoned epoch left behind is
+/// told by it.
+pub const EPOCH_SHIFT: u32 = 40;
+const SEQ_MASK: u64 = (1 << EPOCH_SHIFT) - 1;
+/// Epochs are counted modulo this many. INVARIANT: no result is so late that its number comes again: all that an
+/// epoch left in a ring stands before the tasks of the next, and a ring holds fewer.
+const EPOCHS: u64 = 1 << (u64::BITS - EPOCH_SHIFT);
+
+/// How long a loss may go unsaid for results that lie behind another worker's.
+pub const PATIENCE: Duration = Duration::from_millis(50);
+
+/// Which worker was asked for what, in this epoch.
+#[derive(Debug)]
+pub struct Scheduler<T> {
+    dispatch: Dispatch,
+    tasks: ReorderBuffer<T>,
+    order: Order,
+    /// Modulo [`EPOCHS`].
+    epoch: u64,
+    /// Workers whose process has ended; never cleared, they do not come back.
+    ended: Vec<u32>,
+    /// Since when results of a worker that has ended wait behind another's.
+    behind: Option<Instant>,
+}
+
+/// Why there is no result.
+enum Missing {
+    /// This worker will never send one.
+    Lost(u32),
+    /// It is late; look again after so long.
+    Late(Duration),
+    /// What this worker had committed before it ended has waited long enough for its turn.
+    Behind(u32),
+}
+
+/// What is to be done for the next batch.
+#[derive(Debug)]
+pub enum Poll<T> {
+    /// The epoch is over.
+    End,
+    /// It is the turn of a result that [`Scheduler::accept`] kept.
+    Ready {
+        /// The worker that made it.
+        worker: u32,
+        /// It.
+        data: T,
+    },
+    /// A result has come: look at it, then [`Scheduler::accept`] it or say that it was the worker's
+    /// [end](Scheduler::end_worker).
+    Arrived {
+        /// Its task.
+        seq: u64,
+        /// It.
+        delivery: Delivery,
+    },
+    /// A result has come and cannot be had: [`Scheduler::accept`] what stands for it, so that the caller does not wait for it.
+    Failed {
+        /// Its task.
+        seq: u64,
+        /// Why.
+        error: Error,
+    },
+    /// Nothing is there: wait for this worker, or for any.
+    Wait {
+        /// Whose result is next; `None` when any will do.
+        worker: Option<u32>,
+        /// No longer than this.
+        limit: Duration,
+    },
+    /// This worker's process has ended, and a result of its will never come.
+    Lost {
+        /// Which.
+        worker: u32,
+    },
+}
+
+impl<T> Scheduler<T> {
+    /// For `workers` workers, each of which is asked for `prefetch_factor` batches ahead.
+    #[must_use]
+    pub fn new(workers: u32, prefetch_factor: u32, order: Order) -> Self {
+        Self {
+            dispatch: Dispatch::new(workers, prefetch_factor, order),
+            tasks: ReorderBuffer::new(),
+            order,
+            epoch: 0,
+            ended: Vec::new(),
+            behind: None,
+        }
+    }
+
+    /// Begins a new epoch: results of tasks sent before are thrown away when they come.
+    pub fn reset(&mut self) {
+        self.dispatch.reset();
+        self.tasks.reset();
+        self.behind = None;
+        self.epoch = (self.epoch + 1) % EPOCHS;
+    }
+
+    /// As if so many epochs had begun and ended before this one: for tests of what is counted.
+    #[must_use]
+    pub fn after_epochs(mut self, epochs: u64) -> Self {
+        self.epoch = epochs % EPOCHS;
+        self
+    }
+
+    /// Whether torch's limit forbids another task.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.tasks.outstanding() >= self.dispatch.max_tasks()
+    }
+
+    /// Sends an index that was read to the worker whose turn it is, and returns which. `None`: no worker is
+    /// left, and as in torch the index is lost.
+    ///
+    /// # Errors
+    /// As [`Engine::put_task`].
+    pub fn send(&mut self, engine: &Engine, kind: TaskKind, bytes: Vec<u8>) -> Result<Option<u32>> {
+        let Some(worker) = self.dispatch.choose() else { return Ok(None) };
+        let seq = (self.epoch << EPOCH_SHIFT) | self.tasks.send_idx();
+        engine.put_task(worker, Task { seq, kind, bytes })?;
+        self.tasks.send(worker);
+        self.dispatch.sent(worker);
+        Ok(Some(worker))
+    }
+
+    /// What is to be done for the next batch. Never waits. `engine` is `None` after shutdown: then, as in
+    /// torch, what was taken before is still handed out, and the epoch is over.
+    ///
+    /// # Errors
+    /// As [`Engine::try_next`], but for a result that cannot be had, which has [failed](Poll::Failed).
+    pub fn poll(&mut self, engine: Option<&Engine>) -> Result<Poll<T>> {
+        loop {
+            let wanted = match self.tasks.next(|worker| engine.is_some() && self.dispatch.is_active(worker)) {
+                Next::End => return Ok(Poll::End),
+                Next::Ready { worker, data, .. } => return Ok(Poll::Ready { worker, data }),
+                Next::Wait { worker, .. } => (self.order == Order::InOrder).then_some(worker),
+            };
+            let Some(engine) = engine else { return Ok(Poll::End) };
+            self.ended.extend(std::iter::from_fn(|| engine.take_ended()));
+            // In order, results of other workers wait in their rings until it is their turn.
+            let found = match wanted {
+                Some(worker) => engine.try_next_of(worker),
+                None => {
+                    // Workers that are busy would put off the news for as long as they are.
+                    if let Some(worker) = self.lost(engine)? {
+                        return Ok(Poll::Lost { worker });
+                    }
+                    engine.try_next()
+                }
+            };
+            let found = match found {
+                Ok(None) => match self.missing(engine, wanted)? {
+                    Missing::Lost(worker) => return Ok(Poll::Lost { worker }),
+                    Missing::Late(limit) => return Ok(Poll::Wait { worker: wanted, limit }),
+                    Missing::Behind(worker) => engine.try_next_of(worker),
+                },
+                found => {
+                    self.behind = None;
+                    found
+                }
+            };
+            match found {
+                Ok(Some(delivery)) if !self.is_stale(delivery.seq, delivery.kind) => {
+                    return Ok(Poll::Arrived { seq: delivery.seq & SEQ_MASK, delivery });
+                }
+                Err(Error::Arrival { task: Some(seq), error }) if !self.is_stale(seq, ResultKind::Batch) => {
+                    return Ok(Poll::Failed { seq: seq & SEQ_MASK, error: *error });
+                }
+                Ok(_) | Err(Error::Arrival { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Whether a result answers a task of an epoch before, or is a worker's word that it is ready for a new one.
+    fn is_stale(&self, seq: u64, kind: ResultKind) -> bool {
+        kind == ResultKind::Object || seq >> EPOCH_SHIFT != self.epoch && !fault("epoch_ignored")
+    }
+
+    /// Workers that have ended and owe a result, which may still be in their rings.
+    fn debtors(&self) -> impl Iterator<Item = u32> {
+        let ended = self.ended.iter().copied();
+        ended.filter(|&worker| self.dispatch.is_active(worker) && self.tasks.awaits(worker))
+    }
+
+    /// One of them that has nothing of this epoch left in its ring.
+    fn lost(&self, engine: &Engine) -> Result<Option<u32>> {
+        for worker in self.debtors() {
+            let next = loop {
+                match engine.peek_of(worker)? {
+                    Some((seq, kind)) if self.is_stale(seq, kind) => match engine.try_next_of(worker) {
+                        Ok(_) | Err(Error::Arrival { .. }) => {}
+                        Err(error) => return Err(error),
+                    },
+                    next => break next,
+                }
+            };
+            if next.is_none() || fault("lost_before_drained") {
+                return Ok(Some(worker));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The result whose turn it is has not come. Why, and what is to be done?
+    fn missing(&mut self, engine: &Engine, wanted: Option<u32>) -> Result<Missing> {
+        if fault("lost_in_turn_only") && wanted.is_some_and(|turn| !self.ended.contains(&turn)) {
+            return Ok(Missing::Late(Duration::MAX));
+        }
+        if let Some(worker) = self.lost(engine)? {
+            return Ok(Missing::Lost(worker));
+        }
+        let Some(worker) = self.debtors().next() else {
+            self.behind = None;
+            return Ok(Missing::Late(Duration::MAX));
+        };
+        let waited = self.behind.get_or_insert_with(Instant::now).elapsed();
+        let left = PATIENCE.saturating_sub(waited);
+        Ok(if left.is_zero() { Missing::Behind(worker) } else { Missing::Late(left) })
+    }
+
+    /// Takes a result that [`poll`](Self::poll) brought, or what stands for one that failed. Returns its worker
+    /// and itself if it is its turn; else it is kept until it is.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] when no such task is out.
+    pub fn accept(&mut self, seq: u64, data: T) -> Result<Option<(u32, T)>> {
+        if self.order != Order::InOrder || seq == self.tasks.rcvd_idx() {
+            let worker = self.tasks.take(seq)?;
+            return Ok(Some((worker, data)));
+        }
+        self.keep(seq, data)?;
+        Ok(None)
+    }
+
+    /// As [`accept`](Self::accept), for a caller that can hand out nothing now: it is kept in any case.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] when no such task is out.
+    pub fn keep(&mut self, seq: u64, data: T) -> Result<()> {
+        self.tasks.arrive(seq, data)
+    }
+
+    /// The answer to `seq` was that its worker has nothing more in this epoch. Returns the worker.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] when no such task is out.
+    pub fn end_worker(&mut self, seq: u64) -> Result<u32> {
+        let worker = self.tasks.ended(seq)?;
+        self.dispatch.deactivate(worker);
+        Ok(worker)
+    }
+
+    /// Expects nothing more of a worker that was [lost](Poll::Lost): said once, the epoch goes on without
+    /// it, as torch's does.
+    pub fn give_up(&mut self, worker: u32) {
+        self.dispatch.deactivate(worker);
+    }
+
+    /// A batch of `worker` is about to be handed out.
+    pub fn delivered(&mut self, worker: u32) {
+        self.dispatch.delivered(worker);
+    }
+
+    /// torch's counters: the next task's number, the next batch's, and tasks without a result.
+    #[must_use]
+    pub fn positions(&self) -> (u64, u64, u64) {
+        (self.tasks.send_idx(), self.tasks.rcvd_idx(), self.tasks.outstanding())
+    }
+}

@@ -1,0 +1,135 @@
+//! An engine between two epochs: its workers have ended, their slots stay warm for other workers.
+//!
+//! INVARIANT: no process but this one writes to what a [`CachedSegment`] lends again. Every worker has ended, and no
+//! process that one of them forked is left: it would have the worker's end of the socket pair. A process that this
+//! one forked has the segment too, but its objects lie over slots that were leased at the fork, and these stay leased
+//! until it has ended (see [`forks`](crate::forks)).
+
+use std::os::fd::AsFd;
+use std::sync::PoisonError;
+
+use super::{Engine, EngineState};
+use crate::error::Result;
+use crate::os::fd_passing;
+use crate::pool::{Ledger, SlotId};
+use crate::sync::{Arc, Ordering};
+use crate::transport::layout::{Control, GRANULE};
+
+/// An engine that was [stored](Engine::store). Dropping it closes it.
+#[derive(Debug)]
+pub struct CachedSegment(Engine);
+
+impl Engine {
+    /// Ends this engine, whose workers have ended, as [`close`](Self::close) does, but keeps `most` bytes of what its
+    /// slots have touched; the rest is given back now. Batches of the user stay as they are, and count.
+    ///
+    /// `None`, and closed: it was closed before, a worker may live or has left a process behind, a ring is corrupt, or
+    /// the user holds more than `most`.
+    pub fn store(mut self, most: u64) -> Option<CachedSegment> {
+        // Dropped, an engine closes.
+        matches!(self.try_store(most), Ok(true)).then_some(CachedSegment(self))
+    }
+
+    /// Whether the user holds more than half of its limit of a worker: stored, its limit in the next epoch
+    /// would be the rest.
+    #[must_use]
+    pub fn is_half_leased(&self) -> bool {
+        self.handles.iter().any(|handle| handle.ledger.is_half_leased())
+    }
+
+    fn try_store(&mut self, most: u64) -> Result<bool> {
+        if !self.process.is_current() {
+            return Ok(false);
+        }
+        self.process.tidy();
+        loop {
+            // The poller names some at a time, and none twice once it is noted.
+            let ended = self.poller.ended()?;
+            if ended.is_empty() {
+                break;
+            }
+            self.note_ended(&mut self.lock(), ended);
+        }
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if state.closed || state.channels.iter().any(|channel| channel.pidfd.is_some()) {
+            return Ok(false);
+        }
+        for (parents, workers) in self.sockets.drain(..) {
+            drop(workers);
+            if !fd_passing::is_deserted(parents.as_fd())? {
+                return Ok(false);
+            }
+        }
+        let workers = self.control.geometry().workers;
+        for (worker, channel) in (0..workers).zip(&mut state.channels) {
+            channel.forget(&self.control, worker)?;
+        }
+        *state = EngineState { channels: std::mem::take(&mut state.channels), ..EngineState::new(workers) };
+        self.control.begin_again();
+        for worker in 0..workers {
+            if !self.keep(worker, most / u64::from(workers))? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Gives back what the slots of `worker` keep beyond `most` bytes. `false`: the user holds more.
+    ///
+    /// # Errors
+    /// The system's refusal: more is kept than may be.
+    fn keep(&self, worker: u32, most: u64) -> Result<bool> {
+        let words = self.control.worker(worker).slots;
+        let touched = |slot: SlotId| words.touched[slot.index()].load(Ordering::Relaxed);
+        let busy = Ledger::busy(words);
+        let (held, free): (Vec<_>, Vec<_>) =
+            (0..words.slots()).map(SlotId::new).partition(|slot| slot.is_in(&busy));
+        let Some(mut left) = most.checked_sub(held.into_iter().map(touched).sum()) else { return Ok(false) };
+        for slot in free {
+            // It is not held, and no process is left that could have it held.
+            let kept = touched(slot).min(left / GRANULE * GRANULE);
+            if kept < touched(slot) {
+                let window = self.control.window(worker, slot);
+                self.control.segment().punch(window.start + kept, window.end - window.start - kept)?;
+                words.touched[slot.index()].store(kept, Ordering::Relaxed);
+            }
+            left -= kept;
+        }
+        Ok(true)
+    }
+}
+
+impl CachedSegment {
+    /// Bytes that are kept, those of the user's batches too.
+    #[must_use]
+    pub fn resident(&self) -> u64 {
+        let workers = 0..self.0.control.geometry().workers;
+        let touched = |worker| self.0.control.worker(worker).slots.touched;
+        workers.flat_map(touched).map(|touched| touched.load(Ordering::Relaxed)).sum()
+    }
+
+    /// The segment and its geometry.
+    #[must_use]
+    pub fn control(&self) -> &Arc<Control> {
+        self.0.control()
+    }
+
+    /// Bytes of shared memory that each worker may take.
+    #[must_use]
+    pub fn share(&self) -> u64 {
+        self.0.share
+    }
+
+    /// The engine for new workers, as it was when it was new but for the warm slots.
+    ///
+    /// # Errors
+    /// [`Error::Os`](crate::Error::Os) when there are too many open files. It is closed then.
+    pub fn take(self) -> Result<Engine> {
+        let mut engine = self.0;
+        engine.process.look();
+        for _ in 0..engine.control.geometry().workers {
+            engine.sockets.push(fd_passing::pair()?);
+        }
+        Ok(engine)
+    }
+}

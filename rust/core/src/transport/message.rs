@@ -1,0 +1,195 @@
+//! What the eight words of a descriptor mean: a task on its way down, a result on its way up.
+
+use crate::error::{Error, Result};
+use crate::pool::SlotId;
+use crate::ring::Words;
+
+/// How the bytes of a task are to be read. They lie in the worker's task arena.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum TaskKind {
+    /// torch's final signal: no bytes.
+    End = 1,
+    /// A list of exact ints, as little-endian int64.
+    Indices = 2,
+    /// One exact int, as little-endian int64.
+    Index = 3,
+    /// A list of `None`, whose length is the int64: what an iterable dataset is asked with.
+    Nones = 4,
+    /// An index of any other kind, pickled.
+    PickledIndex = 5,
+    /// Not an index but a whole message of torch's protocol, pickled.
+    Object = 6,
+    /// `None` itself as an index: what an iterable dataset is asked with for one sample. No bytes.
+    None = 7,
+}
+
+/// One task, as both ends see it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Task {
+    /// torch's `send_idx`; 0 where there is none.
+    pub seq: u64,
+    /// How to read `bytes`.
+    pub kind: TaskKind,
+    /// The indices.
+    pub bytes: Vec<u8>,
+}
+
+/// Where a task's bytes lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct TaskDescriptor {
+    pub(crate) seq: u64,
+    pub(crate) kind: TaskKind,
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+}
+
+impl TaskDescriptor {
+    pub(crate) fn to_words(self) -> Words {
+        seal([self.seq, self.kind as u64, self.offset, self.len, 0, 0, 0, 0])
+    }
+
+    pub(crate) fn from_words(words: &Words) -> Result<Self> {
+        let &[seq, kind, offset, len, ..] = unseal(words)?;
+        let kind = match kind {
+            1 => TaskKind::End,
+            2 => TaskKind::Indices,
+            3 => TaskKind::Index,
+            4 => TaskKind::Nones,
+            5 => TaskKind::PickledIndex,
+            6 => TaskKind::Object,
+            7 => TaskKind::None,
+            _ => return Err(Error::Corrupt(format!("{kind} is no kind of task"))),
+        };
+        Ok(Self { seq, kind, offset, len })
+    }
+}
+
+/// What a result is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum ResultKind {
+    /// The data of task `seq`.
+    Batch = 1,
+    /// Not a batch but a whole message of torch's protocol.
+    Object = 2,
+}
+
+/// Where a result's bytes lie: in a slot of the worker, or in a segment of their own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum BatchPlace {
+    Slot(SlotId),
+    Own,
+}
+
+/// One result, as both ends see it. Offsets count from the start of its place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ResultDescriptor {
+    pub(crate) seq: u64,
+    pub(crate) kind: ResultKind,
+    pub(crate) place: BatchPlace,
+    pub(crate) meta_offset: u64,
+    pub(crate) meta_len: u64,
+    /// Bytes of the place that are in use.
+    pub(crate) used: u64,
+    /// Which filling of the worker this is; stands in the meta block too.
+    pub(crate) generation: u64,
+}
+
+const OWN: u64 = u64::MAX;
+
+impl ResultDescriptor {
+    pub(crate) fn to_words(self) -> Words {
+        let place = match self.place {
+            BatchPlace::Slot(slot) => slot.get().into(),
+            BatchPlace::Own => OWN,
+        };
+        let Self { seq, kind, meta_offset, meta_len, used, generation, .. } = self;
+        seal([seq, kind as u64, place, meta_offset, meta_len, used, generation, 0])
+    }
+
+    /// Reads a descriptor for a worker with `slots` windows of `window` bytes.
+    pub(crate) fn from_words(words: &Words, slots: u32, window: u64) -> Result<Self> {
+        let &[seq, kind, place, meta_offset, meta_len, used, generation, _] = unseal(words)?;
+        let kind = match kind {
+            1 => ResultKind::Batch,
+            2 => ResultKind::Object,
+            _ => return Err(Error::Corrupt(format!("{kind} is no kind of result"))),
+        };
+        let (place, room) = match place {
+            OWN => (BatchPlace::Own, u64::MAX),
+            slot if slot < slots.into() => (BatchPlace::Slot(SlotId::new(slot as u32)), window),
+            slot => return Err(Error::Corrupt(format!("slot {slot} of {slots}"))),
+        };
+        let inside = meta_offset.checked_add(meta_len).is_some_and(|end| end <= used) && used <= room;
+        if !inside {
+            return Err(Error::Corrupt(format!(
+                "a block of {meta_len} bytes at {meta_offset}, {used} bytes in use, in a window of {room}"
+            )));
+        }
+        Ok(Self { seq, kind, place, meta_offset, meta_len, used, generation })
+    }
+}
+
+/// Fills in the last word: a descriptor that was overwritten in part does not pass.
+fn seal(mut words: Words) -> Words {
+    words[7] = fold(&words);
+    words
+}
+
+fn unseal(words: &Words) -> Result<&Words> {
+    if words[7] != fold(words) {
+        return Err(Error::Corrupt(format!("a descriptor does not match its check word: {words:x?}")));
+    }
+    Ok(words)
+}
+
+fn fold(words: &Words) -> u64 {
+    const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
+    words[..7].iter().fold(ODD, |sum, &word| (sum ^ word).wrapping_mul(ODD).rotate_left(29))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RESULT: ResultDescriptor = ResultDescriptor {
+        seq: 9,
+        kind: ResultKind::Batch,
+        place: BatchPlace::Slot(SlotId::new(63)),
+        meta_offset: 4000,
+        meta_len: 96,
+        used: 4096,
+        generation: 5,
+    };
+
+    #[test]
+    fn descriptors_survive_the_ring() {
+        let task = TaskDescriptor { seq: 7, kind: TaskKind::Indices, offset: 64, len: 512 };
+        assert_eq!(TaskDescriptor::from_words(&task.to_words()), Ok(task));
+        assert_eq!(ResultDescriptor::from_words(&RESULT.to_words(), 64, 4096), Ok(RESULT));
+        let own = ResultDescriptor { place: BatchPlace::Own, used: 1 << 40, ..RESULT };
+        assert_eq!(ResultDescriptor::from_words(&own.to_words(), 64, 4096), Ok(own));
+    }
+
+    #[test]
+    fn any_flipped_bit_is_noticed() {
+        let words = RESULT.to_words();
+        for bit in 0..512 {
+            let mut flipped = words;
+            flipped[bit / 64] ^= 1 << (bit % 64);
+            assert!(ResultDescriptor::from_words(&flipped, 64, 4096).is_err(), "bit {bit}");
+        }
+        assert!(TaskDescriptor::from_words(&[0; 8]).is_err());
+    }
+
+    #[test]
+    fn ranges_outside_the_window_are_refused() {
+        for (meta_offset, meta_len, used) in [(4000, 97, 4096), (u64::MAX, 96, 4096), (0, 96, 4097)] {
+            let words = ResultDescriptor { meta_offset, meta_len, used, ..RESULT }.to_words();
+            assert!(ResultDescriptor::from_words(&words, 64, 4096).is_err());
+        }
+        let words = ResultDescriptor { place: BatchPlace::Slot(SlotId::new(64)), ..RESULT }.to_words();
+        assert!(ResultDescriptor::from_words(&words, 64, 4096).is_err());
+    }
+}

@@ -1,0 +1,23 @@
+//! Tasks to the workers and results back, over shared memory.
+//!
+//! | module | about |
+//! |---|---|
+//! | [`layout`] | what lies where in the segment |
+//! | [`message`] | what a descriptor means |
+//! | [`fds`] | the descriptors that pass from the parent to a worker |
+//! | [`engine`] | the parent's side, composed |
+//! | `worker_handle` | what the parent keeps of one worker, for its engine and for all leases |
+//! | [`port`] | a worker's side, likewise |
+//! | [`delivery`] | a batch that arrived, and what keeps its bytes |
+
+pub mod delivery;
+pub mod engine;
+pub mod fds;
+#[allow(unsafe_code, reason = "turns mapped memory into references to the structures in it")]
+pub mod layout;
+pub mod message;
+pub mod port;
+mod worker_handle;
+
+pub use fds::{PortFds, WorkerFds};
+pub use layout::{Control, Counters, Geometry, WorkerView};

@@ -1,0 +1,66 @@
+//! What the parent keeps of one worker, for its engine and for all leases.
+
+use crate::os::eventfd::EventFd;
+use crate::pool::{Closing, Ledger, SlotId};
+use crate::process::{self, Lender, Process};
+use crate::sync::Arc;
+use crate::transport::layout::Control;
+
+/// What the parent knows of one worker, and every lease on that worker's slots with it.
+///
+/// INVARIANT: all of it is usable from any thread, without the interpreter, at interpreter exit.
+#[derive(Debug)]
+pub(crate) struct WorkerHandle {
+    pub(crate) control: Arc<Control>,
+    pub(crate) worker: u32,
+    /// Wakes the worker: it sleeps for tasks and for room.
+    pub(crate) eventfd: EventFd,
+    pub(crate) ledger: Ledger,
+    /// The process that may release: a forked child inherits leases and must leave them alone.
+    pub(crate) process: &'static Process,
+    closing: Closing,
+}
+
+impl Lender for WorkerHandle {
+    fn is_lending(&self) -> bool {
+        self.ledger.leased_slots() > 0
+    }
+}
+
+impl WorkerHandle {
+    pub(crate) fn new(control: Arc<Control>, worker: u32, eventfd: EventFd, ledger: Ledger) -> Arc<Self> {
+        let process = process::current();
+        let handle = Arc::new(Self { control, worker, eventfd, ledger, process, closing: Closing::new() });
+        let lender = Arc::downgrade(&handle);
+        process.register(lender);
+        handle
+    }
+
+    /// Wakes the worker if it sleeps.
+    pub(crate) fn wake(&self) {
+        if self.control.worker(self.worker).worker_sleeps.take() {
+            self.eventfd.notify();
+        }
+    }
+
+    /// Gives the memory of all slots that are not held back, now and at every later release.
+    ///
+    /// To be called when the worker has ended: nothing is filled any more.
+    pub(crate) fn close(&self) {
+        self.closing.close();
+        self.control.release_unheld(self.worker, (0..self.control.geometry().slots).map(SlotId::new));
+        self.control.give_back(self.control.arena(self.worker));
+    }
+
+    /// Of the process that holds, when no child that it forked may have the slot.
+    pub(crate) fn release(&self, slot: SlotId, cost: Option<u64>) {
+        self.ledger.release(self.control.worker(self.worker).slots, slot, cost);
+        if self.closing.is_closed() {
+            // While this thread was between the two stores of its release, the slot may have come round:
+            // then it is held, and its holder gives it back.
+            self.control.release_unheld(self.worker, std::iter::once(slot));
+        } else {
+            self.wake();
+        }
+    }
+}

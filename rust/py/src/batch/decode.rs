@@ -1,0 +1,271 @@
+//! Leaves and a skeleton back to a Python batch.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
+use ringloader_core::batch::{ArrayFlags, Leaf, LeafKind, Meta, SkeletonReader, StorageRecord, Token};
+use ringloader_core::transport::delivery::Delivery;
+
+use super::limits::{MOST_DEPTH_READ, SMALL};
+use super::template::TemplateCache;
+use crate::gil::exception;
+use crate::torch::header::cost;
+use crate::torch::memory::Copies;
+use crate::torch::names::Torch;
+use crate::torch::source::Span;
+use crate::torch::tensor::{Form, flat};
+
+/// What came of a delivery.
+pub(crate) struct Decoded<'py> {
+    /// The Python object that it carries.
+    pub(crate) object: Bound<'py, PyAny>,
+    /// Whether it had to be copied because the user holds too much.
+    pub(crate) copied_out: bool,
+    /// Memory of a table that is done with.
+    pub(crate) table: Vec<u8>,
+}
+
+/// Decodes `delivery`. Its large tensors lie where the worker wrote them, for as long as they live; if the user
+/// holds too much already, they are copies.
+///
+/// # Errors
+/// `RuntimeError` for what no worker writes; what unpickling raises.
+pub(crate) fn decode<'py>(
+    py: Python<'py>,
+    cache: &TemplateCache,
+    mut delivery: Delivery,
+) -> PyResult<Decoded<'py>> {
+    let large = delivery.len() > SMALL;
+    let leased = large && delivery.lease();
+    let mut last = cache.take();
+    let repeated = last.is_repeated(&delivery);
+    let template = if repeated { last.template(py, &delivery)? } else { None };
+    let object = match template {
+        Some(template) => template.make(py, &delivery, leased),
+        None => read(py, &delivery, leased),
+    };
+    let mut table = delivery.into_table();
+    if !repeated {
+        table = last.replace(table);
+    }
+    cache.put(last);
+    Ok(Decoded { object: object?, copied_out: large && !leased, table })
+}
+
+/// The batch, by its tables and its skeleton.
+fn read<'py>(py: Python<'py>, delivery: &Delivery, leased: bool) -> PyResult<Bound<'py, PyAny>> {
+    let meta = delivery.meta().map_err(exception)?;
+    let mut shared = vec![0u32; meta.storage_count() as usize];
+    let mut small = 0;
+    for leaf in meta.leaves() {
+        let shared = &mut shared[leaf.storage() as usize];
+        *shared += 1;
+        let nbytes = leaf.storage_record().nbytes;
+        if *shared == 1 && nbytes <= SMALL && !matches!(leaf.kind(), LeafKind::Bytes) {
+            small += cost(nbytes, leaf.ndim().max(1));
+        }
+    }
+    let leaves = LeafReader {
+        torch: Torch::get(py)?,
+        delivery,
+        meta: &meta,
+        leased,
+        copies: Copies::new(small),
+        shared,
+        storages: RefCell::default(),
+    };
+    // Room for all leaves, and for names and containers around them: more is seldom needed.
+    let memo = Vec::with_capacity(2 * meta.leaf_count() as usize + 8);
+    let mut tree = Tree { leaves, skeleton: meta.skeleton(), memo, depth: 0 };
+    let batch = tree.value(py)?;
+    match tree.skeleton.remaining() {
+        0 => Ok(batch),
+        rest => Err(corrupt(&format!("{rest} bytes behind the skeleton"))),
+    }
+}
+
+fn corrupt(what: &str) -> PyErr {
+    PyRuntimeError::new_err(format!("shared memory is corrupt: {what}"))
+}
+
+struct LeafReader<'a, 'py> {
+    torch: &'static Torch,
+    delivery: &'a Delivery,
+    meta: &'a Meta<'a>,
+    leased: bool,
+    copies: RefCell<Copies>,
+    /// How many leaves lie in each storage.
+    shared: Vec<u32>,
+    /// Storages that were made, for those with several leaves.
+    storages: RefCell<HashMap<u32, Bound<'py, PyAny>>>,
+}
+
+impl<'py> LeafReader<'_, 'py> {
+    fn leaf(&self, py: Python<'py>, number: u32) -> PyResult<Bound<'py, PyAny>> {
+        let leaf = self.meta.leaf(number).ok_or_else(|| corrupt(&format!("no leaf {number}")))?;
+        let record = leaf.storage_record();
+        let copy = (!self.leased || record.nbytes <= SMALL).then_some(&self.copies);
+        let is_shared = self.shared[leaf.storage() as usize] > 1;
+        if record.nbytes > 0
+            && !is_shared
+            && let Some(form) = Form::of(&leaf)
+        {
+            return form.tensor(py, self.delivery, copy);
+        }
+        match leaf.kind() {
+            LeafKind::Tensor(dtype) => {
+                let (shape, strides) = (leaf.shape().iter().collect(), leaf.strides().iter().collect());
+                if record.nbytes == 0 {
+                    return self.torch.without_elements(py, dtype, shape, strides);
+                }
+                let storage = self.storage(py, &leaf, record, copy)?;
+                let first = leaf.byte_offset() / dtype.itemsize() as u64;
+                self.torch.tensor_in(&storage, dtype, first, shape, strides)
+            }
+            LeafKind::Array(flags) => self.array(py, &leaf, record, flags, copy),
+            LeafKind::Storage => self.storage(py, &leaf, record, copy),
+            LeafKind::Bytes => {
+                Span::new(self.delivery, record.offset, record.nbytes)?.bytes(py).map(Bound::into_any)
+            }
+        }
+    }
+
+    /// The storage of a leaf, one for all leaves in it.
+    fn storage(
+        &self,
+        py: Python<'py>,
+        leaf: &Leaf<'_>,
+        record: StorageRecord,
+        copy: Option<&RefCell<Copies>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        if let Some(made) = self.storages.borrow().get(&leaf.storage()) {
+            return Ok(made.clone());
+        }
+        let flat = flat(py, &Span::new(self.delivery, record.offset, record.nbytes)?, copy)?;
+        let storage = flat.call_method0(intern!(py, "untyped_storage"))?;
+        self.storages.borrow_mut().insert(leaf.storage(), storage.clone());
+        Ok(storage)
+    }
+
+    fn array(
+        &self,
+        py: Python<'py>,
+        leaf: &Leaf<'_>,
+        record: StorageRecord,
+        flags: ArrayFlags,
+        copy: Option<&RefCell<Copies>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let dtype = self.torch.array_dtype.bind(py).call1((PyBytes::new(py, leaf.dtype_tag()),))?;
+        let shape = PyTuple::new(py, leaf.shape().iter())?;
+        let order = if flags.fortran { intern!(py, "F") } else { intern!(py, "C") };
+        if record.nbytes == 0 {
+            return self.torch.empty_array.bind(py).call1((shape, dtype, order));
+        }
+        let len = record.nbytes - leaf.byte_offset();
+        let span = Span::new(self.delivery, record.offset + leaf.byte_offset(), len)?;
+        let flat = flat(py, &span, copy)?;
+        let bytes = flat.call_method0(intern!(py, "numpy"))?;
+        if flags.read_only {
+            // What lies in it cannot be made writable, as what is unpickled from `bytes` cannot.
+            bytes.call_method1(intern!(py, "setflags"), (false,))?;
+        }
+        self.torch.ndarray.bind(py).call1((shape, dtype, bytes, 0, py.None(), order))
+    }
+}
+
+struct Tree<'a, 'py> {
+    leaves: LeafReader<'a, 'py>,
+    skeleton: SkeletonReader<'a>,
+    /// `None` for a tuple that is not made yet.
+    memo: Vec<Option<Bound<'py, PyAny>>>,
+    depth: u32,
+}
+
+impl<'py> Tree<'_, 'py> {
+    fn value(&mut self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.depth += 1;
+        if self.depth > MOST_DEPTH_READ {
+            return Err(corrupt("the skeleton is deeper than any that is written"));
+        }
+        let token = self.skeleton.next_token().map_err(exception)?;
+        let value = match token {
+            Token::None => py.None().into_bound(py),
+            Token::True => true.into_pyobject(py)?.to_owned().into_any(),
+            Token::False => false.into_pyobject(py)?.to_owned().into_any(),
+            Token::Int(value) => value.into_pyobject(py)?.into_any(),
+            Token::Float(value) => value.into_pyobject(py)?.into_any(),
+            Token::Bytes(value) => PyBytes::new(py, value).into_any(),
+            Token::Str(value) => self.remember(PyString::new(py, value).into_any()),
+            Token::Leaf(number) => {
+                let leaf = self.leaves.leaf(py, number)?;
+                self.remember(leaf)
+            }
+            Token::Memo(number) => {
+                let known = self.memo.get(number as usize).cloned().flatten();
+                known.ok_or_else(|| corrupt(&format!("memo {number} before its object")))?
+            }
+            Token::List(len) => {
+                let list = PyList::empty(py);
+                self.remember(list.clone().into_any());
+                for _ in 0..len {
+                    list.append(self.value(py)?)?;
+                }
+                list.into_any()
+            }
+            Token::Dict(len) => {
+                let dict = PyDict::new(py);
+                self.remember(dict.clone().into_any());
+                for _ in 0..len {
+                    let name = self.value(py)?;
+                    dict.set_item(name, self.value(py)?)?;
+                }
+                dict.into_any()
+            }
+            Token::Tuple(len) => {
+                let at = self.reserve();
+                let tuple = self.items(py, len)?.into_any();
+                self.memo[at] = Some(tuple.clone());
+                tuple
+            }
+            Token::NamedTuple { class, len } => {
+                let at = self.reserve();
+                let name = self.skeleton.class(class).ok_or_else(|| corrupt("no such class"))?;
+                let name = PyTuple::new(py, [name.module, name.qualname])?;
+                let items = self.items(py, len)?;
+                let tuple = self.leaves.torch.named_tuple(&name, items)?;
+                self.memo[at] = Some(tuple.clone());
+                tuple
+            }
+            Token::Pickle(bytes) => self.unpickle(py, bytes)?,
+            other => return Err(corrupt(&format!("{other:?} is not known here"))),
+        };
+        self.depth -= 1;
+        Ok(value)
+    }
+
+    fn items(&mut self, py: Python<'py>, len: u32) -> PyResult<Bound<'py, PyTuple>> {
+        let items = (0..len).map(|_| self.value(py)).collect::<PyResult<Vec<_>>>()?;
+        PyTuple::new(py, items)
+    }
+
+    fn remember(&mut self, value: Bound<'py, PyAny>) -> Bound<'py, PyAny> {
+        self.memo.push(Some(value.clone()));
+        value
+    }
+
+    fn reserve(&mut self) -> usize {
+        self.memo.push(None);
+        self.memo.len() - 1
+    }
+
+    /// All leaves are made first: the pickle names them by number.
+    fn unpickle(&self, py: Python<'py>, bytes: &[u8]) -> PyResult<Bound<'py, PyAny>> {
+        let count = self.leaves.meta.leaf_count();
+        let leaves = (0..count).map(|number| self.leaves.leaf(py, number)).collect::<PyResult<Vec<_>>>()?;
+        self.leaves.torch.loads.bind(py).call1((PyBytes::new(py, bytes), PyList::new(py, leaves)?))
+    }
+}

@@ -1,0 +1,224 @@
+//! A Python batch to leaves and a skeleton.
+//!
+//! Exact dicts, lists, tuples, named tuples, numbers, strings, bytes and `None` become tokens; plain
+//! tensors and arrays become leaves. Where anything else comes up, the whole batch is pickled
+//! instead, still with tensors, arrays and storages as leaves: one pickle keeps "the same object
+//! twice" over the whole batch, as torch's does.
+//!
+//! INVARIANT: no address outlives a moment in which foreign code may run: what pickling calls, finalisers and signal
+//! handlers, other threads once the interpreter is let go. Walking over plain tensors and exact containers runs none,
+//! and its addresses hold. Whatever else is done after the first address was taken sets [`Drafts::disturbed`], and
+//! then [`Encoded::holds_still`] looks at every leaf again before a byte is copied.
+
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
+use ringloader_core::batch::MetaWriter;
+
+use super::groups::Groups;
+use super::leaves::{Drafts, Found, changed};
+use super::limits::{INLINE_BYTES, LONGEST_TABLE_KEPT, MOST_DEPTH_WRITTEN};
+use super::pickling::Leaves;
+use crate::identity::ByIdentity;
+use crate::torch::names::Torch;
+
+/// A batch, as far as it is known before its place is.
+#[derive(Default)]
+pub(crate) struct Encoded {
+    /// Its skeleton; storages and leaves are added once they have a place.
+    pub(crate) meta: MetaWriter,
+    pub(crate) drafts: Drafts,
+    pub(crate) groups: Groups,
+    /// The pickle, where it was pickled.
+    pub(crate) pickled: Option<Py<PyBytes>>,
+    /// Objects met before, to their memo number; `None` for a tuple whose items are being walked.
+    memo: ByIdentity<Option<u32>>,
+}
+
+impl Encoded {
+    /// Encodes `batch` into an empty one.
+    ///
+    /// # Errors
+    /// What pickling raises for what cannot be pickled.
+    pub(crate) fn encode(&mut self, batch: &Bound<'_, PyAny>) -> PyResult<()> {
+        let py = batch.py();
+        let torch = Torch::get(py)?;
+        self.drafts.disturbed = torch.asks_through_python(py)?;
+        if (Walk { torch, to: self, depth: 0 }).value(batch)? {
+            return Ok(());
+        }
+        self.clear();
+        let leaves = Bound::new(py, Leaves::default())?;
+        let pickled = torch.dumps.bind(py).call1((batch, &leaves))?.cast_into::<PyBytes>()?;
+        self.meta.skeleton().pickle(pickled.as_bytes());
+        self.drafts = leaves.get().take();
+        self.drafts.disturbed = true;
+        self.pickled = Some(pickled.unbind());
+        Ok(())
+    }
+
+    /// Makes sure that the leaves are where the groups say, once the batch's place is known: from a return with
+    /// `true` on, addresses hold until foreign code may run. With `false` the batch was encoded again, and the groups
+    /// have to be formed and placed anew.
+    ///
+    /// # Errors
+    /// What pickling raises; `RuntimeError` where a leaf has lost its memory and the batch cannot be read again.
+    pub(crate) fn holds_still(&mut self, batch: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let py = batch.py();
+        if self.groups.has_large() {
+            self.groups.hold_large(py, &mut self.drafts)?;
+        }
+        if !self.drafts.disturbed {
+            return Ok(true);
+        }
+        let found = self.drafts.look(Torch::get(py)?, py);
+        if let Ok(Found::Same) = found {
+            return Ok(true);
+        }
+        let Some(pickled) = &self.pickled else {
+            // Reading it again calls nobody's code.
+            self.clear();
+            self.encode(batch)?;
+            return Ok(false);
+        };
+        if let Found::Other(leaf) = found? {
+            return Err(changed(&self.drafts.leaves[leaf as usize]));
+        }
+        self.groups.clear();
+        self.meta.clear();
+        self.meta.skeleton().pickle(pickled.as_bytes(py));
+        // The addresses are those of now, but the groups are not.
+        Ok(false)
+    }
+
+    /// Lets go of the batch and keeps the memory, so that a steady stream of similar ones allocates nothing.
+    /// Whether it is worth keeping: that of one huge batch would be held for ever.
+    pub(crate) fn clear(&mut self) -> bool {
+        let bytes = self.meta.encoded_len();
+        self.meta.clear();
+        self.drafts.clear();
+        self.groups.clear();
+        self.memo.clear();
+        self.pickled = None;
+        bytes <= LONGEST_TABLE_KEPT
+    }
+}
+
+struct Walk<'a> {
+    torch: &'a Torch,
+    to: &'a mut Encoded,
+    depth: u32,
+}
+
+impl Walk<'_> {
+    /// Writes one value; `false` if the batch must be pickled.
+    fn value(&mut self, object: &Bound<'_, PyAny>) -> PyResult<bool> {
+        if object.is_none() {
+            self.to.meta.skeleton().none();
+        } else if let Ok(value) = object.cast_exact::<PyBool>() {
+            self.to.meta.skeleton().bool(value.is_true());
+        } else if object.is_exact_instance_of::<PyInt>() {
+            let Ok(value) = object.extract() else { return Ok(false) };
+            self.to.meta.skeleton().int(value);
+        } else if let Ok(value) = object.cast_exact::<PyFloat>() {
+            self.to.meta.skeleton().float(value.value());
+        } else {
+            return self.memoised(object);
+        }
+        Ok(true)
+    }
+
+    /// A value that may be met again as the same object.
+    fn memoised(&mut self, object: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let key = object.as_ptr() as usize;
+        match self.to.memo.get(&key) {
+            Some(&Some(number)) => {
+                self.to.meta.skeleton().memo(number);
+                return Ok(true);
+            }
+            Some(None) => return Ok(false),
+            None => {}
+        }
+        if let Ok(text) = object.cast_exact::<PyString>() {
+            // Lone surrogates are no UTF-8; pickle knows how to write them.
+            let Ok(text) = text.to_str() else { return Ok(false) };
+            let number = self.to.meta.skeleton().str(text);
+            self.to.memo.insert(key, Some(number));
+            return Ok(true);
+        }
+        if let Ok(bytes) = object.cast_exact::<PyBytes>() {
+            let bytes = bytes.as_bytes();
+            if bytes.len() <= INLINE_BYTES {
+                self.to.meta.skeleton().bytes(bytes);
+                return Ok(true);
+            }
+            let leaf = self.to.drafts.bytes(object, bytes);
+            self.leaf(key, leaf);
+            return Ok(true);
+        }
+        if let Some(leaf) = self.to.drafts.add(self.torch, object)? {
+            self.leaf(key, leaf);
+            return Ok(true);
+        }
+        if self.depth == MOST_DEPTH_WRITTEN {
+            return Ok(false);
+        }
+        self.depth += 1;
+        let whole = self.container(key, object);
+        self.depth -= 1;
+        whole
+    }
+
+    fn leaf(&mut self, key: usize, leaf: u32) {
+        let number = self.to.meta.skeleton().leaf(leaf);
+        self.to.memo.insert(key, Some(number));
+    }
+
+    fn container(&mut self, key: usize, object: &Bound<'_, PyAny>) -> PyResult<bool> {
+        if let Ok(list) = object.cast_exact::<PyList>() {
+            let len = list.len();
+            let number = self.to.meta.skeleton().list(len as u32);
+            self.to.memo.insert(key, Some(number));
+            for item in list.iter() {
+                if !self.value(&item)? {
+                    return Ok(false);
+                }
+            }
+            // Code of the user's that ran meanwhile may have changed it: pickle has its own way with that.
+            return Ok(list.len() == len);
+        }
+        if let Ok(dict) = object.cast_exact::<PyDict>() {
+            let len = dict.len();
+            let number = self.to.meta.skeleton().dict(len as u32);
+            self.to.memo.insert(key, Some(number));
+            for (name, item) in dict.iter() {
+                // As with a list, but at once: the iterator panics when the number has changed.
+                if !self.value(&name)? || !self.value(&item)? || dict.len() != len {
+                    return Ok(false);
+                }
+            }
+            return Ok(true);
+        }
+        let Ok(tuple) = object.cast::<PyTuple>() else { return Ok(false) };
+        let number = if tuple.is_exact_instance_of::<PyTuple>() {
+            self.to.meta.skeleton().tuple(tuple.len() as u32)
+        } else {
+            let py = object.py();
+            self.to.drafts.disturb();
+            let name = self.torch.named_tuple_name.bind(py).call1((object.get_type(),))?;
+            if name.is_none() {
+                return Ok(false);
+            }
+            let (module, qualname): (String, String) = name.extract()?;
+            self.to.meta.skeleton().named_tuple(&module, &qualname, tuple.len() as u32)
+        };
+        // A tuple that contains itself, by way of a list, cannot be made before its items are.
+        self.to.memo.insert(key, None);
+        for item in tuple.iter() {
+            if !self.value(&item)? {
+                return Ok(false);
+            }
+        }
+        self.to.memo.insert(key, Some(number));
+        Ok(true)
+    }
+}

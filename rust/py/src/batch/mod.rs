@@ -1,0 +1,11 @@
+//! A batch: Python objects to leaves and a skeleton, and back.
+
+pub(crate) mod decode;
+pub(crate) mod encode;
+pub(crate) mod groups;
+pub(crate) mod leaves;
+pub(crate) mod limits;
+pub(crate) mod pickling;
+pub(crate) mod template;
+#[allow(unsafe_code, reason = "copies from objects' memory by its address")]
+pub(crate) mod write;

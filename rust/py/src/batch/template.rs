@@ -1,0 +1,237 @@
+//! Batches that look like the one before: tree and tables are read once, not again for each of them.
+//!
+//! From one batch to the next of an epoch there is usually nothing new but the tensors' elements. Where the
+//! table repeats, byte for byte, what was checked and looked up for the earlier batch holds for this one, and
+//! only the tensors and containers are made anew. What cannot change, keys of dicts first of all, is shared
+//! between the batches.
+
+use std::sync::{Mutex, PoisonError};
+
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
+use ringloader_core::batch::{Meta, SkeletonReader, Token};
+use ringloader_core::transport::delivery::Delivery;
+
+use super::limits::{LONGEST_TABLE_KEPT, MOST_DEPTH_READ, SMALL};
+use crate::gil::exception;
+use crate::torch::header::cost;
+use crate::torch::memory::Copies;
+use crate::torch::names::Torch;
+use crate::torch::tensor::Form;
+
+/// What one engine remembers of the last batch.
+#[derive(Default)]
+pub(crate) struct TemplateCache(Mutex<LastBatch>);
+
+/// The last batch's table, and what came of it. Whoever decodes a batch has it.
+#[derive(Default)]
+pub(crate) struct LastBatch {
+    table: Vec<u8>,
+    seen: Seen,
+}
+
+#[derive(Default)]
+enum Seen {
+    /// Once: it may never come again.
+    #[default]
+    Once,
+    /// Again, and it cannot be a template.
+    Unfit,
+    Again(Template),
+}
+
+impl TemplateCache {
+    pub(crate) fn take(&self) -> LastBatch {
+        std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(crate) fn put(&self, last: LastBatch) {
+        let before = std::mem::replace(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner), last);
+        // Behind the lock: it may hold objects whose end runs any code.
+        drop(before);
+    }
+}
+
+impl LastBatch {
+    /// Remembers a batch that was not like the last one, and returns the last one's table.
+    pub(crate) fn replace(&mut self, table: Vec<u8>) -> Vec<u8> {
+        let table = if table.len() <= LONGEST_TABLE_KEPT { table } else { Vec::new() };
+        self.seen = Seen::Once;
+        std::mem::replace(&mut self.table, table)
+    }
+
+    /// The template for `delivery`, if it looks like the last batch and there can be one.
+    ///
+    /// # Errors
+    /// `RuntimeError` for what no worker writes.
+    pub(crate) fn template(&mut self, py: Python<'_>, delivery: &Delivery) -> PyResult<Option<&Template>> {
+        if matches!(self.seen, Seen::Once) {
+            let meta = delivery.meta().map_err(exception)?;
+            self.seen = Template::of(py, &meta)?.map_or(Seen::Unfit, Seen::Again);
+        }
+        Ok(if let Seen::Again(template) = &self.seen { Some(template) } else { None })
+    }
+
+    /// Whether `delivery` looks like the last batch.
+    pub(crate) fn is_repeated(&self, delivery: &Delivery) -> bool {
+        delivery.repeats(&self.table)
+    }
+}
+
+/// How to make a batch from the bytes of a delivery. Only of trees in which no object but strings comes twice,
+/// and whose leaves are tensors, each with memory of its own.
+pub(crate) struct Template {
+    root: Node,
+    /// Bytes of all that is copied out as small, for [`Copies`].
+    small: usize,
+}
+
+enum Node {
+    /// An immutable object, the same for all batches.
+    Value(Py<PyAny>),
+    Tensor(Form<'static>),
+    List(Vec<Node>),
+    Tuple(Vec<Node>),
+    /// A named tuple, by module and name of its class, which is looked up each time: it may have been defined
+    /// anew meanwhile, and a class that is held would keep its module, and with it the loader.
+    NamedTuple(Py<PyTuple>, Vec<Node>),
+    Dict(Vec<(Node, Node)>),
+}
+
+impl Template {
+    fn of(py: Python<'_>, meta: &Meta<'_>) -> PyResult<Option<Self>> {
+        let mut reader = Reader { meta, skeleton: meta.skeleton(), strings: Vec::new(), depth: 0, small: 0 };
+        // As many storages as leaves, each named once, are a storage for each.
+        if meta.storage_count() != meta.leaf_count() || !all_differ(meta.leaves().map(|leaf| leaf.storage()))
+        {
+            return Ok(None);
+        }
+        let Some(root) = reader.node(py)? else { return Ok(None) };
+        Ok((reader.skeleton.remaining() == 0).then_some(Self { root, small: reader.small }))
+    }
+
+    /// The batch that lies in `delivery`. Large tensors lie there, if `leased`; else they are copies.
+    ///
+    /// # Errors
+    /// What torch raises, or looking up a class; `RuntimeError` when the bytes are not all there.
+    pub(crate) fn make<'py>(
+        &self,
+        py: Python<'py>,
+        delivery: &Delivery,
+        leased: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let copies = Copies::new(self.small);
+        self.root.make(py, &|form: &Form<'_>| {
+            let copied = !leased || form.nbytes() <= SMALL;
+            form.tensor(py, delivery, copied.then_some(&copies))
+        })
+    }
+}
+
+fn all_differ(numbers: impl Iterator<Item = u32>) -> bool {
+    let mut numbers: Vec<u32> = numbers.collect();
+    numbers.sort_unstable();
+    numbers.windows(2).all(|pair| pair[0] != pair[1])
+}
+
+struct Reader<'a> {
+    meta: &'a Meta<'a>,
+    skeleton: SkeletonReader<'a>,
+    /// The strings so far, by their memo numbers.
+    strings: Vec<(u32, Py<PyAny>)>,
+    depth: u32,
+    small: usize,
+}
+
+impl Reader<'_> {
+    /// The next value; `None` if it cannot be part of a template.
+    fn node(&mut self, py: Python<'_>) -> PyResult<Option<Node>> {
+        if self.depth > MOST_DEPTH_READ {
+            return Ok(None);
+        }
+        let value = |object: Bound<'_, PyAny>| Ok(Some(Node::Value(object.unbind())));
+        match self.skeleton.next_token().map_err(exception)? {
+            Token::None => Ok(Some(Node::Value(py.None()))),
+            Token::True => value(true.into_pyobject(py)?.to_owned().into_any()),
+            Token::False => value(false.into_pyobject(py)?.to_owned().into_any()),
+            Token::Int(number) => value(number.into_pyobject(py)?.into_any()),
+            Token::Float(number) => value(number.into_pyobject(py)?.into_any()),
+            Token::Bytes(bytes) => value(PyBytes::new(py, bytes).into_any()),
+            Token::Str(text) => {
+                let text = PyString::new(py, text).into_any();
+                self.strings.push((self.skeleton.memo_count() - 1, text.clone().unbind()));
+                value(text)
+            }
+            Token::Memo(number) => {
+                let at = self.strings.binary_search_by_key(&number, |known| known.0);
+                Ok(at.ok().map(|at| Node::Value(self.strings[at].1.clone_ref(py))))
+            }
+            Token::Leaf(number) => Ok(self.tensor(number)),
+            Token::List(len) => Ok(self.nodes(py, len)?.map(Node::List)),
+            Token::Tuple(len) => Ok(self.nodes(py, len)?.map(Node::Tuple)),
+            Token::NamedTuple { class, len } => {
+                let Some(name) = self.skeleton.class(class) else { return Ok(None) };
+                let name = PyTuple::new(py, [name.module, name.qualname])?.unbind();
+                Ok(self.nodes(py, len)?.map(|items| Node::NamedTuple(name, items)))
+            }
+            Token::Dict(len) => {
+                let mut items = Vec::with_capacity(len as usize);
+                for _ in 0..len {
+                    let Some(pair) = self.nodes(py, 2)? else { return Ok(None) };
+                    items.extend(<[Node; 2]>::try_from(pair).ok().map(<(Node, Node)>::from));
+                }
+                Ok(Some(Node::Dict(items)))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    fn nodes(&mut self, py: Python<'_>, len: u32) -> PyResult<Option<Vec<Node>>> {
+        self.depth += 1;
+        let nodes =
+            (0..len).map(|_| self.node(py).transpose()).map_while(|node| node).collect::<PyResult<Vec<_>>>();
+        self.depth -= 1;
+        Ok(Some(nodes?).filter(|nodes| nodes.len() == len as usize))
+    }
+
+    fn tensor(&mut self, number: u32) -> Option<Node> {
+        let leaf = self.meta.leaf(number)?;
+        let form = Form::of(&leaf)?;
+        let nbytes = leaf.storage_record().nbytes;
+        if nbytes == 0 {
+            return None;
+        }
+        if nbytes <= SMALL {
+            self.small += cost(nbytes, leaf.ndim());
+        }
+        Some(Node::Tensor(form.into_owned()))
+    }
+}
+
+impl Node {
+    fn make<'py>(
+        &self,
+        py: Python<'py>,
+        tensor: &impl Fn(&Form<'_>) -> PyResult<Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let each =
+            |nodes: &[Node]| nodes.iter().map(|node| node.make(py, tensor)).collect::<PyResult<Vec<_>>>();
+        Ok(match self {
+            Self::Value(value) => value.bind(py).clone(),
+            Self::Tensor(form) => tensor(form)?,
+            Self::List(items) => PyList::new(py, each(items)?)?.into_any(),
+            Self::Tuple(items) => PyTuple::new(py, each(items)?)?.into_any(),
+            Self::NamedTuple(name, items) => {
+                let items = PyTuple::new(py, each(items)?)?;
+                Torch::get(py)?.named_tuple(name.bind(py), items)?
+            }
+            Self::Dict(items) => {
+                let dict = PyDict::new(py);
+                for (name, item) in items {
+                    dict.set_item(name.make(py, tensor)?, item.make(py, tensor)?)?;
+                }
+                dict.into_any()
+            }
+        })
+    }
+}

@@ -1,0 +1,77 @@
+//! A batch's bytes, copied to where the batch is written.
+
+use std::ptr::{NonNull, copy_nonoverlapping};
+
+use pyo3::prelude::*;
+use ringloader_core::os::Segment;
+use ringloader_core::transport::port::Commit;
+
+use crate::gil::{DETACH, exception, without_interpreter};
+
+/// One copy: from an object's memory to an offset of the batch's place.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct CopyRange {
+    pub(crate) from: usize,
+    pub(crate) to: u64,
+    pub(crate) len: u64,
+    /// Whether the bytes stay where they are while their object is held, whatever other threads do.
+    pub(crate) keeps: bool,
+}
+
+/// Where a batch is written.
+pub(crate) enum Target<'a, 'p> {
+    Slot(&'a Commit<'p>),
+    Own(&'a Segment),
+}
+
+impl Target<'_, '_> {
+    fn pointer(&self, offset: u64, len: u64) -> PyResult<NonNull<u8>> {
+        match self {
+            Self::Slot(commit) => commit.pointer(offset, len),
+            Self::Own(segment) => segment.pointer(offset, len),
+        }
+        .map_err(exception)
+    }
+
+    /// Copies all `pieces` of objects in `held`, and `meta` to its offset. No foreign code has run since the pieces'
+    /// addresses were taken.
+    ///
+    /// # Errors
+    /// `RuntimeError` when a range does not lie in the place.
+    pub(crate) fn write(
+        &self,
+        py: Python<'_>,
+        pieces: &[CopyRange],
+        held: &[Py<PyAny>],
+        meta_at: u64,
+        meta: &[u8],
+    ) -> PyResult<()> {
+        // The pieces point into these objects: whoever calls this still has them.
+        let _ = held;
+        let mut large = Vec::new();
+        for piece in pieces {
+            let to = self.pointer(piece.to, piece.len)?.as_ptr();
+            if piece.keeps && piece.len >= DETACH as u64 {
+                large.push((piece.from, to as usize, piece.len as usize));
+                continue;
+            }
+            // SAFETY: `from` has `len` bytes, by the description of an object that `held` keeps, and the interpreter
+            // was not let go since; `to` was checked to lie in memory that this worker alone writes, and which no
+            // source overlaps: it is behind all that objects have of the slot.
+            unsafe { copy_nonoverlapping(piece.from as *const u8, to, piece.len as usize) };
+        }
+        let to = self.pointer(meta_at, meta.len() as u64)?;
+        // SAFETY: as above; `meta` is private memory.
+        unsafe { copy_nonoverlapping(meta.as_ptr(), to.as_ptr(), meta.len()) };
+        if !large.is_empty() {
+            // Last, and all at once: other threads may do anything meanwhile, and nothing is looked at after.
+            without_interpreter(py, || {
+                for (from, to, len) in large {
+                    // SAFETY: as above. What keeps the bytes, a storage or `bytes`, is held beside the pieces.
+                    unsafe { copy_nonoverlapping(from as *const u8, to as *mut u8, len) };
+                }
+            });
+        }
+        Ok(())
+    }
+}

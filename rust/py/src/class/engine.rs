@@ -1,0 +1,285 @@
+//! The parent's end of the transport, as a Python class.
+
+use std::os::fd::AsRawFd;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use pyo3::exceptions::{PyException, PyRuntimeError};
+use pyo3::prelude::*;
+use ringloader_core::Error;
+use ringloader_core::sync::{Arc, AtomicBool, AtomicU64, Ordering};
+use ringloader_core::transport::Control;
+use ringloader_core::transport::delivery::Delivery;
+use ringloader_core::transport::engine::{CachedSegment, Engine as Core};
+use ringloader_core::transport::message::ResultKind;
+
+use crate::batch::decode::{Decoded, decode};
+use crate::batch::template::TemplateCache;
+use crate::gil::{Deadline, exception, wait, without_interpreter};
+use crate::index::codec::encode_task;
+use crate::python;
+use crate::torch::names::Torch;
+
+/// The smallest memory of a table that is used again: malloc has smaller ones at hand.
+const REUSED: usize = 1024;
+
+/// The parent's end: tasks down, results up.
+#[pyclass(frozen, module = "ringloader._native")]
+pub(crate) struct Engine {
+    /// `None` once it is closed: its descriptors are gone then, whoever still refers to it.
+    core: Mutex<Option<Arc<Core>>>,
+    copied_out: AtomicU64,
+    oversize_said: AtomicBool,
+    templates: TemplateCache,
+    /// The message that stands for a batch whose arrival was interrupted.
+    interrupted: Mutex<Option<Py<PyAny>>>,
+}
+
+#[pymethods]
+impl Engine {
+    #[new]
+    fn new(py: Python<'_>, workers: u32, max_tasks: u32, share: u64) -> PyResult<Self> {
+        // Before workers are forked: one that is forked while another thread looks it up would wait for that thread.
+        Torch::get(py)?;
+        python::load(py)?;
+        Core::new(workers, max_tasks, share).map(Self::of).map_err(exception)
+    }
+
+    /// The descriptors that a worker needs: segment, its eventfd, the parent's eventfd, the parent's pidfd, its socket.
+    fn worker_fds(&self, worker: u32) -> PyResult<[i32; 5]> {
+        let core = self.core()?;
+        let fds = core.worker_fds(worker);
+        Ok([fds.segment, fds.worker_eventfd, fds.parent_eventfd, fds.parent_pidfd, fds.socket]
+            .map(|fd| fd.as_raw_fd()))
+    }
+
+    /// Watches the process with this id as a worker.
+    fn watch_worker(&self, worker: u32, pid: u32) -> PyResult<()> {
+        self.core()?.watch_worker(worker, pid).map_err(exception)
+    }
+
+    /// Sends one message of torch's protocol to a worker: `None`, `(index of the task, index)`, or any object.
+    fn put(&self, worker: u32, message: &Bound<'_, PyAny>) -> PyResult<()> {
+        let task = encode_task(message)?;
+        self.core()?.put_task(worker, task).map_err(exception)
+    }
+
+    /// Waits for the next result.
+    ///
+    /// Returns a message of torch's protocol, `(index of the task, batch)` or any object, in a tuple of its
+    /// own; or the number of a worker whose process has ended; or None when the time is over or `wake`
+    /// was called.
+    fn next<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let deadline = Deadline::after(timeout)?;
+        let core = self.core()?;
+        loop {
+            match core.try_next() {
+                Ok(Some(delivery)) => return self.message(py, delivery).map(Some),
+                Ok(None) => {}
+                Err(Error::Arrival { task: Some(seq), error }) => {
+                    let failed = self.failed(py, seq as i64, exception(*error))?;
+                    return Ok(Some((failed,).into_pyobject(py)?.into_any()));
+                }
+                Err(error) => return Err(exception(error)),
+            }
+            if let Some(worker) = core.take_ended() {
+                return Ok(Some(worker.into_pyobject(py)?.into_any()));
+            }
+            let Some(left) = deadline.left().filter(|_| !core.take_wake()) else { return Ok(None) };
+            wait(py, &core, None, left)?;
+        }
+    }
+
+    /// After `next` has raised: the message that stands for a batch which was lost by that, for who waits for it.
+    fn take_interrupted(&self) -> Option<Py<PyAny>> {
+        self.interrupted.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Ends the wait of whoever is in `next`.
+    fn wake(&self) -> PyResult<()> {
+        self.core()?.wake();
+        Ok(())
+    }
+
+    /// Results that are committed and not yet taken.
+    fn committed(&self) -> PyResult<u64> {
+        self.core()?.committed().map_err(exception)
+    }
+
+    /// Tells the workers that nothing more is wanted.
+    fn set_done(&self) -> PyResult<()> {
+        self.core()?.set_done();
+        Ok(())
+    }
+
+    /// Whether `set_done` or `close` was called.
+    pub(crate) fn is_done(&self) -> bool {
+        self.core().map_or(true, |core| core.control().is_done())
+    }
+
+    /// Gives back all memory that no tensor holds, and all descriptors; for after the workers have ended.
+    /// Calling it again does nothing.
+    fn close(&self, py: Python<'_>) {
+        let core = self.core.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(core) = core {
+            without_interpreter(py, || core.close());
+            say_kept(py, core.control());
+        }
+    }
+
+    /// As `close`, but keeps up to `most` bytes of its memory for a later engine. None where it may not, or where the
+    /// later one's batches would have to be copied out.
+    fn park(&self, py: Python<'_>, most: u64) -> Option<Parked> {
+        let core = self.core.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+        let control = core.control().clone();
+        let parked = without_interpreter(py, || match Arc::try_unwrap(core) {
+            // Dropped, it closes.
+            Ok(core) => (!core.is_half_leased()).then(|| core.store(most)).flatten(),
+            // Another thread waits in it.
+            Err(shared) => {
+                shared.close();
+                None
+            }
+        });
+        say_kept(py, &control);
+        parked.map(|parked| Parked(Mutex::new(Some(parked))))
+    }
+
+    /// Bytes of shared memory for each worker.
+    #[getter]
+    fn share(&self) -> PyResult<u64> {
+        Ok(self.core()?.share())
+    }
+
+    /// Sums over the workers: batches committed, storages in place and copied, batches pickled and oversize,
+    /// and batches that were copied out because the user held too much.
+    fn counters(&self) -> PyResult<Vec<(&'static str, u64)>> {
+        let core = self.core()?;
+        let control = core.control();
+        let mut sums = control.worker(0).counters.read().to_vec();
+        for worker in 1..control.geometry().workers {
+            for (sum, (_, count)) in sums.iter_mut().zip(control.worker(worker).counters.read()) {
+                sum.1 += count;
+            }
+        }
+        sums.push(("copied_out", self.copied_out.load(Ordering::Relaxed)));
+        Ok(sums)
+    }
+}
+
+/// The memory of an engine that was closed, for one to come.
+#[pyclass(frozen, module = "ringloader._native")]
+pub(crate) struct Parked(Mutex<Option<CachedSegment>>);
+
+#[pymethods]
+impl Parked {
+    /// The engine over this memory, for new workers. Once.
+    fn resume(&self) -> PyResult<Engine> {
+        let parked = self.lock().take().ok_or_else(resumed)?;
+        parked.take().map(Engine::of).map_err(exception)
+    }
+
+    /// Bytes that are kept; none once another engine has them.
+    #[getter]
+    fn resident(&self) -> u64 {
+        self.lock().as_ref().map_or(0, CachedSegment::resident)
+    }
+
+    /// Bytes of shared memory for each worker.
+    #[getter]
+    fn share(&self) -> PyResult<u64> {
+        self.lock().as_ref().map(CachedSegment::share).ok_or_else(resumed)
+    }
+}
+
+impl Drop for Parked {
+    fn drop(&mut self) {
+        let Some(parked) = self.lock().take() else { return };
+        let control = parked.control().clone();
+        drop(parked);
+        // Without an interpreter, or while it looks for garbage, nobody is told.
+        let _ = Python::try_attach(|py| say_kept(py, &control));
+    }
+}
+
+/// Logs why memory that nobody needs was not given back, if it was not.
+fn say_kept(py: Python<'_>, control: &Control) {
+    if let Some(refused) = control.take_refusal() {
+        // What is closed stays closed, even where the interpreter is on its way out and has no logger.
+        let _ = python::say_kept(py, &refused.to_string());
+    }
+}
+
+impl Parked {
+    fn lock(&self) -> MutexGuard<'_, Option<CachedSegment>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn resumed() -> PyErr {
+    PyRuntimeError::new_err("another engine has this memory")
+}
+
+impl Engine {
+    fn of(core: Core) -> Self {
+        Self {
+            core: Mutex::new(Some(Arc::new(core))),
+            copied_out: AtomicU64::new(0),
+            oversize_said: AtomicBool::new(false),
+            templates: TemplateCache::default(),
+            interrupted: Mutex::new(None),
+        }
+    }
+
+    pub(crate) fn core(&self) -> PyResult<Arc<Core>> {
+        let core = self.core.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        core.ok_or_else(|| PyRuntimeError::new_err("this iterator was shut down"))
+    }
+
+    fn message<'py>(&self, py: Python<'py>, delivery: Delivery) -> PyResult<Bound<'py, PyAny>> {
+        let (seq, kind) = (delivery.seq as i64, delivery.kind);
+        let message = match (kind, self.unpack(py, delivery)) {
+            (ResultKind::Batch, Ok(object)) => (seq, object).into_pyobject(py)?.into_any(),
+            (ResultKind::Batch, Err(error)) => self.failed(py, seq, error)?,
+            (ResultKind::Object, object) => object?,
+        };
+        Ok((message,).into_pyobject(py)?.into_any())
+    }
+
+    /// The message that stands for a batch whose arrival has failed. torch raises it in its turn.
+    ///
+    /// # Errors
+    /// What ends a program, and what interrupts it: at once. The message is then for
+    /// [`take_interrupted`](Self::take_interrupted).
+    fn failed<'py>(&self, py: Python<'py>, seq: i64, error: PyErr) -> PyResult<Bound<'py, PyAny>> {
+        let (standing, interrupt) = stand_in(py, error)?;
+        let message = (seq, standing).into_pyobject(py)?.into_any();
+        let Some(interrupt) = interrupt else { return Ok(message) };
+        *self.interrupted.lock().unwrap_or_else(PoisonError::into_inner) = Some(message.unbind());
+        Err(interrupt)
+    }
+
+    /// The object that a delivery carries.
+    pub(crate) fn unpack<'py>(&self, py: Python<'py>, delivery: Delivery) -> PyResult<Bound<'py, PyAny>> {
+        if delivery.is_oversize() && !self.oversize_said.swap(true, Ordering::Relaxed) {
+            let core = self.core()?;
+            let workers = core.control().geometry().workers;
+            python::say_oversize(py, delivery.len(), core.share(), core.largest(), workers)?;
+        }
+        let Decoded { object, copied_out, table } = decode(py, &self.templates, delivery)?;
+        if table.capacity() >= REUSED
+            && let Ok(core) = self.core()
+        {
+            core.reuse(table);
+        }
+        self.copied_out.fetch_add(copied_out.into(), Ordering::Relaxed);
+        Ok(object)
+    }
+}
+
+/// What stands for a batch whose arrival has failed: torch raises it in the batch's turn. And the error itself
+/// where it interrupts or ends the program, so that it must be raised at once.
+pub(crate) fn stand_in(py: Python<'_>, error: PyErr) -> PyResult<(Bound<'_, PyAny>, Option<PyErr>)> {
+    let interrupts = !error.is_instance_of::<PyException>(py);
+    let standing = python::failed_arrival(py, &error, interrupts)?;
+    Ok((standing, interrupts.then_some(error)))
+}

@@ -1,0 +1,8 @@
+//! The Python classes of the transport and of the scheduler.
+
+pub(crate) mod engine;
+pub(crate) mod index_source;
+pub(crate) mod kept;
+pub(crate) mod port;
+pub(crate) mod scheduler;
+pub(crate) mod stream;

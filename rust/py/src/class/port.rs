@@ -1,0 +1,248 @@
+//! A worker's end of the transport, as a Python class.
+
+use std::os::fd::{AsFd, OwnedFd, RawFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+use ringloader_core::batch::Dtype;
+use ringloader_core::os::Segment;
+use ringloader_core::sync::{Arc, AtomicBool, Ordering};
+use ringloader_core::transport::message::ResultKind;
+use ringloader_core::transport::port::{Chunk, Commit, Room, Wake};
+use ringloader_core::transport::{Control, PortFds};
+
+use super::engine::Engine;
+use crate::batch::encode::Encoded;
+use crate::batch::write::Target;
+use crate::fds::duplicate;
+use crate::gil::{Deadline, detached, exception};
+use crate::index::codec::{decode_task, pair};
+use crate::torch::tensor::tensor_over_chunk;
+
+/// How often a batch is read that others change meanwhile.
+const MOST_LOOKS: u32 = 100;
+
+/// A worker's end: tasks in, results out, memory for collate.
+#[pyclass(frozen, module = "ringloader._native")]
+pub(crate) struct Port {
+    core: ringloader_core::transport::port::Port,
+    parent_ended: AtomicBool,
+    /// The last batch's memory, empty. Whoever is putting a batch has it.
+    spare: Mutex<Option<Box<Encoded>>>,
+}
+
+#[pymethods]
+impl Port {
+    /// The end of a worker that was forked: it has the parent's mapping and descriptors.
+    #[staticmethod]
+    fn inherit(engine: &Engine, worker: u32) -> PyResult<Self> {
+        let engine = engine.core()?;
+        let fds = engine.worker_fds(worker).for_port()?;
+        Self::attached(engine.control().clone(), worker, engine.share(), fds)
+    }
+
+    /// The end of a worker that was sent the descriptors, which stay the caller's.
+    #[staticmethod]
+    fn attach(fds: [RawFd; 5], worker: u32, share: u64) -> PyResult<Self> {
+        let [segment, eventfd, parent_eventfd, parent_pidfd, socket] = fds.map(duplicate);
+        let segment = Segment::attach(segment?.as_fd()).map_err(exception)?;
+        let control = Arc::new(Control::attach(segment).map_err(exception)?);
+        let fds = PortFds {
+            eventfd: eventfd?,
+            parent_eventfd: parent_eventfd?,
+            parent_pidfd: parent_pidfd?,
+            socket: socket?,
+        };
+        Self::attached(control, worker, share, fds)
+    }
+
+    /// Waits for the next task: a message of torch's protocol in a tuple of its own, or None when the
+    /// time is over or the parent has ended.
+    fn get<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Option<Bound<'py, PyTuple>>> {
+        let deadline = Deadline::after(timeout)?;
+        if !self.core.is_current() {
+            // A process that the dataset forked has come back to torch's loop, which ends so.
+            self.parent_ended.store(true, Ordering::Relaxed);
+            return Ok(None);
+        }
+        loop {
+            if let Some(task) = self.core.try_task().map_err(exception)? {
+                let message = decode_task(py, task)?;
+                return Ok(Some((message,).into_pyobject(py)?));
+            }
+            let Some(left) = deadline.left().filter(|_| !self.parent_ended()) else { return Ok(None) };
+            if detached(py, || self.core.wait(left))? == Wake::ParentEnded {
+                self.parent_ended.store(true, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Commits one message of torch's protocol: `(index of the task, batch)` or any object. Waits for
+    /// room if it must, unless nobody wants it any more.
+    fn put(&self, message: &Bound<'_, PyAny>) -> PyResult<()> {
+        if !self.core.is_current() {
+            // The rings are the worker's, which answers for itself.
+            self.parent_ended.store(true, Ordering::Relaxed);
+            return Ok(());
+        }
+        let (kind, seq, object) = match pair(message)? {
+            Some((seq, data)) => (ResultKind::Batch, seq, data),
+            None => (ResultKind::Object, 0, message.clone()),
+        };
+        let mut encoded = self.spare().take().unwrap_or_default();
+        encoded.encode(&object)?;
+        let committed = self.commit(&object, kind, seq as u64, &mut encoded);
+        if encoded.clear() {
+            *self.spare() = Some(encoded);
+        }
+        committed
+    }
+
+    /// Memory for `nbytes` in the slot that is being filled, as a `torch.UntypedStorage`; None where the
+    /// caller's own memory serves better.
+    fn new_storage<'py>(&self, py: Python<'py>, nbytes: u64) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let Some(chunk) = self.allocate(nbytes)? else { return Ok(None) };
+        let bytes = tensor_over_chunk(py, chunk, Dtype::U8, &[nbytes as i64])?;
+        bytes.call_method0(intern!(py, "untyped_storage")).map(Some)
+    }
+
+    /// Whether the parent wants nothing more.
+    fn is_done(&self) -> bool {
+        self.core.is_done() || self.parent_ended()
+    }
+
+    /// Whether the parent has ended.
+    #[getter]
+    fn parent_ended(&self) -> bool {
+        self.parent_ended.load(Ordering::Relaxed)
+    }
+}
+
+impl Port {
+    fn attached(control: Arc<Control>, worker: u32, share: u64, fds: PortFds) -> PyResult<Self> {
+        let core =
+            ringloader_core::transport::port::Port::attach(control, worker, share, fds).map_err(exception)?;
+        Ok(Self { core, parent_ended: AtomicBool::new(false), spare: Mutex::default() })
+    }
+
+    /// Memory in the slot that is being filled; `None` where the caller's own memory serves better.
+    ///
+    /// # Errors
+    /// `OSError` when pages cannot be had.
+    pub(crate) fn allocate(&self, nbytes: u64) -> PyResult<Option<Chunk>> {
+        self.core.allocate(nbytes).map_err(exception)
+    }
+
+    fn spare(&self) -> MutexGuard<'_, Option<Box<Encoded>>> {
+        self.spare.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn commit(
+        &self,
+        object: &Bound<'_, PyAny>,
+        kind: ResultKind,
+        seq: u64,
+        encoded: &mut Encoded,
+    ) -> PyResult<()> {
+        let py = object.py();
+        let mut commit = self.core.begin_commit();
+        let generation = commit.generation();
+        let mut found = None;
+        for _ in 0..MOST_LOOKS {
+            let Encoded { meta, drafts, groups, .. } = encoded;
+            groups.form(py, drafts, &commit, meta)?;
+            let Some(place) = self.find_room(py, &mut commit, encoded)? else { return Ok(()) };
+            if encoded.holds_still(object)? {
+                found = Some(place);
+                break;
+            }
+        }
+        let Some(BatchPlace { own, meta_at, end }) = found else {
+            let text = format!(
+                "the batch was changed by another thread each time that it was read, {MOST_LOOKS} times"
+            );
+            return Err(PyRuntimeError::new_err(text));
+        };
+        let Encoded { meta, drafts, groups, pickled, .. } = encoded;
+        let block = meta.finish(generation);
+        let target = own.as_ref().map_or(Target::Slot(&commit), |(segment, _)| Target::Own(segment));
+        target.write(py, groups.copies(), &drafts.held, meta_at, block)?;
+        if let Some((_, fd)) = &own {
+            while !commit.send(fd).map_err(exception)? {
+                if self.rest(py)? {
+                    return Ok(());
+                }
+            }
+        }
+        // Before the commit: whoever has taken the batch finds it counted.
+        let counters = self.core.counters();
+        let count =
+            |counter: &ringloader_core::sync::AtomicU64, by: u64| counter.fetch_add(by, Ordering::Relaxed);
+        count(&counters.batches, (kind == ResultKind::Batch).into());
+        count(&counters.in_place, if own.is_some() { 0 } else { groups.in_place() });
+        count(&counters.copied, groups.copies().len() as u64);
+        count(&counters.pickled, pickled.is_some().into());
+        count(&counters.oversize, own.is_some().into());
+        while !commit.finish(seq, kind, meta_at..end, end, own.is_some()).map_err(exception)? {
+            if self.rest(py)? {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// Places the batch; `None` when nobody wants it any more.
+    fn find_room(
+        &self,
+        py: Python<'_>,
+        commit: &mut Commit<'_>,
+        encoded: &mut Encoded,
+    ) -> PyResult<Option<BatchPlace>> {
+        let Encoded { meta, drafts, groups, .. } = encoded;
+        let len = meta.encoded_len() as u64;
+        loop {
+            let meta_at = groups.place(meta, Some(commit.bump()));
+            let end = meta_at + len;
+            match commit.reserve(end).map_err(exception)? {
+                Room::Ready => return Ok(Some(BatchPlace { own: None, meta_at, end })),
+                Room::Later => {
+                    drafts.disturb();
+                    if self.rest(py)? {
+                        return Ok(None);
+                    }
+                }
+                Room::Oversize => {
+                    let meta_at = groups.place(meta, None);
+                    let end = meta_at + len;
+                    let own = commit.own_segment(end).map_err(exception)?;
+                    if own.is_some() {
+                        return Ok(Some(BatchPlace { own, meta_at, end }));
+                    }
+                    drafts.disturb();
+                    if self.rest(py)? {
+                        return Ok(None);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Waits a moment for room. Returns whether nobody wants the batch any more.
+    fn rest(&self, py: Python<'_>) -> PyResult<bool> {
+        if detached(py, || self.core.wait_for_room())? == Wake::ParentEnded {
+            self.parent_ended.store(true, Ordering::Relaxed);
+        }
+        Ok(self.is_done())
+    }
+}
+
+/// Where a batch goes: to the slot, or to a segment of its own.
+struct BatchPlace {
+    own: Option<(Segment, OwnedFd)>,
+    /// Where its table begins, and where that ends.
+    meta_at: u64,
+    end: u64,
+}

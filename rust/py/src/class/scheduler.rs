@@ -1,0 +1,270 @@
+//! Native control of one iterator, as a Python class: one call for each batch.
+
+use pyo3::exceptions::{PyAssertionError, PyRuntimeError, PyStopIteration};
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::{PyTraverseError, PyVisit};
+use ringloader_core::Error;
+use ringloader_core::plan::Order as CoreOrder;
+use ringloader_core::process::{self, Process};
+use ringloader_core::scheduler::Poll;
+
+use super::engine::{Engine, stand_in};
+use super::index_source::IndexSource;
+use crate::gil::{Deadline, exception, wait};
+use crate::lock::{DetachedLock, Guard};
+use crate::python::Callbacks;
+use crate::torch::names::Torch;
+
+type Core = ringloader_core::scheduler::Scheduler<Py<PyAny>>;
+
+/// In which order batches are returned.
+#[pyclass(
+    eq,
+    eq_int,
+    frozen,
+    from_py_object,
+    rename_all = "SCREAMING_SNAKE_CASE",
+    module = "ringloader._native"
+)]
+#[derive(PartialEq, Eq, Clone, Copy)]
+#[expect(clippy::enum_variant_names, reason = "the names are torch's")]
+pub(crate) enum Order {
+    /// In the order of their indices.
+    InOrder,
+    /// As they come.
+    AsCompleted,
+    /// As they come, with indices given to the workers in turn.
+    AsCompletedRoundRobin,
+}
+
+/// How far an epoch is: torch's `_send_idx`, `_rcvd_idx` and `_tasks_outstanding`.
+#[pyclass(frozen, get_all, module = "ringloader._native")]
+pub(crate) struct Positions {
+    sent: u64,
+    received: u64,
+    outstanding: u64,
+}
+
+/// Reads indices, hands out tasks, takes results in order, waits.
+///
+/// Its methods are given the iterator, and call torch's own methods of it at torch's moments. While one
+/// of them runs, another thread waits, and one below a signal handler cannot run.
+#[pyclass(frozen, module = "ringloader._native")]
+pub(crate) struct Scheduler {
+    engine: Py<Engine>,
+    state: DetachedLock<State>,
+    /// The process that made it.
+    process: &'static Process,
+    iterable: bool,
+    timeout: Option<f64>,
+}
+
+struct State {
+    core: Core,
+    source: Py<IndexSource>,
+}
+
+#[pymethods]
+impl Scheduler {
+    #[new]
+    fn new(
+        engine: Py<Engine>,
+        source: Py<IndexSource>,
+        workers: u32,
+        prefetch_factor: u32,
+        order: Order,
+        iterable: bool,
+        timeout: f64,
+    ) -> Self {
+        let order = match order {
+            Order::InOrder => CoreOrder::InOrder,
+            Order::AsCompleted => CoreOrder::AsCompleted,
+            Order::AsCompletedRoundRobin => CoreOrder::AsCompletedRoundRobin,
+        };
+        let core = Core::new(workers, prefetch_factor, order);
+        let state = DetachedLock::new(State { core, source });
+        let timeout = (timeout > 0.0).then_some(timeout);
+        Self { engine, state, process: process::current(), iterable, timeout }
+    }
+
+    /// Begins a new epoch, with indices from `source`. What comes from the one before is thrown away.
+    fn reset(&self, py: Python<'_>, source: Py<IndexSource>) -> PyResult<()> {
+        let mut state = self.lock(py)?;
+        state.core.reset();
+        let before = std::mem::replace(&mut state.source, source);
+        drop(state);
+        // Behind the lock: its sampler's end may run any code.
+        drop(before);
+        Ok(())
+    }
+
+    /// Reads one index and sends it: torch's `_try_put_index`.
+    fn put_index(&self, callbacks: &Bound<'_, PyAny>) -> PyResult<()> {
+        let mut state = self.lock(callbacks.py())?;
+        self.send_one(&mut state, &Callbacks(callbacks))
+    }
+
+    /// The next batch: torch's `_next_data`.
+    fn next<'py>(&self, callbacks: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        let py = callbacks.py();
+        let callbacks = &Callbacks(callbacks);
+        let mut state = self.lock(py)?;
+        let state = &mut *state;
+        let engine = self.engine.get().core().ok();
+        let mut deadline = Deadline::after(self.timeout)?;
+        loop {
+            match state.core.poll(engine.as_deref()).map_err(exception)? {
+                Poll::End => {
+                    // Only an engine that has no other user can be kept for the next epoch.
+                    drop(engine);
+                    return Err(self.end(callbacks)?);
+                }
+                Poll::Ready { worker, data } => {
+                    return self.process(state, callbacks, worker, data.into_bound(py));
+                }
+                Poll::Failed { seq, error } => {
+                    if let Some((worker, data)) = self.fail(py, &mut state.core, seq, exception(error))? {
+                        return self.process(state, callbacks, worker, data);
+                    }
+                    deadline = Deadline::after(self.timeout)?;
+                }
+                Poll::Arrived { seq, delivery } => {
+                    let data = match self.engine.get().unpack(py, delivery) {
+                        Ok(data) => data,
+                        Err(error) => {
+                            if let Some((worker, data)) = self.fail(py, &mut state.core, seq, error)? {
+                                return self.process(state, callbacks, worker, data);
+                            }
+                            continue;
+                        }
+                    };
+                    if self.iterable && is_end(&data)? {
+                        let worker = state.core.end_worker(seq).map_err(exception)?;
+                        callbacks.note_exhausted(worker)?;
+                        self.send_one(state, callbacks)?;
+                    } else if let Some((worker, data)) =
+                        state.core.accept(seq, data.unbind()).map_err(exception)?
+                    {
+                        return self.process(state, callbacks, worker, data.into_bound(py));
+                    }
+                    deadline = Deadline::after(self.timeout)?;
+                }
+                Poll::Lost { worker } => {
+                    // Another thread, or a signal handler, ends the workers.
+                    if self.engine.get().is_done() {
+                        return Err(invalid_state());
+                    }
+                    state.core.give_up(worker);
+                    callbacks.raise_lost(worker)?;
+                    return Err(PyRuntimeError::new_err(format!(
+                        "DataLoader worker {worker} exited unexpectedly"
+                    )));
+                }
+                Poll::Wait { worker, limit } => {
+                    let Some(engine) = &engine else { return Err(invalid_state()) };
+                    let Some(left) = deadline.left() else {
+                        callbacks.raise_timeout()?;
+                        return Err(PyRuntimeError::new_err("DataLoader timed out"));
+                    };
+                    wait(py, engine, worker, left.min(limit))?;
+                    if self.engine.get().core().is_err() {
+                        return Err(invalid_state());
+                    }
+                }
+            }
+        }
+    }
+
+    /// torch's `_send_idx`, `_rcvd_idx` and `_tasks_outstanding`.
+    fn positions(&self, py: Python<'_>) -> PyResult<Positions> {
+        let (sent, received, outstanding) = self.lock(py)?.core.positions();
+        Ok(Positions { sent, received, outstanding })
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        self.state.traverse(|state| visit.call(&state.source))
+    }
+}
+
+fn invalid_state() -> PyErr {
+    PyAssertionError::new_err(
+        "Invalid iterator state: shutdown or no outstanding tasks when fetching next data",
+    )
+}
+
+fn is_end(data: &Bound<'_, PyAny>) -> PyResult<bool> {
+    Ok(data.get_type().is(&Torch::get(data.py())?.iterable_end))
+}
+
+impl Scheduler {
+    fn lock(&self, py: Python<'_>) -> PyResult<Guard<'_, State>> {
+        if !self.process.is_current() {
+            // Before the lock, which a thread may have had at the fork.
+            return Err(exception(Error::Inherited { owner: self.process.pid() }));
+        }
+        self.state.lock(py, "this iterator is being advanced elsewhere at this moment")
+    }
+
+    /// The epoch is over. Returns what to raise.
+    fn end(&self, callbacks: &Callbacks<'_, '_>) -> PyResult<PyErr> {
+        callbacks.end_epoch()?;
+        Ok(PyStopIteration::new_err(()))
+    }
+
+    /// The result of `seq` has come and cannot be had: its error takes its place. As [`Core::accept`].
+    ///
+    /// # Errors
+    /// What ends a program, and what interrupts it: at once. The batch's turn says so again.
+    fn fail<'py>(
+        &self,
+        py: Python<'py>,
+        core: &mut Core,
+        seq: u64,
+        error: PyErr,
+    ) -> PyResult<Option<(u32, Bound<'py, PyAny>)>> {
+        let (standing, interrupt) = stand_in(py, error)?;
+        match interrupt {
+            None => {
+                let turn = core.accept(seq, standing.unbind()).map_err(exception)?;
+                Ok(turn.map(|(worker, data)| (worker, data.into_bound(py))))
+            }
+            Some(interrupt) => {
+                core.keep(seq, standing.unbind()).map_err(exception)?;
+                Err(interrupt)
+            }
+        }
+    }
+
+    /// MIRRORS torch dataloader.py::_process_data. What reading the index raises replaces the batch.
+    fn process<'py>(
+        &self,
+        state: &mut State,
+        callbacks: &Callbacks<'_, 'py>,
+        worker: u32,
+        data: Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let py = callbacks.py();
+        state.core.delivered(worker);
+        self.send_one(state, callbacks)?;
+        // By its type: `isinstance` would ask every batch for `__class__` too, which a user's class may answer.
+        if data.get_type().is_subclass(Torch::get(py)?.exception_wrapper.bind(py))? {
+            data.call_method0(intern!(py, "reraise"))?;
+        }
+        Ok(data)
+    }
+
+    /// MIRRORS torch dataloader.py::_try_put_index.
+    fn send_one(&self, state: &mut State, callbacks: &Callbacks<'_, '_>) -> PyResult<()> {
+        if state.core.is_full() {
+            return Err(PyAssertionError::new_err(
+                "Number of outstanding tasks exceeded maximum allowed tasks",
+            ));
+        }
+        let Some((kind, bytes)) = state.source.get().read(callbacks)? else { return Ok(()) };
+        // After shutdown there is no worker left, and as in torch the index is lost.
+        let Ok(engine) = self.engine.get().core() else { return Ok(()) };
+        state.core.send(&engine, kind, bytes).map_err(exception)?;
+        Ok(())
+    }
+}

@@ -1,0 +1,219 @@
+//! torch's samplers, read natively, as a Python class.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use pyo3::exceptions::PyZeroDivisionError;
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::PyList;
+use pyo3::{PyTraverseError, PyVisit};
+use ringloader_core::Error;
+use ringloader_core::plan::{BatchRule as CoreRule, Draw, Source, Step, Supply};
+use ringloader_core::transport::message::TaskKind;
+
+use crate::gil::exception;
+use crate::index::codec::{decode_index, encode_index_or_pickle};
+use crate::index::tensor::TensorIndices;
+use crate::python::Draws;
+
+/// How indices become batches.
+#[pyclass(frozen, module = "ringloader._native")]
+pub(crate) struct BatchRule {
+    size: u64,
+    drop_last: bool,
+    /// The batch sampler, where torch looks at its size before each batch.
+    resizable: Option<Py<PyAny>>,
+}
+
+#[pymethods]
+impl BatchRule {
+    #[new]
+    #[pyo3(signature = (size, drop_last, resizable=None))]
+    fn new(size: u64, drop_last: bool, resizable: Option<Py<PyAny>>) -> Self {
+        Self { size, drop_last, resizable }
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.resizable)
+    }
+}
+
+/// The indices of one of torch's samplers, over numbers that torch draws.
+#[pyclass(frozen, module = "ringloader._native")]
+pub(crate) struct Stream {
+    core: Mutex<ringloader_core::plan::Stream>,
+    /// The batch sampler, where torch looks at its size before each batch.
+    resizable: Option<Py<PyAny>>,
+    /// The sampler in whose `indices` the numbers are positions.
+    through: Option<Py<PyAny>>,
+}
+
+#[pymethods]
+impl Stream {
+    /// The most elements of a permutation that may be made of words.
+    #[classattr]
+    const MOST_WORD_BY_WORD: u64 = Supply::MOST_WORD_BY_WORD;
+
+    /// `SequentialSampler` over `len` samples.
+    #[staticmethod]
+    fn sequential(len: u64, batch: Option<&BatchRule>) -> PyResult<Self> {
+        Self::new(Source::Sequential { len }, batch)
+    }
+
+    /// `RandomSampler` over `n` samples.
+    #[staticmethod]
+    fn random(
+        n: u64,
+        replacement: bool,
+        private_generator: bool,
+        batch: Option<&BatchRule>,
+    ) -> PyResult<Self> {
+        Self::new(Source::Random { n, replacement, private_generator }, batch)
+    }
+
+    /// `SubsetRandomSampler`, which has `len` indices.
+    #[staticmethod]
+    fn subset(sampler: Py<PyAny>, len: u64, batch: Option<&BatchRule>) -> PyResult<Self> {
+        Ok(Self { through: Some(sampler), ..Self::new(Source::Subset { len }, batch)? })
+    }
+
+    /// `WeightedRandomSampler`.
+    #[staticmethod]
+    fn weighted(categories: u64, num_samples: u64, batch: Option<&BatchRule>) -> PyResult<Self> {
+        Self::new(Source::Weighted { categories, num_samples }, batch)
+    }
+
+    /// `DistributedSampler`.
+    #[staticmethod]
+    fn distributed(
+        len: u64,
+        num_samples: u64,
+        num_replicas: u64,
+        rank: u64,
+        shuffle: bool,
+        drop_last: bool,
+        batch: Option<&BatchRule>,
+    ) -> PyResult<Self> {
+        Self::new(Source::Distributed { len, num_samples, num_replicas, rank, shuffle, drop_last }, batch)
+    }
+
+    /// `_InfiniteConstantSampler`.
+    #[staticmethod]
+    fn nones(batch: Option<&BatchRule>) -> PyResult<Self> {
+        Self::new(Source::InfiniteNone, batch)
+    }
+
+    /// The next index or batch of indices, with `draws` asked for what torch draws.
+    fn next(&self, draws: &Bound<'_, PyAny>) -> PyResult<Option<Py<PyAny>>> {
+        let py = draws.py();
+        let read = self.read(&Draws(draws))?;
+        read.map(|(kind, bytes)| decode_index(py, kind, &bytes).map(Bound::unbind)).transpose()
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.resizable)?;
+        visit.call(&self.through)
+    }
+}
+
+impl Stream {
+    fn new(source: Source, batch: Option<&BatchRule>) -> PyResult<Self> {
+        let rule = batch.map(|&BatchRule { size, drop_last, .. }| CoreRule { size, drop_last });
+        let core = ringloader_core::plan::Stream::new(source, rule).map_err(exception)?;
+        let resizable = batch.and_then(|rule| rule.resizable.as_ref());
+        let resizable = resizable.map(|sampler| Python::attach(|py| sampler.clone_ref(py)));
+        Ok(Self { core: Mutex::new(core), resizable, through: None })
+    }
+
+    /// The next index, as a task's bytes. `draws` is called, at torch's moment, for each thing that torch draws.
+    pub(crate) fn read(&self, draws: &Draws<'_, '_>) -> PyResult<Option<(TaskKind, Vec<u8>)>> {
+        let has_ended = self.core().has_ended();
+        if !has_ended && let Some(batches) = &self.resizable {
+            let size = batch_size(batches.bind(draws.py()), draws).inspect_err(|_| self.core().close())?;
+            self.core().resize(size);
+        }
+        loop {
+            let need = {
+                let mut core = self.core();
+                let word = |index: i64| index.to_le_bytes().to_vec();
+                match core.next() {
+                    Ok(Step::Batch(positions)) if self.through.is_some() => {
+                        let positions = positions.to_vec();
+                        drop(core);
+                        return self.look_up(draws, |indices| {
+                            let found: PyResult<Vec<_>> =
+                                positions.iter().map(|&at| item(indices, at)).collect();
+                            Ok(PyList::new(draws.py(), found?)?.into_any())
+                        });
+                    }
+                    Ok(Step::Index(position)) if self.through.is_some() => {
+                        drop(core);
+                        return self.look_up(draws, |indices| item(indices, position));
+                    }
+                    Ok(Step::Batch(indices)) => {
+                        let bytes = indices.iter().flat_map(|index| index.to_le_bytes()).collect();
+                        return Ok(Some((TaskKind::Indices, bytes)));
+                    }
+                    Ok(Step::Index(index)) => return Ok(Some((TaskKind::Index, word(index)))),
+                    Ok(Step::Nones(count)) => return Ok(Some((TaskKind::Nones, word(count as i64)))),
+                    Ok(Step::None) => return Ok(Some((TaskKind::None, Vec::new()))),
+                    Ok(Step::End) => return Ok(None),
+                    Ok(Step::Need(need)) => need,
+                    Err(Error::EmptySource) => {
+                        return Err(PyZeroDivisionError::new_err("integer division or modulo by zero"));
+                    }
+                    Err(other) => return Err(exception(other)),
+                }
+            };
+            // Not under the lock: torch's functions, and the user's `len`, run here.
+            let supply = fetch(draws, need)?;
+            self.core().supply(supply).map_err(exception)?;
+        }
+    }
+
+    fn core(&self) -> MutexGuard<'_, ringloader_core::plan::Stream> {
+        self.core.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What `read` finds in the sampler's `indices` as they are now. What it raises ends the stream.
+    fn look_up<'py>(
+        &self,
+        draws: &Draws<'_, 'py>,
+        read: impl FnOnce(&Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>>,
+    ) -> PyResult<Option<(TaskKind, Vec<u8>)>> {
+        let py = draws.py();
+        let Some(sampler) = &self.through else { return Ok(None) };
+        let indices = sampler.bind(py).getattr(intern!(py, "indices"));
+        let index = indices.and_then(|indices| read(&indices)).inspect_err(|_| self.core().close())?;
+        encode_index_or_pickle(&index).map(Some)
+    }
+}
+
+/// `indices[at]`
+fn item<'py>(indices: &Bound<'py, PyAny>, at: i64) -> PyResult<Bound<'py, PyAny>> {
+    match indices.cast_exact::<PyList>() {
+        Ok(list) => list.get_item(at as usize),
+        Err(_) => indices.get_item(at),
+    }
+}
+
+/// The batch sampler's size.
+fn batch_size<'py>(batches: &Bound<'py, PyAny>, draws: &Draws<'_, 'py>) -> PyResult<u64> {
+    let size = batches.getattr(intern!(batches.py(), "batch_size"))?;
+    match size.extract::<i64>() {
+        Ok(plain @ 0..) => Ok(plain as u64),
+        _ => draws.odd_size(&size),
+    }
+}
+
+fn fetch(draws: &Draws<'_, '_>, need: Draw) -> PyResult<Supply> {
+    let indices = |found: Bound<'_, PyAny>| Ok(Supply::Indices(Box::new(TensorIndices::new(&found)?)));
+    match need {
+        Draw::Seed => draws.seed().map(|()| Supply::Seeded),
+        Draw::NumSamples => Ok(Supply::NumSamples(draws.num_samples()?)),
+        Draw::Permutation { n } => draws.permutation(n)?.map_or(Ok(Supply::WordByWord), indices),
+        Draw::Words { count } => indices(draws.words(count)?),
+        Draw::Integers { high, count } => indices(draws.integers(high, count)?),
+        Draw::Multinomial { .. } => indices(draws.multinomial()?),
+    }
+}

@@ -1,0 +1,295 @@
+//! torch's `collate`, as a Python class: native for samples of common types, written straight into the slot.
+
+use pyo3::exceptions::PyException;
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyDict, PyFloat, PyList, PyString, PyTuple};
+use pyo3::{PyTypeCheck, intern};
+use ringloader_core::batch::Dtype;
+
+use super::fallback::{Fallback, Part};
+use super::kinds::{DEEPEST, is_number, is_text};
+use super::rows::{Rows, fill};
+use crate::class::port::Port;
+use crate::torch::names::Torch;
+use crate::torch::tensor::tensor_over_chunk;
+
+/// Stands in for `collate` in a worker, which `default_collate` calls, and which calls itself for what is in containers.
+///
+/// MIRRORS `torch/utils/data/_utils/collate.py::collate`.
+#[pyclass(frozen, module = "ringloader._native")]
+pub(crate) struct Collate {
+    port: Py<Port>,
+    fallback: Fallback,
+    /// Functions that return how many modes of torch's have a say in what its other functions do.
+    modes: Vec<Py<PyAny>>,
+    /// The map that `default_collate` passes, which users may change, and what was in it.
+    fn_map: Py<PyDict>,
+    torchs_fn_map: Py<PyDict>,
+    /// The classes in it that are not torch's own: those that it asks of what it does not find by its type.
+    others: Vec<Py<PyAny>>,
+}
+
+#[pymethods]
+impl Collate {
+    #[new]
+    #[pyo3(signature = (port, function, parts, modes, fn_map, others=Vec::new()))]
+    fn new(
+        port: Py<Port>,
+        function: Py<PyAny>,
+        parts: Vec<Part>,
+        modes: Vec<Py<PyAny>>,
+        fn_map: &Bound<'_, PyDict>,
+        others: Vec<Py<PyAny>>,
+    ) -> PyResult<Self> {
+        Ok(Self {
+            port,
+            fallback: Fallback::new(function, parts),
+            modes,
+            fn_map: fn_map.clone().unbind(),
+            torchs_fn_map: fn_map.copy()?.unbind(),
+            others,
+        })
+    }
+
+    #[pyo3(signature = (batch, *, collate_fn_map=None))]
+    fn __call__<'py>(
+        &self,
+        batch: &Bound<'py, PyAny>,
+        collate_fn_map: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let py = batch.py();
+        if collate_fn_map.is_some_and(|map| map.is(&self.fn_map))
+            && self.is_torchs_own(py)?
+            && let Some(made) = self.native(batch)?
+        {
+            return Ok(made);
+        }
+        self.torchs(batch, collate_fn_map)
+    }
+}
+
+impl Collate {
+    fn is_torchs_own(&self, py: Python<'_>) -> PyResult<bool> {
+        for mode in &self.modes {
+            if mode.bind(py).call0()?.is_truthy()? {
+                return Ok(false);
+            }
+        }
+        Ok(self.fallback.is_whole(py)? && self.fn_map.bind(py).eq(&self.torchs_fn_map)?)
+    }
+
+    /// Whether torch goes by an entry that is not its own.
+    fn is_others(&self, torch: &Torch, sample: &Bound<'_, PyAny>) -> PyResult<bool> {
+        if is_found_by_type(torch, sample) {
+            return Ok(false);
+        }
+        for class in &self.others {
+            if sample.is_instance(class.bind(sample.py()))? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// `None` for what torch must collate.
+    fn native<'py>(&self, batch: &Bound<'py, PyAny>) -> Made<'py> {
+        let py = batch.py();
+        let (samples, form): (Vec<_>, _) = if let Ok(list) = batch.cast_exact::<PyList>() {
+            (list.iter().collect(), Form::List)
+        } else if let Ok(tuple) = batch.cast_exact::<PyTuple>() {
+            (tuple.iter().collect(), Form::Tuple)
+        } else {
+            return Ok(None);
+        };
+        let torch = Torch::get(py)?;
+        match samples.first() {
+            Some(first) if is_text(first) => return Ok(Some(batch.clone())),
+            Some(first) if is_common(torch, first, 0) => {}
+            _ => return Ok(None),
+        }
+        let work = Work { torch, port: self.port.get(), collate: self };
+        match work.column(&samples, form) {
+            // Torch's function raises it again, from where it does.
+            Err(error) if error.is_instance_of::<PyException>(py) => Ok(None),
+            made => made,
+        }
+    }
+
+    fn torchs<'py>(
+        &self,
+        batch: &Bound<'py, PyAny>,
+        fn_map: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let options = PyDict::new(batch.py());
+        options.set_item(intern!(batch.py(), "collate_fn_map"), fn_map)?;
+        self.fallback.call(batch, Some(&options))
+    }
+}
+
+/// Whether a sample has only types that are known here. Others may run code of the user's, which must run once.
+fn is_common(torch: &Torch, sample: &Bound<'_, PyAny>, depth: u32) -> bool {
+    let kind = sample.get_type();
+    if kind.is(&torch.tensor) || kind.is(&torch.ndarray) || is_number(sample) || is_text(sample) {
+        return true;
+    }
+    if depth == DEEPEST {
+        return false;
+    }
+    let is_common = |item: Bound<'_, PyAny>| is_common(torch, &item, depth + 1);
+    if let Ok(dict) = sample.cast_exact::<PyDict>() {
+        return dict.iter().all(|(name, item)| name.is_exact_instance_of::<PyString>() && is_common(item));
+    }
+    if let Ok(list) = sample.cast_exact::<PyList>() {
+        return list.iter().all(is_common);
+    }
+    sample.cast_exact::<PyTuple>().is_ok_and(|tuple| tuple.iter().all(is_common))
+        // Asked of the class: an object's own `__class__` may be code.
+        || kind.is_subclass(torch.numpy_scalar.bind(sample.py())).unwrap_or(false)
+}
+
+/// Whether torch's own entries name this very type: then the others are not asked.
+fn is_found_by_type(torch: &Torch, sample: &Bound<'_, PyAny>) -> bool {
+    let kind = sample.get_type();
+    let is_bool = sample.is_exact_instance_of::<PyBool>();
+    kind.is(&torch.tensor) || kind.is(&torch.ndarray) || is_text(sample) || (is_number(sample) && !is_bool)
+}
+
+/// What torch makes of the values in one place of all samples: shown where they come out as they are.
+#[derive(Clone, Copy)]
+enum Form {
+    List,
+    Tuple,
+}
+
+type Made<'py> = PyResult<Option<Bound<'py, PyAny>>>;
+
+struct Work<'a> {
+    torch: &'a Torch,
+    port: &'a Port,
+    collate: &'a Collate,
+}
+
+impl Work<'_> {
+    /// Collates the values in one place of all samples. `None` where torch must do the whole batch.
+    fn column<'py>(&self, items: &[Bound<'py, PyAny>], form: Form) -> Made<'py> {
+        let first = &items[0];
+        if self.collate.is_others(self.torch, first)? {
+            return Ok(None);
+        }
+        let kind = first.get_type();
+        let rows = if kind.is(&self.torch.tensor) {
+            Rows::of_tensors(self.torch, items)?
+        } else if kind.is(&self.torch.ndarray) {
+            Rows::of_arrays(self.torch, items)
+        } else {
+            None
+        };
+        let made = if let Some(rows) = rows {
+            self.stacked(&rows, first.py())?
+        } else if is_number(first) {
+            self.numbers(items)?
+        } else if is_text(first) {
+            return collected(items, form).map(Some);
+        } else if let Ok(dict) = first.cast_exact::<PyDict>() {
+            return self.dicts(dict, items);
+        } else if let Ok(list) = first.cast_exact::<PyList>() {
+            return self.sequences::<PyList>(items, list.len(), PyListMethods::get_item);
+        } else if let Ok(tuple) = first.cast_exact::<PyTuple>() {
+            return self.sequences::<PyTuple>(items, tuple.len(), PyTupleMethods::get_item);
+        } else {
+            None
+        };
+        match made {
+            Some(made) => Ok(Some(made)),
+            // What follows may still be refused, and then torch begins again.
+            None if !items.iter().all(|item| is_common(self.torch, item, 0)) => Ok(None),
+            None => {
+                let fn_map = self.collate.fn_map.bind(first.py());
+                self.collate.torchs(&collected(items, form)?, Some(fn_map)).map(Some)
+            }
+        }
+    }
+
+    fn dicts<'py>(&self, first: &Bound<'py, PyDict>, items: &[Bound<'py, PyAny>]) -> Made<'py> {
+        let made = PyDict::new(first.py());
+        let mut values = Vec::with_capacity(items.len());
+        for name in first.keys() {
+            for item in items {
+                let Ok(dict) = item.cast_exact::<PyDict>() else { return Ok(None) };
+                let Some(value) = dict.get_item(&name)? else { return Ok(None) };
+                values.push(value);
+            }
+            let Some(column) = self.column(&values, Form::List)? else { return Ok(None) };
+            made.set_item(name, column)?;
+            values.clear();
+        }
+        Ok(Some(made.into_any()))
+    }
+
+    /// Lists, and tuples, which become lists.
+    fn sequences<'py, T: PyTypeCheck>(
+        &self,
+        items: &[Bound<'py, PyAny>],
+        len: usize,
+        get: impl Fn(&Bound<'py, T>, usize) -> PyResult<Bound<'py, PyAny>>,
+    ) -> Made<'py> {
+        let kind = items[0].get_type();
+        for item in items {
+            if !item.get_type().is(&kind) || item.len()? != len {
+                return Ok(None);
+            }
+        }
+        let made = PyList::empty(items[0].py());
+        let mut values = Vec::with_capacity(items.len());
+        for place in 0..len {
+            for item in items {
+                values.push(get(item.cast()?, place)?);
+            }
+            let Some(column) = self.column(&values, Form::Tuple)? else { return Ok(None) };
+            made.append(column)?;
+            values.clear();
+        }
+        Ok(Some(made.into_any()))
+    }
+
+    /// `None` where torch must make this column.
+    fn stacked<'py>(&self, rows: &Rows<'_, 'py>, py: Python<'py>) -> Made<'py> {
+        let Some((dtype, shape, len)) = rows.stacked() else { return Ok(None) };
+        let Some(chunk) = self.port.allocate(len)? else { return Ok(None) };
+        rows.copy_to(py, &chunk)?;
+        tensor_over_chunk(py, chunk, dtype, &shape).map(Some)
+    }
+
+    /// `None` where torch must make this column: of numbers of several types, or one that is too large.
+    fn numbers<'py>(&self, items: &[Bound<'py, PyAny>]) -> Made<'py> {
+        let py = items[0].py();
+        let kind = items[0].get_type();
+        if !items.iter().all(|item| item.get_type().is(&kind)) {
+            return Ok(None);
+        }
+        let mut bytes = Vec::with_capacity(8 * items.len());
+        let mut dtype = Dtype::I64;
+        for item in items {
+            if let Ok(value) = item.cast_exact::<PyFloat>() {
+                dtype = Dtype::F64;
+                bytes.extend(value.value().to_ne_bytes());
+            } else if let Ok(value) = item.cast_exact::<PyBool>() {
+                dtype = Dtype::Bool;
+                bytes.push(value.is_true().into());
+            } else {
+                bytes.extend(item.extract::<i64>()?.to_ne_bytes());
+            }
+        }
+        let Some(chunk) = self.port.allocate(bytes.len() as u64)? else { return Ok(None) };
+        fill(&chunk, &bytes)?;
+        tensor_over_chunk(py, chunk, dtype, &[items.len() as i64]).map(Some)
+    }
+}
+
+fn collected<'py>(items: &[Bound<'py, PyAny>], form: Form) -> PyResult<Bound<'py, PyAny>> {
+    let py = items[0].py();
+    Ok(match form {
+        Form::List => PyList::new(py, items)?.into_any(),
+        Form::Tuple => PyTuple::new(py, items)?.into_any(),
+    })
+}

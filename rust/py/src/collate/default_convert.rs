@@ -1,0 +1,82 @@
+//! torch's `default_convert`, as a Python class: native for trees of common types.
+
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList, PyTuple};
+
+use super::fallback::{Fallback, Part};
+use super::kinds::{DEEPEST, is_number, is_text};
+use crate::torch::names::Torch;
+
+/// Stands in for `default_convert` in a worker.
+///
+/// MIRRORS `torch/utils/data/_utils/collate.py::default_convert`.
+#[pyclass(frozen, module = "ringloader._native")]
+pub(crate) struct Convert {
+    fallback: Fallback,
+}
+
+#[pymethods]
+impl Convert {
+    #[new]
+    fn new(function: Py<PyAny>, parts: Vec<Part>) -> Self {
+        Self { fallback: Fallback::new(function, parts) }
+    }
+
+    fn __call__<'py>(&self, data: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        let py = data.py();
+        if self.fallback.is_whole(py)?
+            && let Some(made) = converted(Torch::get(py)?, data)?
+        {
+            return Ok(made);
+        }
+        self.fallback.call(data, None)
+    }
+}
+
+/// `None` for what torch must convert. Nobody sees the result but who sends it, so a dict of leaves need not be a
+/// new one.
+fn converted<'py>(torch: &Torch, data: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
+    if let Ok(dict) = data.cast_exact::<PyDict>()
+        && dict.iter().all(|(_, item)| is_leaf(torch, &item))
+    {
+        return Ok(Some(data.clone()));
+    }
+    tree(torch, data, 0)
+}
+
+fn tree<'py>(torch: &Torch, data: &Bound<'py, PyAny>, depth: u32) -> PyResult<Option<Bound<'py, PyAny>>> {
+    if is_leaf(torch, data) {
+        return Ok(Some(data.clone()));
+    }
+    if depth == DEEPEST {
+        return Ok(None);
+    }
+    if let Ok(dict) = data.cast_exact::<PyDict>() {
+        let made = dict.copy()?;
+        // All of them first: a key's `__hash__` may be code that changes the dict.
+        for (name, item) in dict.iter().collect::<Vec<_>>() {
+            let Some(item) = tree(torch, &item, depth + 1)? else { return Ok(None) };
+            made.set_item(name, item)?;
+        }
+        return Ok(Some(made.into_any()));
+    }
+    let items: Vec<_> = if let Ok(list) = data.cast_exact::<PyList>() {
+        list.iter().collect()
+    } else if let Ok(tuple) = data.cast_exact::<PyTuple>() {
+        // Becomes a list, as with torch.
+        tuple.iter().collect()
+    } else {
+        return Ok(None);
+    };
+    let made = PyList::empty(data.py());
+    for item in &items {
+        let Some(item) = tree(torch, item, depth + 1)? else { return Ok(None) };
+        made.append(item)?;
+    }
+    Ok(Some(made.into_any()))
+}
+
+/// What `default_convert` leaves as it is.
+fn is_leaf(torch: &Torch, object: &Bound<'_, PyAny>) -> bool {
+    object.get_type().is(&torch.tensor) || object.is_none() || is_number(object) || is_text(object)
+}

@@ -1,0 +1,221 @@
+//! Tensors or arrays of one type and shape, copied to where their stack is written.
+
+use std::ptr::copy_nonoverlapping;
+
+use pyo3::buffer::PyUntypedBuffer;
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::intern;
+use pyo3::prelude::*;
+use ringloader_core::batch::Dtype;
+use ringloader_core::transport::port::Chunk;
+
+use crate::gil::{DETACH, without_interpreter};
+use crate::torch::describe::describe;
+use crate::torch::names::Torch;
+
+/// Contiguous tensors or arrays of one type and shape, to become the rows of a tensor.
+pub(crate) struct Rows<'a, 'py> {
+    form: Option<RowForm>,
+    /// INVARIANT: where the bytes of each begin. `_items` or `_buffers` keep them.
+    addresses: Vec<usize>,
+    _items: &'a [Bound<'py, PyAny>],
+    _buffers: Vec<PyUntypedBuffer>,
+}
+
+/// One of them.
+struct RowForm {
+    dtype: Dtype,
+    shape: Vec<i64>,
+    /// In bytes; not zero.
+    len: usize,
+}
+
+impl<'a, 'py> Rows<'a, 'py> {
+    fn new(items: &'a [Bound<'py, PyAny>]) -> Self {
+        Self { form: None, addresses: Vec::with_capacity(items.len()), _items: items, _buffers: Vec::new() }
+    }
+
+    /// `None` unless all of `items` are plain tensors whose values are their bytes, and there are any.
+    ///
+    /// # Errors
+    /// What torch raises.
+    pub(crate) fn of_tensors(torch: &Torch, items: &'a [Bound<'py, PyAny>]) -> PyResult<Option<Self>> {
+        let Some(api) = torch.exchange else { return Ok(None) };
+        let mut rows = Self::new(items);
+        let mut dims = Vec::new();
+        for tensor in items {
+            dims.clear();
+            let is_plain = tensor.get_type().is(&torch.tensor) && !torch.is_more(tensor)?;
+            let Some(found) = is_plain.then(|| describe(torch, api, tensor, &mut dims)).flatten() else {
+                return Ok(None);
+            };
+            let (shape, strides) = dims.split_at(found.ndim);
+            if !is_contiguous(shape, strides)
+                // torch warns when it makes one of these.
+                || found.dtype == Dtype::C32
+                || !rows.push(found.address, found.dtype, shape.iter().copied())
+                || torch.is_lazy(tensor, found.dtype)?
+            {
+                return Ok(None);
+            }
+        }
+        Ok(Some(rows))
+    }
+
+    /// `None` unless all of `items` are plain arrays that torch takes without a warning, and there are any.
+    pub(crate) fn of_arrays(torch: &Torch, items: &'a [Bound<'py, PyAny>]) -> Option<Self> {
+        let mut rows = Self::new(items);
+        let mut asked = false;
+        for array in items {
+            if !array.get_type().is(&torch.ndarray) {
+                return None;
+            }
+            let buffer = PyUntypedBuffer::get(array).ok()?;
+            let dtype = dtype_of_format(buffer.format().to_bytes(), buffer.item_size())?;
+            let is_plain = !buffer.readonly() && buffer.is_c_contiguous() && buffer.dimensions() > 0;
+            let shape = || buffer.shape().iter().map(|&size| size as i64);
+            if !is_plain
+                || !rows.push(buffer.buf_ptr() as usize, dtype, shape())
+                || (buffer.shape().contains(&1) && {
+                    asked = true;
+                    !has_strides_of_torch(array, dtype)
+                })
+            {
+                return None;
+            }
+            rows._buffers.push(buffer);
+        }
+        // Their strides are objects, which may bring finalisers about: what these did to an array is torch's matter.
+        let is_still = |(array, &address)| {
+            PyUntypedBuffer::get(array).is_ok_and(|now| now.buf_ptr() as usize == address)
+        };
+        (!asked || items.iter().zip(&rows.addresses).all(is_still)).then_some(rows)
+    }
+
+    /// Whether a contiguous one is like those before it.
+    fn push(
+        &mut self,
+        address: usize,
+        dtype: Dtype,
+        shape: impl ExactSizeIterator<Item = i64> + Clone,
+    ) -> bool {
+        let is_like = match &self.form {
+            // One by one: `memcmp` of no bytes at the address that an empty `Vec` has takes 100 ns.
+            Some(form) => form.dtype == dtype && form.shape.iter().copied().eq(shape),
+            None => {
+                let Some(len) = byte_len(shape.clone(), dtype) else { return false };
+                self.form = Some(RowForm { dtype, shape: shape.collect(), len });
+                len > 0
+            }
+        };
+        self.addresses.push(address);
+        // Without memory behind its elements it is a tensor of some other kind.
+        is_like && address != 0
+    }
+
+    /// What they become: its type, shape and bytes.
+    pub(crate) fn stacked(&self) -> Option<(Dtype, Vec<i64>, u64)> {
+        let form = self.form.as_ref()?;
+        let shape = std::iter::once(self.addresses.len() as i64).chain(form.shape.iter().copied()).collect();
+        Some((form.dtype, shape, form.len.checked_mul(self.addresses.len())? as u64))
+    }
+
+    /// Copies all of them into `chunk`, one behind the other.
+    ///
+    /// # Errors
+    /// `RuntimeError` unless it has just so many bytes.
+    pub(crate) fn copy_to(&self, py: Python<'_>, chunk: &Chunk) -> PyResult<()> {
+        let (Some(form), Some((.., len))) = (&self.form, self.stacked()) else { return Ok(()) };
+        if len != chunk.len {
+            return Err(PyRuntimeError::new_err(format!("{} bytes for {len}", chunk.len)));
+        }
+        let (addresses, each, to) = (&self.addresses, form.len, chunk.address);
+        let copy = || {
+            let places = (to..).step_by(each);
+            // SAFETY: each address has `each` bytes, and the chunk has room for all; nobody else has its bytes.
+            // Nothing is assumed of alignment. No foreign code has run since the addresses were taken. Without the
+            // interpreter, other threads must leave the samples' memory where it is, as while torch stacks them.
+            unsafe {
+                match each {
+                    4 => addresses.iter().zip(places).for_each(|(&from, to)| {
+                        (to as *mut u32).write_unaligned((from as *const u32).read_unaligned());
+                    }),
+                    8 => addresses.iter().zip(places).for_each(|(&from, to)| {
+                        (to as *mut u64).write_unaligned((from as *const u64).read_unaligned());
+                    }),
+                    _ => addresses.iter().zip(places).for_each(|(&from, to)| {
+                        copy_nonoverlapping(from as *const u8, to as *mut u8, each);
+                    }),
+                }
+            }
+        };
+        if chunk.len < DETACH as u64 {
+            copy()
+        } else {
+            without_interpreter(py, copy)
+        }
+        Ok(())
+    }
+}
+
+/// Of a contiguous tensor; `None` where that is no number.
+fn byte_len(shape: impl Iterator<Item = i64>, dtype: Dtype) -> Option<usize> {
+    let sizes = shape.map(|size| usize::try_from(size).ok());
+    sizes.chain([Some(dtype.itemsize())]).try_fold(1usize, |len, size| len.checked_mul(size?))
+}
+
+/// The element type of an array's buffer, by the letters of Python's `struct`: of this machine's byte order,
+/// and where torch takes it too, which refuses C's `unsigned long long`.
+fn dtype_of_format(format: &[u8], itemsize: usize) -> Option<Dtype> {
+    let dtype = match (format, itemsize) {
+        (b"?", _) => Dtype::Bool,
+        (b"b", _) => Dtype::I8,
+        (b"h", _) => Dtype::I16,
+        (b"i", _) => Dtype::I32,
+        (b"l" | b"q", _) => Dtype::I64,
+        (b"B", _) => Dtype::U8,
+        (b"H", _) => Dtype::U16,
+        (b"I", _) => Dtype::U32,
+        (b"L", _) => Dtype::U64,
+        (b"e", _) => Dtype::F16,
+        (b"f", _) => Dtype::F32,
+        (b"d", _) => Dtype::F64,
+        (b"Zf", _) => Dtype::C64,
+        (b"Zd", _) => Dtype::C128,
+        _ => return None,
+    };
+    (dtype.itemsize() == itemsize).then_some(dtype)
+}
+
+/// Whether torch takes the strides of an array. Its buffer has others, made up where a dimension is of size 1.
+///
+/// MIRRORS torch/csrc/utils/tensor_numpy.cpp::tensor_from_numpy
+fn has_strides_of_torch(array: &Bound<'_, PyAny>, dtype: Dtype) -> bool {
+    let strides = array.getattr(intern!(array.py(), "strides")).and_then(|strides| strides.extract());
+    strides.is_ok_and(|strides: Vec<isize>| {
+        strides.iter().all(|&stride| stride >= 0 && (stride as usize).is_multiple_of(dtype.itemsize()))
+    })
+}
+
+/// MIRRORS torch c10/core/Contiguity.h: the stride of a dimension of size 1 says nothing.
+fn is_contiguous(shape: &[i64], strides: &[i64]) -> bool {
+    let mut expected = 1;
+    shape.iter().zip(strides).rev().all(|(&size, &stride)| {
+        let fits = size == 1 || stride == expected;
+        expected *= size;
+        fits
+    })
+}
+
+/// Writes a chunk's bytes.
+///
+/// # Errors
+/// `RuntimeError` unless it has just so many.
+pub(crate) fn fill(chunk: &Chunk, bytes: &[u8]) -> PyResult<()> {
+    if bytes.len() as u64 != chunk.len {
+        return Err(PyRuntimeError::new_err(format!("{} bytes for {}", chunk.len, bytes.len())));
+    }
+    // SAFETY: the chunk has so many bytes, which nobody else has; `bytes` is private memory.
+    unsafe { copy_nonoverlapping(bytes.as_ptr(), chunk.address as *mut u8, bytes.len()) };
+    Ok(())
+}

@@ -1,0 +1,143 @@
+//! Where threads detach from the interpreter, signals are checked, and errors become exceptions.
+
+use std::sync::OnceLock;
+use std::thread::{self, ThreadId};
+use std::time::{Duration, Instant};
+
+use pyo3::exceptions::{PyAssertionError, PyMemoryError, PyOSError, PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use ringloader_core::Error;
+use ringloader_core::process::{self, Process};
+use ringloader_core::sync::{AtomicU64, Ordering};
+use ringloader_core::transport::engine::Engine;
+
+/// The exception for an error of the core.
+pub(crate) fn exception(error: Error) -> PyErr {
+    match error {
+        Error::Os { errno, ref call, ref message } => {
+            PyOSError::new_err((errno, format!("{call}: {message}")))
+        }
+        Error::OutOfMemory { .. } | Error::Allocation { .. } => PyMemoryError::new_err(error.to_string()),
+        Error::Config(_) | Error::TaskTooLarge { .. } => PyValueError::new_err(error.to_string()),
+        Error::Inherited { .. } => PyAssertionError::new_err(error.to_string()),
+        Error::Arrival { error, .. } => exception(*error),
+        _ => PyRuntimeError::new_err(error.to_string()),
+    }
+}
+
+/// Runs `work` without the interpreter, then lets signal handlers run.
+///
+/// # Errors
+/// What `work` returns, or what a signal handler raises: `KeyboardInterrupt`, usually.
+pub(crate) fn detached<T: Send>(
+    py: Python<'_>,
+    work: impl FnOnce() -> ringloader_core::Result<T> + Send,
+) -> PyResult<T> {
+    let done = py.detach(work).map_err(exception)?;
+    py.check_signals()?;
+    Ok(done)
+}
+
+/// Copies of at least so many bytes are made without the interpreter.
+pub(crate) const DETACH: usize = 1 << 20;
+
+/// Runs `work` without the interpreter. Short work only: nothing looks for signals, and the exit of the
+/// interpreter waits for it.
+pub(crate) fn without_interpreter<T: Send>(py: Python<'_>, work: impl FnOnce() -> T + Send) -> T {
+    // This thread has the interpreter, and so has who sets `EXITING`: one of the two sees the other.
+    if exits_elsewhere() {
+        return work();
+    }
+    let _away = Away::new();
+    py.detach(work)
+}
+
+/// How many threads are in [`without_interpreter`], in the low half, of the process whose id is in the high half: a
+/// forked child has none of them. Read and written with the interpreter only, which orders it.
+static AWAY: AtomicU64 = AtomicU64::new(0);
+
+struct Away;
+
+impl Away {
+    fn new() -> Self {
+        AWAY.store(u64::from(std::process::id()) << 32 | u64::from(Self::count() + 1), Ordering::Relaxed);
+        Self
+    }
+
+    fn count() -> u32 {
+        let away = AWAY.load(Ordering::Relaxed);
+        if away >> 32 == u64::from(std::process::id()) { away as u32 } else { 0 }
+    }
+}
+
+impl Drop for Away {
+    fn drop(&mut self) {
+        if Self::count() > 0 {
+            AWAY.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Waits for the engine's next event without the interpreter, then lets signal handlers run.
+///
+/// Once the interpreter is on its way out, a thread that asks for it back is ended in the middle of
+/// this code, which aborts the process. So from then on only somebody's [`wake`](Engine::wake), which
+/// comes from a thread that still runs Python, ends the wait of another thread.
+///
+/// # Errors
+/// What the engine returns, or what a signal handler raises.
+pub(crate) fn wait(py: Python<'_>, engine: &Engine, only: Option<u32>, limit: Duration) -> PyResult<()> {
+    detached(py, || {
+        loop {
+            engine.wait_for(only, limit)?;
+            if !exits_elsewhere() || engine.is_woken() {
+                return Ok(());
+            }
+        }
+    })
+}
+
+/// The thread that ends the interpreter, once it has begun to, and its process: a child that is forked meanwhile goes on.
+static EXITING: OnceLock<(&Process, ThreadId)> = OnceLock::new();
+
+pub(crate) fn exits_elsewhere() -> bool {
+    let elsewhere =
+        |&(process, thread): &(&Process, ThreadId)| thread != thread::current().id() && process.is_current();
+    EXITING.get().is_some_and(elsewhere)
+}
+
+/// To be called when the interpreter begins to exit, by the thread that ends it. Returns once no other thread is in
+/// the middle of a copy from which it has to come back to the interpreter.
+#[pyfunction]
+pub(crate) fn note_exit(py: Python<'_>) {
+    let _ = EXITING.set((process::current(), thread::current().id()));
+    while Away::count() > 0 {
+        py.detach(|| thread::sleep(Duration::from_millis(1)));
+    }
+}
+
+/// A moment that may never come.
+#[derive(Clone, Copy)]
+pub(crate) struct Deadline(Option<Instant>);
+
+impl Deadline {
+    /// `timeout` seconds from now; never for `None`.
+    ///
+    /// # Errors
+    /// `ValueError` when it is negative or not a number.
+    pub(crate) fn after(timeout: Option<f64>) -> PyResult<Self> {
+        let Some(seconds) = timeout else { return Ok(Self(None)) };
+        let duration = Duration::try_from_secs_f64(seconds).map_err(|_| {
+            PyValueError::new_err(format!("'timeout' must be a non-negative number, not {seconds}"))
+        })?;
+        Ok(Self(Instant::now().checked_add(duration)))
+    }
+
+    /// What is left of it; `None` once it has passed.
+    pub(crate) fn left(self) -> Option<Duration> {
+        match self.0 {
+            None => Some(Duration::MAX),
+            Some(at) => at.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()),
+        }
+    }
+}

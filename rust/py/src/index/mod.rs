@@ -1,0 +1,5 @@
+//! Indices: where they come from, and how they travel.
+
+pub(crate) mod codec;
+#[allow(unsafe_code, reason = "reads a tensor's elements by their address")]
+pub(crate) mod tensor;

@@ -1,0 +1,34 @@
+//! What a program says when it forks; which process this is, and the memory that it may take.
+
+use pyo3::prelude::*;
+use ringloader_core::process;
+
+/// To be called before each fork, by the thread that forks.
+#[pyfunction]
+pub(crate) fn before_fork() {
+    process::before_fork();
+}
+
+/// To be called after it, by the same thread.
+#[pyfunction]
+pub(crate) fn after_fork_in_parent() {
+    process::after_fork_in_parent();
+}
+
+/// To be called in the child.
+#[pyfunction]
+pub(crate) fn after_fork_in_child() {
+    process::after_fork_in_child();
+}
+
+/// A number that is this process's alone, also where process ids are the same: in another pid namespace.
+#[pyfunction]
+pub(crate) fn process_identity() -> u64 {
+    process::current().identity()
+}
+
+/// Bytes of memory that the machine and the control group have left.
+#[pyfunction]
+pub(crate) fn available_memory() -> u64 {
+    ringloader_core::os::memory::MemoryProbe::new().available().bytes
+}

@@ -1,0 +1,123 @@
+//! What lies before a tensor's bytes: the structure that torch is given, and what keeps the bytes.
+
+use std::alloc::{Layout, dealloc};
+use std::mem::ManuallyDrop;
+use std::ptr::{NonNull, copy_nonoverlapping};
+
+use pyo3::exceptions::PyMemoryError;
+use pyo3::prelude::*;
+use ringloader_core::batch::Dtype;
+use ringloader_core::batch::wire::MAX_NDIM;
+
+use super::abi::{CPU, DlTensor, Legacy, Versioned};
+use super::memory::{ALIGNMENT, Memory};
+use super::source::{Keeper, Place, Source};
+use crate::gil::{DETACH, without_interpreter};
+
+/// The start of each tensor's memory: both forms of a managed tensor, of which one is used. Behind it
+/// lie shape and strides, and behind them the bytes of a tensor that owns them.
+#[repr(C)]
+pub(super) struct Header {
+    pub(super) legacy: Legacy,
+    pub(super) versioned: Versioned,
+    /// `None` where the bytes lie in the header's own allocation.
+    keeper: Option<Keeper>,
+    /// `None` in shared memory.
+    layout: Option<Layout>,
+}
+
+/// A size or a stride as it is in a batch's table: little endian.
+pub(super) type Dim = [u8; 8];
+
+/// What the header of a tensor takes, and its bytes, about.
+pub(crate) fn cost(len: u64, ndim: usize) -> usize {
+    (size_of::<Header>() + 16 * ndim).next_multiple_of(ALIGNMENT) + (len as usize).next_multiple_of(ALIGNMENT)
+}
+
+/// A new header with everything filled in but the deleters. To be given to torch, or to [`drop_header`].
+pub(super) fn build(
+    py: Python<'_>,
+    source: Source<'_>,
+    dtype: Dtype,
+    dims: &[Dim],
+) -> PyResult<NonNull<Header>> {
+    let ndim = dims.len() / 2;
+    assert!(dims.len().is_multiple_of(2) && ndim <= MAX_NDIM, "D3");
+    let dims_at = size_of::<Header>();
+    let data_at = (dims_at + size_of_val(dims)).next_multiple_of(ALIGNMENT);
+    let len = if matches!(source.place, Place::There(_)) { 0 } else { source.len };
+    let no_memory = || PyMemoryError::new_err(format!("no memory for a tensor of {len} bytes"));
+    let alone = || {
+        let memory = ManuallyDrop::new(Memory::new(data_at + len).ok_or_else(no_memory)?);
+        Ok::<_, PyErr>((memory.start, Some(memory.layout)))
+    };
+    let ((base, layout), keeper) = match source.place {
+        Place::There(keeper) => (alone()?, Some(keeper)),
+        Place::Copied => (alone()?, None),
+        Place::CopiedTo(copies) => {
+            let (base, memory) = copies.borrow_mut().take(data_at + len).ok_or_else(no_memory)?;
+            ((base, None), Some(Keeper::Shared { _memory: memory }))
+        }
+    };
+    let is_copy = matches!(keeper, None | Some(Keeper::Shared { .. }));
+    let header = base.cast::<Header>();
+    // SAFETY: header, dims and data lie one behind the other in new memory of ours alone, each aligned:
+    // the header's size is a multiple of 8, and `data_at` one of 64. Source bytes lie elsewhere.
+    unsafe {
+        let shape = base.add(dims_at).cast::<i64>().as_ptr();
+        for (at, dim) in dims.iter().enumerate() {
+            shape.add(at).write(i64::from_le_bytes(*dim));
+        }
+        let data = if is_copy {
+            let target = base.add(data_at);
+            copy(py, source.pointer.as_ptr() as usize, target.as_ptr() as usize, source.len);
+            target
+        } else {
+            source.pointer
+        };
+        let (code, bits, lanes) = dtype.dlpack();
+        let tensor = DlTensor {
+            data: data.as_ptr().cast(),
+            device_type: CPU,
+            device_id: 0,
+            ndim: ndim as i32,
+            code,
+            bits,
+            lanes,
+            shape,
+            strides: shape.add(ndim),
+            byte_offset: 0,
+        };
+        let manager = base.as_ptr().cast();
+        header.write(Header {
+            legacy: Legacy { tensor, manager, deleter: None },
+            versioned: Versioned { version: [1, 0], manager, deleter: None, flags: 0, tensor },
+            keeper,
+            layout,
+        });
+    }
+    Ok(header)
+}
+
+/// Copies `len` bytes, detached from the interpreter if that takes a while.
+///
+/// # Safety
+/// Both ranges are valid, do not overlap, and stay so until the return.
+unsafe fn copy(py: Python<'_>, from: usize, to: usize, len: usize) {
+    // SAFETY: the caller's promise.
+    let copy = move || unsafe { copy_nonoverlapping(from as *const u8, to as *mut u8, len) };
+    if len < DETACH { copy() } else { without_interpreter(py, copy) }
+}
+
+/// # Safety
+/// `header` was made by [`build`], and this is the only call for it.
+pub(super) unsafe fn drop_header(header: *mut Header) {
+    // SAFETY: the caller's promise: the header is whole, and nobody looks at it after. Moved out first,
+    // since the keeper of a header in shared memory keeps the header itself.
+    let Header { keeper, layout, .. } = unsafe { header.read() };
+    drop(keeper);
+    if let Some(layout) = layout {
+        // SAFETY: the header had this memory for itself.
+        unsafe { dealloc(header.cast(), layout) };
+    }
+}

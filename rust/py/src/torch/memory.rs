@@ -1,0 +1,72 @@
+//! Memory for tensors that own their bytes.
+
+use std::alloc::{Layout, alloc, dealloc};
+use std::cell::RefCell;
+use std::ptr::NonNull;
+
+use ringloader_core::sync::Arc;
+
+/// Alignment of tensors' bytes: what torch's own allocator keeps.
+pub(super) const ALIGNMENT: usize = 64;
+
+/// An allocation.
+pub(super) struct Memory {
+    pub(super) start: NonNull<u8>,
+    pub(super) layout: Layout,
+}
+
+// SAFETY: plain memory. Tensors in it own disjoint parts.
+unsafe impl Send for Memory {}
+// SAFETY: as above; the fields are only read.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    pub(super) fn new(len: usize) -> Option<Self> {
+        let layout = Layout::from_size_align(len.max(1), ALIGNMENT).ok()?;
+        // SAFETY: the size is not zero.
+        NonNull::new(unsafe { alloc(layout) }).map(|start| Self { start, layout })
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: it was allocated with this layout, and nobody has it any more (D1).
+        unsafe { dealloc(self.start.as_ptr(), self.layout) };
+    }
+}
+
+/// The largest memory that several small tensors share: as much as one that is kept can keep.
+pub(super) const SHARED: usize = 32 << 10;
+
+/// Memory for the copied tensors of one batch, which share allocations.
+pub(crate) struct Copies {
+    memory: Option<Arc<Memory>>,
+    used: usize,
+    /// What is still expected to be asked for.
+    expected: usize,
+}
+
+impl Copies {
+    /// For about so many bytes in all, headers included.
+    pub(crate) fn new(expected: usize) -> RefCell<Self> {
+        RefCell::new(Self { memory: None, used: 0, expected })
+    }
+
+    pub(super) fn take(&mut self, len: usize) -> Option<(NonNull<u8>, Arc<Memory>)> {
+        let len = len.next_multiple_of(ALIGNMENT);
+        let fits = |memory: &&Arc<Memory>| memory.layout.size() - self.used >= len;
+        let memory = match self.memory.as_ref().filter(fits) {
+            Some(memory) => memory.clone(),
+            None => {
+                let made = Arc::new(Memory::new(len.max(self.expected.min(SHARED)))?);
+                self.used = 0;
+                self.memory.insert(made).clone()
+            }
+        };
+        // SAFETY: `used + len` lies within the memory, by the check or by its making.
+        let at = unsafe { memory.start.add(self.used) };
+        self.used += len;
+        self.expected = self.expected.saturating_sub(len);
+        Some((at, memory))
+    }
+}

@@ -1,0 +1,242 @@
+//! What is asked of torch, numpy and pickle, looked up once in a process.
+
+use std::collections::HashMap;
+
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyDict, PyTuple, PyType};
+use ringloader_core::batch::Dtype;
+
+use super::abi::ExchangeApi;
+use super::method::NoArgsMethod;
+use crate::identity::ByIdentity;
+use crate::python;
+
+/// The functions and types.
+pub(crate) struct Torch {
+    pub(crate) tensor: Py<PyType>,
+    pub(crate) untyped_storage: Py<PyType>,
+    pub(crate) ndarray: Py<PyType>,
+    /// The base class of numpy's scalars.
+    pub(crate) numpy_scalar: Py<PyAny>,
+    pub(crate) strided: Py<PyAny>,
+    pub(crate) empty: Py<PyAny>,
+    empty_strided: Py<PyAny>,
+    pub(crate) empty_array: Py<PyAny>,
+    pub(crate) from_capsule: Py<PyAny>,
+    pub(crate) exchange: Option<ExchangeApi>,
+    is_conj: NoArgsMethod,
+    is_neg: NoArgsMethod,
+    /// `None` in a torch whose tensors have no names any more.
+    has_names: Option<NoArgsMethod>,
+    /// Of its storages.
+    data_ptr: NoArgsMethod,
+    nbytes: NoArgsMethod,
+    /// How many modes there are that what is asked of a tensor goes through.
+    function_modes: Py<PyAny>,
+    /// Whether the collector may run wherever an object is made: since Python 3.12 only between instructions.
+    pub(crate) collects_anywhere: bool,
+    /// `ringloader._common.pickling`: what goes through pickle.
+    pub(crate) dumps: Py<PyAny>,
+    pub(crate) loads: Py<PyAny>,
+    pub(crate) dumps_index: Py<PyAny>,
+    pub(crate) loads_index: Py<PyAny>,
+    pub(crate) array_tag: Py<PyAny>,
+    pub(crate) array_dtype: Py<PyAny>,
+    pub(crate) named_tuple_name: Py<PyAny>,
+    find_class: Py<PyAny>,
+    /// A worker's word that its iterable dataset has ended.
+    pub(crate) iterable_end: Py<PyAny>,
+    /// What carries an exception out of a worker.
+    pub(crate) exception_wrapper: Py<PyAny>,
+    dtypes: ByIdentity<Dtype>,
+    torch_dtypes: HashMap<u8, Py<PyAny>>,
+}
+
+static TORCH: PyOnceLock<Torch> = PyOnceLock::new();
+
+impl Torch {
+    /// The only instance.
+    ///
+    /// # Errors
+    /// What importing torch, numpy or ringloader's own modules raises.
+    pub(crate) fn get(py: Python<'_>) -> PyResult<&'static Self> {
+        TORCH.get_or_try_init(py, || Self::load(py))
+    }
+
+    fn load(py: Python<'_>) -> PyResult<Self> {
+        let torch = py.import("torch")?;
+        let numpy = py.import("numpy")?;
+        let pickling = python::pickling(py)?;
+        let internals = python::torch_internals(py)?;
+        let tensor = torch.getattr("Tensor")?.cast_into::<PyType>()?;
+        let get = |module: &Bound<'_, PyModule>, name: &str| Ok::<_, PyErr>(module.getattr(name)?.unbind());
+        let mut dtypes = ByIdentity::default();
+        let mut torch_dtypes = HashMap::new();
+        for &dtype in Dtype::ALL {
+            // A dtype that this torch does not have yet cannot come up.
+            if let Ok(object) = torch.getattr(dtype.torch_name()) {
+                dtypes.insert(object.as_ptr() as usize, dtype);
+                torch_dtypes.insert(dtype.code(), object.unbind());
+            }
+        }
+        Ok(Self {
+            exchange: ExchangeApi::of(&tensor),
+            is_conj: NoArgsMethod::new(py, "is_conj"),
+            is_neg: NoArgsMethod::new(py, "is_neg"),
+            has_names: tensor.hasattr("has_names")?.then(|| NoArgsMethod::new(py, "has_names")),
+            data_ptr: NoArgsMethod::new(py, "data_ptr"),
+            nbytes: NoArgsMethod::new(py, "nbytes"),
+            function_modes: get(&internals, "len_torch_function_stack")?,
+            collects_anywhere: py.version_info() < (3, 12),
+            tensor: tensor.unbind(),
+            untyped_storage: torch.getattr("UntypedStorage")?.cast_into::<PyType>()?.unbind(),
+            ndarray: numpy.getattr("ndarray")?.cast_into::<PyType>()?.unbind(),
+            numpy_scalar: get(&numpy, "generic")?,
+            strided: get(&torch, "strided")?,
+            empty: get(&torch, "empty")?,
+            empty_strided: get(&torch, "empty_strided")?,
+            empty_array: get(&numpy, "empty")?,
+            from_capsule: get(&internals, "from_dlpack")?,
+            dumps: get(&pickling, "dumps")?,
+            loads: get(&pickling, "loads")?,
+            dumps_index: get(&pickling, "dumps_index")?,
+            loads_index: get(&pickling, "loads_index")?,
+            array_tag: get(&pickling, "array_tag")?,
+            array_dtype: get(&pickling, "array_dtype")?,
+            named_tuple_name: get(&pickling, "named_tuple_name")?,
+            find_class: get(&pickling, "find_class")?,
+            iterable_end: get(&internals, "IterableDatasetStopIteration")?,
+            exception_wrapper: get(&internals, "ExceptionWrapper")?,
+            dtypes,
+            torch_dtypes,
+        })
+    }
+
+    /// The element type of a tensor, if it has a fast path.
+    pub(crate) fn dtype_of(&self, tensor: &Bound<'_, PyAny>) -> PyResult<Option<Dtype>> {
+        let dtype = tensor.getattr(intern!(tensor.py(), "dtype"))?;
+        Ok(self.dtypes.get(&(dtype.as_ptr() as usize)).copied())
+    }
+
+    /// torch's object for an element type.
+    ///
+    /// # Errors
+    /// `RuntimeError` when this torch does not have it.
+    pub(crate) fn torch_dtype<'py>(&self, py: Python<'py>, dtype: Dtype) -> PyResult<Bound<'py, PyAny>> {
+        let known = self.torch_dtypes.get(&dtype.code()).map(|object| object.bind(py).clone());
+        known.ok_or_else(|| {
+            let text = format!("this torch has no torch.{}", dtype.torch_name());
+            pyo3::exceptions::PyRuntimeError::new_err(text)
+        })
+    }
+
+    /// Whether the values are other than the bytes: a conjugate or negative view. Only complex numbers, and the
+    /// parts of them, are ever seen so.
+    pub(crate) fn is_lazy(&self, tensor: &Bound<'_, PyAny>, dtype: Dtype) -> PyResult<bool> {
+        Ok((dtype.is_complex() && self.is_conj.call(tensor)?.is_truthy()?)
+            || (dtype.is_floating() && self.is_neg.call(tensor)?.is_truthy()?))
+    }
+
+    /// Whether [`is_lazy`](Self::is_lazy) goes to torch's C functions alone by now.
+    pub(crate) fn is_lazy_asked_directly(&self, py: Python<'_>, dtype: Dtype) -> bool {
+        (!dtype.is_complex() || self.is_conj.is_direct(py))
+            && (!dtype.is_floating() || self.is_neg.is_direct(py))
+    }
+
+    /// Whether what is asked of a tensor may run any code: the first time, and where any mode has a say in it.
+    ///
+    /// # Errors
+    /// What torch raises.
+    pub(crate) fn asks_through_python(&self, py: Python<'_>) -> PyResult<bool> {
+        let has_names = self.has_names.as_ref().is_none_or(|method| method.is_direct(py));
+        Ok(!has_names || self.function_modes.bind(py).call0()?.is_truthy()?)
+    }
+
+    /// Address and length of an exact `UntypedStorage` on the CPU. Runs no foreign code but the first time.
+    ///
+    /// # Errors
+    /// What torch raises where there is no memory, or none that can be told.
+    pub(crate) fn place_of(&self, storage: &Bound<'_, PyAny>) -> PyResult<(usize, u64)> {
+        Ok((self.data_ptr.call(storage)?.extract()?, self.nbytes.call(storage)?.extract()?))
+    }
+
+    /// Whether an exact tensor is more than values: it requires grad, or its dimensions have names.
+    pub(crate) fn is_more(&self, tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let has_names =
+            || self.has_names.as_ref().map_or(Ok(false), |method| method.call(tensor)?.is_truthy());
+        Ok(tensor.getattr(intern!(tensor.py(), "requires_grad"))?.is_truthy()? || has_names()?)
+    }
+
+    /// Address and length of a contiguous one-dimensional int64 tensor on the CPU; `None` for any other.
+    pub(crate) fn int64_vector(&self, tensor: &Bound<'_, PyAny>) -> PyResult<Option<(usize, usize)>> {
+        let py = tensor.py();
+        let plain = tensor.is_instance(self.tensor.bind(py))?
+            && self.dtype_of(tensor)? == Some(Dtype::I64)
+            && tensor.getattr(intern!(py, "is_cpu"))?.is_truthy()?
+            && tensor.call_method0(intern!(py, "dim"))?.eq(1)?
+            && tensor.call_method0(intern!(py, "is_contiguous"))?.is_truthy()?;
+        if !plain {
+            return Ok(None);
+        }
+        let address = tensor.call_method0(intern!(py, "data_ptr"))?.extract()?;
+        Ok(Some((address, tensor.len()?)))
+    }
+
+    /// A number that one of torch's storages has to itself while it is alive.
+    ///
+    /// # Errors
+    /// What torch raises.
+    pub(crate) fn number_of(storage: &Bound<'_, PyAny>) -> PyResult<usize> {
+        storage.getattr(intern!(storage.py(), "_cdata"))?.extract()
+    }
+
+    /// A named tuple of a class that module and name tell.
+    ///
+    /// # Errors
+    /// What looking up the class raises, or the class.
+    pub(crate) fn named_tuple<'py>(
+        &self,
+        name: &Bound<'py, PyTuple>,
+        items: Bound<'py, PyTuple>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let class = self.find_class.bind(name.py()).call1(name)?;
+        class.call_method1(intern!(name.py(), "_make"), (items,))
+    }
+
+    /// A tensor without elements, which may grow.
+    pub(crate) fn without_elements<'py>(
+        &self,
+        py: Python<'py>,
+        dtype: Dtype,
+        shape: Vec<i64>,
+        strides: Vec<i64>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let options = self.plain_options(py, dtype)?;
+        self.empty_strided.bind(py).call((shape, strides), Some(&options))
+    }
+
+    fn plain_options<'py>(&self, py: Python<'py>, dtype: Dtype) -> PyResult<Bound<'py, PyDict>> {
+        let options = PyDict::new(py);
+        options.set_item(intern!(py, "dtype"), self.torch_dtype(py, dtype)?)?;
+        // Else the default device would decide, which need not be where batches are.
+        options.set_item(intern!(py, "device"), intern!(py, "cpu"))?;
+        Ok(options)
+    }
+
+    /// A tensor of `dtype` over part of a storage.
+    pub(crate) fn tensor_in<'py>(
+        &self,
+        storage: &Bound<'py, PyAny>,
+        dtype: Dtype,
+        first_element: u64,
+        shape: Vec<i64>,
+        strides: Vec<i64>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let py = storage.py();
+        let options = self.plain_options(py, dtype)?;
+        let tensor = self.empty.bind(py).call((0,), Some(&options))?;
+        tensor.call_method1(intern!(py, "set_"), (storage, first_element, shape, strides))
+    }
+}

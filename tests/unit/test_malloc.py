@@ -1,0 +1,96 @@
+"""Large arrays that a worker makes and frees: the same pages again, unless the user says otherwise."""
+
+import re
+import resource
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from ringloader import DataLoader
+from ringloader._worker import malloc
+
+MEBI = 1 << 20
+
+
+class Fresh:
+    """Makes a tensor of 40 MB anew; gives page faults that this took, and the process's own memory in MiB."""
+
+    def __init__(self):
+        self.source = torch.zeros(10 * MEBI)
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        made = self.source.clone()
+        assert made.numel() == 10 * MEBI
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before, anonymous_mib()
+
+
+def anonymous_mib():
+    status = Path("/proc/self/status").read_text()
+    return int(re.search(r"RssAnon:\s+(\d+)", status).group(1)) >> 10
+
+
+# No environment for a worker by fork: the test's own is cleaned of what would matter.
+@pytest.fixture(autouse=True)
+def _untuned(monkeypatch):
+    for name in ("RINGLOADER_MALLOC", *malloc._USERS):
+        monkeypatch.delenv(name, raising=False)
+
+
+def late_items(**options):
+    """Of the last tasks: the first ones warm the memory up. Not by what this machine has left."""
+    options.setdefault("max_shared_bytes", 4096 * MEBI)
+    return list(DataLoader(Fresh(), batch_size=None, num_workers=1, **options))[33:]
+
+
+def faults(**options):
+    return sum(found for found, _ in late_items(**options))
+
+
+def test_pages_are_kept(monkeypatch):
+    kept = faults()
+    monkeypatch.setenv("RINGLOADER_MALLOC", "0")
+    assert kept * 10 < faults()
+
+
+@pytest.mark.parametrize("name", ["MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"])
+def test_a_users_tuning_stays(monkeypatch, name):
+    kept = faults()
+    monkeypatch.setenv(name, "1")
+    assert kept * 10 < faults()
+
+
+def test_nothing_is_kept_where_shared_memory_is_small():
+    assert faults() * 10 < faults(max_shared_bytes=256 * MEBI)
+
+
+def test_what_is_kept_is_two_arrays(monkeypatch):
+    """Though glibc spreads them over more: the pages of the others are given back."""
+    kept = max(memory for _, memory in late_items())
+    monkeypatch.setenv("RINGLOADER_MALLOC", "0")
+    assert kept <= max(memory for _, memory in late_items()) + 2 * 40 + 20
+
+
+def own_mib(pid):
+    """Memory of the process that no other has."""
+    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    return int(re.search(r"Private_Dirty:\s+(\d+)", rollup).group(1)) >> 10
+
+
+def test_an_idle_worker_gives_it_back():
+    loader = DataLoader(Fresh(), batch_size=None, num_workers=1, max_shared_bytes=4096 * MEBI)
+    iterator = iter(loader)
+    # The trim at the 8th task is over, and the next one is far.
+    for _ in range(10):
+        next(iterator)
+    (worker,) = iterator._workers
+    before = own_mib(worker.pid)
+    deadline = time.monotonic() + 20
+    while own_mib(worker.pid) > before - 40 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert own_mib(worker.pid) <= before - 40

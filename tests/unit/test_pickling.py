@@ -1,0 +1,188 @@
+"""What the native encoder asks of numpy, classes and pickle."""
+
+import collections
+import pickle
+import re
+import sys
+import typing
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from parity import kinds
+from parity.data import identity
+from parity.describe import describe
+from ringloader import DataLoader
+from ringloader._common import pickling
+
+Point = collections.namedtuple("Point", "x y")
+
+
+class Typed(typing.NamedTuple):
+    x: int
+
+
+class Richer(Point):
+    """Has a ``__dict__``."""
+
+
+class Reduced(typing.NamedTuple):
+    x: int
+
+
+Reduced.__reduce__ = lambda self: (Reduced, (self.x + 1,))
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    ["?", "<i4", ">i4", "<f8", ">f2", "<c16", "S5", "<U7", ">U7", "<M8[ns]", "<m8[D]", "V3"],
+)
+def test_a_dtype_comes_back_from_its_name(dtype):
+    array = np.zeros(3, dtype)
+    keep, address, nbytes, itemsize, (fortran, read_only), tag, shape = pickling.array_tag(array)
+    # Pickle is what torch's own loader sends arrays by.
+    assert pickling.array_dtype(tag) == pickle.loads(pickle.dumps(array)).dtype
+    assert (address, nbytes, itemsize, shape) == (keep.ctypes.data, array.nbytes, array.itemsize, [3])
+    assert not fortran and not read_only
+
+
+class OneArray:
+    def __init__(self, make):
+        self.make = make
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        return self.make()
+
+
+WHOLE_ARRAYS = [name for name in kinds.ARRAYS if not name.startswith(("scalar", "with", "views"))]
+
+
+@pytest.mark.parametrize("protocol", [4, 5])
+@pytest.mark.parametrize("name", WHOLE_ARRAYS)
+def test_arrays_arrive_as_that_protocol_has_them(monkeypatch, name, protocol):
+    """That of a queue is 5 since Python 3.14, and 4 before."""
+    monkeypatch.setattr(pickling, "_PROTOCOL", protocol)
+    make = kinds.ARRAYS[name]
+    (arrived,) = DataLoader(OneArray(make), batch_size=None, num_workers=1, collate_fn=identity)
+    expected = pickle.loads(pickle.dumps(make(), protocol))
+    assert describe(arrived) == describe(expected)
+    if name.startswith("read-only") and not expected.flags.writeable:
+        for array in (arrived, expected):
+            with pytest.raises(ValueError, match="WRITEABLE"):
+                array.setflags(write=True)
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        np.dtype([("a", "<i4"), ("b", ">f8", (2,))]),
+        np.dtype([("a", "<i4"), ("b", "u1")], align=True),
+        np.dtype("<i4", metadata={"unit": "m"}),
+    ],
+)
+def test_a_dtype_that_its_name_does_not_tell_is_pickled(dtype):
+    back = pickling.array_dtype(pickling.array_tag(np.zeros(2, dtype))[5])
+    assert back == dtype
+    assert back.metadata == pickle.loads(pickle.dumps(dtype)).metadata
+
+
+@pytest.mark.parametrize("dtype", ["O", np.dtype([("a", "O")]), np.dtypes.StringDType()])
+def test_items_that_are_not_their_bytes_have_no_leaf(dtype):
+    assert pickling.array_tag(np.zeros(2, dtype)) is None
+
+
+def test_a_named_tuple_that_was_defined_anew_is_the_new_one():
+    module = sys.modules[__name__]
+    module.Again = collections.namedtuple("Again", "x")
+    old = module.Again
+    name = pickling.named_tuple_name(old)
+    module.Again = collections.namedtuple("Again", "x y")
+    assert pickling.find_class(*name) is module.Again
+    assert pickling.named_tuple_name(old) is None, "nor can pickle send it"
+
+
+class OfAgain:
+    """Named tuples of the class that the worker found when it began."""
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        return sys.modules[__name__].Again(torch.tensor(index))
+
+
+def test_named_tuples_of_like_batches_are_of_the_class_that_is_there_now(loader_class):
+    module = sys.modules[__name__]
+    module.Again = collections.namedtuple("Again", "x")
+    batches = iter(loader_class(OfAgain(), batch_size=None, num_workers=1))
+    for _ in range(3):
+        assert type(next(batches)) is module.Again
+    module.Again = collections.namedtuple("Again", "other")
+    assert [type(batch) is module.Again for batch in batches] == [True] * 3
+
+
+def test_a_strided_array_becomes_contiguous_as_pickle_makes_it():
+    base = np.arange(24).reshape(4, 6)
+    for view in (base[::2], base[:, ::-1], base.T, base, np.broadcast_to(base[0], (3, 6)), np.array(5)):
+        keep, _, _, _, (fortran, _), _, shape = pickling.array_tag(view)
+        back = pickle.loads(pickle.dumps(view))
+        assert fortran == (back.flags.f_contiguous and not back.flags.c_contiguous)
+        assert shape == list(back.shape)
+        assert (keep == view).all()
+
+
+def test_named_tuples_are_found_by_name():
+    for cls in (Point, Typed):
+        assert pickling.find_class(*pickling.named_tuple_name(cls)) is cls
+
+
+def test_other_tuples_are_pickled():
+    local = collections.namedtuple("local", "x")
+    for cls in (tuple, Richer, Reduced, local, type("Plain", (tuple,), {})):
+        assert pickling.named_tuple_name(cls) is None
+
+
+def test_leaves_travel_beside_the_pickle():
+    array = np.arange(3)
+    batch = {"a": array, "b": [array, {1, 2}]}
+    data = pickling.dumps(batch, lambda found: 7 if found is array else None)
+    back = pickling.loads(data, [None] * 7 + ["leaf"])
+    assert back == {"a": "leaf", "b": ["leaf", {1, 2}]}
+
+
+def test_an_index_that_cannot_be_pickled_names_the_cause():
+    with pytest.raises(TypeError, match=r"the index .* that the sampler yielded cannot be sent"):
+        pickling.dumps_index(lambda: None)
+
+
+class Odd:
+    """Travels by pickle."""
+
+    def __init__(self, content):
+        self.content = content
+
+
+class OneHuge:
+    """Gives the worker's own memory in MiB, but for one item."""
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        if index == 2:
+            return Odd([str(number) * 8 for number in range(1_000_000)])
+        status = Path("/proc/self/status").read_text()
+        return int(re.search(r"RssAnon:\s+(\d+)", status).group(1)) >> 10
+
+
+@pytest.mark.rings_only
+def test_memory_of_one_huge_batch_is_not_kept(monkeypatch):
+    monkeypatch.setenv("RINGLOADER_MALLOC", "0")
+    found = list(DataLoader(OneHuge(), batch_size=None, num_workers=1))
+    assert len(found[2].content) == 1_000_000
+    assert found[-1] < found[0] + 30, "its pickle has some 60 MB"

@@ -1,0 +1,259 @@
+"""Which path was taken can be read, and is said truthfully."""
+
+import copy
+import errno
+import functools
+import logging
+import pickle
+import queue
+import threading
+from multiprocessing import context
+
+import pytest
+import torch
+import torch.utils.data
+from torch.utils.data import dataloader as torch_dataloader
+
+import ringloader
+from ringloader import DataLoader
+from ringloader._main import budget
+from ringloader._torch import select_path
+
+
+class Squares(torch.utils.data.Dataset):
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        return torch.full((64, 64), float(index * index))
+
+
+def test_workers_mean_native_scheduling():
+    loader = DataLoader(Squares(), batch_size=3, num_workers=2)
+    batches = list(loader)
+    report = ringloader.report(loader)
+    assert report.path == "native"
+    assert report.counters["batches"] == len(batches) == 4
+    assert report.counters["in_place"] == 4
+    assert report.counters["pickled"] == report.counters["oversize"] == 0
+
+
+def test_no_workers_mean_torch():
+    loader = DataLoader(Squares(), num_workers=0)
+    iterator = iter(loader)
+    assert type(iterator) is torch_dataloader._SingleProcessDataLoaderIter
+    assert ringloader.report(iterator) == ringloader.report(loader)
+    assert ringloader.report(loader) == ringloader.PathReport("torch", "num_workers is 0", {})
+
+
+def test_the_old_name_warns():
+    loader = DataLoader(Squares(), num_workers=0)
+    iter(loader)
+    with pytest.warns(
+        DeprecationWarning, match=r"ringloader\.path\(\) is ringloader\.report\(\) now"
+    ) as warned:
+        assert ringloader.path(loader) == ringloader.report(loader)
+    assert warned[0].filename == __file__
+
+
+class ThreadWorker(threading.Thread):
+    """A thread that passes for a process, as MONAI's ThreadDataLoader has them."""
+
+    @property
+    def pid(self):
+        return id(self)
+
+    def run(self):
+        try:
+            super().run()
+        finally:
+            torch.utils.data._utils.worker._worker_info = None
+
+
+class ThreadQueue(queue.Queue):
+    def close(self):
+        pass
+
+    def cancel_join_thread(self):
+        pass
+
+
+class ThreadContext(context.SpawnContext):
+    _name = "thread"
+    Process = ThreadWorker
+    Queue = ThreadQueue
+
+
+def make_thread(*args, **kwargs):
+    return ThreadWorker(*args, **kwargs)
+
+
+@pytest.mark.parametrize("kind", [ThreadWorker, staticmethod(make_thread)])
+def test_workers_that_are_no_processes_mean_torch(monkeypatch, kind):
+    monkeypatch.setattr(ThreadContext, "Process", kind)
+
+    def epochs(loader_class):
+        # Of its own: the global one is the worker's too, which seeds it.
+        generator = torch.Generator().manual_seed(3)
+        loader = loader_class(
+            Squares(),
+            num_workers=1,
+            shuffle=True,
+            generator=generator,
+            multiprocessing_context=ThreadContext(),
+        )
+        return loader, [[batch[0, 0, 0].item() for batch in loader] for _ in range(2)]
+
+    loader, ours = epochs(DataLoader)
+    assert ours == epochs(torch.utils.data.DataLoader)[1]
+    assert ringloader.report(loader).path == "torch"
+    assert kind.__qualname__ in ringloader.report(loader).reason
+
+
+def test_a_loader_that_was_not_iterated_has_no_path():
+    with pytest.raises(ValueError, match="no path is known"):
+        ringloader.report(DataLoader(Squares()))
+    with pytest.raises(ValueError, match="no path is known"):
+        ringloader.report([])
+
+
+def test_counters_are_kept_when_the_iterator_is_gone():
+    loader = DataLoader(Squares(), batch_size=3, num_workers=1)
+    first = next(iter(loader))
+    del first
+    assert ringloader.report(loader).counters["batches"] >= 1
+
+
+def test_a_replaced_iterator_class_takes_effect(monkeypatch, caplog):
+    class Theirs(torch_dataloader._MultiProcessingDataLoaderIter):
+        pass
+
+    monkeypatch.setattr(torch_dataloader, "_MultiProcessingDataLoaderIter", Theirs)
+    monkeypatch.setattr(select_path, "_said", set())
+    loader = DataLoader(Squares(), num_workers=1)
+    with caplog.at_level(logging.WARNING, "ringloader"):
+        assert type(iter(loader)) is Theirs
+        assert type(iter(loader)) is Theirs
+    assert ringloader.report(loader).path == "torch"
+    assert [record.levelname for record in caplog.records] == ["WARNING"], "said once"
+
+
+def test_a_replaced_get_iterator_takes_effect(monkeypatch):
+    asked = []
+    original = torch.utils.data.DataLoader._get_iterator
+
+    def theirs(self):
+        asked.append(self)
+        return original(self)
+
+    monkeypatch.setattr(torch.utils.data.DataLoader, "_get_iterator", theirs)
+    loader = DataLoader(Squares(), num_workers=1)
+    assert len(list(loader)) == 12
+    assert asked == [loader]
+    assert ringloader.report(loader).path == "torch"
+
+
+def test_without_shared_memory_the_loader_is_torchs(monkeypatch, caplog):
+    def refuse(*_):
+        raise OSError(errno.ENOSYS, "memfd_create: not implemented")
+
+    monkeypatch.setattr("ringloader._native.Engine", refuse)
+    monkeypatch.setattr(select_path, "_said", set())
+    torch.manual_seed(3)
+    loader = DataLoader(Squares(), num_workers=1, shuffle=True)
+    with caplog.at_level(logging.WARNING, "ringloader"):
+        ours = [batch[0, 0, 0].item() for batch in loader]
+    torch.manual_seed(3)
+    torchs = torch.utils.data.DataLoader(Squares(), num_workers=1, shuffle=True)
+    theirs = [batch[0, 0, 0].item() for batch in torchs]
+    assert ours == theirs, "nothing was drawn before falling back"
+    assert ringloader.report(loader).path == "torch"
+    assert "memfd_create" in ringloader.report(loader).reason
+    assert len(caplog.records) == 1
+
+
+def test_a_replaced_part_of_the_worker_takes_effect_under_torchs_scheduling(monkeypatch, caplog):
+    fetched = []
+    original = torch.utils.data._utils.fetch._MapDatasetFetcher.fetch
+
+    @functools.wraps(original)
+    def theirs(self, index):
+        fetched.append(index)
+        return original(self, index)
+
+    monkeypatch.setattr(torch.utils.data._utils.fetch._MapDatasetFetcher, "fetch", theirs)
+    monkeypatch.setattr(select_path, "_said", set())
+    loader = DataLoader(Squares(), batch_size=4, num_workers=1)
+    with caplog.at_level(logging.WARNING, "ringloader"):
+        assert len(list(loader)) == len(list(loader)) == 3
+    assert ringloader.report(loader).path == "rings"
+    assert "_MapDatasetFetcher" in ringloader.report(loader).reason
+    assert len(caplog.records) == 1, "said once"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "__next__",
+        "_next_index",
+        "__init__",
+        "_try_put_index",
+        "_process_data",
+        "_next_data",
+        "_shutdown_workers",
+    ],
+)
+def test_a_replaced_method_of_the_iterator_means_torchs_scheduling(monkeypatch, name):
+    owner = next(
+        cls
+        for cls in torch_dataloader._MultiProcessingDataLoaderIter.__mro__
+        if name in cls.__dict__ and cls is not object
+    )
+    original = getattr(owner, name)
+    called = []
+
+    @functools.wraps(original)
+    def theirs(self, *args, **kwargs):
+        called.append(name)
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(owner, name, theirs)
+    loader = DataLoader(Squares(), batch_size=4, num_workers=1)
+    assert len(list(loader)) == 3
+    assert called
+    assert ringloader.report(loader).path == "rings"
+    monkeypatch.undo()
+    assert len(list(loader)) == 3
+    assert ringloader.report(loader).path == "native", "looked at anew for each iterator"
+
+
+@pytest.mark.parametrize("wrong", [0, -1])
+def test_a_budget_must_be_positive(wrong):
+    with pytest.raises(ValueError, match=f"max_shared_bytes must be positive, not {wrong}"):
+        DataLoader(Squares(), max_shared_bytes=wrong)
+
+
+@pytest.mark.parametrize("wrong", [1.5, "1G", True])
+def test_a_budget_is_an_int(wrong):
+    with pytest.raises(TypeError, match="max_shared_bytes must be an int or None"):
+        DataLoader(Squares(), max_shared_bytes=wrong)
+
+
+def test_loaders_are_copied_and_pickled_with_their_options():
+    loader = DataLoader(Squares(), batch_size=5, num_workers=1, max_shared_bytes=1 << 24)
+    list(loader)
+    for other in (pickle.loads(pickle.dumps(loader)), copy.deepcopy(loader), copy.copy(loader)):
+        assert type(other) is DataLoader
+        assert other.max_shared_bytes == 1 << 24
+        assert [len(batch) for batch in other] == [5, 5, 2]
+
+
+def test_the_default_budget_is_a_quarter_shared_by_all_processes(monkeypatch):
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    assert budget.share_per_worker(4, None, 16 << 30) == 1 << 30
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    assert budget.share_per_worker(4, None, 16 << 30) == 1 << 27
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "many")
+    assert budget.share_per_worker(4, None, 16 << 30) == 1 << 30
+    assert budget.share_per_worker(64, None, 0) == 1 << 20
+    assert budget.share_per_worker(3, 100, 0) == 33
