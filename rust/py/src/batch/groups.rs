@@ -21,7 +21,7 @@ struct Group {
     start: usize,
     len: u64,
     aliases: bool,
-    /// Whether the memory stays while what has it is held: an array may be resized by whoever else has it.
+    /// Whether the memory stays while what has it is held: an array may be resized by others that have it.
     keeps: bool,
     /// Which of torch's storages it is part of, if any; known once another leaf overlaps it.
     identity: Option<Option<usize>>,
