@@ -298,7 +298,7 @@ impl Scheduler {
         let Some((kind, bytes)) = read_index(iterator)? else { return Ok(()) };
         // After shutdown there is no worker left, and as in torch the index is lost.
         let Ok(engine) = self.engine.get().core() else { return Ok(()) };
-        core.send(&engine, kind, bytes).map_err(exception)?;
+        core.send(&*engine, kind, bytes).map_err(exception)?;
         Ok(())
     }
 }
