@@ -91,12 +91,13 @@ def get_iterator(loader: Any, options: Options, without_ours: Any, fall_back: Ca
 
 def _make_iterator(options: Options, loader: Any) -> Any:
     """Stands in for torch's iterator class."""
-    from ringloader._main import iterator, transport
+    from ringloader._main import iterator, stages, transport
 
     made: Any
+    steps = stages.steps_for(loader, options)
     # Before torch's constructor, which draws: after it there is no way back.
     try:
-        made_transport = transport.make_transport(loader, options.max_shared_bytes)
+        made_transport = transport.make_transport(loader, options.max_shared_bytes, steps)
     except (OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
             # torch's transport needs more of them, and leaves workers behind where its start fails.
@@ -109,13 +110,14 @@ def _make_iterator(options: Options, loader: Any) -> Any:
         made = internals.Iterator(loader)
         report.record(loader, made, "torch", reason)
         return made
+    passes = stages.stages_for(loader, options)
     why_rings = select_path.reason_for_rings(loader)
     if why_rings is None:
-        made = iterator.RingIterator(loader, made_transport)
+        made = iterator.RingIterator(loader, made_transport, passes)
         report.record(
             loader, made, "native", "native scheduling over shared-memory rings", made_transport.counters
         )
     else:
-        made = iterator.TransportIterator(loader, made_transport)
+        made = iterator.TransportIterator(loader, made_transport, passes)
         report.record(loader, made, "rings", why_rings, made_transport.counters)
     return made

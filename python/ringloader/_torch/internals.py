@@ -10,8 +10,9 @@ import contextlib
 import functools
 import importlib
 import os
+import warnings
 from collections.abc import Callable
-from types import BuiltinFunctionType, FunctionType
+from types import BuiltinFunctionType, CodeType, FunctionType
 from typing import Any, cast
 
 import numpy
@@ -164,11 +165,11 @@ def missing_name() -> str | None:
 
 def is_torchs_own(function: Any, qualname: str) -> bool:
     """Whether ``function`` is torch's of that name, by its code: ``functools.wraps`` copies the names."""
-    return (
-        isinstance(function, FunctionType)
-        and function.__code__.co_filename.startswith(_HOME)
-        and function.__code__.co_qualname == qualname
-    )
+    return isinstance(function, FunctionType) and _is_torchs_code(function.__code__, qualname)
+
+
+def _is_torchs_code(code: CodeType, qualname: str) -> bool:
+    return code.co_filename.startswith(_HOME) and code.co_qualname == qualname
 
 
 def counts_tasks_per_worker() -> bool:
@@ -222,6 +223,17 @@ def replace_sharing(make: Callable[[Any], Any]) -> None:
             setattr(torch.UntypedStorage, name, make(torchs_own))
 
 
+def replace_create_fetcher(make: Callable[[Any], Any]) -> None:
+    """Puts ``make(torch's own)`` in place of what makes the fetchers of torch's worker loop."""
+    kind = torch_dataloader._DatasetKind
+    kind.create_fetcher = staticmethod(make(kind.create_fetcher))  # type: ignore[method-assign]
+
+
+def is_code_of_worker_loop(code: CodeType) -> bool:
+    """Whether it is the code of torch's own worker loop."""
+    return _is_torchs_code(code, "_worker_loop")
+
+
 def get_iterator(torchs_own: Any, loader: Any, make: Callable[[Any], Any]) -> Any:
     """Runs torch's own ``DataLoader._get_iterator`` with ``make`` in place of its iterator class.
 
@@ -251,6 +263,30 @@ def _torchs_call() -> Callable[[Callable[[Any], Any], Any], Any]:
 
 
 call_from_torch = _torchs_call()
+
+
+class _WarningsFromBeneath:
+    """The module ``warnings`` for code of torch's that runs one frame deeper than it takes for granted."""
+
+    @staticmethod
+    def warn(message: Any, category: type[Warning] = UserWarning, stacklevel: int = 1) -> None:
+        # This frame, and that of the function of ours which called torch's.
+        warnings.warn(message, category, stacklevel + 2)
+
+
+def _from_beneath(function: Any) -> Any:
+    """A function of torch's, to be called by one of ours in its place: warnings still name the caller."""
+    if not isinstance(function, FunctionType):
+        return function
+    names = {**function.__globals__, "warnings": _WarningsFromBeneath}
+    return FunctionType(
+        function.__code__, names, function.__name__, function.__defaults__, function.__closure__
+    )
+
+
+# As it was when this module was imported.
+torchs_next: Any = getattr(Iterator, "__next__", None)
+next_from_beneath: Any = _from_beneath(torchs_next)
 
 
 def replaced_transport(get_iterator: Any) -> str | None:

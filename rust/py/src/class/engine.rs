@@ -16,7 +16,8 @@ use crate::batch::decode::{Decoded, decode};
 use crate::batch::template::TemplateCache;
 use crate::gil::{Deadline, exception, wait, without_interpreter};
 use crate::index::codec::encode_task;
-use crate::torch::names::{self, Torch};
+use crate::python;
+use crate::torch::names::Torch;
 
 /// The smallest memory of a table that is used again: malloc has smaller ones at hand.
 const REUSED: usize = 1024;
@@ -39,6 +40,7 @@ impl Engine {
     fn new(py: Python<'_>, workers: u32, max_tasks: u32, share: u64) -> PyResult<Self> {
         // Before workers are forked: one that is forked while another thread looks it up would wait for that thread.
         Torch::get(py)?;
+        python::load(py)?;
         Core::new(workers, max_tasks, share).map(Self::of).map_err(exception)
     }
 
@@ -203,7 +205,7 @@ impl Drop for Parked {
 fn say_kept(py: Python<'_>, control: &Control) {
     if let Some(refused) = control.take_refusal() {
         // What is closed stays closed, even where the interpreter is on its way out and has no logger.
-        let _ = names::say_kept(py, &refused.to_string());
+        let _ = python::say_kept(py, &refused.to_string());
     }
 }
 
@@ -261,7 +263,7 @@ impl Engine {
         if delivery.is_oversize() && !self.oversize_said.swap(true, Ordering::Relaxed) {
             let core = self.core()?;
             let workers = core.control().geometry().workers;
-            names::say_oversize(py, delivery.len(), core.share(), core.largest(), workers)?;
+            python::say_oversize(py, delivery.len(), core.share(), core.largest(), workers)?;
         }
         let Decoded { object, copied_out, table } = decode(py, &self.templates, delivery)?;
         if table.capacity() >= REUSED
@@ -278,6 +280,6 @@ impl Engine {
 /// where it interrupts or ends the program, so that it must be raised at once.
 pub(crate) fn stand_in(py: Python<'_>, error: PyErr) -> PyResult<(Bound<'_, PyAny>, Option<PyErr>)> {
     let interrupts = !error.is_instance_of::<PyException>(py);
-    let standing = names::failed_arrival(py, &error, interrupts)?;
+    let standing = python::failed_arrival(py, &error, interrupts)?;
     Ok((standing, interrupts.then_some(error)))
 }
