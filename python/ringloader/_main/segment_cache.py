@@ -8,7 +8,7 @@ import weakref
 from typing import Any
 
 import ringloader._native as _native
-from ringloader._common import forks, weak_registry
+from ringloader._common import weak_registry
 
 SWITCH = "RINGLOADER_WARM"
 
@@ -30,7 +30,7 @@ class SegmentCache:
 
     def __init__(self, loader: Any, workers: int, plan: tuple[object, ...]) -> None:
         self._workers = workers
-        self._plan = (forks.process_identity(), workers, *plan)
+        self._plan = (_native.process_identity(), workers, *plan)
         self._found = _kept.pop(loader)
         if self._found is not None and self._found[0] != self._plan:
             self._found = None
