@@ -9,7 +9,7 @@ CORE = ROOT / "rust/core/src"
 PACKAGE = ROOT / "python/ringloader"
 PAGE = (ROOT / "ARCHITECTURE.md").read_text()
 
-# Module of the core: modules that it may use. `transport::layout` is where structures of pool and ring meet memory.
+# Module of the core: modules that it may use. In `transport::layout`, pool and ring meet memory.
 CORE_MAY_USE = {
     "error": set(),
     "bits": set(),
