@@ -12,9 +12,8 @@ use crate::error::{Error, Result};
 use crate::os::eventfd::EventFd;
 use crate::os::poller::Poller;
 use crate::os::process::pidfd;
-use crate::os::segment::page_size;
 use crate::os::{Segment, fd_passing};
-use crate::pool::{Ledger, Limits};
+use crate::pool::Ledger;
 use crate::process::{self, Process};
 use crate::ring::{ByteFifo, Consumer, Producer, Words};
 use crate::sync::Arc;
@@ -23,6 +22,7 @@ use crate::sync::doorbell::sleep_unless;
 use crate::sync::ready::Ready;
 use crate::testing::failpoint::failpoint;
 use crate::testing::fault::fault;
+use crate::transport::LONGEST_SLEEP;
 use crate::transport::delivery::{Backing, Delivery, HeldSlot, OwnSegment};
 use crate::transport::fds::WorkerFds;
 use crate::transport::layout::{Control, Geometry};
@@ -32,8 +32,6 @@ use crate::transport::worker_handle::WorkerHandle;
 use channel::WorkerChannel;
 pub use segment_cache::CachedSegment;
 
-/// The longest sleep: insurance against signal handlers that restart system calls.
-pub const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 /// The largest memory of a table that is kept for the next one.
 const MOST_KEPT: usize = 256 << 10;
 
@@ -100,7 +98,7 @@ impl Engine {
         let geometry = Geometry::new(workers, max_tasks, share.div_ceil(2))?;
         let (control, memfd) = Control::create(geometry)?;
         let control = Arc::new(control);
-        let limits = limits(&control, share);
+        let limits = control.limits(share);
         let mut engine = Self {
             share,
             poller: Poller::new(EventFd::new()?)?,
@@ -144,7 +142,7 @@ impl Engine {
     /// Bytes of the largest batch that a slot takes.
     #[must_use]
     pub fn largest(&self) -> u64 {
-        limits(&self.control, self.share).half()
+        self.control.limits(self.share).half()
     }
 
     /// What `worker` must have to attach.
@@ -496,9 +494,4 @@ impl Drop for Engine {
             self.close();
         }
     }
-}
-
-/// The limits of every worker of a segment.
-pub(crate) fn limits(control: &Control, share: u64) -> Limits {
-    Limits { share, window: control.geometry().window, page: page_size() }
 }

@@ -13,11 +13,15 @@
 pub mod delivery;
 pub mod engine;
 pub mod fds;
-#[allow(unsafe_code, reason = "turns mapped memory into references to the structures in it")]
 pub mod layout;
 pub mod message;
 pub mod port;
 mod worker_handle;
 
+use std::time::Duration;
+
 pub use fds::{PortFds, WorkerFds};
 pub use layout::{Control, Counters, Geometry, WorkerView};
+
+/// The longest sleep of either side: insurance against signal handlers that restart system calls.
+pub const LONGEST_SLEEP: Duration = Duration::from_millis(100);
