@@ -76,8 +76,8 @@ def get_iterator(loader: Any, options: Options, without_ours: Any, fall_back: Ca
         loader: A ``torch.utils.data.DataLoader``.
         options: How its batches travel, where they travel over the rings.
         without_ours: ``DataLoader._get_iterator`` without our hook: torch's own, or a replacement.
-        fall_back: Makes the iterator where they do not. It may come to a hook further down, which takes
-            another path and notes that one.
+        fall_back: Makes the iterator where they do not. It may come to a hook further down, beneath a
+            wrapper, which takes another path and notes that one.
     """
     reason = select_path.reason_for_torch(loader, without_ours)
     if reason is None:
@@ -85,7 +85,9 @@ def get_iterator(loader: Any, options: Options, without_ours: Any, fall_back: Ca
     before = report.noted(loader)
     iterator = fall_back()
     if report.noted(loader) is before:
-        report.record(loader, iterator, "torch", reason)
+        if reason.warning is not None:
+            select_path.say_once(reason.warning)
+        report.record(loader, iterator, "torch", reason.text)
     return iterator
 
 
