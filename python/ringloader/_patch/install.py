@@ -18,7 +18,7 @@ def install(**options: Any) -> None:
     whose ``_get_iterator`` does not call torch's (torchdata's ``StatefulDataLoader``) is left alone.
     Iterators that exist go on as they are. :func:`ringloader.report` tells which path a loader took, and why.
 
-    Forked children inherit it; spawned ones do not, unless their environment says so (``docs/install.md``).
+    Forked children inherit it; spawned ones do not, unless their environment says so (see ``docs/without-changing-code.md``).
     Installed twice, the options of the second time replace those of the first. Where somebody else replaces
     ``DataLoader._get_iterator``, that takes effect: a replacement that was there before keeps loaders on
     torch's path; one that comes later gets ringloader's iterators from what it replaced.
