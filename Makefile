@@ -20,7 +20,14 @@ PYTHON_SOURCES := $(shell find python/ringloader -name '*.py' -o -name '*.pyi' -
 WHEEL_STAMP := $(VENV)/.wheel
 RELEASE_STAMP := $(VENV)/.wheel-release
 
-.PHONY: help test test-fast demo frameworks frameworks-docs bench bench-scaling bench-sweep bench-profile bench-smoke bench-threads-env bench-rust bench-instructions lint rust-test python-test python-test-fast parity parity-all stubs docs loom loom-fast tsan tsan-fast storm storm-fast portable clean
+# What builds and checks what is published; the versions of CPython that run it.
+TOOLS_VENV ?= .venv-tools
+TOOLS_PIP := $(TOOLS_VENV)/bin/python -m pip --disable-pip-version-check -q
+WHEEL_PYTHONS ?= python3.11 python3.12 python3.13
+DIST_STAMP := build/dist.checked
+export TORCH_INDEX
+
+.PHONY: help test test-fast demo frameworks frameworks-docs bench bench-scaling bench-sweep bench-profile bench-smoke bench-threads-env bench-rust bench-instructions lint rust-test python-test python-test-fast parity parity-all stubs docs loom loom-fast tsan tsan-fast storm storm-fast miri portable wheel wheel-pythons workflows clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -69,12 +76,26 @@ $(WHEEL_STAMP): $(VENV)/.test $(RUST_SOURCES) $(PYTHON_SOURCES)
 	rm -f $(RELEASE_STAMP)
 	touch $@
 
-# As it is published: what is measured.
+# As it is published, but linked to this machine's C library, and with its symbols: what is measured.
 $(RELEASE_STAMP): $(VENV)/.test $(RUST_SOURCES) $(PYTHON_SOURCES)
 	rm -rf build/wheels
 	$(BIN)/maturin build -q --release --out build/wheels -i $(BIN)/python
 	$(PIP) install --no-deps --force-reinstall build/wheels/*.whl
 	rm -f $(WHEEL_STAMP)
+	touch $@
+
+$(TOOLS_VENV)/.pip:
+	$(PYTHON) -m venv $(TOOLS_VENV)
+	$(TOOLS_PIP) install -U pip
+	touch $@
+
+$(TOOLS_VENV)/.wheel $(TOOLS_VENV)/.workflows: $(TOOLS_VENV)/.%: $(TOOLS_VENV)/.pip pyproject.toml
+	$(TOOLS_PIP) install --group $*
+	touch $@
+
+$(DIST_STAMP): $(TOOLS_VENV)/.wheel $(RUST_SOURCES) $(PYTHON_SOURCES) LICENSE ci/wheel.sh ci/check_dist.py
+	ci/wheel.sh build $(TOOLS_VENV)/bin
+	ci/wheel.sh check $(TOOLS_VENV)/bin
 	touch $@
 
 test: lint rust-test loom-fast tsan-fast storm-fast portable python-test stubs docs ## every gate that ends within minutes
@@ -98,12 +119,12 @@ parity-all: ## the oldest torch that is supported, one between, and the newest
 	$(MAKE) parity TORCH=2.10.0
 	$(MAKE) parity TORCH=
 
-lint: $(VENV)/.test ## formatting, clippy, rustdoc, ruff
+lint: $(VENV)/.test workflows ## formatting, clippy, rustdoc, ruff, workflows
 	cargo fmt --all --check
 	cargo clippy -q --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc -q --no-deps -p ringloader-core
-	$(BIN)/ruff check python tests benches examples extras
-	$(BIN)/ruff format --check python tests benches examples extras
+	$(BIN)/ruff check python tests benches ci examples extras
+	$(BIN)/ruff format --check python tests benches ci examples extras
 
 stubs: $(WHEEL_STAMP) ## mypy, and the stub against the binary
 	$(BIN)/mypy
@@ -132,6 +153,19 @@ storm-fast:
 
 portable: ## the build for systems without memfd
 	RUSTFLAGS="--cfg ringloader_portable" cargo check -q --workspace --target-dir target/portable
+
+miri: ## the parts without system calls and threads, in an interpreter that finds undefined behaviour; needs nightly
+	ci/miri.sh
+
+wheel: $(DIST_STAMP) $(VENV)/.test ## what is published, into build/dist: built, checked, and run by this Python beside the torch at hand
+	ci/wheel.sh run $(BIN)/python $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+
+wheel-pythons: $(DIST_STAMP) ## the same wheel, run by each CPython of WHEEL_PYTHONS beside a torch of its own
+	for python in $(WHEEL_PYTHONS); do ci/wheel.sh run $$python || exit 1; done
+
+workflows: $(TOOLS_VENV)/.workflows ## the workflows of CI, against their schema, and for what they let others do
+	$(TOOLS_VENV)/bin/check-jsonschema -q --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(TOOLS_VENV)/bin/zizmor -q --offline .github/workflows
 
 demo: $(VENV)/.demo $(WHEEL_STAMP) ## train on photographs through both loaders
 	$(BIN)/python examples/photographs/train.py
@@ -170,4 +204,4 @@ bench-instructions: ## instructions of the core, counted by valgrind
 	cargo bench -p ringloader-core --bench instructions
 
 clean:
-	rm -rf $(VENV) $(THREADS_VENV) build target
+	rm -rf $(VENV) $(THREADS_VENV) $(TOOLS_VENV) build target

@@ -15,9 +15,9 @@ FAULTS=(
   'deaths|ended_not_looked_at|a whole batch was not handed out'
   'forks|given_back_under_a_child|found a batch changed'
   'slow_forks|fork_under_way_ignored|found a batch changed'
-  'control|lost_before_drained|batches that were not handed out'
-  'control|epoch_ignored|a batch of another epoch'
-  'control|lost_in_turn_only|deaths are told late'
+  'scheduling|lost_before_drained|batches that were not handed out'
+  'scheduling|epoch_ignored|a batch of another epoch'
+  'scheduling|lost_in_turn_only|deaths are told late'
 )
 
 RUN_LIMIT_S=600

@@ -1,6 +1,6 @@
-//! A batch of one small leaf from a port to the engine, and what control over many workers costs the parent.
+//! A batch of one small leaf from a port to the engine, and what scheduling over many workers costs the parent.
 //!
-//! `engine/*`: there and back through one thread, and between two. `control/*`: the parent's work for one batch
+//! `engine/*`: there and back through one thread, and between two. `scheduling/*`: the parent's work for one batch
 //! of a [`Scheduler`], which must cost the same for any number of workers.
 
 use std::thread;
@@ -11,7 +11,7 @@ use ringloader_core::batch::MetaWriter;
 use ringloader_core::plan::Order;
 use ringloader_core::transport::engine::Engine;
 use ringloader_core::transport::message::{Task, TaskKind};
-use ringloader_core::transport::port::Rest;
+use ringloader_core::transport::port::Wake;
 
 #[path = "parts/fleet.rs"]
 mod fleet;
@@ -60,7 +60,7 @@ fn two_threads(batches: u64, checked: bool) -> Duration {
                 match port.try_task().expect("a sound ring") {
                     Some(task) if task.kind == TaskKind::End => break,
                     Some(task) => answer(&port, &engine, &task, &mut meta),
-                    None => assert_eq!(port.rest(Duration::from_secs(1)), Ok(Rest::Look)),
+                    None => assert_eq!(port.wait(Duration::from_secs(1)), Ok(Wake::Look)),
                 }
             }
         });
@@ -91,12 +91,12 @@ fn engine(criterion: &mut Criterion) {
     group.finish();
 }
 
-fn control(criterion: &mut Criterion) {
+fn scheduling(criterion: &mut Criterion) {
     let orders = [("in_order", Order::InOrder), ("as_completed", Order::AsCompleted)];
     let runs =
         [("ready", Fleet::ready as fn(&mut Fleet, u64, bool) -> Duration), ("awaited", Fleet::awaited)];
     for (name, run) in runs {
-        let mut group = criterion.benchmark_group(format!("control/{name}"));
+        let mut group = criterion.benchmark_group(format!("scheduling/{name}"));
         group.throughput(Throughput::Elements(1)).sample_size(20);
         group.warm_up_time(Duration::from_millis(300)).measurement_time(Duration::from_secs(1));
         for (order, workers) in orders.iter().flat_map(|order| WORKERS.map(|workers| (order, workers))) {
@@ -110,5 +110,5 @@ fn control(criterion: &mut Criterion) {
     }
 }
 
-criterion_group!(benches, engine, control);
+criterion_group!(benches, engine, scheduling);
 criterion_main!(benches);

@@ -1,4 +1,4 @@
-//! What control costs per batch: reading the sampler, and sending, reordering and handing out one task.
+//! What scheduling costs per batch: reading the sampler, and sending, reordering and handing out one task.
 //!
 //! Every candidate is checked before it is timed. Dispatch and reorder must cost the same for any number of workers.
 
@@ -73,7 +73,7 @@ fn streams(criterion: &mut Criterion) {
     group.finish();
 }
 
-fn control(criterion: &mut Criterion) {
+fn scheduling(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("plan/dispatch and reorder");
     for (name, order) in [("in order", Order::InOrder), ("as completed", Order::AsCompleted)] {
         for workers in [1, 2, 8, 64] {
@@ -98,5 +98,5 @@ fn control(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, streams, control);
+criterion_group!(benches, streams, scheduling);
 criterion_main!(benches);

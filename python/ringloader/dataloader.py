@@ -91,7 +91,7 @@ def get_iterator(loader: Any, options: Options, without_ours: Any, fall_back: Ca
 
 def _make_iterator(options: Options, loader: Any) -> Any:
     """Stands in for torch's iterator class."""
-    from ringloader._main import iterator, transport
+    from ringloader._main import iterator, stages, transport
 
     made: Any
     # Before torch's constructor, which draws: after it there is no way back.
@@ -109,13 +109,14 @@ def _make_iterator(options: Options, loader: Any) -> Any:
         made = internals.Iterator(loader)
         report.record(loader, made, "torch", reason)
         return made
+    steps = stages.stages_for(loader, options)
     why_rings = select_path.reason_for_rings(loader)
     if why_rings is None:
-        made = iterator.RingIterator(loader, made_transport)
+        made = iterator.RingIterator(loader, made_transport, steps)
         report.record(
             loader, made, "native", "native scheduling over shared-memory rings", made_transport.counters
         )
     else:
-        made = iterator.TransportIterator(loader, made_transport)
+        made = iterator.TransportIterator(loader, made_transport, steps)
         report.record(loader, made, "rings", why_rings, made_transport.counters)
     return made

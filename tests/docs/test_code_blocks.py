@@ -37,7 +37,7 @@ def run(command: list[str], page: blocks.Page, folder: Path) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=100,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, f"{page.name}: {done.stdout}"
@@ -55,7 +55,7 @@ def missing_imports(program: str) -> list[str]:
     return sorted(name for name in names if importlib.util.find_spec(name) is None)
 
 
-@pytest.mark.limit(120)
+@pytest.mark.limit(320)
 @pytest.mark.parametrize("page", PROGRAMS, ids=[page.name for page in PROGRAMS])
 def test_python_blocks_run(page, tmp_path):
     program = "\n".join(page.program) + "\n"
@@ -76,7 +76,7 @@ def test_python_blocks_run(page, tmp_path):
             assert block.code in printed, f"{block.where}: the page prints {printed}"
 
 
-@pytest.mark.limit(120)
+@pytest.mark.limit(320)
 @pytest.mark.parametrize("block", SHELL, ids=[block.where for block in SHELL])
 def test_shell_blocks_run(block, tmp_path):
     targets = set(re.findall(r"^([\w-]+):", (blocks.ROOT / "Makefile").read_text(), re.M))

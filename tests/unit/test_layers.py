@@ -36,7 +36,7 @@ PYTHON_MAY_USE = {
     "_cli": set(),
     "_patch": {"dataloader", "_options", "_torch"},
     "dataloader": {"_launch", "_main", "_native", "_options", "_report", "_torch"},
-    "_main": {"_common", "_launch", "_native", "_report", "_torch", "_worker"},
+    "_main": {"_common", "_launch", "_native", "_options", "_report", "_torch", "_worker"},
     "_launch": {"_torch", "_worker"},
     "_worker": {"_common", "_native", "_torch"},
     "_report": {"_common"},

@@ -8,7 +8,7 @@ from torch.utils.data import BatchSampler, RandomSampler, SubsetRandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from ringloader._main import randperm
-from ringloader._main.samplers import stream_of
+from ringloader._main.samplers import draws_of
 
 
 def samplers(n, generator):
@@ -27,8 +27,8 @@ def read(sampler, batch_size, generator, native):
         generator.manual_seed(7)
     batches = BatchSampler(sampler, batch_size, False)
     if native:
-        stream = stream_of(batches)
-        advance = functools.partial(stream.open().next, stream)
+        draws = draws_of(batches)
+        advance = functools.partial(draws.open().next, draws)
     else:
         advance = functools.partial(next, iter(batches), None)
     found = []
@@ -36,7 +36,7 @@ def read(sampler, batch_size, generator, native):
         own = generator.get_state().numpy().tobytes() if generator is not None else b""
         found.append((batch, torch.get_rng_state().numpy().tobytes(), own))
     if native:
-        assert stream._words_from is not None, "the permutation was drawn as a whole"
+        assert draws._words_from is not None, "the permutation was drawn as a whole"
     return found
 
 
@@ -58,11 +58,11 @@ def test_generator_may_be_used_meanwhile():
     sampler = RandomSampler(range(70_000), generator=generator)
     expected = list(sampler)
     generator.manual_seed(1)
-    stream = stream_of(sampler)
-    native = stream.open()
+    draws = draws_of(sampler)
+    native = draws.open()
     found = []
     for number in range(70_000):
-        found.append(native.next(stream))
+        found.append(native.next(draws))
         if number % 1000 == 0:
             generator.manual_seed(number)
     assert found == expected
@@ -76,8 +76,8 @@ def test_small_ones_are_drawn_as_a_whole():
 
 def test_a_replaced_function_takes_effect(monkeypatch):
     monkeypatch.setattr(torch, "randperm", lambda n, **_: torch.arange(n))
-    stream = stream_of(RandomSampler(range(70_000)))
-    assert stream.open().next(stream) == 0
+    draws = draws_of(RandomSampler(range(70_000)))
+    assert draws.open().next(draws) == 0
 
 
 def test_a_mode_takes_effect():
@@ -86,9 +86,9 @@ def test_a_mode_takes_effect():
             result = function(*args, **(kwargs or {}))
             return torch.arange(len(result) - 1, -1, -1) if function is torch.randperm else result
 
-    stream = stream_of(RandomSampler(range(70_000)))
+    draws = draws_of(RandomSampler(range(70_000)))
     with Backwards():
-        assert stream.open().next(stream) == 69_999
+        assert draws.open().next(draws) == 69_999
 
 
 def test_another_algorithm_is_noticed(monkeypatch):

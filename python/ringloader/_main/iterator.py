@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 from typing import Any
 
 import ringloader._native as _native
 from ringloader._common import forks
 from ringloader._main import samplers
+from ringloader._main.stages import Stage, passed
 from ringloader._main.transport import Transport
 from ringloader._report import report
 from ringloader._torch import internals, select_path
-
-_torchs_next = getattr(internals.Iterator, "__next__", None)
 
 
 class _LoaderView:
@@ -37,8 +37,9 @@ class _LoaderView:
 class TransportIterator(internals.Iterator):  # type: ignore[misc]
     """torch's own iterator, with rings in place of its queues."""
 
-    def __init__(self, loader: Any, transport: Transport) -> None:
+    def __init__(self, loader: Any, transport: Transport, stages: Sequence[Stage] = ()) -> None:
         self._transport = transport
+        self._stages = stages
         # torch's shutdown reads them, also when its constructor has failed half-way.
         self._shutdown = False
         self._worker_pids_set = False
@@ -55,6 +56,9 @@ class TransportIterator(internals.Iterator):  # type: ignore[misc]
         # What analysers of traces look for.
         self._profile_name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
 
+    def _next_data(self) -> Any:
+        return passed(super()._next_data(), self._stages)
+
     def _shutdown_workers(self) -> None:
         # While modules are torn down, names of this one are None, and torch does nothing more either.
         if forks is None or forks.process_identity() != self._transport.owner:
@@ -67,34 +71,53 @@ class TransportIterator(internals.Iterator):  # type: ignore[misc]
                 self._transport.close(may_keep=not self._persistent_workers)
 
 
+class _Position:
+    """Where the native scheduler is. Where torch schedules, the attribute that it sets hides this one."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, iterator: Any, owner: Any) -> Any:
+        return self if iterator is None else getattr(iterator._scheduler.positions(), self._name)
+
+
 class RingIterator(TransportIterator):
     """An iterator that reads the sampler, hands out tasks, reorders and waits natively.
 
     torch's own constructor runs, so draws, warnings, the order of starts and every attribute are torch's;
     ``_reset``, its last call, takes over.
+
+    INVARIANT: the class stays the same in every epoch, so a bound method that the caller kept stays right.
+    Where ``_torch_schedules``, each method is torch's.
     """
 
     _scheduler: _native.Scheduler
-    _stream: samplers.SamplerStream | None
+    # From the epoch on in which a method of torch's iterator was found replaced.
+    _torch_schedules = False
+    # Whether a batch goes straight from the scheduler to the caller.
+    _is_direct = False
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        replaced = internals.replaced_method()
-        if replaced is not None:
-            # With persistent workers: since the epoch before.
-            self._leave(loader, f"{replaced} was replaced")
-            self._reset(loader, first_iter)
+        if not self._torch_schedules:
+            replaced = internals.replaced_method()
+            if replaced is not None:
+                # With persistent workers: since the epoch before.
+                self._leave(loader, f"{replaced} was replaced")
+        if self._torch_schedules:
+            super()._reset(loader, first_iter)
             return
         internals.BaseIterator._reset(self, loader, first_iter)
-        # Torch's warning of a stream that is longer than it said names the caller of torch's `__next__`.
-        self.__class__ = _LeanIterator if self._IterableDataset_len_called is None else RingIterator
+        # torch's warning of a stream that is longer than it said comes from torch's `__next__`.
+        self._is_direct = self._IterableDataset_len_called is None and not self._stages
         self._workers_status = [True] * self._num_workers
-        self._stream = samplers.stream_of(self._index_sampler)
+        source = samplers.index_source(self._index_sampler)
         if first_iter:
             # torch's registry would raise in unrelated code, before what a dead worker committed is drained.
             internals.remove_worker_pids(id(self))
             self._worker_pids_set = False
             self._scheduler = _native.Scheduler(
                 self._transport.engine,
+                source,
                 self._num_workers,
                 self._prefetch_factor,
                 _order(self._in_order),
@@ -106,30 +129,49 @@ class RingIterator(TransportIterator):
             # their results are told by their epoch.
             for index_queue in self._index_queues:
                 index_queue.put(internals.ResumeIteration(self._shared_seed))
-            self._scheduler.reset()
+            self._scheduler.reset(source)
         for _ in range(self._prefetch_factor * self._num_workers):
             self._try_put_index()
 
     def _leave(self, loader: Any, reason: str) -> None:
-        """Hands scheduling over to torch, from the next epoch on."""
+        """Hands scheduling over to torch, from this epoch on."""
         select_path.say_once(f"{reason}, so torch's own scheduling runs over the rings")
         report.record(loader, self, "rings", reason, self._transport.counters)
-        self.__class__ = TransportIterator
+        self._torch_schedules, self._is_direct = True, False
         internals.set_worker_pids(id(self), tuple(worker.pid for worker in self._workers))
         self._worker_pids_set = True
 
+    def __next__(self) -> Any:
+        if internals.Iterator.__next__ is not internals.torchs_next:
+            return super().__next__()
+        # Most of torch's is the profiler's record, which takes longer than a small batch.
+        if self._is_direct and not internals.profiler_enabled():
+            data = self._scheduler.next(self)
+            self._num_yielded += 1
+            return data
+        return internals.next_from_beneath(self)
+
     def _next_data(self) -> Any:
-        return self._scheduler.next(self)
+        if self._torch_schedules:
+            return super()._next_data()
+        return passed(self._scheduler.next(self), self._stages)
 
     def _try_put_index(self) -> None:
-        self._scheduler.put_index(self)
+        if self._torch_schedules:
+            super()._try_put_index()
+        else:
+            self._scheduler.put_index(self)
 
-    def _note_retired(self, worker_id: int) -> None:
+    def _note_exhausted(self, worker_id: int) -> None:
         """A worker's iterable dataset has ended. MIRRORS torch dataloader.py::_next_data."""
         if self._persistent_workers:
             self._workers_status[worker_id] = False
         else:
             self._mark_worker_as_unavailable(worker_id)
+
+    def _end_epoch(self) -> None:
+        if not self._persistent_workers:
+            self._shutdown_workers()
 
     def _raise_timeout(self) -> None:
         raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
@@ -143,31 +185,9 @@ class RingIterator(TransportIterator):
         cause = _how_it_ended(process.pid, process.exitcode or 0)
         raise RuntimeError(f"DataLoader worker (pid(s) {process.pid}) exited unexpectedly") from cause
 
-    @property
-    def _send_idx(self) -> int:
-        return self._scheduler.positions()[0]
-
-    @property
-    def _rcvd_idx(self) -> int:
-        return self._scheduler.positions()[1]
-
-    @property
-    def _tasks_outstanding(self) -> int:
-        return self._scheduler.positions()[2]
-
-
-class _LeanIterator(RingIterator):
-    """Without torch's ``__next__``, most of which is the profiler's record, more than a small batch costs."""
-
-    def __next__(self) -> Any:
-        if type(self) is not _LeanIterator:
-            # A bound method, kept by the caller over a change of the class.
-            return type(self).__next__(self)
-        if internals.profiler_enabled() or internals.Iterator.__next__ is not _torchs_next:
-            return super().__next__()
-        data = self._scheduler.next(self)
-        self._num_yielded += 1
-        return data
+    _send_idx = _Position("sent")
+    _rcvd_idx = _Position("received")
+    _tasks_outstanding = _Position("outstanding")
 
 
 def _how_it_ended(pid: int, code: int) -> RuntimeError | None:
@@ -191,7 +211,9 @@ def _how_it_ended(pid: int, code: int) -> RuntimeError | None:
     )
 
 
-def _order(in_order: bool) -> str:
+def _order(in_order: bool) -> _native.Order:
     if in_order:
-        return "in_order"
-    return "as_completed" if internals.counts_tasks_per_worker() else "as_completed_round_robin"
+        return _native.Order.IN_ORDER
+    if internals.counts_tasks_per_worker():
+        return _native.Order.AS_COMPLETED
+    return _native.Order.AS_COMPLETED_ROUND_ROBIN

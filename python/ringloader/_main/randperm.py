@@ -11,6 +11,7 @@ import functools
 import torch
 
 import ringloader._native as _native
+from ringloader._main import draws
 from ringloader._torch import internals
 
 # Below it, a permutation takes less time than a process needs to start.
@@ -65,10 +66,8 @@ def take_ahead(generator: torch.Generator, n: int) -> torch.Generator:
     return twin
 
 
-class _Probe:
-    """What the native stream asks, for one permutation."""
-
-    resizable = None
+class _Probe(draws.NoDraws):
+    """For one permutation."""
 
     def __init__(self, n: int, generator: torch.Generator) -> None:
         self._n = n
@@ -89,7 +88,7 @@ def _is_as_expected() -> bool:
     """Whether this torch makes a permutation of these words, in this way: compared once in a process."""
     for n in (512, 513):
         theirs, ours = torch.Generator().manual_seed(n), torch.Generator().manual_seed(n)
-        stream = _native.Stream.random(n, False, False, (n, False))
+        stream = _native.Stream.random(n, False, False, _native.BatchRule(n, False))
         if torch.randperm(n, generator=theirs).tolist() != stream.next(_Probe(n, ours)):
             return False
         if not torch.equal(theirs.get_state(), ours.get_state()):

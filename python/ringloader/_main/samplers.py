@@ -16,15 +16,19 @@ from torch.utils.data import sampler as torch_sampler
 from torch.utils.data.distributed import DistributedSampler
 
 import ringloader._native as _native
-from ringloader._main import randperm
+from ringloader._main import draws, randperm
 from ringloader._torch import internals
 
-_Batch = tuple[int, bool] | None
+
+def index_source(index_sampler: Any) -> _native.IndexSource:
+    """Where the indices of one epoch come from: a native stream if there is one, else Python's ``next``."""
+    found = draws_of(index_sampler)
+    return _native.IndexSource.python() if found is None else _native.IndexSource.native(found)
 
 
-def stream_of(index_sampler: Any) -> SamplerStream | None:
-    """The native stream for a loader's index sampler; None if Python must iterate it."""
-    batch: _Batch = None
+def draws_of(index_sampler: Any) -> TorchDraws | None:
+    """What a native stream asks for a loader's index sampler; None if Python must iterate it."""
+    batch: _native.BatchRule | None = None
     sampler = index_sampler
     if type(sampler) is torch_sampler.BatchSampler:
         if not _is_torchs_own(sampler):
@@ -32,30 +36,25 @@ def stream_of(index_sampler: Any) -> SamplerStream | None:
         size, drop_last = sampler.batch_size, sampler.drop_last
         if type(size) is not int or size < 1 or type(drop_last) is not bool:
             return None
-        batch = (size, drop_last)
+        batch = _native.BatchRule(size, drop_last, None if drop_last else index_sampler)
         sampler = sampler.sampler
     opener = _OPENERS.get(type(sampler))
     if opener is None or not _is_torchs_own(sampler):
         return None
-    stream = opener(sampler, batch)
-    if batch is not None and not batch[1]:
-        stream.resizable = index_sampler
-    return stream if stream.is_plain() else None
+    made = opener(sampler, batch)
+    return made if made.is_plain() else None
 
 
 def _is_torchs_own(sampler: Any) -> bool:
     return internals.is_torchs_own(type(sampler).__iter__, f"{type(sampler).__name__}.__iter__")
 
 
-class SamplerStream:
-    """One epoch of a sampler. The stream asks it for numbers; :attr:`native` is made at the first index."""
+class TorchDraws(draws.NoDraws):
+    """One epoch of a sampler: what torch reads and draws for it. The stream asks this when torch would."""
 
-    def __init__(self, sampler: Any, batch: _Batch) -> None:
+    def __init__(self, sampler: Any, batch: _native.BatchRule | None) -> None:
         self.sampler = sampler
         self.batch = batch
-        self.native: _native.Stream | None = None
-        # The batch sampler, where torch looks at its size before each batch.
-        self.resizable: Any = None
         self._words_from: torch.Generator | None = None
 
     def is_plain(self) -> bool:
@@ -69,10 +68,9 @@ class SamplerStream:
         big: then Python iterates it.
         """
         try:
-            self.native = self._make()
+            return self._make()
         except (ValueError, OverflowError):
             return None
-        return self.native
 
     def _make(self) -> _native.Stream:
         raise NotImplementedError
@@ -107,7 +105,7 @@ def _is_cpu(generator: Any) -> bool:
     return generator is None or (type(generator) is torch.Generator and generator.device.type == "cpu")
 
 
-class _Sequential(SamplerStream):
+class _Sequential(TorchDraws):
     """MIRRORS torch sampler.py::SequentialSampler."""
 
     def is_plain(self) -> bool:
@@ -118,7 +116,7 @@ class _Sequential(SamplerStream):
         return _native.Stream.sequential(len(self.sampler.data_source), self.batch)
 
 
-class _Random(SamplerStream):
+class _Random(TorchDraws):
     """MIRRORS torch sampler.py::RandomSampler."""
 
     _generator: torch.Generator
@@ -149,20 +147,20 @@ class _Random(SamplerStream):
         return torch.randint(high=high, size=(count,), dtype=torch.int64, generator=self._generator)
 
 
-class _Subset(SamplerStream):
+class _Subset(TorchDraws):
     """MIRRORS torch sampler.py::SubsetRandomSampler."""
 
     def is_plain(self) -> bool:
         return _is_cpu(self.sampler.generator) and type(self.sampler.indices) in (list, range)
 
     def _make(self) -> _native.Stream:
-        return _native.Stream.subset(len(self.sampler.indices), self.batch)
+        return _native.Stream.subset(self.sampler, len(self.sampler.indices), self.batch)
 
     def _permuting(self) -> tuple[torch.Generator | None, bool]:
         return self.sampler.generator, False
 
 
-class _Weighted(SamplerStream):
+class _Weighted(TorchDraws):
     """MIRRORS torch sampler.py::WeightedRandomSampler."""
 
     def is_plain(self) -> bool:
@@ -180,7 +178,7 @@ class _Weighted(SamplerStream):
         )
 
 
-class _Distributed(SamplerStream):
+class _Distributed(TorchDraws):
     """MIRRORS torch distributed.py::DistributedSampler."""
 
     def is_plain(self) -> bool:
@@ -205,14 +203,14 @@ class _Distributed(SamplerStream):
         return generator, True
 
 
-class _Nones(SamplerStream):
+class _Nones(TorchDraws):
     """MIRRORS torch dataloader.py::_InfiniteConstantSampler."""
 
     def _make(self) -> _native.Stream:
         return _native.Stream.nones(self.batch)
 
 
-_OPENERS: dict[type, type[SamplerStream]] = {
+_OPENERS: dict[type, type[TorchDraws]] = {
     torch_sampler.SequentialSampler: _Sequential,
     torch_sampler.RandomSampler: _Random,
     torch_sampler.SubsetRandomSampler: _Subset,

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import importlib
 import os
+import warnings
 from collections.abc import Callable
 from types import BuiltinFunctionType, FunctionType
 from typing import Any, cast
@@ -251,6 +252,30 @@ def _torchs_call() -> Callable[[Callable[[Any], Any], Any], Any]:
 
 
 call_from_torch = _torchs_call()
+
+
+class _WarningsFromBeneath:
+    """The module ``warnings`` for code of torch's that runs one frame deeper than it takes for granted."""
+
+    @staticmethod
+    def warn(message: Any, category: type[Warning] = UserWarning, stacklevel: int = 1) -> None:
+        # This frame, and that of the function of ours which called torch's.
+        warnings.warn(message, category, stacklevel + 2)
+
+
+def _from_beneath(function: Any) -> Any:
+    """A function of torch's, to be called by one of ours in its place: warnings still name the caller."""
+    if not isinstance(function, FunctionType):
+        return function
+    names = {**function.__globals__, "warnings": _WarningsFromBeneath}
+    return FunctionType(
+        function.__code__, names, function.__name__, function.__defaults__, function.__closure__
+    )
+
+
+# As it was when this module was imported.
+torchs_next: Any = getattr(Iterator, "__next__", None)
+next_from_beneath: Any = _from_beneath(torchs_next)
 
 
 def replaced_transport(get_iterator: Any) -> str | None:

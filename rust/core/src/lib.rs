@@ -10,12 +10,12 @@
 //!
 //! | module | what it knows |
 //! |---|---|
-//! | [`scheduler`] | native control: torch's rules over the engine |
+//! | [`scheduler`] | scheduling: torch's rules over the engine |
 //! | [`transport`] | tasks and results over shared memory: layout, engine, port, delivery |
 //! | [`process`] | this process, and the children that it forks |
 //! | [`os`] | system calls: segments, eventfds, descriptors over sockets, what memory is left |
 //! | [`batch`] | a batch as bytes; nothing of rings or memory |
-//! | [`pool`] | who has which slot; nothing of rings |
+//! | [`pool`] | which side has which slot; nothing of rings |
 //! | [`ring`] | rings of descriptors; nothing of slots |
 //! | [`plan`] | samplers, dispatch, reorder buffer: torch's rules; nothing of processes or memory |
 //! | [`forks`] | what a forked child may still have |

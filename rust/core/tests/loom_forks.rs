@@ -137,11 +137,11 @@ impl World {
         child
     }
 
-    /// Nobody has the slot any more: it must be there.
+    /// The slot is in use no more: it must be there.
     fn assert_back(&self, worker: &mut WorkerSlots) {
         self.forks.look();
-        assert!(!self.forks.keeps_anything(), "something is kept for nobody");
-        assert_eq!(Ledger::busy(self.heap.words()), [0], "the slot is held by nobody");
+        assert!(!self.forks.keeps_anything(), "something is kept for no child");
+        assert_eq!(Ledger::busy(self.heap.words()), [0], "the slot is not held");
         assert_eq!(worker.begin(self.heap.words()), Some(SLOT), "the slot was lost");
     }
 }
@@ -228,11 +228,11 @@ fn a_batch_is_lent_and_dropped_around_a_fork() {
     });
 }
 
-/// The engine is parked and taken over by other workers while a child may have the slot.
+/// The segment is cached and taken over by other workers while a child may have the slot.
 #[test]
-fn parking_leaves_what_a_child_has() {
+fn storing_leaves_what_a_child_has() {
     let situations = &["busy for the child", "free"];
-    explore_all("parking_leaves_what_a_child_has", situations, |seen| {
+    explore_all("storing_leaves_what_a_child_has", situations, |seen| {
         let world = World::new();
         let mut worker = WorkerSlots::new(world.heap.words(), LIMITS);
         assert!(world.fill(&mut worker, 1));
@@ -246,7 +246,7 @@ fn parking_leaves_what_a_child_has() {
         world.forks.look();
         let busy = Ledger::busy(world.heap.words());
         if busy == [0] {
-            // MIRRORS `Engine::keep`: the pages of what nobody holds are given back.
+            // MIRRORS `Engine::keep`: the pages of what is not held are given back.
             world.payload[0].write(0);
         }
         seen.note(if busy == [0] { "free" } else { "busy for the child" });

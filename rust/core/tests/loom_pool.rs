@@ -318,7 +318,7 @@ fn release_and_retire(world: &World, closing: &Closing, value: u64) -> bool {
     closing.is_closed() && give_back(world)
 }
 
-/// Gives the pages back if nobody holds the slot: whoever reads after that reads zero.
+/// Gives the pages back if the slot is not held: a read after that gives zero.
 fn give_back(world: &World) -> bool {
     let won = retire(world.words(), SLOT);
     if won {
@@ -341,7 +341,7 @@ fn closing_meets_a_release() {
         closing.close();
         let engine = give_back(&world);
         let user = user.join().unwrap();
-        assert!(engine || user, "nobody gave the pages back");
+        assert!(engine || user, "the pages were not given back");
         assert!(!(engine && user), "the pages were given back twice");
         seen.note(situations[usize::from(user)]);
     });
@@ -374,11 +374,11 @@ fn closing_leaves_what_is_held_again() {
     });
 }
 
-/// A parked engine gives back the memory of what nobody holds, while the user ends his hold; then other workers come.
+/// A cached segment gives back the memory of what is not held, while the user ends a hold; then other workers come.
 #[test]
-fn parking_meets_a_release() {
+fn storing_meets_a_release() {
     let situations = &["held", "given back"];
-    explore_all("parking_meets_a_release", situations, |seen| {
+    explore_all("storing_meets_a_release", situations, |seen| {
         let world = World::new();
         let mut worker = WorkerSlots::new(world.words(), LIMITS);
         assert!(world.deliver(&mut worker, 1));

@@ -1,5 +1,5 @@
 //! Models of the parent's wait for one of several workers, as `Engine::wait_for` and `Scheduler::poll` go about it:
-//! one bell, a flag for each worker and one for all, and the bits that say who is ready. `ci/loom.sh` runs them, and
+//! one bell, a flag for each worker and one for all, and the bits that say which workers are ready. `ci/loom.sh` runs them, and
 //! then each with a fault planted that it must catch.
 #![cfg(ringloader_loom)]
 
@@ -240,7 +240,7 @@ fn a_death_is_told_while_another_worker_is_awaited() {
             let shared = Shared::new();
             let mut parent = Parent::new(&shared);
             let worker = Shared::dying(&shared, stores);
-            // `Scheduler::poll`: who has ended, whose turn it is, who is lost.
+            // `Scheduler::poll`: which workers have ended, whose turn it is, which are lost.
             let committed = loop {
                 let early = fault("ring_before_ended").then(|| parent.has(1));
                 let ended = shared.channels[1].ended.load(Ordering::Acquire);

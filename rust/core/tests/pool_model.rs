@@ -48,7 +48,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The memory that is really there, and the slots that nobody may punch.
+/// The memory that is really there, and the slots that may not be punched.
 struct Memory {
     used: [u64; SLOTS as usize],
     in_use: BTreeSet<SlotId>,

@@ -287,11 +287,11 @@ fn an_idle_worker_gives_back_what_nobody_holds() {
     drop(dropped);
     let resident = || engine.control().worker(0).slots.resident.load(Ordering::Relaxed);
     let both = resident();
-    port.rest(Duration::from_millis(1)).unwrap();
+    port.wait(Duration::from_millis(1)).unwrap();
     assert_eq!(resident(), both, "a short sleep is no idleness");
     // A notification from before ends a sleep.
     for _ in 0..10 {
-        port.rest(Duration::from_secs(1)).unwrap();
+        port.wait(Duration::from_secs(1)).unwrap();
     }
     assert_eq!(resident(), both / 2);
     check(&engine, &held);
@@ -434,7 +434,7 @@ fn memfd(engine: &Engine) -> OwnedFd {
 }
 
 #[test]
-fn parked_slots_are_warm_and_what_is_held_is_left_alone() {
+fn cached_slots_are_warm_and_what_is_held_is_left_alone() {
     let engine = engine();
     let first = port(&engine, None);
     answer(&engine, &first, 1);
@@ -447,10 +447,10 @@ fn parked_slots_are_warm_and_what_is_held_is_left_alone() {
     engine.set_done();
     drop(first);
 
-    let parked = engine.park(SHARE).expect("nobody else has it");
-    let warm = parked.resident();
+    let cached = engine.store(SHARE).expect("no one else has it");
+    let warm = cached.resident();
     assert!(warm >= 3 * LEAF, "{warm}");
-    let engine = parked.resume().unwrap();
+    let engine = cached.take().unwrap();
     assert!(!engine.control().is_done());
     assert_eq!(engine.control().worker(0).counters.read().map(|(_, count)| count), [0; 5]);
     let second = port(&engine, None);
@@ -493,53 +493,53 @@ fn no_more_is_kept_than_asked_for() {
     let held = engine.try_next().unwrap().unwrap();
     drop(first);
     assert!(kept(&memfd) > 4 * SHARE);
-    let parked = engine.park(5 * SHARE / 2).expect("nobody else has it");
-    assert!(parked.resident() > 2 * SHARE && parked.resident() <= 5 * SHARE / 2, "{}", parked.resident());
+    let cached = engine.store(5 * SHARE / 2).expect("no one else has it");
+    assert!(cached.resident() > 2 * SHARE && cached.resident() <= 5 * SHARE / 2, "{}", cached.resident());
     assert!(kept(&memfd) <= 5 * SHARE / 2, "{}", kept(&memfd));
-    drop(parked);
+    drop(cached);
     assert!(kept(&memfd) <= 2 * SHARE, "more than what is held: {}", kept(&memfd));
     drop(held);
     assert_eq!(kept(&memfd), 0);
 }
 
 #[test]
-fn what_others_may_write_to_is_not_parked() {
+fn what_others_may_write_to_is_not_stored() {
     let left_behind = engine();
     let process = port(&left_behind, None);
     let memfd = memfd(&left_behind);
     answer(&left_behind, &process, 1);
-    assert!(left_behind.park(SHARE).is_none());
+    assert!(left_behind.store(SHARE).is_none());
     assert!(process.is_done() && kept(&memfd) == 0, "it was closed instead");
 
     let runs = engine();
     let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
     runs.watch_worker(0, child.id()).unwrap();
-    assert!(runs.park(SHARE).is_none());
+    assert!(runs.store(SHARE).is_none());
     let ended = engine();
     ended.watch_worker(0, child.id()).unwrap();
     child.kill().unwrap();
     child.wait().unwrap();
-    assert!(ended.park(SHARE).is_some());
+    assert!(ended.store(SHARE).is_some());
 
     let closed = engine();
     closed.close();
-    assert!(closed.park(SHARE).is_none());
+    assert!(closed.store(SHARE).is_none());
 }
 
 #[test]
-fn more_held_than_may_be_kept_is_not_parked() {
+fn more_held_than_may_be_kept_is_not_stored() {
     let engine = engine();
     let (memfd, port) = (memfd(&engine), port(&engine, None));
     answer(&engine, &port, 1);
     let held = take(&engine, 1);
     drop(port);
-    assert!(engine.park(LEAF).is_none());
+    assert!(engine.store(LEAF).is_none());
     drop(held);
     assert_eq!(kept(&memfd), 0, "it was closed instead");
 }
 
 #[test]
-fn an_engine_of_many_workers_is_parked() {
+fn an_engine_of_many_workers_is_stored() {
     const WORKERS: u32 = 40;
     let engine = Engine::new(WORKERS, 1, SHARE).unwrap();
     let mut ended: Vec<_> =
@@ -550,7 +550,7 @@ fn an_engine_of_many_workers_is_parked() {
     for process in &mut ended {
         process.wait().unwrap();
     }
-    assert!(engine.park(SHARE).is_some());
+    assert!(engine.store(SHARE).is_some());
 }
 
 #[test]

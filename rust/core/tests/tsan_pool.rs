@@ -53,7 +53,7 @@ mod stress {
 
     impl Pages for Punches<'_> {
         fn punch(&mut self, slot: SlotId, _bytes: Range<u64>) -> Result<()> {
-            // What punching does to the bytes: nobody else may look at them.
+            // What punching does to the bytes: no one else may look at them.
             self.0.payload[slot.index()].write(0);
             self.0.punched.fetch_add(1, Ordering::Relaxed);
             Ok(())

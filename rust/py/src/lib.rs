@@ -8,6 +8,8 @@
 //! | `index/` | indices: where they come from, and how they travel |
 //! | `torch/` | torch's and numpy's objects: their names, what lies behind them, tensors over memory |
 //! | `gil.rs` | where threads detach from the interpreter, and errors become exceptions |
+//! | `lock.rs` | a lock that threads wait for without the interpreter |
+//! | `python.rs` | all that is called of ringloader's Python, by name |
 //! | `process.rs` | what is said of forks; which process this is, and its memory |
 //! | `fds.rs` | descriptors that Python names by number |
 //! | `identity.rs` | maps by objects' addresses |
@@ -26,7 +28,9 @@ mod native {
     pub(crate) mod gil;
     pub(crate) mod identity;
     pub(crate) mod index;
+    pub(crate) mod lock;
     pub(crate) mod process;
+    pub(crate) mod python;
     pub(crate) mod torch;
 }
 #[cfg(all(target_os = "linux", not(ringloader_portable)))]
@@ -39,10 +43,11 @@ mod _native {
     use super::{
         batch::pickling::Leaves,
         class::engine::{Engine, Parked},
+        class::index_source::IndexSource,
         class::kept::Kept,
         class::port::Port,
-        class::scheduler::Scheduler,
-        class::stream::Stream,
+        class::scheduler::{Order, Positions, Scheduler},
+        class::stream::{BatchRule, Stream},
         collate::default_collate::Collate,
         collate::default_convert::Convert,
         gil::note_exit,

@@ -7,7 +7,7 @@
 //! the depth is bounded only by the bytes.
 //!
 //! **Memo.** A list, dict, tuple, named tuple, leaf or string takes the next number, from 0, when its token is met,
-//! by whoever writes and whoever reads, so that no number is on the wire. [`Token::Memo`] stands for the object
+//! by the writer and the reader alike, so that no number is on the wire. [`Token::Memo`] stands for the object
 //! with a number that is already taken. A list or dict may be meant from inside itself: readers make it before its
 //! items. A tuple may not; a reader must refuse a number whose object is not made yet.
 //!

@@ -65,7 +65,7 @@ impl<C: Child> Forks<C> {
 
     /// A fork is about to happen, which `child` tells the end of. Returns its number.
     pub fn begin(&self, clock: &Clock, child: C) -> u64 {
-        // Else the handles of children that have gone, and for whom nothing is kept, would pile up.
+        // Else the handles of children that have gone, and for which nothing is kept, would pile up.
         self.look();
         let mut children = self.lock();
         let number = children.begun;
@@ -131,7 +131,7 @@ impl<C: Child> Forks<C> {
         drop(gone);
     }
 
-    /// In a forked child: lets go of the handles of its parent's children, if nobody was in the middle of anything
+    /// In a forked child: lets go of the handles of its parent's children, if no thread was in the middle of anything
     /// at the fork. What is kept is the parent's, and stays.
     pub fn forget_children(&self) {
         if let Ok(mut children) = self.children.try_lock() {
@@ -254,7 +254,7 @@ mod tests {
         let early = world.give_back(before);
         child.set();
         world.forks.look();
-        assert!(!early.is_set(), "the fork is under way: nobody can know of its child");
+        assert!(!early.is_set(), "the fork is under way: its child cannot be known");
         world.forks.end(&world.clock, number, false);
         assert!(!early.is_set());
         let late = world.give_back(within);

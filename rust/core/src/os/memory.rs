@@ -1,6 +1,6 @@
 //! How much memory can still be taken before the system kills rather than refuses.
 //!
-//! At its limit a control group's process gets SIGKILL, never an error, so whoever is about to touch
+//! At its limit a control group's process gets SIGKILL, never an error, so a process that is about to touch
 //! new pages asks first.
 
 use std::fs;

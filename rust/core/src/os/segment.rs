@@ -1,7 +1,7 @@
 //! One sealed, sparse memfd, mapped once: bytes and lengths, nothing of what lies in them.
 //!
 //! INVARIANT I1: `base .. base + len` is one shared mapping of the memfd for as long as the `Segment` lives,
-//! but for the ranges that were given up with `unmap`, which nobody uses any more.
+//! but for the ranges that were given up with `unmap`, which are not used any more.
 //! INVARIANT I2: the memfd is at least `len` long and can never shrink (sealed), so that no access
 //! inside the mapping raises SIGBUS.
 //!
@@ -20,25 +20,25 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use crate::error::{Error, Result};
 use crate::sync::{AtomicBool, Ordering};
 
-/// A mapped memfd. Unmapped when dropped; pages that nobody maps go back to the system. It keeps no
+/// A mapped memfd. Unmapped when dropped; pages that no process maps go back to the system. It keeps no
 /// descriptor: a batch that the user keeps costs none.
 #[derive(Debug)]
 pub struct Segment {
     base: NonNull<u8>,
     len: u64,
-    /// Whether a part was unmapped: the rest is then its owner's to unmap, for only he knows which it is.
+    /// Whether a part was unmapped: the rest is then its owner's to unmap, for only the owner knows which it is.
     in_parts: AtomicBool,
 }
 
 // SAFETY: the mapping is shared memory without a thread of its own (I1); all access goes through
-// raw pointers, whose users argue for themselves.
+// raw pointers, whose users give their own reasons.
 unsafe impl Send for Segment {}
 // SAFETY: as for `Send`; `&Segment` gives out pointers and copies, never references into the mapping.
 unsafe impl Sync for Segment {}
 
 impl Segment {
     /// Creates a memfd of `len` bytes, none of them resident, seals its size and maps it. The descriptor
-    /// is for whoever else shall map it.
+    /// is for other processes that shall map it.
     ///
     /// # Errors
     /// [`Error::Os`] when the system refuses: too many open files, a low `RLIMIT_AS` or `RLIMIT_FSIZE`.
@@ -165,7 +165,7 @@ impl Segment {
             return Ok(());
         }
         // SAFETY: the range lies in the mapping (I1), which ends with a page, and stays mapped; callers give back what
-        // nobody uses.
+        // is not used.
         unsafe {
             let at = self.base.add(start as usize).as_ptr().cast();
             rustix::mm::madvise(at, (end - start) as usize, Advice::LinuxRemove)
@@ -186,7 +186,7 @@ impl Segment {
     /// [`Error::Os`] when the system refuses: the whole range is mapped as before, and the caller's to unmap.
     ///
     /// # Safety
-    /// Nobody uses the range, now or later, and it was not unmapped before: the address may be another
+    /// The range is not used, now or later, and it was not unmapped before: the address may be another
     /// mapping's by then.
     pub(crate) unsafe fn unmap(&self, range: Range<u64>) -> Result<()> {
         self.in_parts.store(true, Ordering::Relaxed);
@@ -237,7 +237,7 @@ impl Drop for Segment {
         if self.is_in_parts() {
             return;
         }
-        // SAFETY: the mapping is ours (I1), and whoever holds a pointer into it holds the `Segment` too.
+        // SAFETY: the mapping is ours (I1), and all that hold a pointer into it hold the `Segment` too.
         // A whole mapping, which nothing has to be split for, is not refused.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len as usize) };
     }
@@ -306,12 +306,12 @@ mod tests {
         assert!(matches!(segment.punch(0, 1 << 20), Err(Error::Os { .. })));
         let resident = rustix::fs::fstat(&fd).unwrap().st_blocks as usize * 512;
         assert!(resident >= locked, "{resident}");
-        // SAFETY: nobody uses the mapping, and a range that begins inside a page is not unmapped.
+        // SAFETY: the mapping is not used, and a range that begins inside a page is not unmapped.
         assert!(matches!(unsafe { segment.unmap(1..1 << 20) }, Err(Error::Os { .. })));
         let mut read = Vec::new();
         segment.copy_out(0, 1, &mut read).unwrap();
         assert_eq!(read, [7]);
-        // SAFETY: nobody uses the mapping, which is whole.
+        // SAFETY: the mapping is not used, and is whole.
         unsafe { segment.unmap(0..1 << 20) }.unwrap();
     }
 

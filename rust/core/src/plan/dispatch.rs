@@ -1,4 +1,4 @@
-//! Who gets the next task.
+//! Which worker gets the next task.
 #![forbid(unsafe_code)]
 
 use crate::bits::Bits;
@@ -19,7 +19,7 @@ pub enum Order {
 ///
 /// MIRRORS torch dataloader.py::_try_put_index
 ///
-/// Every operation but `new`, `retire` and `reset` takes one step for each 64 workers, and none allocates. The methods
+/// Every operation but `new`, `deactivate` and `reset` takes one step for each 64 workers, and none allocates. The methods
 /// that take a worker panic if it is none of the workers.
 #[derive(Debug, Clone)]
 pub struct Dispatch {
@@ -87,7 +87,7 @@ impl Dispatch {
 
     /// `worker` gets no more tasks in this epoch: its part of an iterable dataset has ended, or it died. Again does
     /// nothing.
-    pub fn retire(&mut self, worker: u32) {
+    pub fn deactivate(&mut self, worker: u32) {
         let worker = &mut self.workers[worker as usize];
         if worker.active {
             worker.active = false;
@@ -96,7 +96,7 @@ impl Dispatch {
         }
     }
 
-    /// Whether `worker` has not been retired in this epoch.
+    /// Whether `worker` may get tasks in this epoch.
     pub fn is_active(&self, worker: u32) -> bool {
         self.workers[worker as usize].active
     }
@@ -106,7 +106,7 @@ impl Dispatch {
         self.active
     }
 
-    /// How many tasks went to `worker` whose results were not handed out. Those that a retired worker will never
+    /// How many tasks went to `worker` whose results were not handed out. Those that an inactive worker will never
     /// answer stay counted, as in torch.
     pub fn outstanding(&self, worker: u32) -> u64 {
         self.workers[worker as usize].outstanding

@@ -1,4 +1,4 @@
-//! What is asked of whom, and in which order the answers are handed out: torch's rules, without processes or memory.
+//! Which worker is asked for what, and in which order the answers are handed out: torch's rules, without processes or memory.
 //!
 //! | module | is about |
 //! |---|---|

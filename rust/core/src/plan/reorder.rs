@@ -10,7 +10,7 @@ pub enum Next<T> {
     Ready {
         /// The task's sequence number.
         seq: u64,
-        /// Who did it.
+        /// The worker that did it.
         worker: u32,
         /// The result.
         data: T,
@@ -19,7 +19,7 @@ pub enum Next<T> {
     Wait {
         /// The task's sequence number.
         seq: u64,
-        /// Who is to do it.
+        /// The worker that is to do it.
         worker: u32,
     },
     /// No task is left whose result will come.
@@ -51,11 +51,11 @@ pub struct ReorderBuffer<T> {
 struct Task<T> {
     seq: u64,
     worker: u32,
-    state: State<T>,
+    state: TaskState<T>,
 }
 
 #[derive(Debug)]
-enum State<T> {
+enum TaskState<T> {
     Sent,
     Arrived(T),
     /// The worker's part of an iterable dataset had ended.
@@ -63,7 +63,7 @@ enum State<T> {
 }
 
 #[derive(Clone, Copy)]
-enum Place {
+enum TaskPlace {
     Ring(usize),
     Aside(usize),
 }
@@ -80,7 +80,7 @@ impl<T> ReorderBuffer<T> {
         self.send_idx += 1;
         self.outstanding += 1;
         self.alive += 1;
-        self.insert(Task { seq, worker, state: State::Sent });
+        self.insert(Task { seq, worker, state: TaskState::Sent });
         seq
     }
 
@@ -91,7 +91,7 @@ impl<T> ReorderBuffer<T> {
     pub fn arrive(&mut self, seq: u64, data: T) -> Result<()> {
         let place = self.awaited(seq)?;
         self.outstanding -= 1;
-        self.at(place).state = State::Arrived(data);
+        self.at(place).state = TaskState::Arrived(data);
         Ok(())
     }
 
@@ -109,7 +109,7 @@ impl<T> ReorderBuffer<T> {
     }
 
     /// Instead of a result, task `seq` brought the end of its worker's part of an iterable dataset. Returns the worker,
-    /// which must be retired; then one more task may be sent. `next` passes over the task in its turn.
+    /// which must be deactivated; then one more task may be sent. `next` passes over the task in its turn.
     ///
     /// # Errors
     /// [`Error::Corrupt`] if no result of that task is awaited.
@@ -117,7 +117,7 @@ impl<T> ReorderBuffer<T> {
         let place = self.awaited(seq)?;
         self.outstanding -= 1;
         let task = self.at(place);
-        task.state = State::Ended;
+        task.state = TaskState::Ended;
         Ok(task.worker)
     }
 
@@ -130,12 +130,12 @@ impl<T> ReorderBuffer<T> {
                 let task = self.at(place);
                 let worker = task.worker;
                 match task.state {
-                    State::Arrived(_) => {}
-                    State::Sent if active(worker) => return Next::Wait { seq, worker },
-                    State::Sent | State::Ended => {}
+                    TaskState::Arrived(_) => {}
+                    TaskState::Sent if active(worker) => return Next::Wait { seq, worker },
+                    TaskState::Sent | TaskState::Ended => {}
                 }
                 self.rcvd_idx += 1;
-                if let State::Arrived(data) = self.remove(place).state {
+                if let TaskState::Arrived(data) = self.remove(place).state {
                     return Next::Ready { seq, worker, data };
                 }
             } else {
@@ -145,7 +145,7 @@ impl<T> ReorderBuffer<T> {
         Next::End
     }
 
-    /// How many tasks were sent and brought nothing so far, with those that a retired worker will never answer: torch's
+    /// How many tasks were sent and brought nothing so far, with those that an inactive worker will never answer: torch's
     /// `_tasks_outstanding`.
     pub fn outstanding(&self) -> u64 {
         self.outstanding
@@ -154,7 +154,7 @@ impl<T> ReorderBuffer<T> {
     /// Whether a result of `worker` has not arrived. Looks at every task.
     pub fn awaits(&self, worker: u32) -> bool {
         let mut tasks = self.ring.iter().flatten().chain(&self.aside);
-        tasks.any(|task| task.worker == worker && matches!(task.state, State::Sent))
+        tasks.any(|task| task.worker == worker && matches!(task.state, TaskState::Sent))
     }
 
     /// The sequence number of the next task.
@@ -201,40 +201,40 @@ impl<T> ReorderBuffer<T> {
         tasks.into_iter().for_each(|task| self.put(task));
     }
 
-    fn find(&self, seq: u64) -> Option<Place> {
+    fn find(&self, seq: u64) -> Option<TaskPlace> {
         let index = self.index(seq);
         match self.ring.get(index) {
-            Some(Some(task)) if task.seq == seq => Some(Place::Ring(index)),
-            _ => self.aside.iter().position(|task| task.seq == seq).map(Place::Aside),
+            Some(Some(task)) if task.seq == seq => Some(TaskPlace::Ring(index)),
+            _ => self.aside.iter().position(|task| task.seq == seq).map(TaskPlace::Aside),
         }
     }
 
-    fn awaited(&mut self, seq: u64) -> Result<Place> {
+    fn awaited(&mut self, seq: u64) -> Result<TaskPlace> {
         match self.find(seq) {
-            Some(place) if matches!(self.at(place).state, State::Sent) => Ok(place),
+            Some(place) if matches!(self.at(place).state, TaskState::Sent) => Ok(place),
             found => Err(self.unexpected(seq, found.is_some())),
         }
     }
 
-    fn at(&mut self, place: Place) -> &mut Task<T> {
+    fn at(&mut self, place: TaskPlace) -> &mut Task<T> {
         match place {
-            Place::Ring(index) => self.ring[index].as_mut().expect("a place that was just found"),
-            Place::Aside(index) => &mut self.aside[index],
+            TaskPlace::Ring(index) => self.ring[index].as_mut().expect("a place that was just found"),
+            TaskPlace::Aside(index) => &mut self.aside[index],
         }
     }
 
-    fn remove(&mut self, place: Place) -> Task<T> {
+    fn remove(&mut self, place: TaskPlace) -> Task<T> {
         self.alive -= 1;
         match place {
-            Place::Ring(index) => self.ring[index].take().expect("a place that was just found"),
-            Place::Aside(index) => self.aside.swap_remove(index),
+            TaskPlace::Ring(index) => self.ring[index].take().expect("a place that was just found"),
+            TaskPlace::Aside(index) => self.aside.swap_remove(index),
         }
     }
 
     #[cold]
     fn unexpected(&self, seq: u64, known: bool) -> Error {
         let (first, end) = (self.rcvd_idx, self.send_idx);
-        let why = if known { "which has brought its result before" } else { "which nobody waits for" };
+        let why = if known { "which has brought its result before" } else { "which is not awaited" };
         Error::Corrupt(format!(
             "a worker sent the result of task {seq}, {why}; tasks under way lie in {first}..{end}; stop the worker and \
              start a new one"

@@ -26,7 +26,7 @@ use once::Once;
 use random::Random;
 use shuffle::Shuffle;
 
-/// Indices in memory that somebody else owns, such as a tensor's.
+/// Indices in memory that another object owns, such as a tensor.
 pub trait Indices: Send + Debug {
     /// The indices. Their number does not change while a stream has them.
     fn as_slice(&self) -> &[i64];
@@ -83,7 +83,7 @@ pub enum Supply {
     /// To [`Draw::NumSamples`].
     NumSamples(u64),
     /// To [`Draw::Permutation`], up to [`Supply::MOST_WORD_BY_WORD`] elements: the stream makes it while it is read, and
-    /// asks for [`Draw::Words`], in all one less than it has elements. Nobody else may draw from that generator.
+    /// asks for [`Draw::Words`], in all one less than it has elements. No one else may draw from that generator.
     WordByWord,
     /// To the others.
     Indices(Box<dyn Indices>),
@@ -201,11 +201,11 @@ pub struct Stream {
     rule: Option<BatchRule>,
     /// Indices of the batch that is being read; after it was handed out, until the next request.
     batch: Vec<i64>,
-    state: State,
+    state: StreamState,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum StreamState {
     /// Nothing of the next batch has been read.
     Ready,
     /// A need was answered while the batch was being read.
@@ -247,7 +247,7 @@ impl Stream {
             Source::InfiniteNone => Generator::InfiniteNone,
             source => Generator::Once(Once::new(source)?),
         };
-        Ok(Self { generator, rule, batch: Vec::new(), state: State::Ready })
+        Ok(Self { generator, rule, batch: Vec::new(), state: StreamState::Ready })
     }
 
     /// The next batch or index, or what is needed for it. Costs what the batch has indices; allocates only while the
@@ -258,20 +258,20 @@ impl Stream {
     /// The stream has then ended.
     #[expect(clippy::should_implement_trait, reason = "it lends the batch, which an iterator cannot")]
     pub fn next(&mut self) -> Result<Step<'_>> {
-        match std::mem::replace(&mut self.state, State::Ended) {
-            State::Ready => self.batch.clear(),
-            State::Answered => {}
-            State::Needs(_) | State::Ended => return Ok(self.end()),
+        match std::mem::replace(&mut self.state, StreamState::Ended) {
+            StreamState::Ready => self.batch.clear(),
+            StreamState::Answered => {}
+            StreamState::Needs(_) | StreamState::Ended => return Ok(self.end()),
         }
         if let Generator::InfiniteNone = self.generator {
-            self.state = State::Ready;
+            self.state = StreamState::Ready;
             return Ok(self.rule.map_or(Step::None, |rule| Step::Nones(rule.size)));
         }
         let size = self.rule.map_or(1, |rule| rule.size);
         loop {
             let missing = size - self.batch.len() as u64;
             if missing == 0 {
-                self.state = State::Ready;
+                self.state = StreamState::Ready;
                 return Ok(match self.rule {
                     Some(_) => Step::Batch(&self.batch),
                     None => Step::Index(self.batch[0]),
@@ -280,7 +280,7 @@ impl Stream {
             match self.generator.pull(missing, &mut self.batch)? {
                 Pull::Some => {}
                 Pull::Need(draw) => {
-                    self.state = State::Needs(draw);
+                    self.state = StreamState::Needs(draw);
                     return Ok(Step::Need(draw));
                 }
                 Pull::End => return Ok(self.last()),
@@ -300,12 +300,12 @@ impl Stream {
 
     /// Whether another request finds the end.
     pub fn has_ended(&self) -> bool {
-        matches!(self.state, State::Needs(_) | State::Ended)
+        matches!(self.state, StreamState::Needs(_) | StreamState::Ended)
     }
 
-    /// Ends the stream, as a generator ends in which somebody's code raised.
+    /// Ends the stream, as a generator ends when its code raised.
     pub fn close(&mut self) {
-        self.state = State::Ended;
+        self.state = StreamState::Ended;
     }
 
     /// Answers the need that the last request told.
@@ -314,12 +314,12 @@ impl Stream {
     /// [`Error::Indices`] if nothing is needed, something else is, or the indices are not as many as were asked for;
     /// [`Error::Allocation`] when there is no memory to permute word by word. The need then stays unanswered.
     pub fn supply(&mut self, supply: Supply) -> Result<()> {
-        let State::Needs(draw) = self.state else {
+        let StreamState::Needs(draw) = self.state else {
             return Err(Error::Indices(format!("{} supplied and nothing was asked for", supply.what())));
         };
         check(draw, &supply)?;
         self.generator.supply(draw, supply)?;
-        self.state = State::Answered;
+        self.state = StreamState::Answered;
         Ok(())
     }
 

@@ -57,7 +57,7 @@ pub enum Growth {
 
 /// The memory behind the windows, as far as the allocator needs it.
 pub trait Pages {
-    /// Gives the memory behind `bytes` of a slot's window back to the system. Nobody uses it.
+    /// Gives the memory behind `bytes` of a slot's window back to the system. It is not used.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! The end of a transport: each slot's pages are given back once, by whoever is the last to have the slot.
+//! The end of a transport: each slot's pages are given back once, by the last to have the slot.
 
 use super::{SlotId, SlotWords};
 use crate::sync::{AtomicBool, Ordering};
@@ -17,14 +17,14 @@ impl Closing {
         Self(AtomicBool::new(false))
     }
 
-    /// Closes. The caller then retires every slot; who holds one by then does so after its release.
+    /// Closes. The caller then retires every slot; a thread that holds one by then does so after its release.
     pub fn close(&self) {
         // ORDERING close: an exchange here and in `is_closed`, so that whichever comes second sees what
         // the first one did: this side the lowered hold, or that side the flag.
         self.0.swap(true, Ordering::AcqRel);
     }
 
-    /// Whether who has just released a slot is to retire it.
+    /// Whether a thread that has just released a slot is to retire it.
     pub fn is_closed(&self) -> bool {
         if fault("closed_by_load") {
             return self.0.load(Ordering::Acquire);
@@ -34,10 +34,10 @@ impl Closing {
     }
 }
 
-/// Ends the use of a slot whose worker has ended, if nobody holds it. `true`: its pages are the caller's to
+/// Ends the use of a slot whose worker has ended, if it is not held. `true`: its pages are the caller's to
 /// give back, and it is never held again.
 pub fn retire(words: SlotWords<'_>, slot: SlotId) -> bool {
-    // ORDERING close: of those who find the slot not held, one wins; it sees their last accesses.
+    // ORDERING close: of the threads that find the slot not held, one wins; it sees their last accesses.
     let won = if fault("retire_relaxed") { Ordering::Relaxed } else { Ordering::AcqRel };
     words.holds[slot.index()].compare_exchange(0, RETIRED, won, Ordering::Relaxed).is_ok()
 }

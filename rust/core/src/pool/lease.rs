@@ -72,7 +72,7 @@ impl Ledger {
     }
 
     /// HELD -> RETURNED: ends one hold of `slot`, with the cost of its lease if it was leased. From
-    /// any thread; wait-free, no lock, no allocation, no panic. Whoever calls it rings the worker
+    /// any thread; wait-free, no lock, no allocation, no panic. The caller wakes the worker
     /// if that waits for room.
     pub fn release(&self, words: SlotWords<'_>, slot: SlotId, cost: Option<u64>) {
         // First, or the next batch in this slot could be refused a lease that the slot's own old

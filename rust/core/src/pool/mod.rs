@@ -1,4 +1,4 @@
-//! Slots: the places in shared memory that batches are written to, and who holds each of them.
+//! Slots: the places in shared memory that batches are written to, and which side holds each of them.
 //!
 //! A worker owns K slots, each a fixed window of address space of which the first `touched` bytes
 //! are backed by memory. Only the worker hands slots out, from private state ([`WorkerSlots`]); the
@@ -14,7 +14,7 @@
 //!    +--------------------+<------------------ no pin is left --------- PINNED <-----------+
 //! ```
 //!
-//! | transition | who | what is stored |
+//! | transition | by | what is stored |
 //! |---|---|---|
 //! | FREE -> FILLING | worker, [`WorkerSlots::begin`] | nothing shared |
 //! | FILLING grows | worker, [`WorkerSlots::grow`] | `resident`, `touched[slot]`, before the pages are used |
@@ -29,7 +29,7 @@
 //! The worker cannot tell COMMITTED from HELD, and need not. A slot may be FILLING again, even
 //! COMMITTED and HELD again, while the thread that released it is still between its two stores:
 //! hence `holds` counts, and hence the order. With the counter lowered first, a take-over in
-//! between would see a slot that nobody holds, hand it out, and then receive its `free` bit a
+//! between would see a slot that is not held, hand it out, and then receive its `free` bit a
 //! second time.
 //!
 //! # When a worker dies
@@ -44,7 +44,7 @@
 //! | while filling | garbage in a slot | not busy: free |
 //! | between `resident`, `touched` and the first use | an over-count | the sum over `touched` |
 //! | between the punch and its stores | an over-count | the sum; punching again does no harm |
-//! | before the ring's `tail` was stored | a batch that nobody sees | not busy: free; the task is done again |
+//! | before the ring's `tail` was stored | a batch that is not seen | not busy: free; the task is done again |
 //! | after it | a committed batch | drained, so held, so busy |
 //! | with pins | nothing | pins are private memory of the worker |
 //!
@@ -57,8 +57,8 @@
 //!
 //! # When the transport closes
 //!
-//! The workers have ended. Every slot that nobody holds is retired ([`retire`]), and every other one by
-//! whoever ends its last hold ([`Closing`]): its pages are given back once, and nobody holds them then.
+//! The workers have ended. Every slot that is not held is retired ([`retire`]), and every other one by
+//! the thread that ends its last hold ([`Closing`]): its pages are given back once, when it is not held.
 
 mod budget;
 mod closing;

@@ -1,4 +1,4 @@
-//! The words that a worker and its parent share about the worker's slots, borrowed from whoever
+//! The words that a worker and its parent share about the worker's slots, borrowed from the side that
 //! owns the memory.
 
 use std::fmt;
@@ -9,7 +9,7 @@ use crate::{Error, Result};
 /// Slots that one `free` word has bits for.
 pub(super) const SLOTS_PER_WORD: usize = u64::BITS as usize;
 
-/// The number of a slot among those of its worker. Whoever reads one out of shared memory checks it first.
+/// The number of a slot among those of its worker. A side that reads one out of shared memory checks it first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct SlotId(u32);
 

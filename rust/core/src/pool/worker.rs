@@ -8,7 +8,7 @@ use crate::testing::fault::fault;
 
 /// What the worker knows of a slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum State {
+enum SlotState {
     Free,
     Filling,
     /// Committed, and not seen to have come back.
@@ -29,16 +29,16 @@ pub struct Pin {
 
 /// The private state of one worker about its slots.
 ///
-/// INVARIANT states: `free` has each slot in `State::Free` once, `pinned` each one in
-/// `State::Pinned` once.
+/// INVARIANT states: `free` has each slot in `SlotState::Free` once, `pinned` each one in
+/// `SlotState::Pinned` once.
 /// INVARIANT budget: `resident` is the sum over `touched`, at most `limits.share` once
 /// [`grow`](Self::grow) has returned, unless a predecessor with a larger share left more. `touched`
-/// is at most the window. The shared words repeat both and are never read back, so that nobody
-/// else's stray write moves the bounds.
+/// is at most the window. The shared words repeat both and are never read back, so that no other
+/// process can move the bounds by a stray write.
 #[derive(Debug)]
 pub struct WorkerSlots {
     limits: Limits,
-    states: Box<[State]>,
+    states: Box<[SlotState]>,
     touched: Box<[u64]>,
     resident: u64,
     /// Bytes that the share has to hold beside the slots.
@@ -57,7 +57,7 @@ impl WorkerSlots {
         let slots = words.slots();
         Self {
             limits,
-            states: (0..slots).map(|_| State::Free).collect(),
+            states: (0..slots).map(|_| SlotState::Free).collect(),
             touched: (0..slots).map(|_| 0).collect(),
             resident: 0,
             beside: 0,
@@ -83,7 +83,7 @@ impl WorkerSlots {
             }
             for slot in SlotId::of_bits(number, busy & !returned) {
                 if let Some(state) = slots.states.get_mut(slot.index()) {
-                    *state = State::Committed;
+                    *state = SlotState::Committed;
                 }
             }
         }
@@ -97,7 +97,7 @@ impl WorkerSlots {
         words.resident.store(slots.resident, Ordering::Relaxed);
 
         let Self { free, states, touched, .. } = &mut slots;
-        free.retain(|slot| states[slot.index()] == State::Free);
+        free.retain(|slot| states[slot.index()] == SlotState::Free);
         free.sort_by_key(|slot| touched[slot.index()]);
         slots
     }
@@ -108,7 +108,7 @@ impl WorkerSlots {
     pub fn begin(&mut self, words: SlotWords<'_>) -> Option<SlotId> {
         self.sweep(words);
         let slot = self.free.pop()?;
-        self.states[slot.index()] = State::Filling;
+        self.states[slot.index()] = SlotState::Filling;
         Some(slot)
     }
 
@@ -152,20 +152,20 @@ impl WorkerSlots {
 
     /// FILLING -> COMMITTED, before the slot's descriptor is published.
     pub fn commit(&mut self, slot: SlotId) {
-        debug_assert_eq!(self.states[slot.index()], State::Filling);
-        self.states[slot.index()] = State::Committed;
+        debug_assert_eq!(self.states[slot.index()], SlotState::Filling);
+        self.states[slot.index()] = SlotState::Committed;
     }
 
     /// FILLING -> FREE: what was written is not delivered. With pins, the slot is free once they
     /// are gone.
     pub fn abandon(&mut self, slot: SlotId) {
-        debug_assert_eq!(self.states[slot.index()], State::Filling);
+        debug_assert_eq!(self.states[slot.index()], SlotState::Filling);
         self.recover(slot);
     }
 
     /// A lease of the worker's own on a slot that it fills.
     pub fn pin(&self, slot: SlotId) -> Pin {
-        debug_assert_eq!(self.states[slot.index()], State::Filling);
+        debug_assert_eq!(self.states[slot.index()], SlotState::Filling);
         Pin { _owner: Arc::clone(&self.pins[slot.index()]) }
     }
 
@@ -191,7 +191,7 @@ impl WorkerSlots {
 
     #[cold]
     fn touch(&mut self, words: SlotWords<'_>, slot: SlotId, end: u64, os: &mut impl Pages) -> Result<Growth> {
-        debug_assert_eq!(self.states[slot.index()], State::Filling);
+        debug_assert_eq!(self.states[slot.index()], SlotState::Filling);
         if end > self.limits.half() {
             return Ok(Growth::Oversize);
         }
@@ -277,7 +277,7 @@ impl WorkerSlots {
             for slot in SlotId::of_bits(number, returned) {
                 // A bit for any other slot is no correct peer's; to believe it would hand a slot
                 // out twice.
-                let committed = self.states.get(slot.index()) == Some(&State::Committed);
+                let committed = self.states.get(slot.index()) == Some(&SlotState::Committed);
                 debug_assert!(committed, "slot {slot} came back without being out");
                 if committed {
                     self.recover(slot);
@@ -291,9 +291,9 @@ impl WorkerSlots {
         // did.
         let unpinned = Arc::get_mut(&mut self.pins[slot.index()]).is_some();
         let (state, list) = if unpinned || fault("pin_ignored") {
-            (State::Free, &mut self.free)
+            (SlotState::Free, &mut self.free)
         } else {
-            (State::Pinned, &mut self.pinned)
+            (SlotState::Pinned, &mut self.pinned)
         };
         self.states[slot.index()] = state;
         list.push(slot);

@@ -1,6 +1,6 @@
-//! This process, as distinct from those that it forks: who it is, and which children may have its memory.
+//! This process, as distinct from those that it forks: which one it is, and which children may have its memory.
 //!
-//! A forked child inherits every object, lock and number of its parent. Whose a thing is, is read from a page that the
+//! A forked child inherits every object, lock and number of its parent. Which process owns a thing is read from a page that the
 //! system wipes at a fork. Where the system has no such page, the process id is asked for each time.
 //!
 //! That children have gone is told by a pipe for each fork: the child, and all that it forks, keep the writing end open
@@ -33,7 +33,7 @@ pub struct Process {
     forks: Forks<Pipe>,
     /// Whatever may lend memory.
     lenders: Mutex<Vec<Weak<dyn Lender>>>,
-    /// Things that are lent by nobody in `lenders`.
+    /// Things that are lent by none of `lenders`.
     lent: AtomicU64,
     began: Instant,
     /// When children were last [glanced](Self::glance) at, in milliseconds since then.
@@ -131,7 +131,7 @@ impl Process {
         }
     }
 
-    /// Looks whether children have gone for whom something is kept. A load where nothing is.
+    /// Looks whether children have gone for which something is kept. A load where nothing is.
     #[inline]
     pub fn look(&self) {
         if self.keeps_anything() && self.is_current() {
@@ -139,7 +139,7 @@ impl Process {
         }
     }
 
-    /// The same, for those who come by often: no more than once in ten milliseconds.
+    /// The same, for callers that come by often: no more than once in ten milliseconds.
     #[inline]
     pub fn glance(&self) {
         if self.keeps_anything() {
@@ -247,7 +247,7 @@ pub fn after_fork_in_child() {
     }
 }
 
-/// This process, if anybody has asked for it.
+/// This process, if it was ever asked for.
 fn known() -> Option<&'static Process> {
     LAST.lock().unwrap_or_else(PoisonError::into_inner).filter(|process| process.is_current())
 }

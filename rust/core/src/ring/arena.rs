@@ -48,7 +48,7 @@ impl ByteFifo {
         rounded(len).is_some_and(|len| len <= self.region_len)
     }
 
-    /// The offset of `len` bytes that nobody else has, aligned to 8, or `None` without room at
+    /// The offset of `len` bytes that no other task has, aligned to 8, or `None` without room at
     /// present.
     pub fn reserve(&mut self, len: u64) -> Option<u64> {
         self.open = None;

@@ -270,7 +270,7 @@ impl Consumer {
     /// the caller is done with both.
     ///
     /// # Panics
-    /// If no [`peek`](Self::peek) has seen that descriptor: nobody can be done with what nobody has
+    /// If no [`peek`](Self::peek) has seen that descriptor: no caller can be done with what it has not
     /// seen.
     #[inline]
     pub fn advance(&mut self, ring: Ring<'_>) {

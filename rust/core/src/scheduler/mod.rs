@@ -1,4 +1,4 @@
-//! Native control: torch's rules for who is asked for what and whose turn it is, over the transport.
+//! Scheduling: torch's rules for which worker is asked for what, and whose turn it is, over the transport.
 //!
 //! Composition of [`plan`](crate::plan) and [`engine`](crate::engine). `T` is what a caller makes of a
 //! delivery before its turn.
@@ -6,8 +6,8 @@
 //! A worker that ends while it owes a result is [lost](Poll::Lost). That is said as soon as nothing of what it
 //! had committed is left in its ring: in order when the wait for any result begins, and out of order whatever
 //! the others have to offer. In order, what it had committed may lie behind the result of another, slow worker.
-//! Nobody waits longer than [`PATIENCE`] for that: then it is taken before its turn and kept, the loss is said,
-//! and it comes in its turn to a caller who goes on.
+//! The caller waits no longer than [`PATIENCE`] for that: then it is taken before its turn and kept, the loss is said,
+//! and it comes in its turn to a caller that goes on.
 
 use std::time::{Duration, Instant};
 
@@ -29,7 +29,7 @@ const EPOCHS: u64 = 1 << (u64::BITS - EPOCH_SHIFT);
 /// How long a loss may go unsaid for results that lie behind another worker's.
 pub const PATIENCE: Duration = Duration::from_millis(50);
 
-/// Who was asked for what, in this epoch.
+/// Which worker was asked for what, in this epoch.
 #[derive(Debug)]
 pub struct Scheduler<T> {
     dispatch: Dispatch,
@@ -60,20 +60,20 @@ pub enum Poll<T> {
     End,
     /// It is the turn of a result that [`Scheduler::accept`] kept.
     Ready {
-        /// Who made it.
+        /// The worker that made it.
         worker: u32,
         /// It.
         data: T,
     },
     /// A result has come: look at it, then [`Scheduler::accept`] it or say that it was the worker's
-    /// [end](Scheduler::retire).
+    /// [end](Scheduler::end_worker).
     Arrived {
         /// Its task.
         seq: u64,
         /// It.
         delivery: Delivery,
     },
-    /// A result has come and cannot be had: [`Scheduler::accept`] what stands for it, so that nobody waits for it.
+    /// A result has come and cannot be had: [`Scheduler::accept`] what stands for it, so that the caller does not wait for it.
     Failed {
         /// Its task.
         seq: u64,
@@ -197,13 +197,13 @@ impl<T> Scheduler<T> {
         kind == ResultKind::Object || seq >> EPOCH_SHIFT != self.epoch && !fault("epoch_ignored")
     }
 
-    /// Those who have ended and owe a result, which may still be in their rings.
+    /// Workers that have ended and owe a result, which may still be in their rings.
     fn debtors(&self) -> impl Iterator<Item = u32> {
         let ended = self.ended.iter().copied();
         ended.filter(|&worker| self.dispatch.is_active(worker) && self.tasks.awaits(worker))
     }
 
-    /// One of those who have nothing of this epoch left in their rings.
+    /// One of them that has nothing of this epoch left in its ring.
     fn lost(&self, engine: &Engine) -> Result<Option<u32>> {
         for worker in self.debtors() {
             let next = loop {
@@ -253,7 +253,7 @@ impl<T> Scheduler<T> {
         Ok(None)
     }
 
-    /// As [`accept`](Self::accept), for a caller who can hand out nothing now: it is kept in any case.
+    /// As [`accept`](Self::accept), for a caller that can hand out nothing now: it is kept in any case.
     ///
     /// # Errors
     /// [`Error::Corrupt`] when no such task is out.
@@ -265,16 +265,16 @@ impl<T> Scheduler<T> {
     ///
     /// # Errors
     /// [`Error::Corrupt`] when no such task is out.
-    pub fn retire(&mut self, seq: u64) -> Result<u32> {
+    pub fn end_worker(&mut self, seq: u64) -> Result<u32> {
         let worker = self.tasks.ended(seq)?;
-        self.dispatch.retire(worker);
+        self.dispatch.deactivate(worker);
         Ok(worker)
     }
 
     /// Expects nothing more of a worker that was [lost](Poll::Lost): said once, the epoch goes on without
     /// it, as torch's does.
     pub fn give_up(&mut self, worker: u32) {
-        self.dispatch.retire(worker);
+        self.dispatch.deactivate(worker);
     }
 
     /// A batch of `worker` is about to be handed out.

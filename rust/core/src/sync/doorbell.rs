@@ -1,4 +1,4 @@
-//! Sleep and wake between two processes, without the system call while nobody sleeps.
+//! Sleep and wake between two processes, without the system call while no one sleeps.
 //!
 //! One side sleeps, the other notifies an eventfd that the caller owns; this file decides
 //! only *whether* it has to ring.
@@ -35,7 +35,7 @@ use super::{AtomicU32, Ordering, fence};
 use crate::Result;
 use crate::testing::fault::fault;
 
-/// 1 while its owner is about to sleep or asleep. Zeroed memory is a flag that nobody has announced
+/// 1 while its owner is about to sleep or asleep. Zeroed memory is a flag that was not announced
 /// on.
 ///
 /// INVARIANT: every change is a read-modify-write. Plain stores would do by the language's rules (no
@@ -49,7 +49,7 @@ pub struct WaitFlag(CachePadded<AtomicU32>);
 const _: () = assert!(size_of::<WaitFlag>().is_multiple_of(64) && align_of::<WaitFlag>().is_multiple_of(64));
 
 impl WaitFlag {
-    /// A flag that nobody has announced on.
+    /// A flag that was not announced on.
     pub fn new() -> Self {
         Self(CachePadded::new(AtomicU32::new(0)))
     }
@@ -80,7 +80,7 @@ impl WaitFlag {
 
     #[inline]
     fn lower(&self) -> bool {
-        // The load spares the exclusive access to the line while nobody sleeps. Only who takes the
+        // The load spares the exclusive access to the line while no one sleeps. Only the peer that takes the
         // 1 by the swap rings.
         self.0.load(Ordering::Relaxed) != 0 && self.0.swap(0, Ordering::Relaxed) != 0
     }
@@ -134,7 +134,7 @@ mod tests {
     #[test]
     fn takes_an_announcement_once() {
         let flag = WaitFlag::new();
-        assert!(!flag.take(), "nobody has announced");
+        assert!(!flag.take(), "nothing was announced");
         flag.announce();
         assert!(flag.take());
         assert!(!flag.take(), "one notification for one sleep");
@@ -156,7 +156,7 @@ mod tests {
     fn either_flag_is_taken() {
         let flags = [WaitFlag::new(), WaitFlag::new()];
         let take = || take_any([&flags[0], &flags[1]]);
-        assert!(!take(), "nobody has announced");
+        assert!(!take(), "nothing was announced");
         for flag in &flags {
             flag.announce();
             assert!(take());

@@ -46,7 +46,7 @@ impl<'a> ReadyBits<'a> {
         if fault("ready_set_if_clear") && word.load(Ordering::Relaxed) & bit != 0 {
             return;
         }
-        // ORDERING ready: the commit happens before the looks of whoever collects this bit.
+        // ORDERING ready: the commit happens before the looks of the side that collects this bit.
         word.fetch_or(bit, release_unless("ready_relaxed"));
     }
 }
@@ -105,7 +105,7 @@ impl Ready {
             }
             // ORDERING ready: the commits behind these bits happen before the looks at their rings.
             let fresh = shared.swap(0, acquire_unless("ready_load_relaxed"));
-            // Bits of no worker are nobody's: whatever another process wrote, only rings that exist are looked at.
+            // Bits of no worker are ignored: whatever another process wrote, only rings that exist are looked at.
             let bits = self.workers - at * 64;
             *own |= fresh & if bits < 64 { (1 << bits) - 1 } else { u64::MAX };
         }

@@ -1,4 +1,4 @@
-//! A batch that has arrived: its bytes, and who keeps them until when.
+//! A batch that has arrived: its bytes, and what keeps them until when.
 
 use std::ptr::NonNull;
 
@@ -146,7 +146,7 @@ impl Drop for Returned {
 /// A result, drained from its worker's ring.
 #[derive(Debug)]
 pub struct Delivery {
-    /// Who made it.
+    /// The worker that made it.
     pub worker: u32,
     /// The task that it answers.
     pub seq: u64,
@@ -219,7 +219,7 @@ impl Delivery {
                     let WorkerHandle { control, worker, ledger, process, .. } = &*held.handle;
                     let lease = || ledger.try_lease(control.worker(*worker).slots, held.slot);
                     held.cost = lease().or_else(|| {
-                        // Children for whom much is kept may have gone.
+                        // Children for which much is kept may have gone.
                         process.look();
                         lease()
                     });

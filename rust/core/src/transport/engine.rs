@@ -26,11 +26,11 @@ use crate::testing::fault::fault;
 use crate::transport::delivery::{Backing, Delivery, HeldSlot, OwnSegment};
 use crate::transport::fds::WorkerFds;
 use crate::transport::layout::{Control, Geometry};
-use crate::transport::message::{Place, ResultDescriptor, ResultKind, Task, TaskDescriptor};
+use crate::transport::message::{BatchPlace, ResultDescriptor, ResultKind, Task, TaskDescriptor};
 use crate::transport::worker_handle::WorkerHandle;
 
 use channel::WorkerChannel;
-pub use segment_cache::Parked;
+pub use segment_cache::CachedSegment;
 
 /// The longest sleep: insurance against signal handlers that restart system calls.
 pub const LONGEST_SLEEP: Duration = Duration::from_millis(100);
@@ -51,14 +51,14 @@ pub struct Engine {
     pidfd: OwnedFd,
     handles: Vec<Arc<WorkerHandle>>,
     sockets: Vec<(OwnedFd, OwnedFd)>,
-    state: Mutex<State>,
+    state: Mutex<EngineState>,
     spin: AdaptiveSpin,
     /// The process that made it. A forked child has all of it too.
     process: &'static Process,
 }
 
 #[derive(Debug)]
-struct State {
+struct EngineState {
     channels: Vec<WorkerChannel>,
     ready: Ready,
     /// Whether tasks may be pending anywhere.
@@ -72,7 +72,7 @@ struct State {
     table: Vec<u8>,
 }
 
-impl State {
+impl EngineState {
     /// Without channels, for `workers` workers.
     fn new(workers: u32) -> Self {
         Self {
@@ -107,7 +107,7 @@ impl Engine {
             pidfd: pidfd(0)?,
             handles: Vec::new(),
             sockets: Vec::new(),
-            state: Mutex::new(State::new(workers)),
+            state: Mutex::new(EngineState::new(workers)),
             memfd,
             control,
             spin: AdaptiveSpin::default(),
@@ -272,7 +272,7 @@ impl Engine {
             self.note_ended(&mut state, ended);
         }
         if state.behind && !state.closed {
-            // Room comes without a word, and not all tasks are answered: who has room is found only so.
+            // Room comes without a word, and not all tasks are answered: workers with room are found only so.
             for (worker, channel) in state.channels.iter_mut().enumerate() {
                 self.flush(worker as u32, channel)?;
             }
@@ -288,8 +288,8 @@ impl Engine {
     }
 
     /// A worker whose ring has a result, if there is one.
-    fn find(&self, state: &mut State) -> Result<Option<u32>> {
-        let State { channels, ready, .. } = state;
+    fn find(&self, state: &mut EngineState) -> Result<Option<u32>> {
+        let EngineState { channels, ready, .. } = state;
         ready.find(self.control.ready(), |worker| self.has(channels, worker))
     }
 
@@ -297,7 +297,7 @@ impl Engine {
         Ok(!channels[worker as usize].results.is_empty(self.control.worker(worker).results)?)
     }
 
-    /// As [`try_next`](Self::try_next), of one worker. Looks for no worker's end: who waits for one worker
+    /// As [`try_next`](Self::try_next), of one worker. Looks for no worker's end: a caller that waits for one worker
     /// sleeps sooner or later.
     ///
     /// # Errors
@@ -308,7 +308,7 @@ impl Engine {
 
     /// INVARIANT: under the lock from the descriptor to the hold, so that closing comes before the one or
     /// after the other, and gives no pages back in between.
-    fn take(&self, state: &mut State, worker: u32) -> Result<Option<Delivery>> {
+    fn take(&self, state: &mut EngineState, worker: u32) -> Result<Option<Delivery>> {
         if state.closed {
             return Ok(None);
         }
@@ -318,7 +318,7 @@ impl Engine {
         }
         let ring = self.control.worker(worker).results;
         let Some(words) = channel.results.peek(ring)? else { return Ok(None) };
-        // INVARIANT: what cannot be read stays in the ring, so that nobody waits for what was in it.
+        // INVARIANT: what cannot be read stays in the ring, so that no call waits for what was in it.
         let descriptor = self.descriptor(&words)?;
         channel.results.advance(ring);
         self.open(worker, descriptor, std::mem::take(&mut state.table)).map(Some).map_err(|error| {
@@ -366,14 +366,14 @@ impl Engine {
     fn open(&self, worker: u32, descriptor: ResultDescriptor, mut meta: Vec<u8>) -> Result<Delivery> {
         let ResultDescriptor { seq, kind, place, meta_offset, meta_len, used, generation } = descriptor;
         let backing = match place {
-            Place::Slot(slot) => {
+            BatchPlace::Slot(slot) => {
                 failpoint("drained-unheld");
                 let held = HeldSlot::new(self.handles[worker as usize].clone(), slot);
                 let start = self.control.window(worker, slot).start;
                 self.control.segment().copy_out(start + meta_offset, meta_len, &mut meta)?;
                 Backing::Slot(held)
             }
-            Place::Own => {
+            BatchPlace::Own => {
                 // It may wait for room, which this one took.
                 self.handles[worker as usize].wake();
                 let fd = fd_passing::receive(self.sockets[worker as usize].0.as_fd(), generation)?;
@@ -406,11 +406,11 @@ impl Engine {
         Ok(())
     }
 
-    fn note_ended(&self, state: &mut State, ended: Vec<u32>) {
+    fn note_ended(&self, state: &mut EngineState, ended: Vec<u32>) {
         for worker in ended {
             if let Some(pidfd) = state.channels[worker as usize].pidfd.take() {
                 self.poller.remove(pidfd.as_fd());
-                // It may have committed and said so to nobody.
+                // It may have committed without saying so.
                 if !fault("ended_not_looked_at") {
                     state.ready.look_at(worker);
                 }
@@ -420,7 +420,7 @@ impl Engine {
         state.looked = Instant::now();
     }
 
-    /// Ends the sleep of whoever waits.
+    /// Ends the sleep of the thread that waits.
     pub fn wake(&self) {
         self.lock().woken = true;
         self.poller.eventfd().notify();
@@ -475,15 +475,15 @@ impl Engine {
         self.process.tidy();
     }
 
-    /// For who takes or puts. A forked child has the rings, but what it moved on would be corrupt to the parent.
-    fn lock_own(&self) -> Result<MutexGuard<'_, State>> {
+    /// For callers that take or put. A forked child has the rings, but what it moved on would be corrupt to the parent.
+    fn lock_own(&self) -> Result<MutexGuard<'_, EngineState>> {
         if !self.process.is_current() {
             return Err(Error::Inherited { owner: self.process.pid() });
         }
         Ok(self.lock())
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, EngineState> {
         // Nothing in the state is left half-changed by a panic, so a poisoned lock is as good as any.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

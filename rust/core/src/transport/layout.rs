@@ -103,17 +103,17 @@ impl Geometry {
         (self.window > (1 << 20)).then_some(Self { window: self.window / 2, ..self })
     }
 
-    fn places(&self) -> Places {
+    fn offsets(&self) -> SegmentOffsets {
         let block = self.block();
         let ready = size_of::<SegmentHeader>().next_multiple_of(LINE);
         let ready_end = ready + ReadyBits::words(self.workers) * size_of::<AtomicU64>();
         let controls = (ready_end as u64).next_multiple_of(GRANULE);
         let arenas = controls + u64::from(self.workers) * block.len;
         let windows = arenas + u64::from(self.workers) * self.arena;
-        Places { ready: ready as u64, controls, block, arenas, windows }
+        SegmentOffsets { ready: ready as u64, controls, block, arenas, windows }
     }
 
-    fn block(&self) -> Block {
+    fn block(&self) -> BlockOffsets {
         let mut end = size_of::<WorkerHeader>() as u64;
         let mut take = |bytes: usize| {
             let start = end.next_multiple_of(LINE as u64);
@@ -127,13 +127,13 @@ impl Geometry {
         let touched = take(slots * size_of::<AtomicU64>());
         let tasks = take(ring);
         let results = take(ring);
-        Block { free, holds, touched, tasks, results, len: end.next_multiple_of(GRANULE) }
+        BlockOffsets { free, holds, touched, tasks, results, len: end.next_multiple_of(GRANULE) }
     }
 
     /// Bytes of the whole segment.
     #[must_use]
     pub fn total(&self) -> u64 {
-        self.places().windows + u64::from(self.workers) * u64::from(self.slots) * self.window
+        self.offsets().windows + u64::from(self.workers) * u64::from(self.slots) * self.window
     }
 
     fn words(&self) -> [u64; 7] {
@@ -173,17 +173,17 @@ fn prev_power_of_two(n: u64) -> u64 {
 
 /// Where in the segment things begin.
 #[derive(Debug)]
-struct Places {
+struct SegmentOffsets {
     ready: u64,
     controls: u64,
-    block: Block,
+    block: BlockOffsets,
     arenas: u64,
     windows: u64,
 }
 
 /// Offsets inside one worker's control block.
 #[derive(Debug)]
-struct Block {
+struct BlockOffsets {
     free: u64,
     holds: u64,
     touched: u64,
@@ -211,7 +211,7 @@ struct WorkerHeader {
     resident: AtomicU64,
 }
 
-/// What a worker did, for whoever asks; written by the worker, read by anyone, exact only when it rests.
+/// What a worker did: written by the worker, read by any process, exact only while the worker is idle.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct Counters {
@@ -258,7 +258,7 @@ pub struct WorkerView<'a> {
     pub tasks: Ring<'a>,
     /// Results: the worker produces, the parent consumes.
     pub results: Ring<'a>,
-    /// Who has which slot.
+    /// Which side has which slot.
     pub slots: SlotWords<'a>,
     /// Raised while the worker sleeps for a task or for room.
     pub worker_sleeps: &'a WaitFlag,
@@ -274,7 +274,7 @@ pub struct Control {
     segment: Segment,
     geometry: Geometry,
     /// Those of the geometry: asked for several times for each batch.
-    places: Places,
+    offsets: SegmentOffsets,
     /// What was retired, but would not be unmapped.
     stuck: Mutex<Vec<Range<u64>>>,
     refusal: Mutex<Option<Error>>,
@@ -282,7 +282,7 @@ pub struct Control {
 
 impl Control {
     /// Makes a segment for `geometry`, with smaller windows where the system refuses so much address
-    /// space. The descriptor is for those who attach.
+    /// space. The descriptor is for those that attach.
     ///
     /// # Errors
     /// [`Error::Os`] when no segment can be had.
@@ -320,8 +320,8 @@ impl Control {
                 "pages of {page} bytes are not supported, only up to {GRANULE}"
             )));
         }
-        let places = geometry.places();
-        Ok(Self { segment, geometry, places, stuck: Mutex::default(), refusal: Mutex::default() })
+        let offsets = geometry.offsets();
+        Ok(Self { segment, geometry, offsets, stuck: Mutex::default(), refusal: Mutex::default() })
     }
 
     /// The memory behind it.
@@ -367,12 +367,12 @@ impl Control {
         &self.header().parent_sleeps
     }
 
-    /// Who has committed something that the parent has not looked at.
+    /// Which workers have committed something that the parent has not looked at.
     #[must_use]
     pub fn ready(&self) -> ReadyBits<'_> {
         // SAFETY: the words, which are atomics, lie between the header and the first worker's structures (L1, L4), at
         // a multiple of their alignment (L2).
-        let words = unsafe { self.slice(self.places.ready, ReadyBits::words(self.geometry.workers)) };
+        let words = unsafe { self.slice(self.offsets.ready, ReadyBits::words(self.geometry.workers)) };
         ReadyBits::new(words)
     }
 
@@ -383,8 +383,8 @@ impl Control {
     #[must_use]
     pub fn worker(&self, worker: u32) -> WorkerView<'_> {
         assert!(worker < self.geometry.workers, "worker {worker} of {}", self.geometry.workers);
-        let block = &self.places.block;
-        let at = self.places.controls + u64::from(worker) * block.len;
+        let block = &self.offsets.block;
+        let at = self.offsets.controls + u64::from(worker) * block.len;
         let slots = self.geometry.slots as usize;
         let ring = self.geometry.ring_capacity as usize;
         // SAFETY: offsets and lengths are those of this geometry's block (L1, L2), disjoint (L4), and
@@ -412,7 +412,7 @@ impl Control {
     /// Where a worker's task arena lies in the segment.
     #[must_use]
     pub fn arena(&self, worker: u32) -> Range<u64> {
-        let start = self.places.arenas + u64::from(worker) * self.geometry.arena;
+        let start = self.offsets.arenas + u64::from(worker) * self.geometry.arena;
         start..start + self.geometry.arena
     }
 
@@ -420,14 +420,14 @@ impl Control {
     #[must_use]
     pub fn window(&self, worker: u32, slot: SlotId) -> Range<u64> {
         let index = u64::from(worker) * u64::from(self.geometry.slots) + u64::from(slot.get());
-        let start = self.places.windows + index * self.geometry.window;
+        let start = self.offsets.windows + index * self.geometry.window;
         start..start + self.geometry.window
     }
 
-    /// Ends the use of a slot for good, if nobody holds it: gives its pages back and unmaps its window, so
+    /// Ends the use of a slot for good, if it is not held: gives its pages back and unmaps its window, so
     /// that a batch which the user keeps does not keep the address space of its whole epoch. To be called
     /// for workers that have ended.
-    pub(crate) fn retire(&self, worker: u32, slots: impl Iterator<Item = SlotId>) {
+    pub(crate) fn release_unheld(&self, worker: u32, slots: impl Iterator<Item = SlotId>) {
         let words = self.worker(worker).slots;
         let mut unused: Option<Range<u64>> = None;
         for slot in slots {
@@ -454,7 +454,7 @@ impl Control {
 
     /// Gives up windows that were just retired.
     fn unmap(&self, windows: Range<u64>) {
-        // SAFETY: the exchange in `retire` lets each window come here once, when nobody holds it; its
+        // SAFETY: the exchange in `retire` lets each window come here once, when it is not held; its
         // worker has ended, and a retired slot is never held again.
         let unmapped = unsafe { self.segment.unmap(windows.clone()) };
         if unmapped.is_err() {
@@ -463,7 +463,7 @@ impl Control {
         self.note(unmapped);
     }
 
-    /// Gives the pages of a part back for good, of which nobody uses anything any more.
+    /// Gives the pages of a part back for good, of which nothing is used any more.
     pub(crate) fn give_back(&self, part: Range<u64>) {
         self.note(self.segment.punch(part.start, part.end - part.start));
     }
@@ -475,7 +475,7 @@ impl Control {
         }
     }
 
-    /// Why memory was not given back that nobody needs any more, once.
+    /// Why memory was not given back that is not needed any more, once.
     #[must_use]
     pub fn take_refusal(&self) -> Option<Error> {
         self.refusal.lock().unwrap_or_else(PoisonError::into_inner).take()
@@ -503,7 +503,7 @@ impl Drop for Control {
             return;
         }
         let stuck = std::mem::take(self.stuck.get_mut().unwrap_or_else(PoisonError::into_inner));
-        let mut mapped: Vec<Range<u64>> = std::iter::once(0..self.places.windows).collect();
+        let mut mapped: Vec<Range<u64>> = std::iter::once(0..self.offsets.windows).collect();
         for worker in 0..self.geometry.workers {
             let words = self.worker(worker).slots;
             for slot in (0..self.geometry.slots).map(SlotId::new).filter(|&slot| !is_retired(words, slot)) {
@@ -515,7 +515,7 @@ impl Drop for Control {
             join(&mut left, range);
         }
         for range in left {
-            // SAFETY: nobody else has this `Control`, and all that use its memory do so through one; what
+            // SAFETY: no one else has this `Control`, and all that use its memory do so through one; what
             // was unmapped before is left out.
             // From front to back, so that no mapping is split for it, which is what the system could refuse.
             let _ = unsafe { self.segment.unmap(range) };
@@ -582,12 +582,12 @@ mod tests {
         let (control, _fd) = create(geometry);
         let mut ranges = Vec::new();
         for worker in 0..3 {
-            let at = control.places.controls + u64::from(worker) * control.places.block.len;
-            ranges.push(at..at + control.places.block.len);
+            let at = control.offsets.controls + u64::from(worker) * control.offsets.block.len;
+            ranges.push(at..at + control.offsets.block.len);
             ranges.push(control.arena(worker));
             ranges.extend((0..geometry.slots).map(|slot| control.window(worker, SlotId::new(slot))));
         }
-        ranges.push(0..control.places.controls);
+        ranges.push(0..control.offsets.controls);
         ranges.sort_by_key(|range| range.start);
         assert!(ranges.windows(2).all(|pair| pair[0].end <= pair[1].start));
         assert!(ranges.last().unwrap().end <= control.segment().len());
@@ -607,7 +607,7 @@ mod tests {
             maps.lines().filter(|line| line.split_whitespace().nth(4) == Some(&inode)).count()
         };
         let slots = || (3..9).map(SlotId::new);
-        control.retire(1, slots());
+        control.release_unheld(1, slots());
         assert_eq!((mapped(), control.take_refusal()), (2, None));
         // As if the system had refused it.
         let [first, last] = [20, 22].map(|slot| control.window(1, SlotId::new(slot)));
@@ -641,9 +641,9 @@ mod tests {
             assert!(geometry.ring_capacity > tasks);
             assert!(geometry.window >= GRANULE && geometry.total() <= MAX_SEGMENT, "{geometry:?}");
             assert_eq!(Geometry::from_words(geometry.words(), geometry.total()), Ok(geometry));
-            let places = geometry.places();
-            assert!(places.ready >= size_of::<SegmentHeader>() as u64);
-            assert!(places.ready + u64::from(workers.div_ceil(64)) * 8 <= places.controls);
+            let offsets = geometry.offsets();
+            assert!(offsets.ready >= size_of::<SegmentHeader>() as u64);
+            assert!(offsets.ready + u64::from(workers.div_ceil(64)) * 8 <= offsets.controls);
         }
         assert!(Geometry::new(0, 1, 1).is_err());
         assert!(Geometry::new(1, u32::MAX, 1).is_err());

@@ -77,7 +77,7 @@ pub enum ResultKind {
 
 /// Where a result's bytes lie: in a slot of the worker, or in a segment of their own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum BatchPlace {
     Slot(SlotId),
     Own,
 }
@@ -87,7 +87,7 @@ pub(crate) enum Place {
 pub(crate) struct ResultDescriptor {
     pub(crate) seq: u64,
     pub(crate) kind: ResultKind,
-    pub(crate) place: Place,
+    pub(crate) place: BatchPlace,
     pub(crate) meta_offset: u64,
     pub(crate) meta_len: u64,
     /// Bytes of the place that are in use.
@@ -101,8 +101,8 @@ const OWN: u64 = u64::MAX;
 impl ResultDescriptor {
     pub(crate) fn to_words(self) -> Words {
         let place = match self.place {
-            Place::Slot(slot) => slot.get().into(),
-            Place::Own => OWN,
+            BatchPlace::Slot(slot) => slot.get().into(),
+            BatchPlace::Own => OWN,
         };
         let Self { seq, kind, meta_offset, meta_len, used, generation, .. } = self;
         seal([seq, kind as u64, place, meta_offset, meta_len, used, generation, 0])
@@ -117,8 +117,8 @@ impl ResultDescriptor {
             _ => return Err(Error::Corrupt(format!("{kind} is no kind of result"))),
         };
         let (place, room) = match place {
-            OWN => (Place::Own, u64::MAX),
-            slot if slot < slots.into() => (Place::Slot(SlotId::new(slot as u32)), window),
+            OWN => (BatchPlace::Own, u64::MAX),
+            slot if slot < slots.into() => (BatchPlace::Slot(SlotId::new(slot as u32)), window),
             slot => return Err(Error::Corrupt(format!("slot {slot} of {slots}"))),
         };
         let inside = meta_offset.checked_add(meta_len).is_some_and(|end| end <= used) && used <= room;
@@ -156,7 +156,7 @@ mod tests {
     const RESULT: ResultDescriptor = ResultDescriptor {
         seq: 9,
         kind: ResultKind::Batch,
-        place: Place::Slot(SlotId::new(63)),
+        place: BatchPlace::Slot(SlotId::new(63)),
         meta_offset: 4000,
         meta_len: 96,
         used: 4096,
@@ -168,7 +168,7 @@ mod tests {
         let task = TaskDescriptor { seq: 7, kind: TaskKind::Indices, offset: 64, len: 512 };
         assert_eq!(TaskDescriptor::from_words(&task.to_words()), Ok(task));
         assert_eq!(ResultDescriptor::from_words(&RESULT.to_words(), 64, 4096), Ok(RESULT));
-        let own = ResultDescriptor { place: Place::Own, used: 1 << 40, ..RESULT };
+        let own = ResultDescriptor { place: BatchPlace::Own, used: 1 << 40, ..RESULT };
         assert_eq!(ResultDescriptor::from_words(&own.to_words(), 64, 4096), Ok(own));
     }
 
@@ -189,7 +189,7 @@ mod tests {
             let words = ResultDescriptor { meta_offset, meta_len, used, ..RESULT }.to_words();
             assert!(ResultDescriptor::from_words(&words, 64, 4096).is_err());
         }
-        let words = ResultDescriptor { place: Place::Slot(SlotId::new(64)), ..RESULT }.to_words();
+        let words = ResultDescriptor { place: BatchPlace::Slot(SlotId::new(64)), ..RESULT }.to_words();
         assert!(ResultDescriptor::from_words(&words, 64, 4096).is_err());
     }
 }

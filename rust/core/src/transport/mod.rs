@@ -8,7 +8,7 @@
 //! | [`engine`] | the parent's side, composed |
 //! | `worker_handle` | what the parent keeps of one worker, for its engine and for all leases |
 //! | [`port`] | a worker's side, likewise |
-//! | [`delivery`] | a batch that arrived, and who keeps its bytes |
+//! | [`delivery`] | a batch that arrived, and what keeps its bytes |
 
 pub mod delivery;
 pub mod engine;

@@ -22,7 +22,7 @@ use crate::testing::failpoint::failpoint;
 use crate::transport::engine::{LONGEST_SLEEP, limits};
 use crate::transport::fds::PortFds;
 use crate::transport::layout::{Control, Counters};
-use crate::transport::message::{Place, ResultDescriptor, ResultKind, Task, TaskDescriptor, TaskKind};
+use crate::transport::message::{BatchPlace, ResultDescriptor, ResultKind, Task, TaskDescriptor, TaskKind};
 
 /// Leaves lie at multiples of this.
 pub const ALIGNMENT: u64 = crate::batch::wire::STORAGE_ALIGN;
@@ -48,11 +48,11 @@ pub struct Port {
     process: &'static Process,
     _lender: Arc<Collated>,
     spin: AdaptiveSpin,
-    state: Mutex<State>,
+    state: Mutex<PortState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct PortState {
     tasks: Consumer,
     results: Producer,
     slots: WorkerSlots,
@@ -65,7 +65,7 @@ struct State {
     own: VecDeque<(u64, u64)>,
 }
 
-impl State {
+impl PortState {
     /// Drops those of the batches in segments of their own that the parent has taken.
     #[inline]
     fn count_own(&mut self, results: Ring<'_>) -> Result<()> {
@@ -86,7 +86,7 @@ impl State {
 #[derive(Debug)]
 pub struct Fill {
     slot: SlotId,
-    /// The first byte that nobody has, from the start of the window.
+    /// The first byte that was not handed out, from the start of the window.
     bump: u64,
     /// What was handed out, in order; what the worker has dropped at the end is taken back.
     chunks: Vec<(u64, Weak<Pin>)>,
@@ -96,7 +96,7 @@ pub struct Fill {
 /// that were forked while it was there have ended.
 #[derive(Debug)]
 pub struct Chunk {
-    /// The address where they begin; as long as the chunk lives, nobody else gets them.
+    /// The address where they begin; as long as the chunk lives, no one else gets them.
     pub address: usize,
     /// How many they are.
     pub len: u64,
@@ -138,10 +138,10 @@ pub enum Room {
 
 /// Why a worker goes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Rest {
+pub enum Wake {
     /// Something may have happened, or the time is over.
     Look,
-    /// The parent has ended: nobody wants anything any more.
+    /// The parent has ended: nothing is wanted any more.
     ParentEnded,
 }
 
@@ -152,7 +152,7 @@ impl Port {
     /// # Errors
     /// [`Error::Corrupt`] when the segment is not one of this version.
     pub fn attach(control: Arc<Control>, worker: u32, share: u64, fds: PortFds) -> Result<Self> {
-        // No result of this worker is in its ring, so nobody begins to hold a slot between this look and the swap.
+        // No result of this worker is in its ring, so no slot begins to be held between this look and the swap.
         Self::with_slots(control, worker, share, fds, |words, limits| {
             Ok(WorkerSlots::take_over(words, limits, &Ledger::busy(words)))
         })
@@ -198,7 +198,7 @@ impl Port {
         process.register(as_lender);
         let limits = limits(&control, share);
         let view = control.worker(worker);
-        let state = State {
+        let state = PortState {
             tasks: Consumer::attach(view.tasks)?,
             results: Producer::attach(view.results)?,
             slots: slots(view.slots, limits)?,
@@ -256,33 +256,33 @@ impl Port {
     ///
     /// # Errors
     /// [`Error::Os`] when the system refuses.
-    pub fn rest(&self, limit: Duration) -> Result<Rest> {
+    pub fn wait(&self, limit: Duration) -> Result<Wake> {
         let tasks = self.control.worker(self.worker).tasks;
         let began = Instant::now();
         let found = || Ok(self.lock().tasks.peek(tasks)?.is_some());
-        let rest = || self.rest_unless(found, limit.min(LONGEST_SLEEP));
-        let rest = self.spin.before(limit, found, rest)?.unwrap_or(Rest::Look);
+        let sleep = || self.wait_unless(found, limit.min(LONGEST_SLEEP));
+        let wake = self.spin.before(limit, found, sleep)?.unwrap_or(Wake::Look);
         if began.elapsed() >= LONGEST_SLEEP {
             let words = self.control.worker(self.worker).slots;
             self.lock().slots.shrink(words, GIVEN_BACK, &mut self.pages());
         }
-        Ok(rest)
+        Ok(wake)
     }
 
-    /// As [`rest`](Self::rest), for room and not for tasks.
+    /// As [`wait`](Self::wait), for room and not for tasks.
     ///
     /// # Errors
     /// [`Error::Os`] when the system refuses.
-    pub fn rest_for_room(&self) -> Result<Rest> {
+    pub fn wait_for_room(&self) -> Result<Wake> {
         // What was given back between the last look and the announcement is found after a short sleep.
-        self.rest_unless(|| Ok(false), Duration::from_millis(5))
+        self.wait_unless(|| Ok(false), Duration::from_millis(5))
     }
 
-    fn rest_unless(&self, found: impl FnOnce() -> Result<bool>, limit: Duration) -> Result<Rest> {
+    fn wait_unless(&self, found: impl FnOnce() -> Result<bool>, limit: Duration) -> Result<Wake> {
         self.process.glance();
         let flag = self.control.worker(self.worker).worker_sleeps;
         let ended = sleep_unless(flag, found, || sleep(&self.eventfd, self.parent_pidfd.as_fd(), limit))?;
-        Ok(if ended == Some(true) { Rest::ParentEnded } else { Rest::Look })
+        Ok(if ended == Some(true) { Wake::ParentEnded } else { Wake::Look })
     }
 
     /// Whether the parent wants nothing more.
@@ -310,7 +310,7 @@ impl Port {
             return Ok(None);
         }
         state.count_own(view.results)?;
-        let State { slots, filling, .. } = &mut *state;
+        let PortState { slots, filling, .. } = &mut *state;
         let fill = match filling {
             Some(fill) => fill,
             None => {
@@ -360,7 +360,7 @@ impl Port {
         PortPages { port: self }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, PortState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -453,7 +453,7 @@ impl Commit<'_> {
                 }
             }
             // INVARIANT: a worker waits only for results that come before this one. With none left in the
-            // ring, room would come from nobody but the user or the worker itself: nothing to wait for.
+            // ring, room would come only from the user or the worker itself: nothing to wait for.
             if !view.results.is_empty()? {
                 return Ok(Room::Later);
             }
@@ -475,7 +475,7 @@ impl Commit<'_> {
     }
 
     /// A segment of `len` bytes for this batch alone, checked against the memory that is left. `None`: once the parent
-    /// has taken what was committed before; rest and ask [`reserve`](Self::reserve) again.
+    /// has taken what was committed before; wait and ask [`reserve`](Self::reserve) again.
     ///
     /// Such segments that the parent has not taken and the slots stay within the share together, but for a batch
     /// that has nothing before it.
@@ -504,7 +504,7 @@ impl Commit<'_> {
     }
 
     /// Sends the descriptor of an oversize batch's segment; to be called before [`finish`](Self::finish). `false`:
-    /// the socket is full, rest and try again.
+    /// the socket is full, wait and try again.
     ///
     /// # Errors
     /// [`Error::Os`] when the parent is gone.
@@ -515,7 +515,7 @@ impl Commit<'_> {
     }
 
     /// Commits the batch. `meta` was written to `meta_offset` of the slot, or of the segment that was
-    /// sent if `own`; `used` bytes of it are in use. `false`: the ring is full, rest and try again.
+    /// sent if `own`; `used` bytes of it are in use. `false`: the ring is full, wait and try again.
     ///
     /// # Errors
     /// [`Error::Corrupt`] when the parent wrote what it never writes, [`Error::Config`] when there is no
@@ -532,9 +532,9 @@ impl Commit<'_> {
         let port = self.port;
         let view = port.control.worker(port.worker);
         let place = match &self.fill {
-            Some(fill) if !own => Place::Slot(fill.slot),
+            Some(fill) if !own => BatchPlace::Slot(fill.slot),
             None if !own => return Err(Error::Config("a batch without a slot has to be sent first".into())),
-            _ => Place::Own,
+            _ => BatchPlace::Own,
         };
         let words = ResultDescriptor {
             seq,
@@ -551,11 +551,11 @@ impl Commit<'_> {
         if !state.results.push(view.results, &words)? {
             return Ok(false);
         }
-        if let Place::Own = place {
+        if let BatchPlace::Own = place {
             state.own.push_back((at, self.own));
         }
         // A batch in a segment of its own leaves the slot, if there is one, to be abandoned.
-        if let Place::Slot(slot) = place {
+        if let BatchPlace::Slot(slot) = place {
             state.slots.commit(slot);
             self.fill = None;
         }

@@ -43,12 +43,12 @@ impl WorkerHandle {
         }
     }
 
-    /// Gives the memory of all slots that nobody holds back, now and at every later release.
+    /// Gives the memory of all slots that are not held back, now and at every later release.
     ///
     /// To be called when the worker has ended: nothing is filled any more.
     pub(crate) fn close(&self) {
         self.closing.close();
-        self.control.retire(self.worker, (0..self.control.geometry().slots).map(SlotId::new));
+        self.control.release_unheld(self.worker, (0..self.control.geometry().slots).map(SlotId::new));
         self.control.give_back(self.control.arena(self.worker));
     }
 
@@ -57,8 +57,8 @@ impl WorkerHandle {
         self.ledger.release(self.control.worker(self.worker).slots, slot, cost);
         if self.closing.is_closed() {
             // While this thread was between the two stores of its release, the slot may have come round:
-            // then it is held, and who holds it now gives it back.
-            self.control.retire(self.worker, std::iter::once(slot));
+            // then it is held, and its holder gives it back.
+            self.control.release_unheld(self.worker, std::iter::once(slot));
         } else {
             self.wake();
         }

@@ -2,8 +2,8 @@
 #![cfg(not(any(ringloader_loom, ringloader_tsan)))]
 
 mod cases;
-mod control;
 mod generators;
 mod reorder;
+mod scheduling;
 mod streams;
 mod torch_iterator;

@@ -95,7 +95,7 @@ fn what_cannot_be_had_is_told_with_its_task_and_all_else_goes_on() {
     }
 }
 
-/// Of an abandoned epoch it is nobody's, also where the worker has ended.
+/// Of an abandoned epoch it is dropped, also where the worker has ended.
 #[test]
 fn what_cannot_be_had_of_an_epoch_before_is_no_error() {
     for order in ORDERS {
@@ -125,7 +125,7 @@ fn what_cannot_be_had_of_an_epoch_before_is_no_error() {
     }
 }
 
-/// Nobody knows which task it answers: whoever asks is told, as often as he asks, and never waits.
+/// Which task it answers is not known: each caller is told, as often as it asks, and never waits.
 #[test]
 fn a_descriptor_that_cannot_be_read_is_told_at_each_call() {
     for order in ORDERS {

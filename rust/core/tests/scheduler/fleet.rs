@@ -29,7 +29,7 @@ impl Fleet {
         Self { engine, scheduler: Scheduler::new(workers, prefetch_factor, order), ports }
     }
 
-    /// Sends a task; returns to whom.
+    /// Sends a task; returns to which worker.
     pub(crate) fn send(&mut self) -> Option<u32> {
         self.scheduler.send(&self.engine, TaskKind::None, Vec::new()).unwrap()
     }

@@ -1,4 +1,4 @@
-//! Native control over ports in the same process.
+//! The scheduler over ports in the same process.
 #![cfg(all(target_os = "linux", not(ringloader_portable), not(ringloader_loom), not(ringloader_tsan)))]
 
 mod arrivals;

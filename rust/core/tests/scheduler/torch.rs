@@ -1,4 +1,4 @@
-//! The scheduler over real rings against torch's iterator: who is asked for what, which batch comes out when, and
+//! The scheduler over real rings against torch's iterator: which worker is asked for what, which batch comes out when, and
 //! torch's counters, over epochs that are left half-way and workers that end.
 
 use std::ops::ControlFlow;
@@ -22,7 +22,7 @@ struct Process {
     ended: bool,
     epoch: u64,
     dead: bool,
-    /// Batches of this epoch that it has committed and nobody has taken.
+    /// Batches of this epoch that it has committed and that were not taken.
     committed: usize,
 }
 
@@ -181,7 +181,7 @@ impl Native {
                     let content = Fleet::read(&delivery);
                     if content == STOP {
                         assert_eq!(expected, (seq, Answer::Stop));
-                        assert_eq!(self.fleet.scheduler.retire(seq), Ok(delivery.worker));
+                        assert_eq!(self.fleet.scheduler.end_worker(seq), Ok(delivery.worker));
                         self.put();
                         return Did::GoOn;
                     }

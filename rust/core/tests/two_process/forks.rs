@@ -111,7 +111,7 @@ fn storm(profile: Profile, time: Duration) -> Seen {
                 scope.spawn(move || {
                     while Instant::now() < end {
                         let place = &held[random.below(held.len() as u64) as usize];
-                        // Dropped behind the lock, as an object that nobody refers to any more.
+                        // Dropped behind the lock, as an object without a reference.
                         let batch = place.lock().unwrap().take();
                         drop(batch);
                         thread::sleep(Duration::from_micros(random.magnitude(2000)));
@@ -151,7 +151,7 @@ fn storm(profile: Profile, time: Duration) -> Seen {
 fn wait_for(children: &mut Vec<Child>, (mut reading, writing): (PipeReader, PipeWriter)) {
     let start = Instant::now();
     drop(writing);
-    assert_eq!(reading.read(&mut [0]).unwrap(), 0, "nobody writes");
+    assert_eq!(reading.read(&mut [0]).unwrap(), 0, "no process writes");
     while !children.is_empty() || process::current().keeps_anything() {
         children.retain(|child| !child.has_ended());
         process::current().look();

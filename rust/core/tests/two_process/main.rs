@@ -8,13 +8,13 @@
 #[path = "."]
 mod linux {
     mod content;
-    mod control;
     mod forks;
     mod keeper;
     mod parent;
     #[cfg(ringloader_failpoints)]
     mod points;
     pub(crate) mod runs;
+    mod scheduling;
     mod storms;
     mod worker;
 }

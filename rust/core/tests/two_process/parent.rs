@@ -170,7 +170,7 @@ impl Parent {
                 Some((kept, leased)) => keep(kept, leased),
                 None => self.engine.wait_for(None, Duration::from_millis(20)).unwrap(),
             }
-            assert_eq!(self.engine.take_ended(), None, "a worker ended that nobody killed");
+            assert_eq!(self.engine.take_ended(), None, "a worker ended that was not killed");
         }
     }
 
@@ -184,7 +184,7 @@ impl Parent {
                 continue;
             }
             if let Some(ended) = self.engine.take_ended() {
-                assert_eq!(ended, worker, "a worker ended that nobody killed");
+                assert_eq!(ended, worker, "a worker ended that was not killed");
                 break;
             }
             self.engine.wait_for(None, Duration::from_millis(20)).unwrap();
@@ -256,13 +256,13 @@ impl Parent {
         self.next_epoch_after(|| {})
     }
 
-    /// As [`next_epoch`](Self::next_epoch), with something done while the engine is parked.
+    /// As [`next_epoch`](Self::next_epoch), with something done while the segment is cached.
     pub(crate) fn next_epoch_after(mut self, between: impl FnOnce()) -> Self {
         let workers = self.peers.len() as u32;
         let most = u64::from(workers) * self.engine.share();
-        let parked = self.engine.park(most).expect("all workers have ended");
+        let cached = self.engine.store(most).expect("all workers have ended");
         between();
-        self.engine = parked.resume().unwrap();
+        self.engine = cached.take().unwrap();
         for worker in 0..workers {
             self.check_touched(worker);
             self.start(worker, None, None);
@@ -295,10 +295,10 @@ impl Parent {
         assert!(self.peers.iter().all(|peer| peer.outstanding.is_empty()), "{:?}", self.peers);
     }
 
-    /// All slots of a worker that has ended can be filled: none is lost for good, and nobody holds any.
+    /// All slots of a worker that has ended can be filled: none is lost for good, and none is held.
     pub(crate) fn audit_slots(&self, worker: u32) {
         let busy = self.engine.succeed(worker).unwrap();
-        assert!(busy.iter().all(|word| *word == 0), "worker {worker}: {busy:x?} are held by nobody");
+        assert!(busy.iter().all(|word| *word == 0), "worker {worker}: {busy:x?} must not be held");
         assert_eq!(self.count_slots(worker), self.engine.control().geometry().slots, "of worker {worker}");
     }
 

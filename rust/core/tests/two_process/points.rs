@@ -27,7 +27,7 @@ pub(crate) type Outcome = fn(&Parent, u64, u64);
 
 /// The moments of a worker, and what its death there leaves behind.
 pub(crate) const DEATHS: &[(&str, Outcome)] = &[
-    // The bits are lost: slots with memory that nobody holds, and no bit says that they are free.
+    // The bits are lost: slots with memory that are not held, and no bit says that they are free.
     ("free-swapped", |parent, _, _| {
         let slots = view(parent).slots;
         let returned = slots.free[0].load(Ordering::Relaxed);
@@ -49,7 +49,7 @@ pub(crate) const DEATHS: &[(&str, Outcome)] = &[
     ("punched", |parent, _, _| {
         assert_eq!(view(parent).slots.resident.load(Ordering::Relaxed), touched(parent));
     }),
-    // Garbage in a slot that nobody has heard of.
+    // Garbage in a slot that was never told of.
     ("chunk-taken", |_, _, _| {}),
     ("filled", |_, batches, nth| assert_eq!(batches, nth - 1)),
     // A descriptor in the socket for which no batch will come.
@@ -59,7 +59,7 @@ pub(crate) const DEATHS: &[(&str, Outcome)] = &[
     ("tail-stored", |_, batches, nth| assert_eq!(batches, nth, "a whole batch was not handed out")),
     ("ready-set", |_, batches, nth| assert_eq!(batches, nth)),
     ("flag-taken", |_, batches, nth| assert!(batches >= nth)),
-    // The task is still in the ring; it is in nobody's hands.
+    // The task is still in the ring; no process has it.
     ("task-taken", |parent, batches, nth| {
         assert_eq!(batches, nth - 1);
         assert_eq!(view(parent).tasks.len().unwrap(), parent.outstanding(0) as u64);
@@ -179,7 +179,7 @@ pub(crate) fn slow_release_over_a_death(effort: Effort) -> Seen {
     select("returned-held:400000:1");
     println!("point returned-held");
     let releaser = thread::spawn(move || drop(first));
-    // Nobody else holds or sweeps: its first store, whichever that is, shows.
+    // No one else holds or sweeps: its first store, whichever that is, shows.
     let start = Instant::now();
     while view(&parent).slots.free[0].load(Ordering::Relaxed) == 0 && Ledger::busy(view(&parent).slots) != [0]
     {

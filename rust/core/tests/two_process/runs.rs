@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use super::control;
 use super::forks;
 use super::parent::Seen;
+use super::scheduling;
 use super::storms::{self, Effort};
 use super::worker;
 
@@ -18,12 +18,12 @@ const RUNS: &[(&str, Run)] = &[
     ("kept_over_the_end", storms::kept_over_the_end),
     ("epochs", storms::epochs),
     ("kills", storms::kills),
-    ("control", control::kills),
+    ("scheduling", scheduling::kills),
     ("forks", forks::forks),
     #[cfg(ringloader_failpoints)]
     ("slow_forks", forks::slow_forks),
     #[cfg(ringloader_failpoints)]
-    ("control_deaths", control::deaths),
+    ("scheduling_deaths", scheduling::deaths),
     #[cfg(ringloader_failpoints)]
     ("deaths", super::points::deaths),
     #[cfg(ringloader_failpoints)]
@@ -57,7 +57,7 @@ pub(crate) fn main() {
     {
         let longest = match *name {
             "kills" => seconds.unwrap_or(4),
-            "control" => seconds.map_or(2, |all| all.div_ceil(2)),
+            "scheduling" => seconds.map_or(2, |all| all.div_ceil(2)),
             _ => seconds.map_or(1, |all| (all / 20).max(1)),
         };
         let start = Instant::now();

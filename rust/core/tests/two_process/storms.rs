@@ -60,7 +60,7 @@ pub(crate) fn no_room(effort: Effort) -> Seen {
     seen
 }
 
-/// A user who keeps more than half of what there is.
+/// A user that keeps more than half of what there is.
 pub(crate) fn hoard(effort: Effort) -> Seen {
     let profile = Profile { seed: effort.seed, leaves: 3, leaf: 100 << 10 };
     let mut parent = Parent::with_workers(2, 8, MIB, profile);

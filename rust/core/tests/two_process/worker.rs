@@ -8,7 +8,7 @@ use ringloader_core::batch::{Dtype, MetaWriter, StorageRecord};
 use ringloader_core::os::{Segment, fd_passing};
 use ringloader_core::sync::Ordering;
 use ringloader_core::transport::message::{ResultKind, Task, TaskKind};
-use ringloader_core::transport::port::{ALIGNMENT, Chunk, Commit, Port, Rest, Room};
+use ringloader_core::transport::port::{ALIGNMENT, Chunk, Commit, Port, Room, Wake};
 use ringloader_core::transport::{Control, PortFds};
 
 use super::content::{LeafSpec, Profile, Random};
@@ -60,7 +60,7 @@ pub(crate) fn run(orders: &str) {
             }
             Some(task) => worker.answer(&task),
             None => {
-                if worker.port.rest(Duration::from_secs(1)).unwrap() == Rest::ParentEnded {
+                if worker.port.wait(Duration::from_secs(1)).unwrap() == Wake::ParentEnded {
                     break;
                 }
             }
@@ -89,7 +89,7 @@ impl Worker {
             }
             assert!(Instant::now() < end, "{} of {slots} slots have come back", commits.len());
             drop(commits);
-            let _ = self.port.rest_for_room();
+            let _ = self.port.wait_for_room();
         }
     }
 
@@ -131,7 +131,7 @@ impl Worker {
                 Room::Ready => break (plan, None),
                 Room::Later => {
                     waits += 1;
-                    if self.port.rest_for_room().unwrap() == Rest::ParentEnded || self.port.is_done() {
+                    if self.port.wait_for_room().unwrap() == Wake::ParentEnded || self.port.is_done() {
                         return false;
                     }
                 }
@@ -142,7 +142,7 @@ impl Worker {
                         break (plan, own);
                     }
                     waits += 1;
-                    if self.port.rest_for_room().unwrap() == Rest::ParentEnded || self.port.is_done() {
+                    if self.port.wait_for_room().unwrap() == Wake::ParentEnded || self.port.is_done() {
                         return false;
                     }
                 }
@@ -158,7 +158,7 @@ impl Worker {
                 plan.copies(leaves).for_each(|(leaf, offset)| put(segment, offset, leaf));
                 segment.copy_in(plan.end, block).unwrap();
                 while !commit.send(fd).unwrap() {
-                    if self.port.rest_for_room().unwrap() == Rest::ParentEnded || self.port.is_done() {
+                    if self.port.wait_for_room().unwrap() == Wake::ParentEnded || self.port.is_done() {
                         return false;
                     }
                 }
@@ -178,7 +178,7 @@ impl Worker {
             .fetch_add(plan.leaves.iter().filter(|(_, there)| *there).count() as u64, Ordering::Relaxed);
         let meta_at = plan.end..plan.end + block.len() as u64;
         while !commit.finish(seq, ResultKind::Batch, meta_at.clone(), meta_at.end, own.is_some()).unwrap() {
-            if self.port.rest_for_room().unwrap() == Rest::ParentEnded || self.port.is_done() {
+            if self.port.wait_for_room().unwrap() == Wake::ParentEnded || self.port.is_done() {
                 return false;
             }
         }

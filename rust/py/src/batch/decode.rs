@@ -234,9 +234,9 @@ impl<'py> Tree<'_, 'py> {
             Token::NamedTuple { class, len } => {
                 let at = self.reserve();
                 let name = self.skeleton.class(class).ok_or_else(|| corrupt("no such class"))?;
-                let found = self.leaves.torch.find_class.bind(py).call1((name.module, name.qualname))?;
+                let name = PyTuple::new(py, [name.module, name.qualname])?;
                 let items = self.items(py, len)?;
-                let tuple = found.call_method1(intern!(py, "_make"), (items,))?;
+                let tuple = self.leaves.torch.named_tuple(&name, items)?;
                 self.memo[at] = Some(tuple.clone());
                 tuple
             }

@@ -114,7 +114,7 @@ impl Drafts {
     pub(crate) fn storage(&mut self, py: Python<'_>, leaf: u32) -> PyResult<Option<usize>> {
         self.anchor(Torch::get(py)?, py, leaf)?;
         let anchor = self.anchors.get(self.leaves[leaf as usize].anchor as usize);
-        anchor.map(|anchor| anchor.storage.bind(py).getattr(intern!(py, "_cdata"))?.extract()).transpose()
+        anchor.map(|anchor| Torch::number_of(anchor.storage.bind(py))).transpose()
     }
 
     /// Holds the storage that a tensor lies in at this moment.

@@ -7,7 +7,6 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 use ringloader_core::batch::{Meta, SkeletonReader, Token};
@@ -223,8 +222,8 @@ impl Node {
             Self::List(items) => PyList::new(py, each(items)?)?.into_any(),
             Self::Tuple(items) => PyTuple::new(py, each(items)?)?.into_any(),
             Self::NamedTuple(name, items) => {
-                let class = Torch::get(py)?.find_class.bind(py).call1(name.bind(py))?;
-                class.call_method1(intern!(py, "_make"), (PyTuple::new(py, each(items)?)?,))?
+                let items = PyTuple::new(py, each(items)?)?;
+                Torch::get(py)?.named_tuple(name.bind(py), items)?
             }
             Self::Dict(items) => {
                 let dict = PyDict::new(py);

@@ -9,14 +9,15 @@ use ringloader_core::Error;
 use ringloader_core::sync::{Arc, AtomicBool, AtomicU64, Ordering};
 use ringloader_core::transport::Control;
 use ringloader_core::transport::delivery::Delivery;
-use ringloader_core::transport::engine::{Engine as Core, Parked as CoreParked};
+use ringloader_core::transport::engine::{CachedSegment, Engine as Core};
 use ringloader_core::transport::message::ResultKind;
 
 use crate::batch::decode::{Decoded, decode};
 use crate::batch::template::TemplateCache;
 use crate::gil::{Deadline, exception, wait, without_interpreter};
 use crate::index::codec::encode_task;
-use crate::torch::names::{self, Torch};
+use crate::python;
+use crate::torch::names::Torch;
 
 /// The smallest memory of a table that is used again: malloc has smaller ones at hand.
 const REUSED: usize = 1024;
@@ -39,6 +40,7 @@ impl Engine {
     fn new(py: Python<'_>, workers: u32, max_tasks: u32, share: u64) -> PyResult<Self> {
         // Before workers are forked: one that is forked while another thread looks it up would wait for that thread.
         Torch::get(py)?;
+        python::load(py)?;
         Core::new(workers, max_tasks, share).map(Self::of).map_err(exception)
     }
 
@@ -131,7 +133,7 @@ impl Engine {
         let control = core.control().clone();
         let parked = without_interpreter(py, || match Arc::try_unwrap(core) {
             // Dropped, it closes.
-            Ok(core) => (!core.is_half_leased()).then(|| core.park(most)).flatten(),
+            Ok(core) => (!core.is_half_leased()).then(|| core.store(most)).flatten(),
             // Another thread waits in it.
             Err(shared) => {
                 shared.close();
@@ -166,26 +168,26 @@ impl Engine {
 
 /// The memory of an engine that was closed, for one to come.
 #[pyclass(frozen, module = "ringloader._native")]
-pub(crate) struct Parked(Mutex<Option<CoreParked>>);
+pub(crate) struct Parked(Mutex<Option<CachedSegment>>);
 
 #[pymethods]
 impl Parked {
     /// The engine over this memory, for new workers. Once.
     fn resume(&self) -> PyResult<Engine> {
         let parked = self.lock().take().ok_or_else(resumed)?;
-        parked.resume().map(Engine::of).map_err(exception)
+        parked.take().map(Engine::of).map_err(exception)
     }
 
     /// Bytes that are kept; none once another engine has them.
     #[getter]
     fn resident(&self) -> u64 {
-        self.lock().as_ref().map_or(0, CoreParked::resident)
+        self.lock().as_ref().map_or(0, CachedSegment::resident)
     }
 
     /// Bytes of shared memory for each worker.
     #[getter]
     fn share(&self) -> PyResult<u64> {
-        self.lock().as_ref().map(CoreParked::share).ok_or_else(resumed)
+        self.lock().as_ref().map(CachedSegment::share).ok_or_else(resumed)
     }
 }
 
@@ -203,12 +205,12 @@ impl Drop for Parked {
 fn say_kept(py: Python<'_>, control: &Control) {
     if let Some(refused) = control.take_refusal() {
         // What is closed stays closed, even where the interpreter is on its way out and has no logger.
-        let _ = names::say_kept(py, &refused.to_string());
+        let _ = python::say_kept(py, &refused.to_string());
     }
 }
 
 impl Parked {
-    fn lock(&self) -> MutexGuard<'_, Option<CoreParked>> {
+    fn lock(&self) -> MutexGuard<'_, Option<CachedSegment>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -261,7 +263,7 @@ impl Engine {
         if delivery.is_oversize() && !self.oversize_said.swap(true, Ordering::Relaxed) {
             let core = self.core()?;
             let workers = core.control().geometry().workers;
-            names::say_oversize(py, delivery.len(), core.share(), core.largest(), workers)?;
+            python::say_oversize(py, delivery.len(), core.share(), core.largest(), workers)?;
         }
         let Decoded { object, copied_out, table } = decode(py, &self.templates, delivery)?;
         if table.capacity() >= REUSED
@@ -278,6 +280,6 @@ impl Engine {
 /// where it interrupts or ends the program, so that it must be raised at once.
 pub(crate) fn stand_in(py: Python<'_>, error: PyErr) -> PyResult<(Bound<'_, PyAny>, Option<PyErr>)> {
     let interrupts = !error.is_instance_of::<PyException>(py);
-    let standing = names::failed_arrival(py, &error, interrupts)?;
+    let standing = python::failed_arrival(py, &error, interrupts)?;
     Ok((standing, interrupts.then_some(error)))
 }

@@ -1,6 +1,7 @@
 //! The Python classes of the transport and of the scheduler.
 
 pub(crate) mod engine;
+pub(crate) mod index_source;
 pub(crate) mod kept;
 pub(crate) mod port;
 pub(crate) mod scheduler;

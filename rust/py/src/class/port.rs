@@ -11,7 +11,7 @@ use ringloader_core::batch::Dtype;
 use ringloader_core::os::Segment;
 use ringloader_core::sync::{Arc, AtomicBool, Ordering};
 use ringloader_core::transport::message::ResultKind;
-use ringloader_core::transport::port::{Chunk, Commit, Rest, Room};
+use ringloader_core::transport::port::{Chunk, Commit, Room, Wake};
 use ringloader_core::transport::{Control, PortFds};
 
 use super::engine::Engine;
@@ -74,7 +74,7 @@ impl Port {
                 return Ok(Some((message,).into_pyobject(py)?));
             }
             let Some(left) = deadline.left().filter(|_| !self.parent_ended()) else { return Ok(None) };
-            if detached(py, || self.core.rest(left))? == Rest::ParentEnded {
+            if detached(py, || self.core.wait(left))? == Wake::ParentEnded {
                 self.parent_ended.store(true, Ordering::Relaxed);
             }
         }
@@ -232,7 +232,7 @@ impl Port {
 
     /// Waits a moment for room. Returns whether nobody wants the batch any more.
     fn rest(&self, py: Python<'_>) -> PyResult<bool> {
-        if detached(py, || self.core.rest_for_room())? == Rest::ParentEnded {
+        if detached(py, || self.core.wait_for_room())? == Wake::ParentEnded {
             self.parent_ended.store(true, Ordering::Relaxed);
         }
         Ok(self.is_done())

@@ -1,25 +1,50 @@
 //! Native control of one iterator, as a Python class: one call for each batch.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, ThreadId};
-use std::time::Duration;
-
 use pyo3::exceptions::{PyAssertionError, PyRuntimeError, PyStopIteration};
 use pyo3::intern;
 use pyo3::prelude::*;
+use pyo3::{PyTraverseError, PyVisit};
 use ringloader_core::Error;
-use ringloader_core::plan::Order;
+use ringloader_core::plan::Order as CoreOrder;
 use ringloader_core::process::{self, Process};
 use ringloader_core::scheduler::Poll;
-use ringloader_core::transport::message::TaskKind;
 
 use super::engine::{Engine, stand_in};
-use super::stream::Stream;
-use crate::gil::{Deadline, detached, exception, exits_elsewhere, wait};
-use crate::index::codec::encode_index_or_pickle;
+use super::index_source::IndexSource;
+use crate::gil::{Deadline, exception, wait};
+use crate::lock::{DetachedLock, Guard};
+use crate::python::Callbacks;
 use crate::torch::names::Torch;
 
 type Core = ringloader_core::scheduler::Scheduler<Py<PyAny>>;
+
+/// In which order batches are returned.
+#[pyclass(
+    eq,
+    eq_int,
+    frozen,
+    from_py_object,
+    rename_all = "SCREAMING_SNAKE_CASE",
+    module = "ringloader._native"
+)]
+#[derive(PartialEq, Eq, Clone, Copy)]
+#[expect(clippy::enum_variant_names, reason = "the names are torch's")]
+pub(crate) enum Order {
+    /// In the order of their indices.
+    InOrder,
+    /// As they come.
+    AsCompleted,
+    /// As they come, with indices given to the workers in turn.
+    AsCompletedRoundRobin,
+}
+
+/// How far an epoch is: torch's `_send_idx`, `_rcvd_idx` and `_tasks_outstanding`.
+#[pyclass(frozen, get_all, module = "ringloader._native")]
+pub(crate) struct Positions {
+    sent: u64,
+    received: u64,
+    outstanding: u64,
+}
 
 /// Reads indices, hands out tasks, takes results in order, waits.
 ///
@@ -28,49 +53,16 @@ type Core = ringloader_core::scheduler::Scheduler<Py<PyAny>>;
 #[pyclass(frozen, module = "ringloader._native")]
 pub(crate) struct Scheduler {
     engine: Py<Engine>,
-    core: Mutex<Home>,
-    put_back: Condvar,
+    state: DetachedLock<State>,
     /// The process that made it.
     process: &'static Process,
     iterable: bool,
     timeout: Option<f64>,
 }
 
-/// How long a thread waits for another one's method between two looks for signals.
-const LOOK: Duration = Duration::from_millis(50);
-
-/// Where the state is.
-enum Home {
-    In(Box<Core>),
-    /// A method of this thread has it. `awaited`: somebody waits for it. To wake takes a system call, also where
-    /// there is nobody.
-    Out {
-        holder: ThreadId,
-        awaited: bool,
-    },
-}
-
-/// The state, for one method; put back when dropped.
-struct CheckedOut<'a> {
-    home: &'a Scheduler,
-    core: Option<Box<Core>>,
-}
-
-impl CheckedOut<'_> {
-    fn core(&mut self) -> &mut Core {
-        self.core.as_mut().expect("only taken when dropped")
-    }
-}
-
-impl Drop for CheckedOut<'_> {
-    fn drop(&mut self) {
-        if let Some(core) = self.core.take() {
-            let out = std::mem::replace(&mut *self.home.lock(), Home::In(core));
-            if matches!(out, Home::Out { awaited: true, .. }) {
-                self.home.put_back.notify_all();
-            }
-        }
-    }
+struct State {
+    core: Core,
+    source: Py<IndexSource>,
 }
 
 #[pymethods]
@@ -78,54 +70,62 @@ impl Scheduler {
     #[new]
     fn new(
         engine: Py<Engine>,
+        source: Py<IndexSource>,
         workers: u32,
         prefetch_factor: u32,
-        order: &str,
+        order: Order,
         iterable: bool,
         timeout: f64,
-    ) -> PyResult<Self> {
+    ) -> Self {
         let order = match order {
-            "in_order" => Order::InOrder,
-            "as_completed" => Order::AsCompleted,
-            "as_completed_round_robin" => Order::AsCompletedRoundRobin,
-            other => return Err(PyRuntimeError::new_err(format!("{other:?} is no order"))),
+            Order::InOrder => CoreOrder::InOrder,
+            Order::AsCompleted => CoreOrder::AsCompleted,
+            Order::AsCompletedRoundRobin => CoreOrder::AsCompletedRoundRobin,
         };
-        let core = Mutex::new(Home::In(Box::new(Core::new(workers, prefetch_factor, order))));
+        let core = Core::new(workers, prefetch_factor, order);
+        let state = DetachedLock::new(State { core, source });
         let timeout = (timeout > 0.0).then_some(timeout);
-        Ok(Self { engine, core, put_back: Condvar::new(), process: process::current(), iterable, timeout })
+        Self { engine, state, process: process::current(), iterable, timeout }
     }
 
-    /// Begins a new epoch. What comes from the one before is thrown away.
-    fn reset(&self, py: Python<'_>) -> PyResult<()> {
-        self.check_out(py)?.core().reset();
+    /// Begins a new epoch, with indices from `source`. What comes from the one before is thrown away.
+    fn reset(&self, py: Python<'_>, source: Py<IndexSource>) -> PyResult<()> {
+        let mut state = self.lock(py)?;
+        state.core.reset();
+        let before = std::mem::replace(&mut state.source, source);
+        drop(state);
+        // Behind the lock: its sampler's end may run any code.
+        drop(before);
         Ok(())
     }
 
     /// Reads one index and sends it: torch's `_try_put_index`.
-    fn put_index(&self, iterator: &Bound<'_, PyAny>) -> PyResult<()> {
-        let mut state = self.check_out(iterator.py())?;
-        self.send_one(state.core(), iterator)
+    fn put_index(&self, callbacks: &Bound<'_, PyAny>) -> PyResult<()> {
+        let mut state = self.lock(callbacks.py())?;
+        self.send_one(&mut state, &Callbacks(callbacks))
     }
 
     /// The next batch: torch's `_next_data`.
-    fn next<'py>(&self, py: Python<'py>, iterator: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-        let mut state = self.check_out(py)?;
-        let core = state.core();
+    fn next<'py>(&self, callbacks: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        let py = callbacks.py();
+        let callbacks = &Callbacks(callbacks);
+        let mut state = self.lock(py)?;
+        let state = &mut *state;
         let engine = self.engine.get().core().ok();
         let mut deadline = Deadline::after(self.timeout)?;
         loop {
-            match core.poll(engine.as_deref()).map_err(exception)? {
+            match state.core.poll(engine.as_deref()).map_err(exception)? {
                 Poll::End => {
-                    // Only an engine that nobody else uses can be kept for the next epoch.
+                    // Only an engine that has no other user can be kept for the next epoch.
                     drop(engine);
-                    return Err(self.end(iterator)?);
+                    return Err(self.end(callbacks)?);
                 }
                 Poll::Ready { worker, data } => {
-                    return self.process(core, iterator, worker, data.into_bound(py));
+                    return self.process(state, callbacks, worker, data.into_bound(py));
                 }
                 Poll::Failed { seq, error } => {
-                    if let Some((worker, data)) = self.fail(py, core, seq, exception(error))? {
-                        return self.process(core, iterator, worker, data);
+                    if let Some((worker, data)) = self.fail(py, &mut state.core, seq, exception(error))? {
+                        return self.process(state, callbacks, worker, data);
                     }
                     deadline = Deadline::after(self.timeout)?;
                 }
@@ -133,28 +133,30 @@ impl Scheduler {
                     let data = match self.engine.get().unpack(py, delivery) {
                         Ok(data) => data,
                         Err(error) => {
-                            if let Some((worker, data)) = self.fail(py, core, seq, error)? {
-                                return self.process(core, iterator, worker, data);
+                            if let Some((worker, data)) = self.fail(py, &mut state.core, seq, error)? {
+                                return self.process(state, callbacks, worker, data);
                             }
                             continue;
                         }
                     };
                     if self.iterable && is_end(&data)? {
-                        let worker = core.retire(seq).map_err(exception)?;
-                        iterator.call_method1(intern!(py, "_note_retired"), (worker,))?;
-                        self.send_one(core, iterator)?;
-                    } else if let Some((worker, data)) = core.accept(seq, data.unbind()).map_err(exception)? {
-                        return self.process(core, iterator, worker, data.into_bound(py));
+                        let worker = state.core.end_worker(seq).map_err(exception)?;
+                        callbacks.note_exhausted(worker)?;
+                        self.send_one(state, callbacks)?;
+                    } else if let Some((worker, data)) =
+                        state.core.accept(seq, data.unbind()).map_err(exception)?
+                    {
+                        return self.process(state, callbacks, worker, data.into_bound(py));
                     }
                     deadline = Deadline::after(self.timeout)?;
                 }
                 Poll::Lost { worker } => {
-                    // Somebody, in another thread or in a signal handler, ends the workers.
+                    // Another thread, or a signal handler, ends the workers.
                     if self.engine.get().is_done() {
                         return Err(invalid_state());
                     }
-                    core.give_up(worker);
-                    iterator.call_method1(intern!(py, "_raise_lost"), (worker,))?;
+                    state.core.give_up(worker);
+                    callbacks.raise_lost(worker)?;
                     return Err(PyRuntimeError::new_err(format!(
                         "DataLoader worker {worker} exited unexpectedly"
                     )));
@@ -162,7 +164,7 @@ impl Scheduler {
                 Poll::Wait { worker, limit } => {
                     let Some(engine) = &engine else { return Err(invalid_state()) };
                     let Some(left) = deadline.left() else {
-                        iterator.call_method0(intern!(py, "_raise_timeout"))?;
+                        callbacks.raise_timeout()?;
                         return Err(PyRuntimeError::new_err("DataLoader timed out"));
                     };
                     wait(py, engine, worker, left.min(limit))?;
@@ -175,8 +177,13 @@ impl Scheduler {
     }
 
     /// torch's `_send_idx`, `_rcvd_idx` and `_tasks_outstanding`.
-    fn positions(&self, py: Python<'_>) -> PyResult<(u64, u64, u64)> {
-        Ok(self.check_out(py)?.core().positions())
+    fn positions(&self, py: Python<'_>) -> PyResult<Positions> {
+        let (sent, received, outstanding) = self.lock(py)?.core.positions();
+        Ok(Positions { sent, received, outstanding })
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        self.state.traverse(|state| visit.call(&state.source))
     }
 }
 
@@ -191,58 +198,17 @@ fn is_end(data: &Bound<'_, PyAny>) -> PyResult<bool> {
 }
 
 impl Scheduler {
-    fn lock(&self) -> MutexGuard<'_, Home> {
-        self.core.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn check_out(&self, py: Python<'_>) -> PyResult<CheckedOut<'_>> {
+    fn lock(&self, py: Python<'_>) -> PyResult<Guard<'_, State>> {
         if !self.process.is_current() {
             // Before the lock, which a thread may have had at the fork.
             return Err(exception(Error::Inherited { owner: self.process.pid() }));
         }
-        let me = thread::current().id();
-        loop {
-            {
-                let mut home = self.lock();
-                match std::mem::replace(&mut *home, Home::Out { holder: me, awaited: false }) {
-                    Home::In(core) => return Ok(CheckedOut { home: self, core: Some(core) }),
-                    out => *home = out,
-                }
-                if matches!(*home, Home::Out { holder, .. } if holder == me) {
-                    let text = "this iterator is being advanced elsewhere at this moment";
-                    return Err(PyRuntimeError::new_err(text));
-                }
-            }
-            // Without the interpreter, for the other thread needs it. As with torch's, each gets a batch.
-            detached(py, || {
-                self.wait_for_core();
-                Ok(())
-            })?;
-        }
-    }
-
-    /// Until it is there, or for [`LOOK`]; for ever, once another thread ends the interpreter.
-    fn wait_for_core(&self) {
-        let mut home = self.lock();
-        loop {
-            match &mut *home {
-                Home::Out { awaited, .. } => *awaited = true,
-                Home::In(_) if !exits_elsewhere() => return,
-                Home::In(_) => {}
-            }
-            home = self.put_back.wait_timeout(home, LOOK).unwrap_or_else(PoisonError::into_inner).0;
-            if !exits_elsewhere() {
-                return;
-            }
-        }
+        self.state.lock(py, "this iterator is being advanced elsewhere at this moment")
     }
 
     /// The epoch is over. Returns what to raise.
-    fn end(&self, iterator: &Bound<'_, PyAny>) -> PyResult<PyErr> {
-        let py = iterator.py();
-        if !iterator.getattr(intern!(py, "_persistent_workers"))?.is_truthy()? {
-            iterator.call_method0(intern!(py, "_shutdown_workers"))?;
-        }
+    fn end(&self, callbacks: &Callbacks<'_, '_>) -> PyResult<PyErr> {
+        callbacks.end_epoch()?;
         Ok(PyStopIteration::new_err(()))
     }
 
@@ -273,14 +239,14 @@ impl Scheduler {
     /// MIRRORS torch dataloader.py::_process_data. What reading the index raises replaces the batch.
     fn process<'py>(
         &self,
-        core: &mut Core,
-        iterator: &Bound<'py, PyAny>,
+        state: &mut State,
+        callbacks: &Callbacks<'_, 'py>,
         worker: u32,
         data: Bound<'py, PyAny>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let py = iterator.py();
-        core.delivered(worker);
-        self.send_one(core, iterator)?;
+        let py = callbacks.py();
+        state.core.delivered(worker);
+        self.send_one(state, callbacks)?;
         // By its type: `isinstance` would ask every batch for `__class__` too, which a user's class may answer.
         if data.get_type().is_subclass(Torch::get(py)?.exception_wrapper.bind(py))? {
             data.call_method0(intern!(py, "reraise"))?;
@@ -289,39 +255,16 @@ impl Scheduler {
     }
 
     /// MIRRORS torch dataloader.py::_try_put_index.
-    fn send_one(&self, core: &mut Core, iterator: &Bound<'_, PyAny>) -> PyResult<()> {
-        if core.is_full() {
+    fn send_one(&self, state: &mut State, callbacks: &Callbacks<'_, '_>) -> PyResult<()> {
+        if state.core.is_full() {
             return Err(PyAssertionError::new_err(
                 "Number of outstanding tasks exceeded maximum allowed tasks",
             ));
         }
-        let Some((kind, bytes)) = read_index(iterator)? else { return Ok(()) };
+        let Some((kind, bytes)) = state.source.get().read(callbacks)? else { return Ok(()) };
         // After shutdown there is no worker left, and as in torch the index is lost.
         let Ok(engine) = self.engine.get().core() else { return Ok(()) };
-        core.send(&engine, kind, bytes).map_err(exception)?;
+        state.core.send(&engine, kind, bytes).map_err(exception)?;
         Ok(())
-    }
-}
-
-/// The next index, natively or by torch's `_next_index`; `None` at the sampler's end.
-fn read_index(iterator: &Bound<'_, PyAny>) -> PyResult<Option<(TaskKind, Vec<u8>)>> {
-    let py = iterator.py();
-    let stream = iterator.getattr(intern!(py, "_stream"))?;
-    if !stream.is_none() {
-        // Made at the first request, as torch's generators begin their bodies then.
-        let mut native = stream.getattr(intern!(py, "native"))?;
-        if native.is_none() {
-            native = stream.call_method0(intern!(py, "open"))?;
-        }
-        if let Ok(native) = native.cast::<Stream>() {
-            return native.get().read(&stream);
-        }
-        // torch refuses it too, in words of its own.
-        iterator.setattr(intern!(py, "_stream"), py.None())?;
-    }
-    match iterator.call_method0(intern!(py, "_next_index")) {
-        Ok(index) => encode_index_or_pickle(&index).map(Some),
-        Err(error) if error.is_instance_of::<PyStopIteration>(py) => Ok(None),
-        Err(error) => Err(error),
     }
 }

@@ -6,20 +6,46 @@ use pyo3::exceptions::PyZeroDivisionError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
+use pyo3::{PyTraverseError, PyVisit};
 use ringloader_core::Error;
-use ringloader_core::plan::{BatchRule, Draw, Source, Step, Supply};
+use ringloader_core::plan::{BatchRule as CoreRule, Draw, Source, Step, Supply};
 use ringloader_core::transport::message::TaskKind;
 
 use crate::gil::exception;
 use crate::index::codec::{decode_index, encode_index_or_pickle};
 use crate::index::tensor::TensorIndices;
+use crate::python::Draws;
+
+/// How indices become batches.
+#[pyclass(frozen, module = "ringloader._native")]
+pub(crate) struct BatchRule {
+    size: u64,
+    drop_last: bool,
+    /// The batch sampler, where torch looks at its size before each batch.
+    resizable: Option<Py<PyAny>>,
+}
+
+#[pymethods]
+impl BatchRule {
+    #[new]
+    #[pyo3(signature = (size, drop_last, resizable=None))]
+    fn new(size: u64, drop_last: bool, resizable: Option<Py<PyAny>>) -> Self {
+        Self { size, drop_last, resizable }
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.resizable)
+    }
+}
 
 /// The indices of one of torch's samplers, over numbers that torch draws.
 #[pyclass(frozen, module = "ringloader._native")]
 pub(crate) struct Stream {
     core: Mutex<ringloader_core::plan::Stream>,
-    /// What it yields are positions in the sampler's `indices`.
-    through_indices: bool,
+    /// The batch sampler, where torch looks at its size before each batch.
+    resizable: Option<Py<PyAny>>,
+    /// The sampler in whose `indices` the numbers are positions.
+    through: Option<Py<PyAny>>,
 }
 
 #[pymethods]
@@ -30,7 +56,7 @@ impl Stream {
 
     /// `SequentialSampler` over `len` samples.
     #[staticmethod]
-    fn sequential(len: u64, batch: Option<(u64, bool)>) -> PyResult<Self> {
+    fn sequential(len: u64, batch: Option<&BatchRule>) -> PyResult<Self> {
         Self::new(Source::Sequential { len }, batch)
     }
 
@@ -40,20 +66,20 @@ impl Stream {
         n: u64,
         replacement: bool,
         private_generator: bool,
-        batch: Option<(u64, bool)>,
+        batch: Option<&BatchRule>,
     ) -> PyResult<Self> {
         Self::new(Source::Random { n, replacement, private_generator }, batch)
     }
 
-    /// `SubsetRandomSampler` over `len` indices.
+    /// `SubsetRandomSampler`, which has `len` indices.
     #[staticmethod]
-    fn subset(len: u64, batch: Option<(u64, bool)>) -> PyResult<Self> {
-        Ok(Self { through_indices: true, ..Self::new(Source::Subset { len }, batch)? })
+    fn subset(sampler: Py<PyAny>, len: u64, batch: Option<&BatchRule>) -> PyResult<Self> {
+        Ok(Self { through: Some(sampler), ..Self::new(Source::Subset { len }, batch)? })
     }
 
     /// `WeightedRandomSampler`.
     #[staticmethod]
-    fn weighted(categories: u64, num_samples: u64, batch: Option<(u64, bool)>) -> PyResult<Self> {
+    fn weighted(categories: u64, num_samples: u64, batch: Option<&BatchRule>) -> PyResult<Self> {
         Self::new(Source::Weighted { categories, num_samples }, batch)
     }
 
@@ -66,35 +92,44 @@ impl Stream {
         rank: u64,
         shuffle: bool,
         drop_last: bool,
-        batch: Option<(u64, bool)>,
+        batch: Option<&BatchRule>,
     ) -> PyResult<Self> {
         Self::new(Source::Distributed { len, num_samples, num_replicas, rank, shuffle, drop_last }, batch)
     }
 
     /// `_InfiniteConstantSampler`.
     #[staticmethod]
-    fn nones(batch: Option<(u64, bool)>) -> PyResult<Self> {
+    fn nones(batch: Option<&BatchRule>) -> PyResult<Self> {
         Self::new(Source::InfiniteNone, batch)
     }
 
-    /// The next index or batch of indices, with `draw` asked for what torch draws.
-    fn next(&self, py: Python<'_>, draw: &Bound<'_, PyAny>) -> PyResult<Option<Py<PyAny>>> {
-        let read = self.read(draw)?;
+    /// The next index or batch of indices, with `draws` asked for what torch draws.
+    fn next(&self, draws: &Bound<'_, PyAny>) -> PyResult<Option<Py<PyAny>>> {
+        let py = draws.py();
+        let read = self.read(&Draws(draws))?;
         read.map(|(kind, bytes)| decode_index(py, kind, &bytes).map(Bound::unbind)).transpose()
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.resizable)?;
+        visit.call(&self.through)
     }
 }
 
 impl Stream {
-    fn new(source: Source, batch: Option<(u64, bool)>) -> PyResult<Self> {
-        let rule = batch.map(|(size, drop_last)| BatchRule { size, drop_last });
+    fn new(source: Source, batch: Option<&BatchRule>) -> PyResult<Self> {
+        let rule = batch.map(|&BatchRule { size, drop_last, .. }| CoreRule { size, drop_last });
         let core = ringloader_core::plan::Stream::new(source, rule).map_err(exception)?;
-        Ok(Self { core: Mutex::new(core), through_indices: false })
+        let resizable = batch.and_then(|rule| rule.resizable.as_ref());
+        let resizable = resizable.map(|sampler| Python::attach(|py| sampler.clone_ref(py)));
+        Ok(Self { core: Mutex::new(core), resizable, through: None })
     }
 
-    /// The next index, as a task's bytes. `draw` is called, at torch's moment, for each thing that torch draws.
-    pub(crate) fn read(&self, draw: &Bound<'_, PyAny>) -> PyResult<Option<(TaskKind, Vec<u8>)>> {
+    /// The next index, as a task's bytes. `draws` is called, at torch's moment, for each thing that torch draws.
+    pub(crate) fn read(&self, draws: &Draws<'_, '_>) -> PyResult<Option<(TaskKind, Vec<u8>)>> {
         let has_ended = self.core().has_ended();
-        if !has_ended && let Some(size) = batch_size(draw).inspect_err(|_| self.core().close())? {
+        if !has_ended && let Some(batches) = &self.resizable {
+            let size = batch_size(batches.bind(draws.py()), draws).inspect_err(|_| self.core().close())?;
             self.core().resize(size);
         }
         loop {
@@ -102,18 +137,18 @@ impl Stream {
                 let mut core = self.core();
                 let word = |index: i64| index.to_le_bytes().to_vec();
                 match core.next() {
-                    Ok(Step::Batch(positions)) if self.through_indices => {
+                    Ok(Step::Batch(positions)) if self.through.is_some() => {
                         let positions = positions.to_vec();
                         drop(core);
-                        return self.look_up(draw, |indices| {
+                        return self.look_up(draws, |indices| {
                             let found: PyResult<Vec<_>> =
                                 positions.iter().map(|&at| item(indices, at)).collect();
-                            Ok(PyList::new(draw.py(), found?)?.into_any())
+                            Ok(PyList::new(draws.py(), found?)?.into_any())
                         });
                     }
-                    Ok(Step::Index(position)) if self.through_indices => {
+                    Ok(Step::Index(position)) if self.through.is_some() => {
                         drop(core);
-                        return self.look_up(draw, |indices| item(indices, position));
+                        return self.look_up(draws, |indices| item(indices, position));
                     }
                     Ok(Step::Batch(indices)) => {
                         let bytes = indices.iter().flat_map(|index| index.to_le_bytes()).collect();
@@ -131,7 +166,7 @@ impl Stream {
                 }
             };
             // Not under the lock: torch's functions, and the user's `len`, run here.
-            let supply = fetch(draw, need)?;
+            let supply = fetch(draws, need)?;
             self.core().supply(supply).map_err(exception)?;
         }
     }
@@ -143,11 +178,12 @@ impl Stream {
     /// What `read` finds in the sampler's `indices` as they are now. What it raises ends the stream.
     fn look_up<'py>(
         &self,
-        draw: &Bound<'py, PyAny>,
+        draws: &Draws<'_, 'py>,
         read: impl FnOnce(&Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>>,
     ) -> PyResult<Option<(TaskKind, Vec<u8>)>> {
-        let py = draw.py();
-        let indices = draw.getattr(intern!(py, "sampler"))?.getattr(intern!(py, "indices"));
+        let py = draws.py();
+        let Some(sampler) = &self.through else { return Ok(None) };
+        let indices = sampler.bind(py).getattr(intern!(py, "indices"));
         let index = indices.and_then(|indices| read(&indices)).inspect_err(|_| self.core().close())?;
         encode_index_or_pickle(&index).map(Some)
     }
@@ -161,31 +197,23 @@ fn item<'py>(indices: &Bound<'py, PyAny>, at: i64) -> PyResult<Bound<'py, PyAny>
     }
 }
 
-/// The batch sampler's size, where torch looks at it before each batch.
-fn batch_size(draw: &Bound<'_, PyAny>) -> PyResult<Option<u64>> {
-    let py = draw.py();
-    let batches = draw.getattr(intern!(py, "resizable"))?;
-    if batches.is_none() {
-        return Ok(None);
-    }
-    let size = batches.getattr(intern!(py, "batch_size"))?;
+/// The batch sampler's size.
+fn batch_size<'py>(batches: &Bound<'py, PyAny>, draws: &Draws<'_, 'py>) -> PyResult<u64> {
+    let size = batches.getattr(intern!(batches.py(), "batch_size"))?;
     match size.extract::<i64>() {
-        Ok(plain @ 0..) => Ok(Some(plain as u64)),
-        _ => draw.call_method1(intern!(py, "odd_size"), (size,))?.extract().map(Some),
+        Ok(plain @ 0..) => Ok(plain as u64),
+        _ => draws.odd_size(&size),
     }
 }
 
-fn fetch(draw: &Bound<'_, PyAny>, need: Draw) -> PyResult<Supply> {
+fn fetch(draws: &Draws<'_, '_>, need: Draw) -> PyResult<Supply> {
     let indices = |found: Bound<'_, PyAny>| Ok(Supply::Indices(Box::new(TensorIndices::new(&found)?)));
     match need {
-        Draw::Seed => draw.call_method0("seed").map(|_| Supply::Seeded),
-        Draw::NumSamples => Ok(Supply::NumSamples(draw.call_method0("num_samples")?.extract()?)),
-        Draw::Permutation { n } => {
-            let found = draw.call_method1("permutation", (n,))?;
-            if found.is_none() { Ok(Supply::WordByWord) } else { indices(found) }
-        }
-        Draw::Words { count } => indices(draw.call_method1("words", (count,))?),
-        Draw::Integers { high, count } => indices(draw.call_method1("integers", (high, count))?),
-        Draw::Multinomial { .. } => indices(draw.call_method0("multinomial")?),
+        Draw::Seed => draws.seed().map(|()| Supply::Seeded),
+        Draw::NumSamples => Ok(Supply::NumSamples(draws.num_samples()?)),
+        Draw::Permutation { n } => draws.permutation(n)?.map_or(Ok(Supply::WordByWord), indices),
+        Draw::Words { count } => indices(draws.words(count)?),
+        Draw::Integers { high, count } => indices(draws.integers(high, count)?),
+        Draw::Multinomial { .. } => indices(draws.multinomial()?),
     }
 }

@@ -1,53 +1,17 @@
-//! What is asked of torch, numpy and pickle, looked up once in a process, and every name of a Python module of ours.
+//! What is asked of torch, numpy and pickle, looked up once in a process.
 
 use std::collections::HashMap;
 
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyDict, PyType};
+use pyo3::types::{PyDict, PyTuple, PyType};
 use ringloader_core::batch::Dtype;
 
 use super::abi::ExchangeApi;
 use super::method::NoArgsMethod;
 use crate::identity::ByIdentity;
-
-/// What is pickled, by which function.
-const PICKLING: &str = "ringloader._common.pickling";
-/// Private names of torch.
-const INTERNALS: &str = "ringloader._torch.internals";
-/// What is said of memory.
-const BUDGET: &str = "ringloader._main.budget";
-/// What stands for a batch whose arrival has failed.
-const FAILED_ARRIVAL: &str = "ringloader._main.failed_arrival";
-
-/// Says, once, that batches do not fit into a worker's share.
-///
-/// # Errors
-/// What logging raises.
-pub(crate) fn say_oversize(py: Python<'_>, len: u64, share: u64, largest: u64, workers: u32) -> PyResult<()> {
-    py.import(BUDGET)?.call_method1("say_oversize", (len, share, largest, workers)).map(drop)
-}
-
-/// Says why memory that nobody needs was not given back.
-///
-/// # Errors
-/// What logging raises.
-pub(crate) fn say_kept(py: Python<'_>, why: &str) -> PyResult<()> {
-    py.import(BUDGET)?.call_method1("say_kept", (why,)).map(drop)
-}
-
-/// What stands for a batch whose arrival has failed.
-///
-/// # Errors
-/// What importing it raises.
-pub(crate) fn failed_arrival<'py>(
-    py: Python<'py>,
-    error: &PyErr,
-    was_raised: bool,
-) -> PyResult<Bound<'py, PyAny>> {
-    py.import(FAILED_ARRIVAL)?.getattr("FailedArrival")?.call1((error.value(py), was_raised))
-}
+use crate::python;
 
 /// The functions and types.
 pub(crate) struct Torch {
@@ -81,7 +45,7 @@ pub(crate) struct Torch {
     pub(crate) array_tag: Py<PyAny>,
     pub(crate) array_dtype: Py<PyAny>,
     pub(crate) named_tuple_name: Py<PyAny>,
-    pub(crate) find_class: Py<PyAny>,
+    find_class: Py<PyAny>,
     /// A worker's word that its iterable dataset has ended.
     pub(crate) iterable_end: Py<PyAny>,
     /// What carries an exception out of a worker.
@@ -104,8 +68,8 @@ impl Torch {
     fn load(py: Python<'_>) -> PyResult<Self> {
         let torch = py.import("torch")?;
         let numpy = py.import("numpy")?;
-        let batches = py.import(PICKLING)?;
-        let seam = py.import(INTERNALS)?;
+        let pickling = python::pickling(py)?;
+        let internals = python::torch_internals(py)?;
         let tensor = torch.getattr("Tensor")?.cast_into::<PyType>()?;
         let get = |module: &Bound<'_, PyModule>, name: &str| Ok::<_, PyErr>(module.getattr(name)?.unbind());
         let mut dtypes = ByIdentity::default();
@@ -124,7 +88,7 @@ impl Torch {
             has_names: tensor.hasattr("has_names")?.then(|| NoArgsMethod::new(py, "has_names")),
             data_ptr: NoArgsMethod::new(py, "data_ptr"),
             nbytes: NoArgsMethod::new(py, "nbytes"),
-            function_modes: get(&seam, "len_torch_function_stack")?,
+            function_modes: get(&internals, "len_torch_function_stack")?,
             collects_anywhere: py.version_info() < (3, 12),
             tensor: tensor.unbind(),
             untyped_storage: torch.getattr("UntypedStorage")?.cast_into::<PyType>()?.unbind(),
@@ -134,17 +98,17 @@ impl Torch {
             empty: get(&torch, "empty")?,
             empty_strided: get(&torch, "empty_strided")?,
             empty_array: get(&numpy, "empty")?,
-            from_capsule: get(&seam, "from_dlpack")?,
-            dumps: get(&batches, "dumps")?,
-            loads: get(&batches, "loads")?,
-            dumps_index: get(&batches, "dumps_index")?,
-            loads_index: get(&batches, "loads_index")?,
-            array_tag: get(&batches, "array_tag")?,
-            array_dtype: get(&batches, "array_dtype")?,
-            named_tuple_name: get(&batches, "named_tuple_name")?,
-            find_class: get(&batches, "find_class")?,
-            iterable_end: get(&seam, "IterableDatasetStopIteration")?,
-            exception_wrapper: get(&seam, "ExceptionWrapper")?,
+            from_capsule: get(&internals, "from_dlpack")?,
+            dumps: get(&pickling, "dumps")?,
+            loads: get(&pickling, "loads")?,
+            dumps_index: get(&pickling, "dumps_index")?,
+            loads_index: get(&pickling, "loads_index")?,
+            array_tag: get(&pickling, "array_tag")?,
+            array_dtype: get(&pickling, "array_dtype")?,
+            named_tuple_name: get(&pickling, "named_tuple_name")?,
+            find_class: get(&pickling, "find_class")?,
+            iterable_end: get(&internals, "IterableDatasetStopIteration")?,
+            exception_wrapper: get(&internals, "ExceptionWrapper")?,
             dtypes,
             torch_dtypes,
         })
@@ -218,6 +182,27 @@ impl Torch {
         }
         let address = tensor.call_method0(intern!(py, "data_ptr"))?.extract()?;
         Ok(Some((address, tensor.len()?)))
+    }
+
+    /// A number that one of torch's storages has to itself while it is alive.
+    ///
+    /// # Errors
+    /// What torch raises.
+    pub(crate) fn number_of(storage: &Bound<'_, PyAny>) -> PyResult<usize> {
+        storage.getattr(intern!(storage.py(), "_cdata"))?.extract()
+    }
+
+    /// A named tuple of a class that module and name tell.
+    ///
+    /// # Errors
+    /// What looking up the class raises, or the class.
+    pub(crate) fn named_tuple<'py>(
+        &self,
+        name: &Bound<'py, PyTuple>,
+        items: Bound<'py, PyTuple>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let class = self.find_class.bind(name.py()).call1(name)?;
+        class.call_method1(intern!(name.py(), "_make"), (items,))
     }
 
     /// A tensor without elements, which may grow.

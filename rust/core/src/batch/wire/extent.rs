@@ -1,5 +1,5 @@
 #![forbid(unsafe_code)]
-//! Which part of a storage a leaf covers. The same rules for who writes a leaf and who reads one.
+//! Which part of a storage a leaf covers. The same rules for the writer of a leaf and its reader.
 
 use super::MAX_NDIM;
 use crate::batch::Dtype;
@@ -64,7 +64,7 @@ pub(super) fn tensor_extent(
         return Err("a byte offset that is no multiple of its itemsize");
     }
     let numel = numel(shape.clone())?;
-    // Zero whenever the tensor is empty: an overflow there is nobody's address.
+    // Zero whenever the tensor is empty: an overflow there is no address.
     let mut last: u64 = 0;
     for (size, stride) in shape.zip(strides) {
         if stride < 0 {

@@ -16,11 +16,11 @@ pub(super) struct Random {
     n: u64,
     replacement: bool,
     private_generator: bool,
-    state: State,
+    state: RandomStage,
 }
 
 #[derive(Debug)]
-enum State {
+enum RandomStage {
     Start,
     Seeded,
     /// `num_samples` was read for the first time.
@@ -50,38 +50,38 @@ enum State {
 
 impl Random {
     pub(super) fn new(n: u64, replacement: bool, private_generator: bool) -> Self {
-        Self { n, replacement, private_generator, state: State::Start }
+        Self { n, replacement, private_generator, state: RandomStage::Start }
     }
 
     pub(super) fn pull(&mut self, limit: u64, out: &mut Vec<i64>) -> Result<Pull> {
         loop {
             match &mut self.state {
-                State::Start if self.private_generator => return Ok(Pull::Need(Draw::Seed)),
-                State::Start => self.state = State::Seeded,
-                State::Seeded => return Ok(Pull::Need(Draw::NumSamples)),
-                &mut State::Counted { num_samples } => {
-                    self.state = State::Full { left: num_samples / self.draw_len()? };
+                RandomStage::Start if self.private_generator => return Ok(Pull::Need(Draw::Seed)),
+                RandomStage::Start => self.state = RandomStage::Seeded,
+                RandomStage::Seeded => return Ok(Pull::Need(Draw::NumSamples)),
+                &mut RandomStage::Counted { num_samples } => {
+                    self.state = RandomStage::Full { left: num_samples / self.draw_len()? };
                 }
-                State::Full { left: 0 } => return Ok(Pull::Need(Draw::NumSamples)),
-                State::Full { .. } => return Ok(Pull::Need(self.draw(self.draw_len()?))),
-                State::FullDrawn { drawn, left } if drawn.is_empty() => {
+                RandomStage::Full { left: 0 } => return Ok(Pull::Need(Draw::NumSamples)),
+                RandomStage::Full { .. } => return Ok(Pull::Need(self.draw(self.draw_len()?))),
+                RandomStage::FullDrawn { drawn, left } if drawn.is_empty() => {
                     // Frees the draw before the next one is asked for, as torch does.
-                    self.state = State::Full { left: *left };
+                    self.state = RandomStage::Full { left: *left };
                 }
-                State::FullDrawn { drawn, .. } => {
+                RandomStage::FullDrawn { drawn, .. } => {
                     return drawn.take(limit, out);
                 }
-                &mut State::Recounted { num_samples } => {
-                    self.state = State::Rest { count: num_samples % self.draw_len()? };
+                &mut RandomStage::Recounted { num_samples } => {
+                    self.state = RandomStage::Rest { count: num_samples % self.draw_len()? };
                 }
                 // Torch draws a permutation of which it uses nothing. It moves the user's generator, and with it the
                 // next epoch; a private one is gone with this stream, and the time is saved.
-                State::Rest { count: 0 } if self.private_generator && !self.replacement => {
+                RandomStage::Rest { count: 0 } if self.private_generator && !self.replacement => {
                     return Ok(Pull::End);
                 }
-                &mut State::Rest { count } => return Ok(Pull::Need(self.draw(count))),
-                State::RestDrawn { drawn } if drawn.is_empty() => return Ok(Pull::End),
-                State::RestDrawn { drawn } => {
+                &mut RandomStage::Rest { count } => return Ok(Pull::Need(self.draw(count))),
+                RandomStage::RestDrawn { drawn } if drawn.is_empty() => return Ok(Pull::End),
+                RandomStage::RestDrawn { drawn } => {
                     return drawn.take(limit, out);
                 }
             }
@@ -89,23 +89,27 @@ impl Random {
     }
 
     pub(super) fn supply(&mut self, draw: Draw, supply: Supply) -> Result<()> {
-        if let (State::FullDrawn { drawn, .. } | State::RestDrawn { drawn }, Draw::Words { count }) =
-            (&mut self.state, draw)
+        if let (
+            RandomStage::FullDrawn { drawn, .. } | RandomStage::RestDrawn { drawn },
+            Draw::Words { count },
+        ) = (&mut self.state, draw)
         {
             drawn.supply(supply.into_indices(), count);
             return Ok(());
         }
         self.state = match (&self.state, supply) {
-            (State::Start, Supply::Seeded) => State::Seeded,
-            (State::Seeded, Supply::NumSamples(num_samples)) => State::Counted { num_samples },
-            (State::Full { .. }, Supply::NumSamples(num_samples)) => State::Recounted { num_samples },
-            (&State::Full { left }, supply) => {
+            (RandomStage::Start, Supply::Seeded) => RandomStage::Seeded,
+            (RandomStage::Seeded, Supply::NumSamples(num_samples)) => RandomStage::Counted { num_samples },
+            (RandomStage::Full { .. }, Supply::NumSamples(num_samples)) => {
+                RandomStage::Recounted { num_samples }
+            }
+            (&RandomStage::Full { left }, supply) => {
                 let draws = supply.into_draws(draw)?;
                 let count = draws.len();
-                State::FullDrawn { drawn: Drawn::new(draws, count, self.n), left: left - 1 }
+                RandomStage::FullDrawn { drawn: Drawn::new(draws, count, self.n), left: left - 1 }
             }
-            (&State::Rest { count }, supply) => {
-                State::RestDrawn { drawn: Drawn::new(supply.into_draws(draw)?, count, self.n) }
+            (&RandomStage::Rest { count }, supply) => {
+                RandomStage::RestDrawn { drawn: Drawn::new(supply.into_draws(draw)?, count, self.n) }
             }
             (state, supply) => unreachable!("{supply:?} answers no need of {state:?}"),
         };

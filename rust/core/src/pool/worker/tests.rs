@@ -39,8 +39,8 @@ fn audit(slots: &WorkerSlots, words: SlotWords<'_>) {
     assert_eq!(slots.resident, shared.iter().sum::<u64>());
     assert_eq!(slots.resident, words.resident.load(Ordering::Relaxed));
     let in_state = |state| slots.states.iter().filter(|&&s| s == state).count();
-    assert_eq!(slots.free.len(), in_state(State::Free));
-    assert_eq!(slots.pinned.len(), in_state(State::Pinned));
+    assert_eq!(slots.free.len(), in_state(SlotState::Free));
+    assert_eq!(slots.pinned.len(), in_state(SlotState::Pinned));
 }
 
 fn fill(slots: &mut WorkerSlots, words: SlotWords<'_>, bytes: u64) -> SlotId {
@@ -103,7 +103,7 @@ fn growing_counts_granules_and_then_costs_nothing() {
     assert_eq!(os.asked, [4 * KIB, 4 * KIB, 120 * KIB]);
     os.exhausted = true;
     assert_eq!(slots.grow(words, slot, 128 * KIB, &mut os).unwrap(), Growth::Ready);
-    assert_eq!(os.asked.len(), 3, "nobody is asked for bytes that are there");
+    assert_eq!(os.asked.len(), 3, "bytes that are there are not asked for");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! An engine between two epochs: its workers have ended, their slots stay warm for other workers.
 //!
-//! INVARIANT: nobody but this process writes to what a [`Parked`] engine lends again. Every worker has ended, and no
+//! INVARIANT: no process but this one writes to what a [`CachedSegment`] lends again. Every worker has ended, and no
 //! process that one of them forked is left: it would have the worker's end of the socket pair. A process that this
 //! one forked has the segment too, but its objects lie over slots that were leased at the fork, and these stay leased
 //! until it has ended (see [`forks`](crate::forks)).
@@ -8,16 +8,16 @@
 use std::os::fd::AsFd;
 use std::sync::PoisonError;
 
-use super::{Engine, State};
+use super::{Engine, EngineState};
 use crate::error::Result;
 use crate::os::fd_passing;
 use crate::pool::{Ledger, SlotId};
 use crate::sync::{Arc, Ordering};
 use crate::transport::layout::{Control, GRANULE};
 
-/// An engine that was [parked](Engine::park). Dropping it closes it.
+/// An engine that was [stored](Engine::store). Dropping it closes it.
 #[derive(Debug)]
-pub struct Parked(Engine);
+pub struct CachedSegment(Engine);
 
 impl Engine {
     /// Ends this engine, whose workers have ended, as [`close`](Self::close) does, but keeps `most` bytes of what its
@@ -25,19 +25,19 @@ impl Engine {
     ///
     /// `None`, and closed: it was closed before, a worker may live or has left a process behind, a ring is corrupt, or
     /// the user holds more than `most`.
-    pub fn park(mut self, most: u64) -> Option<Parked> {
+    pub fn store(mut self, most: u64) -> Option<CachedSegment> {
         // Dropped, an engine closes.
-        matches!(self.rest(most), Ok(true)).then_some(Parked(self))
+        matches!(self.try_store(most), Ok(true)).then_some(CachedSegment(self))
     }
 
-    /// Whether the user holds more than half of what he may of a worker: parked, what he may hold of the next epoch
-    /// were the rest.
+    /// Whether the user holds more than half of its limit of a worker: stored, its limit in the next epoch
+    /// would be the rest.
     #[must_use]
     pub fn is_half_leased(&self) -> bool {
         self.handles.iter().any(|handle| handle.ledger.is_half_leased())
     }
 
-    fn rest(&mut self, most: u64) -> Result<bool> {
+    fn try_store(&mut self, most: u64) -> Result<bool> {
         if !self.process.is_current() {
             return Ok(false);
         }
@@ -64,7 +64,7 @@ impl Engine {
         for (worker, channel) in (0..workers).zip(&mut state.channels) {
             channel.forget(&self.control, worker)?;
         }
-        *state = State { channels: std::mem::take(&mut state.channels), ..State::new(workers) };
+        *state = EngineState { channels: std::mem::take(&mut state.channels), ..EngineState::new(workers) };
         self.control.begin_again();
         for worker in 0..workers {
             if !self.keep(worker, most / u64::from(workers))? {
@@ -86,7 +86,7 @@ impl Engine {
             (0..words.slots()).map(SlotId::new).partition(|slot| slot.is_in(&busy));
         let Some(mut left) = most.checked_sub(held.into_iter().map(touched).sum()) else { return Ok(false) };
         for slot in free {
-            // Nobody holds it, and nobody is left who could make anybody hold it.
+            // It is not held, and no process is left that could have it held.
             let kept = touched(slot).min(left / GRANULE * GRANULE);
             if kept < touched(slot) {
                 let window = self.control.window(worker, slot);
@@ -99,7 +99,7 @@ impl Engine {
     }
 }
 
-impl Parked {
+impl CachedSegment {
     /// Bytes that are kept, those of the user's batches too.
     #[must_use]
     pub fn resident(&self) -> u64 {
@@ -124,7 +124,7 @@ impl Parked {
     ///
     /// # Errors
     /// [`Error::Os`](crate::Error::Os) when there are too many open files. It is closed then.
-    pub fn resume(self) -> Result<Engine> {
+    pub fn take(self) -> Result<Engine> {
         let mut engine = self.0;
         engine.process.look();
         for _ in 0..engine.control.geometry().workers {

@@ -1,4 +1,4 @@
-//! Native control over worker processes that are killed: what the scheduler hands out, and when it says that a
+//! The scheduler over worker processes that are killed: what the scheduler hands out, and when it says that a
 //! worker is lost.
 
 use std::collections::VecDeque;
@@ -49,7 +49,7 @@ struct Peer {
     lost: bool,
 }
 
-struct Controlled {
+struct Scheduled {
     engine: Engine,
     scheduler: Scheduler<u64>,
     order: Order,
@@ -73,7 +73,7 @@ enum Outcome {
     Lost(u32),
 }
 
-impl Controlled {
+impl Scheduled {
     fn new(workers: u32, prefetch_factor: u32, order: Order, share: u64, profile: Profile) -> Self {
         Self {
             engine: Engine::new(workers, workers * prefetch_factor, share).unwrap(),
@@ -140,7 +140,7 @@ impl Controlled {
         let seq = (self.epoch << EPOCH_SHIFT) | self.scheduler.positions().0;
         let task = self.profile.task(seq);
         let Some(worker) = self.scheduler.send(&self.engine, task.kind, task.bytes).unwrap() else {
-            assert!(self.peers.iter().all(|peer| peer.lost), "a worker is there, and nobody was asked");
+            assert!(self.peers.iter().all(|peer| peer.lost), "a worker is there, and none was asked");
             return false;
         };
         let peer = &mut self.peers[worker as usize];
@@ -281,7 +281,7 @@ pub(crate) fn kills(effort: Effort) -> Seen {
         let leaf = [500, 20 << 10, 400 << 10][random.below(3) as usize];
         let profile = Profile { seed: random.next(), leaves: 3, leaf };
         let order = ORDERS[random.below(4) as usize];
-        let mut parent = Controlled::new(workers, 1 + random.below(3) as u32, order, 1 << 20, profile);
+        let mut parent = Scheduled::new(workers, 1 + random.below(3) as u32, order, 1 << 20, profile);
         (0..workers).for_each(|_| parent.start(None));
         for epoch in 0..3 {
             parent.begin(random.below(300), epoch == 0);
@@ -322,7 +322,7 @@ pub(crate) fn kills(effort: Effort) -> Seen {
         }
         drop(told);
         assert_eq!(lost, [victim]);
-        // The others go on, and each new epoch says once more who is missing.
+        // The others go on, and each new epoch says once more which one is missing.
         (0..random.below(30)).for_each(|_| assert_ne!(parent.next(), Outcome::Lost(victim)));
         killer.join().unwrap();
         for _ in 0..2 {
@@ -331,7 +331,7 @@ pub(crate) fn kills(effort: Effort) -> Seen {
             assert!(parent.peers[victim as usize].lost);
         }
         let (one, more) = parent.finish();
-        assert_eq!(one.kills, 1, "a worker ended that nobody killed");
+        assert_eq!(one.kills, 1, "a worker ended that was not killed");
         assert_eq!(open_descriptors(), descriptors, "descriptors are left");
         seen += one;
         notices.extend(more);
@@ -358,7 +358,7 @@ pub(crate) fn deaths(effort: Effort) -> Seen {
     for (at, (point, _)) in DEATHS.iter().enumerate() {
         for order in [Order::InOrder, Order::AsCompleted] {
             let profile = Profile { seed: effort.seed + at as u64, leaves: 3, leaf: LEAF };
-            let mut parent = Controlled::new(2, 3, order, SHARE, profile);
+            let mut parent = Scheduled::new(2, 3, order, SHARE, profile);
             parent.start(Some(&format!("{point}:kill:{}", [1, 9][at % 2])));
             parent.start(None);
             // Epoch after epoch, of which every other one is left half-way.
@@ -369,7 +369,7 @@ pub(crate) fn deaths(effort: Effort) -> Seen {
                 if outcomes.by_ref().any(|outcome| outcome != Outcome::Batch) && parent.peers[0].lost {
                     break;
                 }
-                assert!(epoch < 1000, "nobody died at {point}");
+                assert!(epoch < 1000, "no worker died at {point}");
             }
             parent.rest();
             parent.begin(20, false);

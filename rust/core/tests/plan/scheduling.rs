@@ -9,7 +9,7 @@ use ringloader_core::plan::{Dispatch, Next, Order, ReorderBuffer};
 use crate::cases::{Event, event, lengths, order, schedule, script};
 use crate::torch_iterator::{Answer, Indices, TorchIterator, Workers};
 
-struct Control {
+struct Plan {
     order: Order,
     workers: Workers,
     indices: Indices,
@@ -17,7 +17,7 @@ struct Control {
     tasks: ReorderBuffer<u64>,
 }
 
-impl Control {
+impl Plan {
     fn new(order: Order, prefetch_factor: u32, workers: Workers, indices: Indices, count: u32) -> Self {
         let dispatch = Dispatch::new(count, prefetch_factor, order);
         let mut this = Self { order, workers, indices, dispatch, tasks: ReorderBuffer::new() };
@@ -65,7 +65,7 @@ impl Control {
             match self.workers.get() {
                 (seq, Answer::Stop) => {
                     let worker = self.tasks.ended(seq).expect("a task under way");
-                    self.dispatch.retire(worker);
+                    self.dispatch.deactivate(worker);
                     self.put();
                 }
                 (seq, Answer::Batch) if self.order == Order::InOrder => {
@@ -88,7 +88,7 @@ fn next_data(torch: &mut TorchIterator) -> Option<(u64, u32)> {
     }
 }
 
-fn assert_equal(ours: &Control, torch: &TorchIterator) {
+fn assert_equal(ours: &Plan, torch: &TorchIterator) {
     assert_eq!(ours.workers.log, torch.workers.log);
     assert_eq!(ours.indices.calls, torch.indices.calls);
     assert_eq!(ours.tasks.outstanding(), torch.tasks_outstanding);
@@ -117,7 +117,7 @@ proptest! {
         let workers = Workers::new(lengths, schedule);
         let indices = Indices { script, calls: 0 };
         let mut torch = TorchIterator::new(order, prefetch_factor, workers.clone(), indices.clone());
-        let mut ours = Control::new(order, prefetch_factor, workers, indices, count);
+        let mut ours = Plan::new(order, prefetch_factor, workers, indices, count);
         let mut dead = Vec::new();
         assert_equal(&ours, &torch);
         for event in events {
@@ -128,14 +128,14 @@ proptest! {
                     torch.reset();
                     // Each of the dead is asked once more, and noticed once more.
                     for worker in dead.iter().copied() {
-                        ours.dispatch.retire(worker);
+                        ours.dispatch.deactivate(worker);
                         torch.workers_status[worker as usize] = false;
                     }
                 }
                 Event::Kill(worker) => {
                     let worker = u32::from(worker) % count;
                     ours.workers.kill(worker, 0);
-                    ours.dispatch.retire(worker);
+                    ours.dispatch.deactivate(worker);
                     torch.workers.kill(worker, 0);
                     torch.workers_status[worker as usize] = false;
                     dead.push(worker);
@@ -157,7 +157,7 @@ proptest! {
         let workers = Workers::new(vec![None; count as usize], schedule);
         let indices = Indices { script: vec![true; batches], calls: 0 };
         let mut torch = TorchIterator::new(Order::InOrder, prefetch_factor, workers.clone(), indices.clone());
-        let mut ours = Control::new(Order::InOrder, prefetch_factor, workers, indices, count);
+        let mut ours = Plan::new(Order::InOrder, prefetch_factor, workers, indices, count);
         for eager in eagerness.iter().cycle().take(batches + 2) {
             for _ in 0..u64::from(*eager).min(ours.tasks.outstanding()) {
                 let (seq, _) = ours.workers.get();

@@ -1,0 +1,26 @@
+"""The steps that a batch takes in the main process, in order, between the scheduler and the caller.
+
+A batch is decoded before the first of them, in the native scheduler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ringloader._options import Options
+
+# Takes a batch, and returns what the next stage, or the caller, gets. What it raises, the caller gets.
+Stage = Callable[[Any], Any]
+
+
+def stages_for(_loader: Any, _options: Options) -> tuple[Stage, ...]:
+    """Those that an iterator of the loader needs. No option needs any yet."""
+    return ()
+
+
+def passed(batch: Any, stages: Sequence[Stage]) -> Any:
+    """What the stages make of a batch."""
+    for stage in stages:
+        batch = stage(batch)
+    return batch

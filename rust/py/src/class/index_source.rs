@@ -1,0 +1,69 @@
+//! Where a scheduler's indices come from in one epoch, as a Python class.
+
+use std::sync::OnceLock;
+
+use pyo3::exceptions::PyStopIteration;
+use pyo3::prelude::*;
+use pyo3::{PyTraverseError, PyVisit};
+use ringloader_core::transport::message::TaskKind;
+
+use super::stream::Stream;
+use crate::index::codec::encode_index_or_pickle;
+use crate::python::{Callbacks, Draws};
+
+/// A native stream over what torch draws, or Python's `next`.
+#[pyclass(frozen, module = "ringloader._native")]
+pub(crate) struct IndexSource {
+    /// `None`: Python iterates the sampler.
+    draws: Option<Py<PyAny>>,
+    /// Made at the first request, as torch's generators begin their bodies then; `None` inside: Python iterates the
+    /// sampler after all.
+    stream: OnceLock<Option<Py<Stream>>>,
+}
+
+#[pymethods]
+impl IndexSource {
+    /// One epoch of a sampler of torch's own, read natively.
+    #[staticmethod]
+    fn native(draws: Py<PyAny>) -> Self {
+        Self { draws: Some(draws), stream: OnceLock::new() }
+    }
+
+    /// Any other, read by torch's `_next_index`.
+    #[staticmethod]
+    fn python() -> Self {
+        Self { draws: None, stream: OnceLock::new() }
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.draws)?;
+        visit.call(self.stream.get().and_then(Option::as_ref))
+    }
+}
+
+impl IndexSource {
+    /// The next index, as a task's bytes; `None` at the sampler's end.
+    ///
+    /// # Errors
+    /// What the sampler raises, and what torch raises for it.
+    pub(crate) fn read(&self, callbacks: &Callbacks<'_, '_>) -> PyResult<Option<(TaskKind, Vec<u8>)>> {
+        let py = callbacks.py();
+        if let Some(draws) = &self.draws {
+            let draws = Draws(draws.bind(py));
+            if self.stream.get().is_none() {
+                let made = draws.open()?;
+                // None where torch refuses the sampler too, in words of its own.
+                let made = if made.is_none() { None } else { Some(made.cast_into::<Stream>()?.unbind()) };
+                let _ = self.stream.set(made);
+            }
+            if let Some(Some(stream)) = self.stream.get() {
+                return stream.get().read(&draws);
+            }
+        }
+        match callbacks.next_index() {
+            Ok(index) => encode_index_or_pickle(&index).map(Some),
+            Err(error) if error.is_instance_of::<PyStopIteration>(py) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! A lock for what calls Python while it is held: threads wait for it without the interpreter.
+
+use std::ops::{Deref, DerefMut};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, ThreadId};
+use std::time::Duration;
+
+use pyo3::PyTraverseError;
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+
+use crate::gil::{detached, exits_elsewhere};
+
+/// How long a thread waits for another between two looks for signals.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Takes its value out while it is held. The thread that holds it cannot take it again: below a signal handler, or a
+/// finaliser, that is an error.
+pub(crate) struct DetachedLock<T> {
+    state: Mutex<State<T>>,
+    released: Condvar,
+}
+
+enum State<T> {
+    Free(Box<T>),
+    /// `awaited`: another thread waits for it. To wake takes a system call, also where no thread waits.
+    Held {
+        by: ThreadId,
+        awaited: bool,
+    },
+}
+
+/// The value, put back when dropped.
+pub(crate) struct Guard<'a, T> {
+    lock: &'a DetachedLock<T>,
+    value: Option<Box<T>>,
+}
+
+impl<T> DetachedLock<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self { state: Mutex::new(State::Free(Box::new(value))), released: Condvar::new() }
+    }
+
+    /// # Errors
+    /// `RuntimeError` with the text `held` when this thread holds it; what a signal handler raises meanwhile.
+    pub(crate) fn lock(&self, py: Python<'_>, held: &'static str) -> PyResult<Guard<'_, T>>
+    where
+        T: Send,
+    {
+        let me = thread::current().id();
+        loop {
+            {
+                let mut state = self.state();
+                match std::mem::replace(&mut *state, State::Held { by: me, awaited: false }) {
+                    State::Free(value) => return Ok(Guard { lock: self, value: Some(value) }),
+                    held => *state = held,
+                }
+                if matches!(*state, State::Held { by, .. } if by == me) {
+                    return Err(PyRuntimeError::new_err(held));
+                }
+            }
+            // Without the interpreter, for the other thread needs it. As with torch's, each gets a batch.
+            detached(py, || {
+                self.wait();
+                Ok(())
+            })?;
+        }
+    }
+
+    /// Shows the value to the garbage collector, unless it is held: then it stays.
+    ///
+    /// # Errors
+    /// What `show` returns.
+    pub(crate) fn traverse(
+        &self,
+        show: impl FnOnce(&T) -> Result<(), PyTraverseError>,
+    ) -> Result<(), PyTraverseError> {
+        match self.state.try_lock().as_deref() {
+            Ok(State::Free(value)) => show(value),
+            _ => Ok(()),
+        }
+    }
+
+    /// Until it is free, or for [`LOOK`]; for ever, once another thread ends the interpreter.
+    fn wait(&self) {
+        let mut state = self.state();
+        loop {
+            match &mut *state {
+                State::Held { awaited, .. } => *awaited = true,
+                State::Free(_) if !exits_elsewhere() => return,
+                State::Free(_) => {}
+            }
+            state = self.released.wait_timeout(state, LOOK).unwrap_or_else(PoisonError::into_inner).0;
+            if !exits_elsewhere() {
+                return;
+            }
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State<T>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T> Deref for Guard<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        self.value.as_ref().expect("only taken when dropped")
+    }
+}
+
+impl<T> DerefMut for Guard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        self.value.as_mut().expect("only taken when dropped")
+    }
+}
+
+impl<T> Drop for Guard<'_, T> {
+    fn drop(&mut self) {
+        if let Some(value) = self.value.take() {
+            let held = std::mem::replace(&mut *self.lock.state(), State::Free(value));
+            if matches!(held, State::Held { awaited: true, .. }) {
+                self.lock.released.notify_all();
+            }
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! All that is called of ringloader's Python, by name: its modules, and the objects that it passes.
+//!
+//! INVARIANT: no other file of this crate names a module or a private attribute of ours. `_native.pyi` has the
+//! protocols of the objects.
+
+use pyo3::intern;
+use pyo3::prelude::*;
+
+/// What goes through pickle, by which function.
+pub(crate) fn pickling(py: Python<'_>) -> PyResult<Bound<'_, PyModule>> {
+    py.import("ringloader._common.pickling")
+}
+
+/// Private names of torch.
+pub(crate) fn torch_internals(py: Python<'_>) -> PyResult<Bound<'_, PyModule>> {
+    py.import("ringloader._torch.internals")
+}
+
+/// Says that a batch did not fit into its worker's share.
+///
+/// # Errors
+/// What logging raises.
+pub(crate) fn say_oversize(py: Python<'_>, len: u64, share: u64, largest: u64, workers: u32) -> PyResult<()> {
+    let budget = py.import("ringloader._main.budget")?;
+    budget.call_method1("say_oversize", (len, share, largest, workers)).map(drop)
+}
+
+/// Says why memory that is needed no more was not given back.
+///
+/// # Errors
+/// What logging raises.
+pub(crate) fn say_kept(py: Python<'_>, why: &str) -> PyResult<()> {
+    py.import("ringloader._main.budget")?.call_method1("say_kept", (why,)).map(drop)
+}
+
+/// Imports what [`failed_arrival`] and the others above need later: there may be no descriptor to open a file then.
+///
+/// # Errors
+/// What importing it raises.
+pub(crate) fn load(py: Python<'_>) -> PyResult<()> {
+    py.import("ringloader._main.budget")?;
+    py.import("ringloader._main.failed_arrival").map(drop)
+}
+
+/// What stands for a batch whose arrival has failed.
+///
+/// # Errors
+/// What importing it raises.
+pub(crate) fn failed_arrival<'py>(
+    py: Python<'py>,
+    error: &PyErr,
+    was_raised: bool,
+) -> PyResult<Bound<'py, PyAny>> {
+    let class = py.import("ringloader._main.failed_arrival")?.getattr("FailedArrival")?;
+    class.call1((error.value(py), was_raised))
+}
+
+/// The iterator whose method calls the scheduler: `SchedulerCallbacks` in the stub.
+///
+/// It is passed with each call, and kept by none: with a cycle it would outlive its last user.
+pub(crate) struct Callbacks<'a, 'py>(pub(crate) &'a Bound<'py, PyAny>);
+
+impl<'py> Callbacks<'_, 'py> {
+    pub(crate) fn py(&self) -> Python<'py> {
+        self.0.py()
+    }
+
+    /// torch's `_next_index`: the next index, by Python.
+    ///
+    /// # Errors
+    /// `StopIteration` at the sampler's end; what the sampler raises.
+    pub(crate) fn next_index(&self) -> PyResult<Bound<'py, PyAny>> {
+        self.0.call_method0(intern!(self.py(), "_next_index"))
+    }
+
+    /// A worker's iterable dataset has ended.
+    ///
+    /// # Errors
+    /// What torch raises.
+    pub(crate) fn note_exhausted(&self, worker: u32) -> PyResult<()> {
+        self.0.call_method1(intern!(self.py(), "_note_exhausted"), (worker,)).map(drop)
+    }
+
+    /// A worker's process has ended.
+    ///
+    /// # Errors
+    /// What it raises, as it always does.
+    pub(crate) fn raise_lost(&self, worker: u32) -> PyResult<()> {
+        self.0.call_method1(intern!(self.py(), "_raise_lost"), (worker,)).map(drop)
+    }
+
+    /// The time for a batch is over.
+    ///
+    /// # Errors
+    /// What it raises, as it always does.
+    pub(crate) fn raise_timeout(&self) -> PyResult<()> {
+        self.0.call_method0(intern!(self.py(), "_raise_timeout")).map(drop)
+    }
+
+    /// The epoch is over.
+    ///
+    /// # Errors
+    /// What shutting the workers down raises.
+    pub(crate) fn end_epoch(&self) -> PyResult<()> {
+        self.0.call_method0(intern!(self.py(), "_end_epoch")).map(drop)
+    }
+}
+
+/// What torch reads and draws for one epoch of a sampler: `Draws` in the stub.
+pub(crate) struct Draws<'a, 'py>(pub(crate) &'a Bound<'py, PyAny>);
+
+impl<'py> Draws<'_, 'py> {
+    pub(crate) fn py(&self) -> Python<'py> {
+        self.0.py()
+    }
+
+    /// Makes the native stream; `None` if Python must iterate the sampler.
+    ///
+    /// # Errors
+    /// What the sampler's `len` raises.
+    pub(crate) fn open(&self) -> PyResult<Bound<'py, PyAny>> {
+        self.0.call_method0(intern!(self.py(), "open"))
+    }
+
+    /// Makes the epoch's own generator.
+    pub(crate) fn seed(&self) -> PyResult<()> {
+        self.0.call_method0(intern!(self.py(), "seed")).map(drop)
+    }
+
+    pub(crate) fn num_samples(&self) -> PyResult<u64> {
+        self.0.call_method0(intern!(self.py(), "num_samples"))?.extract()
+    }
+
+    /// `None` if it is to be made of [`words`](Self::words).
+    pub(crate) fn permutation(&self, n: u64) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let found = self.0.call_method1(intern!(self.py(), "permutation"), (n,))?;
+        Ok((!found.is_none()).then_some(found))
+    }
+
+    pub(crate) fn words(&self, count: u64) -> PyResult<Bound<'py, PyAny>> {
+        self.0.call_method1(intern!(self.py(), "words"), (count,))
+    }
+
+    pub(crate) fn integers(&self, high: u64, count: u64) -> PyResult<Bound<'py, PyAny>> {
+        self.0.call_method1(intern!(self.py(), "integers"), (high, count))
+    }
+
+    pub(crate) fn multinomial(&self) -> PyResult<Bound<'py, PyAny>> {
+        self.0.call_method0(intern!(self.py(), "multinomial"))
+    }
+
+    /// What torch makes of a batch size that was set meanwhile and is no plain number.
+    pub(crate) fn odd_size(&self, size: &Bound<'py, PyAny>) -> PyResult<u64> {
+        self.0.call_method1(intern!(self.py(), "odd_size"), (size,))?.extract()
+    }
+}
