@@ -1,9 +1,9 @@
-//! What comes out of the transport, as Python classes.
+//! What the parent waits for, as Python classes.
 
 use pyo3::prelude::*;
 
-/// A message of torch's protocol that has come: `(index of the task, batch or index)`, or any object.
-#[pyclass(frozen, get_all, module = "ringloader._native")]
+/// A message of torch's protocol that has come from a worker: `(index of the task, batch)`, or any object.
+#[pyclass(frozen, get_all, freelist = 8, module = "ringloader._native")]
 pub(crate) struct Received {
     message: Py<PyAny>,
 }
