@@ -1,3 +1,4 @@
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NoReturn, Protocol, final, type_check_only
 
@@ -211,9 +212,13 @@ class SchedulerCallbacks(Protocol):
     """The iterator whose method calls the scheduler. Each method is called at torch's moment."""
 
     def _next_index(self) -> Any: ...
+    @abstractmethod
     def _note_exhausted(self, worker_id: int) -> None: ...
+    @abstractmethod
     def _end_epoch(self) -> None: ...
+    @abstractmethod
     def _raise_timeout(self) -> NoReturn: ...
+    @abstractmethod
     def _raise_lost(self, worker_id: int) -> NoReturn: ...
 
 @final

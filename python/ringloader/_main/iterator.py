@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import ringloader._native as _native
 from ringloader._main import samplers
@@ -12,6 +12,12 @@ from ringloader._main.stages import Stage, passed
 from ringloader._main.transport import Transport
 from ringloader._report import report
 from ringloader._torch import internals, select_path
+
+if TYPE_CHECKING:
+    # torch's iterator is untyped, so only a base shows mypy what the scheduler calls.
+    _SchedulerCallbacks = _native.SchedulerCallbacks
+else:
+    _SchedulerCallbacks = object
 
 
 class _LoaderView:
@@ -79,7 +85,7 @@ class _Position:
         return self if iterator is None else getattr(iterator._scheduler.positions(), self._name)
 
 
-class RingIterator(TransportIterator):
+class RingIterator(TransportIterator, _SchedulerCallbacks):
     """An iterator that reads the sampler, hands out tasks, reorders and waits natively.
 
     torch's own constructor runs, so draws, warnings, the order of starts and every attribute are torch's;
@@ -171,10 +177,10 @@ class RingIterator(TransportIterator):
         if not self._persistent_workers:
             self._shutdown_workers()
 
-    def _raise_timeout(self) -> None:
+    def _raise_timeout(self) -> NoReturn:
         raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
 
-    def _raise_lost(self, worker_id: int) -> None:
+    def _raise_lost(self, worker_id: int) -> NoReturn:
         """Raises for a worker whose process has ended: what torch does, from what its signal handler says."""
         process = self._workers[worker_id]
         process.join(1.0)
