@@ -38,7 +38,8 @@ def test_kept_batches_outlive_everything(loader_class, loader_name, size, worker
     for number, (blocks, labels) in enumerate(kept):
         first = number % 30 * 2
         assert labels.tolist() == [first, first + 1]
-        assert torch.equal(blocks, torch.tensor([[first], [first + 1]], dtype=torch.uint8).expand(2, size))
+        expected = value_of(labels).to(torch.uint8)
+        assert torch.equal(blocks, expected[:, None].expand(2, size))
 
 
 @pytest.mark.parametrize("size", [100, 100_000])
