@@ -27,7 +27,7 @@ WHEEL_PYTHONS ?= python3.11 python3.12 python3.13
 DIST_STAMP := build/dist.checked
 export TORCH_INDEX
 
-.PHONY: help test test-fast demo frameworks frameworks-docs bench bench-scaling bench-sweep bench-profile bench-smoke bench-threads-env bench-rust bench-instructions lint rust-test python-test python-test-fast parity parity-all stubs loom loom-fast tsan tsan-fast storm storm-fast miri portable wheel wheel-pythons workflows clean
+.PHONY: help test test-fast demo frameworks frameworks-docs bench bench-scaling bench-sweep bench-profile bench-smoke bench-threads-env bench-rust bench-instructions lint rust-test python-test python-test-fast parity parity-all stubs docs loom loom-fast tsan tsan-fast storm storm-fast miri portable wheel wheel-pythons workflows clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -52,6 +52,10 @@ $(VENV)/.frameworks: $(VENV)/.test pyproject.toml
 
 $(VENV)/.bench: $(VENV)/.demo
 	$(PIP) install -c $(VENV)/constraints.txt --group bench
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.test pyproject.toml
+	$(PIP) install -c $(VENV)/constraints.txt --group docs
 	touch $@
 
 # The same torch again, for a Python that dataloader-rs has wheels for.
@@ -94,7 +98,7 @@ $(DIST_STAMP): $(TOOLS_VENV)/.wheel $(RUST_SOURCES) $(PYTHON_SOURCES) LICENSE ci
 	ci/wheel.sh check $(TOOLS_VENV)/bin
 	touch $@
 
-test: lint rust-test loom-fast tsan-fast storm-fast portable python-test stubs ## every gate that ends within minutes
+test: lint rust-test loom-fast tsan-fast storm-fast portable python-test stubs docs ## every gate that ends within minutes
 
 test-fast: rust-test python-test-fast ## while working
 
@@ -125,6 +129,9 @@ lint: $(VENV)/.test workflows ## formatting, clippy, rustdoc, ruff, workflows
 stubs: $(WHEEL_STAMP) ## mypy, and the stub against the binary
 	$(BIN)/mypy
 	$(BIN)/python -m mypy.stubtest ringloader._native
+
+docs: $(VENV)/.docs ## the site, into build/site; a dead link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 loom: ## all models of the memory model, and their planted faults
 	ci/loom.sh
@@ -165,8 +172,8 @@ workflows: $(TOOLS_VENV)/.workflows ## the workflows of CI, against their schema
 demo: $(VENV)/.demo $(WHEEL_STAMP) ## train on photographs through both loaders
 	$(BIN)/python examples/photographs/train.py
 
-frameworks: $(VENV)/.frameworks $(WHEEL_STAMP) ## the real frameworks, the same without us and with us
-	$(BIN)/python -m pytest tests/frameworks
+frameworks: $(VENV)/.frameworks $(WHEEL_STAMP) ## the real frameworks, with torch's loader and with ours; the code blocks of their pages
+	$(BIN)/python -m pytest tests/frameworks tests/docs
 
 frameworks-docs: $(VENV)/.frameworks $(WHEEL_STAMP) ## the same, and writes the versions into docs/frameworks
 	$(BIN)/python -m pytest tests/frameworks --write-versions

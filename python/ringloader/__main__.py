@@ -13,7 +13,8 @@ from ringloader._patch import on_import
 _HELP = """\
 Runs a program as python does, and every torch DataLoader in it over ringloader. Forked children are
 reached too. Processes that start a Python of their own (spawn, forkserver, subprocess, torchrun) are reached
-where the package ringloader-autoinstall is installed, which here it is{not_}; see docs/install.md.
+where the package ringloader-autoinstall is installed, which here it is{not_}; see
+docs/without-changing-code.md.
 """
 
 

@@ -10,11 +10,11 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """The keyword-only arguments of :class:`ringloader.DataLoader`, checked.
+    """The keyword-only arguments of ``ringloader.DataLoader``, checked.
 
     Raises:
-        TypeError: For a value of the wrong type.
-        ValueError: For one that is out of range.
+        TypeError: If a value has the wrong type.
+        ValueError: If a value is out of range.
     """
 
     max_shared_bytes: int | None = None

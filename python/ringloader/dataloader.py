@@ -24,24 +24,25 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     Takes all arguments of torch's ``DataLoader``, which checks them, and gives the same batches in the same
     order with the same random numbers. Without workers, and wherever the rings cannot stand in for torch's
-    own transport, it *is* torch's loader; :func:`ringloader.report` tells.
+    own transport, it behaves as torch's loader. ``ringloader.report`` says which path an iterator took.
 
-    Tensors of a batch lie in shared memory and are the consumer's, to read and to write, for as long as they
-    live: also after the epoch, and after the loader is gone. Who keeps many large batches gets copies.
+    Tensors of a batch lie in shared memory and belong to the caller, to read and to write, for as long as
+    they live: also after the epoch, and after the loader is gone. If you keep many large batches, later ones
+    are copied to private memory, so that workers never wait for you.
 
     Args:
         *args: As torch's ``DataLoader``.
         max_shared_bytes: Shared memory that the batches on their way may take, in bytes, over all workers
             (default: a quarter of what the machine and the control group have left, divided by
-            ``LOCAL_WORLD_SIZE``). Each worker has an equal share; a batch larger than half a share
-            travels more slowly, in memory of its own, which counts as well until the batch is taken from the
-            worker. A batch larger than a whole share is the only one of its worker on its way. Batches that
-            you hold count up to half of each share; such memory of their own is yours and does not count.
+            ``LOCAL_WORLD_SIZE``). Each worker has an equal share. A batch larger than half a share
+            travels more slowly, in memory of its own, which also counts until the main process has taken
+            the batch. A batch larger than a whole share is the only one of its worker on its way. Batches
+            that you hold count up to half of each share; memory of their own is yours and does not count.
         **kwargs: As torch's ``DataLoader``.
 
     Raises:
-        ValueError: For wrong arguments, in torch's words; for a ``max_shared_bytes`` that is not positive.
-        TypeError: For a ``max_shared_bytes`` that is not an int.
+        ValueError: If torch refuses an argument, or ``max_shared_bytes`` is not positive.
+        TypeError: If ``max_shared_bytes`` is not an int.
     """
 
     max_shared_bytes: int | None

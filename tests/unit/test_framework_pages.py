@@ -15,6 +15,7 @@ def test_each_framework_has_tests_a_page_and_a_row():
         path.stem.removeprefix("test_") for path in (ROOT / "tests/frameworks").glob("test_*.py")
     } == files
     index = (pages.FOLDER / "README.md").read_text()
+    assert re.search(pages._BASE, index, re.M)
     assert set(re.findall(r"\]\((\w+)\.md\)", index)) == files
     assert set(pages.named()) == files
 

@@ -26,6 +26,9 @@ from ringloader._worker.fetch import Step
 class Transport:
     """Everything of one iterator that must be closed; also the ``multiprocessing_context`` it is given."""
 
+    # The function itself: an iterator that lives on while modules are torn down finds their names None.
+    _process_identity = staticmethod(_native.process_identity)
+
     def __init__(
         self, engine: _native.Engine, context: Any, workers: int, cache: SegmentCache, steps: Sequence[Step]
     ) -> None:
@@ -35,7 +38,7 @@ class Transport:
         # Whether an iteration of this one ended as it should, as far as is known.
         self.sound = True
         self._workers = workers
-        self.owner = forks.process_identity()
+        self._owner = self._process_identity()
         self._context = context
         self._queues: list[TaskQueue] = []
         self._processes: dict[int, Any] = {}
@@ -110,6 +113,10 @@ class Transport:
             raise RuntimeError(f"DataLoader worker (pid(s) {process.pid}) exited unexpectedly")
         return True
 
+    def is_inherited(self) -> bool:
+        """Whether this process is a forked child of the one that made it."""
+        return self._process_identity() != self._owner
+
     def counters(self) -> dict[str, int]:
         """What went over the rings."""
         return dict(self._final) if self._closed else dict(self.engine.counters())
@@ -120,7 +127,7 @@ class Transport:
         Args:
             may_keep: Whether another epoch may find it warm: some of it then stays with the loader.
         """
-        if self._closed or forks.process_identity() != self.owner:
+        if self._closed or self.is_inherited():
             return
         self._final = dict(self.engine.counters())
         self._closed = True

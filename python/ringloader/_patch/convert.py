@@ -14,25 +14,24 @@ _Loader = TypeVar("_Loader")
 
 
 def convert(loader: _Loader, **options: Any) -> _Loader:
-    """Makes a torch loader that exists iterate over ringloader. Returns the same object.
+    """Makes a loader that exists use ringloader, and returns the same object.
 
-    Dataset, sampler, generator and all other attributes stay. What changes is its class: a plain
-    ``torch.utils.data.DataLoader`` becomes a :class:`ringloader.DataLoader`; one of another class gets a
-    subclass of that class, of the same name, which is a :class:`ringloader.DataLoader` too. Copies and
-    pickles of it are like it. An iterator that is under way goes on as it is.
+    Dataset, sampler, generator and all other attributes stay; the class changes. A plain
+    ``torch.utils.data.DataLoader`` becomes a ``ringloader.DataLoader``. A loader of another class gets a
+    subclass of that class, with the same name, that is a ``ringloader.DataLoader`` too. Copies and pickles
+    of it are like it. An iterator that is under way goes on as it is.
 
     Args:
-        loader: A ``torch.utils.data.DataLoader``. Of a :class:`ringloader.DataLoader` only options change.
-        **options: The keyword-only arguments of :class:`ringloader.DataLoader`; those that are not given stay
+        loader: A ``torch.utils.data.DataLoader``. For a ``ringloader.DataLoader`` only options change.
+        **options: The keyword-only arguments of ``ringloader.DataLoader``. Options that are not given stay
             as they are.
 
     Raises:
-        TypeError: For anything else than a loader; for one that makes its iterator without torch's
-            ``_get_iterator`` (torchdata's ``StatefulDataLoader``); for an unknown option, or a value of the
-            wrong type.
-        ValueError: For an option that is out of range.
-        RuntimeError: When the loader's persistent workers run already: they belong to an iterator of
-            torch's, and to end them here would change its random numbers.
+        TypeError: If ``loader`` is not a loader, or makes its iterator without torch's ``_get_iterator``
+            (torchdata's ``StatefulDataLoader``); if an option is unknown, or has the wrong type.
+        ValueError: If an option is out of range.
+        RuntimeError: If the loader's persistent workers run already. They belong to an iterator of torch's,
+            and to end them here would change its random numbers.
     """
     given = _options.checked("convert()", options)
     # Not isinstance: accelerate's loaders name another class as theirs.

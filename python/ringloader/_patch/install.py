@@ -12,48 +12,51 @@ from ringloader._torch import hook
 
 
 def install(**options: Any) -> None:
-    """Has every ``torch.utils.data.DataLoader`` of this process iterate over ringloader.
+    """Makes every ``torch.utils.data.DataLoader`` of this process use ringloader.
 
-    Also those that libraries build, and subclasses: whatever comes to torch's own ``_get_iterator``. A class
-    whose ``_get_iterator`` does not call torch's (torchdata's ``StatefulDataLoader``) is left alone.
-    Iterators that exist go on as they are. :func:`ringloader.report` tells which path a loader took, and why.
+    This includes subclasses, and loaders that libraries create: all that use torch's own ``_get_iterator``.
+    A class whose ``_get_iterator`` does not call torch's, such as torchdata's ``StatefulDataLoader``, is left
+    alone. Iterators that exist go on as they are. ``ringloader.report`` says which path a loader took, and
+    why.
 
-    Forked children inherit it; spawned ones do not, unless their environment says so (``docs/install.md``).
-    Installed twice, the options of the second time replace those of the first. Where somebody else replaces
-    ``DataLoader._get_iterator``, that takes effect: a replacement that was there before keeps loaders on
-    torch's path; one that comes later gets ringloader's iterators from what it replaced.
+    Forked children inherit it. Children that start a Python of their own do not, unless their environment
+    says so (see ``docs/without-changing-code.md``). A second call replaces the options of the first.
+
+    If other code replaces ``DataLoader._get_iterator``, the replacement takes effect: one that was there
+    before keeps loaders on torch's path; one that comes later gets ringloader's iterators from the method
+    that it replaced.
 
     Args:
-        **options: The keyword-only arguments of :class:`ringloader.DataLoader`, for loaders of any other
-            class. Those that are not given have their defaults.
+        **options: The keyword-only arguments of ``ringloader.DataLoader``, for loaders of any other class.
+            Options that are not given have their defaults.
 
     Raises:
-        TypeError: For an unknown option, or a value of the wrong type.
-        ValueError: For a value that is out of range.
+        TypeError: If an option is unknown, or has the wrong type.
+        ValueError: If a value is out of range.
     """
     _put(_maker(_options.checked("install()", options)))
 
 
 def uninstall() -> None:
-    """Takes back :func:`install`: loaders that are not ringloader's own iterate as before.
+    """Undoes ``ringloader.install``: loaders that are not ringloader's own iterate as before.
 
-    At any time and in any order, also when somebody has wrapped ``DataLoader._get_iterator`` since. Iterators
-    that exist go on. Does nothing when nothing is installed.
+    It may be called at any time, also after other code has wrapped ``DataLoader._get_iterator``. Iterators
+    that exist go on. It does nothing if nothing is installed.
     """
     _put(None)
 
 
 def installed(**options: Any) -> contextlib.AbstractContextManager[None]:
-    """:func:`install` for a ``with`` block, after which all is as it was before, the options too.
+    """``ringloader.install`` for a ``with`` block. Afterwards all is as before, the options too.
 
-    It is the process that is changed, not the thread.
+    It changes the process, not only the thread.
 
     Args:
-        **options: As :func:`install`, checked at once.
+        **options: As ``ringloader.install`` takes them, checked at once.
 
     Raises:
-        TypeError: For an unknown option, or a value of the wrong type.
-        ValueError: For a value that is out of range.
+        TypeError: If an option is unknown, or has the wrong type.
+        ValueError: If a value is out of range.
     """
     return _installed(_maker(_options.checked("installed()", options)))
 

@@ -17,13 +17,13 @@ class PathReport:
     """How the batches of one iterator travel.
 
     Attributes:
-        path: ``"native"``: over shared-memory rings, scheduled natively; ``"rings"``: over the rings,
-            scheduled by torch; ``"torch"``: torch's own iterator and transport.
+        path: ``"native"``: ringloader schedules, over shared-memory rings; ``"rings"``: torch schedules,
+            over the rings; ``"torch"``: torch's own iterator and transport.
         reason: Why, in a sentence.
-        counters: What went over it until now: ``batches``; storages that collate wrote ``in_place`` or that
-            were ``copied`` into shared memory once; batches whose tree was ``pickled``; ``oversize`` batches,
-            in shared memory of their own; batches ``copied_out`` because the user held too many. Empty on
-            torch's path.
+        counters: What has gone over it so far: ``batches``; storages that collation wrote ``in_place``, and
+            storages that were ``copied`` into shared memory once; batches whose tree was ``pickled``;
+            ``oversize`` batches, in shared memory of their own; batches ``copied_out`` because the caller
+            held too many. Empty on torch's path.
     """
 
     path: PathName
@@ -60,14 +60,14 @@ def noted(key: object) -> _Record | None:
 
 
 def report(iterator_or_loader: object) -> PathReport:
-    """Tells which path an iterator, or the last iterator of a loader, took, and what went over it.
+    """Says which path an iterator, or the last iterator of a loader, took, and what went over it.
 
     Args:
-        iterator_or_loader: A :class:`ringloader.DataLoader`, or any torch loader while
-            :func:`ringloader.install` is in effect; or what ``iter`` made of it.
+        iterator_or_loader: A ``ringloader.DataLoader``, or any torch loader while ``ringloader.install`` is
+            in effect, or what ``iter`` returned for one of them.
 
     Raises:
-        ValueError: When the loader was not iterated yet, or is none of ringloader's.
+        ValueError: If the loader was not iterated yet, or is not one of ringloader's.
     """
     found = noted(iterator_or_loader)
     # Where accelerate, Lightning and Ray keep the loader that they stand in front of.
@@ -83,13 +83,13 @@ def report(iterator_or_loader: object) -> PathReport:
 
 
 def path(iterator_or_loader: object) -> PathReport:
-    """The name of :func:`ringloader.report` before version 0.2.
+    """The name of ``ringloader.report`` before version 0.2. Raises a ``DeprecationWarning``.
 
     Args:
-        iterator_or_loader: As :func:`ringloader.report` takes it.
+        iterator_or_loader: As ``ringloader.report`` takes it.
 
     Raises:
-        ValueError: As :func:`ringloader.report` does.
+        ValueError: As ``ringloader.report`` does.
     """
     warnings.warn("ringloader.path() is ringloader.report() now", DeprecationWarning, stacklevel=2)
     return report(iterator_or_loader)

@@ -22,12 +22,12 @@ use crate::sync::doorbell::sleep_unless;
 use crate::sync::ready::Ready;
 use crate::testing::failpoint::failpoint;
 use crate::testing::fault::fault;
-use crate::transport::LONGEST_SLEEP;
 use crate::transport::delivery::{Backing, Delivery, HeldSlot, OwnSegment};
 use crate::transport::fds::WorkerFds;
 use crate::transport::layout::{Control, Geometry};
 use crate::transport::message::{BatchPlace, ResultDescriptor, ResultKind, Task, TaskDescriptor};
 use crate::transport::worker_handle::WorkerHandle;
+use crate::transport::{LONGEST_SLEEP, Transport};
 
 use channel::WorkerChannel;
 pub use segment_cache::CachedSegment;
@@ -484,6 +484,40 @@ impl Engine {
     fn lock(&self) -> MutexGuard<'_, EngineState> {
         // Nothing in the state is left half-changed by a panic, so a poisoned lock is as good as any.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Transport for Engine {
+    type Delivery = Delivery;
+
+    #[inline]
+    fn answered(delivery: &Delivery) -> (u64, ResultKind) {
+        (delivery.seq, delivery.kind)
+    }
+
+    #[inline]
+    fn put_task(&self, worker: u32, task: Task) -> Result<()> {
+        self.put_task(worker, task)
+    }
+
+    #[inline]
+    fn try_next(&self) -> Result<Option<Delivery>> {
+        self.try_next()
+    }
+
+    #[inline]
+    fn try_next_of(&self, worker: u32) -> Result<Option<Delivery>> {
+        self.try_next_of(worker)
+    }
+
+    #[inline]
+    fn peek_of(&self, worker: u32) -> Result<Option<(u64, ResultKind)>> {
+        self.peek_of(worker)
+    }
+
+    #[inline]
+    fn take_ended(&self) -> Option<u32> {
+        self.take_ended()
     }
 }
 

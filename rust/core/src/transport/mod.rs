@@ -2,6 +2,7 @@
 //!
 //! | module | about |
 //! |---|---|
+//! | [`Transport`] | what the scheduler asks of it |
 //! | [`layout`] | what lies where in the segment |
 //! | [`message`] | what a descriptor means |
 //! | [`fds`] | the descriptors that pass from the parent to a worker |
@@ -13,6 +14,7 @@
 pub mod delivery;
 pub mod engine;
 pub mod fds;
+mod interface;
 pub mod layout;
 pub mod message;
 pub mod port;
@@ -21,6 +23,7 @@ mod worker_handle;
 use std::time::Duration;
 
 pub use fds::{PortFds, WorkerFds};
+pub use interface::Transport;
 pub use layout::{Control, Counters, Geometry, WorkerView};
 
 /// The longest sleep of either side: insurance against signal handlers that restart system calls.

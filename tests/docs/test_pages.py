@@ -1,0 +1,91 @@
+"""What the documents say of names, messages and figures is what the code has."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from benches.python import chart
+
+import ringloader
+from docs import blocks
+from ringloader import _options
+
+ROOT = blocks.ROOT
+DOCS = ROOT / "docs"
+SOURCES = {".py", ".pyi", ".rs", ".sh", ".pth"}
+
+
+def sources(*folders: str) -> Iterable[str]:
+    for folder in folders:
+        for file in sorted((ROOT / folder).rglob("*")):
+            if file.suffix in SOURCES:
+                yield file.read_text()
+
+
+def cells(page: str) -> list[list[str]]:
+    rows = re.findall(r"^\| (?!---)(.*) \|$", (DOCS / page).read_text(), re.M)
+    return [re.split(r" \| ", row) for row in rows]
+
+
+def test_every_option_and_variable_has_a_row() -> None:
+    code = "\n".join(sources("python", "extras", "rust", "ci", "benches"))
+    known = set(re.findall(r"\bRINGLOADER_[A-Z_]+\b", code)) | {"LOCAL_WORLD_SIZE", *_options.NAMES}
+    # The Python tests' own, which is read by no code.
+    known |= set(
+        re.findall(
+            r'"((?:MALLOC|GLIBC)_[A-Z_]+)"', (ROOT / "python/ringloader/_worker/malloc.py").read_text()
+        )
+    )
+    first = [row[0] for row in cells("options.md")]
+    assert set(re.findall(r"`(\w+)`", " ".join(first))) == known
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    named = set(re.findall(r"^::: ringloader\.(\w+)$", (DOCS / "api.md").read_text(), re.M))
+    assert named == set(ringloader.__all__)
+
+
+def joined(code: str) -> str:
+    """Source text with strings that go on in the next line made one."""
+    code = re.sub(r'"\s*\n\s*(?:\+ )?[rf]?"', "", code)
+    return re.sub(r"\\\n\s*", "", code)
+
+
+def test_every_message_stands_in_the_code() -> None:
+    page = (DOCS / "troubleshooting.md").read_text()
+    code = joined("\n".join(sources("python", "rust/core/src", "rust/py/src", "extras")))
+    paths = page.split("## The report names another path")[1].split("## By message")[0]
+    messages = page.split("## By message")[1].split("## Still stuck")[0]
+    found = re.findall(r"^\| `\w+` \| `(.*?)` \|", paths, re.M) + re.findall(r"^\| `(.*?)`", messages, re.M)
+    assert len(found) > 20
+    parts = [part for message in found for part in re.split(r"\s*…\s*", message) if len(part) > 1]
+    # A format of the logger's, of Python's or of Rust's stands where the page has dots.
+    assert [part for part in parts if part not in code] == []
+
+
+def test_pictures_are_drawn_from_the_tables() -> None:
+    drawn = chart.pictures(chart.PAGE.read_text())
+    assert {path.name: path.read_text() for path in chart.IMAGES.iterdir()} == drawn, (
+        "python -m benches.python.chart"
+    )
+
+
+def test_the_figures_of_the_readme_are_those_of_the_table() -> None:
+    readme = (ROOT / "README.md").read_text()
+    table = {row[0]: row for row in chart.rows(chart.PAGE.read_text(), "workload (2 workers)")}
+    mine = chart.rows(readme, "workload | times torch's rate (range)")
+    assert len(mine) == 5
+    for workload, ratio, cpu in mine:
+        assert [ratio, cpu] == [table[workload][1], table[workload][5]], workload
+
+
+def test_links_between_files_lead_to_something() -> None:
+    pages = [*ROOT.glob("*.md"), *DOCS.rglob("*.md"), ROOT / "benches/README.md"]
+    broken = []
+    for page in pages:
+        text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)
+        for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text):
+            if "://" not in target:
+                broken += [] if (page.parent / target).exists() else [f"{page.name}: {target}"]
+    assert broken == []
