@@ -165,7 +165,9 @@ wheel-pythons: $(DIST_STAMP) ## the same wheel, run by each CPython of WHEEL_PYT
 
 workflows: $(TOOLS_VENV)/.workflows ## the workflows of CI, against their schema, and for what they let others do
 	$(TOOLS_VENV)/bin/check-jsonschema -q --builtin-schema vendor.github-workflows .github/workflows/*.yml
-	$(TOOLS_VENV)/bin/zizmor -q --offline .github/workflows
+	$(TOOLS_VENV)/bin/check-jsonschema -q --builtin-schema vendor.dependabot .github/dependabot.yml
+	$(TOOLS_VENV)/bin/check-jsonschema -q --builtin-schema vendor.github-actions .github/actions/*/action.yml
+	$(TOOLS_VENV)/bin/zizmor -q --offline --min-severity medium .github
 
 demo: $(VENV)/.demo $(WHEEL_STAMP) ## train on photographs through both loaders
 	$(BIN)/python examples/photographs/train.py

@@ -56,7 +56,7 @@ def compare(start_method: str) -> int:
     ours = epochs(ringloader.DataLoader, start_method)
     theirs = epochs(torch.utils.data.DataLoader, start_method)
     for (iterator, batch), (_, expected) in zip(ours, theirs, strict=True):
-        assert ringloader.path(iterator).path == "native", ringloader.path(iterator)
+        assert ringloader.report(iterator).path == "native", ringloader.report(iterator)
         assert batch.keys() == expected.keys()
         for name, value in expected.items():
             same = torch.equal if isinstance(value, torch.Tensor) else operator.eq
@@ -68,7 +68,7 @@ def compare(start_method: str) -> int:
 def run_installed() -> None:
     """What ``python -m ringloader run`` runs: torch's class is ours."""
     iterator = iter(torch.utils.data.DataLoader(Samples(), batch_size=8, num_workers=2))
-    assert ringloader.path(iterator).path == "native", ringloader.path(iterator)
+    assert ringloader.report(iterator).path == "native", ringloader.report(iterator)
     labels = [label for batch in iterator for label in batch["label"].tolist()]
     assert labels == list(range(len(Samples())))
 

@@ -21,7 +21,9 @@ build() {
   for sources in "${CARGO_HOME:-$HOME/.cargo}"/registry/src/*/; do
     flags+=" --remap-path-prefix=$sources="
   done
-  rm -rf "$DIST"
+  # From the beginning: the files of a source distribution have one fixed time, so that cargo would take what
+  # it built before for theirs.
+  rm -rf "$DIST" target/wheel
   PATH="$(realpath "$tools"):$PATH" RUSTFLAGS="${flags# }" "$tools/maturin" build --release --locked --sdist --zig \
     --compatibility "$GLIBC" --target-dir target/wheel --out "$DIST" "${@:2}"
 }
@@ -51,15 +53,17 @@ run() {
   rm -rf "$venv"
   "$1" -m venv "$venv"
   local pip=("$venv/bin/python" -m pip --disable-pip-version-check -q)
-  # Before torch is there: pip would take a ringloader that SITE has for this one.
-  "${pip[@]}" install --no-index --no-deps --only-binary :all: --find-links "$DIST" ringloader
+  local install=(install --no-index --no-deps --only-binary :all: --find-links "$DIST" ringloader)
   if [[ -n ${2:-} ]]; then
+    # First: pip would take a ringloader that SITE has for this one.
+    "${pip[@]}" "${install[@]}"
     packages=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
     # addsitedir: with what that folder's own .pth files add. It comes after this environment's packages.
     echo "import site; site.addsitedir('$2')" >"$packages/torch.pth"
   else
     "${pip[@]}" install ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch
     "${pip[@]}" install numpy
+    "${pip[@]}" "${install[@]}"
     "${pip[@]}" check
   fi
   # Elsewhere: the sources must not be what is imported.

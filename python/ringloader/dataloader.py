@@ -77,8 +77,8 @@ def get_iterator(loader: Any, options: Options, without_ours: Any, fall_back: Ca
         loader: A ``torch.utils.data.DataLoader``.
         options: How its batches travel, where they travel over the rings.
         without_ours: ``DataLoader._get_iterator`` without our hook: torch's own, or a replacement.
-        fall_back: Makes the iterator where they do not. It may come to a hook further down, which takes
-            another path and notes that one.
+        fall_back: Makes the iterator where they do not. It may come to a hook further down, beneath a
+            wrapper, which takes another path and notes that one.
     """
     reason = select_path.reason_for_torch(loader, without_ours)
     if reason is None:
@@ -86,7 +86,9 @@ def get_iterator(loader: Any, options: Options, without_ours: Any, fall_back: Ca
     before = report.noted(loader)
     iterator = fall_back()
     if report.noted(loader) is before:
-        report.record(loader, iterator, "torch", reason)
+        if reason.warning is not None:
+            select_path.say_once(reason.warning)
+        report.record(loader, iterator, "torch", reason.text)
     return iterator
 
 
@@ -95,9 +97,10 @@ def _make_iterator(options: Options, loader: Any) -> Any:
     from ringloader._main import iterator, stages, transport
 
     made: Any
+    steps = stages.steps_for(loader, options)
     # Before torch's constructor, which draws: after it there is no way back.
     try:
-        made_transport = transport.make_transport(loader, options.max_shared_bytes)
+        made_transport = transport.make_transport(loader, options.max_shared_bytes, steps)
     except (OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
             # torch's transport needs more of them, and leaves workers behind where its start fails.
@@ -110,14 +113,14 @@ def _make_iterator(options: Options, loader: Any) -> Any:
         made = internals.Iterator(loader)
         report.record(loader, made, "torch", reason)
         return made
-    steps = stages.stages_for(loader, options)
+    passes = stages.stages_for(loader, options)
     why_rings = select_path.reason_for_rings(loader)
     if why_rings is None:
-        made = iterator.RingIterator(loader, made_transport, steps)
+        made = iterator.RingIterator(loader, made_transport, passes)
         report.record(
             loader, made, "native", "native scheduling over shared-memory rings", made_transport.counters
         )
     else:
-        made = iterator.TransportIterator(loader, made_transport, steps)
+        made = iterator.TransportIterator(loader, made_transport, passes)
         report.record(loader, made, "rings", why_rings, made_transport.counters)
     return made

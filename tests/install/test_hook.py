@@ -18,7 +18,7 @@ from install.data import Calling, Hooked, NotCalling, Plain, Posing, Squares, fi
 from parity import harness
 from parity.data import Samples
 from ringloader._main import transport
-from ringloader._torch import hook
+from ringloader._torch import hook, select_path
 
 Loader = torch.utils.data.DataLoader
 TORCHS_OWN = Loader._get_iterator
@@ -235,7 +235,7 @@ def test_other_code_puts_torchs_own_back() -> None:
 
 
 @pytest.mark.parametrize("case", ["alone", "no workers", "wrapped before", "wrapped after"])
-def test_ringloaders_own_class_is_the_same_with_and_without(
+def test_ringloaders_own_class_with_and_without_the_hook(
     monkeypatch: pytest.MonkeyPatch, case: str, budgets: list[int | None]
 ) -> None:
     seen = []
@@ -251,16 +251,36 @@ def test_ringloaders_own_class_is_the_same_with_and_without(
             seen.append((path_of(loader), len(theirs.asked) if theirs else 0, tuple(budgets)))
             budgets.clear()
         ringloader.uninstall()
-    assert seen[0] == seen[1]
-    assert (
-        seen[0][:2]
-        == {
-            "alone": (harness.expected_path, 0),
-            "no workers": ("torch", 0),
-            "wrapped before": ("torch", 1),
-            "wrapped after": ("torch", 1),
-        }[case]
-    )
+    without, with_one = {
+        "alone": ((harness.expected_path, 0), (harness.expected_path, 0)),
+        "no workers": (("torch", 0), ("torch", 0)),
+        "wrapped before": (("torch", 1), ("torch", 1)),
+        # The wrapper runs around our iterator, where there is a hook beneath it.
+        "wrapped after": (("torch", 1), (harness.expected_path, 1)),
+    }[case]
+    assert [one[:2] for one in seen] == [without, with_one]
+    for path, _, made_with in seen:
+        assert made_with == (() if path == "torch" else (1 << 24,)), "by the loader's own options"
+
+
+@pytest.mark.parametrize("how", ["plain", "wraps"])
+def test_a_wrapper_around_the_hook_gets_our_iterator(
+    monkeypatch: pytest.MonkeyPatch, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(select_path, "_said", set())
+    loader = squares(ringloader.DataLoader)
+    with ringloader.installed():
+        theirs = Wrapper(monkeypatch, how)
+        with caplog.at_level("WARNING", "ringloader"):
+            assert path_of(loader) == harness.expected_path
+        assert theirs.asked == [loader]
+        assert not caplog.records, "nothing falls back"
+        ringloader.uninstall()
+        assert path_of(loader) == "torch"
+        (record,) = caplog.records
+        assert record.message.startswith("torch.utils.data.DataLoader._get_iterator was replaced, so batches")
+        assert theirs.asked == [loader, loader]
+        monkeypatch.undo()
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "rust/core/src"
+BINDING = ROOT / "rust/py/src"
 PACKAGE = ROOT / "python/ringloader"
 PAGE = (ROOT / "ARCHITECTURE.md").read_text()
 
-# Module of the core: modules that it may use. `transport::layout` is where structures of pool and ring meet memory.
+# Module of the core: modules that it may use. `transport::layout` is where pools and rings meet memory.
 CORE_MAY_USE = {
     "error": set(),
     "bits": set(),
@@ -25,6 +26,23 @@ CORE_MAY_USE = {
     "transport": {"error", "sync", "testing", "forks", "os", "process", "ring", "pool", "batch"},
     "scheduler": {"error", "testing", "plan", "transport"},
 }
+
+# Folder or file of the binding: those that it may use.
+BINDING_MAY_USE = {
+    "python": set(),
+    "identity": set(),
+    "fds": set(),
+    "process": set(),
+    "gil": set(),
+    "lock": {"gil"},
+    "torch": {"gil", "identity", "python"},
+    "index": {"torch"},
+    "batch": {"gil", "identity", "torch"},
+    "class": {"batch", "fds", "gil", "index", "lock", "python", "torch"},
+    "collate": {"class", "gil", "torch"},
+}
+# Where the binding names modules of ours and private attributes, and where private ones of torch's.
+BINDING_NAMES = {"python.rs": r"_(?!_)|ringloader\.", "torch/names.rs": r"_(?!_)"}
 
 # Folder or top module of the package: those that it may use, function-local imports and names in strings too.
 # `_native` is the extension: what it imports by name while it runs.
@@ -84,7 +102,6 @@ def module_of(file: Path) -> str:
 
 
 MODULES = {module_of(file) for file in PACKAGE.rglob("*.py")} | {"_native"}
-BINDING = ROOT / "rust/py/src"
 
 
 def named_modules(dotted: str) -> set[str]:
@@ -132,6 +149,59 @@ def circles(edges: set[tuple[str, str]]) -> list[set[str]]:
             break
     together = {frozenset(other for other in reached[one] if one in reached[other]) for one in reached}
     return sorted((set(found) for found in together if len(found) > 1), key=sorted)
+
+
+def used_paths(code: str) -> set[str]:
+    """All paths that begin with ``crate`` or ``super``, those in braces too."""
+    paths = set(re.findall(r"\b(?:crate|super)(?:::\w+)+", code))
+    for prefix, names in re.findall(r"\buse ((?:crate|super)(?:::\w+)*)::\{([^;]*)\};", code):
+        paths |= {f"{prefix}::{name}" for name in re.findall(r"[\w:]+", names)}
+    return paths
+
+
+def binding_edges() -> set[tuple[str, str]]:
+    """Which file of the binding uses which, by their paths without ``.rs``."""
+    edges = set()
+    files = {str(file.relative_to(BINDING).with_suffix("")) for file in BINDING.rglob("*.rs")} - {"lib"}
+    for file in files:
+        code = re.sub(r"//.*", "", without_tests((BINDING / f"{file}.rs").read_text()))
+        for path in used_paths(code):
+            start, *names = path.split("::")
+            parts = [*(file.split("/")[:-1] if start == "super" else []), *names]
+            found = ["/".join(parts[:end]) for end in range(len(parts), 0, -1)]
+            target = next((at for name in found for at in (name, f"{name}/mod") if at in files), None)
+            assert target is not None, f"{file}: {path} names no file"
+            edges.add((file, target))
+    return edges
+
+
+def test_the_binding_depends_one_way() -> None:
+    edges = binding_edges()
+    assert ("batch/decode", "batch/template") in edges and ("class/port", "fds") in edges
+    between = {(one.split("/")[0], other.split("/")[0]) for one, other in edges}
+    between = {(one, other) for one, other in between if one != other}
+    assert {edge for edge in between if edge[1] not in BINDING_MAY_USE[edge[0]]} == set()
+    assert {(one, other) for one in BINDING_MAY_USE for other in BINDING_MAY_USE[one]} - between == set()
+
+
+def test_the_binding_has_no_circles() -> None:
+    assert circles(binding_edges()) == []
+
+
+def test_every_room_of_the_binding_has_a_row() -> None:
+    assert {path.stem for path in BINDING.iterdir()} - {"lib"} == set(BINDING_MAY_USE)
+
+
+def test_one_file_of_the_binding_names_our_python() -> None:
+    named: dict[str, set[str]] = {}
+    for file in BINDING.rglob("*.rs"):
+        code = re.sub(r"//.*", "", file.read_text()).replace('"ringloader._native"', "")
+        private = re.findall(r'"((?:_(?!_)|ringloader\.)[^"]*)"', code)
+        if private:
+            named[str(file.relative_to(BINDING))] = set(private)
+    assert set(named) == set(BINDING_NAMES)
+    for name, pattern in BINDING_NAMES.items():
+        assert {text for text in named[name] if not re.match(pattern, text)} == set()
 
 
 def test_the_package_depends_one_way() -> None:

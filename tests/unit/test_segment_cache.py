@@ -320,12 +320,12 @@ def test_memory_that_another_thread_takes_meanwhile():
     """A count of it finds nothing, and no error."""
     loader = DataLoader(Numbers(8), num_workers=1, batch_size=None)
     iterate(loader, 1)
-    (_, parked) = segment_cache._kept.get(loader)
-    assert parked.resident > 0
-    engine = parked.resume()
-    assert parked.resident == 0
+    (_, segment) = segment_cache._kept.get(loader)
+    assert segment.resident > 0
+    engine = segment.take()
+    assert segment.resident == 0
     with pytest.raises(RuntimeError, match="another engine"):
-        parked.resume()
+        segment.take()
     engine.close()
 
 

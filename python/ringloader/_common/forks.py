@@ -16,8 +16,3 @@ def tell_native() -> None:
         after_in_parent=_native.after_fork_in_parent,
         after_in_child=_native.after_fork_in_child,
     )
-
-
-def process_identity() -> int:
-    """Tells this process from those that it forks, whatever their process ids."""
-    return _native.process_identity()

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import ringloader._native as _native
-from ringloader._common import forks
 from ringloader._main import samplers
 from ringloader._main.stages import Stage, passed
 from ringloader._main.transport import Transport
@@ -60,9 +59,8 @@ class TransportIterator(internals.Iterator):  # type: ignore[misc]
         return passed(super()._next_data(), self._stages)
 
     def _shutdown_workers(self) -> None:
-        # While modules are torn down, names of this one are None, and torch does nothing more either.
-        if forks is None or forks.process_identity() != self._transport.owner:
-            # A forked child inherited this iterator: workers and memory are its parent's.
+        if self._transport.is_inherited():
+            # A forked child has this iterator from its parent, whose workers and memory they are.
             return
         try:
             super()._shutdown_workers()

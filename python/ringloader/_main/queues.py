@@ -65,10 +65,10 @@ class ResultQueue:
                 if interrupted is not None:
                     self._local.append(interrupted)
                 raise
-            if isinstance(found, tuple):
-                return found[0]
+            if isinstance(found, _native.Received):
+                return found.message
             if found is not None:
-                if not self._note_end(found):
+                if not self._note_end(found.worker):
                     continue
                 raise queue.Empty
             if not self._local:

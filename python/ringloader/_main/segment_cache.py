@@ -8,7 +8,7 @@ import weakref
 from typing import Any
 
 import ringloader._native as _native
-from ringloader._common import forks, weak_registry
+from ringloader._common import weak_registry
 
 SWITCH = "RINGLOADER_WARM"
 
@@ -30,7 +30,7 @@ class SegmentCache:
 
     def __init__(self, loader: Any, workers: int, plan: tuple[object, ...]) -> None:
         self._workers = workers
-        self._plan = (forks.process_identity(), workers, *plan)
+        self._plan = (_native.process_identity(), workers, *plan)
         self._found = _kept.pop(loader)
         if self._found is not None and self._found[0] != self._plan:
             self._found = None
@@ -46,7 +46,7 @@ class SegmentCache:
         found, self._found = self._found, None
         if found is None or not share // 2 <= found[1].share <= 2 * share:
             return None
-        return found[1].resume()
+        return found[1].take()
 
     def store(self, engine: _native.Engine) -> None:
         """Closes an engine whose workers have ended, and keeps its memory if it can."""
@@ -56,16 +56,17 @@ class SegmentCache:
             return
         _kept.pop(loader)
         _kept.keep_newest(MOST_LOADERS - 1)
-        others = sum(parked.resident for _, parked in _kept.values())
+        others = sum(segment.resident for _, segment in _kept.values())
         most = min(MOST_BYTES, _native.available_memory() // _PART)
-        parked = engine.park(max(0, most - others))
-        if parked is not None:
-            _kept.put(loader, (self._plan, parked))
+        segment = engine.store(max(0, most - others))
+        if segment is not None:
+            _kept.put(loader, (self._plan, segment))
             # Other threads may have put theirs meanwhile.
             _kept.keep_newest(MOST_LOADERS)
 
 
-_kept: weak_registry.WeakRegistry[tuple[tuple[object, ...], _native.Parked]] = weak_registry.WeakRegistry()
+_Kept = tuple[tuple[object, ...], "_native.CachedSegment"]
+_kept: weak_registry.WeakRegistry[_Kept] = weak_registry.WeakRegistry()
 
 
 def _is_affordable(workers: int) -> bool:

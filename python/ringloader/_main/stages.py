@@ -1,6 +1,7 @@
-"""The steps that a batch takes in the main process, in order, between the scheduler and the caller.
+"""What options do to a batch: stages in the main process, steps in a worker.
 
-A batch is decoded before the first of them, in the native scheduler.
+Stages stand in order between the scheduler and the caller. A batch is decoded before the first of them, in
+the native scheduler.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ringloader._options import Options
+from ringloader._worker.fetch import Step
 
 # Takes a batch, and returns what the next stage, or the caller, gets. What it raises, the caller gets.
 Stage = Callable[[Any], Any]
@@ -16,6 +18,11 @@ Stage = Callable[[Any], Any]
 
 def stages_for(_loader: Any, _options: Options) -> tuple[Stage, ...]:
     """Those that an iterator of the loader needs. No option needs any yet."""
+    return ()
+
+
+def steps_for(_loader: Any, _options: Options) -> tuple[Step, ...]:
+    """The same for the steps of its workers."""
     return ()
 
 

@@ -7,6 +7,7 @@ worker loop, unchanged.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch.multiprocessing
@@ -19,18 +20,25 @@ from ringloader._main.queues import DoneEvent, ResultQueue, TaskQueue
 from ringloader._main.segment_cache import SegmentCache
 from ringloader._torch import internals
 from ringloader._worker import endpoint, entry
+from ringloader._worker.fetch import Step
 
 
 class Transport:
     """Everything of one iterator that must be closed; also the ``multiprocessing_context`` it is given."""
 
-    def __init__(self, engine: _native.Engine, context: Any, workers: int, cache: SegmentCache) -> None:
+    # The function itself: an iterator that lives on while modules are torn down finds their names None.
+    _process_identity = staticmethod(_native.process_identity)
+
+    def __init__(
+        self, engine: _native.Engine, context: Any, workers: int, cache: SegmentCache, steps: Sequence[Step]
+    ) -> None:
         self.engine = engine
         self._cache = cache
+        self._steps = steps
         # Whether an iteration of this one ended as it should, as far as is known.
         self.sound = True
         self._workers = workers
-        self.owner = forks.process_identity()
+        self._owner = self._process_identity()
         self._context = context
         self._queues: list[TaskQueue] = []
         self._processes: dict[int, Any] = {}
@@ -58,7 +66,7 @@ class Transport:
         worker = next(arg.worker for arg in args if isinstance(arg, TaskQueue))
         stand_ins = tuple(self._stand_in(arg) for arg in args)
         arguments = stand_ins if self._shared is None else shared_args.Arguments(self._shared, stand_ins)
-        worker_end = endpoint.WorkerEndpoint(self.engine, worker)
+        worker_end = endpoint.WorkerEndpoint(self.engine, worker, self._steps)
         process = self._context.Process(target=entry.run_worker, args=(worker_end, target, arguments))
         process = spawn.by_server(process)
         return processes.watched(process, lambda pid: self._started(worker, process, pid))
@@ -105,6 +113,10 @@ class Transport:
             raise RuntimeError(f"DataLoader worker (pid(s) {process.pid}) exited unexpectedly")
         return True
 
+    def is_inherited(self) -> bool:
+        """Whether this process is a forked child of the one that made it."""
+        return self._process_identity() != self._owner
+
     def counters(self) -> dict[str, int]:
         """What went over the rings."""
         return dict(self._final) if self._closed else dict(self.engine.counters())
@@ -115,7 +127,7 @@ class Transport:
         Args:
             may_keep: Whether another epoch may find it warm: some of it then stays with the loader.
         """
-        if self._closed or forks.process_identity() != self.owner:
+        if self._closed or self.is_inherited():
             return
         self._final = dict(self.engine.counters())
         self._closed = True
@@ -131,8 +143,13 @@ class Transport:
         return self.sound and len(started) == self._workers and all(one.exitcode == 0 for one in started)
 
 
-def make_transport(loader: Any, max_shared_bytes: int | None) -> Transport:
+def make_transport(loader: Any, max_shared_bytes: int | None, steps: Sequence[Step] = ()) -> Transport:
     """The transport for one iterator of a loader with workers.
+
+    Args:
+        loader: The loader.
+        max_shared_bytes: Shared memory for its batches; None for a part of what there is.
+        steps: What fetching goes through in each worker.
 
     Raises:
         OSError: When shared memory or descriptors cannot be had. Nothing is left then.
@@ -149,7 +166,7 @@ def make_transport(loader: Any, max_shared_bytes: int | None) -> Transport:
     available = _native.available_memory() + cache.resident
     share = budget.share_per_worker(workers, max_shared_bytes, available)
     engine = cache.take(share) or _native.Engine(workers, most_tasks, share)
-    return Transport(engine, context, workers, cache)
+    return Transport(engine, context, workers, cache, steps)
 
 
 def _most_tasks(loader: Any) -> int:

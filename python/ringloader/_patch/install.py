@@ -87,6 +87,7 @@ def make_iterator(options: _options.Options, loader: Any, previous: Callable[[An
     import ringloader.dataloader as dataloader
 
     if isinstance(loader, dataloader.DataLoader):
-        # It has decided already, and asks for what there is without ringloader.
-        return previous(loader)
+        # It has found torch's `_get_iterator` replaced, perhaps by a wrapper around this hook. What the hook
+        # replaced decides, and the options are its own.
+        options = _options.Options.of(loader)
     return dataloader.get_iterator(loader, options, previous, lambda: previous(loader))

@@ -12,7 +12,7 @@ import importlib
 import os
 import warnings
 from collections.abc import Callable
-from types import BuiltinFunctionType, FunctionType
+from types import BuiltinFunctionType, CodeType, FunctionType
 from typing import Any, cast
 
 import numpy
@@ -165,11 +165,11 @@ def missing_name() -> str | None:
 
 def is_torchs_own(function: Any, qualname: str) -> bool:
     """Whether ``function`` is torch's of that name, by its code: ``functools.wraps`` copies the names."""
-    return (
-        isinstance(function, FunctionType)
-        and function.__code__.co_filename.startswith(_HOME)
-        and function.__code__.co_qualname == qualname
-    )
+    return isinstance(function, FunctionType) and _is_torchs_code(function.__code__, qualname)
+
+
+def _is_torchs_code(code: CodeType, qualname: str) -> bool:
+    return code.co_filename.startswith(_HOME) and code.co_qualname == qualname
 
 
 def counts_tasks_per_worker() -> bool:
@@ -221,6 +221,17 @@ def replace_sharing(make: Callable[[Any], Any]) -> None:
         torchs_own = getattr(torch.UntypedStorage, name, None)
         if torchs_own is not None:
             setattr(torch.UntypedStorage, name, make(torchs_own))
+
+
+def replace_create_fetcher(make: Callable[[Any], Any]) -> None:
+    """Puts ``make(torch's own)`` in place of what makes the fetchers of torch's worker loop."""
+    kind = torch_dataloader._DatasetKind
+    kind.create_fetcher = staticmethod(make(kind.create_fetcher))  # type: ignore[method-assign]
+
+
+def is_code_of_worker_loop(code: CodeType) -> bool:
+    """Whether it is the code of torch's own worker loop."""
+    return _is_torchs_code(code, "_worker_loop")
 
 
 def get_iterator(torchs_own: Any, loader: Any, make: Callable[[Any], Any]) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from multiprocessing import process
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.multiprocessing
@@ -23,26 +23,33 @@ def say_once(text: str) -> None:
         _logger.warning(text)
 
 
-def reason_for_torch(loader: Any, get_iterator: Any) -> str | None:
+class ReasonForTorch(NamedTuple):
+    """Why torch's own iterator and transport must be used."""
+
+    text: str
+    # What the user is told once where it comes to that: for what may surprise.
+    warning: str | None = None
+
+
+def reason_for_torch(loader: Any, get_iterator: Any) -> ReasonForTorch | None:
     """Why torch's own iterator and transport must be used, or None."""
     if loader.num_workers == 0:
-        return "num_workers is 0"
+        return ReasonForTorch("num_workers is 0")
     if not _native.SUPPORTED:
-        return "this platform has no memfd; shared-memory rings need Linux"
+        return ReasonForTorch("this platform has no memfd; shared-memory rings need Linux")
     missing = internals.missing_name()
     if missing is not None:
         reason = f"this torch has no {missing}, which ringloader needs"
-        say_once(f"{reason}; batches travel by torch's own transport")
-        return reason
+        return ReasonForTorch(reason, f"{reason}; batches travel by torch's own transport")
     replaced = internals.replaced_transport(get_iterator)
     if replaced is not None:
-        say_once(f"{replaced} was replaced, so batches travel by torch's own transport")
-        return f"{replaced} was replaced"
+        reason = f"{replaced} was replaced"
+        return ReasonForTorch(reason, f"{reason}, so batches travel by torch's own transport")
     kind = getattr(loader.multiprocessing_context or torch.multiprocessing, "Process", None)
     # Of a function's processes nothing is known before they are made, and by then torch has drawn.
     if not (isinstance(kind, type) and issubclass(kind, process.BaseProcess)):
         name = getattr(kind, "__qualname__", kind)
-        return f"the workers of its multiprocessing_context ({name}) need not be processes"
+        return ReasonForTorch(f"the workers of its multiprocessing_context ({name}) need not be processes")
     return None
 
 

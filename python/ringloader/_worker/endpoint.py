@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import enum
 import os
+from collections.abc import Sequence
 from multiprocessing import reduction
 from typing import Any
 
 import ringloader._native as _native
+from ringloader._worker.fetch import Step
 
 
 class QueueEnd(enum.Enum):
@@ -25,9 +27,10 @@ class WorkerEndpoint:
     ``multiprocessing`` allows only while the process is being started.
     """
 
-    def __init__(self, engine: _native.Engine, worker: int) -> None:
+    def __init__(self, engine: _native.Engine, worker: int, steps: Sequence[Step] = ()) -> None:
         self._engine = engine
         self.worker = worker
+        self.steps = steps
 
     @property
     def share(self) -> int:
@@ -39,23 +42,25 @@ class WorkerEndpoint:
         return _native.Port.inherit(self._engine, self.worker)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        sent = [reduction.DupFd(fd) for fd in self._engine.worker_fds(self.worker)]
-        return SentEndpoint, (sent, self.worker, self.share)
+        fds = self._engine.worker_fds(self.worker).as_dict()
+        sent = {name: reduction.DupFd(fd) for name, fd in fds.items()}
+        return SentEndpoint, (sent, self.worker, self.share, self.steps)
 
 
 class SentEndpoint:
     """The same, as a worker that was not forked gets it."""
 
-    def __init__(self, sent: list[Any], worker: int, share: int) -> None:
+    def __init__(self, sent: dict[str, Any], worker: int, share: int, steps: Sequence[Step]) -> None:
         self._sent = sent
         self.worker = worker
         self.share = share
+        self.steps = steps
 
     def attach(self) -> _native.Port:
         """The worker's end."""
-        fds = [sent.detach() for sent in self._sent]
+        fds = {name: sent.detach() for name, sent in self._sent.items()}
         try:
-            return _native.Port.attach(fds, self.worker, self.share)
+            return _native.Port.attach(_native.WorkerFds(**fds), self.worker, self.share)
         finally:
-            for fd in fds:
+            for fd in fds.values():
                 os.close(fd)

@@ -11,7 +11,7 @@ from typing import Any
 
 import ringloader._native as _native
 from ringloader._common import forks, moved_storages
-from ringloader._worker import collate, malloc, queues
+from ringloader._worker import collate, fetch, malloc, queues
 from ringloader._worker.endpoint import QueueEnd, SentEndpoint, WorkerEndpoint
 
 # A thread that waits or copies natively when the interpreter goes must not come back to it. Nor in a spawned
@@ -30,6 +30,8 @@ def run_worker(
     trimming = malloc.Trimming(malloc.keep_freed(worker_end.share))
     collate.allocate_in_slots(port)
     collate.replace_collate(port)
+    if worker_end.steps:
+        fetch.put_steps(worker_end.steps)
     worker = worker_end.worker
     ends = {
         QueueEnd.TASKS: queues.Tasks(port, trimming),

@@ -36,7 +36,7 @@ class Tasks:
             task = self._get_idle(timeout)
         if task is not None:
             self._trimming.note_task()
-            return task[0]
+            return task.message
         if self._port.parent_ended:
             # With the event set, this is the loop's way out that says nothing.
             return None

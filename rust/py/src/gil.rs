@@ -44,7 +44,7 @@ pub(crate) const DETACH: usize = 1 << 20;
 /// Runs `work` without the interpreter. Short work only: nothing looks for signals, and the exit of the
 /// interpreter waits for it.
 pub(crate) fn without_interpreter<T: Send>(py: Python<'_>, work: impl FnOnce() -> T + Send) -> T {
-    // This thread has the interpreter, and so has who sets `EXITING`: one of the two sees the other.
+    // This thread has the interpreter, and so has the one that sets `EXITING`: one of the two sees the other.
     if exits_elsewhere() {
         return work();
     }
@@ -81,7 +81,7 @@ impl Drop for Away {
 /// Waits for the engine's next event without the interpreter, then lets signal handlers run.
 ///
 /// Once the interpreter is on its way out, a thread that asks for it back is ended in the middle of
-/// this code, which aborts the process. So from then on only somebody's [`wake`](Engine::wake), which
+/// this code, which aborts the process. So from then on only a [`wake`](Engine::wake), which
 /// comes from a thread that still runs Python, ends the wait of another thread.
 ///
 /// # Errors

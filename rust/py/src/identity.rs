@@ -6,7 +6,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 /// A map from the addresses of objects that are alive, and kept so.
 pub(crate) type ByIdentity<V> = HashMap<usize, V, BuildHasherDefault<AddressHasher>>;
 
-/// Spreads addresses over a table. They are nobody's to choose, so no secret is needed.
+/// Spreads addresses over a table. No attacker chooses them, so no secret is needed.
 #[derive(Default)]
 pub(crate) struct AddressHasher(u64);
 

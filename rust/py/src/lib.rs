@@ -42,12 +42,14 @@ mod _native {
     #[pymodule_export]
     use super::{
         batch::pickling::Leaves,
-        class::engine::{Engine, Parked},
+        class::engine::{CachedSegment, Engine},
         class::index_source::IndexSource,
         class::kept::Kept,
+        class::messages::{Received, WorkerEnded},
         class::port::Port,
         class::scheduler::{Order, Positions, Scheduler},
         class::stream::{BatchRule, Stream},
+        class::worker_fds::WorkerFds,
         collate::default_collate::Collate,
         collate::default_convert::Convert,
         gil::note_exit,

@@ -6,6 +6,7 @@
 //!
 //! | module | is about |
 //! |---|---|
+//! | [`alias`] | which leaves share memory, and where it goes |
 //! | [`dtype`] | element types and their DLPack codes |
 //! | [`wire`] | the table of storages and leaves: written, checked, read |
 //! | [`skeleton`] | the tree as a flat stream of tokens |
@@ -30,6 +31,7 @@
 //! # Ok::<(), ringloader_core::Error>(())
 //! ```
 
+pub mod alias;
 pub mod dtype;
 pub mod skeleton;
 mod varint;

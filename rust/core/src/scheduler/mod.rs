@@ -1,7 +1,7 @@
 //! Scheduling: torch's rules for which worker is asked for what, and whose turn it is, over the transport.
 //!
-//! Composition of [`plan`](crate::plan) and [`engine`](crate::engine). `T` is what a caller makes of a
-//! delivery before its turn.
+//! Composition of [`plan`](crate::plan) and any [`Transport`]. `T` is what a caller makes of a delivery before its
+//! turn.
 //!
 //! A worker that ends while it owes a result is [lost](Poll::Lost). That is said as soon as nothing of what it
 //! had committed is left in its ring: in order when the wait for any result begins, and out of order whatever
@@ -14,8 +14,7 @@ use std::time::{Duration, Instant};
 use crate::error::{Error, Result};
 use crate::plan::{Dispatch, Next, Order, ReorderBuffer};
 use crate::testing::fault::fault;
-use crate::transport::delivery::Delivery;
-use crate::transport::engine::Engine;
+use crate::transport::Transport;
 use crate::transport::message::{ResultKind, Task, TaskKind};
 
 /// Where the epoch begins in a task's number, above torch's `send_idx`: what an abandoned epoch left behind is
@@ -55,7 +54,7 @@ enum Missing {
 
 /// What is to be done for the next batch.
 #[derive(Debug)]
-pub enum Poll<T> {
+pub enum Poll<T, D> {
     /// The epoch is over.
     End,
     /// It is the turn of a result that [`Scheduler::accept`] kept.
@@ -71,7 +70,7 @@ pub enum Poll<T> {
         /// Its task.
         seq: u64,
         /// It.
-        delivery: Delivery,
+        delivery: D,
     },
     /// A result has come and cannot be had: [`Scheduler::accept`] what stands for it, so that the caller does not wait for it.
     Failed {
@@ -133,46 +132,52 @@ impl<T> Scheduler<T> {
     /// left, and as in torch the index is lost.
     ///
     /// # Errors
-    /// As [`Engine::put_task`].
-    pub fn send(&mut self, engine: &Engine, kind: TaskKind, bytes: Vec<u8>) -> Result<Option<u32>> {
+    /// As [`Transport::put_task`].
+    pub fn send(
+        &mut self,
+        transport: &impl Transport,
+        kind: TaskKind,
+        bytes: Vec<u8>,
+    ) -> Result<Option<u32>> {
         let Some(worker) = self.dispatch.choose() else { return Ok(None) };
         let seq = (self.epoch << EPOCH_SHIFT) | self.tasks.send_idx();
-        engine.put_task(worker, Task { seq, kind, bytes })?;
+        transport.put_task(worker, Task { seq, kind, bytes })?;
         self.tasks.send(worker);
         self.dispatch.sent(worker);
         Ok(Some(worker))
     }
 
-    /// What is to be done for the next batch. Never waits. `engine` is `None` after shutdown: then, as in
+    /// What is to be done for the next batch. Never waits. `transport` is `None` after shutdown: then, as in
     /// torch, what was taken before is still handed out, and the epoch is over.
     ///
     /// # Errors
-    /// As [`Engine::try_next`], but for a result that cannot be had, which has [failed](Poll::Failed).
-    pub fn poll(&mut self, engine: Option<&Engine>) -> Result<Poll<T>> {
+    /// As [`Transport::try_next`], but for a result that cannot be had, which has [failed](Poll::Failed).
+    pub fn poll<C: Transport>(&mut self, transport: Option<&C>) -> Result<Poll<T, C::Delivery>> {
         loop {
-            let wanted = match self.tasks.next(|worker| engine.is_some() && self.dispatch.is_active(worker)) {
-                Next::End => return Ok(Poll::End),
-                Next::Ready { worker, data, .. } => return Ok(Poll::Ready { worker, data }),
-                Next::Wait { worker, .. } => (self.order == Order::InOrder).then_some(worker),
-            };
-            let Some(engine) = engine else { return Ok(Poll::End) };
-            self.ended.extend(std::iter::from_fn(|| engine.take_ended()));
+            let wanted =
+                match self.tasks.next(|worker| transport.is_some() && self.dispatch.is_active(worker)) {
+                    Next::End => return Ok(Poll::End),
+                    Next::Ready { worker, data, .. } => return Ok(Poll::Ready { worker, data }),
+                    Next::Wait { worker, .. } => (self.order == Order::InOrder).then_some(worker),
+                };
+            let Some(transport) = transport else { return Ok(Poll::End) };
+            self.ended.extend(std::iter::from_fn(|| transport.take_ended()));
             // In order, results of other workers wait in their rings until it is their turn.
             let found = match wanted {
-                Some(worker) => engine.try_next_of(worker),
+                Some(worker) => transport.try_next_of(worker),
                 None => {
                     // Workers that are busy would put off the news for as long as they are.
-                    if let Some(worker) = self.lost(engine)? {
+                    if let Some(worker) = self.lost(transport)? {
                         return Ok(Poll::Lost { worker });
                     }
-                    engine.try_next()
+                    transport.try_next()
                 }
             };
             let found = match found {
-                Ok(None) => match self.missing(engine, wanted)? {
+                Ok(None) => match self.missing(transport, wanted)? {
                     Missing::Lost(worker) => return Ok(Poll::Lost { worker }),
                     Missing::Late(limit) => return Ok(Poll::Wait { worker: wanted, limit }),
-                    Missing::Behind(worker) => engine.try_next_of(worker),
+                    Missing::Behind(worker) => transport.try_next_of(worker),
                 },
                 found => {
                     self.behind = None;
@@ -180,13 +185,16 @@ impl<T> Scheduler<T> {
                 }
             };
             match found {
-                Ok(Some(delivery)) if !self.is_stale(delivery.seq, delivery.kind) => {
-                    return Ok(Poll::Arrived { seq: delivery.seq & SEQ_MASK, delivery });
+                Ok(Some(delivery)) => {
+                    let (seq, kind) = C::answered(&delivery);
+                    if !self.is_stale(seq, kind) {
+                        return Ok(Poll::Arrived { seq: seq & SEQ_MASK, delivery });
+                    }
                 }
                 Err(Error::Arrival { task: Some(seq), error }) if !self.is_stale(seq, ResultKind::Batch) => {
                     return Ok(Poll::Failed { seq: seq & SEQ_MASK, error: *error });
                 }
-                Ok(_) | Err(Error::Arrival { .. }) => {}
+                Ok(None) | Err(Error::Arrival { .. }) => {}
                 Err(error) => return Err(error),
             }
         }
@@ -204,11 +212,11 @@ impl<T> Scheduler<T> {
     }
 
     /// One of them that has nothing of this epoch left in its ring.
-    fn lost(&self, engine: &Engine) -> Result<Option<u32>> {
+    fn lost(&self, transport: &impl Transport) -> Result<Option<u32>> {
         for worker in self.debtors() {
             let next = loop {
-                match engine.peek_of(worker)? {
-                    Some((seq, kind)) if self.is_stale(seq, kind) => match engine.try_next_of(worker) {
+                match transport.peek_of(worker)? {
+                    Some((seq, kind)) if self.is_stale(seq, kind) => match transport.try_next_of(worker) {
                         Ok(_) | Err(Error::Arrival { .. }) => {}
                         Err(error) => return Err(error),
                     },
@@ -223,11 +231,11 @@ impl<T> Scheduler<T> {
     }
 
     /// The result whose turn it is has not come. Why, and what is to be done?
-    fn missing(&mut self, engine: &Engine, wanted: Option<u32>) -> Result<Missing> {
+    fn missing(&mut self, transport: &impl Transport, wanted: Option<u32>) -> Result<Missing> {
         if fault("lost_in_turn_only") && wanted.is_some_and(|turn| !self.ended.contains(&turn)) {
             return Ok(Missing::Late(Duration::MAX));
         }
-        if let Some(worker) = self.lost(engine)? {
+        if let Some(worker) = self.lost(transport)? {
             return Ok(Missing::Lost(worker));
         }
         let Some(worker) = self.debtors().next() else {

@@ -12,9 +12,8 @@ use crate::error::{Error, Result};
 use crate::os::eventfd::EventFd;
 use crate::os::poller::Poller;
 use crate::os::process::pidfd;
-use crate::os::segment::page_size;
 use crate::os::{Segment, fd_passing};
-use crate::pool::{Ledger, Limits};
+use crate::pool::Ledger;
 use crate::process::{self, Process};
 use crate::ring::{ByteFifo, Consumer, Producer, Words};
 use crate::sync::Arc;
@@ -28,12 +27,11 @@ use crate::transport::fds::WorkerFds;
 use crate::transport::layout::{Control, Geometry};
 use crate::transport::message::{BatchPlace, ResultDescriptor, ResultKind, Task, TaskDescriptor};
 use crate::transport::worker_handle::WorkerHandle;
+use crate::transport::{LONGEST_SLEEP, Transport};
 
 use channel::WorkerChannel;
 pub use segment_cache::CachedSegment;
 
-/// The longest sleep: insurance against signal handlers that restart system calls.
-pub const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 /// The largest memory of a table that is kept for the next one.
 const MOST_KEPT: usize = 256 << 10;
 
@@ -100,7 +98,7 @@ impl Engine {
         let geometry = Geometry::new(workers, max_tasks, share.div_ceil(2))?;
         let (control, memfd) = Control::create(geometry)?;
         let control = Arc::new(control);
-        let limits = limits(&control, share);
+        let limits = control.limits(share);
         let mut engine = Self {
             share,
             poller: Poller::new(EventFd::new()?)?,
@@ -144,7 +142,7 @@ impl Engine {
     /// Bytes of the largest batch that a slot takes.
     #[must_use]
     pub fn largest(&self) -> u64 {
-        limits(&self.control, self.share).half()
+        self.control.limits(self.share).half()
     }
 
     /// What `worker` must have to attach.
@@ -489,6 +487,40 @@ impl Engine {
     }
 }
 
+impl Transport for Engine {
+    type Delivery = Delivery;
+
+    #[inline]
+    fn answered(delivery: &Delivery) -> (u64, ResultKind) {
+        (delivery.seq, delivery.kind)
+    }
+
+    #[inline]
+    fn put_task(&self, worker: u32, task: Task) -> Result<()> {
+        self.put_task(worker, task)
+    }
+
+    #[inline]
+    fn try_next(&self) -> Result<Option<Delivery>> {
+        self.try_next()
+    }
+
+    #[inline]
+    fn try_next_of(&self, worker: u32) -> Result<Option<Delivery>> {
+        self.try_next_of(worker)
+    }
+
+    #[inline]
+    fn peek_of(&self, worker: u32) -> Result<Option<(u64, ResultKind)>> {
+        self.peek_of(worker)
+    }
+
+    #[inline]
+    fn take_ended(&self) -> Option<u32> {
+        self.take_ended()
+    }
+}
+
 impl Drop for Engine {
     fn drop(&mut self) {
         // A forked child that inherits an engine must not disturb the parent's workers.
@@ -496,9 +528,4 @@ impl Drop for Engine {
             self.close();
         }
     }
-}
-
-/// The limits of every worker of a segment.
-pub(crate) fn limits(control: &Control, share: u64) -> Limits {
-    Limits { share, window: control.geometry().window, page: page_size() }
 }

@@ -2,6 +2,7 @@
 //!
 //! | module | about |
 //! |---|---|
+//! | [`Transport`] | what the scheduler asks of it |
 //! | [`layout`] | what lies where in the segment |
 //! | [`message`] | what a descriptor means |
 //! | [`fds`] | the descriptors that pass from the parent to a worker |
@@ -13,11 +14,17 @@
 pub mod delivery;
 pub mod engine;
 pub mod fds;
-#[allow(unsafe_code, reason = "turns mapped memory into references to the structures in it")]
+mod interface;
 pub mod layout;
 pub mod message;
 pub mod port;
 mod worker_handle;
 
+use std::time::Duration;
+
 pub use fds::{PortFds, WorkerFds};
+pub use interface::Transport;
 pub use layout::{Control, Counters, Geometry, WorkerView};
+
+/// The longest sleep of either side: insurance against signal handlers that restart system calls.
+pub const LONGEST_SLEEP: Duration = Duration::from_millis(100);

@@ -19,7 +19,7 @@ use crate::sync::adaptive_spin::AdaptiveSpin;
 use crate::sync::doorbell::{sleep_unless, take_any};
 use crate::sync::{Arc, Weak};
 use crate::testing::failpoint::failpoint;
-use crate::transport::engine::{LONGEST_SLEEP, limits};
+use crate::transport::LONGEST_SLEEP;
 use crate::transport::fds::PortFds;
 use crate::transport::layout::{Control, Counters};
 use crate::transport::message::{BatchPlace, ResultDescriptor, ResultKind, Task, TaskDescriptor, TaskKind};
@@ -196,7 +196,7 @@ impl Port {
         let lender = Arc::new(Collated);
         let as_lender = Arc::downgrade(&lender);
         process.register(as_lender);
-        let limits = limits(&control, share);
+        let limits = control.limits(share);
         let view = control.worker(worker);
         let state = PortState {
             tasks: Consumer::attach(view.tasks)?,

@@ -4,15 +4,22 @@ use ringloader_core::Error;
 use ringloader_core::plan::Order;
 use ringloader_core::scheduler::{EPOCH_SHIFT, Poll};
 
-use crate::fleet::Fleet;
+use crate::fleet::{Backend, Fleet};
 
 const ORDERS: [Order; 3] = [Order::InOrder, Order::AsCompleted, Order::AsCompletedRoundRobin];
 
 /// Epochs before a task's number has no room for the next one.
 const LAST: u64 = (1 << (u64::BITS - EPOCH_SHIFT)) - 1;
 
+over_both!(
+    epochs_go_round,
+    what_cannot_be_had_is_told_with_its_task_and_all_else_goes_on,
+    what_cannot_be_had_of_an_epoch_before_is_no_error,
+    a_descriptor_that_cannot_be_read_is_told_at_each_call
+);
+
 /// Takes all that is left of the epoch. Returns the tasks that were answered, and those that failed.
-fn drain(fleet: &mut Fleet) -> (Vec<u64>, Vec<u64>) {
+fn drain<B: Backend>(fleet: &mut Fleet<B>) -> (Vec<u64>, Vec<u64>) {
     let (mut came, mut failed) = (Vec::new(), Vec::new());
     loop {
         match fleet.poll() {
@@ -22,7 +29,7 @@ fn drain(fleet: &mut Fleet) -> (Vec<u64>, Vec<u64>) {
                 came.push(data);
             }
             Poll::Arrived { seq, delivery } => {
-                assert_eq!(Fleet::read(&delivery), seq as i64, "a batch of another epoch");
+                assert_eq!(B::read(&delivery).1, seq as i64, "a batch of another epoch");
                 if let Some((worker, seq)) = fleet.scheduler.accept(seq, seq).unwrap() {
                     fleet.scheduler.delivered(worker);
                     came.push(seq);
@@ -41,24 +48,23 @@ fn drain(fleet: &mut Fleet) -> (Vec<u64>, Vec<u64>) {
 }
 
 /// Answers all tasks of a worker: with their numbers, or those of an epoch before with no number at all.
-fn work(fleet: &Fleet, worker: u32, epoch: u64) {
-    while let Some(seq) = fleet.take_task(worker) {
+fn work<B: Backend>(fleet: &Fleet<B>, worker: u32, epoch: u64) {
+    while let Some(seq) = fleet.backend.take_task(worker) {
         let is_new = seq >> EPOCH_SHIFT == epoch;
-        fleet.commit(worker, seq, if is_new { (seq & ((1 << EPOCH_SHIFT) - 1)) as i64 } else { -1 });
+        fleet.backend.commit(worker, seq, if is_new { (seq & ((1 << EPOCH_SHIFT) - 1)) as i64 } else { -1 });
     }
 }
 
 /// Every other one is given up: what it has committed and what it has not done yet are left for the next.
-#[test]
-fn epochs_go_round() {
+fn epochs_go_round<B: Backend>() {
     for order in ORDERS {
         for first in [LAST - 1, LAST] {
-            let mut fleet = Fleet::new(2, 3, order);
+            let mut fleet = Fleet::<B>::new(2, 3, order);
             fleet.scheduler = fleet.scheduler.after_epochs(first);
             for epoch in [first, first + 2].map(|given_up| (given_up + 1) % (LAST + 1)) {
                 fleet.fill();
-                let seq = fleet.take_task(1).unwrap();
-                fleet.commit(1, seq, -1);
+                let seq = fleet.backend.take_task(1).unwrap();
+                fleet.backend.commit(1, seq, -1);
                 fleet.scheduler.reset();
                 fleet.fill();
                 work(&fleet, 0, epoch);
@@ -72,17 +78,16 @@ fn epochs_go_round() {
     }
 }
 
-#[test]
-fn what_cannot_be_had_is_told_with_its_task_and_all_else_goes_on() {
+fn what_cannot_be_had_is_told_with_its_task_and_all_else_goes_on<B: Backend>() {
     for order in ORDERS {
-        let mut fleet = Fleet::new(2, 3, order);
+        let mut fleet = Fleet::<B>::new(2, 3, order);
         for epoch in 0..2 {
             fleet.fill();
             for worker in 0..2 {
-                let seq = fleet.take_task(worker).unwrap();
-                fleet.commit(worker, seq, (seq & 0xff) as i64);
-                let seq = fleet.take_task(worker).unwrap();
-                fleet.commit_unsent(worker, seq);
+                let seq = fleet.backend.take_task(worker).unwrap();
+                fleet.backend.commit(worker, seq, (seq & 0xff) as i64);
+                let seq = fleet.backend.take_task(worker).unwrap();
+                fleet.backend.commit_missing(worker, seq);
                 work(&fleet, worker, epoch);
             }
             let (mut came, mut failed) = drain(&mut fleet);
@@ -96,19 +101,18 @@ fn what_cannot_be_had_is_told_with_its_task_and_all_else_goes_on() {
 }
 
 /// Of an abandoned epoch it is dropped, also where the worker has ended.
-#[test]
-fn what_cannot_be_had_of_an_epoch_before_is_no_error() {
+fn what_cannot_be_had_of_an_epoch_before_is_no_error<B: Backend>() {
     for order in ORDERS {
         for ended in [false, true] {
-            let mut fleet = Fleet::new(2, 1, order);
+            let mut fleet = Fleet::<B>::new(2, 1, order);
             fleet.fill();
-            let old = fleet.take_task(1).unwrap();
-            fleet.commit_unsent(1, old);
+            let old = fleet.backend.take_task(1).unwrap();
+            fleet.backend.commit_missing(1, old);
             fleet.scheduler.reset();
             fleet.fill();
             work(&fleet, 0, 1);
             if ended {
-                fleet.end(1);
+                fleet.backend.end(1);
                 loop {
                     match fleet.poll() {
                         Poll::Arrived { seq, .. } => drop(fleet.accept(seq)),
@@ -126,21 +130,20 @@ fn what_cannot_be_had_of_an_epoch_before_is_no_error() {
 }
 
 /// Which task it answers is not known: each caller is told, as often as it asks, and never waits.
-#[test]
-fn a_descriptor_that_cannot_be_read_is_told_at_each_call() {
+fn a_descriptor_that_cannot_be_read_is_told_at_each_call<B: Backend>() {
     for order in ORDERS {
-        let mut fleet = Fleet::new(1, 3, order);
+        let mut fleet = Fleet::<B>::new(1, 3, order);
         fleet.fill();
         fleet.answer(0, 1);
-        fleet.commit_nonsense(0);
+        fleet.backend.commit_nonsense(0);
         let Poll::Arrived { seq: 0, .. } = fleet.poll() else { panic!("the first is whole") };
         fleet.accept(0);
         for _ in 0..3 {
-            let told = fleet.scheduler.poll(Some(&fleet.engine));
+            let told = fleet.try_poll();
             assert!(matches!(told, Err(Error::Corrupt(_))), "{told:?}");
         }
         fleet.scheduler.reset();
         fleet.fill();
-        assert!(fleet.scheduler.poll(Some(&fleet.engine)).is_err());
+        assert!(fleet.try_poll().is_err());
     }
 }

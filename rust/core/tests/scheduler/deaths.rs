@@ -6,16 +6,23 @@ use std::time::{Duration, Instant};
 use ringloader_core::plan::Order;
 use ringloader_core::scheduler::Poll;
 
-use crate::fleet::Fleet;
+use crate::fleet::{Backend, Fleet};
+use crate::rings::Rings;
+
+over_both!(
+    an_abandoned_epoch_hides_no_death,
+    what_was_committed_comes_before_the_news,
+    after_closing_nothing_is_taken_and_nothing_hangs
+);
 
 /// A worker ends while another one always has a result ready, so that the parent never sleeps.
 #[test]
 fn a_death_is_told_while_others_are_busy() {
     let late = |order| {
-        let mut fleet = Fleet::new(2, 2, order);
+        let mut fleet = Fleet::<Rings>::new(2, 2, order);
         fleet.fill();
         let mut child = Command::new("sleep").arg("60").spawn().unwrap();
-        fleet.engine.watch_worker(1, child.id()).unwrap();
+        fleet.backend.engine.watch_worker(1, child.id()).unwrap();
         child.kill().unwrap();
         child.wait().unwrap();
         let (death, mut taken) = (Instant::now(), 0);
@@ -23,7 +30,7 @@ fn a_death_is_told_while_others_are_busy() {
             fleet.answer(0, 1);
             match fleet.poll() {
                 Poll::Arrived { seq, delivery } => {
-                    assert_eq!(delivery.worker, 0);
+                    assert_eq!(Rings::read(&delivery).0, 0);
                     fleet.accept(seq);
                     fleet.send();
                     taken += 1;
@@ -43,32 +50,30 @@ fn a_death_is_told_while_others_are_busy() {
 }
 
 /// Results of the epoch before, of a worker that has ended, put nothing off.
-#[test]
-fn an_abandoned_epoch_hides_no_death() {
+fn an_abandoned_epoch_hides_no_death<B: Backend>() {
     for order in [Order::InOrder, Order::AsCompleted] {
-        let mut fleet = Fleet::new(2, 2, order);
+        let mut fleet = Fleet::<B>::new(2, 2, order);
         fleet.fill();
         fleet.answer(1, 2);
         fleet.scheduler.reset();
         fleet.fill();
-        fleet.end(1);
+        fleet.backend.end(1);
         let told = fleet.poll();
         assert!(matches!(told, Poll::Lost { worker: 1 }), "{told:?}, and worker 0 is at work for hours");
     }
 }
 
-#[test]
-fn what_was_committed_comes_before_the_news() {
+fn what_was_committed_comes_before_the_news<B: Backend>() {
     for order in [Order::InOrder, Order::AsCompleted] {
-        let mut fleet = Fleet::new(2, 3, order);
+        let mut fleet = Fleet::<B>::new(2, 3, order);
         fleet.fill();
         fleet.answer(1, 2);
-        fleet.end(1);
+        fleet.backend.end(1);
         let mut came = Vec::new();
         loop {
             match fleet.poll() {
                 Poll::Arrived { seq, delivery } => {
-                    came.push(delivery.worker);
+                    came.push(B::read(&delivery).0);
                     fleet.accept(seq);
                 }
                 Poll::Wait { worker, .. } => {
@@ -100,22 +105,20 @@ fn what_was_committed_comes_before_the_news() {
 }
 
 /// Its rings are still there, with what was never taken.
-#[test]
-fn after_closing_nothing_is_taken_and_nothing_hangs() {
+fn after_closing_nothing_is_taken_and_nothing_hangs<B: Backend>() {
     for order in [Order::InOrder, Order::AsCompleted] {
-        let mut fleet = Fleet::new(2, 2, order);
+        let mut fleet = Fleet::<B>::new(2, 2, order);
         fleet.fill();
         fleet.answer(0, 2);
         fleet.answer(1, 2);
         fleet.scheduler.reset();
         fleet.fill();
-        fleet.end(1);
-        fleet.ports.clear();
-        fleet.engine.close();
+        fleet.backend.end(1);
+        fleet.backend.close();
         assert!(matches!(fleet.poll(), Poll::Lost { worker: 1 }));
         fleet.scheduler.give_up(1);
         let end = Instant::now() + Duration::from_secs(20);
         assert!(matches!(fleet.poll(), Poll::Wait { .. }) && Instant::now() < end);
-        assert!(matches!(fleet.scheduler.poll(None), Ok(Poll::End)), "without an engine");
+        assert!(matches!(fleet.scheduler.poll::<B::Transport>(None), Ok(Poll::End)), "without an engine");
     }
 }

@@ -1,11 +1,32 @@
-//! The scheduler over ports in the same process.
+//! The scheduler over the engine with ports in the same process, and over a double without memory or processes.
 #![cfg(all(target_os = "linux", not(ringloader_portable), not(ringloader_loom), not(ringloader_tsan)))]
+
+/// Runs each test over both transports.
+macro_rules! over_both {
+    ($($test:ident),* $(,)?) => {
+        mod over_rings {
+            $(#[test]
+            fn $test() {
+                super::$test::<crate::rings::Rings>();
+            })*
+        }
+
+        mod over_double {
+            $(#[test]
+            fn $test() {
+                super::$test::<crate::double::Double>();
+            })*
+        }
+    };
+}
 
 mod arrivals;
 #[path = "../plan/cases.rs"]
 mod cases;
 mod deaths;
+mod double;
 mod fleet;
+mod rings;
 mod torch;
 #[path = "../plan/torch_iterator.rs"]
 mod torch_iterator;

@@ -1,4 +1,4 @@
-//! The scheduler over real rings against torch's iterator: which worker is asked for what, which batch comes out when, and
+//! The scheduler against torch's iterator: which worker is asked for what, which batch comes out when, and
 //! torch's counters, over epochs that are left half-way and workers that end.
 
 use std::ops::ControlFlow;
@@ -8,7 +8,9 @@ use ringloader_core::plan::Order;
 use ringloader_core::scheduler::{EPOCH_SHIFT, Poll};
 
 use crate::cases::{Event, event, lengths, order, schedule, script};
-use crate::fleet::Fleet;
+use crate::double::Double;
+use crate::fleet::{Backend, Fleet};
+use crate::rings::Rings;
 use crate::torch_iterator::{Answer, Indices, TorchIterator, Workers};
 
 /// What a worker answers when its part of an iterable dataset has ended.
@@ -35,8 +37,8 @@ enum Did {
     Lost(u32),
 }
 
-struct Native {
-    fleet: Fleet,
+struct Native<B> {
+    fleet: Fleet<B>,
     order: Order,
     /// Says which worker is next, and what it answers.
     workers: Workers,
@@ -50,7 +52,7 @@ struct Native {
     waits: usize,
 }
 
-impl Native {
+impl<B: Backend> Native<B> {
     fn new(
         order: Order,
         prefetch_factor: u32,
@@ -112,7 +114,7 @@ impl Native {
         if process.dead {
             return false;
         }
-        while let Some(seq) = self.fleet.take_task(worker) {
+        while let Some(seq) = self.fleet.backend.take_task(worker) {
             if seq >> EPOCH_SHIFT != process.epoch {
                 (process.epoch, process.left, process.ended) = (seq >> EPOCH_SHIFT, process.length, false);
             }
@@ -122,7 +124,7 @@ impl Native {
             let content = (seq & ((1 << EPOCH_SHIFT) - 1)) as i64;
             process.ended = process.left == Some(0);
             process.left = process.left.map(|left| left.saturating_sub(1));
-            self.fleet.commit(worker, seq, if process.ended { STOP } else { content });
+            self.fleet.backend.commit(worker, seq, if process.ended { STOP } else { content });
             if process.epoch == self.epoch {
                 process.committed += 1;
                 return true;
@@ -135,7 +137,7 @@ impl Native {
         let process = &mut self.processes[worker as usize];
         if !std::mem::replace(&mut process.dead, true) {
             self.workers.kill(worker, process.committed);
-            self.fleet.end(worker);
+            self.fleet.backend.end(worker);
         }
     }
 
@@ -175,13 +177,12 @@ impl Native {
                 }
                 Poll::Failed { seq, error } => panic!("task {seq}: {error}"),
                 Poll::Arrived { seq, delivery } => {
-                    let process = &mut self.processes[delivery.worker as usize];
-                    process.committed -= 1;
-                    let expected = expected.unwrap_or_else(|| self.workers.get_of(delivery.worker as usize));
-                    let content = Fleet::read(&delivery);
+                    let (worker, content) = B::read(&delivery);
+                    self.processes[worker as usize].committed -= 1;
+                    let expected = expected.unwrap_or_else(|| self.workers.get_of(worker as usize));
                     if content == STOP {
                         assert_eq!(expected, (seq, Answer::Stop));
-                        assert_eq!(self.fleet.scheduler.end_worker(seq), Ok(delivery.worker));
+                        assert_eq!(self.fleet.scheduler.end_worker(seq), Ok(worker));
                         self.put();
                         return Did::GoOn;
                     }
@@ -196,62 +197,96 @@ impl Native {
     }
 }
 
-fn assert_equal(ours: &Native, torch: &TorchIterator) {
+fn assert_equal<B: Backend>(ours: &Native<B>, torch: &TorchIterator) {
     assert_eq!(ours.log, torch.workers.log);
     assert_eq!(ours.indices.calls, torch.indices.calls);
     let positions = (torch.send_idx, torch.rcvd_idx, torch.tasks_outstanding);
     assert_eq!(ours.fleet.scheduler.positions(), positions);
 }
 
+#[derive(Debug)]
+struct Case {
+    order: Order,
+    prefetch_factor: u32,
+    lengths: Vec<Option<u32>>,
+    script: Vec<bool>,
+    schedule: Vec<u8>,
+    eagerness: Vec<u8>,
+    events: Vec<Event>,
+}
+
+fn case() -> impl Strategy<Value = Case> {
+    let eagerness = prop::collection::vec(any::<u8>(), 1..20);
+    let events = prop::collection::vec(event(), 1..200);
+    (order(), 1..5_u32, lengths(), script(), schedule(), eagerness, events).prop_map(
+        |(order, prefetch_factor, lengths, script, schedule, eagerness, events)| Case {
+            order,
+            prefetch_factor,
+            lengths,
+            script,
+            schedule,
+            eagerness,
+            events,
+        },
+    )
+}
+
+fn does_what_torch_does<B: Backend>(case: Case) -> Result<(), TestCaseError> {
+    let Case { order, prefetch_factor, lengths, script, schedule, eagerness, events } = case;
+    let workers = Workers::new(lengths.clone(), schedule);
+    let indices = Indices { script, calls: 0 };
+    let mut torch = TorchIterator::new(order, prefetch_factor, workers.clone(), indices.clone());
+    torch.arrive_in_order = true;
+    let mut ours = Native::<B>::new(order, prefetch_factor, (&lengths, workers), indices, eagerness);
+    assert_equal(&ours, &torch);
+    for event in events {
+        match event {
+            Event::Next => loop {
+                match ours.step() {
+                    Did::Next(next) => {
+                        prop_assert_eq!(ControlFlow::Break(next), torch.step());
+                        break;
+                    }
+                    Did::GoOn => prop_assert_eq!(ControlFlow::Continue(()), torch.step()),
+                    Did::Lost(worker) => {
+                        let process = &ours.processes[worker as usize];
+                        prop_assert!(process.dead && process.committed == 0);
+                        prop_assert!(torch.workers_status[worker as usize], "told once in an epoch");
+                        prop_assert!(torch.workers_num_tasks[worker as usize] > 0, "nothing is missing");
+                        torch.workers_status[worker as usize] = false;
+                        continue;
+                    }
+                }
+                assert_equal(&ours, &torch);
+            },
+            Event::Reset => {
+                ours.reset();
+                torch.reset();
+            }
+            Event::Kill(worker) => {
+                let worker = u32::from(worker) % lengths.len() as u32;
+                torch.workers.kill(worker, ours.processes[worker as usize].committed);
+                ours.kill(worker);
+            }
+        }
+    }
+    Ok(())
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn does_what_torch_does(
-        order in order(),
-        prefetch_factor in 1..5_u32,
-        lengths in lengths(),
-        script in script(),
-        schedule in schedule(),
-        eagerness in prop::collection::vec(any::<u8>(), 1..20),
-        events in prop::collection::vec(event(), 1..200),
-    ) {
-        let workers = Workers::new(lengths.clone(), schedule);
-        let indices = Indices { script, calls: 0 };
-        let mut torch = TorchIterator::new(order, prefetch_factor, workers.clone(), indices.clone());
-        torch.arrive_in_order = true;
-        let mut ours = Native::new(order, prefetch_factor, (&lengths, workers), indices, eagerness);
-        assert_equal(&ours, &torch);
-        for event in events {
-            match event {
-                Event::Next => loop {
-                    match ours.step() {
-                        Did::Next(next) => {
-                            prop_assert_eq!(ControlFlow::Break(next), torch.step());
-                            break;
-                        }
-                        Did::GoOn => prop_assert_eq!(ControlFlow::Continue(()), torch.step()),
-                        Did::Lost(worker) => {
-                            let process = &ours.processes[worker as usize];
-                            prop_assert!(process.dead && process.committed == 0);
-                            prop_assert!(torch.workers_status[worker as usize], "told once in an epoch");
-                            prop_assert!(torch.workers_num_tasks[worker as usize] > 0, "nothing is missing");
-                            torch.workers_status[worker as usize] = false;
-                            continue;
-                        }
-                    }
-                    assert_equal(&ours, &torch);
-                },
-                Event::Reset => {
-                    ours.reset();
-                    torch.reset();
-                }
-                Event::Kill(worker) => {
-                    let worker = u32::from(worker) % lengths.len() as u32;
-                    torch.workers.kill(worker, ours.processes[worker as usize].committed);
-                    ours.kill(worker);
-                }
-            }
-        }
+    fn does_what_torch_does_over_rings(case in case()) {
+        does_what_torch_does::<Rings>(case)?;
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn does_what_torch_does_over_double(case in case()) {
+        does_what_torch_does::<Double>(case)?;
     }
 }

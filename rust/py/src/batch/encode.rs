@@ -75,7 +75,7 @@ impl Encoded {
             return Ok(true);
         }
         let Some(pickled) = &self.pickled else {
-            // Reading it again calls nobody's code.
+            // Reading it again calls no foreign code.
             self.clear();
             self.encode(batch)?;
             return Ok(false);

@@ -1,13 +1,7 @@
-//! Which leaves share memory, and where it goes.
-//!
-//! Tensors of one storage that overlap become one storage, so that they overlap on the other side too. A
-//! tensor that is alone carries its own elements, not its whole storage. As with torch, the storage counts:
-//! tensors over the same memory by way of arrays arrive apart.
-
-use std::cmp::Reverse;
+//! The storages of a batch: the core decides which leaves share one and where it goes; here are the objects.
 
 use pyo3::prelude::*;
-use ringloader_core::batch::wire::STORAGE_ALIGN;
+use ringloader_core::batch::alias::{self, Leaves, Sharing};
 use ringloader_core::batch::{MetaWriter, StorageRecord};
 use ringloader_core::transport::port::Commit;
 
@@ -16,39 +10,55 @@ use super::write::CopyRange;
 use crate::gil::DETACH;
 use crate::torch::names::Torch;
 
-/// Memory that becomes one storage.
-struct Group {
-    start: usize,
-    len: u64,
-    aliases: bool,
-    /// Whether the memory stays while what has it is held: an array may be resized by whoever else has it.
-    keeps: bool,
-    /// Which of torch's storages it is part of, if any; known once another leaf overlaps it.
-    identity: Option<Option<usize>>,
-    /// The leaf that it began with.
-    first: u32,
-    /// Whether it must be copied: it begins within one of another storage.
-    is_apart: bool,
-    /// Where it already lies in the slot.
-    in_place: Option<u64>,
+/// The drafts, as the core asks for them.
+struct Asked<'a, 'py> {
+    py: Python<'py>,
+    drafts: &'a mut Drafts,
+}
+
+impl Leaves for Asked<'_, '_> {
+    type Error = PyErr;
+
+    #[inline]
+    fn count(&self) -> u32 {
+        self.drafts.leaves.len() as u32
+    }
+
+    #[inline]
+    fn bytes(&self, leaf: u32) -> (usize, u64) {
+        let leaf = &self.drafts.leaves[leaf as usize];
+        (leaf.address, leaf.len)
+    }
+
+    #[inline]
+    fn sharing(&self, leaf: u32) -> Sharing {
+        match self.drafts.leaves[leaf as usize].kind {
+            LeafKind::Tensor { .. } => Sharing::Part,
+            LeafKind::Storage => Sharing::Whole,
+            LeafKind::Array { .. } | LeafKind::Bytes => Sharing::Never,
+        }
+    }
+
+    #[inline]
+    fn alignment(&self, leaf: u32) -> usize {
+        self.drafts.leaves[leaf as usize].alignment
+    }
+
+    fn storage(&mut self, leaf: u32) -> PyResult<Option<usize>> {
+        self.drafts.storage(self.py, leaf)
+    }
 }
 
 /// The storages of a batch. Cleared, it keeps its memory for the next one.
 #[derive(Default)]
 pub(crate) struct Groups {
-    groups: Vec<Group>,
+    groups: alias::Groups,
+    /// For each group, whether its memory stays while what has it is held: an array may be resized by whatever else
+    /// has it.
+    keeps: Vec<bool>,
     copies: Vec<CopyRange>,
-    /// Each leaf's group; [`NONE`] without bytes.
-    group_of: Vec<u32>,
-    /// Leaves with bytes, in the order of their addresses, a longer one before those that it covers.
-    order: Vec<(usize, Reverse<u64>, u32)>,
-    /// The number that each group gets, in the order of their first leaves: wherever malloc put the tensors this
-    /// time, storages of the same batch lie at the same places, and its table repeats.
-    numbers: Vec<u32>,
     has_large: bool,
 }
-
-const NONE: u32 = u32::MAX;
 
 impl Groups {
     /// Groups the leaves of `drafts` and adds storages and leaves to `meta`.
@@ -64,26 +74,16 @@ impl Groups {
     ) -> PyResult<()> {
         self.clear();
         drafts.forget_moves();
-        self.join(py, drafts)?;
-        self.number();
-        let filled = commit.filled();
-        for group in &mut self.groups {
-            let end = group.start + group.len as usize;
-            if group.aliases && !group.is_apart && filled.start <= group.start && end <= filled.end {
-                // Storages begin at multiples of 64. What lies before, in the same chunk, comes along.
-                let offset = (group.start - filled.start) as u64;
-                let before = offset % STORAGE_ALIGN;
-                group.start -= before as usize;
-                group.len += before;
-                group.in_place = Some(offset - before);
-            }
+        self.groups.form(&mut Asked { py, drafts }, commit.filled())?;
+        for group in self.groups.groups() {
+            let first = &drafts.leaves[group.first as usize];
+            self.keeps.push(!matches!(first.kind, LeafKind::Array { .. }));
             meta.add_storage(StorageRecord { offset: 0, nbytes: group.len });
         }
-        let empty =
-            (self.group_of.contains(&NONE)).then(|| meta.add_storage(StorageRecord { offset: 0, nbytes: 0 }));
-        for (leaf, &group) in drafts.leaves.iter().zip(&self.group_of) {
-            let (storage, offset) = match self.groups.get(group as usize) {
-                Some(found) => (group, (leaf.address - found.start) as u64),
+        let empty = self.groups.has_empty().then(|| meta.add_storage(StorageRecord { offset: 0, nbytes: 0 }));
+        for (leaf, group) in drafts.leaves.iter().zip(self.groups.of_leaves()) {
+            let (storage, offset) = match group {
+                Some(group) => (group, (leaf.address - self.groups.groups()[group as usize].start) as u64),
                 None => (empty.unwrap_or(0), 0),
             };
             match &leaf.kind {
@@ -103,122 +103,24 @@ impl Groups {
     /// Lets go of the batch.
     pub(crate) fn clear(&mut self) {
         self.groups.clear();
+        self.keeps.clear();
         self.copies.clear();
-        self.group_of.clear();
-        self.order.clear();
-        self.numbers.clear();
-    }
-
-    /// Makes the groups, in the order of their addresses.
-    fn join(&mut self, py: Python<'_>, drafts: &mut Drafts) -> PyResult<()> {
-        let leaves = &drafts.leaves;
-        let with_bytes = leaves.iter().zip(0..).filter(|(leaf, _)| leaf.len > 0);
-        self.order.extend(with_bytes.map(|(leaf, number)| (leaf.address, Reverse(leaf.len), number)));
-        self.order.sort_unstable();
-        self.group_of.resize(leaves.len(), NONE);
-        // Where the groups that tensors may join end.
-        let mut reach = 0;
-        for at in 0..self.order.len() {
-            let (start, Reverse(len), number) = self.order[at];
-            let aliases = drafts.leaves[number as usize].kind.aliases();
-            let end = start + len as usize;
-            let overlaps = aliases && start < reach;
-            let joined = if overlaps { self.overlapped(py, drafts, start, number)? } else { None };
-            if aliases {
-                reach = reach.max(end);
-            }
-            if let Some(joined) = joined {
-                self.group_of[number as usize] = joined;
-                let group = &mut self.groups[joined as usize];
-                group.len = group.len.max((end - group.start) as u64);
-                continue;
-            }
-            self.group_of[number as usize] = self.groups.len() as u32;
-            let (identity, first, is_apart, in_place) = (None, number, overlaps, None);
-            let keeps = !matches!(drafts.leaves[number as usize].kind, LeafKind::Array { .. });
-            self.groups.push(Group { start, len, aliases, keeps, identity, first, is_apart, in_place });
-        }
-        Ok(())
-    }
-
-    /// The group of the same storage that a leaf begins inside of.
-    fn overlapped(
-        &mut self,
-        py: Python<'_>,
-        drafts: &mut Drafts,
-        start: usize,
-        number: u32,
-    ) -> PyResult<Option<u32>> {
-        let leaf = &drafts.leaves[number as usize];
-        let (alignment, is_storage) = (leaf.alignment, matches!(leaf.kind, LeafKind::Storage));
-        let mut identity = None;
-        for (at, group) in self.groups.iter_mut().enumerate().rev() {
-            let may_join = group.aliases
-                && start < group.start + group.len as usize
-                && (start - group.start).is_multiple_of(alignment)
-                // A storage object is its group: it cannot begin inside one.
-                && (!is_storage || start == group.start);
-            if !may_join {
-                continue;
-            }
-            let mine = match identity {
-                Some(known) => known,
-                None => *identity.insert(drafts.storage(py, number)?),
-            };
-            let theirs = match group.identity {
-                Some(known) => known,
-                None => *group.identity.insert(drafts.storage(py, group.first)?),
-            };
-            if mine.is_some() && mine == theirs {
-                return Ok(Some(at as u32));
-            }
-        }
-        Ok(None)
-    }
-
-    /// Puts the groups in the order of their first leaves.
-    fn number(&mut self) {
-        self.numbers.resize(self.groups.len(), NONE);
-        let mut next = 0;
-        for group in self.group_of.iter_mut().filter(|group| **group != NONE) {
-            let number = &mut self.numbers[*group as usize];
-            if *number == NONE {
-                *number = next;
-                next += 1;
-            }
-            *group = *number;
-        }
-        // Each swap puts one group where it belongs.
-        for at in 0..self.groups.len() {
-            while self.numbers[at] as usize != at {
-                let to = self.numbers[at] as usize;
-                self.groups.swap(at, to);
-                self.numbers.swap(at, to);
-            }
-        }
     }
 
     /// Puts the storages that are not in place behind `bump` of a slot, or all of them at the start of
     /// a segment of their own if `bump` is `None`. Returns where the table begins, which is behind
     /// everything else.
     pub(crate) fn place(&mut self, meta: &mut MetaWriter, bump: Option<u64>) -> u64 {
-        let start = bump.unwrap_or(0);
-        let mut end = start;
-        self.copies.clear();
-        for (number, group) in (0..).zip(&self.groups) {
-            let offset = match group.in_place {
-                Some(offset) if bump.is_some() => offset,
-                _ => {
-                    let to = end.next_multiple_of(STORAGE_ALIGN);
-                    end = to + group.len;
-                    let (from, len, keeps) = (group.start, group.len, group.keeps);
-                    self.copies.push(CopyRange { from, to, len, keeps });
-                    to
-                }
-            };
-            meta.set_storage(number, StorageRecord { offset, nbytes: group.len });
-        }
-        self.has_large = end - start >= DETACH as u64;
+        let Self { groups, keeps, copies, .. } = self;
+        copies.clear();
+        let end = groups.place(bump, |number, group, placed| {
+            if placed.is_copied {
+                let keeps = keeps[number as usize];
+                copies.push(CopyRange { from: group.start, to: placed.offset, len: group.len, keeps });
+            }
+            meta.set_storage(number, StorageRecord { offset: placed.offset, nbytes: group.len });
+        });
+        self.has_large = end - bump.unwrap_or(0) >= DETACH as u64;
         end.next_multiple_of(8)
     }
 
@@ -234,7 +136,7 @@ impl Groups {
     /// What torch raises when it is asked for a storage.
     pub(crate) fn hold_large(&self, py: Python<'_>, drafts: &mut Drafts) -> PyResult<()> {
         let torch = Torch::get(py)?;
-        for group in self.groups.iter().filter(|group| group.len >= DETACH as u64) {
+        for group in self.groups.groups().iter().filter(|group| group.len >= DETACH as u64) {
             drafts.anchor(torch, py, group.first)?;
         }
         Ok(())
@@ -247,6 +149,6 @@ impl Groups {
 
     /// How many storages lie in the slot already.
     pub(crate) fn in_place(&self) -> u64 {
-        self.groups.iter().filter(|group| group.in_place.is_some()).count() as u64
+        self.groups.in_place()
     }
 }

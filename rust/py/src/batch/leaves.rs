@@ -378,7 +378,7 @@ impl Drafts {
 
 impl LeafDraft {
     /// Without memory behind its elements it is a tensor of some other kind: fake, or under a transform. A misaligned
-    /// one, over somebody's buffer, travels as its storage.
+    /// one, over a buffer of another library, travels as its storage.
     fn is_plain(&self) -> bool {
         self.len == 0 || (self.address != 0 && self.address.is_multiple_of(self.alignment))
     }

@@ -23,7 +23,7 @@ use crate::torch::tensor::Form;
 #[derive(Default)]
 pub(crate) struct TemplateCache(Mutex<LastBatch>);
 
-/// The last batch's table, and what came of it. Whoever decodes a batch has it.
+/// The last batch's table, and what came of it. A thread that decodes a batch has it meanwhile.
 #[derive(Default)]
 pub(crate) struct LastBatch {
     table: Vec<u8>,

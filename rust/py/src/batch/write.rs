@@ -46,7 +46,7 @@ impl Target<'_, '_> {
         meta_at: u64,
         meta: &[u8],
     ) -> PyResult<()> {
-        // The pieces point into these objects: whoever calls this still has them.
+        // The pieces point into these objects: the caller still has them.
         let _ = held;
         let mut large = Vec::new();
         for piece in pieces {

@@ -1,6 +1,5 @@
 //! The parent's end of the transport, as a Python class.
 
-use std::os::fd::AsRawFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pyo3::exceptions::{PyException, PyRuntimeError};
@@ -9,9 +8,11 @@ use ringloader_core::Error;
 use ringloader_core::sync::{Arc, AtomicBool, AtomicU64, Ordering};
 use ringloader_core::transport::Control;
 use ringloader_core::transport::delivery::Delivery;
-use ringloader_core::transport::engine::{CachedSegment, Engine as Core};
+use ringloader_core::transport::engine::{CachedSegment as CoreSegment, Engine as Core};
 use ringloader_core::transport::message::ResultKind;
 
+use super::messages::{Event, Received, WorkerEnded};
+use super::worker_fds::WorkerFds;
 use crate::batch::decode::{Decoded, decode};
 use crate::batch::template::TemplateCache;
 use crate::gil::{Deadline, exception, wait, without_interpreter};
@@ -25,7 +26,7 @@ const REUSED: usize = 1024;
 /// The parent's end: tasks down, results up.
 #[pyclass(frozen, module = "ringloader._native")]
 pub(crate) struct Engine {
-    /// `None` once it is closed: its descriptors are gone then, whoever still refers to it.
+    /// `None` once it is closed: its descriptors are gone then, also where other objects still refer to it.
     core: Mutex<Option<Arc<Core>>>,
     copied_out: AtomicU64,
     oversize_said: AtomicBool,
@@ -44,12 +45,9 @@ impl Engine {
         Core::new(workers, max_tasks, share).map(Self::of).map_err(exception)
     }
 
-    /// The descriptors that a worker needs: segment, its eventfd, the parent's eventfd, the parent's pidfd, its socket.
-    fn worker_fds(&self, worker: u32) -> PyResult<[i32; 5]> {
-        let core = self.core()?;
-        let fds = core.worker_fds(worker);
-        Ok([fds.segment, fds.worker_eventfd, fds.parent_eventfd, fds.parent_pidfd, fds.socket]
-            .map(|fd| fd.as_raw_fd()))
+    /// The descriptors that a worker needs.
+    fn worker_fds(&self, worker: u32) -> PyResult<WorkerFds> {
+        Ok(WorkerFds::of(&self.core()?.worker_fds(worker)))
     }
 
     /// Watches the process with this id as a worker.
@@ -65,36 +63,37 @@ impl Engine {
 
     /// Waits for the next result.
     ///
-    /// Returns a message of torch's protocol, `(index of the task, batch)` or any object, in a tuple of its
-    /// own; or the number of a worker whose process has ended; or None when the time is over or `wake`
-    /// was called.
-    fn next<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Option<Bound<'py, PyAny>>> {
+    /// None when the time is over or `wake` was called.
+    fn next(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Event>> {
         let deadline = Deadline::after(timeout)?;
         let core = self.core()?;
         loop {
             match core.try_next() {
-                Ok(Some(delivery)) => return self.message(py, delivery).map(Some),
+                Ok(Some(delivery)) => {
+                    let message = self.message(py, delivery)?;
+                    return Ok(Some(Event::Received(Received::new(message))));
+                }
                 Ok(None) => {}
                 Err(Error::Arrival { task: Some(seq), error }) => {
                     let failed = self.failed(py, seq as i64, exception(*error))?;
-                    return Ok(Some((failed,).into_pyobject(py)?.into_any()));
+                    return Ok(Some(Event::Received(Received::new(failed))));
                 }
                 Err(error) => return Err(exception(error)),
             }
             if let Some(worker) = core.take_ended() {
-                return Ok(Some(worker.into_pyobject(py)?.into_any()));
+                return Ok(Some(Event::WorkerEnded(WorkerEnded::new(worker))));
             }
             let Some(left) = deadline.left().filter(|_| !core.take_wake()) else { return Ok(None) };
             wait(py, &core, None, left)?;
         }
     }
 
-    /// After `next` has raised: the message that stands for a batch which was lost by that, for who waits for it.
+    /// After `next` has raised: the message that stands for a batch which was lost by that, for the caller that waits for it.
     fn take_interrupted(&self) -> Option<Py<PyAny>> {
         self.interrupted.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    /// Ends the wait of whoever is in `next`.
+    /// Ends the wait of a thread that is in `next`.
     fn wake(&self) -> PyResult<()> {
         self.core()?.wake();
         Ok(())
@@ -128,10 +127,10 @@ impl Engine {
 
     /// As `close`, but keeps up to `most` bytes of its memory for a later engine. None where it may not, or where the
     /// later one's batches would have to be copied out.
-    fn park(&self, py: Python<'_>, most: u64) -> Option<Parked> {
+    fn store(&self, py: Python<'_>, most: u64) -> Option<CachedSegment> {
         let core = self.core.lock().unwrap_or_else(PoisonError::into_inner).take()?;
         let control = core.control().clone();
-        let parked = without_interpreter(py, || match Arc::try_unwrap(core) {
+        let stored = without_interpreter(py, || match Arc::try_unwrap(core) {
             // Dropped, it closes.
             Ok(core) => (!core.is_half_leased()).then(|| core.store(most)).flatten(),
             // Another thread waits in it.
@@ -141,7 +140,7 @@ impl Engine {
             }
         });
         say_kept(py, &control);
-        parked.map(|parked| Parked(Mutex::new(Some(parked))))
+        stored.map(|stored| CachedSegment(Mutex::new(Some(stored))))
     }
 
     /// Bytes of shared memory for each worker.
@@ -168,40 +167,40 @@ impl Engine {
 
 /// The memory of an engine that was closed, for one to come.
 #[pyclass(frozen, module = "ringloader._native")]
-pub(crate) struct Parked(Mutex<Option<CachedSegment>>);
+pub(crate) struct CachedSegment(Mutex<Option<CoreSegment>>);
 
 #[pymethods]
-impl Parked {
+impl CachedSegment {
     /// The engine over this memory, for new workers. Once.
-    fn resume(&self) -> PyResult<Engine> {
-        let parked = self.lock().take().ok_or_else(resumed)?;
-        parked.take().map(Engine::of).map_err(exception)
+    fn take(&self) -> PyResult<Engine> {
+        let stored = self.lock().take().ok_or_else(taken)?;
+        stored.take().map(Engine::of).map_err(exception)
     }
 
     /// Bytes that are kept; none once another engine has them.
     #[getter]
     fn resident(&self) -> u64 {
-        self.lock().as_ref().map_or(0, CachedSegment::resident)
+        self.lock().as_ref().map_or(0, CoreSegment::resident)
     }
 
     /// Bytes of shared memory for each worker.
     #[getter]
     fn share(&self) -> PyResult<u64> {
-        self.lock().as_ref().map(CachedSegment::share).ok_or_else(resumed)
+        self.lock().as_ref().map(CoreSegment::share).ok_or_else(taken)
     }
 }
 
-impl Drop for Parked {
+impl Drop for CachedSegment {
     fn drop(&mut self) {
-        let Some(parked) = self.lock().take() else { return };
-        let control = parked.control().clone();
-        drop(parked);
-        // Without an interpreter, or while it looks for garbage, nobody is told.
+        let Some(stored) = self.lock().take() else { return };
+        let control = stored.control().clone();
+        drop(stored);
+        // Without an interpreter, or while it looks for garbage, nothing is logged.
         let _ = Python::try_attach(|py| say_kept(py, &control));
     }
 }
 
-/// Logs why memory that nobody needs was not given back, if it was not.
+/// Logs why memory that is needed no more was not given back, if it was not.
 fn say_kept(py: Python<'_>, control: &Control) {
     if let Some(refused) = control.take_refusal() {
         // What is closed stays closed, even where the interpreter is on its way out and has no logger.
@@ -209,13 +208,13 @@ fn say_kept(py: Python<'_>, control: &Control) {
     }
 }
 
-impl Parked {
-    fn lock(&self) -> MutexGuard<'_, Option<CachedSegment>> {
+impl CachedSegment {
+    fn lock(&self) -> MutexGuard<'_, Option<CoreSegment>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn resumed() -> PyErr {
+fn taken() -> PyErr {
     PyRuntimeError::new_err("another engine has this memory")
 }
 
@@ -237,12 +236,11 @@ impl Engine {
 
     fn message<'py>(&self, py: Python<'py>, delivery: Delivery) -> PyResult<Bound<'py, PyAny>> {
         let (seq, kind) = (delivery.seq as i64, delivery.kind);
-        let message = match (kind, self.unpack(py, delivery)) {
-            (ResultKind::Batch, Ok(object)) => (seq, object).into_pyobject(py)?.into_any(),
-            (ResultKind::Batch, Err(error)) => self.failed(py, seq, error)?,
-            (ResultKind::Object, object) => object?,
-        };
-        Ok((message,).into_pyobject(py)?.into_any())
+        match (kind, self.unpack(py, delivery)) {
+            (ResultKind::Batch, Ok(object)) => Ok((seq, object).into_pyobject(py)?.into_any()),
+            (ResultKind::Batch, Err(error)) => self.failed(py, seq, error),
+            (ResultKind::Object, object) => object,
+        }
     }
 
     /// The message that stands for a batch whose arrival has failed. torch raises it in its turn.

@@ -3,6 +3,8 @@
 pub(crate) mod engine;
 pub(crate) mod index_source;
 pub(crate) mod kept;
+pub(crate) mod messages;
 pub(crate) mod port;
 pub(crate) mod scheduler;
 pub(crate) mod stream;
+pub(crate) mod worker_fds;

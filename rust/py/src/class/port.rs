@@ -1,12 +1,11 @@
 //! A worker's end of the transport, as a Python class.
 
-use std::os::fd::{AsFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
 use ringloader_core::batch::Dtype;
 use ringloader_core::os::Segment;
 use ringloader_core::sync::{Arc, AtomicBool, Ordering};
@@ -15,6 +14,8 @@ use ringloader_core::transport::port::{Chunk, Commit, Room, Wake};
 use ringloader_core::transport::{Control, PortFds};
 
 use super::engine::Engine;
+use super::messages::Received;
+use super::worker_fds::WorkerFds;
 use crate::batch::encode::Encoded;
 use crate::batch::write::Target;
 use crate::fds::duplicate;
@@ -30,7 +31,7 @@ const MOST_LOOKS: u32 = 100;
 pub(crate) struct Port {
     core: ringloader_core::transport::port::Port,
     parent_ended: AtomicBool,
-    /// The last batch's memory, empty. Whoever is putting a batch has it.
+    /// The last batch's memory, empty. A thread that puts a batch has it meanwhile.
     spare: Mutex<Option<Box<Encoded>>>,
 }
 
@@ -46,22 +47,20 @@ impl Port {
 
     /// The end of a worker that was sent the descriptors, which stay the caller's.
     #[staticmethod]
-    fn attach(fds: [RawFd; 5], worker: u32, share: u64) -> PyResult<Self> {
-        let [segment, eventfd, parent_eventfd, parent_pidfd, socket] = fds.map(duplicate);
-        let segment = Segment::attach(segment?.as_fd()).map_err(exception)?;
+    fn attach(fds: &WorkerFds, worker: u32, share: u64) -> PyResult<Self> {
+        let segment = Segment::attach(duplicate(fds.segment)?.as_fd()).map_err(exception)?;
         let control = Arc::new(Control::attach(segment).map_err(exception)?);
         let fds = PortFds {
-            eventfd: eventfd?,
-            parent_eventfd: parent_eventfd?,
-            parent_pidfd: parent_pidfd?,
-            socket: socket?,
+            eventfd: duplicate(fds.worker_eventfd)?,
+            parent_eventfd: duplicate(fds.parent_eventfd)?,
+            parent_pidfd: duplicate(fds.parent_pidfd)?,
+            socket: duplicate(fds.socket)?,
         };
         Self::attached(control, worker, share, fds)
     }
 
-    /// Waits for the next task: a message of torch's protocol in a tuple of its own, or None when the
-    /// time is over or the parent has ended.
-    fn get<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Option<Bound<'py, PyTuple>>> {
+    /// Waits for the next task. None when the time is over or the parent has ended.
+    fn get(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Received>> {
         let deadline = Deadline::after(timeout)?;
         if !self.core.is_current() {
             // A process that the dataset forked has come back to torch's loop, which ends so.
@@ -70,8 +69,7 @@ impl Port {
         }
         loop {
             if let Some(task) = self.core.try_task().map_err(exception)? {
-                let message = decode_task(py, task)?;
-                return Ok(Some((message,).into_pyobject(py)?));
+                return Ok(Some(Received::new(decode_task(py, task)?)));
             }
             let Some(left) = deadline.left().filter(|_| !self.parent_ended()) else { return Ok(None) };
             if detached(py, || self.core.wait(left))? == Wake::ParentEnded {
@@ -81,7 +79,7 @@ impl Port {
     }
 
     /// Commits one message of torch's protocol: `(index of the task, batch)` or any object. Waits for
-    /// room if it must, unless nobody wants it any more.
+    /// room if it must, unless the parent wants nothing more.
     fn put(&self, message: &Bound<'_, PyAny>) -> PyResult<()> {
         if !self.core.is_current() {
             // The rings are the worker's, which answers for itself.
@@ -177,7 +175,7 @@ impl Port {
                 }
             }
         }
-        // Before the commit: whoever has taken the batch finds it counted.
+        // Before the commit: the parent finds a batch counted that it has taken.
         let counters = self.core.counters();
         let count =
             |counter: &ringloader_core::sync::AtomicU64, by: u64| counter.fetch_add(by, Ordering::Relaxed);
@@ -194,7 +192,7 @@ impl Port {
         Ok(())
     }
 
-    /// Places the batch; `None` when nobody wants it any more.
+    /// Places the batch; `None` when the parent wants nothing more.
     fn find_room(
         &self,
         py: Python<'_>,
@@ -230,7 +228,7 @@ impl Port {
         }
     }
 
-    /// Waits a moment for room. Returns whether nobody wants the batch any more.
+    /// Waits a moment for room. Returns whether the parent wants nothing more.
     fn rest(&self, py: Python<'_>) -> PyResult<bool> {
         if detached(py, || self.core.wait_for_room())? == Wake::ParentEnded {
             self.parent_ended.store(true, Ordering::Relaxed);

@@ -264,7 +264,7 @@ impl Scheduler {
         let Some((kind, bytes)) = state.source.get().read(callbacks)? else { return Ok(()) };
         // After shutdown there is no worker left, and as in torch the index is lost.
         let Ok(engine) = self.engine.get().core() else { return Ok(()) };
-        state.core.send(&engine, kind, bytes).map_err(exception)?;
+        state.core.send(&*engine, kind, bytes).map_err(exception)?;
         Ok(())
     }
 }

@@ -33,7 +33,7 @@ impl Convert {
     }
 }
 
-/// `None` for what torch must convert. Nobody sees the result but who sends it, so a dict of leaves need not be a
+/// `None` for what torch must convert. Only the worker that sends the result sees it, so a dict of leaves need not be a
 /// new one.
 fn converted<'py>(torch: &Torch, data: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
     if let Ok(dict) = data.cast_exact::<PyDict>()

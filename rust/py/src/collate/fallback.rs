@@ -19,7 +19,7 @@ impl Fallback {
         Self { function, parts }
     }
 
-    /// Whether nobody has put something else in the place of a part.
+    /// Whether each part is still in its place.
     pub(crate) fn is_whole(&self, py: Python<'_>) -> PyResult<bool> {
         for (variables, name, value) in &self.parts {
             if !variables.bind(py).get_item(name.bind(py))?.is_some_and(|found| found.is(value)) {

@@ -132,7 +132,7 @@ impl<'a, 'py> Rows<'a, 'py> {
         let (addresses, each, to) = (&self.addresses, form.len, chunk.address);
         let copy = || {
             let places = (to..).step_by(each);
-            // SAFETY: each address has `each` bytes, and the chunk has room for all; nobody else has its bytes.
+            // SAFETY: each address has `each` bytes, and the chunk has room for all; its bytes have no other user.
             // Nothing is assumed of alignment. No foreign code has run since the addresses were taken. Without the
             // interpreter, other threads must leave the samples' memory where it is, as while torch stacks them.
             unsafe {
@@ -215,7 +215,7 @@ pub(crate) fn fill(chunk: &Chunk, bytes: &[u8]) -> PyResult<()> {
     if bytes.len() as u64 != chunk.len {
         return Err(PyRuntimeError::new_err(format!("{} bytes for {}", chunk.len, bytes.len())));
     }
-    // SAFETY: the chunk has so many bytes, which nobody else has; `bytes` is private memory.
+    // SAFETY: the chunk has so many bytes, which have no other user; `bytes` is private memory.
     unsafe { copy_nonoverlapping(bytes.as_ptr(), chunk.address as *mut u8, bytes.len()) };
     Ok(())
 }

@@ -11,7 +11,7 @@ use crate::torch::names::Torch;
 pub(crate) struct TensorIndices {
     address: usize,
     len: usize,
-    /// Keeps the memory, which nobody writes: torch drew it for this and gave it to nobody else.
+    /// Keeps the memory, which is not written again: torch drew it for this alone.
     _tensor: Py<PyAny>,
 }
 
@@ -35,7 +35,7 @@ impl Indices for TensorIndices {
             return &[];
         }
         // SAFETY: torch's contiguous int64 memory of that length, aligned for it, which `_tensor` keeps and
-        // nobody writes.
+        // which is not written again.
         unsafe { std::slice::from_raw_parts(self.address as *const i64, self.len) }
     }
 }

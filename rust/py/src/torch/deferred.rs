@@ -66,7 +66,7 @@ impl Drop for Deferred {
         let mut next = self.last;
         while !next.is_null() {
             let header = next.cast::<Header>();
-            // SAFETY: a header of which nobody but this chain knows, as `drop_or_defer` has left it.
+            // SAFETY: a header of which only this chain knows, as `drop_or_defer` has left it.
             unsafe {
                 next = (*header).versioned.manager;
                 drop_header(header);
@@ -83,7 +83,7 @@ pub(super) unsafe fn drop_or_defer(header: *mut Header) {
     if COLLECTING.load(Ordering::Relaxed) != 0
         && let Some(last) = COLLECTED.get()
     {
-        // SAFETY: the header is whole, and from here on the chain's alone; its tensor is gone, so nobody reads
+        // SAFETY: the header is whole, and from here on the chain's alone; its tensor is gone, so nothing reads
         // `manager` as what it was.
         unsafe { (*header).versioned.manager = last };
         COLLECTED.set(Some(header.cast()));

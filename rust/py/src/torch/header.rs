@@ -112,7 +112,7 @@ unsafe fn copy(py: Python<'_>, from: usize, to: usize, len: usize) {
 /// # Safety
 /// `header` was made by [`build`], and this is the only call for it.
 pub(super) unsafe fn drop_header(header: *mut Header) {
-    // SAFETY: the caller's promise: the header is whole, and nobody looks at it after. Moved out first,
+    // SAFETY: the caller's promise: the header is whole, and nothing looks at it after. Moved out first,
     // since the keeper of a header in shared memory keeps the header itself.
     let Header { keeper, layout, .. } = unsafe { header.read() };
     drop(keeper);

@@ -30,7 +30,7 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: it was allocated with this layout, and nobody has it any more (D1).
+        // SAFETY: it was allocated with this layout, and nothing refers to it any more (D1).
         unsafe { dealloc(self.start.as_ptr(), self.layout) };
     }
 }

@@ -155,7 +155,7 @@ unsafe extern "C" fn delete_later(_tensor: *mut Versioned) {}
 fn import_versioned(py: Python<'_>, api: ExchangeApi, header: NonNull<Header>) -> PyResult<Bound<'_, PyAny>> {
     let mut object = std::ptr::null_mut();
     // SAFETY: `to_object` is torch's, the interpreter is attached, the managed tensor is whole, and its deleter
-    // does nothing yet. On success torch owns it and gives us a new reference, and nobody else has the tensor:
+    // does nothing yet. On success torch owns it and gives us a new reference, and the tensor has no other reference:
     // torch looks up the deleter when the storage dies, so from here on it is the one that drops the header. On
     // failure an error is set and nothing of torch's is left that knows of the header.
     unsafe {

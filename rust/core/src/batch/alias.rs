@@ -1,0 +1,423 @@
+//! Which leaves share memory, and where it goes.
+//!
+//! Tensors of one storage that overlap become one storage, so that they overlap on the other side too. A
+//! tensor that is alone carries its own elements, not its whole storage. As with torch, the storage counts:
+//! tensors over the same memory by way of arrays arrive apart.
+#![forbid(unsafe_code)]
+
+use std::cmp::Reverse;
+use std::ops::Range;
+
+use super::wire::STORAGE_ALIGN;
+
+/// How a leaf may share memory with others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sharing {
+    /// Not at all, as torch does not keep it: arrays and `bytes`.
+    Never,
+    /// As part of its storage: tensors.
+    Part,
+    /// As a whole storage, which cannot begin inside another.
+    Whole,
+}
+
+/// The leaves of a batch, as far as their memory goes.
+pub trait Leaves {
+    /// Why a storage is not known.
+    type Error;
+
+    /// How many there are.
+    fn count(&self) -> u32;
+
+    /// The address of a leaf's bytes, and how many they are.
+    fn bytes(&self, leaf: u32) -> (usize, u64);
+
+    /// How a leaf may share them.
+    fn sharing(&self, leaf: u32) -> Sharing;
+
+    /// What its place in a storage must be a multiple of.
+    fn alignment(&self, leaf: u32) -> usize;
+
+    /// The number of the storage that a leaf which may share lies in, if it lies in any. Asked for overlapping leaves
+    /// only.
+    ///
+    /// # Errors
+    /// What asking brings.
+    fn storage(&mut self, leaf: u32) -> Result<Option<usize>, Self::Error>;
+}
+
+/// Memory that becomes one storage.
+#[derive(Debug)]
+pub struct Group {
+    /// Its address.
+    pub start: usize,
+    /// Bytes of it.
+    pub len: u64,
+    /// The leaf that it began with.
+    pub first: u32,
+    shares: bool,
+    /// Which storage it is part of, if any; known once another leaf overlaps it.
+    identity: Option<Option<usize>>,
+    /// Whether it must be copied: it begins within one of another storage.
+    is_apart: bool,
+    /// Where it already lies in the slot.
+    in_place: Option<u64>,
+}
+
+/// One storage's place in the batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Placed {
+    /// Where it begins.
+    pub offset: u64,
+    /// Whether its bytes must be copied there.
+    pub is_copied: bool,
+}
+
+/// The storages of a batch. Cleared, it keeps its memory for the next one.
+#[derive(Debug, Default)]
+pub struct Groups {
+    groups: Vec<Group>,
+    /// Each leaf's group; [`NONE`] without bytes.
+    group_of: Vec<u32>,
+    /// Leaves with bytes, in the order of their addresses, a longer one before those that it covers.
+    order: Vec<(usize, Reverse<u64>, u32)>,
+    /// The number that each group gets, in the order of their first leaves: wherever malloc put the tensors this
+    /// time, storages of the same batch lie at the same places, and its table repeats.
+    numbers: Vec<u32>,
+}
+
+const NONE: u32 = u32::MAX;
+
+impl Groups {
+    /// Groups `leaves`. What shares memory inside `filled`, the part of a slot that was allocated, stays in place.
+    ///
+    /// # Errors
+    /// What [`Leaves::storage`] returns.
+    pub fn form<L: Leaves>(&mut self, leaves: &mut L, filled: Range<usize>) -> Result<(), L::Error> {
+        self.clear();
+        self.join(leaves)?;
+        self.number();
+        for group in &mut self.groups {
+            let end = group.start + group.len as usize;
+            if group.shares && !group.is_apart && filled.start <= group.start && end <= filled.end {
+                // Storages begin at multiples of 64. What lies before, in the same chunk, comes along.
+                let offset = (group.start - filled.start) as u64;
+                let before = offset % STORAGE_ALIGN;
+                group.start -= before as usize;
+                group.len += before;
+                group.in_place = Some(offset - before);
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets go of the batch.
+    pub fn clear(&mut self) {
+        self.groups.clear();
+        self.group_of.clear();
+        self.order.clear();
+        self.numbers.clear();
+    }
+
+    /// The storages, by their numbers.
+    #[must_use]
+    pub fn groups(&self) -> &[Group] {
+        &self.groups
+    }
+
+    /// The number of each leaf's storage, in the order of the leaves; `None` without bytes.
+    pub fn of_leaves(&self) -> impl Iterator<Item = Option<u32>> {
+        self.group_of.iter().map(|&group| (group != NONE).then_some(group))
+    }
+
+    /// Whether any leaf is without bytes.
+    #[must_use]
+    pub fn has_empty(&self) -> bool {
+        self.group_of.contains(&NONE)
+    }
+
+    /// Puts the storages that are not in place behind `bump` of a slot, or all of them at the start of a segment of
+    /// their own if `bump` is `None`, and tells each. Returns where they end.
+    pub fn place(&self, bump: Option<u64>, mut told: impl FnMut(u32, &Group, Placed)) -> u64 {
+        let mut end = bump.unwrap_or(0);
+        for (number, group) in (0..).zip(&self.groups) {
+            let placed = match group.in_place {
+                Some(offset) if bump.is_some() => Placed { offset, is_copied: false },
+                _ => {
+                    let offset = end.next_multiple_of(STORAGE_ALIGN);
+                    end = offset + group.len;
+                    Placed { offset, is_copied: true }
+                }
+            };
+            told(number, group, placed);
+        }
+        end
+    }
+
+    /// How many storages lie in the slot already.
+    #[must_use]
+    pub fn in_place(&self) -> u64 {
+        self.groups.iter().filter(|group| group.in_place.is_some()).count() as u64
+    }
+
+    /// Makes the groups, in the order of their addresses.
+    fn join<L: Leaves>(&mut self, leaves: &mut L) -> Result<(), L::Error> {
+        let count = leaves.count();
+        let with_bytes = (0..count).map(|leaf| (leaves.bytes(leaf), leaf)).filter(|((_, len), _)| *len > 0);
+        self.order.extend(with_bytes.map(|((address, len), leaf)| (address, Reverse(len), leaf)));
+        self.order.sort_unstable();
+        self.group_of.resize(count as usize, NONE);
+        // Where the groups that tensors may join end.
+        let mut reach = 0;
+        for at in 0..self.order.len() {
+            let (start, Reverse(len), leaf) = self.order[at];
+            let shares = leaves.sharing(leaf) != Sharing::Never;
+            let end = start + len as usize;
+            let overlaps = shares && start < reach;
+            let joined = if overlaps { self.overlapped(leaves, start, leaf)? } else { None };
+            if shares {
+                reach = reach.max(end);
+            }
+            if let Some(joined) = joined {
+                self.group_of[leaf as usize] = joined;
+                let group = &mut self.groups[joined as usize];
+                group.len = group.len.max((end - group.start) as u64);
+                continue;
+            }
+            self.group_of[leaf as usize] = self.groups.len() as u32;
+            let (identity, first, is_apart, in_place) = (None, leaf, overlaps, None);
+            self.groups.push(Group { start, len, first, shares, identity, is_apart, in_place });
+        }
+        Ok(())
+    }
+
+    /// The group of the same storage that a leaf begins inside of.
+    fn overlapped<L: Leaves>(
+        &mut self,
+        leaves: &mut L,
+        start: usize,
+        leaf: u32,
+    ) -> Result<Option<u32>, L::Error> {
+        let (alignment, is_whole) = (leaves.alignment(leaf), leaves.sharing(leaf) == Sharing::Whole);
+        let mut identity = None;
+        for (at, group) in self.groups.iter_mut().enumerate().rev() {
+            let may_join = group.shares
+                && start < group.start + group.len as usize
+                && (start - group.start).is_multiple_of(alignment)
+                // A whole storage is its group: it cannot begin inside one.
+                && (!is_whole || start == group.start);
+            if !may_join {
+                continue;
+            }
+            let mine = match identity {
+                Some(known) => known,
+                None => *identity.insert(leaves.storage(leaf)?),
+            };
+            let theirs = match group.identity {
+                Some(known) => known,
+                None => *group.identity.insert(leaves.storage(group.first)?),
+            };
+            if mine.is_some() && mine == theirs {
+                return Ok(Some(at as u32));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Puts the groups in the order of their first leaves.
+    fn number(&mut self) {
+        self.numbers.resize(self.groups.len(), NONE);
+        let mut next = 0;
+        for group in self.group_of.iter_mut().filter(|group| **group != NONE) {
+            let number = &mut self.numbers[*group as usize];
+            if *number == NONE {
+                *number = next;
+                next += 1;
+            }
+            *group = *number;
+        }
+        // Each swap puts one group where it belongs.
+        for at in 0..self.groups.len() {
+            while self.numbers[at] as usize != at {
+                let to = self.numbers[at] as usize;
+                self.groups.swap(at, to);
+                self.numbers.swap(at, to);
+            }
+        }
+    }
+}
+
+#[cfg(all(test, not(ringloader_loom)))]
+mod tests {
+    use super::*;
+
+    /// A leaf: address, bytes, alignment, sharing, storage.
+    type Leaf = (usize, u64, usize, Sharing, Option<usize>);
+
+    struct Batch {
+        leaves: Vec<Leaf>,
+        /// Leaves whose storage was asked for.
+        asked: Vec<u32>,
+        refuses: bool,
+    }
+
+    impl Leaves for Batch {
+        type Error = &'static str;
+
+        fn count(&self) -> u32 {
+            self.leaves.len() as u32
+        }
+
+        fn bytes(&self, leaf: u32) -> (usize, u64) {
+            let (address, len, ..) = self.leaves[leaf as usize];
+            (address, len)
+        }
+
+        fn sharing(&self, leaf: u32) -> Sharing {
+            self.leaves[leaf as usize].3
+        }
+
+        fn alignment(&self, leaf: u32) -> usize {
+            self.leaves[leaf as usize].2
+        }
+
+        fn storage(&mut self, leaf: u32) -> Result<Option<usize>, &'static str> {
+            self.asked.push(leaf);
+            if self.refuses { Err("refused") } else { Ok(self.leaves[leaf as usize].4) }
+        }
+    }
+
+    fn tensor(address: usize, len: u64, storage: usize) -> Leaf {
+        (address, len, 4, Sharing::Part, Some(storage))
+    }
+
+    fn array(address: usize, len: u64) -> Leaf {
+        (address, len, 1, Sharing::Never, None)
+    }
+
+    fn whole(address: usize, len: u64, storage: usize) -> Leaf {
+        (address, len, 1, Sharing::Whole, Some(storage))
+    }
+
+    fn formed_in(leaves: &[Leaf], filled: Range<usize>) -> (Groups, Vec<u32>) {
+        let mut groups = Groups::default();
+        let mut batch = Batch { leaves: leaves.to_vec(), asked: Vec::new(), refuses: false };
+        groups.form(&mut batch, filled).unwrap();
+        (groups, batch.asked)
+    }
+
+    type Memory = Vec<(usize, u64)>;
+
+    /// Each leaf's group, each group's address and bytes, and the leaves whose storage was asked for.
+    fn form(leaves: &[Leaf]) -> (Vec<Option<u32>>, Memory, Vec<u32>) {
+        let (groups, asked) = formed_in(leaves, 0..0);
+        let memory = groups.groups().iter().map(|group| (group.start, group.len)).collect();
+        (groups.of_leaves().collect(), memory, asked)
+    }
+
+    #[test]
+    fn leaves_apart_are_groups_in_their_own_order_and_unasked() {
+        let (of, memory, asked) =
+            form(&[tensor(900, 8, 1), array(100, 5), tensor(500, 0, 1), tensor(300, 4, 1)]);
+        assert_eq!(of, [Some(0), Some(1), None, Some(2)]);
+        assert_eq!(memory, [(900, 8), (100, 5), (300, 4)]);
+        assert_eq!(asked, [], "to ask runs foreign code");
+    }
+
+    #[test]
+    fn views_of_one_storage_are_one_group() {
+        let (of, memory, asked) = form(&[tensor(120, 40, 7), tensor(100, 40, 7), tensor(100, 100, 7)]);
+        assert_eq!(of, [Some(0); 3]);
+        assert_eq!(memory, [(100, 100)]);
+        assert_eq!(asked.iter().filter(|&&leaf| leaf == 2).count(), 1, "each is asked once: {asked:?}");
+        // A chain grows the group.
+        let (of, memory, _) = form(&[tensor(100, 40, 7), tensor(120, 40, 7), tensor(156, 40, 7)]);
+        assert_eq!((of, memory), (vec![Some(0); 3], vec![(100, 96)]));
+    }
+
+    #[test]
+    fn overlaps_of_other_storages_arrays_and_unknown_ones_stay_apart() {
+        let unknown = (100, 40, 4, Sharing::Part, None);
+        for other in [tensor(120, 40, 8), array(120, 40), unknown] {
+            let (of, memory, _) = form(&[tensor(100, 40, 7), other]);
+            assert_eq!((of.len(), memory.len()), (2, 2), "{other:?}");
+        }
+        assert_eq!(form(&[unknown, unknown]).1.len(), 2, "two unknown ones are not the same");
+        // Behind another one's memory, the group of the same storage is still found.
+        let (of, ..) = form(&[tensor(100, 80, 7), tensor(120, 40, 8), tensor(140, 8, 7)]);
+        assert_eq!(of, [Some(0), Some(1), Some(0)]);
+    }
+
+    #[test]
+    fn what_would_lie_misaligned_stays_apart() {
+        let (of, ..) = form(&[tensor(100, 40, 7), tensor(102, 8, 7)]);
+        assert_eq!(of, [Some(0), Some(1)]);
+    }
+
+    #[test]
+    fn a_whole_storage_begins_its_group() {
+        let (of, memory, _) = form(&[tensor(120, 8, 7), whole(100, 64, 7), tensor(100, 8, 7)]);
+        assert_eq!((of, memory), (vec![Some(0); 3], vec![(100, 64)]));
+        let (of, ..) = form(&[tensor(100, 40, 7), whole(104, 16, 7)]);
+        assert_eq!(of, [Some(0), Some(1)], "it cannot begin inside");
+    }
+
+    #[test]
+    fn a_refusal_is_passed_on() {
+        let leaves = vec![tensor(100, 40, 7), tensor(100, 40, 7)];
+        let mut batch = Batch { leaves, asked: Vec::new(), refuses: true };
+        assert_eq!(Groups::default().form(&mut batch, 0..0), Err("refused"));
+    }
+
+    #[test]
+    fn numbers_follow_the_leaves_wherever_the_memory_is() {
+        let at = |places: [usize; 4]| {
+            let leaves = places.map(|place| tensor(place, 16, place));
+            let (groups, _) = formed_in(&leaves, 0..0);
+            let starts: Vec<_> = groups.groups().iter().map(|group| group.start).collect();
+            (groups.of_leaves().collect::<Vec<_>>(), starts)
+        };
+        for places in [[400, 100, 300, 200], [100, 200, 300, 400], [200, 300, 400, 100]] {
+            assert_eq!(at(places), ((0..4).map(Some).collect(), places.to_vec()));
+        }
+    }
+
+    fn placed(groups: &Groups, bump: Option<u64>) -> (Vec<Placed>, u64) {
+        let mut all = Vec::new();
+        let end = groups.place(bump, |number, _, placed| {
+            assert_eq!(number as usize, all.len());
+            all.push(placed);
+        });
+        (all, end)
+    }
+
+    #[test]
+    fn what_lies_in_the_slot_stays_there_with_what_lies_before_it() {
+        let leaves = [tensor(1100, 30, 1), array(1200, 8), tensor(5000, 10, 2), tensor(1280, 128, 3)];
+        let (groups, _) = formed_in(&leaves, 1024..1408);
+        assert_eq!(groups.in_place(), 2);
+        let memory: Vec<_> = groups.groups().iter().map(|group| (group.start, group.len)).collect();
+        assert_eq!(memory, [(1088, 42), (1200, 8), (5000, 10), (1280, 128)]);
+        let copied = |offset| Placed { offset, is_copied: true };
+        let there = |offset| Placed { offset, is_copied: false };
+        assert_eq!(placed(&groups, Some(384)), (vec![there(64), copied(384), copied(448), there(256)], 458));
+        // In a segment of their own, all are copied.
+        assert_eq!(placed(&groups, None), (vec![copied(0), copied(64), copied(128), copied(192)], 320));
+    }
+
+    #[test]
+    fn what_begins_within_another_storage_is_copied() {
+        let (groups, _) = formed_in(&[tensor(1024, 64, 1), tensor(1088 - 16, 64, 2)], 1024..2048);
+        let (all, _) = placed(&groups, Some(1024));
+        assert_eq!(all.iter().map(|placed| placed.is_copied).collect::<Vec<_>>(), [false, true]);
+    }
+
+    #[test]
+    fn nothing_is_left_of_the_batch_before() {
+        let (mut groups, _) = formed_in(&[tensor(100, 8, 1), tensor(200, 0, 1)], 0..0);
+        assert!(groups.has_empty());
+        groups.clear();
+        assert!(!groups.has_empty() && groups.groups().is_empty());
+        assert_eq!(placed(&groups, Some(7)), (vec![], 7));
+    }
+}

@@ -1,0 +1,45 @@
+//! What the scheduler asks of whatever carries tasks and results.
+
+use super::message::{ResultKind, Task};
+use crate::error::Result;
+
+/// Carries tasks to workers and their results back. No call waits.
+///
+/// It stands here and not beside the scheduler, because dependencies point down: implementations must not know the
+/// scheduler, nor it them.
+pub trait Transport {
+    /// A result that has arrived.
+    type Delivery;
+
+    /// The task that a delivery answers, and what it is.
+    fn answered(delivery: &Self::Delivery) -> (u64, ResultKind);
+
+    /// Sends `task` to `worker`, or keeps it until there is room. Tasks of one worker arrive in order.
+    ///
+    /// # Errors
+    /// [`Error::TaskTooLarge`](crate::Error::TaskTooLarge) when it can never be sent, and what else the transport
+    /// says of itself.
+    fn put_task(&self, worker: u32, task: Task) -> Result<()>;
+
+    /// The next result of any worker that is there. Results of one worker come in the order of its commits.
+    ///
+    /// # Errors
+    /// [`Error::Arrival`](crate::Error::Arrival) when this result cannot be had: it is gone, and those behind it are
+    /// still there. Any other error stays: every later call says so again.
+    fn try_next(&self) -> Result<Option<Self::Delivery>>;
+
+    /// As [`try_next`](Self::try_next), of one worker.
+    ///
+    /// # Errors
+    /// As [`try_next`](Self::try_next).
+    fn try_next_of(&self, worker: u32) -> Result<Option<Self::Delivery>>;
+
+    /// What [`try_next_of`](Self::try_next_of) would take: the task that it answers, and what it is.
+    ///
+    /// # Errors
+    /// Those of [`try_next`](Self::try_next) that stay.
+    fn peek_of(&self, worker: u32) -> Result<Option<(u64, ResultKind)>>;
+
+    /// A worker that has ended since, each once. All that it had committed is there before.
+    fn take_ended(&self) -> Option<u32>;
+}

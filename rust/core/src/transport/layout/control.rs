@@ -1,0 +1,96 @@
+//! A segment with structures in it, and what it says of itself.
+#![forbid(unsafe_code)]
+
+use std::ops::Range;
+use std::sync::Mutex;
+
+use super::geometry::{GRANULE, Geometry, SegmentOffsets};
+use crate::error::{Error, Result};
+use crate::os::Segment;
+use crate::os::segment::page_size;
+use crate::pool::{Limits, SlotId};
+use crate::sync::{Ordering, WaitFlag};
+
+/// A segment with structures in it.
+#[derive(Debug)]
+pub struct Control {
+    pub(super) segment: Segment,
+    pub(super) geometry: Geometry,
+    /// Those of the geometry: asked for several times for each batch.
+    pub(super) offsets: SegmentOffsets,
+    /// What was retired, but would not be unmapped.
+    pub(super) stuck: Mutex<Vec<Range<u64>>>,
+    pub(super) refusal: Mutex<Option<Error>>,
+}
+
+impl Control {
+    pub(super) fn over(segment: Segment, geometry: Geometry) -> Result<Self> {
+        let page = page_size();
+        if !GRANULE.is_multiple_of(page) {
+            return Err(Error::Config(format!(
+                "pages of {page} bytes are not supported, only up to {GRANULE}"
+            )));
+        }
+        let offsets = geometry.offsets();
+        Ok(Self { segment, geometry, offsets, stuck: Mutex::default(), refusal: Mutex::default() })
+    }
+
+    /// The memory behind it.
+    #[must_use]
+    pub fn segment(&self) -> &Segment {
+        &self.segment
+    }
+
+    /// Its geometry.
+    #[must_use]
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// Says to every worker that nothing more is wanted.
+    pub fn set_done(&self) {
+        // ORDERING done: a flag that orders nothing else; workers that must see it soon are woken by their eventfds.
+        self.header().done.store(1, Ordering::Release);
+    }
+
+    /// Whether nothing more is wanted.
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        // ORDERING done: see `set_done`.
+        self.header().done.load(Ordering::Acquire) != 0
+    }
+
+    /// Takes back that nothing more is wanted, and what was counted. No worker is left to see it.
+    pub(crate) fn begin_again(&self) {
+        self.header().done.store(0, Ordering::Relaxed);
+        for worker in 0..self.geometry.workers {
+            self.worker(worker).counters.clear();
+        }
+    }
+
+    /// Raised while the parent sleeps for a result of any worker.
+    #[must_use]
+    pub fn parent_sleeps(&self) -> &WaitFlag {
+        &self.header().parent_sleeps
+    }
+
+    /// Where a worker's task arena lies in the segment.
+    #[must_use]
+    pub fn arena(&self, worker: u32) -> Range<u64> {
+        let start = self.offsets.arenas + u64::from(worker) * self.geometry.arena;
+        start..start + self.geometry.arena
+    }
+
+    /// Where the window of a slot lies in the segment.
+    #[must_use]
+    pub fn window(&self, worker: u32, slot: SlotId) -> Range<u64> {
+        let index = u64::from(worker) * u64::from(self.geometry.slots) + u64::from(slot.get());
+        let start = self.offsets.windows + index * self.geometry.window;
+        start..start + self.geometry.window
+    }
+
+    /// The limits of every worker of which each may take `share` bytes.
+    pub(crate) fn limits(&self, share: u64) -> Limits {
+        Limits { share, window: self.geometry.window, page: page_size() }
+    }
+}
