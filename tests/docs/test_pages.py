@@ -89,3 +89,23 @@ def test_links_between_files_lead_to_something() -> None:
             if "://" not in target:
                 broken += [] if (page.parent / target).exists() else [f"{page.name}: {target}"]
     assert broken == []
+
+
+def test_one_batch_is_followed_over_at_most_eight_files() -> None:
+    page = (ROOT / "ARCHITECTURE.md").read_text()
+    section = page.split("## One batch, followed")[1].split("\n## ")[0]
+    followed = re.findall(r"^\d+\. `(.*?)`", section, re.M)
+    assert 0 < len(followed) <= 8
+    assert [name for name in followed if not (ROOT / name).is_file()] == []
+
+
+def test_files_that_the_architecture_names_are_there() -> None:
+    roots = [
+        ROOT / name
+        for name in ("", "python", "python/ringloader", "rust", "rust/core/src", "rust/core/tests")
+    ]
+    page = re.sub(r"^```.*?^```$", "", (ROOT / "ARCHITECTURE.md").read_text(), flags=re.M | re.S)
+    named = {name for name in re.findall(r"`([\w./*-]+)`", page) if re.search(r"\.(py|rs|sh|yml)$|/$", name)}
+    roots += [ROOT / "rust/py/src", ROOT / "tests/parity", ROOT / "rust/core/src/transport"]
+    assert len(named) > 60
+    assert {name for name in named if not any(list(root.glob(name)) for root in roots)} == set()

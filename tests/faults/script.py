@@ -29,7 +29,7 @@ def source(loader_name: str, body: str) -> str:
         "import gc, multiprocessing, os, signal, sys, time",
         "import torch",
         _IMPORTS[loader_name],
-        "from faults.data import *",
+        "from faults.failing_datasets import *",
         # Python's default since 3.14 is forkserver, which starts the program again.
         "multiprocessing.set_start_method('fork', force=True)",
         # What a shell runs in the background begins with SIGINT ignored, and what nohup runs with SIGHUP.

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from faults.proc import wait_until
 from parity import harness
-from parity.data import identity
+from parity.datasets import identity
 
 pytestmark = [pytest.mark.rings_only, pytest.mark.limit(60)]
 

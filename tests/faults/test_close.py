@@ -11,7 +11,7 @@ import time
 import pytest
 from torch.utils.data import _utils
 
-from faults.data import Numbers, Sticks, SticksAsStream
+from faults.failing_datasets import Numbers, Sticks, SticksAsStream
 from faults.proc import Snapshot, wait_until
 from parity.harness import assert_path
 

@@ -12,10 +12,10 @@ import time
 import pytest
 import torch
 
-from faults.data import Dies, Hangs, Numbers
+from faults.failing_datasets import Dies, Hangs, Numbers
 from faults.proc import Snapshot, descendants, is_running, wait_until
 from faults.script import finish, start
-from parity.data import Slow
+from parity.datasets import Slow
 from parity.harness import assert_path
 
 DIED = r"DataLoader worker \(pid(\(s\))? [\d, ]+\)"

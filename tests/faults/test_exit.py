@@ -8,7 +8,7 @@ import signal
 import pytest
 import torch
 
-from faults.data import Numbers
+from faults.failing_datasets import Numbers
 from faults.script import run_script
 from parity.harness import assert_path
 

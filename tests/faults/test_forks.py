@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 import ringloader
 from faults.script import run_script
 from parity import harness
-from parity.data import identity
+from parity.datasets import Filled, identity, value_of
 
 KIBI, MEBI = 1 << 10, 1 << 20
 # Copied to memory of the main process's own; over the slot; in a segment of its own, with `BUDGET`.
@@ -50,24 +50,6 @@ def make(request, loader_name):
 
     with harness.taking(request.param):
         yield ours
-
-
-def value_of(index):
-    return index % 250 + 1
-
-
-class Filled(Dataset):
-    """Sample `i` is full of one byte, which is never zero: that is what memory is that was given back."""
-
-    def __init__(self, length, size):
-        self.length = length
-        self.size = size
-
-    def __len__(self):
-        return self.length
-
-    def __getitem__(self, index):
-        return torch.full((self.size,), value_of(index), dtype=torch.uint8)
 
 
 def loader_of(make, size, *, length=40, workers=2, **options):

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from faults.data import Dies, Numbers, Raises
+from faults.failing_datasets import Dies, Numbers, Raises
 from parity.harness import PATHS, taking
 from ringloader import DataLoader
 from ringloader._main import segment_cache

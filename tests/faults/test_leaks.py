@@ -13,7 +13,7 @@ import tracemalloc  # noqa: F401  (pytest imports it where it finds a warning, w
 import pytest
 import torch
 
-from faults.data import Numbers, Opaque, Raises, Unpicklable, init_raises
+from faults.failing_datasets import Numbers, Opaque, Raises, Unpicklable, init_raises
 from faults.proc import (
     Snapshot,
     descriptors,

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import default_collate
 
-from faults.data import Numbers
+from faults.failing_datasets import Numbers
 from parity.harness import assert_path
 
 PAGE = resource.getpagesize()

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import ringloader
 from parity import harness
-from parity.data import identity
+from parity.datasets import identity
 
 KIBI = 1 << 10
 SIZES = (3 * KIBI, 40 * KIBI, 200 * KIBI, 900 * KIBI)

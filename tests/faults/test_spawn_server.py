@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from torch.utils.data import Dataset
 
-from faults.data import Numbers
+from faults.failing_datasets import Numbers
 from faults.proc import Snapshot, command_line, descendants, is_running, wait_until
 from faults.script import finish, run_script, start
-from parity.data import identity
+from parity.datasets import identity
 from ringloader._launch import spawn, spawn_client, spawn_keeper
 
 pytestmark = pytest.mark.limit(120)

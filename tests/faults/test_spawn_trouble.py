@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from faults.data import Numbers
+from faults.failing_datasets import Numbers
 from faults.proc import command_line, is_running, wait_until
 from faults.script import finish, run_script, source, start
 from faults.test_spawn_server import SERVER, from_server, servers, spawned

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from frameworks import packages, pages, ways
+from frameworks import loader_ways, packages, pages
 from parity import harness
 
 # Nothing is fetched from a hub, and nothing kept in the user's home.
@@ -85,12 +85,22 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(params=ways.OURS)
+@pytest.fixture
+def forget_accelerates_state() -> Iterator[None]:
+    """What accelerate keeps for the process goes after the test."""
+    yield
+    from accelerate.state import AcceleratorState, GradientState, PartialState
+
+    for state in (AcceleratorState, GradientState, PartialState):
+        state._reset_state()
+
+
+@pytest.fixture(params=loader_ways.OURS)
 def way_name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-Compare = Callable[[Callable[[ways.Way], Any]], ways.Way]
+Compare = Callable[[Callable[[loader_ways.Way], Any]], loader_ways.Way]
 
 
 @pytest.fixture
@@ -98,15 +108,15 @@ def compare(way_name: str) -> Compare:
     """Runs a program without us and with us; asserts that it returns the same, and that we did the work.
 
     The program gets the way, returns plain values, and starts at least one loader with workers. A test that
-    one way does not reach is marked with `ways.INSTALL_ONLY` or `ways.CLASS_ONLY`.
+    one way does not reach is marked with `loader_ways.INSTALL_ONLY` or `loader_ways.CLASS_ONLY`.
     """
 
-    def run(program: Callable[[ways.Way], Any]) -> ways.Way:
-        with ways.use("torch") as torchs:
+    def run(program: Callable[[loader_ways.Way], Any]) -> loader_ways.Way:
+        with loader_ways.use("torch") as torchs:
             expected = program(torchs)
         assert expected, "the program returned nothing to compare"
         assert torchs.made == [], "ringloader had a part in what was to be torch's own"
-        with ways.use(way_name) as ours:
+        with loader_ways.use(way_name) as ours:
             actual = program(ours)
         assert actual == expected
         with_workers = [made for made in ours.made if made.reason != "num_workers is 0"]

@@ -14,14 +14,16 @@ from typing import Any
 
 import ringloader
 from faults import proc
-from frameworks import ways
+from frameworks import loader_ways
 
 RANKS = 2
 _TESTS = Path(__file__).resolve().parent.parent
 _PACKAGE = str(Path(ringloader.__file__).resolve().parent.parent)
 
 
-def run_ranks(script: str, folder: Path, names: tuple[str, ...] = ways.OURS, seconds: float = 150) -> None:
+def run_ranks(
+    script: str, folder: Path, names: tuple[str, ...] = loader_ways.OURS, seconds: float = 150
+) -> None:
     """Runs `frameworks/<script>` on two ranks; asserts that each way gave every rank what torch's gave it."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
     logs = f"--log-dir={folder / 'logs'}"
@@ -70,12 +72,12 @@ def check_ways(folder: Path, names: tuple[str, ...], unreached: tuple[str, ...] 
 
 
 def write_ways(
-    program: Callable[[ways.Way], dict[str, Any]], rank: int, folder: str, names: Iterable[str]
+    program: Callable[[loader_ways.Way], dict[str, Any]], rank: int, folder: str, names: Iterable[str]
 ) -> None:
     """What one rank does: writes down what `program` returned in each way. "data" in it tells ranks apart."""
     results = {}
     for name in names:
-        with ways.use(name) as way:
+        with loader_ways.use(name) as way:
             result = program(way)
             results[name] = {
                 "result": result,
@@ -86,7 +88,7 @@ def write_ways(
     Path(folder, f"{rank}.json").write_text(json.dumps(results))
 
 
-def main(program: Callable[[ways.Way], dict[str, Any]], rank: int) -> None:
+def main(program: Callable[[loader_ways.Way], dict[str, Any]], rank: int) -> None:
     """What a script runs."""
     folder, *names = sys.argv[1:]
     write_ways(program, rank, folder, names)

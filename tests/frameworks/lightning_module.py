@@ -6,7 +6,7 @@ import lightning
 import torch
 from torch import nn
 
-from frameworks import data
+from frameworks import training
 
 
 class Classifier(lightning.LightningModule):
@@ -14,7 +14,7 @@ class Classifier(lightning.LightningModule):
 
     def __init__(self) -> None:
         super().__init__()
-        self.net = data.small_model()
+        self.net = training.small_model()
         self.losses: list[float] = []
         self.classes: list[list[int]] = []
 

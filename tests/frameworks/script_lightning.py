@@ -7,12 +7,12 @@ import lightning
 import torch
 from torch.utils.data import DistributedSampler
 
-from frameworks import data, launch, lightning_module, ways
+from frameworks import launch, lightning_module, loader_ways, training
 
 
-def train(way: ways.Way) -> dict[str, Any]:
+def train(way: loader_ways.Way) -> dict[str, Any]:
     loader = way.DataLoader(
-        data.Points(26), batch_size=4, shuffle=True, num_workers=2, persistent_workers=True
+        training.Points(26), batch_size=4, shuffle=True, num_workers=2, persistent_workers=True
     )
     assert not isinstance(loader.sampler, DistributedSampler)
     model = lightning_module.Classifier()
@@ -30,7 +30,7 @@ def train(way: ways.Way) -> dict[str, Any]:
     used = trainer.train_dataloader
     assert isinstance(used.sampler, DistributedSampler)
     assert type(used) is way.DataLoader
-    return {"data": model.losses, "classes": model.classes, "weights": data.weights(model)}
+    return {"data": model.losses, "classes": model.classes, "weights": training.weights(model)}
 
 
 if __name__ == "__main__":

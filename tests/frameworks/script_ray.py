@@ -13,24 +13,24 @@ from ray.train.torch import TorchTrainer, prepare_data_loader, prepare_model
 from torch.utils.data import DistributedSampler
 
 from faults import proc
-from frameworks import data, launch
+from frameworks import launch, training
 
 
 def fit(way, add_dist_sampler):
-    points = data.Points(26)
+    points = training.Points(26)
     options = {} if add_dist_sampler else {"sampler": DistributedSampler(points)}
     loader = way.DataLoader(points, batch_size=4, num_workers=1, **options)
     loader = prepare_data_loader(loader, add_dist_sampler=add_dist_sampler)
     assert isinstance(loader.sampler, DistributedSampler)
-    model = prepare_model(data.small_model())
+    model = prepare_model(training.small_model())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     losses, classes = [], []
     for epoch in range(2):
         loader.sampler.set_epoch(epoch)
         for batch in loader:
-            losses.append(data.step(model, optimizer, batch))
+            losses.append(training.step(model, optimizer, batch))
             classes.append(batch[1].tolist())
-    return {"data": losses, "classes": classes, "weights": data.weights(model)}
+    return {"data": losses, "classes": classes, "weights": training.weights(model)}
 
 
 def loop(config):

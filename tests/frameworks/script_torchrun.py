@@ -6,22 +6,22 @@ import torch.distributed
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
-from frameworks import data, launch, ways
+from frameworks import launch, loader_ways, training
 
 
-def train(way: ways.Way) -> dict[str, Any]:
-    points = data.Points(26)
+def train(way: loader_ways.Way) -> dict[str, Any]:
+    points = training.Points(26)
     sampler: DistributedSampler[Any] = DistributedSampler(points, seed=5)
     loader = way.DataLoader(points, batch_size=4, sampler=sampler, num_workers=2, persistent_workers=True)
-    model = DistributedDataParallel(data.small_model())
+    model = DistributedDataParallel(training.small_model())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     losses, firsts = [], []
     for epoch in range(2):
         sampler.set_epoch(epoch)
         for batch in loader:
-            losses.append(data.step(model, optimizer, batch))
+            losses.append(training.step(model, optimizer, batch))
             firsts.append(batch[1].tolist())
-    return {"data": losses, "classes": firsts, "weights": data.weights(model)}
+    return {"data": losses, "classes": firsts, "weights": training.weights(model)}
 
 
 if __name__ == "__main__":

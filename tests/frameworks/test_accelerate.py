@@ -4,37 +4,30 @@ import pytest
 import torch
 from accelerate import Accelerator, DataLoaderConfiguration, skip_first_batches
 from accelerate.data_loader import DataLoaderDispatcher, DataLoaderShard
-from accelerate.state import AcceleratorState, GradientState, PartialState
 
 import ringloader
-from frameworks import data, launch, ways
+from frameworks import launch, loader_ways, training
 
-
-@pytest.fixture(autouse=True)
-def _forget_the_process_state():
-    yield
-    AcceleratorState._reset_state()
-    GradientState._reset_state()
-    PartialState._reset_state()
+pytestmark = pytest.mark.usefixtures("forget_accelerates_state")
 
 
 def loader_of(way, **options):
-    return way.DataLoader(data.Points(), batch_size=5, shuffle=True, num_workers=2, **options)
+    return way.DataLoader(training.Points(), batch_size=5, shuffle=True, num_workers=2, **options)
 
 
 def train(accelerator, loader, epochs=2, skip=0):
-    model = data.small_model()
+    model = training.small_model()
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     losses = []
     for epoch in range(epochs):
         if hasattr(loader, "set_epoch"):
             loader.set_epoch(epoch)
         batches = skip_first_batches(loader, skip) if skip else loader
-        losses += [data.step(model, optimizer, batch) for batch in batches]
-    return [losses, data.weights(model)]
+        losses += [training.step(model, optimizer, batch) for batch in batches]
+    return [losses, training.weights(model)]
 
 
-@ways.INSTALL_ONLY
+@loader_ways.INSTALL_ONLY
 @pytest.mark.parametrize("seedable", [False, True])
 @pytest.mark.parametrize("persistent", [False, True])
 def test_a_prepared_loader(compare, seedable, persistent):
@@ -49,7 +42,7 @@ def test_a_prepared_loader(compare, seedable, persistent):
     compare(program)
 
 
-@ways.INSTALL_ONLY
+@loader_ways.INSTALL_ONLY
 def test_skip_first_batches(compare):
     def program(way):
         accelerator = Accelerator(cpu=True)
@@ -62,15 +55,15 @@ def test_skip_first_batches(compare):
 
 def test_skip_first_batches_of_a_loader_that_was_not_prepared():
     """It builds torch's own class then too."""
-    loader = ringloader.DataLoader(data.Points(), batch_size=5, num_workers=1)
+    loader = ringloader.DataLoader(training.Points(), batch_size=5, num_workers=1)
     assert type(skip_first_batches(loader, 2)) is torch.utils.data.DataLoader
 
 
-@ways.INSTALL_ONLY
+@loader_ways.INSTALL_ONLY
 def test_a_stream_that_one_process_reads_for_all(compare):
     def program(way):
         accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=True))
-        loader = accelerator.prepare(way.DataLoader(data.Stream(), batch_size=5, num_workers=2))
+        loader = accelerator.prepare(way.DataLoader(training.Stream(), batch_size=5, num_workers=2))
         assert isinstance(loader, DataLoaderDispatcher)
         return train(accelerator, loader)
 
@@ -83,15 +76,15 @@ def test_torchdatas_loader_is_left_alone_under_install():
         accelerator = Accelerator(cpu=True, dataloader_config=config)
         return train(accelerator, accelerator.prepare(loader_of(way)))
 
-    with ways.use("torch") as way:
+    with loader_ways.use("torch") as way:
         expected = program(way)
-    with ways.use("install") as way:
+    with loader_ways.use("install") as way:
         assert program(way) == expected
     assert way.made == []
 
 
 def test_prepare_does_not_keep_our_class():
-    with ways.use("class") as way:
+    with loader_ways.use("class") as way:
         prepared = Accelerator(cpu=True).prepare(loader_of(way))
         assert type(prepared) is DataLoaderShard
         assert not isinstance(prepared, ringloader.DataLoader)
@@ -99,7 +92,7 @@ def test_prepare_does_not_keep_our_class():
         assert way.made == [], "the pages say that only install() reaches a prepared loader"
 
 
-@ways.CLASS_ONLY
+@loader_ways.CLASS_ONLY
 def test_a_loader_marked_as_prepared_is_kept(compare):
     def program(way):
         accelerator = Accelerator(cpu=True)
@@ -111,14 +104,14 @@ def test_a_loader_marked_as_prepared_is_kept(compare):
     compare(program)
 
 
-@ways.CLASS_ONLY
+@loader_ways.CLASS_ONLY
 @pytest.mark.parametrize("persistent", [False, True])
 def test_the_loader_inside_a_prepared_one_is_converted(compare, persistent):
     def program(way):
         accelerator = Accelerator(cpu=True)
         prepared = accelerator.prepare(
             torch.utils.data.DataLoader(
-                data.Points(), batch_size=5, shuffle=True, num_workers=2, persistent_workers=persistent
+                training.Points(), batch_size=5, shuffle=True, num_workers=2, persistent_workers=persistent
             )
         )
         if way.name == "class":

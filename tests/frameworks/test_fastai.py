@@ -22,7 +22,7 @@ from fastai.vision.data import ImageDataLoaders
 from PIL import Image
 from torch import nn
 
-from frameworks import data, ways
+from frameworks import loader_ways, training
 from parity.describe import describe
 
 
@@ -61,14 +61,14 @@ def losses_of(learner, *callbacks):
     with learner.no_bar(), learner.no_logging():
         learner.fit_one_cycle(2, cbs=callbacks)
     losses = [loss.item() for loss in learner.recorder.losses]
-    return [losses, str(learner.recorder.values), data.weights(learner.model)]
+    return [losses, str(learner.recorder.values), training.weights(learner.model)]
 
 
 def small_net():
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 2))
 
 
-@ways.INSTALL_ONLY
+@loader_ways.INSTALL_ONLY
 @pytest.mark.parametrize("short", [False, True])
 def test_pictures(compare_reached, pictures, short):
     """Augmented in workers and in the main process; `short`: epochs that end half-way."""
@@ -94,7 +94,7 @@ def test_pictures(compare_reached, pictures, short):
     assert len(ours.made) == 5
 
 
-@ways.INSTALL_ONLY
+@loader_ways.INSTALL_ONLY
 def test_tables(compare_reached):
     """A batch is a data frame, and becomes tensors in the main process."""
 
@@ -128,7 +128,7 @@ def texts(count=24):
     return [(TensorText(torch.arange(2 + index % 5)), index % 3) for index in range(count)]
 
 
-@ways.INSTALL_ONLY
+@loader_ways.INSTALL_ONLY
 @pytest.mark.parametrize("persistent", [False, True])
 def test_texts_by_length(compare_reached, persistent):
     def program(way):  # noqa: ARG001
@@ -147,7 +147,7 @@ def test_texts_by_length(compare_reached, persistent):
     compare_reached(program)
 
 
-@ways.INSTALL_ONLY
+@loader_ways.INSTALL_ONLY
 def test_a_language_model(compare_reached):
     def program(way):  # noqa: ARG001
         loader = LMDataLoader(texts(), bs=2, seq_len=5, shuffle=True, num_workers=2)
@@ -162,16 +162,16 @@ def skip_odd(item):
     return item
 
 
-@ways.INSTALL_ONLY
+@loader_ways.INSTALL_ONLY
 def test_items_that_are_skipped(compare_reached):
     def program(way):  # noqa: ARG001
-        loader = fastai.data.load.DataLoader(data.Points(), bs=3, num_workers=2, after_item=skip_odd)
+        loader = fastai.data.load.DataLoader(training.Points(), bs=3, num_workers=2, after_item=skip_odd)
         return [describe(batch) for batch in loader]
 
     compare_reached(program)
 
 
-@ways.INSTALL_ONLY
+@loader_ways.INSTALL_ONLY
 def test_an_error_of_the_dataset(compare_reached):
     def program(way):  # noqa: ARG001
         loader = fastai.data.load.DataLoader(texts(), bs=4, num_workers=2)
@@ -186,9 +186,10 @@ def test_loaders_of_torchs_class(compare):
     def program(way):
         options = {"batch_size": 4, "num_workers": 2}
         loaders = DataLoaders(
-            way.DataLoader(data.Points(), shuffle=True, **options), way.DataLoader(data.Points(8), **options)
+            way.DataLoader(training.Points(), shuffle=True, **options),
+            way.DataLoader(training.Points(8), **options),
         )
-        learner = Learner(loaders, data.small_model(), loss_func=CrossEntropyLossFlat(), metrics=accuracy)
+        learner = Learner(loaders, training.small_model(), loss_func=CrossEntropyLossFlat(), metrics=accuracy)
         return losses_of(learner)
 
     compare(program)

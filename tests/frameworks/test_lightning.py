@@ -7,7 +7,7 @@ from lightning.fabric import Fabric
 from torch import nn
 
 import ringloader
-from frameworks import data, launch, lightning_module, ways
+from frameworks import launch, lightning_module, loader_ways, training
 
 
 def trainer(**options):
@@ -17,8 +17,8 @@ def trainer(**options):
 
 def loaders(way, persistent):
     options = {"num_workers": 2, "persistent_workers": persistent}
-    train = way.DataLoader(data.Points(), batch_size=5, shuffle=True, **options)
-    return train, way.DataLoader(data.Points(10), batch_size=4, **options)
+    train = way.DataLoader(training.Points(), batch_size=5, shuffle=True, **options)
+    return train, way.DataLoader(training.Points(10), batch_size=4, **options)
 
 
 @pytest.mark.parametrize("persistent", [False, True])
@@ -30,7 +30,7 @@ def test_fit_and_validate(compare, persistent):
         ours.fit(model, train, validation)
         validated = ours.validate(model, validation, verbose=False)
         assert train._iterator is None, "Lightning has not shut the workers down"
-        return [model.losses, validated, data.weights(model)]
+        return [model.losses, validated, training.weights(model)]
 
     compare(program)
 
@@ -48,7 +48,7 @@ def test_loaders_from_a_data_module(compare):
 
         model = lightning_module.Classifier()
         trainer(use_distributed_sampler=True).fit(model, datamodule=Module())
-        return [model.losses, data.weights(model)]
+        return [model.losses, training.weights(model)]
 
     compare(program)
 
@@ -60,7 +60,7 @@ def test_two_loaders_at_once(compare):
         model = lightning_module.Pairs()
         first, second = loaders(way, True)
         trainer().fit(model, {"first": first, "second": second})
-        return [model.losses, data.weights(model)]
+        return [model.losses, training.weights(model)]
 
     ours = compare(program)
     assert len(ours.made) >= 2
@@ -91,7 +91,7 @@ def test_overfitting_rebuilds_the_loader_with_another_sampler(compare):
         train, _ = loaders(way, False)
         model = lightning_module.Classifier()
         trainer(overfit_batches=2).fit(model, train)
-        return [model.losses, data.weights(model)]
+        return [model.losses, training.weights(model)]
 
     compare(program)
 
@@ -105,7 +105,7 @@ def test_epochs_that_are_left_early_or_have_loaders_of_their_own(compare, option
 
         model = lightning_module.Classifier()
         trainer(**options).fit(model, datamodule=Module())
-        return [model.losses, data.weights(model)]
+        return [model.losses, training.weights(model)]
 
     compare(program)
 
@@ -114,7 +114,7 @@ def test_fabric(compare):
     def program(way):
         fabric = Fabric(accelerator="cpu", devices=1)
         train, _ = loaders(way, False)
-        model = data.small_model()
+        model = training.small_model()
         model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
         losses = []
         for features, classes in fabric.setup_dataloaders(train):
@@ -132,8 +132,8 @@ def test_fabric(compare):
 def test_a_rebuilt_loader_keeps_our_class_and_option(way_name):
     from lightning.fabric.utilities.data import _update_dataloader
 
-    with ways.use(way_name) as way:
-        loader = way.DataLoader(data.Points(), batch_size=4, num_workers=1, max_shared_bytes=1 << 24)
+    with loader_ways.use(way_name) as way:
+        loader = way.DataLoader(training.Points(), batch_size=4, num_workers=1, max_shared_bytes=1 << 24)
         rebuilt = _update_dataloader(loader, torch.utils.data.SequentialSampler(loader.dataset))
     assert type(rebuilt) is ringloader.DataLoader
     assert rebuilt.max_shared_bytes == 1 << 24

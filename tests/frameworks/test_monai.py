@@ -31,7 +31,7 @@ from monai.transforms import (
 )
 from monai.utils import set_determinism
 
-from frameworks import data, ways
+from frameworks import loader_ways, training
 from parity.describe import describe
 
 KEYS = ["image", "label"]
@@ -102,7 +102,7 @@ def train(loader):
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-    return [losses, data.weights(model)]
+    return [losses, training.weights(model)]
 
 
 @pytest.mark.parametrize("persistent", [False, True])
@@ -179,8 +179,8 @@ def test_workers_that_are_threads_are_torchs(way_name, files):
             way.loader(ThreadDataLoader, dataset, batch_size=2, num_workers=2, use_thread_workers=True)
         )
 
-    with ways.use("torch") as torchs:
+    with loader_ways.use("torch") as torchs:
         expected = program(torchs)
-    with ways.use(way_name) as ours:
+    with loader_ways.use(way_name) as ours:
         assert program(ours) == expected
     assert ours.paths == ["torch"] * torchs.torchs == ["torch", "torch"]

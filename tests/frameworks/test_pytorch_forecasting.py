@@ -8,7 +8,7 @@ import torch
 from pytorch_forecasting import GroupNormalizer, TemporalFusionTransformer, TimeSeriesDataSet
 
 import ringloader
-from frameworks import data
+from frameworks import training
 from parity.describe import describe
 
 QUIET = {
@@ -70,7 +70,7 @@ def test_training_and_prediction(compare, series, persistent):
         trainer = pl.Trainer(max_epochs=2, limit_train_batches=5, **QUIET)
         trainer.fit(model, loader, to_predict)
         predicted = model.predict(to_predict, trainer_kwargs=dict(QUIET))  # it writes there
-        return [data.weights(model), describe(predicted), trainer.callback_metrics["val_loss"].item()]
+        return [training.weights(model), describe(predicted), trainer.callback_metrics["val_loss"].item()]
 
     compare(program)
 

@@ -4,7 +4,7 @@ import secrets
 
 import pytest
 
-from frameworks import launch, ways
+from frameworks import launch, loader_ways
 
 
 @pytest.mark.slow
@@ -19,7 +19,7 @@ def test_two_workers(tmp_path):
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_USAGE_STATS_ENABLED": "0",
     }
-    command = ["frameworks/script_ray.py", str(rays), str(users), "torch", *ways.OURS]
+    command = ["frameworks/script_ray.py", str(rays), str(users), "torch", *loader_ways.OURS]
     launch.run_program(command, seconds=270, environment=private)
     launch.check_ways(rays, names=("install",), unreached=("class",))
-    launch.check_ways(users, names=ways.OURS)
+    launch.check_ways(users, names=loader_ways.OURS)

@@ -1,7 +1,6 @@
 """sentence-transformers: its trainer's samplers and collators, and `old_fit` over loaders of the user's."""
 
 import pytest
-from accelerate.state import AcceleratorState, GradientState, PartialState
 from datasets import Dataset, DatasetDict
 from sentence_transformers import (
     InputExample,
@@ -15,17 +14,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 import ringloader
-from frameworks import data, ways
+from frameworks import loader_ways, training
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"word{number}" for number in range(40))]
 
 
-@pytest.fixture(autouse=True)
-def _forget_the_process_state():
-    yield
-    AcceleratorState._reset_state()
-    GradientState._reset_state()
-    PartialState._reset_state()
+pytestmark = pytest.mark.usefixtures("forget_accelerates_state")
 
 
 @pytest.fixture(scope="module")
@@ -101,11 +95,11 @@ def outcome(trainer):
     kept = ("loss", "grad_norm", "eval_loss", "step")
     return [
         [{key: row[key] for key in kept if key in row} for row in trainer.state.log_history],
-        data.weights(trainer.model),
+        training.weights(trainer.model),
     ]
 
 
-@ways.INSTALL_ONLY
+@loader_ways.INSTALL_ONLY
 @pytest.mark.parametrize("persistent", [False, True])
 def test_batches_without_duplicates(compare, bert, tmp_path, persistent):
     def program(way):  # noqa: ARG001
@@ -116,7 +110,7 @@ def test_batches_without_duplicates(compare, bert, tmp_path, persistent):
     assert len(ours.made) == (2 if persistent else 4)
 
 
-@ways.INSTALL_ONLY
+@loader_ways.INSTALL_ONLY
 def test_batches_by_label(compare, bert, tmp_path):
     def program(way):  # noqa: ARG001
         options = {"batch_sampler": "group_by_label", "eval_strategy": "no"}
@@ -125,7 +119,7 @@ def test_batches_by_label(compare, bert, tmp_path):
     compare(program)
 
 
-@ways.INSTALL_ONLY
+@loader_ways.INSTALL_ONLY
 @pytest.mark.parametrize("order", ["round_robin", "proportional"])
 def test_several_datasets(compare, bert, tmp_path, order):
     """Each batch is of one of them, with a sampler over samplers."""
@@ -138,7 +132,7 @@ def test_several_datasets(compare, bert, tmp_path, order):
     compare(program)
 
 
-@ways.CLASS_ONLY
+@loader_ways.CLASS_ONLY
 def test_a_trainer_that_converts_what_it_prepared(compare, bert, tmp_path):
     def program(way):
         class Ours(SentenceTransformerTrainer):
@@ -166,6 +160,6 @@ def test_old_fit(compare, bert, tmp_path):
             output_path=str(tmp_path),
             show_progress_bar=False,
         )
-        return data.weights(model)
+        return training.weights(model)
 
     compare(program)

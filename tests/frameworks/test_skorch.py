@@ -4,12 +4,12 @@ import numpy as np
 import torch
 from skorch import NeuralNetClassifier
 
-from frameworks import data
+from frameworks import training
 
 
 def fit(way):
     net = NeuralNetClassifier(
-        data.small_model(),
+        training.small_model(),
         criterion=torch.nn.CrossEntropyLoss,
         max_epochs=2,
         batch_size=8,
@@ -21,11 +21,11 @@ def fit(way):
         verbose=0,
         **({"iterator_train__max_shared_bytes": 1 << 24} if way.name == "class" else {}),
     )
-    features, classes = zip(*(data.point(index) for index in range(40)), strict=True)
+    features, classes = zip(*(training.point(index) for index in range(40)), strict=True)
     net.fit(np.stack([row.numpy() for row in features]), np.array(classes, dtype=np.int64))
     predicted = net.predict_proba(torch.stack(features)).tolist()
     history = [net.history[:, name] for name in ("train_loss", "valid_loss", "valid_acc")]
-    return [history, predicted, data.weights(net.module_)]
+    return [history, predicted, training.weights(net.module_)]
 
 
 def test_fit_and_predict(compare):
@@ -37,7 +37,7 @@ def test_fit_and_predict(compare):
 def test_a_dataset_in_place_of_arrays(compare):
     def program(way):
         net = NeuralNetClassifier(
-            data.small_model(),
+            training.small_model(),
             criterion=torch.nn.CrossEntropyLoss,
             max_epochs=2,
             batch_size=6,
@@ -47,7 +47,7 @@ def test_a_dataset_in_place_of_arrays(compare):
             iterator_train__persistent_workers=True,
             verbose=0,
         )
-        net.fit(data.Points(), y=None)
-        return [net.history[:, "train_loss"], data.weights(net.module_)]
+        net.fit(training.Points(), y=None)
+        return [net.history[:, "train_loss"], training.weights(net.module_)]
 
     compare(program)

@@ -13,7 +13,7 @@ from tensordict import (
     tensorclass,
 )
 
-from frameworks import ways
+from frameworks import loader_ways
 from parity.describe import describe
 
 ROWS = 18
@@ -134,7 +134,7 @@ def test_other_samples_are_collated_natively(way_name):
     def samples(index):
         return {"pixels": torch.full((3, 8, 8), index), "label": index}
 
-    with ways.use(way_name) as way:
+    with loader_ways.use(way_name) as way:
         loader = way.DataLoader(Made(samples), batch_size=ROWS, num_workers=1)
         (batch,) = loader
     assert batch["label"].tolist() == list(range(ROWS))

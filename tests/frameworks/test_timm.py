@@ -8,7 +8,7 @@ from timm.data import create_loader
 from timm.data.loader import MultiEpochsDataLoader, PrefetchLoader
 
 import ringloader
-from frameworks import data
+from frameworks import training
 from parity.describe import describe
 
 
@@ -74,7 +74,12 @@ def test_multi_epochs_loader(compare):
 
     def program(way):
         loader = way.loader(
-            MultiEpochsDataLoader, data.Points(), batch_size=5, shuffle=True, num_workers=2, drop_last=True
+            MultiEpochsDataLoader,
+            training.Points(),
+            batch_size=5,
+            shuffle=True,
+            num_workers=2,
+            drop_last=True,
         )
         found = epochs(loader, 3)
         assert [len(epoch) for epoch in found] == [4, 4, 4]

@@ -9,7 +9,7 @@ from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader, DynamicBatchSampler, NeighborLoader, NodeLoader
 from torch_geometric.sampler import BaseSampler, SamplerOutput
 
-from frameworks import ways
+from frameworks import loader_ways
 from parity.describe import describe
 
 SAMPLES_NEIGHBOURS = any(importlib.util.find_spec(name) for name in ("pyg_lib", "torch_sparse"))
@@ -68,7 +68,7 @@ def test_batches_of_graphs(compare, options):
 def test_graphs_are_collated_into_shared_memory(way_name):
     """PyG allocates its own shared memory for large batches: it lies in the ring's, and is copied nowhere."""
     large = [Data(x=torch.full((2000, 16), float(index))) for index in range(6)]
-    with ways.use(way_name) as way:
+    with loader_ways.use(way_name) as way:
         loader = way.loader(DataLoader, large, batch_size=3, num_workers=1)
         sums = [batch.x.sum().item() for batch in loader]
     assert sums == [2000 * 16 * 3.0, 2000 * 16 * 12.0]

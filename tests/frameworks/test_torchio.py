@@ -5,7 +5,7 @@ import pytest
 import torch
 import torchio as tio
 
-from frameworks import ways
+from frameworks import loader_ways
 from parity.describe import describe
 
 
@@ -82,7 +82,7 @@ def test_patches_of_a_grid(compare):
     compare(program)
 
 
-@ways.INSTALL_ONLY
+@loader_ways.INSTALL_ONLY
 @pytest.mark.parametrize("background", [False, True])
 def test_a_queue_of_patches(compare, background):
     """Its subjects come from workers, over a loader inside; the one outside has none."""
@@ -95,10 +95,10 @@ def test_a_queue_of_patches(compare, background):
     compare(program)
 
 
-@ways.INSTALL_ONLY
+@loader_ways.INSTALL_ONLY
 def test_a_queue_that_workers_inherit_is_refused(way_name):
     """What torch's iterator raises in a forked child is what the queue looks for."""
-    with ways.use(way_name) as way:
+    with loader_ways.use(way_name) as way:
         loader = way.DataLoader(queue(), batch_size=5, num_workers=2, collate_fn=list)
         with pytest.raises(RuntimeError, match=r"number of workers .* should be 0"):
             next(iter(loader))

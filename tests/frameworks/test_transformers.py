@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from accelerate.state import AcceleratorState, GradientState, PartialState
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -11,15 +10,9 @@ from transformers import (
 )
 
 import ringloader
-from frameworks import data, ways
+from frameworks import loader_ways, training
 
-
-@pytest.fixture(autouse=True)
-def _forget_the_process_state():
-    yield
-    AcceleratorState._reset_state()
-    GradientState._reset_state()
-    PartialState._reset_state()
+pytestmark = pytest.mark.usefixtures("forget_accelerates_state")
 
 
 class Sentences(torch.utils.data.Dataset):
@@ -81,11 +74,11 @@ def outcome(trainer):
     kept = ("loss", "grad_norm", "eval_loss", "step", "epoch")
     return [
         [{key: row[key] for key in kept if key in row} for row in trainer.state.log_history],
-        data.weights(trainer.model),
+        training.weights(trainer.model),
     ]
 
 
-@ways.INSTALL_ONLY
+@loader_ways.INSTALL_ONLY
 @pytest.mark.parametrize("persistent", [False, True])
 def test_train_and_evaluate(compare, tmp_path, persistent):
     def program(way):  # noqa: ARG001
@@ -107,7 +100,7 @@ def test_train_and_evaluate(compare, tmp_path, persistent):
     assert {made.loader for made in ours.made} == {torch.utils.data.DataLoader}
 
 
-@ways.INSTALL_ONLY
+@loader_ways.INSTALL_ONLY
 def test_going_on_from_a_checkpoint(compare, tmp_path):
     """It skips the batches that were trained on: another loader, built from the first."""
 
@@ -132,7 +125,7 @@ def test_going_on_from_a_checkpoint(compare, tmp_path):
     compare(program)
 
 
-@ways.INSTALL_ONLY
+@loader_ways.INSTALL_ONLY
 def test_a_stream(compare, tmp_path):
     class Stream(torch.utils.data.IterableDataset):
         def __iter__(self):
@@ -148,7 +141,7 @@ def test_a_stream(compare, tmp_path):
     compare(program)
 
 
-@ways.CLASS_ONLY
+@loader_ways.CLASS_ONLY
 def test_a_trainer_whose_method_returns_our_loader(compare, tmp_path):
     """What `get_train_dataloader` returns is used as it is."""
 

@@ -11,7 +11,7 @@ from ultralytics.models.yolo.detect import DetectionTrainer
 
 import ringloader
 from faults import proc
-from frameworks import data
+from frameworks import training
 from parity.describe import describe
 
 MODEL = {
@@ -76,7 +76,7 @@ def test_training(compare, folder, tmp_path):
         losses = []
         trainer.add_callback("on_train_batch_end", lambda trainer: losses.append(str(trainer.loss_items)))
         trainer.train()
-        return [losses, data.weights(trainer.model), str(trainer.metrics)]
+        return [losses, training.weights(trainer.model), str(trainer.metrics)]
 
     compare(program)
 
@@ -101,7 +101,7 @@ def test_build_dataloader(compare, folder, mode):
 
 def test_a_loader_that_is_reset_in_mid_epoch(compare):
     def program(way):
-        loader = way.loader(InfiniteDataLoader, data.Points(), batch_size=4, shuffle=True, num_workers=2)
+        loader = way.loader(InfiniteDataLoader, training.Points(), batch_size=4, shuffle=True, num_workers=2)
         first = [describe(batch) for batch, _ in zip(loader, range(3), strict=False)]
         loader.reset()
         second = [describe(batch) for batch in loader]
@@ -116,7 +116,7 @@ def test_a_loader_that_is_dropped(compare):
     """It terminates its workers, whatever they do."""
 
     def program(way):
-        loader = way.loader(InfiniteDataLoader, data.Points(), batch_size=4, num_workers=2)
+        loader = way.loader(InfiniteDataLoader, training.Points(), batch_size=4, num_workers=2)
         batch = next(iter(loader))
         del loader
         assert not proc.wait_without_children(10)

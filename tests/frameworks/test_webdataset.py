@@ -7,7 +7,7 @@ import pytest
 import webdataset as wds
 
 import ringloader
-from frameworks import ways
+from frameworks import loader_ways
 from parity.describe import describe
 
 SHARDS = 4
@@ -107,7 +107,7 @@ def test_a_pipeline_of_single_stages(compare, shards):
     compare(program)
 
 
-@ways.INSTALL_ONLY
+@loader_ways.INSTALL_ONLY
 def test_shards_drawn_anew(compare, shards):
     """Without an end, mixed of two, and longer than what was said: each worker gives as much."""
 

@@ -15,9 +15,9 @@ from torch.utils.data import dataloader as torch_dataloader
 
 import ringloader
 from faults.proc import descendants, wait_without_children
-from install.data import Calling, Naming, NotCalling, Plain, Posing, Reducing, Slotted, Squares, firsts
+from install.loaders import Calling, Naming, NotCalling, Plain, Posing, Reducing, Slotted, Squares, firsts
 from parity import harness
-from parity.data import Samples
+from parity.datasets import Samples
 
 Loader = torch.utils.data.DataLoader
 TORCHS_ITERATOR = torch_dataloader._MultiProcessingDataLoaderIter
@@ -103,7 +103,7 @@ def test_pickles_are_converted(loader_class: Any, protocol: int) -> None:
 # Written by version 0.1.0: a converted loader whose class says what is pickled; and ringloader's own class,
 # less the attributes of torch's, which are those of one version of torch.
 OLD_PICKLES = {
-    "converted": b"\x80\x02cringloader._convert\n_rebuild\nq\x00cinstall.data\nmake_naming\n"
+    "converted": b"\x80\x02cringloader._convert\n_rebuild\nq\x00cinstall.loaders\nmake_naming\n"
     b"q\x01]q\x02(K\x01K\x02K\x03K\x04e\x85q\x03\x86q\x04Rq\x05.",
     "own": b"\x80\x02cringloader.dataloader\nDataLoader\nq\x00)\x81q\x01}q\x02("
     b"X\x07\x00\x00\x00datasetq\x03]q\x04(K\x01K\x02K\x03K\x04eX\x10\x00\x00\x00max_shared_bytesq!J\x00\x00\x00\x01ub.",
@@ -177,7 +177,9 @@ def test_a_loader_goes_with_its_last_reference() -> None:
 
 
 def test_what_makes_its_own_iterator_cannot_be_converted() -> None:
-    with pytest.raises(TypeError, match=r"install\.data\.NotCalling has a _get_iterator that does not call"):
+    with pytest.raises(
+        TypeError, match=r"install\.loaders\.NotCalling has a _get_iterator that does not call"
+    ):
         ringloader.convert(squares(NotCalling))
     loader = squares()
     loader._get_iterator = lambda: iter(())

@@ -14,9 +14,9 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 import ringloader
 import ringloader._options as _options
-from install.data import Calling, Hooked, NotCalling, Plain, Posing, Squares, firsts
+from install.loaders import Calling, Hooked, NotCalling, Plain, Posing, Squares, firsts
 from parity import harness
-from parity.data import Samples
+from parity.datasets import Samples
 from ringloader._main import transport
 from ringloader._torch import hook, select_path
 

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, get_worker_info
 
 from faults.proc import shared_resident_kib, wait_until
 from parity import harness
-from parity.data import Blocks, identity, right
+from parity.datasets import Blocks, identity, right
 from parity.harness import assert_path
 
 MEBI = 1 << 20

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from parity import harness
-from parity.data import identity
+from parity.datasets import identity
 
 ACTIONS = {
     "resize_ to less": lambda tensor: tensor.resize_(min(1, tensor.numel())),

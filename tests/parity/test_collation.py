@@ -11,8 +11,8 @@ import torch.utils.data
 from torch.utils.data import Dataset, default_collate
 from torch.utils.data._utils import collate as torch_collate
 
+from parity.batch_values import ALL
 from parity.harness import Case, compare
-from parity.kinds import ALL
 from ringloader import DataLoader
 
 FORMS = {

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import dataloader as torch_dataloader
 
 from parity import harness
-from parity.data import Blocks, Samples, identity
+from parity.datasets import Blocks, Samples, identity
 from ringloader import DataLoader
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from parity.data import (
+from parity.datasets import (
     ERRORS,
     Failing,
     FailingStream,

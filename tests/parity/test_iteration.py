@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset
 
 from parity import harness
-from parity.data import Samples, SizedStream, Slow, Stream, init_draws
+from parity.datasets import Samples, SizedStream, Slow, Stream, init_draws
 from parity.describe import describe
 from parity.harness import Case, assert_path, compare
 

@@ -13,10 +13,10 @@ from torch.utils.data import Dataset
 
 from faults.script import run_script
 from parity import harness
-from parity.data import identity
+from parity.batch_values import ALL, quiet
+from parity.datasets import identity
 from parity.describe import describe, tensor_bytes
 from parity.harness import Case, compare, run
-from parity.kinds import ALL, quiet
 
 
 class Kind(Dataset):

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch.utils.data import Dataset, SequentialSampler
 
-from parity.beside import assert_same
-from parity.data import Order, Samples, SizedStream, Stream, identity, init_draws
+from parity.datasets import Order, Samples, SizedStream, Stream, identity, init_draws
+from parity.side_by_side import assert_same
 
 
 def _collate(samples: list[Any]) -> Any:

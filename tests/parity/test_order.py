@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import BatchSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
-from parity.data import Batched, Keyed, LazyOrder, Order, Samples, identity, init_draws
+from parity.datasets import Batched, Keyed, LazyOrder, Order, Samples, identity, init_draws
 from parity.harness import Case, compare
 
 WORKERS = (1, 2, 3)

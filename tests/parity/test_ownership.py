@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from parity.data import Blocks, identity, right
+from parity.datasets import Blocks, identity, right, value_of
 from parity.harness import assert_path
 
 MEBI = 1 << 20
@@ -38,7 +38,8 @@ def test_kept_batches_outlive_everything(loader_class, loader_name, size, worker
     for number, (blocks, labels) in enumerate(kept):
         first = number % 30 * 2
         assert labels.tolist() == [first, first + 1]
-        assert torch.equal(blocks, torch.tensor([[first], [first + 1]], dtype=torch.uint8).expand(2, size))
+        expected = value_of(labels).to(torch.uint8)
+        assert torch.equal(blocks, expected[:, None].expand(2, size))
 
 
 @pytest.mark.parametrize("size", [100, 100_000])
@@ -49,7 +50,7 @@ def test_written_to_in_place(loader_class, size):
         before = None
         for number, (blocks, labels) in enumerate(loader):
             assert labels.tolist() == [number]
-            assert bool((blocks == number % 251).all())
+            assert bool((blocks == value_of(number)).all())
             blocks.fill_(252)
             labels.mul_(0).sub_(1)
             if before is not None:
@@ -131,7 +132,9 @@ class CachesCollated:
         self.cache.append(batch)
         # What was delivered before must still be what it was, though the parent has let go of it.
         for old in self.cache:
-            if not all(bool((block == int(label) % 251).all()) for block, label in zip(*old, strict=True)):
+            if not all(
+                bool((block == value_of(int(label))).all()) for block, label in zip(*old, strict=True)
+            ):
                 raise AssertionError("a cached batch has changed in the worker")
         return self.cache[0] if self.again and len(self.cache) % 3 == 0 else batch
 
@@ -152,7 +155,7 @@ def test_collate_that_caches(loader_class, loader_name, size, again):
         repeated = again and (number + 1) % 3 == 0
         assert labels.tolist() == ([0, 1] if repeated else [2 * number, 2 * number + 1])
         assert all(
-            bool((block == int(label) % 251).all()) for block, label in zip(blocks, labels, strict=True)
+            bool((block == value_of(int(label))).all()) for block, label in zip(blocks, labels, strict=True)
         )
 
 
@@ -206,9 +209,9 @@ def test_views_outlive_their_tensor(loader_class, size):
         del block
     gc.collect()
     for label, array, tail, view, storage in kept:
-        assert (array == label % 251).all()
-        assert bool((tail == label % 251).all())
-        assert view[0] == view[-1] == storage[0] == label % 251
+        assert (array == value_of(label)).all()
+        assert bool((tail == value_of(label)).all())
+        assert view[0] == view[-1] == storage[0] == value_of(label)
 
 
 def test_autograd_keeps_its_inputs(loader_class):

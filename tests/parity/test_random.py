@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from parity.data import identity
+from parity.batch_values import ALL, Point
+from parity.datasets import identity
 from parity.harness import Case, compare
-from parity.kinds import ALL, Point
 
 # Small ones that torch itself can send, and that may stand anywhere in a tree.
 LEAVES = [

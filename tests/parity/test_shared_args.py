@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from faults.proc import Snapshot, descriptors
-from parity.beside import assert_same
+from parity.side_by_side import assert_same
 from ringloader._launch import shared_args
 
 pytestmark = pytest.mark.limit(120)

@@ -13,7 +13,7 @@ import sys
 import pytest
 import torch
 
-from faults.data import Kills, Numbers
+from faults.failing_datasets import Kills, Numbers
 from faults.proc import command_line
 from faults.script import run_script, source
 from ringloader._launch import spawn_server

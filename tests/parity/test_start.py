@@ -10,9 +10,9 @@ import traceback
 import pytest
 from torch.utils.data import dataloader
 
-from faults.data import Unpicklable
-from parity.beside import assert_same
-from parity.data import Samples
+from faults.failing_datasets import Unpicklable
+from parity.datasets import Samples
+from parity.side_by_side import assert_same
 
 WORKERS = 3
 

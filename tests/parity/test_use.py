@@ -13,8 +13,8 @@ import torch
 from torch.utils.data import Dataset
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from parity.beside import assert_same
-from parity.data import identity
+from parity.datasets import identity
+from parity.side_by_side import assert_same
 
 
 class Sample(Dataset):

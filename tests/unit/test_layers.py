@@ -159,6 +159,49 @@ def used_paths(code: str) -> set[str]:
     return paths
 
 
+def core_file_edges() -> set[tuple[str, str]]:
+    """Which file of the core uses which.
+
+    A file and the folder of its name are one. What a ``mod.rs`` only hands on is its file's.
+    """
+
+    def unit(path: str) -> str:
+        parts = path.split("/")
+        parents = ("/".join(parts[:end]) for end in range(1, len(parts)))
+        return next((parent for parent in parents if (CORE / f"{parent}.rs").exists()), path)
+
+    names = {str(file.relative_to(CORE).with_suffix("")) for file in CORE.rglob("*.rs")}
+    files = {name for name in names if Path(name).name not in {"tests", "lib"}}
+    code = {file: re.sub(r"//.*", "", without_tests((CORE / f"{file}.rs").read_text())) for file in files}
+    handed_on: dict[str, str] = {}
+    exports = r"pub(?:\(\w+\))? use (\w+)::(?:\{([^}]*)\}|(\w+));"
+    for file in (file for file in files if file.endswith("/mod")):
+        folder = file.removesuffix("/mod")
+        for child, several, one in re.findall(exports, code[file]):
+            handed_on |= {
+                f"{folder}/{name}": f"{folder}/{child}" for name in re.findall(r"\w+", several or one)
+            }
+        code[file] = re.sub(exports, "", code[file])
+    edges = set()
+    for file in files:
+        for path in used_paths(code[file]):
+            start, *rest = path.split("::")
+            above = file.removesuffix("/mod").split("/")[:-1] if start == "super" else []
+            heads = ["/".join([*above, *rest][:end]) for end in range(len(above) + len(rest), 0, -1)]
+            found = (at for head in heads for at in (head, handed_on.get(head, head), f"{head}/mod"))
+            target = next((at for at in found if at in files), None)
+            edges |= {(unit(file), unit(target))} if target else set()
+    return {(one, other) for one, other in edges if one != other}
+
+
+def test_the_files_of_the_core_have_no_circles() -> None:
+    edges = core_file_edges()
+    assert {("transport/engine", "transport/message"), ("scheduler/mod", "transport/interface")} <= edges
+    assert ("transport/port", "transport/engine") not in edges, "the worker's side uses the parent's"
+    assert ("scheduler/mod", "transport/engine") not in edges, "the scheduler knows an implementation"
+    assert circles(edges) == []
+
+
 def binding_edges() -> set[tuple[str, str]]:
     """Which file of the binding uses which, by their paths without ``.rs``."""
     edges = set()

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from parity import kinds
-from parity.data import identity
+from parity import batch_values
+from parity.datasets import identity
 from parity.describe import describe
 from ringloader import DataLoader
 from ringloader._common import pickling
@@ -59,7 +59,7 @@ class OneArray:
         return self.make()
 
 
-WHOLE_ARRAYS = [name for name in kinds.ARRAYS if not name.startswith(("scalar", "with", "views"))]
+WHOLE_ARRAYS = [name for name in batch_values.ARRAYS if not name.startswith(("scalar", "with", "views"))]
 
 
 @pytest.mark.parametrize("protocol", [4, 5])
@@ -67,7 +67,7 @@ WHOLE_ARRAYS = [name for name in kinds.ARRAYS if not name.startswith(("scalar", 
 def test_arrays_arrive_as_that_protocol_has_them(monkeypatch, name, protocol):
     """That of a queue is 5 since Python 3.14, and 4 before."""
     monkeypatch.setattr(pickling, "_PROTOCOL", protocol)
-    make = kinds.ARRAYS[name]
+    make = batch_values.ARRAYS[name]
     (arrived,) = DataLoader(OneArray(make), batch_size=None, num_workers=1, collate_fn=identity)
     expected = pickle.loads(pickle.dumps(make(), protocol))
     assert describe(arrived) == describe(expected)

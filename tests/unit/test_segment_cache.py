@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import ringloader
-from faults.data import Numbers
+from faults.failing_datasets import Numbers
 from faults.proc import descriptors, mappings
 from faults.script import run_script
 from parity import harness

@@ -10,7 +10,7 @@
 //!
 //! | module | what it knows |
 //! |---|---|
-//! | [`scheduler`] | scheduling: torch's rules over the engine |
+//! | [`scheduler`] | torch's rules for which worker does what, and whose turn it is, over any transport |
 //! | [`transport`] | tasks and results over shared memory: layout, engine, port, delivery |
 //! | [`process`] | this process, and the children that it forks |
 //! | [`os`] | system calls: segments, eventfds, descriptors over sockets, what memory is left |
@@ -25,9 +25,8 @@
 //! | [`error`] | what can go wrong |
 //!
 //! Guarantees: push, pop, begin, commit and release are wait-free and allocate nothing (but for the release of what was
-//! leased before a fork); a worker may
-//! die at any instruction and leaves nothing half-visible; whatever another process wrote is
-//! validated before it is used as an offset or a length.
+//! leased before a fork); a worker may die at any instruction and leaves nothing half-visible; whatever another process
+//! wrote is validated before it is used as an offset or a length.
 
 pub mod batch;
 mod bits;

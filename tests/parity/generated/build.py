@@ -24,7 +24,8 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.map import SequenceWrapper
 from torch.utils.data.distributed import DistributedSampler
 
-from parity.data import (
+from parity.batch_values import ALL
+from parity.datasets import (
     Batched,
     Failing,
     FailingStream,
@@ -40,7 +41,6 @@ from parity.data import (
 )
 from parity.generated.cases import Generated
 from parity.harness import Case
-from parity.kinds import ALL
 from parity.test_kinds import Kind, Views
 from parity.test_random import Trees
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from parity.batch_values import ALL
 from parity.generated.cases import Generated, at_random, every_pair
 from parity.generated.judge import assert_parity, differed, known
-from parity.kinds import ALL
 from parity.test_kinds import WRONG_IN_TORCH
 
 CASES = list(dict.fromkeys([*every_pair(seed=1), *at_random(seed=2, count=100)]))

@@ -1,4 +1,4 @@
-//! The seam between the core and its atomics: std's, or loom's under `--cfg ringloader_loom`.
+//! The atomics that the core imports: std's, or loom's under `--cfg ringloader_loom`.
 
 #[cfg(ringloader_loom)]
 pub use crate::testing::crash::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};

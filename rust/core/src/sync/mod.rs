@@ -2,7 +2,7 @@
 //!
 //! | module | about |
 //! |---|---|
-//! | `atomics` | the seam: which atomics these are |
+//! | `atomics` | which atomics these are |
 //! | [`doorbell`] | sleep and wake between two processes, the only `fence(SeqCst)` |
 //! | [`adaptive_spin`] | looking again for a moment before a sleep |
 //! | [`ready`] | which of many workers have committed something |

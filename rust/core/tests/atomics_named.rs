@@ -1,12 +1,12 @@
-//! Reads the sources: atomics and loom are named in the seam only, so that loom judges all of them.
+//! Reads the sources: atomics and loom are named in few files only, so that loom judges all of them.
 
 use std::{
     fs,
     path::{Path, PathBuf},
 };
 
-/// The seam, and what stands below it: loom's atomics with death, and the choice of a fault, which no model may see.
-const SEAM: [&str; 3] = ["sync/atomics.rs", "testing/crash.rs", "testing/fault.rs"];
+/// What all else imports, and what stands below it: loom's atomics with death, and the choice of a fault, which no model may see.
+const NAMED_IN: [&str; 3] = ["sync/atomics.rs", "testing/crash.rs", "testing/fault.rs"];
 const NAMES: [&str; 2] = ["atomic::", "loom::"];
 
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
@@ -31,19 +31,23 @@ fn uses(text: &str) -> Vec<usize> {
 }
 
 #[test]
-fn only_the_seam_names_atomics() {
+fn atomics_are_named_in_few_files() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut files = Vec::new();
     sources(&root, &mut files);
-    let mut seam_uses = 0;
+    let mut uses_found = 0;
     for file in &files {
         let found = uses(&fs::read_to_string(file).expect("a source"));
-        if SEAM.iter().any(|seam| file.ends_with(seam)) {
-            seam_uses += usize::from(!found.is_empty());
+        if NAMED_IN.iter().any(|named| file.ends_with(named)) {
+            uses_found += usize::from(!found.is_empty());
         } else {
             let file = file.display();
             assert!(found.is_empty(), "{file}, lines {found:?}: import atomics from crate::sync");
         }
     }
-    assert_eq!(seam_uses, SEAM.len(), "a file of {SEAM:?} no longer names atomics: correct this test");
+    assert_eq!(
+        uses_found,
+        NAMED_IN.len(),
+        "a file of {NAMED_IN:?} no longer names atomics: correct this test"
+    );
 }
