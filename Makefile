@@ -98,7 +98,7 @@ $(DIST_STAMP): $(TOOLS_VENV)/.wheel $(RUST_SOURCES) $(PYTHON_SOURCES) LICENSE ci
 	ci/wheel.sh check $(TOOLS_VENV)/bin
 	touch $@
 
-test: lint rust-test loom-fast tsan-fast storm-fast portable python-test stubs docs ## every gate that ends within minutes
+test: lint rust-test loom-fast tsan-fast storm-fast portable python-test stubs docs wheel ## every gate that ends within minutes
 
 test-fast: rust-test python-test-fast ## while working
 
