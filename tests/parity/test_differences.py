@@ -127,7 +127,7 @@ class Longer(torch.utils.data.IterableDataset):
 
 @pytest.mark.rings_only
 def test_a_bound_next_survives_a_change_of_the_length():
-    """The class of the iterator changes once the length of its stream must be watched."""
+    """Also once the length of its stream must be watched, for which torch's own method runs."""
 
     def told(kind):
         loader = kind(Longer(), batch_size=None, num_workers=1, persistent_workers=True)

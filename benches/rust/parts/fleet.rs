@@ -29,9 +29,9 @@ pub(crate) fn answer(port: &Port, engine: &Engine, task: &Task, meta: &mut MetaW
     let segment = engine.control().segment();
     let base = segment.base().as_ptr() as u64;
     let chunk = port.allocate(LEAF).expect("memory").expect("a free slot");
-    segment.copy_in(chunk.address as u64 - base, &content(task.seq)).expect("a chunk");
+    segment.copy_in(chunk.address() as u64 - base, &content(task.seq)).expect("a chunk");
     let mut commit = port.begin_commit();
-    let offset = (chunk.address - commit.filled().start) as u64;
+    let offset = (chunk.address() - commit.filled().start) as u64;
     meta.clear();
     let storage = meta.add_storage(StorageRecord { offset, nbytes: LEAF });
     let leaf = meta.add_tensor(storage, 0, Dtype::U8, &[LEAF as i64], &[1]);

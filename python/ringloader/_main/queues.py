@@ -65,13 +65,13 @@ class ResultQueue:
                 if interrupted is not None:
                     self._local.append(interrupted)
                 raise
-            if isinstance(found, _native.Received):
-                return found.message
-            if found is not None:
-                if not self._note_end(found.worker):
+            if found is None:
+                if self._local:
                     continue
                 raise queue.Empty
-            if not self._local:
+            if not isinstance(found, _native.WorkerEnded):
+                return found
+            if self._note_end(found.worker):
                 raise queue.Empty
 
     def qsize(self) -> int:

@@ -34,7 +34,7 @@ def draws_of(index_sampler: Any) -> TorchDraws | None:
         if not _is_torchs_own(sampler):
             return None
         size, drop_last = sampler.batch_size, sampler.drop_last
-        if type(size) is not int or size < 1 or type(drop_last) is not bool:
+        if type(size) is not int or not 1 <= size <= sys.maxsize or type(drop_last) is not bool:
             return None
         batch = _native.BatchRule(size, drop_last, None if drop_last else index_sampler)
         sampler = sampler.sampler

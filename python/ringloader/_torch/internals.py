@@ -225,8 +225,14 @@ def replace_sharing(make: Callable[[Any], Any]) -> None:
 
 def replace_create_fetcher(make: Callable[[Any], Any]) -> None:
     """Puts ``make(torch's own)`` in place of what makes the fetchers of torch's worker loop."""
+    global _own_create_fetcher
     kind = torch_dataloader._DatasetKind
-    kind.create_fetcher = staticmethod(make(kind.create_fetcher))  # type: ignore[method-assign]
+    _own_create_fetcher = make(kind.create_fetcher)
+    kind.create_fetcher = staticmethod(_own_create_fetcher)  # type: ignore[method-assign]
+
+
+# Ours in this worker, which leaves the fetchers of other loaders alone.
+_own_create_fetcher: Any = None
 
 
 def is_code_of_worker_loop(code: CodeType) -> bool:
@@ -268,20 +274,26 @@ call_from_torch = _torchs_call()
 class _WarningsFromBeneath:
     """The module ``warnings`` for code of torch's that runs one frame deeper than it takes for granted."""
 
-    @staticmethod
-    def warn(message: Any, category: type[Warning] = UserWarning, stacklevel: int = 1) -> None:
-        # This frame, and that of the function of ours which called torch's.
-        warnings.warn(message, category, stacklevel + 2)
+    def warn(
+        self, message: Any, category: type[Warning] | None = None, stacklevel: int = 1, **others: Any
+    ) -> None:
+        # This frame, and, where the warning names torch's caller, the function of ours which called torch's.
+        warnings.warn(message, category, stacklevel + (2 if stacklevel > 1 else 1), **others)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(warnings, name)
 
 
 def _from_beneath(function: Any) -> Any:
     """A function of torch's, to be called by one of ours in its place: warnings still name the caller."""
     if not isinstance(function, FunctionType):
         return function
-    names = {**function.__globals__, "warnings": _WarningsFromBeneath}
-    return FunctionType(
+    names = {**function.__globals__, "warnings": _WarningsFromBeneath()}
+    made = FunctionType(
         function.__code__, names, function.__name__, function.__defaults__, function.__closure__
     )
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made
 
 
 # As it was when this module was imported.
@@ -329,7 +341,10 @@ def replaced_scheduling() -> str | None:
         if not is_torchs_own(getattr(module, name, None), name):
             return f"{module.__name__}.{name}"
     create_fetcher = getattr(torch_dataloader._DatasetKind, "create_fetcher", None)
-    if not is_torchs_own(create_fetcher, "_DatasetKind.create_fetcher"):
+    if create_fetcher is None or (
+        create_fetcher is not _own_create_fetcher
+        and not is_torchs_own(create_fetcher, "_DatasetKind.create_fetcher")
+    ):
         return "_DatasetKind.create_fetcher"
     for name in ("_MapDatasetFetcher", "_IterableDatasetFetcher"):
         fetcher = getattr(_fetch, name)

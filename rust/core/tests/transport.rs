@@ -481,7 +481,7 @@ fn no_more_is_kept_than_asked_for() {
     for seq in 0..4 {
         take_task(&engine, &first, seq);
         let chunk = first.allocate(SHARE).unwrap().expect("a slot is free");
-        let at = chunk.address as u64 - engine.control().segment().base().as_ptr() as u64;
+        let at = chunk.address() as u64 - engine.control().segment().base().as_ptr() as u64;
         engine.control().segment().copy_in(at, &vec![1; SHARE as usize]).unwrap();
         let mut commit = first.begin_commit();
         let block = describe(&commit);

@@ -45,7 +45,7 @@ mod _native {
         class::engine::{CachedSegment, Engine},
         class::index_source::IndexSource,
         class::kept::Kept,
-        class::messages::{Received, WorkerEnded},
+        class::messages::WorkerEnded,
         class::port::Port,
         class::scheduler::{Order, Positions, Scheduler},
         class::stream::{BatchRule, Stream},

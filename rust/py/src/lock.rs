@@ -69,15 +69,18 @@ impl<T> DetachedLock<T> {
 
     /// Shows the value to the garbage collector, unless it is held: then it stays.
     ///
+    /// INVARIANT: the collector gets the same answer each time that it asks in one collection. To hold and to release
+    /// takes the interpreter, which the collector has. A thread that has the mutex does not wait for the interpreter.
+    ///
     /// # Errors
     /// What `show` returns.
     pub(crate) fn traverse(
         &self,
         show: impl FnOnce(&T) -> Result<(), PyTraverseError>,
     ) -> Result<(), PyTraverseError> {
-        match self.state.try_lock().as_deref() {
-            Ok(State::Free(value)) => show(value),
-            _ => Ok(()),
+        match &*self.state() {
+            State::Free(value) => show(value),
+            State::Held { .. } => Ok(()),
         }
     }
 

@@ -138,6 +138,7 @@ impl Groups {
 
     /// Puts the storages that are not in place behind `bump` of a slot, or all of them at the start of a segment of
     /// their own if `bump` is `None`, and tells each. Returns where they end.
+    #[inline]
     pub fn place(&self, bump: Option<u64>, mut told: impl FnMut(u32, &Group, Placed)) -> u64 {
         let mut end = bump.unwrap_or(0);
         for (number, group) in (0..).zip(&self.groups) {

@@ -96,13 +96,28 @@ pub struct Fill {
 /// that were forked while it was there have ended.
 #[derive(Debug)]
 pub struct Chunk {
-    /// The address where they begin; as long as the chunk lives, no one else gets them.
-    pub address: usize,
-    /// How many they are.
-    pub len: u64,
+    address: usize,
+    len: u64,
     pin: Arc<Pin>,
     process: &'static Process,
     taken: Moment,
+}
+
+impl Chunk {
+    /// The address where they begin; as long as the chunk lives, no other code gets them.
+    #[inline]
+    #[must_use]
+    pub fn address(&self) -> usize {
+        self.address
+    }
+
+    /// How many bytes they are. Not zero.
+    #[inline]
+    #[must_use]
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> u64 {
+        self.len
+    }
 }
 
 impl Drop for Chunk {

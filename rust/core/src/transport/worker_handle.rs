@@ -52,8 +52,8 @@ impl WorkerHandle {
         self.control.give_back(self.control.arena(self.worker));
     }
 
-    /// Of the process that holds, when no child that it forked may have the slot.
-    pub(crate) fn release(&self, slot: SlotId, cost: Option<u64>) {
+    /// Of the process that holds, once for each hold, when no child that it forked may have the slot.
+    pub(super) fn release(&self, slot: SlotId, cost: Option<u64>) {
         self.ledger.release(self.control.worker(self.worker).slots, slot, cost);
         if self.closing.is_closed() {
             // While this thread was between the two stores of its release, the slot may have come round:

@@ -115,7 +115,7 @@ impl Worker {
             drop(self.port.allocate(leaf.len / 2 + 1).unwrap());
         }
         let chunk = self.port.allocate(leaf.len).unwrap()?;
-        write(&self.control, chunk.address as u64, leaf);
+        write(&self.control, chunk.address() as u64, leaf);
         Some(chunk)
     }
 
@@ -212,9 +212,9 @@ impl Plan {
             let there = chunk.as_ref().filter(|_| !own).map(|chunk| {
                 let filled = commit.filled();
                 let is_inside =
-                    filled.contains(&chunk.address) && filled.end - chunk.address >= leaf.len as usize;
+                    filled.contains(&chunk.address()) && filled.end - chunk.address() >= leaf.len as usize;
                 assert!(is_inside, "a chunk lies in the slot that is being filled");
-                (chunk.address - filled.start) as u64
+                (chunk.address() - filled.start) as u64
             });
             let offset = there.unwrap_or_else(|| {
                 let offset = end.next_multiple_of(ALIGNMENT);

@@ -110,6 +110,7 @@ impl Groups {
     /// Puts the storages that are not in place behind `bump` of a slot, or all of them at the start of
     /// a segment of their own if `bump` is `None`. Returns where the table begins, which is behind
     /// everything else.
+    #[inline]
     pub(crate) fn place(&mut self, meta: &mut MetaWriter, bump: Option<u64>) -> u64 {
         let Self { groups, keeps, copies, .. } = self;
         copies.clear();

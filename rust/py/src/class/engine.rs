@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use pyo3::exceptions::{PyException, PyRuntimeError};
+use pyo3::exceptions::{PyException, PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
 use ringloader_core::Error;
 use ringloader_core::sync::{Arc, AtomicBool, AtomicU64, Ordering};
@@ -11,7 +11,7 @@ use ringloader_core::transport::delivery::Delivery;
 use ringloader_core::transport::engine::{CachedSegment as CoreSegment, Engine as Core};
 use ringloader_core::transport::message::ResultKind;
 
-use super::messages::{Event, Received, WorkerEnded};
+use super::messages::{Event, WorkerEnded};
 use super::worker_fds::WorkerFds;
 use crate::batch::decode::{Decoded, decode};
 use crate::batch::template::TemplateCache;
@@ -61,22 +61,22 @@ impl Engine {
         self.core()?.put_task(worker, task).map_err(exception)
     }
 
-    /// Waits for the next result.
+    /// Waits for the next result: a message of torch's protocol, `(index of the task, batch)`.
     ///
     /// None when the time is over or `wake` was called.
-    fn next(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Event>> {
+    fn next<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Option<Event<'py>>> {
         let deadline = Deadline::after(timeout)?;
         let core = self.core()?;
         loop {
             match core.try_next() {
                 Ok(Some(delivery)) => {
                     let message = self.message(py, delivery)?;
-                    return Ok(Some(Event::Received(Received::new(message))));
+                    return Ok(Some(Event::Message(message)));
                 }
                 Ok(None) => {}
                 Err(Error::Arrival { task: Some(seq), error }) => {
                     let failed = self.failed(py, seq as i64, exception(*error))?;
-                    return Ok(Some(Event::Received(Received::new(failed))));
+                    return Ok(Some(Event::Message(failed)));
                 }
                 Err(error) => return Err(exception(error)),
             }
@@ -239,6 +239,10 @@ impl Engine {
         match (kind, self.unpack(py, delivery)) {
             (ResultKind::Batch, Ok(object)) => Ok((seq, object).into_pyobject(py)?.into_any()),
             (ResultKind::Batch, Err(error)) => self.failed(py, seq, error),
+            // torch's iterator would fail to unpack it.
+            (ResultKind::Object, Ok(object)) if object.is_none() => {
+                Err(PyTypeError::new_err("cannot unpack non-iterable NoneType object"))
+            }
             (ResultKind::Object, object) => object,
         }
     }

@@ -1,18 +1,6 @@
-//! What the parent waits for, as Python classes.
+//! What the parent waits for.
 
 use pyo3::prelude::*;
-
-/// A message of torch's protocol that has come from a worker: `(index of the task, batch)`, or any object.
-#[pyclass(frozen, get_all, freelist = 8, module = "ringloader._native")]
-pub(crate) struct Received {
-    message: Py<PyAny>,
-}
-
-impl Received {
-    pub(crate) fn new(message: Bound<'_, PyAny>) -> Self {
-        Self { message: message.unbind() }
-    }
-}
 
 /// A worker's process has ended.
 #[pyclass(frozen, get_all, module = "ringloader._native")]
@@ -27,8 +15,11 @@ impl WorkerEnded {
 }
 
 /// What the parent waits for.
+///
+/// INVARIANT: a message is neither `None` nor a `WorkerEnded`, so it needs no object around it, which would cost every
+/// batch. torch's worker loop sends pairs; the engine refuses `None`.
 #[derive(IntoPyObject)]
-pub(crate) enum Event {
-    Received(Received),
+pub(crate) enum Event<'py> {
+    Message(Bound<'py, PyAny>),
     WorkerEnded(WorkerEnded),
 }

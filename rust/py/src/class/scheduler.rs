@@ -183,6 +183,10 @@ impl Scheduler {
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        if !self.process.is_current() {
+            // A thread of the parent may have had the lock at the fork.
+            return Ok(());
+        }
         self.state.traverse(|state| visit.call(&state.source))
     }
 }

@@ -126,10 +126,10 @@ impl<'a, 'py> Rows<'a, 'py> {
     /// `RuntimeError` unless it has just so many bytes.
     pub(crate) fn copy_to(&self, py: Python<'_>, chunk: &Chunk) -> PyResult<()> {
         let (Some(form), Some((.., len))) = (&self.form, self.stacked()) else { return Ok(()) };
-        if len != chunk.len {
-            return Err(PyRuntimeError::new_err(format!("{} bytes for {len}", chunk.len)));
+        if len != chunk.len() {
+            return Err(PyRuntimeError::new_err(format!("{} bytes for {len}", chunk.len())));
         }
-        let (addresses, each, to) = (&self.addresses, form.len, chunk.address);
+        let (addresses, each, to) = (&self.addresses, form.len, chunk.address());
         let copy = || {
             let places = (to..).step_by(each);
             // SAFETY: each address has `each` bytes, and the chunk has room for all; its bytes have no other user.
@@ -149,7 +149,7 @@ impl<'a, 'py> Rows<'a, 'py> {
                 }
             }
         };
-        if chunk.len < DETACH as u64 {
+        if chunk.len() < DETACH as u64 {
             copy()
         } else {
             without_interpreter(py, copy)
@@ -212,10 +212,10 @@ fn is_contiguous(shape: &[i64], strides: &[i64]) -> bool {
 /// # Errors
 /// `RuntimeError` unless it has just so many.
 pub(crate) fn fill(chunk: &Chunk, bytes: &[u8]) -> PyResult<()> {
-    if bytes.len() as u64 != chunk.len {
-        return Err(PyRuntimeError::new_err(format!("{} bytes for {}", chunk.len, bytes.len())));
+    if bytes.len() as u64 != chunk.len() {
+        return Err(PyRuntimeError::new_err(format!("{} bytes for {}", chunk.len(), bytes.len())));
     }
     // SAFETY: the chunk has so many bytes, which have no other user; `bytes` is private memory.
-    unsafe { copy_nonoverlapping(bytes.as_ptr(), chunk.address as *mut u8, bytes.len()) };
+    unsafe { copy_nonoverlapping(bytes.as_ptr(), chunk.address() as *mut u8, bytes.len()) };
     Ok(())
 }

@@ -44,8 +44,8 @@ pub(super) enum Place<'a> {
 impl Source<'_> {
     /// All bytes of a chunk, where they are.
     pub(super) fn of_chunk(chunk: Chunk) -> Self {
-        let pointer = NonNull::new(chunk.address as *mut u8).expect("an address inside a mapping");
-        Self { pointer, len: chunk.len as usize, place: Place::There(Keeper::Chunk { _bytes: chunk }) }
+        let pointer = NonNull::new(chunk.address() as *mut u8).expect("an address inside a mapping");
+        Self { pointer, len: chunk.len() as usize, place: Place::There(Keeper::Chunk { _bytes: chunk }) }
     }
 }
 

@@ -98,8 +98,8 @@ pub(crate) fn tensor_over_chunk<'py>(
     shape: &[i64],
 ) -> PyResult<Bound<'py, PyAny>> {
     let strides = contiguous_strides(shape);
-    check_tensor(dtype, shape, &strides, 0, chunk.len)
-        .map_err(|what| PyRuntimeError::new_err(format!("{} bytes for a tensor with {what}", chunk.len)))?;
+    check_tensor(dtype, shape, &strides, 0, chunk.len())
+        .map_err(|what| PyRuntimeError::new_err(format!("{} bytes for a tensor with {what}", chunk.len())))?;
     let dims: Vec<Dim> = shape.iter().chain(&strides).map(|dim| dim.to_le_bytes()).collect();
     make_tensor(py, Source::of_chunk(chunk), dtype, &dims)
 }
