@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import multiprocessing
@@ -18,6 +19,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 import ringloader
+from faults import proc
 from faults.script import run_script
 from parity import harness
 from parity.datasets import Filled, identity, value_of
@@ -446,14 +448,17 @@ def test_forks_in_one_thread_while_another_iterates(make):
 def test_a_fork_while_nothing_is_held_leaves_nothing():
     iterator = iter(ringloader.DataLoader(Filled(10, SIZES["slot"]), num_workers=1, batch_size=None))
     ours, theirs = multiprocessing.Pipe()
-    before = descriptors()
+    before = proc.descriptors()
     pid = os.fork()
     if pid == 0:
-        theirs.send(descriptors())
+        with contextlib.suppress(BaseException):
+            theirs.send(proc.descriptors())
         os._exit(0)
     in_child = ours.recv()
     os.waitpid(pid, 0)
-    assert in_child == before == descriptors()
+    # The child may have closed some: the main process's socket to a spawn server is nothing to it.
+    assert in_child.items() <= before.items()
+    assert before == proc.descriptors()
     ours.close()
     theirs.close()
     del iterator
