@@ -312,7 +312,7 @@ fn a_pin_is_dropped_while_the_slot_comes_back() {
     });
 }
 
-/// Ends one hold, as `Seat::release`, while the engine may close. Whether this gives the pages back.
+/// Ends one hold, as `WorkerHandle::release`, while the engine may close. Whether this gives the pages back.
 fn release_and_retire(world: &World, closing: &Closing, value: u64) -> bool {
     world.use_up(value);
     closing.is_closed() && give_back(world)

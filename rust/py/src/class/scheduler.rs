@@ -1,4 +1,4 @@
-//! Native control of one iterator, as a Python class: one call for each batch.
+//! Native scheduling of one iterator, as a Python class: one call for each batch.
 
 use pyo3::exceptions::{PyAssertionError, PyRuntimeError, PyStopIteration};
 use pyo3::intern;
