@@ -42,6 +42,7 @@ mod _native {
     #[pymodule_export]
     use super::{
         batch::pickling::Leaves,
+        class::arrival::Arrival,
         class::engine::{CachedSegment, Engine},
         class::index_source::IndexSource,
         class::kept::Kept,

@@ -1,5 +1,6 @@
 //! The Python classes of the transport and of the scheduler.
 
+pub(crate) mod arrival;
 pub(crate) mod engine;
 pub(crate) mod index_source;
 pub(crate) mod kept;
