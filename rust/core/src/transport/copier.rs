@@ -257,3 +257,6 @@ pub fn stop_copies() {
         std::thread::sleep(Duration::from_millis(1));
     }
 }
+
+#[cfg(test)]
+mod tests;
