@@ -91,7 +91,7 @@ class Lookahead:
         ahead, placement, take = self._ahead, self._placement, self._scheduler.take
         if not ahead:
             arrival = take(callbacks, True)
-            # Nothing is left to be handed out, so it has waited.
+            # It has waited, or raised.
             assert arrival is not None
             ahead.append(_Batch(arrival))
         first = ahead[0]

@@ -181,6 +181,11 @@ def counts_tasks_per_worker() -> bool:
     return "_workers_num_tasks" in Iterator._try_put_index.__code__.co_names
 
 
+def pins_for_named_device() -> bool:
+    """Whether ``pin_memory_device`` has a say in what torch pins for: newer ones ask for the current accelerator."""
+    return "current_accelerator" not in BaseIterator.__init__.__code__.co_names
+
+
 def current_device_index() -> int:
     """Of the device that torch pins for, as its pinning thread finds it."""
     return int(torch.accelerator.current_device_index())
