@@ -38,8 +38,8 @@ class Options:
             raise ValueError(f"device_prefetch must be 0 or more, not {self.device_prefetch}")
         if isinstance(self.device_transform, str):
             raise TypeError(
-                f"device_transform must be a callable, which no text can name, not {self.device_transform!r}: "
-                "pass the function itself to DataLoader, install() or convert()"
+                "device_transform must be a callable, which no text can name, not "
+                f"{self.device_transform!r}: pass the function itself to DataLoader, install() or convert()"
             )
         if self.device_transform is not None and not callable(self.device_transform):
             raise TypeError(f"device_transform must be a callable or None, not {self.device_transform!r}")
@@ -50,12 +50,12 @@ class Options:
         device = self.device
         if device is None or isinstance(device, str) or _is_device(device):
             return
-        if not _is_int(device):
+        if not isinstance(device, int) or isinstance(device, bool):
             raise TypeError(
                 "device must be a torch.device, a string ('cuda:0', or 'auto'), an index or None, "
                 f"not {device!r}"
             )
-        if int(device) < 0:
+        if device < 0:
             raise ValueError(f"device must be an index of 0 or more, not {device}")
 
     @classmethod

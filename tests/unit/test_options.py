@@ -49,8 +49,16 @@ WRONG = [
     ({"device": "cpu", "device_prefetch": -1}, ValueError, "device_prefetch must be 0 or more, not -1"),
     ({"device": "cpu", "device_prefetch": 1.0}, TypeError, "device_prefetch must be an int, not 1.0"),
     ({"device": "cpu", "device_prefetch": True}, TypeError, "device_prefetch must be an int, not True"),
-    ({"device": "cpu", "device_transform": 1}, TypeError, "device_transform must be a callable or None, not 1"),
-    ({"device": "cpu", "device_transform": "f"}, TypeError, "callable, which no text can name, not 'f': pass"),
+    (
+        {"device": "cpu", "device_transform": 1},
+        TypeError,
+        "must be a callable or None, not 1",
+    ),
+    (
+        {"device": "cpu", "device_transform": "f"},
+        TypeError,
+        "which no text can name, not 'f': pass",
+    ),
     ({"device_transform": scaled}, ValueError, "device_transform needs device: pass the device"),
     ({"device": "gpu"}, ValueError, "device 'gpu' is none that torch knows, nor 'auto': "),
 ]
@@ -74,7 +82,7 @@ def test_what_is_wrong_is_said_at_once(options, error, text, taken_by):
 @pytest.mark.parametrize(
     ("count", "device", "text"),
     [
-        (None, 0, "device 0 is not there: torch has no accelerator here; pass 'auto' or None"),
+        (None, 0, "device 0 is not there: no accelerator is; pass 'auto' or None"),
         (None, "cuda", r"device 'cuda' is not of the current accelerator \(there is none\); pass 'auto'"),
         (0, "cuda", "device 'cuda' is not there: torch finds no 'cuda' device; pass 'auto'"),
         (0, 0, "device 0 is not there: torch finds no 'cuda' device"),

@@ -34,7 +34,9 @@ def resolve(device: torch.device | str | int | None) -> torch.device | None:
         if asked.type == "cpu":
             return None
     elif accelerator is None:
-        raise ValueError(f"device {device} is not there: torch has no accelerator here; pass {AUTO!r} or None")
+        raise ValueError(
+            f"device {device} is not there: torch has no accelerator here; pass {AUTO!r} or None"
+        )
     else:
         asked = torch.device(accelerator.type, device)
     if accelerator is None or asked.type != accelerator.type:
@@ -47,13 +49,13 @@ def resolve(device: torch.device | str | int | None) -> torch.device | None:
         count = _count(asked.type)
         if count == 0:
             raise ValueError(
-                f"device {device!r} is not there: torch finds no {asked.type!r} device; pass {AUTO!r} for the "
-                "CPU where there is none"
+                f"device {device!r} is not there: torch finds no {asked.type!r} device; pass {AUTO!r} "
+                "for the CPU where there is none"
             )
         if asked.index is not None and asked.index >= count:
             raise ValueError(
-                f"device {device!r} is not there: torch finds {count} {asked.type!r} device(s); pass an index "
-                f"below {count}"
+                f"device {device!r} is not there: torch finds {count} {asked.type!r} device(s); pass an "
+                f"index below {count}"
             )
         _known.add(asked)
     return asked
