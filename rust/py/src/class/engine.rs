@@ -11,6 +11,7 @@ use ringloader_core::transport::delivery::Delivery;
 use ringloader_core::transport::engine::{CachedSegment as CoreSegment, Engine as Core};
 use ringloader_core::transport::message::ResultKind;
 
+use super::layout::{Layout, LayoutCache};
 use super::messages::{Event, WorkerEnded};
 use super::worker_fds::WorkerFds;
 use crate::batch::decode::{Decoded, decode};
@@ -31,6 +32,7 @@ pub(crate) struct Engine {
     copied_out: AtomicU64,
     oversize_said: AtomicBool,
     templates: TemplateCache,
+    layouts: LayoutCache,
     /// The message that stands for a batch whose arrival was interrupted.
     interrupted: Mutex<Option<Py<PyAny>>>,
 }
@@ -225,6 +227,7 @@ impl Engine {
             copied_out: AtomicU64::new(0),
             oversize_said: AtomicBool::new(false),
             templates: TemplateCache::default(),
+            layouts: LayoutCache::default(),
             interrupted: Mutex::new(None),
         }
     }
@@ -236,6 +239,11 @@ impl Engine {
 
     pub(crate) fn templates(&self) -> &TemplateCache {
         &self.templates
+    }
+
+    /// The layout of a delivery, as [`LayoutCache::of`] has it.
+    pub(crate) fn layout(&self, py: Python<'_>, delivery: &Delivery) -> PyResult<Option<Py<Layout>>> {
+        self.layouts.of(py, &self.templates, delivery)
     }
 
     fn message<'py>(&self, py: Python<'py>, delivery: Delivery) -> PyResult<Bound<'py, PyAny>> {
