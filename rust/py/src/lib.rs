@@ -42,10 +42,12 @@ mod _native {
     #[pymodule_export]
     use super::{
         batch::pickling::Leaves,
+        class::arrival::Arrival,
         class::engine::{CachedSegment, Engine},
         class::index_source::IndexSource,
         class::kept::Kept,
         class::messages::WorkerEnded,
+        class::pinner::{Pinned, Pinner},
         class::port::Port,
         class::scheduler::{Order, Positions, Scheduler},
         class::stream::{BatchRule, Stream},

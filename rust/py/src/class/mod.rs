@@ -1,9 +1,11 @@
 //! The Python classes of the transport and of the scheduler.
 
+pub(crate) mod arrival;
 pub(crate) mod engine;
 pub(crate) mod index_source;
 pub(crate) mod kept;
 pub(crate) mod messages;
+pub(crate) mod pinner;
 pub(crate) mod port;
 pub(crate) mod scheduler;
 pub(crate) mod stream;

@@ -1,17 +1,22 @@
 //! Native scheduling of one iterator, as a Python class: one call for each batch.
 
+use std::collections::VecDeque;
+
 use pyo3::exceptions::{PyAssertionError, PyRuntimeError, PyStopIteration};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::{PyTraverseError, PyVisit};
 use ringloader_core::Error;
+use ringloader_core::batch::Token;
 use ringloader_core::plan::Order as CoreOrder;
 use ringloader_core::process::{self, Process};
 use ringloader_core::scheduler::Poll;
+use ringloader_core::transport::delivery::Delivery;
 
+use super::arrival::Arrival;
 use super::engine::{Engine, stand_in};
 use super::index_source::IndexSource;
-use crate::gil::{Deadline, exception, wait};
+use crate::gil::{Deadline, exception, wait as wait_for};
 use crate::lock::{DetachedLock, Guard};
 use crate::python::Callbacks;
 use crate::torch::names::Torch;
@@ -63,6 +68,18 @@ pub(crate) struct Scheduler {
 struct State {
     core: Core,
     source: Py<IndexSource>,
+    /// What was taken and not yet handed out, in its order.
+    taken: VecDeque<Taken>,
+    /// The task that a worker answered with the end of its iterable dataset, where that was found ahead of its turn. To
+    /// end the worker then would change which worker gets which of the tasks that are sent until its turn.
+    end_ahead: Option<u64>,
+}
+
+/// A batch that was taken and not yet handed out.
+struct Taken {
+    worker: u32,
+    /// torch's `_rcvd_idx` before it.
+    received: u64,
 }
 
 #[pymethods]
@@ -83,7 +100,7 @@ impl Scheduler {
             Order::AsCompletedRoundRobin => CoreOrder::AsCompletedRoundRobin,
         };
         let core = Core::new(workers, prefetch_factor, order);
-        let state = DetachedLock::new(State { core, source });
+        let state = DetachedLock::new(State { core, source, taken: VecDeque::new(), end_ahead: None });
         let timeout = (timeout > 0.0).then_some(timeout);
         Self { engine, state, process: process::current(), iterable, timeout }
     }
@@ -92,6 +109,8 @@ impl Scheduler {
     fn reset(&self, py: Python<'_>, source: Py<IndexSource>) -> PyResult<()> {
         let mut state = self.lock(py)?;
         state.core.reset();
+        state.taken.clear();
+        state.end_ahead = None;
         let before = std::mem::replace(&mut state.source, source);
         drop(state);
         // Behind the lock: its sampler's end may run any code.
@@ -111,42 +130,140 @@ impl Scheduler {
         let callbacks = &Callbacks(callbacks);
         let mut state = self.lock(py)?;
         let state = &mut *state;
+        let unpack = |delivery| self.engine.get().unpack(py, delivery);
+        match self.advance(state, callbacks, true, unpack)? {
+            Some((worker, data)) => self.process(state, callbacks, worker, data),
+            None => Err(invalid_state()),
+        }
+    }
+
+    /// The next batch, not yet handed out: no index is read for it. None if there is none now, and `wait` is not given.
+    ///
+    /// `wait` is for a caller that has none left to hand out. What it took before and did not hand out, it has dropped.
+    fn take<'py>(&self, callbacks: &Bound<'py, PyAny>, wait: bool) -> PyResult<Option<Bound<'py, Arrival>>> {
+        let py = callbacks.py();
+        let callbacks = &Callbacks(callbacks);
+        let mut state = self.lock(py)?;
+        let state = &mut *state;
+        if wait {
+            state.taken.clear();
+        }
+        if let Some(seq) = state.end_ahead {
+            if !wait {
+                return Ok(None);
+            }
+            state.end_ahead = None;
+            self.end_worker(state, callbacks, seq)?;
+        }
+        let (_, received, _) = state.core.positions();
+        let keep = |delivery| self.keep(py, delivery);
+        let Some((worker, data)) = self.advance(state, callbacks, wait, keep)? else { return Ok(None) };
+        state.taken.push_back(Taken { worker, received });
+        match data.cast_into::<Arrival>() {
+            Ok(arrival) => Ok(Some(arrival)),
+            Err(other) => {
+                let object = other.into_inner().unbind();
+                Bound::new(py, Arrival::of_object(self.engine.clone_ref(py), object)).map(Some)
+            }
+        }
+    }
+
+    /// Hands out what was taken first: reads the next index and sends it.
+    fn hand_out(&self, callbacks: &Bound<'_, PyAny>) -> PyResult<()> {
+        let mut state = self.lock(callbacks.py())?;
+        let state = &mut *state;
+        let Some(Taken { worker, .. }) = state.taken.pop_front() else { return Err(invalid_state()) };
+        state.core.delivered(worker);
+        self.send_one(state, &Callbacks(callbacks))
+    }
+
+    /// torch's `_send_idx`, `_rcvd_idx` and `_tasks_outstanding`.
+    fn positions(&self, py: Python<'_>) -> PyResult<Positions> {
+        let state = self.lock(py)?;
+        let (sent, received, outstanding) = state.core.positions();
+        let received = state.taken.front().map_or(received, |first| first.received);
+        Ok(Positions { sent, received, outstanding: outstanding + state.taken.len() as u64 })
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        if !self.process.is_current() {
+            // A thread of the parent may have had the lock at the fork.
+            return Ok(());
+        }
+        self.state.traverse(|state| visit.call(&state.source))
+    }
+}
+
+fn invalid_state() -> PyErr {
+    PyAssertionError::new_err(
+        "Invalid iterator state: shutdown or no outstanding tasks when fetching next data",
+    )
+}
+
+fn is_pickle(token: Token<'_>) -> bool {
+    matches!(token, Token::Pickle(_))
+}
+
+fn is_end(data: &Bound<'_, PyAny>) -> PyResult<bool> {
+    Ok(data.get_type().is(&Torch::get(data.py())?.iterable_end))
+}
+
+impl Scheduler {
+    fn lock(&self, py: Python<'_>) -> PyResult<Guard<'_, State>> {
+        if !self.process.is_current() {
+            // Before the lock, which a thread may have had at the fork.
+            return Err(exception(Error::Inherited { owner: self.process.pid() }));
+        }
+        self.state.lock(py, "this iterator is being advanced elsewhere at this moment")
+    }
+
+    /// The next result whose turn it is, as `unpack` makes it, and its worker. `None` if there is none now, and `wait` is
+    /// not given: then what is to be raised in its turn is left for its turn.
+    fn advance<'py>(
+        &self,
+        state: &mut State,
+        callbacks: &Callbacks<'_, 'py>,
+        wait: bool,
+        unpack: impl Fn(Delivery) -> PyResult<Bound<'py, PyAny>>,
+    ) -> PyResult<Option<(u32, Bound<'py, PyAny>)>> {
+        let py = callbacks.py();
         let engine = self.engine.get().core().ok();
         let mut deadline = Deadline::after(self.timeout)?;
         loop {
             match state.core.poll(engine.as_deref()).map_err(exception)? {
+                Poll::End | Poll::Lost { .. } | Poll::Wait { .. } if !wait => return Ok(None),
                 Poll::End => {
                     // Only an engine that has no other user can be kept for the next epoch.
                     drop(engine);
                     return Err(self.end(callbacks)?);
                 }
-                Poll::Ready { worker, data } => {
-                    return self.process(state, callbacks, worker, data.into_bound(py));
-                }
+                Poll::Ready { worker, data } => return Ok(Some((worker, data.into_bound(py)))),
                 Poll::Failed { seq, error } => {
-                    if let Some((worker, data)) = self.fail(py, &mut state.core, seq, exception(error))? {
-                        return self.process(state, callbacks, worker, data);
+                    if let Some(turn) = self.fail(py, &mut state.core, seq, exception(error))? {
+                        return Ok(Some(turn));
                     }
                     deadline = Deadline::after(self.timeout)?;
                 }
                 Poll::Arrived { seq, delivery } => {
-                    let data = match self.engine.get().unpack(py, delivery) {
+                    let data = match unpack(delivery) {
                         Ok(data) => data,
                         Err(error) => {
-                            if let Some((worker, data)) = self.fail(py, &mut state.core, seq, error)? {
-                                return self.process(state, callbacks, worker, data);
+                            if let Some(turn) = self.fail(py, &mut state.core, seq, error)? {
+                                return Ok(Some(turn));
                             }
                             continue;
                         }
                     };
                     if self.iterable && is_end(&data)? {
-                        let worker = state.core.end_worker(seq).map_err(exception)?;
-                        callbacks.note_exhausted(worker)?;
-                        self.send_one(state, callbacks)?;
+                        if !wait {
+                            state.end_ahead = Some(seq);
+                            return Ok(None);
+                        }
+                        self.end_worker(state, callbacks, seq)?;
                     } else if let Some((worker, data)) =
                         state.core.accept(seq, data.unbind()).map_err(exception)?
                     {
-                        return self.process(state, callbacks, worker, data.into_bound(py));
+                        return Ok(Some((worker, data.into_bound(py))));
                     }
                     deadline = Deadline::after(self.timeout)?;
                 }
@@ -167,7 +284,7 @@ impl Scheduler {
                         callbacks.raise_timeout()?;
                         return Err(PyRuntimeError::new_err("DataLoader timed out"));
                     };
-                    wait(py, engine, worker, left.min(limit))?;
+                    wait_for(py, engine, worker, left.min(limit))?;
                     if self.engine.get().core().is_err() {
                         return Err(invalid_state());
                     }
@@ -176,38 +293,23 @@ impl Scheduler {
         }
     }
 
-    /// torch's `_send_idx`, `_rcvd_idx` and `_tasks_outstanding`.
-    fn positions(&self, py: Python<'_>) -> PyResult<Positions> {
-        let (sent, received, outstanding) = self.lock(py)?.core.positions();
-        Ok(Positions { sent, received, outstanding })
+    /// The answer to `seq` was the end of its worker's part of an iterable dataset.
+    fn end_worker(&self, state: &mut State, callbacks: &Callbacks<'_, '_>, seq: u64) -> PyResult<()> {
+        let worker = state.core.end_worker(seq).map_err(exception)?;
+        callbacks.note_exhausted(worker)?;
+        self.send_one(state, callbacks)
     }
 
-    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        if !self.process.is_current() {
-            // A thread of the parent may have had the lock at the fork.
-            return Ok(());
+    /// A delivery as an [`Arrival`]; unpacked if it may be the end of an iterable dataset, which is pickled.
+    fn keep<'py>(&self, py: Python<'py>, delivery: Delivery) -> PyResult<Bound<'py, PyAny>> {
+        if self.iterable {
+            let root = delivery.meta().and_then(|meta| meta.skeleton().next_token().map(is_pickle));
+            if root.map_err(exception)? {
+                return self.engine.get().unpack(py, delivery);
+            }
         }
-        self.state.traverse(|state| visit.call(&state.source))
-    }
-}
-
-fn invalid_state() -> PyErr {
-    PyAssertionError::new_err(
-        "Invalid iterator state: shutdown or no outstanding tasks when fetching next data",
-    )
-}
-
-fn is_end(data: &Bound<'_, PyAny>) -> PyResult<bool> {
-    Ok(data.get_type().is(&Torch::get(data.py())?.iterable_end))
-}
-
-impl Scheduler {
-    fn lock(&self, py: Python<'_>) -> PyResult<Guard<'_, State>> {
-        if !self.process.is_current() {
-            // Before the lock, which a thread may have had at the fork.
-            return Err(exception(Error::Inherited { owner: self.process.pid() }));
-        }
-        self.state.lock(py, "this iterator is being advanced elsewhere at this moment")
+        let arrival = Arrival::of_delivery(self.engine.clone_ref(py), delivery);
+        Ok(Bound::new(py, arrival)?.into_any())
     }
 
     /// The epoch is over. Returns what to raise.
