@@ -3,6 +3,8 @@
 //! A job is done by whoever comes first: the thread, or the caller that needs it done. INVARIANT: exactly one of them
 //! takes a job's work out of its place, and nothing reads or writes through its pointers after the job is over.
 
+mod streaming;
+
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -36,7 +38,7 @@ impl CopyPart {
 
     fn copy(&self) {
         // SAFETY: the promise of `new`; memory of a batch and memory elsewhere do not overlap.
-        unsafe { std::ptr::copy_nonoverlapping(self.from, self.into, self.len) };
+        unsafe { streaming::copy(self.from, self.into, self.len) };
     }
 }
 

@@ -62,7 +62,7 @@ fn nothing_is_written_once_a_job_is_dropped() {
     const LEN: usize = 16 << 20;
     let copier = Copier::new();
     for round in 0..10 {
-        let mut memory = vec![vec![0; LEN], vec![0; LEN]];
+        let mut memory = [vec![0; LEN], vec![0; LEN]];
         let jobs: Vec<_> = memory.iter_mut().map(|into| begin(&copier, batch(LEN, 1), into).0).collect();
         if round % 2 == 0 {
             // The first is under way by now, the second waits for it.
