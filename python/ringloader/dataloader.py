@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -116,19 +116,50 @@ def get_iterator(loader: Any, options: Options, without_ours: Any, fall_back: Ca
     if reason is None:
         return internals.get_iterator(without_ours, loader, functools.partial(_make_iterator, options))
     before = report.noted(loader)
-    iterator = fall_back()
+    if options.device is None:
+        iterator, counters = fall_back(), None
+    else:
+        iterator, counters = _make_placing(loader, options, without_ours, fall_back)
     if report.noted(loader) is before:
         if reason.warning is not None:
             select_path.say_once(reason.warning)
-        report.record(loader, iterator, "torch", reason.text)
+        report.record(loader, iterator, "torch", reason.text, counters or dict)
     return iterator
+
+
+def _make_placing(
+    loader: Any, options: Options, without_ours: Any, fall_back: Callable[[], Any]
+) -> tuple[Any, Callable[[], Mapping[str, int]] | None]:
+    """An iterator of torch's, whose batches go where the options say, and its counters."""
+    from ringloader._main import stages, through
+
+    passes = stages.stages_for(loader, options)
+    moving = stages.moving_for(options)
+    if moving is not None and internals.is_torchs_own(without_ours, "DataLoader._get_iterator"):
+        made = internals.get_iterator_of_torch(without_ours, loader, _without_pinning)
+    else:
+        before = report.noted(loader)
+        made = fall_back()
+        if report.noted(loader) is not before:
+            # A hook further down has seen to it.
+            return made, None
+    if moving is None:
+        return through.through(made, passes), None
+    return through.through(made, (moving.place, *passes)), moving.counters
+
+
+def _without_pinning(loader: Any) -> Any:
+    from ringloader._main.iterator import LoaderView
+
+    return LoaderView(loader, pin_memory=False)
 
 
 def _make_iterator(options: Options, loader: Any) -> Any:
     """Stands in for torch's iterator class."""
-    from ringloader._main import iterator, stages, transport
+    from ringloader._main import iterator, stages, through, transport
 
     made: Any
+    passes, moving = stages.stages_for(loader, options), stages.moving_for(options)
     steps = stages.steps_for(loader, options)
     # Before torch's constructor, which draws: after it there is no way back.
     try:
@@ -142,17 +173,21 @@ def _make_iterator(options: Options, loader: Any) -> Any:
             raise
         reason = f"shared memory could not be had: {error}"
         select_path.say_once(f"{reason}; batches travel by torch's own transport")
-        made = internals.Iterator(loader)
-        report.record(loader, made, "torch", reason)
+        made = internals.Iterator(loader if moving is None else _without_pinning(loader))
+        made = through.through(made, passes if moving is None else (moving.place, *passes))
+        report.record(loader, made, "torch", reason, dict if moving is None else moving.counters)
         return made
-    passes = stages.stages_for(loader, options)
+    counters = functools.partial(_counters, made_transport, moving)
     why_rings = select_path.reason_for_rings(loader)
     if why_rings is None:
-        made = iterator.RingIterator(loader, made_transport, passes)
-        report.record(
-            loader, made, "native", "native scheduling over shared-memory rings", made_transport.counters
-        )
+        made = iterator.RingIterator(loader, made_transport, passes, moving)
+        report.record(loader, made, "native", "native scheduling over shared-memory rings", counters)
     else:
-        made = iterator.TransportIterator(loader, made_transport, passes)
-        report.record(loader, made, "rings", why_rings, made_transport.counters)
+        made = iterator.TransportIterator(loader, made_transport, passes, moving)
+        report.record(loader, made, "rings", why_rings, counters)
     return made
+
+
+def _counters(transport: Any, moving: Any) -> Mapping[str, int]:
+    """What went over the rings, and to a device."""
+    return {**transport.counters(), **({} if moving is None else moving.counters())}
