@@ -6,6 +6,7 @@ from torch import Tensor, UntypedStorage, dtype
 
 __all__ = [
     "SUPPORTED",
+    "Arrival",
     "BatchRule",
     "CachedSegment",
     "Collate",
@@ -16,6 +17,8 @@ __all__ = [
     "Layout",
     "Leaves",
     "Order",
+    "Pinned",
+    "Pinner",
     "Port",
     "Positions",
     "Scheduler",

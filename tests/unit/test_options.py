@@ -82,7 +82,7 @@ def test_what_is_wrong_is_said_at_once(options, error, text, taken_by):
 @pytest.mark.parametrize(
     ("count", "device", "text"),
     [
-        (None, 0, "device 0 is not there: no accelerator is; pass 'auto' or None"),
+        (None, 0, "device 0 is not there: torch has no accelerator here; pass 'auto' or None"),
         (None, "cuda", r"device 'cuda' is not of the current accelerator \(there is none\); pass 'auto'"),
         (0, "cuda", "device 'cuda' is not there: torch finds no 'cuda' device; pass 'auto'"),
         (0, 0, "device 0 is not there: torch finds no 'cuda' device"),

@@ -43,6 +43,9 @@ class LoaderView:
 class TransportIterator(internals.Iterator):  # type: ignore[misc]
     """torch's own iterator, with rings in place of its queues."""
 
+    # What brings batches to where they are needed.
+    _placement: Placement | None = None
+
     def __init__(
         self,
         loader: Any,
@@ -52,7 +55,8 @@ class TransportIterator(internals.Iterator):  # type: ignore[misc]
     ) -> None:
         self._transport = transport
         self._stages = stages
-        self._placement = moving
+        if moving is not None:
+            self._placement = moving
         # torch's shutdown reads them, also when its constructor has failed half-way.
         self._shutdown = False
         self._worker_pids_set = False
@@ -89,11 +93,7 @@ class TransportIterator(internals.Iterator):  # type: ignore[misc]
             super()._shutdown_workers()
         finally:
             if self._shutdown:
-                try:
-                    if self._placement is not None:
-                        self._placement.close()
-                finally:
-                    self._transport.close(may_keep=not self._persistent_workers)
+                self._transport.close(may_keep=not self._persistent_workers)
 
 
 class _Position:
@@ -231,10 +231,12 @@ class RingIterator(TransportIterator, _SchedulerCallbacks):
             self._shutdown_workers()
 
     def _shutdown_workers(self) -> None:
-        if self._lookahead is not None and not self._transport.is_inherited():
-            # Memory that they keep could not be stored for the next epoch.
-            self._lookahead.clear()
-        super()._shutdown_workers()
+        try:
+            if self._lookahead is not None and not self._transport.is_inherited() and not self._shutdown:
+                # Memory that they keep could not be stored for the next epoch.
+                self._lookahead.close()
+        finally:
+            super()._shutdown_workers()
 
     def _raise_timeout(self) -> NoReturn:
         raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")

@@ -66,7 +66,8 @@ class Pinning:
         """Nothing of it is known outside."""
 
     def close(self) -> None:
-        """Nothing is left."""
+        """Ends the copying thread."""
+        self._pinner = None
 
     def _pinned(self, batch: Any) -> Any:
         if isinstance(batch, internals.ExceptionWrapper):
