@@ -37,7 +37,7 @@ FAULTS=(
   'loom_pool|take_over_after_a_death_before_any_store|unheld_before_returned|came back without being out'
   'loom_pool|take_over_after_a_death_before_any_store|busy_read_after_swap|came back without being out'
   'loom_pool|held_again_while_the_old_release_is_between_its_stores|hold_as_mark|a held slot was handed out'
-  'loom_pool|a_pin_is_dropped_while_the_slot_comes_back|pin_ignored|Causality violation'
+  'loom_pool|an_own_lease_ends_while_the_slot_comes_back|own_lease_ignored|Causality violation'
   'loom_pool|storing_meets_a_release|unheld_relaxed|Causality violation'
   'loom_pool|closing_meets_a_release|closed_by_load|the pages were not given back'
   'loom_pool|closing_meets_a_release|retire_relaxed|Causality violation'

@@ -277,34 +277,34 @@ fn a_dead_worker_passes_no_edge_on() {
 }
 
 #[test]
-fn a_pin_is_dropped_while_the_slot_comes_back() {
-    let situations = &["used again", "back and pinned", "not back yet"];
-    explore_all("a_pin_is_dropped_while_the_slot_comes_back", situations, |seen| {
+fn an_own_lease_ends_while_the_slot_comes_back() {
+    let situations = &["used again", "back, with an own lease", "not back yet"];
+    explore_all("an_own_lease_ends_while_the_slot_comes_back", situations, |seen| {
         let world = World::new();
         let mut worker = WorkerSlots::new(world.words(), LIMITS);
         let slot = worker.begin(world.words()).unwrap();
         world.payload[0].write(1);
-        let pin = worker.pin(slot);
+        let own = worker.own_lease(slot);
         worker.commit(slot);
         world.ledger.hold(world.words(), slot);
         let user = World::in_thread(&world, 1);
-        let pinning = {
+        let worker_itself = {
             let world = Arc::clone(&world);
             thread::spawn(move || {
                 assert_eq!(world.payload[0].read(), 1);
-                drop(pin);
+                drop(own);
             })
         };
         let reused = world.deliver(&mut worker, 2);
         if reused {
             seen.note("used again");
-        } else if worker.pinned_slots() == 1 {
-            seen.note("back and pinned");
+        } else if worker.own_leased_slots() == 1 {
+            seen.note("back, with an own lease");
         } else {
             seen.note("not back yet");
         }
         user.join().unwrap();
-        pinning.join().unwrap();
+        worker_itself.join().unwrap();
         if reused {
             world.use_up(2);
         }

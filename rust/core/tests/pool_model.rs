@@ -7,7 +7,9 @@ use std::ops::Range;
 
 use proptest::prelude::*;
 use proptest::sample::Index;
-use ringloader_core::pool::{Growth, HeapWords, Ledger, Limits, Pages, Pin, SlotId, SlotWords, WorkerSlots};
+use ringloader_core::pool::{
+    Growth, HeapWords, Ledger, Limits, OwnLease, Pages, SlotId, SlotWords, WorkerSlots,
+};
 use ringloader_core::sync::Ordering::Relaxed;
 
 const SLOTS: u32 = 6;
@@ -19,8 +21,8 @@ enum Step {
     Grow(Index, u64),
     Commit(Index),
     Abandon(Index),
-    Pin(Index),
-    Unpin(Index),
+    OwnLease(Index),
+    EndOwnLease(Index),
     /// The parent takes the oldest batch and leases it, or copies it if it must.
     Drain,
     Release(Index),
@@ -38,8 +40,8 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (which(), 0..9000u64).prop_map(|(slot, end)| Step::Grow(slot, end)),
         5 => which().prop_map(Step::Commit),
         1 => which().prop_map(Step::Abandon),
-        1 => which().prop_map(Step::Pin),
-        1 => which().prop_map(Step::Unpin),
+        1 => which().prop_map(Step::OwnLease),
+        1 => which().prop_map(Step::EndOwnLease),
         5 => Just(Step::Drain),
         3 => which().prop_map(Step::Release),
         1 => which().prop_map(Step::ReleaseHalf),
@@ -77,7 +79,7 @@ struct Model<'a> {
     held: Vec<(SlotId, Option<u64>)>,
     /// Releases that have set the bit and not yet lowered the counter.
     late: Vec<SlotId>,
-    pins: Vec<(SlotId, Pin)>,
+    own_leases: Vec<(SlotId, OwnLease)>,
     /// Unused until the next take-over: the bit died with a worker, and the counter was late.
     lost: BTreeSet<SlotId>,
 }
@@ -97,15 +99,15 @@ impl<'a> Model<'a> {
             committed: VecDeque::new(),
             held: Vec::new(),
             late: Vec::new(),
-            pins: Vec::new(),
+            own_leases: Vec::new(),
             lost: BTreeSet::new(),
         }
     }
 
     fn in_use(&self) -> BTreeSet<SlotId> {
         let held = self.held.iter().map(|(slot, _)| slot);
-        let pinned = self.pins.iter().map(|(slot, _)| slot);
-        let all = self.filling.iter().chain(&self.committed).chain(held).chain(pinned);
+        let own_leased = self.own_leases.iter().map(|(slot, _)| slot);
+        let all = self.filling.iter().chain(&self.committed).chain(held).chain(own_leased);
         all.chain(&self.lost).copied().collect()
     }
 
@@ -122,7 +124,7 @@ impl<'a> Model<'a> {
         let alone = self.filling == [slot]
             && self.committed.is_empty()
             && self.held.iter().all(|(_, cost)| cost.is_some())
-            && self.pins.is_empty()
+            && self.own_leases.is_empty()
             && self.lost.is_empty();
         match growth {
             Growth::Ready => {
@@ -163,7 +165,7 @@ impl<'a> Model<'a> {
         let unsure = self.late.iter().copied().filter(|slot| !held.contains(slot));
         self.lost = unsure.filter(|slot| !bit_is_there(*slot)).collect();
         self.filling.clear();
-        self.pins.clear();
+        self.own_leases.clear();
         self.worker = WorkerSlots::take_over(self.words, LIMITS, &Ledger::busy(self.words));
     }
 
@@ -193,11 +195,11 @@ impl<'a> Model<'a> {
                     self.worker.abandon(slot);
                 }
             }
-            Step::Pin(index) if !self.filling.is_empty() => {
+            Step::OwnLease(index) if !self.filling.is_empty() => {
                 let slot = self.filling[index.index(self.filling.len())];
-                self.pins.push((slot, self.worker.pin(slot)));
+                self.own_leases.push((slot, self.worker.own_lease(slot)));
             }
-            Step::Unpin(index) => drop(pick(&mut self.pins, index)),
+            Step::EndOwnLease(index) => drop(pick(&mut self.own_leases, index)),
             Step::Drain => self.drain(),
             Step::Release(index) => {
                 if let Some((slot, cost)) = pick(&mut self.held, index) {
@@ -218,7 +220,7 @@ impl<'a> Model<'a> {
                 }
             }
             Step::Die => self.die(),
-            Step::Grow(..) | Step::Pin(_) => {}
+            Step::Grow(..) | Step::OwnLease(_) => {}
         }
         self.audit();
     }

@@ -35,9 +35,7 @@ impl Arrival {
         let object = match taken {
             Content::Delivery(delivery) => self.unpacked(py, delivery),
             Content::Object(object) => Ok(object.into_bound(py)),
-            Content::Gone => {
-                Err(PyRuntimeError::new_err("this batch is being unpacked elsewhere"))
-            }
+            Content::Gone => Err(PyRuntimeError::new_err("this batch is being unpacked elsewhere")),
         }?;
         *self.content() = Content::Object(object.clone().unbind());
         Ok(object)

@@ -40,7 +40,7 @@ fn audit(slots: &WorkerSlots, words: SlotWords<'_>) {
     assert_eq!(slots.resident, words.resident.load(Ordering::Relaxed));
     let in_state = |state| slots.states.iter().filter(|&&s| s == state).count();
     assert_eq!(slots.free.len(), in_state(SlotState::Free));
-    assert_eq!(slots.pinned.len(), in_state(SlotState::Pinned));
+    assert_eq!(slots.own_leased.len(), in_state(SlotState::OwnLeased));
 }
 
 fn fill(slots: &mut WorkerSlots, words: SlotWords<'_>, bytes: u64) -> SlotId {
@@ -232,30 +232,30 @@ fn counted_are_whole_pages_of_the_machine() {
 }
 
 #[test]
-fn a_pinned_slot_is_not_handed_out() {
+fn a_slot_that_the_worker_leases_is_not_handed_out() {
     let heap = HeapWords::new(64);
     let words = heap.words();
     let mut slots = WorkerSlots::new(words, LIMITS);
     let delivered = slots.begin(words).unwrap();
     assert_eq!(slots.grow(words, delivered, KIB, &mut Book::default()).unwrap(), Growth::Ready);
-    let pins = [slots.pin(delivered), slots.pin(delivered)];
+    let own = [slots.own_lease(delivered), slots.own_lease(delivered)];
     slots.commit(delivered);
     give_back(words, delivered);
     let dropped = slots.begin(words).unwrap();
     assert_ne!(dropped, delivered);
-    assert_eq!((slots.pinned_slots(), slots.pinned_bytes()), (1, 4 * KIB));
-    let pin = slots.pin(dropped);
+    assert_eq!((slots.own_leased_slots(), slots.own_leased_bytes()), (1, 4 * KIB));
+    let lease = slots.own_lease(dropped);
     slots.abandon(dropped);
-    assert_eq!((slots.pinned_slots(), slots.free_slots()), (2, 62));
+    assert_eq!((slots.own_leased_slots(), slots.free_slots()), (2, 62));
 
-    let [first, second] = pins;
+    let [first, second] = own;
     std::thread::spawn(move || drop(first)).join().unwrap();
     slots.sweep(words);
-    assert_eq!(slots.pinned_slots(), 2);
-    drop(pin);
+    assert_eq!(slots.own_leased_slots(), 2);
+    drop(lease);
     drop(second);
     slots.sweep(words);
-    assert_eq!((slots.pinned_slots(), slots.pinned_bytes(), slots.free_slots()), (0, 0, 64));
+    assert_eq!((slots.own_leased_slots(), slots.own_leased_bytes(), slots.free_slots()), (0, 0, 64));
     audit(&slots, words);
 }
 
