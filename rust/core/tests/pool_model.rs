@@ -23,6 +23,10 @@ enum Step {
     Abandon(Index),
     OwnLease(Index),
     EndOwnLease(Index),
+    /// The parent registers a part of a slot that it holds, or nothing of it any more.
+    Register(Index, u64),
+    /// What the driver had of a slot, held or not, is unregistered.
+    Unregister(Index),
     /// The parent takes the oldest batch and leases it, or copies it if it must.
     Drain,
     Release(Index),
@@ -42,6 +46,8 @@ fn step() -> impl Strategy<Value = Step> {
         1 => which().prop_map(Step::Abandon),
         1 => which().prop_map(Step::OwnLease),
         1 => which().prop_map(Step::EndOwnLease),
+        2 => (which(), 0..=300u64 << 10).prop_map(|(slot, bytes)| Step::Register(slot, bytes)),
+        1 => which().prop_map(Step::Unregister),
         5 => Just(Step::Drain),
         3 => which().prop_map(Step::Release),
         1 => which().prop_map(Step::ReleaseHalf),
@@ -53,12 +59,14 @@ fn step() -> impl Strategy<Value = Step> {
 /// The memory that is really there, and the slots that may not be punched.
 struct Memory {
     used: [u64; SLOTS as usize],
+    registered: [u64; SLOTS as usize],
     in_use: BTreeSet<SlotId>,
 }
 
 impl Pages for Memory {
     fn punch(&mut self, slot: SlotId, bytes: Range<u64>) -> ringloader_core::Result<()> {
         assert!(!self.in_use.contains(&slot), "punched slot {slot}, which is in use");
+        assert!(bytes.start >= self.registered[slot.index()], "punched slot {slot}, which is registered");
         assert!(bytes.start.is_multiple_of(4096) && bytes.end.is_multiple_of(4096));
         self.used[slot.index()] = self.used[slot.index()].min(bytes.start);
         Ok(())
@@ -74,6 +82,8 @@ struct Model<'a> {
     ledger: Ledger,
     worker: WorkerSlots,
     used: [u64; SLOTS as usize],
+    /// What a driver has.
+    registered: [u64; SLOTS as usize],
     filling: Vec<SlotId>,
     committed: VecDeque<SlotId>,
     held: Vec<(SlotId, Option<u64>)>,
@@ -95,6 +105,7 @@ impl<'a> Model<'a> {
             ledger: Ledger::new(LIMITS, SLOTS),
             worker: WorkerSlots::new(words, LIMITS),
             used: [0; SLOTS as usize],
+            registered: [0; SLOTS as usize],
             filling: Vec::new(),
             committed: VecDeque::new(),
             held: Vec::new(),
@@ -118,12 +129,15 @@ impl<'a> Model<'a> {
     fn grow(&mut self, slot: SlotId, end: u64) {
         let in_use = self.in_use();
         let kept: u64 = in_use.iter().map(|slot| self.touched(*slot)).sum();
-        let mut memory = Memory { used: self.used, in_use };
+        let free = (0..SLOTS).map(SlotId::new).filter(|slot| !in_use.contains(slot));
+        let fixed: u64 = free.map(|slot| self.registered[slot.index()]).sum();
+        let mut memory = Memory { used: self.used, registered: self.registered, in_use };
         let growth = self.worker.grow(self.words, slot, end, &mut memory).unwrap();
         self.used = memory.used;
         let alone = self.filling == [slot]
             && self.committed.is_empty()
             && self.held.iter().all(|(_, cost)| cost.is_some())
+            && (self.held.is_empty() || fixed == 0)
             && self.own_leases.is_empty()
             && self.lost.is_empty();
         match growth {
@@ -135,7 +149,7 @@ impl<'a> Model<'a> {
             Growth::Oversize => assert!(end > LIMITS.half()),
             Growth::NoRoom => {
                 let rounded = end.next_multiple_of(64 << 10);
-                assert!(end <= LIMITS.half() && kept + rounded > LIMITS.share + self.touched(slot));
+                assert!(end <= LIMITS.half() && kept + fixed + rounded > LIMITS.share + self.touched(slot));
                 assert!(!alone, "leases alone have starved the worker");
             }
         }
@@ -200,6 +214,22 @@ impl<'a> Model<'a> {
                 self.own_leases.push((slot, self.worker.own_lease(slot)));
             }
             Step::EndOwnLease(index) => drop(pick(&mut self.own_leases, index)),
+            Step::Register(index, bytes) if !self.held.is_empty() => {
+                let (slot, _) = self.held[index.index(self.held.len())];
+                let others = self.ledger.registered_bytes() - self.registered[slot.index()];
+                let bytes_there = bytes.next_multiple_of(4096);
+                let fits = bytes_there <= self.touched(slot) && others + bytes_there <= LIMITS.share / 2;
+                let less = bytes_there <= self.registered[slot.index()];
+                assert_eq!(self.ledger.set_registered(self.words, slot, *bytes), fits || less);
+                if fits {
+                    self.registered[slot.index()] = bytes_there;
+                }
+            }
+            Step::Unregister(index) => {
+                let slot = SlotId::new(index.index(SLOTS as usize) as u32);
+                self.registered[slot.index()] = 0;
+                assert!(self.ledger.set_registered(self.words, slot, 0));
+            }
             Step::Drain => self.drain(),
             Step::Release(index) => {
                 if let Some((slot, cost)) = pick(&mut self.held, index) {
@@ -220,7 +250,7 @@ impl<'a> Model<'a> {
                 }
             }
             Step::Die => self.die(),
-            Step::Grow(..) | Step::OwnLease(_) => {}
+            Step::Grow(..) | Step::OwnLease(_) | Step::Register(..) => {}
         }
         self.audit();
     }
@@ -233,6 +263,11 @@ impl<'a> Model<'a> {
         for (used, touched) in self.used.iter().zip(touched()) {
             assert!(*used <= touched, "{used} bytes are there, {touched} counted");
         }
+        for (slot, registered) in (0..).map(SlotId::new).zip(self.registered) {
+            assert_eq!(self.words.registered[slot.index()].load(Relaxed), registered);
+            assert!(registered <= self.touched(slot), "slot {slot} keeps less than is registered of it");
+        }
+        assert_eq!(self.ledger.registered_bytes(), self.registered.iter().sum::<u64>());
         let costs = self.held.iter().filter_map(|(_, cost)| *cost);
         assert_eq!(self.ledger.leased_bytes(), costs.clone().sum::<u64>());
         assert_eq!(self.ledger.leased_slots() as usize, costs.count());

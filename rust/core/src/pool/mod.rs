@@ -25,6 +25,7 @@
 //! | RETURNED -> FREE | worker, when it sweeps | the `free` word is swapped to 0 |
 //! | RETURNED -> OWN-LEASED -> FREE | worker, when it sweeps | nothing shared: an [`OwnLease`] of the worker kept the slot |
 //! | FREE loses pages | worker, making room in `grow`, or in `shrink` | `touched[slot]`, `resident`, after the pages are gone |
+//! | HELD is registered | parent, [`Ledger::set_registered`] | `registered[slot]`, before the driver has the pages |
 //!
 //! The worker cannot tell COMMITTED from HELD, and need not. A slot may be FILLING again, even
 //! COMMITTED and HELD again, while the thread that released it is still between its two stores:
@@ -58,11 +59,13 @@
 //! # When the transport closes
 //!
 //! The workers have ended. Every slot that is not held is retired ([`retire`]), and every other one by
-//! the thread that ends its last hold ([`Closing`]): its pages are given back once, when it is not held.
+//! the thread that ends its last hold ([`Closing`]): its pages are given back once, when it is not held. A slot of
+//! which a driver has memory ([`registered`]) is held in this sense until it is unregistered.
 
 mod budget;
 mod closing;
 mod lease;
+pub mod registered;
 mod words;
 mod worker;
 

@@ -1,5 +1,6 @@
 //! The worker's side: the only allocator of its slots.
 
+use super::registered::fixed;
 use super::{Growth, Ledger, Limits, Pages, SlotId, SlotWords};
 use crate::Result;
 use crate::sync::{Arc, Ordering, acquire_unless};
@@ -218,8 +219,14 @@ impl WorkerSlots {
             return true;
         }
         self.sweep(words);
-        let in_free_slots: u64 = self.free.iter().map(|slot| self.touched[slot.index()]).sum();
+        let in_free_slots: u64 = self.free.iter().map(|&slot| self.loose(words, slot)).sum();
         excess <= in_free_slots && self.punch_free(words, excess, os)
+    }
+
+    /// Bytes of a free slot that can be given back.
+    fn loose(&self, words: SlotWords<'_>, slot: SlotId) -> u64 {
+        let touched = self.touched[slot.index()];
+        touched - fixed(words, slot, touched)
     }
 
     /// Punches about `excess` bytes of the free slots, the least recently used first. Returns whether it was as much.
@@ -228,7 +235,8 @@ impl WorkerSlots {
         for index in 0..self.free.len() {
             let slot = self.free[index];
             let touched = self.touched[slot.index()];
-            let kept = touched - self.limits.round_up(excess.min(touched)).min(touched);
+            let loose = self.loose(words, slot);
+            let kept = touched - self.limits.round_up(excess.min(loose)).min(loose);
             if kept < touched {
                 if fault("uncounted_before_punch") {
                     self.count(words, slot, kept);

@@ -10,6 +10,7 @@
 //! | `worker_handle` | what the parent keeps of one worker, for its engine and for all leases |
 //! | [`port`] | a worker's side, likewise |
 //! | [`delivery`] | a batch that arrived, and what keeps its bytes |
+//! | [`slot_memory`] | the slots as plain memory, for a driver to register |
 
 pub mod delivery;
 pub mod engine;
@@ -18,6 +19,7 @@ mod interface;
 pub mod layout;
 pub mod message;
 pub mod port;
+pub mod slot_memory;
 mod worker_handle;
 
 use std::time::Duration;
