@@ -27,7 +27,7 @@ WHEEL_PYTHONS ?= python3.11 python3.12 python3.13
 DIST_STAMP := build/dist.checked
 export TORCH_INDEX
 
-.PHONY: help test test-fast demo frameworks frameworks-docs bench bench-scaling bench-sweep bench-profile bench-smoke bench-threads-env bench-rust bench-instructions lint rust-test python-test python-test-fast parity parity-all stubs docs loom loom-fast tsan tsan-fast storm storm-fast miri portable wheel wheel-pythons workflows clean
+.PHONY: help test test-fast demo frameworks frameworks-docs bench bench-scaling bench-sweep bench-profile bench-smoke bench-threads-env bench-rust bench-instructions lint rust-test python-test python-test-fast parity parity-all accelerator stubs docs loom loom-fast tsan tsan-fast storm storm-fast miri portable wheel wheel-pythons workflows clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -118,6 +118,9 @@ parity-all: ## the oldest torch that is supported, one between, and the newest
 	$(MAKE) parity TORCH=2.6.0
 	$(MAKE) parity TORCH=2.10.0
 	$(MAKE) parity TORCH=
+
+accelerator: $(WHEEL_STAMP) ## pinning and devices, on a pretend accelerator that g++ builds; TORCH=2.6.0 for another version
+	$(BIN)/python -m pytest --pretend tests/accelerator
 
 lint: $(VENV)/.test workflows ## formatting, clippy, rustdoc, ruff, workflows
 	cargo fmt --all --check

@@ -35,10 +35,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
     parser.addoption(
         "--path",
-        choices=("both", *harness.PATHS),
+        choices=("both", *harness.PATHS, harness.AHEAD),
         default="both",
         help="the path of loaders with workers. `both`: parity tests compare torch with each of them, other "
-        "tests take the native one. `rings`: torch's own scheduling over the rings, everywhere",
+        "tests take the native one. `rings`: torch's own scheduling over the rings, everywhere. `ahead`: the "
+        "native one, with batches taken ahead of their turn",
     )
 
 

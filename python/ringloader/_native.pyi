@@ -89,6 +89,17 @@ class Arrival:
     def unpack(self) -> Any: ...
 
 @final
+class Pinner:
+    def __new__(cls) -> Pinner: ...
+    def pin(self, arrival: Arrival) -> Pinned | None: ...
+
+@final
+class Pinned:
+    """A batch in pinned memory, whose large tensors may still be on their way."""
+
+    def result(self) -> Any: ...
+
+@final
 class CachedSegment:
     def take(self) -> Engine: ...
     @property

@@ -24,6 +24,8 @@ LoaderClass = type[torch.utils.data.DataLoader[Any]]
 
 # Native scheduling, and torch's own scheduling over the rings.
 PATHS = ("native", "rings")
+# Native scheduling, with batches taken ahead of their turn.
+AHEAD = "ahead"
 # Those that are compared with torch, by the option --path; the first is everybody's outside of `taking`.
 paths: tuple[str, ...] = PATHS
 # The path that a loader with workers takes now; another would compare torch with torch.
@@ -129,16 +131,41 @@ def taking(path: str) -> Iterator[None]:
     """Loaders with workers take this path, and :func:`assert_path` expects it."""
     global expected_path
     previous = expected_path
-    expected_path = path
+    expected_path = "native" if path == AHEAD else path
     try:
         with pytest.MonkeyPatch.context() as patch:
             if path == "rings":
                 patch.setattr(
                     select_path, "reason_for_rings", lambda _: "the tests want torch's own scheduling"
                 )
+            if path == AHEAD:
+                from ringloader._main.iterator import RingIterator
+
+                patch.setattr(RingIterator, "_placement", _AsItCame())
             yield
     finally:
         expected_path = previous
+
+
+class _AsItCame:
+    """Takes batches ahead of their turn, as pinning and devices do, and leaves them as they are."""
+
+    depth = 2
+
+    class _Prepared:
+        def __init__(self, arrival: Any) -> None:
+            self._arrival = arrival
+
+        def result(self) -> Any:
+            return self._arrival.unpack()
+
+    prepare = _Prepared
+
+    def place(self, batch: Any) -> Any:
+        return batch
+
+    def close(self) -> None:
+        pass
 
 
 def assert_path(iterator: Any, workers: int) -> str:

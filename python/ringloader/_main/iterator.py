@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import ringloader._native as _native
-from ringloader._main import samplers
+from ringloader._main import pinning, samplers
+from ringloader._main.lookahead import Lookahead, Placement
 from ringloader._main.stages import Stage, passed
 from ringloader._main.transport import Transport
 from ringloader._report import report
@@ -85,6 +86,19 @@ class _Position:
         return self if iterator is None else getattr(iterator._scheduler.positions(), self._name)
 
 
+class _PinMemory:
+    """torch's attribute. Hidden from torch's code where that would start, or ask, a pinning thread."""
+
+    def __get__(self, iterator: Any, owner: Any) -> Any:
+        if iterator is None:
+            return self
+        is_starting = iterator._workers and not iterator._is_constructed
+        return not is_starting and not iterator._torch_schedules and vars(iterator)["_pin_memory"]
+
+    def __set__(self, iterator: Any, value: Any) -> None:
+        vars(iterator)["_pin_memory"] = value
+
+
 class RingIterator(TransportIterator, _SchedulerCallbacks):
     """An iterator that reads the sampler, hands out tasks, reorders and waits natively.
 
@@ -98,10 +112,18 @@ class RingIterator(TransportIterator, _SchedulerCallbacks):
     _scheduler: _native.Scheduler
     # From the epoch on in which a method of torch's iterator was found replaced.
     _torch_schedules = False
-    # Whether a batch goes straight from the scheduler to the caller.
+    # Whether a batch goes straight from the scheduler, or what prepares it, to the caller.
     _is_direct = False
+    # Whether torch's constructor has come to its last call.
+    _is_constructed = False
+    _pin_memory = _PinMemory()
+    # What gives the next batch to the iterator that it is given.
+    _take_next: Callable[[RingIterator], Any]
+    _placement: Placement | None = None
+    _lookahead: Lookahead | None = None
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        self._is_constructed = True
         if not self._torch_schedules:
             replaced = internals.replaced_method()
             if replaced is not None:
@@ -128,11 +150,19 @@ class RingIterator(TransportIterator, _SchedulerCallbacks):
                 self._dataset_kind == internals.ITERABLE,
                 self._timeout,
             )
+            self._take_next = self._scheduler.next
+            if self._placement is None and self._pin_memory:
+                self._placement = pinning.Pinning(self._pin_memory_device, internals.current_device_index())
+            if self._placement is not None:
+                self._lookahead = Lookahead(self._scheduler, self._placement)
+                self._take_next = self._lookahead.next
         else:
             # Behind the tasks of an abandoned epoch, which still run, as torch's do. They are not waited for:
             # their results are told by their epoch.
             for index_queue in self._index_queues:
                 index_queue.put(internals.ResumeIteration(self._shared_seed))
+            if self._lookahead is not None:
+                self._lookahead.clear()
             self._scheduler.reset(source)
         for _ in range(self._prefetch_factor * self._num_workers):
             self._try_put_index()
@@ -142,6 +172,8 @@ class RingIterator(TransportIterator, _SchedulerCallbacks):
         select_path.say_once(f"{reason}, so torch's own scheduling runs over the rings")
         report.record(loader, self, "rings", reason, self._transport.counters)
         self._torch_schedules, self._is_direct = True, False
+        if self._placement is not None:
+            self._stages = (self._placement.place, *self._stages)
         internals.set_worker_pids(id(self), tuple(worker.pid for worker in self._workers))
         self._worker_pids_set = True
 
@@ -150,7 +182,7 @@ class RingIterator(TransportIterator, _SchedulerCallbacks):
             return super().__next__()
         # Most of torch's is the profiler's record, which takes longer than a small batch.
         if self._is_direct and not internals.profiler_enabled():
-            data = self._scheduler.next(self)
+            data = self._take_next(self)
             self._num_yielded += 1
             return data
         return internals.next_from_beneath(self)
@@ -158,7 +190,7 @@ class RingIterator(TransportIterator, _SchedulerCallbacks):
     def _next_data(self) -> Any:
         if self._torch_schedules:
             return super()._next_data()
-        return passed(self._scheduler.next(self), self._stages)
+        return passed(self._take_next(self), self._stages)
 
     def _try_put_index(self) -> None:
         if self._torch_schedules:
@@ -176,6 +208,12 @@ class RingIterator(TransportIterator, _SchedulerCallbacks):
     def _end_epoch(self) -> None:
         if not self._persistent_workers:
             self._shutdown_workers()
+
+    def _shutdown_workers(self) -> None:
+        if self._lookahead is not None and not self._transport.is_inherited():
+            # Memory that they keep could not be stored for the next epoch.
+            self._lookahead.clear()
+        super()._shutdown_workers()
 
     def _raise_timeout(self) -> NoReturn:
         raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")

@@ -62,6 +62,8 @@ ExceptionWrapper: Any = _private(_module("torch._utils"), "ExceptionWrapper")
 IterableDatasetStopIteration: Any = _private(_worker, "_IterableDatasetStopIteration")
 from_dlpack: Any = _private(_module("torch._C"), "_from_dlpack")
 
+# As it was when this module was imported; where it was replaced, torch's own thread pins.
+pin_memory: Any = _private(_pin_memory, "pin_memory")
 profiler_enabled: Any = _private(torch.autograd, "_profiler_enabled")
 len_torch_function_stack: Any = _private(torch._C, "_len_torch_function_stack")
 
@@ -134,6 +136,8 @@ _ATTRIBUTES = (
     "_index_sampler",
     "_num_workers",
     "_persistent_workers",
+    "_pin_memory",
+    "_pin_memory_device",
     "_prefetch_factor",
     "_shared_seed",
     "_shutdown",
@@ -175,6 +179,23 @@ def _is_torchs_code(code: CodeType, qualname: str) -> bool:
 def counts_tasks_per_worker() -> bool:
     """Whether torch, with ``in_order=False``, chooses a worker with room: 2.6 goes round in any case."""
     return "_workers_num_tasks" in Iterator._try_put_index.__code__.co_names
+
+
+def pins_for_named_device() -> bool:
+    """Whether ``pin_memory_device`` has a say in what torch pins for: newer ones ask for the current accelerator."""
+    return "current_accelerator" not in BaseIterator.__init__.__code__.co_names
+
+
+def current_device_index() -> int:
+    """Of the device that torch pins for, as its pinning thread finds it."""
+    return int(torch.accelerator.current_device_index())
+
+
+@functools.cache
+def pins_each_tensor_alike() -> bool:
+    """Whether torch keeps a batch's lists, tuples and dicts and pins each tensor: 2.6 makes tuples lists."""
+    pinned = pin_memory(("", [""], {"": ""}), None)
+    return [type(pinned), *(type(item) for item in pinned)] == [tuple, str, list, dict]
 
 
 def parts_of_collate() -> list[tuple[dict[str, Any], str, Any]]:

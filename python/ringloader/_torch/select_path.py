@@ -61,8 +61,8 @@ def reason_for_rings(loader: Any) -> str | None:
         return f"{replaced} was replaced"
     if isinstance(loader.dataset, internals.DATA_PIPES):
         return "DataPipes are torch's own matter"
-    if loader.pin_memory and (loader.pin_memory_device or torch.accelerator.is_available()):
-        return "batches are pinned by torch's own thread, which takes them from torch's queues"
+    if loader.pin_memory and loader.pin_memory_device and internals.pins_for_named_device():
+        return "torch's own thread pins for the device that pin_memory_device names"
     if not isinstance(loader.prefetch_factor, int) or loader.prefetch_factor <= 0:
         return "torch's constructor is about to refuse the prefetch_factor"
     return None

@@ -9,6 +9,7 @@ use pyo3::prelude::*;
 use ringloader_core::Error;
 use ringloader_core::process::{self, Process};
 use ringloader_core::sync::{AtomicU64, Ordering};
+use ringloader_core::transport::copier::stop_copies;
 use ringloader_core::transport::engine::Engine;
 
 /// The exception for an error of the core.
@@ -107,13 +108,15 @@ pub(crate) fn exits_elsewhere() -> bool {
 }
 
 /// To be called when the interpreter begins to exit, by the thread that ends it. Returns once no other thread is in
-/// the middle of a copy from which it has to come back to the interpreter.
+/// the middle of a copy from which it has to come back to the interpreter, and no thread of ours writes to memory that
+/// goes with the process.
 #[pyfunction]
 pub(crate) fn note_exit(py: Python<'_>) {
     let _ = EXITING.set((process::current(), thread::current().id()));
     while Away::count() > 0 {
         py.detach(|| thread::sleep(Duration::from_millis(1)));
     }
+    py.detach(stop_copies);
 }
 
 /// A moment that may never come.

@@ -47,6 +47,7 @@ mod _native {
         class::index_source::IndexSource,
         class::kept::Kept,
         class::messages::WorkerEnded,
+        class::pinner::{Pinned, Pinner},
         class::port::Port,
         class::scheduler::{Order, Positions, Scheduler},
         class::stream::{BatchRule, Stream},

@@ -197,6 +197,12 @@ impl Delivery {
         wire::repeats(&self.meta, self.generation, earlier)
     }
 
+    /// The table, as [`into_table`](Self::into_table).
+    #[must_use]
+    pub fn table(&self) -> &[u8] {
+        &self.meta
+    }
+
     /// The table, for [`repeats`](Self::repeats) of later batches.
     #[must_use]
     pub fn into_table(self) -> Vec<u8> {

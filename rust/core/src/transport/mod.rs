@@ -10,8 +10,11 @@
 //! | `worker_handle` | what the parent keeps of one worker, for its engine and for all leases |
 //! | [`port`] | a worker's side, likewise |
 //! | [`delivery`] | a batch that arrived, and what keeps its bytes |
+//! | [`copier`] | copies a batch's bytes elsewhere, on a thread |
 //! | [`slot_memory`] | the slots as plain memory, for a driver to register |
 
+#[allow(unsafe_code, reason = "copies between addresses that its callers vouch for")]
+pub mod copier;
 pub mod delivery;
 pub mod engine;
 pub mod fds;

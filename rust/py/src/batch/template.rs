@@ -52,6 +52,27 @@ impl TemplateCache {
     }
 }
 
+impl TemplateCache {
+    /// What `make` returns for the template of a delivery; `None` if there can be none.
+    ///
+    /// # Errors
+    /// What `make` returns; `RuntimeError` for what no worker writes.
+    pub(crate) fn with<T>(
+        &self,
+        py: Python<'_>,
+        delivery: &Delivery,
+        make: impl FnOnce(&Template) -> PyResult<T>,
+    ) -> PyResult<Option<T>> {
+        let mut last = self.take();
+        if !last.is_repeated(delivery) {
+            last.replace(delivery.table().to_vec());
+        }
+        let made = last.template(py, delivery).and_then(|found| found.map(make).transpose());
+        self.put(last);
+        made
+    }
+}
+
 impl LastBatch {
     /// Remembers a batch that was not like the last one, and returns the last one's table.
     pub(crate) fn replace(&mut self, table: Vec<u8>) -> Vec<u8> {
@@ -121,10 +142,22 @@ impl Template {
         leased: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
         let copies = Copies::new(self.small);
-        self.root.make(py, &|form: &Form<'_>| {
+        self.make_of(py, &|form: &Form<'_>| {
             let copied = !leased || form.nbytes() <= SMALL;
             form.tensor(py, delivery, copied.then_some(&copies))
         })
+    }
+
+    /// The batch whose tensors `tensor` makes.
+    ///
+    /// # Errors
+    /// What `tensor` returns, or looking up a class.
+    pub(crate) fn make_of<'py>(
+        &self,
+        py: Python<'py>,
+        tensor: &impl Fn(&Form<'_>) -> PyResult<Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        self.root.make(py, tensor)
     }
 }
 

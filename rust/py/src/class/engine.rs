@@ -234,6 +234,10 @@ impl Engine {
         core.ok_or_else(|| PyRuntimeError::new_err("this iterator was shut down"))
     }
 
+    pub(crate) fn templates(&self) -> &TemplateCache {
+        &self.templates
+    }
+
     fn message<'py>(&self, py: Python<'py>, delivery: Delivery) -> PyResult<Bound<'py, PyAny>> {
         let (seq, kind) = (delivery.seq as i64, delivery.kind);
         match (kind, self.unpack(py, delivery)) {

@@ -5,6 +5,7 @@ pub(crate) mod engine;
 pub(crate) mod index_source;
 pub(crate) mod kept;
 pub(crate) mod messages;
+pub(crate) mod pinner;
 pub(crate) mod port;
 pub(crate) mod scheduler;
 pub(crate) mod stream;

@@ -139,13 +139,15 @@ impl Scheduler {
 
     /// The next batch, not yet handed out: no index is read for it. None if there is none now, and `wait` is not given.
     ///
-    /// It waits only while nothing that was taken is left to be handed out.
+    /// `wait` is for a caller that has none left to hand out. What it took before and did not hand out, it has dropped.
     fn take<'py>(&self, callbacks: &Bound<'py, PyAny>, wait: bool) -> PyResult<Option<Bound<'py, Arrival>>> {
         let py = callbacks.py();
         let callbacks = &Callbacks(callbacks);
         let mut state = self.lock(py)?;
         let state = &mut *state;
-        let wait = wait && state.taken.is_empty();
+        if wait {
+            state.taken.clear();
+        }
         if let Some(seq) = state.end_ahead {
             if !wait {
                 return Ok(None);

@@ -217,6 +217,22 @@ impl Torch {
         self.empty_strided.bind(py).call((shape, strides), Some(&options))
     }
 
+    /// A new tensor in pinned memory of torch's own, whose storage begins where its block does.
+    ///
+    /// # Errors
+    /// What torch raises.
+    pub(crate) fn new_pinned<'py>(
+        &self,
+        py: Python<'py>,
+        dtype: Dtype,
+        shape: Vec<i64>,
+        strides: Vec<i64>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let options = self.plain_options(py, dtype)?;
+        options.set_item(intern!(py, "pin_memory"), true)?;
+        self.empty_strided.bind(py).call((shape, strides), Some(&options))
+    }
+
     fn plain_options<'py>(&self, py: Python<'py>, dtype: Dtype) -> PyResult<Bound<'py, PyDict>> {
         let options = PyDict::new(py);
         options.set_item(intern!(py, "dtype"), self.torch_dtype(py, dtype)?)?;

@@ -65,6 +65,11 @@ impl<'a> Span<'a> {
         Ok(Self { delivery, pointer: delivery.pointer(offset, len).map_err(exception)?, len })
     }
 
+    /// Where its bytes begin, and how many there are.
+    pub(crate) fn place(&self) -> (*const u8, usize) {
+        (self.pointer.as_ptr(), self.len as usize)
+    }
+
     /// The bytes of the span where they are, or to be copied.
     pub(super) fn source<'c>(&self, copies: Option<&'c RefCell<Copies>>) -> Source<'c> {
         let place = match copies {

@@ -60,6 +60,32 @@ impl<'a> Form<'a> {
         self.nbytes
     }
 
+    pub(crate) fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    /// Its shape and its strides, in elements.
+    pub(crate) fn shape_and_strides(&self) -> (Vec<i64>, Vec<i64>) {
+        let mut dims: Vec<i64> = self.dims.iter().map(|dim| i64::from_le_bytes(*dim)).collect();
+        let strides = dims.split_off(dims.len() / 2);
+        (dims, strides)
+    }
+
+    /// The bytes of its elements, if they lie in one piece without gaps, each once, in any order of dimensions.
+    pub(crate) fn dense_bytes<'d>(&self, delivery: &'d Delivery) -> PyResult<Option<Span<'d>>> {
+        let (shape, strides) = self.shape_and_strides();
+        let mut order: Vec<usize> = (0..shape.len()).filter(|&dim| shape[dim] != 1).collect();
+        order.sort_by_key(|&dim| strides[dim]);
+        let mut len = 1;
+        for dim in order {
+            if strides[dim] != len {
+                return Ok(None);
+            }
+            len *= shape[dim];
+        }
+        Span::new(delivery, self.offset, len as u64 * self.dtype.itemsize() as u64).map(Some)
+    }
+
     /// Such a tensor over the bytes of a batch, or over a copy of them.
     ///
     /// # Errors

@@ -1,0 +1,118 @@
+"""Batches that are prepared before their turn: taken from their rings as soon as they are there."""
+
+from __future__ import annotations
+
+import collections
+import threading
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ringloader._torch import internals
+
+if TYPE_CHECKING:
+    import ringloader._native as _native
+
+
+class Prepared(Protocol):
+    """A batch on its way to where it is needed."""
+
+    def result(self) -> Any:
+        """The batch, once it is there. What it raises, the caller gets; then it may be asked again."""
+
+
+class Placement(Protocol):
+    """Where an iterator's batches are needed: in pinned memory, on a device."""
+
+    # Batches that are prepared before their turn, at most.
+    depth: int
+
+    def prepare(self, arrival: _native.Arrival, /) -> Prepared:
+        """Begins to bring a batch there, and does not wait for it.
+
+        Raises:
+            BaseException: What interrupts the program. The batch is prepared again in its turn.
+        """
+
+    def place(self, batch: Any, /) -> Any:
+        """Brings a batch there that torch's own iterator has handed out."""
+
+    def close(self) -> None:
+        """Ends it, in the process that made it. Batches that were not handed out are gone before."""
+
+
+class _Batch:
+    """A batch that was taken and not yet handed out."""
+
+    __slots__ = ("arrival", "prepared")
+
+    def __init__(self, arrival: _native.Arrival) -> None:
+        self.arrival: _native.Arrival | None = arrival
+        self.prepared: Prepared | None = None
+
+    def prepare(self, placement: Placement) -> Prepared:
+        if self.prepared is None:
+            assert self.arrival is not None
+            self.prepared = placement.prepare(self.arrival)
+            # What is prepared decides for itself how long it needs the slot.
+            self.arrival = None
+        return self.prepared
+
+
+class Lookahead:
+    """Hands batches out in their order, and prepares those behind them as far as they are there.
+
+    The sampler is read when a batch is handed out, as without it. Errors, deaths of workers and the end of
+    the epoch wait for their turn.
+
+    Args:
+        scheduler: Where batches come from. No other code takes any.
+        placement: What prepares them.
+    """
+
+    def __init__(self, scheduler: _native.Scheduler, placement: Placement) -> None:
+        self._scheduler = scheduler
+        self._placement = placement
+        self._ahead: collections.deque[_Batch] = collections.deque()
+        # Threads get a batch each. A signal handler that interrupts this thread inside cannot have one.
+        self._lock = threading.RLock()
+        self._is_busy = False
+
+    def next(self, callbacks: _native.SchedulerCallbacks) -> Any:
+        """The next batch, as ``Scheduler.next`` gives it, and raises."""
+        with self._lock:
+            if self._is_busy:
+                raise RuntimeError("this iterator is being advanced elsewhere at this moment")
+            self._is_busy = True
+            try:
+                return self._next(callbacks)
+            finally:
+                self._is_busy = False
+
+    def _next(self, callbacks: _native.SchedulerCallbacks) -> Any:
+        ahead, placement, take = self._ahead, self._placement, self._scheduler.take
+        if not ahead:
+            arrival = take(callbacks, True)
+            # It has waited, or raised.
+            assert arrival is not None
+            ahead.append(_Batch(arrival))
+        first = ahead[0]
+        prepared = first.prepare(placement)
+        while len(ahead) <= placement.depth:
+            arrival = take(callbacks, False)
+            if arrival is None:
+                break
+            batch = _Batch(arrival)
+            ahead.append(batch)
+            batch.prepare(placement)
+        data = prepared.result()
+        if not ahead or ahead[0] is not first:
+            raise AssertionError("Invalid iterator state: it was shut down, or reset, by another thread")
+        ahead.popleft()
+        self._scheduler.hand_out(callbacks)
+        # As in the scheduler: `isinstance` would ask every batch for `__class__` too.
+        if issubclass(type(data), internals.ExceptionWrapper):
+            data.reraise()
+        return data
+
+    def clear(self) -> None:
+        """Forgets what was taken."""
+        self._ahead.clear()

@@ -1,0 +1,264 @@
+//! Copies bytes of batches to memory elsewhere, on a thread of its own.
+//!
+//! A job is done by whoever comes first: the thread, or the caller that needs it done. INVARIANT: exactly one of them
+//! takes a job's work out of its place, and nothing reads or writes through its pointers after the job is over.
+
+mod streaming;
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crate::process::{self, Process};
+use crate::sync::{AtomicU64, Ordering};
+use crate::transport::delivery::Backing;
+
+/// Bytes of a batch, and where a copy of them belongs.
+#[derive(Debug)]
+pub struct CopyPart {
+    from: *const u8,
+    into: *mut u8,
+    len: usize,
+}
+
+// SAFETY: plain addresses; who makes one promises that they may be read and written from any thread.
+unsafe impl Send for CopyPart {}
+
+impl CopyPart {
+    /// `len` bytes at `from`, to be copied to `into`.
+    ///
+    /// # Safety
+    /// Until the job that has this part is over, `from` may be read and `into` written for `len` bytes, by any thread,
+    /// and no one else writes there.
+    #[must_use]
+    pub const unsafe fn new(from: *const u8, into: *mut u8, len: usize) -> Self {
+        Self { from, into, len }
+    }
+
+    fn copy(&self) {
+        // SAFETY: the promise of `new`; memory of a batch and memory elsewhere do not overlap.
+        unsafe { streaming::copy(self.from, self.into, self.len) };
+    }
+}
+
+/// What is to be copied, and what keeps the bytes meanwhile.
+#[derive(Debug)]
+struct Work {
+    parts: Vec<CopyPart>,
+    /// Dropped when they are copied: then the slot goes back.
+    _backing: Arc<Backing>,
+}
+
+/// A job: [`finish`](Self::finish) it before its memory is used. Dropped, it is over too, done or not.
+///
+/// In a forked child a job of its parent is never touched.
+#[derive(Debug)]
+pub struct CopyJob {
+    shared: Arc<Shared>,
+    process: &'static Process,
+}
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    over: Condvar,
+}
+
+#[derive(Debug)]
+enum State {
+    Waiting(Work),
+    Running,
+    Over,
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Does the work if it still waits. Returns the state after it.
+    fn run(&self) -> MutexGuard<'_, State> {
+        let mut state = self.state();
+        if matches!(*state, State::Waiting(_))
+            && let State::Waiting(work) = std::mem::replace(&mut *state, State::Running)
+        {
+            drop(state);
+            for part in &work.parts {
+                part.copy();
+            }
+            drop(work);
+            state = self.state();
+            *state = State::Over;
+            self.over.notify_all();
+        }
+        state
+    }
+}
+
+impl CopyJob {
+    /// Whether everything is copied.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.process.is_current() && matches!(*self.shared.state(), State::Over)
+    }
+
+    /// Returns once everything is copied: copies it here, if the thread has not begun.
+    pub fn finish(&self) {
+        if !self.process.is_current() {
+            return;
+        }
+        let mut state = self.shared.run();
+        while matches!(*state, State::Running) {
+            state = self.shared.over.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+impl Drop for CopyJob {
+    fn drop(&mut self) {
+        if !self.process.is_current() {
+            // Its lock may be held for ever; what it keeps is the parent's.
+            std::mem::forget(self.shared.clone());
+            return;
+        }
+        let mut state = self.shared.state();
+        while matches!(*state, State::Running) {
+            state = self.shared.over.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        let work = std::mem::replace(&mut *state, State::Over);
+        drop(state);
+        drop(work);
+    }
+}
+
+/// Has jobs done on a thread, which ends with it.
+#[derive(Debug)]
+pub struct Copier {
+    queue: Arc<Queue>,
+    thread: Option<JoinHandle<()>>,
+    process: &'static Process,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    jobs: Mutex<Jobs>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Jobs {
+    waiting: VecDeque<Arc<Shared>>,
+    closed: bool,
+}
+
+impl Copier {
+    /// Where no thread can be had, callers copy when they [`finish`](CopyJob::finish) a job.
+    #[must_use]
+    pub fn new() -> Self {
+        let queue = Arc::new(Queue::default());
+        let own = queue.clone();
+        let thread =
+            std::thread::Builder::new().name("ringloader-copy".into()).spawn(move || own.serve()).ok();
+        Self { queue, thread, process: process::current() }
+    }
+
+    /// Begins to copy. `backing` keeps what the parts read until they are copied.
+    #[must_use]
+    pub fn copy(&self, parts: Vec<CopyPart>, backing: Arc<Backing>) -> CopyJob {
+        let state = Mutex::new(State::Waiting(Work { parts, _backing: backing }));
+        let shared = Arc::new(Shared { state, over: Condvar::new() });
+        if self.thread.is_some() && self.process.is_current() {
+            self.queue.lock().waiting.push_back(shared.clone());
+            self.queue.changed.notify_one();
+        }
+        CopyJob { shared, process: process::current() }
+    }
+}
+
+impl Default for Copier {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Drop for Copier {
+    fn drop(&mut self) {
+        let Some(thread) = self.thread.take() else { return };
+        if !self.process.is_current() {
+            // The parent has the thread, and may have had the lock at the fork.
+            std::mem::forget((self.queue.clone(), thread));
+            return;
+        }
+        self.queue.lock().closed = true;
+        self.queue.changed.notify_one();
+        // It ends after the copy that it is at.
+        let _ = thread.join();
+    }
+}
+
+impl Queue {
+    fn lock(&self) -> MutexGuard<'_, Jobs> {
+        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn serve(&self) {
+        loop {
+            let mut jobs = self.lock();
+            let job = loop {
+                if jobs.closed {
+                    return;
+                }
+                match jobs.waiting.pop_front() {
+                    Some(job) => break job,
+                    None => jobs = self.changed.wait(jobs).unwrap_or_else(PoisonError::into_inner),
+                }
+            };
+            drop(jobs);
+            let Some(_running) = Running::begin() else { return };
+            drop(job.run());
+        }
+    }
+}
+
+/// How many threads copy at this moment, in the low half, of the process whose id is in the high half: a forked child has
+/// none of them.
+static RUNNING: AtomicU64 = AtomicU64::new(0);
+/// Once set, in the low half, by the process whose id is in the high half, no thread begins to copy.
+static STOPPED: AtomicU64 = AtomicU64::new(0);
+
+struct Running;
+
+fn mine() -> u64 {
+    u64::from(std::process::id()) << 32
+}
+
+impl Running {
+    fn begin() -> Option<Self> {
+        let count = |now: u64| if now & !0xffff_ffff == mine() { now + 1 } else { mine() + 1 };
+        // ORDERING copies-stopped: one of the two sees the other, in the one order of all four.
+        let _ = RUNNING.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |now| Some(count(now)));
+        let running = Self;
+        (STOPPED.load(Ordering::SeqCst) != mine() + 1).then_some(running)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        RUNNING.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Returns once no thread copies, and none will begin to: the memory that is written to goes with the process.
+pub fn stop_copies() {
+    // ORDERING copies-stopped
+    STOPPED.store(mine() + 1, Ordering::SeqCst);
+    while RUNNING.load(Ordering::SeqCst) & 0xffff_ffff != 0
+        && RUNNING.load(Ordering::SeqCst) & !0xffff_ffff == mine()
+    {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,59 @@
+"""The pretend accelerator is that of a whole process: so these tests run in processes that have it.
+
+`test_each_file.py` starts one for each file of tests. With `--pretend` this process is such a one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from accelerator import build, pretend
+
+STARTS_OTHERS = "test_each_file.py"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--pretend",
+        action="store_true",
+        help="make the pretend accelerator that of this process, and run its tests here",
+    )
+
+
+def _is_here(config: pytest.Config) -> bool:
+    # Where no argument names this folder, pytest does not know the option.
+    return bool(config.getoption("--pretend", default=False))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if _is_here(config):
+        try:
+            pretend.load()
+        except build.CannotBuildError as error:
+            raise pytest.UsageError(f"--pretend: {error}") from None
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    if not collection_path.name.startswith("test_"):
+        return None
+    return (collection_path.name == STARTS_OTHERS) == _is_here(config)
+
+
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> None:
+    # Those that an argument names are not ignored.
+    if file_path.name.startswith("test_") and file_path.name != STARTS_OTHERS and not _is_here(parent.config):
+        raise pytest.UsageError("tests of the accelerator need it: python -m pytest --pretend ...")
+
+
+@pytest.fixture(autouse=True)
+def _as_new(request: pytest.FixtureRequest, _no_process_left: None) -> Iterator[None]:
+    """Each test begins with a device that does all at once and that has nothing to do."""
+    if not _is_here(request.config):
+        yield
+        return
+    pretend.reset()
+    yield
+    pretend.reset()
