@@ -48,14 +48,14 @@ impl SlotMemory {
     }
 
     /// Says how many bytes of the window that `address` lies in are registered, from the window's start; see
-    /// [`Ledger::set_registered`](crate::pool::Ledger::set_registered). The caller holds the slot. `false` too of an
-    /// address that is of no window, and of a slot that is not held.
-    /// One thread at a time does this.
+    /// [`Ledger::set_registered`](crate::pool::Ledger::set_registered). `false` too of an address that is of no window,
+    /// and for more than nothing of a slot that is not held. With nothing, and the engine closed, memory that is not
+    /// held is given back.
     #[must_use = "a refusal means that the memory may be given back at any time"]
     pub fn set_registered(&self, address: usize, bytes: u64) -> bool {
         self.find(address).is_some_and(|(handle, slot)| {
             let holds = &handle.control.worker(handle.worker).slots.holds[slot.index()];
-            holds.load(Ordering::Relaxed) > 0 && handle.set_registered(slot, bytes)
+            (bytes == 0 || holds.load(Ordering::Relaxed) > 0) && handle.set_registered(slot, bytes)
         })
     }
 
@@ -73,8 +73,7 @@ impl SlotMemory {
         self.0.iter().map(|handle| handle.ledger.registered_bytes()).sum()
     }
 
-    /// Says that the driver has unregistered all. If the engine is closed, the memory of slots that are not held is
-    /// given back.
+    /// Says that the driver has unregistered all.
     pub fn clear_registered(&self) {
         self.0.iter().for_each(|handle| handle.clear_registered());
     }

@@ -55,20 +55,23 @@ impl WorkerHandle {
 
     /// As [`Ledger::set_registered`], which see. `false` too in a forked child: the registrations are its parent's.
     pub(super) fn set_registered(&self, slot: SlotId, bytes: u64) -> bool {
-        self.process.is_current()
-            && self.ledger.set_registered(self.control.worker(self.worker).slots, slot, bytes)
+        if !self.process.is_current() {
+            return false;
+        }
+        let set = self.ledger.set_registered(self.control.worker(self.worker).slots, slot, bytes);
+        // Else the one that closes finds what is set.
+        if bytes == 0 && self.closing.is_closed() {
+            self.control.release_unheld(self.worker, std::iter::once(slot));
+        }
+        set
     }
 
     /// Says that the driver has unregistered all of this worker's memory.
     pub(super) fn clear_registered(&self) {
         let words = self.control.worker(self.worker).slots;
         for slot in (0..words.slots()).map(SlotId::new) {
-            if words.registered[slot.index()].load(Ordering::Relaxed) == 0 || !self.set_registered(slot, 0) {
-                continue;
-            }
-            // Else the one that closes finds the word cleared.
-            if self.closing.is_closed() {
-                self.control.release_unheld(self.worker, std::iter::once(slot));
+            if words.registered[slot.index()].load(Ordering::Relaxed) > 0 {
+                let _ = self.set_registered(slot, 0);
             }
         }
     }
