@@ -6,6 +6,7 @@ from torch import Tensor, UntypedStorage
 
 __all__ = [
     "SUPPORTED",
+    "Arrival",
     "BatchRule",
     "CachedSegment",
     "Collate",
@@ -15,6 +16,8 @@ __all__ = [
     "Kept",
     "Leaves",
     "Order",
+    "Pinned",
+    "Pinner",
     "Port",
     "Positions",
     "Scheduler",
