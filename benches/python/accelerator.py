@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import functools
 import gc
 import json
 import resource
