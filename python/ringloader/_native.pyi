@@ -6,6 +6,7 @@ from torch import Tensor, UntypedStorage
 
 __all__ = [
     "SUPPORTED",
+    "Arrival",
     "BatchRule",
     "CachedSegment",
     "Collate",
@@ -15,9 +16,12 @@ __all__ = [
     "Kept",
     "Leaves",
     "Order",
+    "Pinned",
+    "Pinner",
     "Port",
     "Positions",
     "Scheduler",
+    "SlotMemory",
     "Stream",
     "WorkerEnded",
     "WorkerFds",
@@ -78,6 +82,7 @@ class Engine:
     def is_done(self) -> bool: ...
     def close(self) -> None: ...
     def store(self, most: int) -> CachedSegment | None: ...
+    def slot_memory(self) -> SlotMemory: ...
     @property
     def share(self) -> int: ...
     def counters(self) -> list[tuple[str, int]]: ...
@@ -98,6 +103,14 @@ class Pinned:
     """A batch in pinned memory, whose large tensors may still be on their way."""
 
     def result(self) -> Any: ...
+
+@final
+class SlotMemory:
+    """The slots of an engine as memory that a driver may register."""
+
+    def window_of(self, address: int) -> tuple[int, int] | None: ...
+    def set_registered(self, address: int, nbytes: int) -> bool: ...
+    def registered_windows(self) -> list[tuple[int, int]]: ...
 
 @final
 class CachedSegment:

@@ -210,9 +210,9 @@ class RingIterator(TransportIterator, _SchedulerCallbacks):
             self._shutdown_workers()
 
     def _shutdown_workers(self) -> None:
-        if self._lookahead is not None and not self._transport.is_inherited():
+        if self._lookahead is not None and not self._transport.is_inherited() and not self._shutdown:
             # Memory that they keep could not be stored for the next epoch.
-            self._lookahead.clear()
+            self._lookahead.close()
         super()._shutdown_workers()
 
     def _raise_timeout(self) -> NoReturn:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import collections
 import threading
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+import ringloader._native as _native
 from ringloader._torch import internals
-
-if TYPE_CHECKING:
-    import ringloader._native as _native
 
 
 class Prepared(Protocol):
@@ -75,9 +73,13 @@ class Lookahead:
         # Threads get a batch each. A signal handler that interrupts this thread inside cannot have one.
         self._lock = threading.RLock()
         self._is_busy = False
+        self._process = _native.process_identity()
 
     def next(self, callbacks: _native.SchedulerCallbacks) -> Any:
         """The next batch, as ``Scheduler.next`` gives it, and raises."""
+        if _native.process_identity() != self._process:
+            # Which raises. A thread of the parent may have had the lock at the fork.
+            self._scheduler.take(callbacks, False)
         with self._lock:
             if self._is_busy:
                 raise RuntimeError("this iterator is being advanced elsewhere at this moment")
@@ -116,3 +118,8 @@ class Lookahead:
     def clear(self) -> None:
         """Forgets what was taken."""
         self._ahead.clear()
+
+    def close(self) -> None:
+        """Forgets what was taken, and ends the placement."""
+        self.clear()
+        self._placement.close()

@@ -63,7 +63,8 @@ class Pinning:
             self._failed().reraise()
 
     def close(self) -> None:
-        """Nothing is left."""
+        """Ends the copying thread."""
+        self._pinner = None
 
     def _pinned(self, batch: Any) -> Any:
         if isinstance(batch, internals.ExceptionWrapper):

@@ -9,6 +9,7 @@ from typing import Any
 
 import ringloader._native as _native
 from ringloader._common import weak_registry
+from ringloader._main.registration import Registrations
 
 SWITCH = "RINGLOADER_WARM"
 
@@ -41,31 +42,45 @@ class SegmentCache:
         """Bytes of the memory that :meth:`take` may return."""
         return 0 if self._found is None else self._found[1].resident
 
-    def take(self, share: int) -> _native.Engine | None:
-        """An engine over the memory of the last epoch, if its workers had about ``share`` bytes each."""
+    def take(self, share: int) -> tuple[_native.Engine, Registrations | None] | None:
+        """An engine over the memory of the last epoch, if its workers had about ``share`` bytes each.
+
+        What was registered of it still is.
+        """
         found, self._found = self._found, None
         if found is None or not share // 2 <= found[1].share <= 2 * share:
             return None
-        return found[1].take()
+        return found[1].take(), found[2]
 
-    def store(self, engine: _native.Engine) -> None:
-        """Closes an engine whose workers have ended, and keeps its memory if it can."""
+    def store(self, engine: _native.Engine, registrations: Registrations | None = None) -> None:
+        """Closes an engine whose workers have ended, and keeps its memory, as it is registered, if it can."""
+        if not self._store(engine, registrations) and registrations is not None:
+            registrations.close()
+
+    def _store(self, engine: _native.Engine, registrations: Registrations | None) -> bool:
         loader = self._loader()
         if loader is None or os.environ.get(SWITCH) == "0" or not _is_affordable(self._workers):
             engine.close()
-            return
+            return False
         _kept.pop(loader)
         _kept.keep_newest(MOST_LOADERS - 1)
-        others = sum(segment.resident for _, segment in _kept.values())
+        others = sum(segment.resident for _, segment, _ in _kept.values())
         most = min(MOST_BYTES, _native.available_memory() // _PART)
-        segment = engine.store(max(0, most - others))
-        if segment is not None:
-            _kept.put(loader, (self._plan, segment))
-            # Other threads may have put theirs meanwhile.
-            _kept.keep_newest(MOST_LOADERS)
+        most = max(0, most - others)
+        if registrations is not None and registrations.nbytes > most:
+            # What is registered cannot be given back.
+            registrations.close()
+            registrations = None
+        segment = engine.store(most)
+        if segment is None:
+            return False
+        _kept.put(loader, (self._plan, segment, registrations))
+        # Other threads may have put theirs meanwhile.
+        _kept.keep_newest(MOST_LOADERS)
+        return True
 
 
-_Kept = tuple[tuple[object, ...], "_native.CachedSegment"]
+_Kept = tuple[tuple[object, ...], "_native.CachedSegment", "Registrations | None"]
 _kept: weak_registry.WeakRegistry[_Kept] = weak_registry.WeakRegistry()
 
 

@@ -15,8 +15,9 @@ import torch.multiprocessing
 import ringloader._native as _native
 from ringloader._common import forks, moved_storages
 from ringloader._launch import forkserver, processes, shared_args, spawn
-from ringloader._main import budget
+from ringloader._main import budget, registration
 from ringloader._main.queues import DoneEvent, ResultQueue, TaskQueue
+from ringloader._main.registration import Registrations
 from ringloader._main.segment_cache import SegmentCache
 from ringloader._torch import internals
 from ringloader._worker import endpoint, entry
@@ -30,9 +31,16 @@ class Transport:
     _process_identity = staticmethod(_native.process_identity)
 
     def __init__(
-        self, engine: _native.Engine, context: Any, workers: int, cache: SegmentCache, steps: Sequence[Step]
+        self,
+        engine: _native.Engine,
+        registrations: Registrations | None,
+        context: Any,
+        workers: int,
+        cache: SegmentCache,
+        steps: Sequence[Step],
     ) -> None:
         self.engine = engine
+        self._registrations = registrations
         self._cache = cache
         self._steps = steps
         # Whether an iteration of this one ended as it should, as far as is known.
@@ -113,6 +121,18 @@ class Transport:
             raise RuntimeError(f"DataLoader worker (pid(s) {process.pid}) exited unexpectedly")
         return True
 
+    def registrations(self, device_type: str) -> Registrations | None:
+        """What is registered of the memory for devices of a type, those of epochs before too.
+
+        None where they have no driver that registers. What copies out of it ends before :meth:`close`.
+        """
+        found = self._registrations
+        if found is None or found.device_type != device_type:
+            if found is not None:
+                found.close()
+            self._registrations = registration.registrations_for(self.engine.slot_memory(), device_type)
+        return self._registrations
+
     def is_inherited(self) -> bool:
         """Whether this process is a forked child of the one that made it."""
         return self._process_identity() != self._owner
@@ -131,10 +151,13 @@ class Transport:
             return
         self._final = dict(self.engine.counters())
         self._closed = True
+        registrations, self._registrations = self._registrations, None
         if may_keep and self._ended_well():
-            self._cache.store(self.engine)
+            self._cache.store(self.engine, registrations)
         else:
             self.engine.close()
+            if registrations is not None:
+                registrations.close()
         self._share_nothing_more()
         self._processes.clear()
 
@@ -165,8 +188,8 @@ def make_transport(loader: Any, max_shared_bytes: int | None, steps: Sequence[St
     cache = SegmentCache(loader, workers, (most_tasks, max_shared_bytes))
     available = _native.available_memory() + cache.resident
     share = budget.share_per_worker(workers, max_shared_bytes, available)
-    engine = cache.take(share) or _native.Engine(workers, most_tasks, share)
-    return Transport(engine, context, workers, cache, steps)
+    engine, registrations = cache.take(share) or (_native.Engine(workers, most_tasks, share), None)
+    return Transport(engine, registrations, context, workers, cache, steps)
 
 
 def _most_tasks(loader: Any) -> int:

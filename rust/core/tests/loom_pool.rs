@@ -277,34 +277,34 @@ fn a_dead_worker_passes_no_edge_on() {
 }
 
 #[test]
-fn a_pin_is_dropped_while_the_slot_comes_back() {
-    let situations = &["used again", "back and pinned", "not back yet"];
-    explore_all("a_pin_is_dropped_while_the_slot_comes_back", situations, |seen| {
+fn an_own_lease_ends_while_the_slot_comes_back() {
+    let situations = &["used again", "back, with an own lease", "not back yet"];
+    explore_all("an_own_lease_ends_while_the_slot_comes_back", situations, |seen| {
         let world = World::new();
         let mut worker = WorkerSlots::new(world.words(), LIMITS);
         let slot = worker.begin(world.words()).unwrap();
         world.payload[0].write(1);
-        let pin = worker.pin(slot);
+        let own = worker.own_lease(slot);
         worker.commit(slot);
         world.ledger.hold(world.words(), slot);
         let user = World::in_thread(&world, 1);
-        let pinning = {
+        let worker_itself = {
             let world = Arc::clone(&world);
             thread::spawn(move || {
                 assert_eq!(world.payload[0].read(), 1);
-                drop(pin);
+                drop(own);
             })
         };
         let reused = world.deliver(&mut worker, 2);
         if reused {
             seen.note("used again");
-        } else if worker.pinned_slots() == 1 {
-            seen.note("back and pinned");
+        } else if worker.own_leased_slots() == 1 {
+            seen.note("back, with an own lease");
         } else {
             seen.note("not back yet");
         }
         user.join().unwrap();
-        pinning.join().unwrap();
+        worker_itself.join().unwrap();
         if reused {
             world.use_up(2);
         }
@@ -397,6 +397,80 @@ fn storing_meets_a_release() {
             world.use_up(2);
         }
         world.assert_whole(worker);
+    });
+}
+
+/// The two pages of the window, as cells: a punch writes to them.
+struct TwoPages<'a>([&'a Payload; 2]);
+
+impl Pages for TwoPages<'_> {
+    fn punch(&mut self, _slot: SlotId, bytes: Range<u64>) -> Result<()> {
+        (bytes.start / PAGE..bytes.end / PAGE).for_each(|page| self.0[page as usize].write(0));
+        Ok(())
+    }
+
+    fn available(&mut self, _need: u64) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// The parent registers the first page of a batch that it holds, and unregisters it when it has returned the slot.
+/// Meanwhile the worker, and then its successor, have nothing to do and give memory back.
+#[test]
+fn registered_pages_stay() {
+    let situations = &["all is given back", "what is not registered is given back", "not back yet"];
+    explore_all("registered_pages_stay", situations, |seen| {
+        let world = World::new();
+        let second = Payload::new();
+        let mut worker = WorkerSlots::new(world.words(), LIMITS);
+        assert!(world.deliver(&mut worker, 2));
+        let parent = {
+            let world = Arc::clone(&world);
+            thread::spawn(move || {
+                assert!(world.ledger.set_registered(world.words(), SLOT, PAGE));
+                world.use_up(2);
+                assert_eq!(world.payload[0].read(), 2, "the device reads other bytes");
+                assert!(world.ledger.set_registered(world.words(), SLOT, 0));
+            })
+        };
+        let mut memory = TwoPages([&world.payload[0], &second]);
+        worker.shrink(world.words(), u64::MAX, &mut memory);
+        worker = world.successor();
+        worker.shrink(world.words(), u64::MAX, &mut memory);
+        let touched = world.words().touched[0].load(Ordering::Relaxed);
+        seen.note(situations[(touched / PAGE) as usize]);
+        parent.join().unwrap();
+        world.assert_recoverable();
+    });
+}
+
+/// The last hold ends, the driver unregisters and the engine closes: whichever comes last gives the pages back, after
+/// the last access of all.
+#[test]
+fn closing_meets_unregistering() {
+    let situations = &["the engine gives the pages back", "the user does", "the one that unregisters does"];
+    explore_all("closing_meets_unregistering", situations, |seen| {
+        let (world, closing) = (World::new(), Arc::new(Closing::new()));
+        let mut worker = WorkerSlots::new(world.words(), LIMITS);
+        assert!(world.deliver(&mut worker, 1));
+        assert!(world.ledger.set_registered(world.words(), SLOT, PAGE));
+        let user = {
+            let (world, closing) = (Arc::clone(&world), Arc::clone(&closing));
+            thread::spawn(move || release_and_retire(&world, &closing, 1))
+        };
+        let driver = {
+            let (world, closing) = (Arc::clone(&world), Arc::clone(&closing));
+            thread::spawn(move || {
+                assert_eq!(world.payload[0].read(), 1);
+                assert!(world.ledger.set_registered(world.words(), SLOT, 0));
+                closing.is_closed() && give_back(&world)
+            })
+        };
+        closing.close();
+        let gave = [give_back(&world), user.join().unwrap(), driver.join().unwrap()];
+        let times = gave.iter().filter(|gave| **gave).count();
+        assert_eq!(times, 1, "the pages were given back {times} times");
+        seen.note(situations[gave.iter().position(|gave| *gave).unwrap()]);
     });
 }
 

@@ -7,7 +7,9 @@ use std::ops::Range;
 
 use proptest::prelude::*;
 use proptest::sample::Index;
-use ringloader_core::pool::{Growth, HeapWords, Ledger, Limits, Pages, Pin, SlotId, SlotWords, WorkerSlots};
+use ringloader_core::pool::{
+    Growth, HeapWords, Ledger, Limits, OwnLease, Pages, SlotId, SlotWords, WorkerSlots,
+};
 use ringloader_core::sync::Ordering::Relaxed;
 
 const SLOTS: u32 = 6;
@@ -19,8 +21,12 @@ enum Step {
     Grow(Index, u64),
     Commit(Index),
     Abandon(Index),
-    Pin(Index),
-    Unpin(Index),
+    OwnLease(Index),
+    EndOwnLease(Index),
+    /// The parent registers a part of a slot that it holds, or nothing of it any more.
+    Register(Index, u64),
+    /// What the driver had of a slot, held or not, is unregistered.
+    Unregister(Index),
     /// The parent takes the oldest batch and leases it, or copies it if it must.
     Drain,
     Release(Index),
@@ -38,8 +44,10 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (which(), 0..9000u64).prop_map(|(slot, end)| Step::Grow(slot, end)),
         5 => which().prop_map(Step::Commit),
         1 => which().prop_map(Step::Abandon),
-        1 => which().prop_map(Step::Pin),
-        1 => which().prop_map(Step::Unpin),
+        1 => which().prop_map(Step::OwnLease),
+        1 => which().prop_map(Step::EndOwnLease),
+        2 => (which(), 0..=300u64 << 10).prop_map(|(slot, bytes)| Step::Register(slot, bytes)),
+        1 => which().prop_map(Step::Unregister),
         5 => Just(Step::Drain),
         3 => which().prop_map(Step::Release),
         1 => which().prop_map(Step::ReleaseHalf),
@@ -51,12 +59,14 @@ fn step() -> impl Strategy<Value = Step> {
 /// The memory that is really there, and the slots that may not be punched.
 struct Memory {
     used: [u64; SLOTS as usize],
+    registered: [u64; SLOTS as usize],
     in_use: BTreeSet<SlotId>,
 }
 
 impl Pages for Memory {
     fn punch(&mut self, slot: SlotId, bytes: Range<u64>) -> ringloader_core::Result<()> {
         assert!(!self.in_use.contains(&slot), "punched slot {slot}, which is in use");
+        assert!(bytes.start >= self.registered[slot.index()], "punched slot {slot}, which is registered");
         assert!(bytes.start.is_multiple_of(4096) && bytes.end.is_multiple_of(4096));
         self.used[slot.index()] = self.used[slot.index()].min(bytes.start);
         Ok(())
@@ -72,12 +82,14 @@ struct Model<'a> {
     ledger: Ledger,
     worker: WorkerSlots,
     used: [u64; SLOTS as usize],
+    /// What a driver has.
+    registered: [u64; SLOTS as usize],
     filling: Vec<SlotId>,
     committed: VecDeque<SlotId>,
     held: Vec<(SlotId, Option<u64>)>,
     /// Releases that have set the bit and not yet lowered the counter.
     late: Vec<SlotId>,
-    pins: Vec<(SlotId, Pin)>,
+    own_leases: Vec<(SlotId, OwnLease)>,
     /// Unused until the next take-over: the bit died with a worker, and the counter was late.
     lost: BTreeSet<SlotId>,
 }
@@ -93,19 +105,20 @@ impl<'a> Model<'a> {
             ledger: Ledger::new(LIMITS, SLOTS),
             worker: WorkerSlots::new(words, LIMITS),
             used: [0; SLOTS as usize],
+            registered: [0; SLOTS as usize],
             filling: Vec::new(),
             committed: VecDeque::new(),
             held: Vec::new(),
             late: Vec::new(),
-            pins: Vec::new(),
+            own_leases: Vec::new(),
             lost: BTreeSet::new(),
         }
     }
 
     fn in_use(&self) -> BTreeSet<SlotId> {
         let held = self.held.iter().map(|(slot, _)| slot);
-        let pinned = self.pins.iter().map(|(slot, _)| slot);
-        let all = self.filling.iter().chain(&self.committed).chain(held).chain(pinned);
+        let own_leased = self.own_leases.iter().map(|(slot, _)| slot);
+        let all = self.filling.iter().chain(&self.committed).chain(held).chain(own_leased);
         all.chain(&self.lost).copied().collect()
     }
 
@@ -116,13 +129,16 @@ impl<'a> Model<'a> {
     fn grow(&mut self, slot: SlotId, end: u64) {
         let in_use = self.in_use();
         let kept: u64 = in_use.iter().map(|slot| self.touched(*slot)).sum();
-        let mut memory = Memory { used: self.used, in_use };
+        let free = (0..SLOTS).map(SlotId::new).filter(|slot| !in_use.contains(slot));
+        let fixed: u64 = free.map(|slot| self.registered[slot.index()]).sum();
+        let mut memory = Memory { used: self.used, registered: self.registered, in_use };
         let growth = self.worker.grow(self.words, slot, end, &mut memory).unwrap();
         self.used = memory.used;
         let alone = self.filling == [slot]
             && self.committed.is_empty()
             && self.held.iter().all(|(_, cost)| cost.is_some())
-            && self.pins.is_empty()
+            && (self.held.is_empty() || fixed == 0)
+            && self.own_leases.is_empty()
             && self.lost.is_empty();
         match growth {
             Growth::Ready => {
@@ -133,7 +149,7 @@ impl<'a> Model<'a> {
             Growth::Oversize => assert!(end > LIMITS.half()),
             Growth::NoRoom => {
                 let rounded = end.next_multiple_of(64 << 10);
-                assert!(end <= LIMITS.half() && kept + rounded > LIMITS.share + self.touched(slot));
+                assert!(end <= LIMITS.half() && kept + fixed + rounded > LIMITS.share + self.touched(slot));
                 assert!(!alone, "leases alone have starved the worker");
             }
         }
@@ -163,7 +179,7 @@ impl<'a> Model<'a> {
         let unsure = self.late.iter().copied().filter(|slot| !held.contains(slot));
         self.lost = unsure.filter(|slot| !bit_is_there(*slot)).collect();
         self.filling.clear();
-        self.pins.clear();
+        self.own_leases.clear();
         self.worker = WorkerSlots::take_over(self.words, LIMITS, &Ledger::busy(self.words));
     }
 
@@ -193,11 +209,27 @@ impl<'a> Model<'a> {
                     self.worker.abandon(slot);
                 }
             }
-            Step::Pin(index) if !self.filling.is_empty() => {
+            Step::OwnLease(index) if !self.filling.is_empty() => {
                 let slot = self.filling[index.index(self.filling.len())];
-                self.pins.push((slot, self.worker.pin(slot)));
+                self.own_leases.push((slot, self.worker.own_lease(slot)));
             }
-            Step::Unpin(index) => drop(pick(&mut self.pins, index)),
+            Step::EndOwnLease(index) => drop(pick(&mut self.own_leases, index)),
+            Step::Register(index, bytes) if !self.held.is_empty() => {
+                let (slot, _) = self.held[index.index(self.held.len())];
+                let others = self.ledger.registered_bytes() - self.registered[slot.index()];
+                let bytes_there = bytes.next_multiple_of(4096);
+                let fits = bytes_there <= self.touched(slot) && others + bytes_there <= LIMITS.share / 2;
+                let less = bytes_there <= self.registered[slot.index()];
+                assert_eq!(self.ledger.set_registered(self.words, slot, *bytes), fits || less);
+                if fits {
+                    self.registered[slot.index()] = bytes_there;
+                }
+            }
+            Step::Unregister(index) => {
+                let slot = SlotId::new(index.index(SLOTS as usize) as u32);
+                self.registered[slot.index()] = 0;
+                assert!(self.ledger.set_registered(self.words, slot, 0));
+            }
             Step::Drain => self.drain(),
             Step::Release(index) => {
                 if let Some((slot, cost)) = pick(&mut self.held, index) {
@@ -218,7 +250,7 @@ impl<'a> Model<'a> {
                 }
             }
             Step::Die => self.die(),
-            Step::Grow(..) | Step::Pin(_) => {}
+            Step::Grow(..) | Step::OwnLease(_) | Step::Register(..) => {}
         }
         self.audit();
     }
@@ -231,6 +263,11 @@ impl<'a> Model<'a> {
         for (used, touched) in self.used.iter().zip(touched()) {
             assert!(*used <= touched, "{used} bytes are there, {touched} counted");
         }
+        for (slot, registered) in (0..).map(SlotId::new).zip(self.registered) {
+            assert_eq!(self.words.registered[slot.index()].load(Relaxed), registered);
+            assert!(registered <= self.touched(slot), "slot {slot} keeps less than is registered of it");
+        }
+        assert_eq!(self.ledger.registered_bytes(), self.registered.iter().sum::<u64>());
         let costs = self.held.iter().filter_map(|(_, cost)| *cost);
         assert_eq!(self.ledger.leased_bytes(), costs.clone().sum::<u64>());
         assert_eq!(self.ledger.leased_slots() as usize, costs.count());

@@ -50,6 +50,7 @@ mod _native {
         class::pinner::{Pinned, Pinner},
         class::port::Port,
         class::scheduler::{Order, Positions, Scheduler},
+        class::slot_memory::SlotMemory,
         class::stream::{BatchRule, Stream},
         class::worker_fds::WorkerFds,
         collate::default_collate::Collate,

@@ -24,8 +24,8 @@ impl Limits {
     /// share, in whole granules, and no more than a window. A larger batch is *oversize*.
     ///
     /// INVARIANT: leases up to half and one batch up to half, rounded up to its granule, always fit
-    /// into the share, so that a worker with nothing undelivered and nothing pinned has room for
-    /// its batch.
+    /// into the share, so that a worker with nothing undelivered, no lease of its own and nothing
+    /// [registered](super::registered) that is not leased has room for its batch.
     pub fn half(&self) -> u64 {
         let half = (self.share / 2).min(self.window);
         half - half % self.granule(half)

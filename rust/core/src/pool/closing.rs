@@ -1,5 +1,6 @@
 //! The end of a transport: each slot's pages are given back once, by the last to have the slot.
 
+use super::registered::is_registered;
 use super::{SlotId, SlotWords};
 use crate::sync::{AtomicBool, Ordering};
 use crate::testing::fault::fault;
@@ -34,9 +35,13 @@ impl Closing {
     }
 }
 
-/// Ends the use of a slot whose worker has ended, if it is not held. `true`: its pages are the caller's to
-/// give back, and it is never held again.
+/// Ends the use of a slot whose worker has ended, if it is not held and no driver has its memory. `true`: its pages
+/// are the caller's to give back, and it is never held again.
 pub fn retire(words: SlotWords<'_>, slot: SlotId) -> bool {
+    // Only what is held is newly registered.
+    if is_registered(words, slot) {
+        return false;
+    }
     // ORDERING close: of the threads that find the slot not held, one wins; it sees their last accesses.
     let won = if fault("retire_relaxed") { Ordering::Relaxed } else { Ordering::AcqRel };
     words.holds[slot.index()].compare_exchange(0, RETIRED, won, Ordering::Relaxed).is_ok()

@@ -7,8 +7,8 @@ use crate::sync::{AtomicU64, Ordering, release_unless};
 use crate::testing::failpoint::failpoint;
 use crate::testing::fault::fault;
 
-/// What the user has leased from one worker, and the bounds on it. Private memory of the parent;
-/// any thread may use it.
+/// What the user has leased from one worker and what is registered of it, and the bounds on both. Private memory of
+/// the parent; any thread may use it.
 ///
 /// INVARIANT: the leases stay within half the worker's share and half its slots, so holding batches
 /// never starves the worker.
@@ -18,6 +18,10 @@ pub struct Ledger {
     leased_bytes: AtomicU64,
     most_slots: u64,
     most_bytes: u64,
+    /// What the words of `registered` say together.
+    pub(super) registered_bytes: AtomicU64,
+    pub(super) most_registered: u64,
+    pub(super) page: u64,
 }
 
 impl Ledger {
@@ -28,6 +32,9 @@ impl Ledger {
             leased_bytes: AtomicU64::new(0),
             most_slots: u64::from(slots) / 2,
             most_bytes: limits.half(),
+            registered_bytes: AtomicU64::new(0),
+            most_registered: limits.share / 2,
+            page: limits.page,
         }
     }
 
@@ -138,7 +145,7 @@ impl Ledger {
 
 /// Adds to a counter unless that would take it above `most`. Publishes nothing: the counters only
 /// have to add up.
-fn add_within(counter: &AtomicU64, more: u64, most: u64) -> bool {
+pub(super) fn add_within(counter: &AtomicU64, more: u64, most: u64) -> bool {
     let mut now = counter.load(Ordering::Relaxed);
     while let Some(sum) = now.checked_add(more).filter(|&sum| sum <= most) {
         match counter.compare_exchange_weak(now, sum, Ordering::Relaxed, Ordering::Relaxed) {
@@ -223,5 +230,23 @@ mod tests {
         let heap = HeapWords::new(64);
         Ledger::new(LIMITS, 64).release(heap.words(), SlotId::new(64), None);
         assert_eq!(Ledger::busy(heap.words()), [0]);
+    }
+
+    #[test]
+    fn registered_is_what_the_slot_keeps_in_whole_pages() {
+        let heap = HeapWords::new(64);
+        let words = heap.words();
+        let ledger = Ledger::new(LIMITS, 64);
+        let slot = touch(words, 3, 8 << 10);
+        let registered = || (words.registered[3].load(Ordering::Relaxed), ledger.registered_bytes());
+        assert!(!ledger.set_registered(words, slot, (8 << 10) + 1));
+        assert!(!ledger.set_registered(words, slot, u64::MAX));
+        assert_eq!(registered(), (0, 0), "a refusal leaves nothing behind");
+        assert!(ledger.set_registered(words, slot, 1));
+        assert_eq!(registered(), (4 << 10, 4 << 10));
+        assert!(ledger.set_registered(words, slot, 8 << 10));
+        assert_eq!(registered(), (8 << 10, 8 << 10));
+        assert!(ledger.set_registered(words, slot, 0));
+        assert_eq!(registered(), (0, 0));
     }
 }

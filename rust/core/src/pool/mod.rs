@@ -11,7 +11,7 @@
 //!   FREE ------------> FILLING ------------> COMMITTED ------------> HELD ------------> RETURNED
 //!    ^                    |                                                                |
 //!    |                    | abandon                                                        | sweep
-//!    +--------------------+<------------------ no pin is left --------- PINNED <-----------+
+//!    +--------------------+<------------- no own lease is left ---- OWN-LEASED <-----------+
 //! ```
 //!
 //! | transition | by | what is stored |
@@ -23,8 +23,9 @@
 //! | COMMITTED -> HELD | parent at drain, [`Ledger::hold`] | `holds[slot] += 1` |
 //! | HELD -> RETURNED | any thread of the parent, [`Ledger::release`] | the slot's `free` bit, **then** `holds[slot] -= 1` |
 //! | RETURNED -> FREE | worker, when it sweeps | the `free` word is swapped to 0 |
-//! | RETURNED -> PINNED -> FREE | worker, when it sweeps | nothing shared: a [`Pin`] of the worker's own kept the slot |
+//! | RETURNED -> OWN-LEASED -> FREE | worker, when it sweeps | nothing shared: an [`OwnLease`] of the worker kept the slot |
 //! | FREE loses pages | worker, making room in `grow`, or in `shrink` | `touched[slot]`, `resident`, after the pages are gone |
+//! | HELD is registered | parent, [`Ledger::set_registered`] | `registered[slot]`, before the driver has the pages |
 //!
 //! The worker cannot tell COMMITTED from HELD, and need not. A slot may be FILLING again, even
 //! COMMITTED and HELD again, while the thread that released it is still between its two stores:
@@ -46,7 +47,7 @@
 //! | between the punch and its stores | an over-count | the sum; punching again does no harm |
 //! | before the ring's `tail` was stored | a batch that is not seen | not busy: free; the task is done again |
 //! | after it | a committed batch | drained, so held, so busy |
-//! | with pins | nothing | pins are private memory of the worker |
+//! | with own leases | nothing | they are private memory of the worker |
 //!
 //! | a release was | then the successor finds | and the slot is |
 //! |---|---|---|
@@ -58,11 +59,13 @@
 //! # When the transport closes
 //!
 //! The workers have ended. Every slot that is not held is retired ([`retire`]), and every other one by
-//! the thread that ends its last hold ([`Closing`]): its pages are given back once, when it is not held.
+//! the thread that ends its last hold ([`Closing`]): its pages are given back once, when it is not held. A slot of
+//! which a driver has memory ([`registered`]) is held in this sense until it is unregistered.
 
 mod budget;
 mod closing;
 mod lease;
+pub mod registered;
 mod words;
 mod worker;
 
@@ -70,4 +73,4 @@ pub use budget::{Growth, Limits, Pages};
 pub use closing::{Closing, is_retired, retire};
 pub use lease::Ledger;
 pub use words::{HeapWords, SlotId, SlotWords};
-pub use worker::{Pin, WorkerSlots};
+pub use worker::{OwnLease, WorkerSlots};

@@ -67,6 +67,10 @@ pub struct SlotWords<'a> {
     /// Bytes of each window, from its start, that may be backed by memory. Only the worker writes
     /// it. It never says less than the truth.
     pub touched: &'a [AtomicU64],
+    /// Bytes of each window, from its start, that the parent has registered with a driver; whole pages, never more
+    /// than `touched`. Only the parent writes it, more only while it holds the slot. See
+    /// [`registered`](super::registered).
+    pub registered: &'a [AtomicU64],
     /// The sum over `touched`, except while the worker is between two stores. Only the worker
     /// writes it.
     pub resident: &'a AtomicU64,
@@ -82,22 +86,25 @@ impl<'a> SlotWords<'a> {
         free: &'a [AtomicU64],
         holds: &'a [AtomicU32],
         touched: &'a [AtomicU64],
+        registered: &'a [AtomicU64],
         resident: &'a AtomicU64,
     ) -> Result<Self> {
         let slots = holds.len();
         if slots == 0
             || free.len() != slots.div_ceil(SLOTS_PER_WORD)
             || touched.len() != slots
+            || registered.len() != slots
             || u32::try_from(slots).is_err()
         {
             return Err(Error::Corrupt(format!(
-                "{} free words, {} hold counters and {} sizes are not about the same slots",
+                "{} free words, {} hold counters, {} and {} sizes are not about the same slots",
                 free.len(),
                 holds.len(),
                 touched.len(),
+                registered.len(),
             )));
         }
-        Ok(Self { free, holds, touched, resident })
+        Ok(Self { free, holds, touched, registered, resident })
     }
 
     /// How many slots there are.
@@ -112,6 +119,7 @@ pub struct HeapWords {
     free: Box<[AtomicU64]>,
     holds: Box<[AtomicU32]>,
     touched: Box<[AtomicU64]>,
+    registered: Box<[AtomicU64]>,
     resident: AtomicU64,
 }
 
@@ -122,13 +130,20 @@ impl HeapWords {
             free: (0..slots.div_ceil(u64::BITS)).map(|_| AtomicU64::new(0)).collect(),
             holds: (0..slots).map(|_| AtomicU32::new(0)).collect(),
             touched: (0..slots).map(|_| AtomicU64::new(0)).collect(),
+            registered: (0..slots).map(|_| AtomicU64::new(0)).collect(),
             resident: AtomicU64::new(0),
         }
     }
 
     /// The words, borrowed.
     pub fn words(&self) -> SlotWords<'_> {
-        SlotWords { free: &self.free, holds: &self.holds, touched: &self.touched, resident: &self.resident }
+        SlotWords {
+            free: &self.free,
+            holds: &self.holds,
+            touched: &self.touched,
+            registered: &self.registered,
+            resident: &self.resident,
+        }
     }
 }
 
@@ -140,11 +155,14 @@ mod tests {
     fn lengths_must_agree() {
         let heap = HeapWords::new(100);
         let w = heap.words();
-        assert_eq!(SlotWords::new(w.free, w.holds, w.touched, w.resident).unwrap().slots(), 100);
-        assert!(SlotWords::new(&w.free[..1], w.holds, w.touched, w.resident).is_err());
-        assert!(SlotWords::new(w.free, &w.holds[..99], w.touched, w.resident).is_err());
-        assert!(SlotWords::new(w.free, w.holds, &w.touched[..99], w.resident).is_err());
-        assert!(SlotWords::new(&[], &[], &[], w.resident).is_err());
+        let new =
+            |free, holds, touched, registered| SlotWords::new(free, holds, touched, registered, w.resident);
+        assert_eq!(new(w.free, w.holds, w.touched, w.registered).unwrap().slots(), 100);
+        assert!(new(&w.free[..1], w.holds, w.touched, w.registered).is_err());
+        assert!(new(w.free, &w.holds[..99], w.touched, w.registered).is_err());
+        assert!(new(w.free, w.holds, &w.touched[..99], w.registered).is_err());
+        assert!(new(w.free, w.holds, w.touched, &w.registered[..99]).is_err());
+        assert!(new(&[], &[], &[], &[]).is_err());
     }
 
     #[test]

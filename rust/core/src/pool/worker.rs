@@ -1,5 +1,6 @@
 //! The worker's side: the only allocator of its slots.
 
+use super::registered::fixed;
 use super::{Growth, Ledger, Limits, Pages, SlotId, SlotWords};
 use crate::Result;
 use crate::sync::{Arc, Ordering, acquire_unless};
@@ -13,24 +14,24 @@ enum SlotState {
     Filling,
     /// Committed, and not seen to have come back.
     Committed,
-    /// Back from the parent, or abandoned, but the worker itself has a [`Pin`] on it.
-    Pinned,
+    /// Back from the parent, or abandoned, but the worker itself has an [`OwnLease`] on it.
+    OwnLeased,
 }
 
 /// A lease of the worker's own: it has a tensor in the slot. The slot is not handed out again
-/// before every pin on it is dropped. Dropping is one atomic operation, from any thread.
+/// before all of its own leases on it have ended. Dropping is one atomic operation, from any thread.
 #[derive(Debug)]
-#[must_use = "the slot is pinned for as long as this lives"]
-pub struct Pin {
-    // ORDERING pin-dropped: counting owners, with the orderings that reuse needs, is what `Arc`
+#[must_use = "the slot is not handed out again for as long as this lives"]
+pub struct OwnLease {
+    // ORDERING own-lease-dropped: counting owners, with the orderings that reuse needs, is what `Arc`
     // does.
     _owner: Arc<()>,
 }
 
 /// The private state of one worker about its slots.
 ///
-/// INVARIANT states: `free` has each slot in `SlotState::Free` once, `pinned` each one in
-/// `SlotState::Pinned` once.
+/// INVARIANT states: `free` has each slot in `SlotState::Free` once, `own_leased` each one in
+/// `SlotState::OwnLeased` once.
 /// INVARIANT budget: `resident` is the sum over `touched`, at most `limits.share` once
 /// [`grow`](Self::grow) has returned, unless a predecessor with a larger share left more. `touched`
 /// is at most the window. The shared words repeat both and are never read back, so that no other
@@ -45,9 +46,9 @@ pub struct WorkerSlots {
     beside: u64,
     /// Least recently used first.
     free: Vec<SlotId>,
-    pinned: Vec<SlotId>,
-    /// One owner is this, the others are the slot's pins.
-    pins: Box<[Arc<()>]>,
+    own_leased: Vec<SlotId>,
+    /// One owner is this, the others are the own leases on the slot.
+    own_leases: Box<[Arc<()>]>,
 }
 
 impl WorkerSlots {
@@ -62,8 +63,8 @@ impl WorkerSlots {
             resident: 0,
             beside: 0,
             free: (0..slots).rev().map(SlotId::new).collect(),
-            pinned: Vec::new(),
-            pins: (0..slots).map(|_| Arc::new(())).collect(),
+            own_leased: Vec::new(),
+            own_leases: (0..slots).map(|_| Arc::new(())).collect(),
         }
     }
 
@@ -156,7 +157,7 @@ impl WorkerSlots {
         self.states[slot.index()] = SlotState::Committed;
     }
 
-    /// FILLING -> FREE: what was written is not delivered. With pins, the slot is free once they
+    /// FILLING -> FREE: what was written is not delivered. With own leases, the slot is free once they
     /// are gone.
     pub fn abandon(&mut self, slot: SlotId) {
         debug_assert_eq!(self.states[slot.index()], SlotState::Filling);
@@ -164,19 +165,19 @@ impl WorkerSlots {
     }
 
     /// A lease of the worker's own on a slot that it fills.
-    pub fn pin(&self, slot: SlotId) -> Pin {
+    pub fn own_lease(&self, slot: SlotId) -> OwnLease {
         debug_assert_eq!(self.states[slot.index()], SlotState::Filling);
-        Pin { _owner: Arc::clone(&self.pins[slot.index()]) }
+        OwnLease { _owner: Arc::clone(&self.own_leases[slot.index()]) }
     }
 
     /// How many slots only the worker itself keeps, as of the last [`begin`](Self::begin).
-    pub fn pinned_slots(&self) -> u32 {
-        self.pinned.len() as u32
+    pub fn own_leased_slots(&self) -> u32 {
+        self.own_leased.len() as u32
     }
 
     /// Bytes in slots that only the worker itself keeps, as of the last [`begin`](Self::begin).
-    pub fn pinned_bytes(&self) -> u64 {
-        self.pinned.iter().map(|slot| self.touched[slot.index()]).sum()
+    pub fn own_leased_bytes(&self) -> u64 {
+        self.own_leased.iter().map(|slot| self.touched[slot.index()]).sum()
     }
 
     /// Slots that are free, as of the last [`begin`](Self::begin).
@@ -218,8 +219,14 @@ impl WorkerSlots {
             return true;
         }
         self.sweep(words);
-        let in_free_slots: u64 = self.free.iter().map(|slot| self.touched[slot.index()]).sum();
+        let in_free_slots: u64 = self.free.iter().map(|&slot| self.loose(words, slot)).sum();
         excess <= in_free_slots && self.punch_free(words, excess, os)
+    }
+
+    /// Bytes of a free slot that can be given back.
+    fn loose(&self, words: SlotWords<'_>, slot: SlotId) -> u64 {
+        let touched = self.touched[slot.index()];
+        touched - fixed(words, slot, touched)
     }
 
     /// Punches about `excess` bytes of the free slots, the least recently used first. Returns whether it was as much.
@@ -228,7 +235,8 @@ impl WorkerSlots {
         for index in 0..self.free.len() {
             let slot = self.free[index];
             let touched = self.touched[slot.index()];
-            let kept = touched - self.limits.round_up(excess.min(touched)).min(touched);
+            let loose = self.loose(words, slot);
+            let kept = touched - self.limits.round_up(excess.min(loose)).min(loose);
             if kept < touched {
                 if fault("uncounted_before_punch") {
                     self.count(words, slot, kept);
@@ -259,10 +267,10 @@ impl WorkerSlots {
         words.touched[slot.index()].store(bytes, Ordering::Relaxed);
     }
 
-    /// RETURNED -> FREE, or PINNED while the worker itself keeps something in the slot.
+    /// RETURNED -> FREE, or OWN-LEASED while the worker itself keeps something in the slot.
     fn sweep(&mut self, words: SlotWords<'_>) {
-        if !self.pinned.is_empty() {
-            for slot in std::mem::take(&mut self.pinned) {
+        if !self.own_leased.is_empty() {
+            for slot in std::mem::take(&mut self.own_leased) {
                 self.recover(slot);
             }
         }
@@ -287,13 +295,13 @@ impl WorkerSlots {
     }
 
     fn recover(&mut self, slot: SlotId) {
-        // ORDERING pin-dropped: `get_mut` succeeds for the only owner, after all that dropped pins
+        // ORDERING own-lease-dropped: `get_mut` succeeds for the only owner, after all that the ended leases
         // did.
-        let unpinned = Arc::get_mut(&mut self.pins[slot.index()]).is_some();
-        let (state, list) = if unpinned || fault("pin_ignored") {
+        let ended = Arc::get_mut(&mut self.own_leases[slot.index()]).is_some();
+        let (state, list) = if ended || fault("own_lease_ignored") {
             (SlotState::Free, &mut self.free)
         } else {
-            (SlotState::Pinned, &mut self.pinned)
+            (SlotState::OwnLeased, &mut self.own_leased)
         };
         self.states[slot.index()] = state;
         list.push(slot);

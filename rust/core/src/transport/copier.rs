@@ -36,6 +36,12 @@ impl CopyPart {
         Self { from, into, len }
     }
 
+    /// Copies at once, as fits a small part that this core has at hand.
+    pub fn copy_now(&self) {
+        // SAFETY: the promise of `new`; memory of a batch and memory elsewhere do not overlap.
+        unsafe { std::ptr::copy_nonoverlapping(self.from, self.into, self.len) };
+    }
+
     fn copy(&self) {
         // SAFETY: the promise of `new`; memory of a batch and memory elsewhere do not overlap.
         unsafe { streaming::copy(self.from, self.into, self.len) };

@@ -10,6 +10,7 @@ use crate::pool::SlotId;
 use crate::process::{self, Process};
 use crate::sync::Arc;
 use crate::transport::message::ResultKind;
+use crate::transport::slot_memory::Window;
 use crate::transport::worker_handle::WorkerHandle;
 
 /// Keeps the bytes of one batch where they are. Dropping it, on any thread, gives them back.
@@ -47,6 +48,27 @@ impl Backing {
                 (handle.control.segment(), handle.control.window(handle.worker, *slot).start)
             }
             Self::Own(own) => (&own.segment, 0),
+        }
+    }
+}
+
+impl Backing {
+    /// The window of the slot that the batch lies in; `None` of a batch in a segment of its own.
+    #[must_use]
+    pub fn window(&self) -> Option<Window> {
+        match self {
+            Self::Slot(HeldSlot { handle, slot, .. }) => Some(Window::of(handle, *slot)),
+            Self::Own(_) => None,
+        }
+    }
+
+    /// Says how many bytes of the window, from its start, are registered with a driver; see
+    /// [`Ledger::set_registered`](crate::pool::Ledger::set_registered). `false` too of a segment of its own.
+    #[must_use = "a refusal means that the memory may be given back at any time"]
+    pub fn set_registered(&self, bytes: u64) -> bool {
+        match self {
+            Self::Slot(HeldSlot { handle, slot, .. }) => handle.set_registered(*slot, bytes),
+            Self::Own(_) => false,
         }
     }
 }

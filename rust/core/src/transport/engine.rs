@@ -26,6 +26,7 @@ use crate::transport::delivery::{Backing, Delivery, HeldSlot, OwnSegment};
 use crate::transport::fds::WorkerFds;
 use crate::transport::layout::{Control, Geometry};
 use crate::transport::message::{BatchPlace, ResultDescriptor, ResultKind, Task, TaskDescriptor};
+use crate::transport::slot_memory::SlotMemory;
 use crate::transport::worker_handle::WorkerHandle;
 use crate::transport::{LONGEST_SLEEP, Transport};
 
@@ -131,6 +132,12 @@ impl Engine {
     #[must_use]
     pub fn control(&self) -> &Arc<Control> {
         &self.control
+    }
+
+    /// Its slots as memory, for a driver to register.
+    #[must_use]
+    pub fn slot_memory(&self) -> SlotMemory {
+        SlotMemory::new(&self.handles)
     }
 
     /// Bytes of shared memory that each worker may take.
@@ -459,7 +466,8 @@ impl Engine {
         }
     }
 
-    /// Gives back all memory that the user does not hold. To be called when the workers have ended;
+    /// Gives back all memory that the user does not hold, and no driver has; that of drivers at
+    /// [`SlotMemory::clear_registered`]. To be called when the workers have ended;
     /// calling it again does nothing.
     pub fn close(&self) {
         if std::mem::replace(&mut self.lock().closed, true) {

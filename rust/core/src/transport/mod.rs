@@ -11,6 +11,7 @@
 //! | [`port`] | a worker's side, likewise |
 //! | [`delivery`] | a batch that arrived, and what keeps its bytes |
 //! | [`copier`] | copies a batch's bytes elsewhere, on a thread |
+//! | [`slot_memory`] | the slots as plain memory, for a driver to register |
 
 #[allow(unsafe_code, reason = "copies between addresses that its callers vouch for")]
 pub mod copier;
@@ -21,6 +22,7 @@ mod interface;
 pub mod layout;
 pub mod message;
 pub mod port;
+pub mod slot_memory;
 mod worker_handle;
 
 use std::time::Duration;

@@ -12,7 +12,7 @@ use crate::forks::Moment;
 use crate::os::eventfd::{EventFd, sleep};
 use crate::os::memory::MemoryProbe;
 use crate::os::{Segment, fd_passing};
-use crate::pool::{Growth, Ledger, Limits, Pages, Pin, SlotId, SlotWords, WorkerSlots};
+use crate::pool::{Growth, Ledger, Limits, OwnLease, Pages, SlotId, SlotWords, WorkerSlots};
 use crate::process::{self, Lender, Process};
 use crate::ring::{Consumer, Producer, Ring};
 use crate::sync::adaptive_spin::AdaptiveSpin;
@@ -89,7 +89,7 @@ pub struct Fill {
     /// The first byte that was not handed out, from the start of the window.
     bump: u64,
     /// What was handed out, in order; what the worker has dropped at the end is taken back.
-    chunks: Vec<(u64, Weak<Pin>)>,
+    chunks: Vec<(u64, Weak<OwnLease>)>,
 }
 
 /// Bytes of a slot that collate may write to. The slot is not filled again before it is dropped, and the children
@@ -98,7 +98,7 @@ pub struct Fill {
 pub struct Chunk {
     address: usize,
     len: u64,
-    pin: Arc<Pin>,
+    lease: Arc<OwnLease>,
     process: &'static Process,
     taken: Moment,
 }
@@ -123,7 +123,7 @@ impl Chunk {
 impl Drop for Chunk {
     fn drop(&mut self) {
         if !self.process.is_still(self.taken) {
-            self.process.give_back(self.taken, || self.pin.clone());
+            self.process.give_back(self.taken, || self.lease.clone());
         }
     }
 }
@@ -341,18 +341,18 @@ impl Port {
         };
         let window = self.control.window(self.worker, fill.slot);
         let pointer = self.control.segment().pointer(window.start + start, nbytes)?;
-        let pin = Arc::new(slots.pin(fill.slot));
-        fill.chunks.push((start, Arc::downgrade(&pin)));
+        let lease = Arc::new(slots.own_lease(fill.slot));
+        fill.chunks.push((start, Arc::downgrade(&lease)));
         fill.bump = end;
         failpoint("chunk-taken");
         let (process, taken) = (self.process, self.process.now());
-        Ok(Some(Chunk { address: pointer.as_ptr() as usize, len: nbytes, pin, process, taken }))
+        Ok(Some(Chunk { address: pointer.as_ptr() as usize, len: nbytes, lease, process, taken }))
     }
 
     /// A dataset that keeps what collate gave it keeps slots: past a quarter it must use memory of its own.
     fn keeps_too_much(&self, slots: &WorkerSlots) -> bool {
         let total = self.control.geometry().slots;
-        slots.pinned_slots() > total / 4 || slots.pinned_bytes() > self.limits.share / 4
+        slots.own_leased_slots() > total / 4 || slots.own_leased_bytes() > self.limits.share / 4
     }
 
     /// Ends allocation for this batch and begins its commit. What was allocated stays where it is.
@@ -383,8 +383,8 @@ impl Port {
 impl Fill {
     /// Takes the chunks at the end that the worker no longer has.
     fn take_back(&mut self) {
-        while let Some((start, pin)) = self.chunks.last() {
-            if pin.strong_count() > 0 {
+        while let Some((start, lease)) = self.chunks.last() {
+            if lease.strong_count() > 0 {
                 break;
             }
             self.bump = *start;

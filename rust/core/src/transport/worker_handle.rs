@@ -3,7 +3,7 @@
 use crate::os::eventfd::EventFd;
 use crate::pool::{Closing, Ledger, SlotId};
 use crate::process::{self, Lender, Process};
-use crate::sync::Arc;
+use crate::sync::{Arc, Ordering};
 use crate::transport::layout::Control;
 
 /// What the parent knows of one worker, and every lease on that worker's slots with it.
@@ -43,13 +43,37 @@ impl WorkerHandle {
         }
     }
 
-    /// Gives the memory of all slots that are not held back, now and at every later release.
+    /// Gives the memory of all slots that are not held back, now and at every later release; of those that are
+    /// registered, once that is cleared.
     ///
     /// To be called when the worker has ended: nothing is filled any more.
     pub(crate) fn close(&self) {
         self.closing.close();
         self.control.release_unheld(self.worker, (0..self.control.geometry().slots).map(SlotId::new));
         self.control.give_back(self.control.arena(self.worker));
+    }
+
+    /// As [`Ledger::set_registered`], which see. `false` too in a forked child: the registrations are its parent's.
+    pub(super) fn set_registered(&self, slot: SlotId, bytes: u64) -> bool {
+        if !self.process.is_current() {
+            return false;
+        }
+        let set = self.ledger.set_registered(self.control.worker(self.worker).slots, slot, bytes);
+        // Else the one that closes finds what is set.
+        if bytes == 0 && self.closing.is_closed() {
+            self.control.release_unheld(self.worker, std::iter::once(slot));
+        }
+        set
+    }
+
+    /// Says that the driver has unregistered all of this worker's memory.
+    pub(super) fn clear_registered(&self) {
+        let words = self.control.worker(self.worker).slots;
+        for slot in (0..words.slots()).map(SlotId::new) {
+            if words.registered[slot.index()].load(Ordering::Relaxed) > 0 {
+                let _ = self.set_registered(slot, 0);
+            }
+        }
     }
 
     /// Of the process that holds, once for each hold, when no child that it forked may have the slot.

@@ -120,7 +120,7 @@ impl<'py> LeafReader<'_, 'py> {
             LeafKind::Tensor(dtype) => {
                 let (shape, strides) = (leaf.shape().iter().collect(), leaf.strides().iter().collect());
                 if record.nbytes == 0 {
-                    return self.torch.without_elements(py, dtype, shape, strides);
+                    return self.torch.new_on_cpu(py, dtype, shape, strides);
                 }
                 let storage = self.storage(py, &leaf, record, copy)?;
                 let first = leaf.byte_offset() / dtype.itemsize() as u64;

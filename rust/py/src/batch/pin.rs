@@ -3,7 +3,7 @@
 //! INVARIANT: each tensor's storage begins at its block's start. torch then knows the block by the storage's address, and
 //! does not give it out again before copies to a device that still read it are done.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::intern;
@@ -13,6 +13,7 @@ use ringloader_core::transport::delivery::Delivery;
 
 use super::template::TemplateCache;
 use crate::torch::names::Torch;
+use crate::torch::source::Span;
 use crate::torch::tensor::Form;
 
 /// Tensors from this size on are copied by the copier's thread. Below it, handing a copy over costs more than the copy.
@@ -36,28 +37,59 @@ pub(crate) fn pin<'py, 'c>(
     copier: impl FnOnce() -> &'c Copier,
 ) -> PyResult<Option<PinnedBatch<'py>>> {
     let torch = Torch::get(py)?;
-    let parts = RefCell::new(Vec::new());
-    let pinned = |form: &Form<'_>| {
-        if form.nbytes() >= LARGE
-            && let Some(span) = form.dense_bytes(delivery)?
-        {
-            let (shape, strides) = form.shape_and_strides();
-            let tensor = torch.new_pinned(py, form.dtype(), shape, strides)?;
-            let (from, len) = span.place();
-            let into: usize = tensor.call_method0(intern!(py, "data_ptr"))?.extract()?;
-            if tensor.getattr(intern!(py, "nbytes"))?.extract::<usize>()? != len {
-                return Err(PyRuntimeError::new_err("torch made a tensor of another size"));
+    let made = cache.with(py, delivery, |template| {
+        let prototypes = template.prototypes(|form| prototype(py, torch, delivery, form))?;
+        let count = Cell::new(0);
+        let parts = RefCell::new(Vec::new());
+        let batch = template.make_of(py, &|form| {
+            let number = count.replace(count.get() + 1);
+            let dense = form.dense_bytes(delivery)?;
+            if form.nbytes() >= LARGE
+                && let Some(span) = dense
+            {
+                let (shape, strides) = form.shape_and_strides();
+                let tensor = torch.new_pinned(py, form.dtype(), shape, strides)?;
+                parts.borrow_mut().push(part(torch, &span, &tensor)?);
+                Ok(tensor)
+            } else if let Some(prototype) = prototypes.and_then(|all| all[number].as_ref())
+                && let Some(span) = dense
+            {
+                let tensor = torch.pinned_like(prototype.bind(py))?;
+                part(torch, &span, &tensor)?.copy_now();
+                Ok(tensor)
+            } else {
+                form.tensor(py, delivery, None)?.call_method0(intern!(py, "pin_memory"))
             }
-            // SAFETY: the span's bytes stay while the job has the backing; the tensor's stay until the job is over, by
-            // the invariant of `PinnedBatch`, and no one else knows of it before.
-            parts.borrow_mut().push(unsafe { CopyPart::new(from, into as *mut u8, len) });
-            return Ok(tensor);
-        }
-        form.tensor(py, delivery, None)?.call_method0(intern!(py, "pin_memory"))
-    };
-    let batch = cache.with(py, delivery, |template| template.make_of(py, &pinned))?;
-    let Some(batch) = batch else { return Ok(None) };
-    let parts = parts.into_inner();
+        })?;
+        Ok((batch, parts.into_inner()))
+    })?;
+    let Some((batch, parts)) = made else { return Ok(None) };
     let job = (!parts.is_empty()).then(|| copier().copy(parts, delivery.backing().clone()));
     Ok(Some(PinnedBatch { job, batch }))
+}
+
+/// A tensor that is small and dense is made like another one.
+fn prototype(
+    py: Python<'_>,
+    torch: &Torch,
+    delivery: &Delivery,
+    form: &Form<'_>,
+) -> PyResult<Option<Py<PyAny>>> {
+    if form.nbytes() >= LARGE || form.dense_bytes(delivery)?.is_none() {
+        return Ok(None);
+    }
+    let (shape, strides) = form.shape_and_strides();
+    torch.new_on_cpu(py, form.dtype(), shape, strides).map(|tensor| Some(tensor.unbind()))
+}
+
+/// What is to be copied to fill a new tensor.
+fn part(torch: &Torch, span: &Span<'_>, tensor: &Bound<'_, PyAny>) -> PyResult<CopyPart> {
+    let (from, len) = span.place();
+    if tensor.getattr(intern!(tensor.py(), "nbytes"))?.extract::<usize>()? != len {
+        return Err(PyRuntimeError::new_err("torch made a tensor of another size"));
+    }
+    let into = torch.address_of(tensor)? as *mut u8;
+    // SAFETY: the span's bytes stay while the delivery does, or the job that has its backing; the tensor's stay until the
+    // job is over, by the invariant of `PinnedBatch`, and no one else knows of it before.
+    Ok(unsafe { CopyPart::new(from, into, len) })
 }

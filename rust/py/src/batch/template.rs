@@ -5,7 +5,7 @@
 //! only the tensors and containers are made anew. What cannot change, keys of dicts first of all, is shared
 //! between the batches.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
@@ -105,7 +105,12 @@ pub(crate) struct Template {
     root: Node,
     /// Bytes of all that is copied out as small, for [`Copies`].
     small: usize,
+    /// Made with the second batch that asks for it: the first may be the only one.
+    prototypes: OnceLock<OnceLock<Prototypes>>,
 }
+
+/// For each tensor of a batch, in order, an object of which it is made; `None` for one that is made without.
+pub(crate) type Prototypes = Vec<Option<Py<PyAny>>>;
 
 enum Node {
     /// An immutable object, the same for all batches.
@@ -128,7 +133,8 @@ impl Template {
             return Ok(None);
         }
         let Some(root) = reader.node(py)? else { return Ok(None) };
-        Ok((reader.skeleton.remaining() == 0).then_some(Self { root, small: reader.small }))
+        let whole = reader.skeleton.remaining() == 0;
+        Ok(whole.then_some(Self { root, small: reader.small, prototypes: OnceLock::new() }))
     }
 
     /// The batch that lies in `delivery`. Large tensors lie there, if `leased`; else they are copies.
@@ -148,7 +154,30 @@ impl Template {
         })
     }
 
-    /// The batch whose tensors `tensor` makes.
+    /// What `make` made of each tensor's form; `None` for the first batch that asks.
+    ///
+    /// # Errors
+    /// What `make` returns.
+    pub(crate) fn prototypes(
+        &self,
+        make: impl Fn(&Form<'_>) -> PyResult<Option<Py<PyAny>>>,
+    ) -> PyResult<Option<&Prototypes>> {
+        let Some(made) = self.prototypes.get() else {
+            self.prototypes.get_or_init(OnceLock::new);
+            return Ok(None);
+        };
+        if made.get().is_none() {
+            let mut prototypes = Vec::new();
+            self.root.each_form(&mut |form| {
+                prototypes.push(make(form)?);
+                Ok(())
+            })?;
+            let _ = made.set(prototypes);
+        }
+        Ok(made.get())
+    }
+
+    /// The batch whose tensors `tensor` makes, one after the other.
     ///
     /// # Errors
     /// What `tensor` returns, or looking up a class.
@@ -242,6 +271,21 @@ impl Reader<'_> {
 }
 
 impl Node {
+    /// Calls `visit` with the form of each tensor, in the order in which they are made.
+    fn each_form(&self, visit: &mut impl FnMut(&Form<'_>) -> PyResult<()>) -> PyResult<()> {
+        match self {
+            Self::Value(_) => Ok(()),
+            Self::Tensor(form) => visit(form),
+            Self::List(items) | Self::Tuple(items) | Self::NamedTuple(_, items) => {
+                items.iter().try_for_each(|item| item.each_form(visit))
+            }
+            Self::Dict(items) => items.iter().try_for_each(|(name, item)| {
+                name.each_form(visit)?;
+                item.each_form(visit)
+            }),
+        }
+    }
+
     fn make<'py>(
         &self,
         py: Python<'py>,

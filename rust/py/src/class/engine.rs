@@ -12,6 +12,7 @@ use ringloader_core::transport::engine::{CachedSegment as CoreSegment, Engine as
 use ringloader_core::transport::message::ResultKind;
 
 use super::messages::{Event, WorkerEnded};
+use super::slot_memory::SlotMemory;
 use super::worker_fds::WorkerFds;
 use crate::batch::decode::{Decoded, decode};
 use crate::batch::template::TemplateCache;
@@ -141,6 +142,11 @@ impl Engine {
         });
         say_kept(py, &control);
         stored.map(|stored| CachedSegment(Mutex::new(Some(stored))))
+    }
+
+    /// Its slots as memory that a driver may register.
+    fn slot_memory(&self) -> PyResult<SlotMemory> {
+        Ok(SlotMemory::new(self.core()?.slot_memory()))
     }
 
     /// Bytes of shared memory for each worker.

@@ -8,5 +8,6 @@ pub(crate) mod messages;
 pub(crate) mod pinner;
 pub(crate) mod port;
 pub(crate) mod scheduler;
+pub(crate) mod slot_memory;
 pub(crate) mod stream;
 pub(crate) mod worker_fds;

@@ -23,6 +23,11 @@ pub(crate) struct Torch {
     pub(crate) strided: Py<PyAny>,
     pub(crate) empty: Py<PyAny>,
     empty_strided: Py<PyAny>,
+    empty_like: Py<PyAny>,
+    /// The keywords of a tensor in pinned memory.
+    pinned_options: Py<PyDict>,
+    /// Of tensors.
+    tensor_data_ptr: NoArgsMethod,
     pub(crate) empty_array: Py<PyAny>,
     pub(crate) from_capsule: Py<PyAny>,
     pub(crate) exchange: Option<ExchangeApi>,
@@ -97,6 +102,13 @@ impl Torch {
             strided: get(&torch, "strided")?,
             empty: get(&torch, "empty")?,
             empty_strided: get(&torch, "empty_strided")?,
+            empty_like: get(&torch, "empty_like")?,
+            pinned_options: {
+                let options = PyDict::new(py);
+                options.set_item("pin_memory", true)?;
+                options.unbind()
+            },
+            tensor_data_ptr: NoArgsMethod::new(py, "data_ptr"),
             empty_array: get(&numpy, "empty")?,
             from_capsule: get(&internals, "from_dlpack")?,
             dumps: get(&pickling, "dumps")?,
@@ -205,8 +217,11 @@ impl Torch {
         class.call_method1(intern!(name.py(), "_make"), (items,))
     }
 
-    /// A tensor without elements, which may grow.
-    pub(crate) fn without_elements<'py>(
+    /// A new tensor, whose elements are undefined.
+    ///
+    /// # Errors
+    /// What torch raises.
+    pub(crate) fn new_on_cpu<'py>(
         &self,
         py: Python<'py>,
         dtype: Dtype,
@@ -231,6 +246,23 @@ impl Torch {
         let options = self.plain_options(py, dtype)?;
         options.set_item(intern!(py, "pin_memory"), true)?;
         self.empty_strided.bind(py).call((shape, strides), Some(&options))
+    }
+
+    /// As [`new_pinned`](Self::new_pinned), with dtype, shape and strides of a dense tensor on the CPU: the quickest way.
+    ///
+    /// # Errors
+    /// What torch raises.
+    pub(crate) fn pinned_like<'py>(&self, prototype: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        let py = prototype.py();
+        self.empty_like.bind(py).call((prototype,), Some(self.pinned_options.bind(py)))
+    }
+
+    /// Where the elements of an exact tensor begin.
+    ///
+    /// # Errors
+    /// What torch raises where it has no memory.
+    pub(crate) fn address_of(&self, tensor: &Bound<'_, PyAny>) -> PyResult<usize> {
+        self.tensor_data_ptr.call(tensor)?.extract()
     }
 
     fn plain_options<'py>(&self, py: Python<'py>, dtype: Dtype) -> PyResult<Bound<'py, PyDict>> {

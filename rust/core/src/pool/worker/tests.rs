@@ -40,7 +40,7 @@ fn audit(slots: &WorkerSlots, words: SlotWords<'_>) {
     assert_eq!(slots.resident, words.resident.load(Ordering::Relaxed));
     let in_state = |state| slots.states.iter().filter(|&&s| s == state).count();
     assert_eq!(slots.free.len(), in_state(SlotState::Free));
-    assert_eq!(slots.pinned.len(), in_state(SlotState::Pinned));
+    assert_eq!(slots.own_leased.len(), in_state(SlotState::OwnLeased));
 }
 
 fn fill(slots: &mut WorkerSlots, words: SlotWords<'_>, bytes: u64) -> SlotId {
@@ -232,30 +232,30 @@ fn counted_are_whole_pages_of_the_machine() {
 }
 
 #[test]
-fn a_pinned_slot_is_not_handed_out() {
+fn a_slot_that_the_worker_leases_is_not_handed_out() {
     let heap = HeapWords::new(64);
     let words = heap.words();
     let mut slots = WorkerSlots::new(words, LIMITS);
     let delivered = slots.begin(words).unwrap();
     assert_eq!(slots.grow(words, delivered, KIB, &mut Book::default()).unwrap(), Growth::Ready);
-    let pins = [slots.pin(delivered), slots.pin(delivered)];
+    let own = [slots.own_lease(delivered), slots.own_lease(delivered)];
     slots.commit(delivered);
     give_back(words, delivered);
     let dropped = slots.begin(words).unwrap();
     assert_ne!(dropped, delivered);
-    assert_eq!((slots.pinned_slots(), slots.pinned_bytes()), (1, 4 * KIB));
-    let pin = slots.pin(dropped);
+    assert_eq!((slots.own_leased_slots(), slots.own_leased_bytes()), (1, 4 * KIB));
+    let lease = slots.own_lease(dropped);
     slots.abandon(dropped);
-    assert_eq!((slots.pinned_slots(), slots.free_slots()), (2, 62));
+    assert_eq!((slots.own_leased_slots(), slots.free_slots()), (2, 62));
 
-    let [first, second] = pins;
+    let [first, second] = own;
     std::thread::spawn(move || drop(first)).join().unwrap();
     slots.sweep(words);
-    assert_eq!(slots.pinned_slots(), 2);
-    drop(pin);
+    assert_eq!(slots.own_leased_slots(), 2);
+    drop(lease);
     drop(second);
     slots.sweep(words);
-    assert_eq!((slots.pinned_slots(), slots.pinned_bytes(), slots.free_slots()), (0, 0, 64));
+    assert_eq!((slots.own_leased_slots(), slots.own_leased_bytes(), slots.free_slots()), (0, 0, 64));
     audit(&slots, words);
 }
 
@@ -309,4 +309,75 @@ fn a_successor_sums_what_a_crash_left() {
     let slots = WorkerSlots::take_over(words, LIMITS, &Ledger::busy(words));
     audit(&slots, words);
     assert_eq!(slots.resident(), 8 * KIB + LIMITS.window);
+}
+
+/// A slot that is filled, and registered as far as that before it comes back.
+fn fill_registered(slots: &mut WorkerSlots, words: SlotWords<'_>, bytes: u64, registered: u64) -> SlotId {
+    let slot = fill(slots, words, bytes);
+    let ledger = Ledger::new(LIMITS, words.slots());
+    ledger.hold(words, slot);
+    assert!(ledger.set_registered(words, slot, registered));
+    ledger.release(words, slot, None);
+    slot
+}
+
+#[test]
+fn registered_pages_make_no_room() {
+    let heap = HeapWords::new(64);
+    let words = heap.words();
+    let mut slots = WorkerSlots::new(words, LIMITS);
+    let [a, b] = [(512, 512), (512, 256)].map(|(kib, registered)| {
+        let slot = fill_registered(&mut slots, words, kib * KIB, registered * KIB);
+        // Else the next one is filled in it.
+        let taken = slots.begin(words);
+        assert_eq!(taken, Some(slot));
+        slot
+    });
+    let c = slots.begin(words).unwrap();
+    for slot in [a, b] {
+        slots.abandon(slot);
+    }
+    let mut os = Book::default();
+    slots.shrink(words, u64::MAX, &mut os);
+    assert_eq!(os.punched, [(b.get(), 256 * KIB..512 * KIB)]);
+    audit(&slots, words);
+    os.punched.clear();
+    assert_eq!(slots.grow(words, c, 257 * KIB, &mut os), Ok(Growth::NoRoom));
+    assert!(!slots.room_beside(words, 257 * KIB, &mut os));
+    assert_eq!(os.punched, [], "what would not be enough is left warm");
+    assert_eq!(slots.grow(words, c, 256 * KIB, &mut os), Ok(Growth::Ready));
+    slots.shrink(words, u64::MAX, &mut os);
+    assert_eq!(os.punched, []);
+
+    // A successor too, and what is registered no more is room.
+    let mut slots = WorkerSlots::take_over(words, LIMITS, &Ledger::busy(words));
+    slots.shrink(words, u64::MAX, &mut os);
+    assert_eq!(os.punched, [(c.get(), 0..256 * KIB)]);
+    os.punched.clear();
+    assert!(Ledger::new(LIMITS, 64).set_registered(words, b, 0));
+    slots.shrink(words, u64::MAX, &mut os);
+    assert_eq!(os.punched, [(b.get(), 0..256 * KIB)]);
+    assert_eq!(slots.resident(), 512 * KIB);
+    audit(&slots, words);
+}
+
+#[test]
+fn registered_slots_leave_room_for_the_largest_batch() {
+    let heap = HeapWords::new(64);
+    let words = heap.words();
+    let mut slots = WorkerSlots::new(words, LIMITS);
+    let ledger = Ledger::new(LIMITS, words.slots());
+    let filled = [(); 8].map(|()| fill(&mut slots, words, 128 * KIB));
+    for slot in filled {
+        ledger.hold(words, slot);
+    }
+    let registered = filled.map(|slot| ledger.set_registered(words, slot, 128 * KIB));
+    assert_eq!(registered, [true, true, true, true, false, false, false, false]);
+    assert_eq!(ledger.registered_bytes(), LIMITS.share / 2);
+    for slot in filled {
+        ledger.release(words, slot, None);
+    }
+    let slot = slots.begin(words).unwrap();
+    assert_eq!(slots.grow(words, slot, LIMITS.half(), &mut Book::default()), Ok(Growth::Ready));
+    audit(&slots, words);
 }

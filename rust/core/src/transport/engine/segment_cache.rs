@@ -11,6 +11,7 @@ use std::sync::PoisonError;
 use super::{Engine, EngineState};
 use crate::error::Result;
 use crate::os::fd_passing;
+use crate::pool::registered::fixed;
 use crate::pool::{Ledger, SlotId};
 use crate::sync::{Arc, Ordering};
 use crate::transport::layout::{Control, GRANULE};
@@ -21,10 +22,11 @@ pub struct CachedSegment(Engine);
 
 impl Engine {
     /// Ends this engine, whose workers have ended, as [`close`](Self::close) does, but keeps `most` bytes of what its
-    /// slots have touched; the rest is given back now. Batches of the user stay as they are, and count.
+    /// slots have touched; the rest is given back now. Batches of the user stay as they are, and count; so does what is
+    /// registered with a driver.
     ///
     /// `None`, and closed: it was closed before, a worker may live or has left a process behind, a ring is corrupt, or
-    /// the user holds more than `most`.
+    /// the user and the driver have more than `most`.
     pub fn store(mut self, most: u64) -> Option<CachedSegment> {
         // Dropped, an engine closes.
         matches!(self.try_store(most), Ok(true)).then_some(CachedSegment(self))
@@ -66,34 +68,39 @@ impl Engine {
         }
         *state = EngineState { channels: std::mem::take(&mut state.channels), ..EngineState::new(workers) };
         self.control.begin_again();
+        let registered: u64 = self.handles.iter().map(|handle| handle.ledger.registered_bytes()).sum();
+        let Some(beside) = most.checked_sub(registered) else { return Ok(false) };
         for worker in 0..workers {
-            if !self.keep(worker, most / u64::from(workers))? {
+            if !self.keep(worker, beside / u64::from(workers))? {
                 return Ok(false);
             }
         }
         Ok(true)
     }
 
-    /// Gives back what the slots of `worker` keep beyond `most` bytes. `false`: the user holds more.
+    /// Gives back what the slots of `worker` keep beyond what is registered and `most` bytes. `false`: the user holds
+    /// more.
     ///
     /// # Errors
     /// The system's refusal: more is kept than may be.
     fn keep(&self, worker: u32, most: u64) -> Result<bool> {
         let words = self.control.worker(worker).slots;
         let touched = |slot: SlotId| words.touched[slot.index()].load(Ordering::Relaxed);
+        let loose = |slot| touched(slot) - fixed(words, slot, touched(slot));
         let busy = Ledger::busy(words);
         let (held, free): (Vec<_>, Vec<_>) =
             (0..words.slots()).map(SlotId::new).partition(|slot| slot.is_in(&busy));
-        let Some(mut left) = most.checked_sub(held.into_iter().map(touched).sum()) else { return Ok(false) };
+        let Some(mut left) = most.checked_sub(held.into_iter().map(loose).sum()) else { return Ok(false) };
         for slot in free {
             // It is not held, and no process is left that could have it held.
-            let kept = touched(slot).min(left / GRANULE * GRANULE);
-            if kept < touched(slot) {
+            let beside = loose(slot).min(left / GRANULE * GRANULE);
+            if beside < loose(slot) {
+                let kept = touched(slot) - loose(slot) + beside;
                 let window = self.control.window(worker, slot);
                 self.control.segment().punch(window.start + kept, window.end - window.start - kept)?;
                 words.touched[slot.index()].store(kept, Ordering::Relaxed);
             }
-            left -= kept;
+            left -= beside;
         }
         Ok(true)
     }

@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::os::Segment;
 use crate::os::segment::page_size;
 use crate::pool::{Limits, SlotId};
+use crate::process::Process;
 use crate::sync::{Ordering, WaitFlag};
 
 /// A segment with structures in it.
@@ -21,10 +22,16 @@ pub struct Control {
     /// What was retired, but would not be unmapped.
     pub(super) stuck: Mutex<Vec<Range<u64>>>,
     pub(super) refusal: Mutex<Option<Error>>,
+    /// The process that made the segment: what drivers have registered is that process's alone.
+    pub(super) maker: Option<&'static Process>,
 }
 
 impl Control {
-    pub(super) fn over(segment: Segment, geometry: Geometry) -> Result<Self> {
+    pub(super) fn over(
+        segment: Segment,
+        geometry: Geometry,
+        maker: Option<&'static Process>,
+    ) -> Result<Self> {
         let page = page_size();
         if !GRANULE.is_multiple_of(page) {
             return Err(Error::Config(format!(
@@ -32,7 +39,7 @@ impl Control {
             )));
         }
         let offsets = geometry.offsets();
-        Ok(Self { segment, geometry, offsets, stuck: Mutex::default(), refusal: Mutex::default() })
+        Ok(Self { segment, geometry, offsets, stuck: Mutex::default(), refusal: Mutex::default(), maker })
     }
 
     /// The memory behind it.
@@ -87,6 +94,15 @@ impl Control {
         let index = u64::from(worker) * u64::from(self.geometry.slots) + u64::from(slot.get());
         let start = self.offsets.windows + index * self.geometry.window;
         start..start + self.geometry.window
+    }
+
+    /// The slot that the byte at `offset` is of, with its worker, if it is of one.
+    #[must_use]
+    pub fn slot_at(&self, offset: u64) -> Option<(u32, SlotId)> {
+        let index = offset.checked_sub(self.offsets.windows)? / self.geometry.window;
+        let worker = u32::try_from(index / u64::from(self.geometry.slots)).ok()?;
+        let slot = SlotId::new((index % u64::from(self.geometry.slots)) as u32);
+        (worker < self.geometry.workers).then_some((worker, slot))
     }
 
     /// The limits of every worker of which each may take `share` bytes.

@@ -9,7 +9,7 @@ use crate::sync::{AtomicU32, AtomicU64};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"ringload");
 /// Raised whenever a structure in the segment changes: both ends must be of one build.
-const LAYOUT_VERSION: u64 = 3;
+const LAYOUT_VERSION: u64 = 4;
 /// The largest page that Linux has on the machines that we know.
 pub(crate) const GRANULE: u64 = 64 << 10;
 /// What different processes write lies this far apart: two cache lines, which are fetched together.
@@ -104,9 +104,10 @@ impl Geometry {
         let free = take(slots.div_ceil(64) * size_of::<AtomicU64>());
         let holds = take(slots * size_of::<AtomicU32>());
         let touched = take(slots * size_of::<AtomicU64>());
+        let registered = take(slots * size_of::<AtomicU64>());
         let tasks = take(ring);
         let results = take(ring);
-        BlockOffsets { free, holds, touched, tasks, results, len: end.next_multiple_of(GRANULE) }
+        BlockOffsets { free, holds, touched, registered, tasks, results, len: end.next_multiple_of(GRANULE) }
     }
 
     /// Bytes of the whole segment.
@@ -166,6 +167,7 @@ pub(super) struct BlockOffsets {
     pub(super) free: u64,
     pub(super) holds: u64,
     pub(super) touched: u64,
+    pub(super) registered: u64,
     pub(super) tasks: u64,
     pub(super) results: u64,
     pub(super) len: u64,

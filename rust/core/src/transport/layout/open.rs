@@ -10,6 +10,7 @@ use super::geometry::Geometry;
 use super::views::header;
 use crate::error::{Error, Result};
 use crate::os::Segment;
+use crate::process;
 use crate::sync::Ordering;
 
 impl Control {
@@ -27,7 +28,7 @@ impl Control {
                 other => break other?,
             }
         };
-        let control = Self::over(segment, geometry)?;
+        let control = Self::over(segment, geometry, Some(process::current()))?;
         for (word, value) in control.header().geometry.iter().zip(geometry.words()) {
             word.store(value, Ordering::Relaxed);
         }
@@ -42,6 +43,6 @@ impl Control {
         let header = header(&segment)?;
         let words = std::array::from_fn(|i| header.geometry[i].load(Ordering::Relaxed));
         let geometry = Geometry::from_words(words, segment.len())?;
-        Self::over(segment, geometry)
+        Self::over(segment, geometry, None)
     }
 }

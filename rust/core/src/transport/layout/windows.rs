@@ -5,13 +5,14 @@ use std::sync::PoisonError;
 
 use super::control::Control;
 use crate::error::{Error, Result};
-use crate::pool::{SlotId, is_retired, retire};
+use crate::pool::{SlotId, SlotWords, is_retired, retire};
+use crate::process::Process;
 use crate::sync::Ordering;
 
 impl Control {
-    /// Ends the use of a slot for good, if it is not held: gives its pages back and unmaps its window, so
-    /// that a batch which the user keeps does not keep the address space of its whole epoch. To be called
-    /// for workers that have ended.
+    /// Ends the use of a slot for good, if it is not held and no driver has its memory: gives its pages back and
+    /// unmaps its window, so that a batch which the user keeps does not keep the address space of its whole epoch.
+    /// To be called for workers that have ended.
     pub(crate) fn release_unheld(&self, worker: u32, slots: impl Iterator<Item = SlotId>) {
         let words = self.worker(worker).slots;
         let mut unused: Option<Range<u64>> = None;
@@ -69,14 +70,21 @@ impl Control {
 
 impl Drop for Control {
     fn drop(&mut self) {
-        if !self.segment.is_in_parts() {
+        // What this process's driver still has must outlive it: the mapping is left, until the process ends.
+        let is_ours = self.maker.is_some_and(Process::is_current);
+        let stays = |words: SlotWords<'_>, slot: SlotId| {
+            is_ours && words.registered[slot.index()].load(Ordering::Relaxed) > 0
+        };
+        let slots = || (0..self.geometry.slots).map(SlotId::new);
+        let any_stays = |worker| slots().any(|slot| stays(self.worker(worker).slots, slot));
+        if !self.segment.is_in_parts() && !(0..self.geometry.workers).any(any_stays) {
             return;
         }
         let stuck = std::mem::take(self.stuck.get_mut().unwrap_or_else(PoisonError::into_inner));
         let mut mapped: Vec<Range<u64>> = std::iter::once(0..self.offsets.windows).collect();
         for worker in 0..self.geometry.workers {
             let words = self.worker(worker).slots;
-            for slot in (0..self.geometry.slots).map(SlotId::new).filter(|&slot| !is_retired(words, slot)) {
+            for slot in slots().filter(|&slot| !is_retired(words, slot) && !stays(words, slot)) {
                 join(&mut mapped, self.window(worker, slot));
             }
         }

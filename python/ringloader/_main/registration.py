@@ -1,0 +1,237 @@
+"""Memory of slots that a device's driver has registered: page-locked, so that the device copies out of it."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import resource
+import sys
+import threading
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+import ringloader._native as _native
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Registrar(Protocol):
+    """A driver that page-locks memory where it lies, for all devices of its type."""
+
+    def register(self, address: int, nbytes: int, /) -> None:
+        """Page-locks memory.
+
+        Raises:
+            RuntimeError: It cannot be had. Nothing is locked then.
+        """
+
+    def unregister(self, address: int, /) -> None:
+        """Ends what was registered at an address, which no copy uses any more.
+
+        Raises:
+            RuntimeError: The driver refuses.
+        """
+
+
+class _Cudart:
+    """CUDA's runtime, and HIP's, which torch gives the same names."""
+
+    # The memory counts as locked for every device, not only for the current one.
+    _PORTABLE = 1
+
+    def register(self, address: int, nbytes: int) -> None:
+        self._check(lambda cudart: cudart.cudaHostRegister(address, nbytes, self._PORTABLE))
+
+    def unregister(self, address: int) -> None:
+        self._check(lambda cudart: cudart.cudaHostUnregister(address))
+
+    @staticmethod
+    def _check(call: Callable[[Any], Any]) -> None:
+        cuda: Any = torch.cuda
+        cudart = cuda.cudart()
+        error = call(cudart)
+        if int(error) == 0:
+            return
+        # The runtime keeps the error for the next launch that asks, which would be the user's.
+        with contextlib.suppress(RuntimeError):
+            torch.full((1,), 1.0, device="cuda")
+        raise RuntimeError(f"{cudart.cudaGetErrorString(error)} ({int(error)})")
+
+
+# By device type; where there is none, memory is not registered.
+registrars: dict[str, Registrar] = {"cuda": _Cudart()}
+
+
+class Registrations:
+    """Which windows of one engine's memory are registered, and how far.
+
+    It goes with the memory, from one epoch to the next. When it goes, all is unregistered: before the engine
+    is closed or after, because closing leaves registered memory where it is.
+
+    Args:
+        memory: The engine's slots.
+        device_type: Of the devices that copy out of them.
+        registrar: Their driver.
+
+    INVARIANT: the memory knows of a window before its driver does, and as long as it does.
+    """
+
+    # The functions themselves: what lives on while modules are torn down finds their names None.
+    _process_identity = staticmethod(_native.process_identity)
+    _is_finalizing = staticmethod(sys.is_finalizing)
+
+    def __init__(self, memory: _native.SlotMemory, device_type: str, registrar: Registrar) -> None:
+        self.device_type = device_type
+        self._memory = memory
+        self._registrar = registrar
+        self._owner = self._process_identity()
+        self._windows: dict[int, _Window] = {}
+        # Of this memory nothing more is registered.
+        self._is_over = False
+        # Any thread may drop the last reference to a loader while another iterates.
+        self._lock = threading.RLock()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are registered."""
+        return sum(window.nbytes for window in list(self._windows.values()))
+
+    def register(self, address: int, nbytes: int) -> bool:
+        """Says whether a batch can be copied in place, after registering its window if that is worth while.
+
+        The caller holds the batch's slot, and no copy out of it is under way.
+
+        Args:
+            address: Where the window of the slot begins.
+            nbytes: Bytes of the batch, from there.
+        """
+        window = self._windows.get(address)
+        if window is not None and nbytes <= window.nbytes:
+            return True
+        return not self._is_over and self._extend(address, nbytes)
+
+    def _extend(self, address: int, nbytes: int) -> bool:
+        with self._lock:
+            found = self._memory.window_of(address)
+            if self._is_over or self._is_elsewhere() or found is None or found[0] != address:
+                return False
+            window = self._windows.setdefault(address, _Window())
+            _, touched = found
+            if touched < nbytes or not window.is_due(touched):
+                return False
+            # Refused, the rest of the share is for batches of other sizes.
+            return self._memory.set_registered(address, touched) and self._replace(address, window, touched)
+
+    def _replace(self, address: int, window: _Window, nbytes: int) -> bool:
+        try:
+            if window.nbytes:
+                # Two registrations side by side would not do: no copy may span both.
+                self._registrar.unregister(address)
+                window.nbytes = 0
+            self._registrar.register(address, nbytes)
+        except RuntimeError as error:
+            self._is_over = True
+            if not window.nbytes:
+                self._memory.set_registered(address, 0)
+            _say_refused(self.device_type, nbytes, self.nbytes, error)
+            return False
+        window.nbytes = nbytes
+        window.times += 1
+        window.missed = 0
+        return True
+
+    def close(self) -> None:
+        """Unregisters all. No copy is under way.
+
+        A forked child does nothing, because the driver is its parent's; nor is anything done while the
+        interpreter goes, when the driver may have gone before.
+        """
+        with self._lock:
+            self._is_over = True
+            windows, self._windows = self._windows, {}
+            if _has_exited or self._is_finalizing() or self._is_elsewhere():
+                return
+            refused = None
+            for address, window in windows.items():
+                if not window.nbytes:
+                    continue
+                try:
+                    self._registrar.unregister(address)
+                except RuntimeError as error:
+                    # The memory stays mapped: the driver may still have it.
+                    refused = error
+                else:
+                    self._memory.set_registered(address, 0)
+            if refused is not None:
+                _say_kept(self.device_type, refused)
+
+    def _is_elsewhere(self) -> bool:
+        return self._process_identity() != self._owner
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class _Window:
+    """What was registered of one window."""
+
+    __slots__ = ("missed", "nbytes", "times")
+
+    def __init__(self) -> None:
+        # Bytes that the driver has, from the window's start.
+        self.nbytes = 0
+        # How often it was registered.
+        self.times = 0
+        # Batches since then for which that was too little.
+        self.missed = 0
+
+    def is_due(self, touched: int) -> bool:
+        """Whether to register it now that a batch has come which is larger than what is registered.
+
+        Registering costs about what a few copies do. So not for a slot that is used once; at once where a
+        slot has grown to twice the size; and the more often it grew by little, the later.
+        """
+        if self.nbytes and touched >= 2 * self.nbytes:
+            return True
+        self.missed += 1
+        return self.missed > max(1, self.times)
+
+
+def registrations_for(memory: _native.SlotMemory, device_type: str) -> Registrations | None:
+    """New registrations for devices of a type; None where memory cannot be registered for them."""
+    registrar = registrars.get(device_type)
+    return None if registrar is None else Registrations(memory, device_type, registrar)
+
+
+def _say_refused(device_type: str, nbytes: int, before: int, error: RuntimeError) -> None:
+    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    is_limited = limit != resource.RLIM_INFINITY and before + nbytes > limit
+    logging.getLogger("ringloader").warning(
+        "%d bytes of shared memory could not be registered with the driver of %s devices: %s%s; large "
+        "tensors are copied through pinned memory instead",
+        nbytes,
+        device_type,
+        str(error).partition("\n")[0],
+        f", and RLIMIT_MEMLOCK allows {limit} bytes" if is_limited else "",
+    )
+
+
+def _say_kept(device_type: str, error: RuntimeError) -> None:
+    logging.getLogger("ringloader").warning(
+        "shared memory could not be unregistered from the driver of %s devices: %s; it stays until the "
+        "process ends",
+        device_type,
+        str(error).partition("\n")[0],
+    )
+
+
+_has_exited = False
+
+
+@atexit.register
+def _note_exit() -> None:
+    global _has_exited
+    _has_exited = True

@@ -1,0 +1,87 @@
+//! The slots of an engine as plain memory: for the parent that registers windows with a driver.
+
+use crate::pool::SlotId;
+use crate::sync::{Arc, Ordering};
+use crate::transport::worker_handle::WorkerHandle;
+
+/// The window of one slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Window {
+    /// Where it begins in this process: the same place as long as the memory lives.
+    pub address: usize,
+    /// Bytes from there that are backed by memory. As long as the slot is held, they do not get fewer.
+    pub touched: u64,
+    /// Bytes from there that are registered with a driver.
+    pub registered: u64,
+}
+
+impl Window {
+    pub(super) fn of(handle: &WorkerHandle, slot: SlotId) -> Self {
+        let WorkerHandle { control, worker, .. } = handle;
+        let words = control.worker(*worker).slots;
+        let start = control.window(*worker, slot).start as usize;
+        Self {
+            address: control.segment().base().as_ptr() as usize + start,
+            touched: words.touched[slot.index()].load(Ordering::Relaxed),
+            registered: words.registered[slot.index()].load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// All slots of one engine, by their addresses. It outlives the engine: the driver may unregister before or after the
+/// engine is closed, and the memory stays mapped in between.
+///
+/// INVARIANT: it is the same memory for the engine, for what it is [stored](crate::transport::engine::Engine::store)
+/// as, and for the engine that takes that.
+#[derive(Debug, Clone)]
+pub struct SlotMemory(Vec<Arc<WorkerHandle>>);
+
+impl SlotMemory {
+    pub(super) fn new(handles: &[Arc<WorkerHandle>]) -> Self {
+        Self(handles.to_vec())
+    }
+
+    /// The window that `address` lies in.
+    #[must_use]
+    pub fn window_of(&self, address: usize) -> Option<Window> {
+        self.find(address).map(|(handle, slot)| Window::of(handle, slot))
+    }
+
+    /// Says how many bytes of the window that `address` lies in are registered, from the window's start; see
+    /// [`Ledger::set_registered`](crate::pool::Ledger::set_registered). `false` too of an address that is of no window,
+    /// and for more than nothing of a slot that is not held. With nothing, and the engine closed, memory that is not
+    /// held is given back.
+    #[must_use = "a refusal means that the memory may be given back at any time"]
+    pub fn set_registered(&self, address: usize, bytes: u64) -> bool {
+        self.find(address).is_some_and(|(handle, slot)| {
+            let holds = &handle.control.worker(handle.worker).slots.holds[slot.index()];
+            (bytes == 0 || holds.load(Ordering::Relaxed) > 0) && handle.set_registered(slot, bytes)
+        })
+    }
+
+    /// The windows of which any bytes are registered.
+    #[must_use]
+    pub fn registered_windows(&self) -> Vec<Window> {
+        let slots = |handle: &Arc<WorkerHandle>| (0..handle.control.geometry().slots).map(SlotId::new);
+        let windows = self.0.iter().flat_map(|handle| slots(handle).map(|slot| Window::of(handle, slot)));
+        windows.filter(|window| window.registered > 0).collect()
+    }
+
+    /// Bytes that are registered.
+    #[must_use]
+    pub fn registered_bytes(&self) -> u64 {
+        self.0.iter().map(|handle| handle.ledger.registered_bytes()).sum()
+    }
+
+    /// Says that the driver has unregistered all.
+    pub fn clear_registered(&self) {
+        self.0.iter().for_each(|handle| handle.clear_registered());
+    }
+
+    fn find(&self, address: usize) -> Option<(&WorkerHandle, SlotId)> {
+        let control = &self.0.first()?.control;
+        let offset = address.checked_sub(control.segment().base().as_ptr() as usize)?;
+        let (worker, slot) = control.slot_at(offset as u64)?;
+        Some((self.0.get(worker as usize)?, slot))
+    }
+}
