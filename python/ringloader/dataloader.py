@@ -177,9 +177,13 @@ def _make_iterator(options: Options, loader: Any) -> Any:
         made = through.through(made, passes if moving is None else (moving.place, *passes))
         report.record(loader, made, "torch", reason, dict if moving is None else moving.counters)
         return made
+    if moving is None:
+        made_transport.unregister()
     counters = functools.partial(_counters, made_transport, moving)
     why_rings = select_path.reason_for_rings(loader)
     if why_rings is None:
+        if moving is not None:
+            moving.find_registrations = made_transport.registrations
         made = iterator.RingIterator(loader, made_transport, passes, moving)
         report.record(loader, made, "native", "native scheduling over shared-memory rings", counters)
     else:

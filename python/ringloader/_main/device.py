@@ -14,6 +14,7 @@ from ringloader._main.device_pack import Packing
 from ringloader._main.device_tree import mapped
 from ringloader._main.failed_arrival import FailedArrival
 from ringloader._main.lookahead import Prepared
+from ringloader._main.registration import Registrations
 from ringloader._torch import internals
 
 # Devices without the streams and events that copies need: torch's own `.to()` moves their batches.
@@ -107,7 +108,15 @@ class Moving:
         device: The device. Without an index, the one that is current when the first batch is moved.
         prefetch: How many batches are moved before their turn, at most.
         transform: What is called with each batch there, and makes the batch of it.
+
+    Attributes:
+        depth: ``prefetch``.
+        ahead: Batches that were not handed out.
+        is_short: Whether there was an error before a batch's turn, which may be for want of memory.
+        find_registrations: Gives what is registered of the memory that arrivals lie in, for a device type.
     """
+
+    find_registrations: Callable[[str], Registrations | None] | None = None
 
     def __init__(self, device: torch.device, prefetch: int, transform: _Transform | None) -> None:
         self._device = device
@@ -116,10 +125,9 @@ class Moving:
         self._layout: _native.Layout | None = None
         self._empty: list[torch.Tensor] = []
         self.depth = prefetch
-        # Those that were not handed out.
         self.ahead: set[_Moved] = set()
-        # Whether there was an error before a batch's turn, which may be for want of memory.
         self.is_short = False
+        self._registrations: Registrations | None = None
         self._batches = self._issued = self._staged = 0
 
     @property
@@ -127,6 +135,8 @@ class Moving:
         """Made with the first batch: by then the workers are there, which fork without the device."""
         if self._copies is None:
             self._copies = CopyStream(self._device)
+            if self.find_registrations is not None:
+                self._registrations = self.find_registrations(self._device.type)
         return self._copies
 
     def prepare(self, arrival: _native.Arrival) -> Prepared:
@@ -175,7 +185,11 @@ class Moving:
             "device_batches": self._batches,
             "device_copies": self._issued,
             "device_staged_bytes": self._staged,
+            "device_registered_bytes": self._registered(),
         }
+
+    def _registered(self) -> int:
+        return 0 if self._registrations is None else self._registrations.nbytes
 
     def explain(self, error: BaseException) -> None:
         """Says what was done when an error was raised."""
@@ -210,8 +224,7 @@ class Moving:
             self._staged += staging.nbytes
             sources += [staging] if len(blocks) == 1 else torch.split(staging, layout.blocks)
         if large:
-            sources += arrival.stage_large()
-            self._staged += sum(source.nbytes for source in sources[len(blocks) :])
+            sources += self._large_sources(arrival)
         memory = [*blocks, *large]
 
         def make() -> Any:
@@ -220,6 +233,17 @@ class Moving:
             return layout.make(self._empty, blocks, large)
 
         return self._copied(make, current, sources, memory)
+
+    def _large_sources(self, arrival: _native.Arrival) -> list[torch.Tensor]:
+        """Its large tensors in page-locked memory: where they are, if the driver has that."""
+        window = None if self._registrations is None else arrival.window()
+        if window is not None and self._registrations is not None and self._registrations.register(*window):
+            found = arrival.large()
+            if found is not None:
+                return found
+        staged = arrival.stage_large()
+        self._staged += sum(source.nbytes for source in staged)
+        return staged
 
     def _issue_tree(self, batch: Any) -> Prepared:
         """Any other batch."""

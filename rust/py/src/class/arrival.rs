@@ -53,6 +53,15 @@ impl Arrival {
         Ok(self.layout.get().and_then(Option::as_ref).map(|layout| layout.clone_ref(py)))
     }
 
+    /// Where the window of its slot begins, and how many bytes of it are the batch's; None of a segment of its own.
+    fn window(&self) -> PyResult<Option<(usize, u64)>> {
+        let window = |delivery: &mut Delivery| {
+            let window = delivery.backing().window();
+            Ok(window.map(|window| (window.address, delivery.len())))
+        };
+        Ok(self.with_delivery(window)?.flatten())
+    }
+
     /// The layout's packed tensors in one pinned tensor of bytes, block by block; None if it has none.
     fn stage<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         let layout = self.known_layout()?;
@@ -79,7 +88,9 @@ impl Arrival {
     /// # Errors
     /// What ends a program, and what interrupts it; any other error is what stands for the batch.
     fn unpacked<'py>(&self, py: Python<'py>, delivery: Delivery) -> PyResult<Bound<'py, PyAny>> {
-        self.engine().unpack(py, delivery).or_else(|error| {
+        // What a driver has registered is not the user's: a copy of his to a device would read it after he has dropped it.
+        let may_lease = delivery.backing().window().is_none_or(|window| window.registered == 0);
+        self.engine().unpack_leased(py, delivery, may_lease).or_else(|error| {
             let (standing, interrupt) = stand_in(py, error)?;
             match interrupt {
                 None => Ok(standing),

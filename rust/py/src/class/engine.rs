@@ -280,12 +280,22 @@ impl Engine {
 
     /// The object that a delivery carries.
     pub(crate) fn unpack<'py>(&self, py: Python<'py>, delivery: Delivery) -> PyResult<Bound<'py, PyAny>> {
+        self.unpack_leased(py, delivery, true)
+    }
+
+    /// As [`unpack`](Self::unpack). Unless `may_lease`, nothing of it lies where the worker wrote it.
+    pub(crate) fn unpack_leased<'py>(
+        &self,
+        py: Python<'py>,
+        delivery: Delivery,
+        may_lease: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
         if delivery.is_oversize() && !self.oversize_said.swap(true, Ordering::Relaxed) {
             let core = self.core()?;
             let workers = core.control().geometry().workers;
             python::say_oversize(py, delivery.len(), core.share(), core.largest(), workers)?;
         }
-        let Decoded { object, copied_out, table } = decode(py, &self.templates, delivery)?;
+        let Decoded { object, copied_out, table } = decode(py, &self.templates, delivery, may_lease)?;
         if table.capacity() >= REUSED
             && let Ok(core) = self.core()
         {
