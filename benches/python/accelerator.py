@@ -19,12 +19,14 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from statistics import median
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 import ringloader
+from ringloader._main.registration import registrars
 
 from . import datasets
 from .files import BUILD
@@ -281,6 +283,9 @@ def main() -> int:
         from tests.accelerator import pretend
 
         pretend.load()
+        registrars[pretend.NAME] = SimpleNamespace(
+            register=pretend.host_register, unregister=pretend.host_unregister
+        )
     if not torch.accelerator.is_available():
         print("torch finds no accelerator; --pretend makes one", file=sys.stderr)
         return 1
