@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch.utils.data
 
 from accelerator import build, pretend
 
@@ -21,6 +24,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="make the pretend accelerator that of this process, and run its tests here",
     )
+    parser.addoption("--pinned", action="store_true", help="loaders have pin_memory=True by default")
 
 
 def _is_here(config: pytest.Config) -> bool:
@@ -46,6 +50,20 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> None:
     # Those that an argument names are not ignored.
     if file_path.name.startswith("test_") and file_path.name != STARTS_OTHERS and not _is_here(parent.config):
         raise pytest.UsageError("tests of the accelerator need it: python -m pytest --pretend ...")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if session.config.getoption("--pinned", default=False):
+        _pin_by_default()
+
+
+def _pin_by_default() -> None:
+    init: Any = torch.utils.data.DataLoader.__init__
+    parameters = inspect.signature(init).parameters.values()
+    positional = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
+    defaults = list(init.__defaults__)
+    defaults[positional.index("pin_memory") - len(positional)] = True
+    init.__defaults__ = tuple(defaults)
 
 
 @pytest.fixture(autouse=True)
