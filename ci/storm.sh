@@ -13,6 +13,8 @@ FAULTS=(
   'slow_release|hold_as_mark|a hold is lost'
   'slow_release_over_a_death|unheld_before_returned|has changed'
   'deaths|ended_not_looked_at|a whole batch was not handed out'
+  'registered|punched_below_registered|the driver has other pages than the slot'
+  'registered|retired_while_registered|the driver has other pages than the slot'
   'forks|given_back_under_a_child|found a batch changed'
   'slow_forks|fork_under_way_ignored|found a batch changed'
   'scheduling|lost_before_drained|batches that were not handed out'

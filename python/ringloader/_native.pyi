@@ -2,7 +2,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NoReturn, Protocol, final, type_check_only
 
-from torch import Tensor, UntypedStorage
+from torch import Tensor, UntypedStorage, dtype
 
 __all__ = [
     "SUPPORTED",
@@ -14,6 +14,7 @@ __all__ = [
     "Engine",
     "IndexSource",
     "Kept",
+    "Layout",
     "Leaves",
     "Order",
     "Pinned",
@@ -92,6 +93,23 @@ class Arrival:
     """A batch that was taken from its ring and not yet handed out."""
 
     def unpack(self) -> Any: ...
+    def layout(self) -> Layout | None: ...
+    def window(self) -> tuple[int, int] | None: ...
+    def stage(self) -> Tensor | None: ...
+    def stage_large(self) -> list[Tensor]: ...
+    def large(self) -> list[Tensor] | None: ...
+
+@final
+class Layout:
+    """How the tensors of a batch travel to a device."""
+
+    @property
+    def blocks(self) -> list[int]: ...
+    @property
+    def packed(self) -> list[dtype]: ...
+    @property
+    def large(self) -> list[tuple[list[int], list[int], dtype]]: ...
+    def make(self, empty: Sequence[Tensor], blocks: Sequence[Tensor], large: Sequence[Tensor]) -> Any: ...
 
 @final
 class Pinner:

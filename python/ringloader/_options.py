@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """The keyword-only arguments of ``ringloader.DataLoader``, checked.
+    """The keyword-only arguments of ``ringloader.DataLoader``, checked as far as no torch is needed.
 
     Raises:
         TypeError: If a value has the wrong type.
@@ -18,22 +21,69 @@ class Options:
     """
 
     max_shared_bytes: int | None = None
+    device: torch.device | str | int | None = None
+    device_prefetch: int = 2
+    device_transform: Callable[[Any], Any] | None = None
 
     def __post_init__(self) -> None:
         if self.max_shared_bytes is not None:
-            if not isinstance(self.max_shared_bytes, int) or isinstance(self.max_shared_bytes, bool):
+            if not _is_int(self.max_shared_bytes):
                 raise TypeError(f"max_shared_bytes must be an int or None, not {self.max_shared_bytes!r}")
             if self.max_shared_bytes <= 0:
                 raise ValueError(f"max_shared_bytes must be positive, not {self.max_shared_bytes}")
+        self._check_device()
+        if not _is_int(self.device_prefetch):
+            raise TypeError(f"device_prefetch must be an int, not {self.device_prefetch!r}")
+        if self.device_prefetch < 0:
+            raise ValueError(f"device_prefetch must be 0 or more, not {self.device_prefetch}")
+        if isinstance(self.device_transform, str):
+            raise TypeError(
+                "device_transform must be a callable, which no text can name, not "
+                f"{self.device_transform!r}: pass the function itself to DataLoader, install() or convert()"
+            )
+        if self.device_transform is not None and not callable(self.device_transform):
+            raise TypeError(f"device_transform must be a callable or None, not {self.device_transform!r}")
+        if self.device_transform is not None and self.device is None:
+            raise ValueError("device_transform needs device: pass the device that its batches are to be on")
+
+    def _check_device(self) -> None:
+        device = self.device
+        if device is None or isinstance(device, str) or _is_device(device):
+            return
+        if not isinstance(device, int) or isinstance(device, bool):
+            raise TypeError(
+                "device must be a torch.device, a string ('cuda:0', or 'auto'), an index or None, "
+                f"not {device!r}"
+            )
+        if device < 0:
+            raise ValueError(f"device must be an index of 0 or more, not {device}")
 
     @classmethod
     def of(cls, loader: object) -> Options:
         """As they stand on ``loader`` now."""
-        return cls(**{name: getattr(loader, name) for name in NAMES if hasattr(loader, name)})
+        ours = (name for name in NAMES if name not in theirs(loader) and hasattr(loader, name))
+        return cls(**{name: getattr(loader, name) for name in ours})
 
 
 # Of all options.
 NAMES = tuple(field.name for field in dataclasses.fields(Options))
+# The attribute of a converted loader that names its own attributes which have an option's name.
+THEIRS = "_ringloader_theirs"
+
+
+def theirs(loader: object) -> tuple[str, ...]:
+    """The attributes of a converted loader that have an option's name and are none."""
+    found: tuple[str, ...] = getattr(loader, THEIRS, ())
+    return found
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_device(value: object) -> bool:
+    """Whether it is a ``torch.device``, without importing torch."""
+    return (type(value).__module__, type(value).__qualname__) == ("torch", "device")
 
 
 def checked(function: str, given: Mapping[str, Any]) -> Options:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import errno
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+import torch
 import torch.utils.data
 
 import ringloader._native as _native
 from ringloader._launch import spawn
-from ringloader._options import Options
+from ringloader._options import NAMES, Options
 from ringloader._report import report
-from ringloader._torch import hook, internals, select_path
+from ringloader._torch import devices, hook, internals, select_path
 
 _T_co = TypeVar("_T_co", covariant=True)
 
@@ -38,19 +39,49 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             travels more slowly, in memory of its own, which also counts until the main process has taken
             the batch. A batch larger than a whole share is the only one of its worker on its way. Batches
             that you hold count up to half of each share; memory of their own is yours and does not count.
+        device: Where batches are to be: a ``torch.device`` of the current accelerator, its name, an index, or
+            ``"auto"`` for the current accelerator, and the CPU where there is none (default: they stay on
+            the CPU). Tensors are copied on a stream of their own, and the stream that is current when a
+            batch is returned waits for its copies. ``pin_memory`` then adds nothing.
+        device_prefetch: Batches that are copied before their turn, at most, beside the one that is returned:
+            memory of so many is taken on the device (default: 2). With 0, the copies of a batch begin when
+            it is asked for. Without workers, and where torch schedules, no batch is copied before its turn.
+        device_transform: Called with each batch once it is on the device, on the stream of the copies; what
+            it returns is the batch. It may run before the batch's turn, and runs once for each batch. With
+            ``device="auto"`` it runs on the CPU where there is no accelerator.
         **kwargs: As torch's ``DataLoader``.
 
     Raises:
-        ValueError: If torch refuses an argument, or ``max_shared_bytes`` is not positive.
-        TypeError: If ``max_shared_bytes`` is not an int.
+        ValueError: If torch refuses an argument; if ``max_shared_bytes`` is not positive, ``device`` is not
+            there or not of the current accelerator, ``device_prefetch`` is negative, or
+            ``device_transform`` is given without ``device``.
+        TypeError: If one of these has the wrong type.
     """
 
     max_shared_bytes: int | None
+    device: torch.device | str | int | None
+    device_prefetch: int
+    device_transform: Callable[[Any], Any] | None
 
-    def __init__(self, *args: Any, max_shared_bytes: int | None = None, **kwargs: Any) -> None:
-        options = Options(max_shared_bytes=max_shared_bytes)
+    def __init__(
+        self,
+        *args: Any,
+        max_shared_bytes: int | None = None,
+        device: torch.device | str | int | None = None,
+        device_prefetch: int = 2,
+        device_transform: Callable[[Any], Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        options = Options(
+            max_shared_bytes=max_shared_bytes,
+            device=device,
+            device_prefetch=device_prefetch,
+            device_transform=device_transform,
+        )
+        devices.resolve(options.device)
         super().__init__(*args, **kwargs)
-        self.max_shared_bytes = options.max_shared_bytes
+        for name in NAMES:
+            setattr(self, name, getattr(options, name))
         if _native.SUPPORTED:
             spawn.prepare(self)
 
@@ -62,9 +93,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 def _signature() -> inspect.Signature:
     """torch's, with what is ours: by it others pick what they pass on, and editors what they show."""
     torchs = inspect.signature(torch.utils.data.DataLoader.__init__)
-    ours = inspect.signature(DataLoader.__init__).parameters["max_shared_bytes"]
+    ours = inspect.signature(DataLoader.__init__).parameters
+    both = [*torchs.parameters.values(), *(ours[name] for name in NAMES)]
     # By kind: other code may have put a function with variable keywords there, and those come last.
-    return torchs.replace(parameters=sorted([*torchs.parameters.values(), ours], key=lambda one: one.kind))
+    return torchs.replace(parameters=sorted(both, key=lambda one: one.kind))
 
 
 DataLoader.__init__.__signature__ = _signature()  # type: ignore[attr-defined]
@@ -84,19 +116,50 @@ def get_iterator(loader: Any, options: Options, without_ours: Any, fall_back: Ca
     if reason is None:
         return internals.get_iterator(without_ours, loader, functools.partial(_make_iterator, options))
     before = report.noted(loader)
-    iterator = fall_back()
+    if options.device is None:
+        iterator, counters = fall_back(), None
+    else:
+        iterator, counters = _make_placing(loader, options, without_ours, fall_back)
     if report.noted(loader) is before:
         if reason.warning is not None:
             select_path.say_once(reason.warning)
-        report.record(loader, iterator, "torch", reason.text)
+        report.record(loader, iterator, "torch", reason.text, counters or dict)
     return iterator
+
+
+def _make_placing(
+    loader: Any, options: Options, without_ours: Any, fall_back: Callable[[], Any]
+) -> tuple[Any, Callable[[], Mapping[str, int]] | None]:
+    """An iterator of torch's, whose batches go where the options say, and its counters."""
+    from ringloader._main import stages, through
+
+    passes = stages.stages_for(loader, options)
+    moving = stages.moving_for(options)
+    if moving is not None and internals.is_torchs_own(without_ours, "DataLoader._get_iterator"):
+        made = internals.get_iterator_of_torch(without_ours, loader, _without_pinning)
+    else:
+        before = report.noted(loader)
+        made = fall_back()
+        if report.noted(loader) is not before:
+            # A hook further down has seen to it.
+            return made, None
+    if moving is None:
+        return through.through(made, passes), None
+    return through.through(made, (moving.place, *passes)), moving.counters
+
+
+def _without_pinning(loader: Any) -> Any:
+    from ringloader._main.iterator import LoaderView
+
+    return LoaderView(loader, pin_memory=False)
 
 
 def _make_iterator(options: Options, loader: Any) -> Any:
     """Stands in for torch's iterator class."""
-    from ringloader._main import iterator, stages, transport
+    from ringloader._main import iterator, stages, through, transport
 
     made: Any
+    passes, moving = stages.stages_for(loader, options), stages.moving_for(options)
     steps = stages.steps_for(loader, options)
     # Before torch's constructor, which draws: after it there is no way back.
     try:
@@ -110,17 +173,25 @@ def _make_iterator(options: Options, loader: Any) -> Any:
             raise
         reason = f"shared memory could not be had: {error}"
         select_path.say_once(f"{reason}; batches travel by torch's own transport")
-        made = internals.Iterator(loader)
-        report.record(loader, made, "torch", reason)
+        made = internals.Iterator(loader if moving is None else _without_pinning(loader))
+        made = through.through(made, passes if moving is None else (moving.place, *passes))
+        report.record(loader, made, "torch", reason, dict if moving is None else moving.counters)
         return made
-    passes = stages.stages_for(loader, options)
+    if moving is None:
+        made_transport.unregister()
+    counters = functools.partial(_counters, made_transport, moving)
     why_rings = select_path.reason_for_rings(loader)
     if why_rings is None:
-        made = iterator.RingIterator(loader, made_transport, passes)
-        report.record(
-            loader, made, "native", "native scheduling over shared-memory rings", made_transport.counters
-        )
+        if moving is not None:
+            moving.find_registrations = made_transport.registrations
+        made = iterator.RingIterator(loader, made_transport, passes, moving)
+        report.record(loader, made, "native", "native scheduling over shared-memory rings", counters)
     else:
-        made = iterator.TransportIterator(loader, made_transport, passes)
-        report.record(loader, made, "rings", why_rings, made_transport.counters)
+        made = iterator.TransportIterator(loader, made_transport, passes, moving)
+        report.record(loader, made, "rings", why_rings, counters)
     return made
+
+
+def _counters(transport: Any, moving: Any) -> Mapping[str, int]:
+    """What went over the rings, and to a device."""
+    return {**transport.counters(), **({} if moving is None else moving.counters())}

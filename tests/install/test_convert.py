@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import gc
 import pickle
 import weakref
@@ -14,6 +15,7 @@ import torch.utils.data
 from torch.utils.data import dataloader as torch_dataloader
 
 import ringloader
+import ringloader._options as _options
 from faults.proc import descendants, wait_without_children
 from install.loaders import Calling, Naming, NotCalling, Plain, Posing, Reducing, Slotted, Squares, firsts
 from parity import harness
@@ -41,7 +43,8 @@ def test_the_object_stays_and_so_do_its_attributes() -> None:
     before = dict(vars(loader))
     assert ringloader.convert(loader) is loader
     after = dict(vars(loader))
-    assert after.pop("max_shared_bytes") is None
+    ours = {name: after.pop(name) for name in _options.NAMES}
+    assert ours == dataclasses.asdict(_options.Options())
     assert after.keys() == before.keys()
     assert all(after[name] is before[name] for name in before)
     assert type(loader) is ringloader.DataLoader
@@ -211,6 +214,18 @@ def test_wrong_options_change_nothing() -> None:
         ringloader.convert(loader, max_shared_bytes=-1)
     assert type(loader) is Loader
     assert not hasattr(loader, "max_shared_bytes")
+
+
+def test_an_attribute_of_theirs_with_the_name_of_an_option_is_none() -> None:
+    loader = squares(Plain)
+    loader.device = "theirs"
+    with pytest.raises(ValueError, match=r"convert\(\) cannot set device: .*\.Plain has a device of its own"):
+        ringloader.convert(loader, device="cpu")
+    assert type(loader) is Plain
+    assert_converted(ringloader.convert(loader, device_prefetch=3))
+    for other in (loader, copy.deepcopy(loader), ringloader.convert(loader)):
+        assert (other.device, other.device_prefetch) == ("theirs", 3)
+        assert_converted(other)
 
 
 @pytest.mark.parametrize("loader_class", [Loader, Plain])

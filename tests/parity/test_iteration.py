@@ -255,7 +255,8 @@ def test_the_signature_that_others_read(loader_class, of):
     """Configurations are filtered by it."""
     theirs = dict(inspect.signature(of(torch.utils.data.DataLoader)).parameters)
     ours = dict(inspect.signature(of(loader_class)).parameters)
-    assert ours.pop("max_shared_bytes").kind is inspect.Parameter.KEYWORD_ONLY
+    for name in ("max_shared_bytes", "device", "device_prefetch", "device_transform"):
+        assert ours.pop(name).kind is inspect.Parameter.KEYWORD_ONLY
     assert list(ours.items()) == list(theirs.items())
 
 

@@ -21,14 +21,14 @@ else:
     _SchedulerCallbacks = object
 
 
-class _LoaderView:
-    """A loader as torch's iterator sees it: the same, with another context.
+class LoaderView:
+    """A loader as torch's iterator sees it: the same, but for some attributes.
 
     Also to a constructor that other code put in place of torch's, and that writes to the loader.
     """
 
-    def __init__(self, loader: Any, transport: Transport) -> None:
-        vars(self).update(_loader=loader, multiprocessing_context=transport)
+    def __init__(self, loader: Any, **others: Any) -> None:
+        vars(self).update(_loader=loader, **others)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -43,9 +43,20 @@ class _LoaderView:
 class TransportIterator(internals.Iterator):  # type: ignore[misc]
     """torch's own iterator, with rings in place of its queues."""
 
-    def __init__(self, loader: Any, transport: Transport, stages: Sequence[Stage] = ()) -> None:
+    # What brings batches to where they are needed.
+    _placement: Placement | None = None
+
+    def __init__(
+        self,
+        loader: Any,
+        transport: Transport,
+        stages: Sequence[Stage] = (),
+        moving: Placement | None = None,
+    ) -> None:
         self._transport = transport
         self._stages = stages
+        if moving is not None:
+            self._placement = moving
         # torch's shutdown reads them, also when its constructor has failed half-way.
         self._shutdown = False
         self._worker_pids_set = False
@@ -55,7 +66,10 @@ class TransportIterator(internals.Iterator):  # type: ignore[misc]
         self._persistent_workers = loader.persistent_workers
         self._workers_done_event = transport.Event()
         try:
-            internals.call_from_torch(super().__init__, _LoaderView(loader, transport))
+            others: dict[str, Any] = {"multiprocessing_context": transport}
+            if moving is not None:
+                others["pin_memory"] = False
+            internals.call_from_torch(super().__init__, LoaderView(loader, **others))
         except BaseException:
             self._shutdown_workers()
             raise
@@ -63,7 +77,13 @@ class TransportIterator(internals.Iterator):  # type: ignore[misc]
         self._profile_name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
 
     def _next_data(self) -> Any:
-        return passed(super()._next_data(), self._stages)
+        return self._placed(super()._next_data())
+
+    def _placed(self, batch: Any) -> Any:
+        """A batch that torch hands out, as the caller gets it."""
+        if self._placement is not None:
+            batch = self._placement.place(batch)
+        return passed(batch, self._stages)
 
     def _shutdown_workers(self) -> None:
         if self._transport.is_inherited():
@@ -119,7 +139,6 @@ class RingIterator(TransportIterator, _SchedulerCallbacks):
     _pin_memory = _PinMemory()
     # What gives the next batch to the iterator that it is given.
     _take_next: Callable[[RingIterator], Any]
-    _placement: Placement | None = None
     _lookahead: Lookahead | None = None
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
@@ -170,10 +189,12 @@ class RingIterator(TransportIterator, _SchedulerCallbacks):
     def _leave(self, loader: Any, reason: str) -> None:
         """Hands scheduling over to torch, from this epoch on."""
         select_path.say_once(f"{reason}, so torch's own scheduling runs over the rings")
-        report.record(loader, self, "rings", reason, self._transport.counters)
+        noted = report.noted(self)
+        counters = self._transport.counters if noted is None else noted.counters
+        report.record(loader, self, "rings", reason, counters)
         self._torch_schedules, self._is_direct = True, False
-        if self._placement is not None:
-            self._stages = (self._placement.place, *self._stages)
+        if self._lookahead is not None:
+            self._lookahead.clear()
         internals.set_worker_pids(id(self), tuple(worker.pid for worker in self._workers))
         self._worker_pids_set = True
 
@@ -210,10 +231,12 @@ class RingIterator(TransportIterator, _SchedulerCallbacks):
             self._shutdown_workers()
 
     def _shutdown_workers(self) -> None:
-        if self._lookahead is not None and not self._transport.is_inherited() and not self._shutdown:
-            # Memory that they keep could not be stored for the next epoch.
-            self._lookahead.close()
-        super()._shutdown_workers()
+        try:
+            if self._lookahead is not None and not self._transport.is_inherited() and not self._shutdown:
+                # Memory that they keep could not be stored for the next epoch.
+                self._lookahead.close()
+        finally:
+            super()._shutdown_workers()
 
     def _raise_timeout(self) -> NoReturn:
         raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")

@@ -33,6 +33,9 @@ class Placement(Protocol):
     def place(self, batch: Any, /) -> Any:
         """Brings a batch there that torch's own iterator has handed out."""
 
+    def abandon(self) -> None:
+        """Gives up what was prepared and not handed out."""
+
     def close(self) -> None:
         """Ends it, in the process that made it. Batches that were not handed out are gone before."""
 
@@ -117,6 +120,7 @@ class Lookahead:
 
     def clear(self) -> None:
         """Forgets what was taken."""
+        self._placement.abandon()
         self._ahead.clear()
 
     def close(self) -> None:

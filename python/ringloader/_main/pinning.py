@@ -62,6 +62,9 @@ class Pinning:
         except Exception:
             self._failed().reraise()
 
+    def abandon(self) -> None:
+        """Nothing of it is known outside."""
+
     def close(self) -> None:
         """Ends the copying thread."""
         self._pinner = None

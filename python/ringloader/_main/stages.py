@@ -9,16 +9,25 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ringloader._main.device import Moving
 from ringloader._options import Options
+from ringloader._torch import devices
 from ringloader._worker.fetch import Step
 
 # Takes a batch, and returns what the next stage, or the caller, gets. What it raises, the caller gets.
 Stage = Callable[[Any], Any]
 
 
-def stages_for(_loader: Any, _options: Options) -> tuple[Stage, ...]:
-    """Those that an iterator of the loader needs. No option needs any yet."""
-    return ()
+def stages_for(_loader: Any, options: Options) -> tuple[Stage, ...]:
+    """Those that an iterator of the loader needs, behind the one that moves its batches."""
+    transform = options.device_transform
+    return () if transform is None or devices.resolve(options.device) is not None else (transform,)
+
+
+def moving_for(options: Options) -> Moving | None:
+    """What moves the batches of an iterator; None if they stay on the CPU."""
+    device = devices.resolve(options.device)
+    return None if device is None else Moving(device, options.device_prefetch, options.device_transform)
 
 
 def steps_for(_loader: Any, _options: Options) -> tuple[Step, ...]:

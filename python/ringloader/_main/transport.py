@@ -137,6 +137,12 @@ class Transport:
         """Whether this process is a forked child of the one that made it."""
         return self._process_identity() != self._owner
 
+    def unregister(self) -> None:
+        """Ends what epochs before have registered: batches are the user's where they lie."""
+        if self._registrations is not None:
+            self._registrations.close()
+            self._registrations = None
+
     def counters(self) -> dict[str, int]:
         """What went over the rings."""
         return dict(self._final) if self._closed else dict(self.engine.counters())

@@ -7,7 +7,7 @@ from types import FunctionType
 from typing import Any, TypeVar
 
 import ringloader._options as _options
-from ringloader._torch import internals
+from ringloader._torch import devices, internals
 from ringloader.dataloader import DataLoader
 
 _Loader = TypeVar("_Loader")
@@ -29,7 +29,7 @@ def convert(loader: _Loader, **options: Any) -> _Loader:
     Raises:
         TypeError: If ``loader`` is not a loader, or makes its iterator without torch's ``_get_iterator``
             (torchdata's ``StatefulDataLoader``); if an option is unknown, or has the wrong type.
-        ValueError: If an option is out of range.
+        ValueError: If an option is out of range, or its device is not there.
         RuntimeError: If the loader's persistent workers run already. They belong to an iterator of torch's,
             and to end them here would change its random numbers.
     """
@@ -49,12 +49,30 @@ def convert(loader: _Loader, **options: Any) -> _Loader:
             "the loader's persistent workers run already: convert() it before its first iter(), or end them "
             "before, with loader._iterator = None"
         )
-    kept = _options.Options.of(loader)
-    if not issubclass(cls, DataLoader):
+    was_ours = issubclass(cls, DataLoader)
+    theirs = _options.theirs(loader) if was_ours else tuple(n for n in _options.NAMES if hasattr(loader, n))
+    for name in theirs:
+        if name in options:
+            raise ValueError(
+                f"convert() cannot set {name}: {cls.__module__}.{cls.__qualname__} has a {name} of its own; "
+                "pass it to install()"
+            )
+    kept = _options.Options.of(loader) if was_ours else _options.Options()
+    now = {name: getattr(given if name in options else kept, name) for name in _options.NAMES}
+    # All of them before the first is set.
+    devices.resolve(_options.Options(**now).device)
+    if not was_ours:
         _set_class(loader, _converted(cls))
-    for name in _options.NAMES:
-        setattr(loader, name, getattr(given if name in options else kept, name))
+        _note_theirs(loader, theirs)
+    for name, value in now.items():
+        if name not in theirs:
+            setattr(loader, name, value)
     return loader
+
+
+def _note_theirs(loader: Any, names: tuple[str, ...]) -> None:
+    if names:
+        object.__setattr__(loader, _options.THEIRS, names)
 
 
 def _own_get_iterator(loader: Any) -> str | None:
@@ -109,5 +127,7 @@ def _reduce(self: Any, protocol: Any) -> Any:
 
 def _rebuild(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     loader = function(*arguments)
+    # So far it has only what its own class gives it.
+    _note_theirs(loader, tuple(name for name in _options.NAMES if hasattr(loader, name)))
     _set_class(loader, _converted(type(loader)))
     return loader

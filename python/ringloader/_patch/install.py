@@ -32,9 +32,9 @@ def install(**options: Any) -> None:
 
     Raises:
         TypeError: If an option is unknown, or has the wrong type.
-        ValueError: If a value is out of range.
+        ValueError: If a value is out of range, or its device is not there.
     """
-    _put(_maker(_options.checked("install()", options)))
+    _put(_maker(_checked("install()", options)))
 
 
 def uninstall() -> None:
@@ -56,9 +56,9 @@ def installed(**options: Any) -> contextlib.AbstractContextManager[None]:
 
     Raises:
         TypeError: If an option is unknown, or has the wrong type.
-        ValueError: If a value is out of range.
+        ValueError: If a value is out of range, or its device is not there.
     """
-    return _installed(_maker(_options.checked("installed()", options)))
+    return _installed(_maker(_checked("installed()", options)))
 
 
 @contextlib.contextmanager
@@ -76,6 +76,14 @@ def _put(make: hook.Make | None) -> None:
     from ringloader._torch import internals
 
     hook.put(internals.Loader, make)
+
+
+def _checked(function: str, given: dict[str, Any]) -> _options.Options:
+    from ringloader._torch import devices
+
+    options = _options.checked(function, given)
+    devices.resolve(options.device)
+    return options
 
 
 def _maker(options: _options.Options) -> hook.Make:

@@ -86,9 +86,12 @@ def _install(text: str) -> None:
 
     def make(loader: Any, previous: Callable[[Any], Any]) -> Any:
         try:
-            # Both, so that what cannot be imported is said here.
+            # So that what cannot be imported, and a device that is not there, is said here.
             import ringloader.dataloader  # noqa: F401
             from ringloader._patch import install
+            from ringloader._torch import devices
+
+            devices.resolve(options.device)
         except Exception as error:
             hook.put(loader_class, None)
             _say(error)

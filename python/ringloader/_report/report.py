@@ -23,7 +23,9 @@ class PathReport:
         counters: What has gone over it so far: ``batches``; storages that collation wrote ``in_place``, and
             storages that were ``copied`` into shared memory once; batches whose tree was ``pickled``;
             ``oversize`` batches, in shared memory of their own; batches ``copied_out`` because the caller
-            held too many. Empty on torch's path.
+            held too many. On torch's path there are none of these. With ``device``: ``device_batches`` that
+            were moved, ``device_copies`` that this took, ``device_staged_bytes`` that were copied to pinned
+            memory before, and ``device_registered_bytes`` of shared memory that the device's driver has.
     """
 
     path: PathName

@@ -95,7 +95,7 @@ for _owner, _names in (
     (Loader, ("_get_iterator",)),
     (Iterator, ("_mark_worker_as_unavailable", "_shutdown_workers")),
     (BaseIterator, ("_reset", "_next_data", "_next_index")),
-    (torch_dataloader, ("_BaseDataLoaderIter",)),
+    (torch_dataloader, ("_BaseDataLoaderIter", "_SingleProcessDataLoaderIter")),
     (_worker, ("_worker_loop",)),
     (_fetch, ("_MapDatasetFetcher", "_IterableDatasetFetcher")),
     (torch.UntypedStorage, ("_new_shared",)),
@@ -261,14 +261,31 @@ def is_code_of_worker_loop(code: CodeType) -> bool:
     return _is_torchs_code(code, "_worker_loop")
 
 
-def get_iterator(torchs_own: Any, loader: Any, make: Callable[[Any], Any]) -> Any:
+def get_iterator(
+    torchs_own: Any,
+    loader: Any,
+    make: Callable[[Any], Any],
+    make_without_workers: Callable[[Any], Any] | None = None,
+) -> Any:
     """Runs torch's own ``DataLoader._get_iterator`` with ``make`` in place of its iterator class.
 
     So what else it does stays torch's, now and in versions to come: its warnings too, and the file they name.
     """
     # A dict for each call, since threads may iterate at once.
     names = {**_get_iterator_globals, "_MultiProcessingDataLoaderIter": make}
+    if make_without_workers is not None:
+        names["_SingleProcessDataLoaderIter"] = make_without_workers
     return FunctionType(torchs_own.__code__, names)(loader)
+
+
+def get_iterator_of_torch(torchs_own: Any, loader: Any, view: Callable[[Any], Any]) -> Any:
+    """As torch's own ``_get_iterator``, with ``view(loader)`` in the place of the loader for the iterator."""
+
+    def make(name: str) -> Callable[[Any], Any]:
+        return lambda loader: call_from_torch(getattr(torch_dataloader, name), view(loader))
+
+    without_workers = make("_SingleProcessDataLoaderIter")
+    return get_iterator(torchs_own, loader, make("_MultiProcessingDataLoaderIter"), without_workers)
 
 
 # One registry for all calls: a warning that was shown once is not shown again.
@@ -375,6 +392,26 @@ def replaced_scheduling() -> str | None:
         if not own:
             return f"{_fetch.__name__}.{name}"
     return None
+
+
+@contextlib.contextmanager
+def _stream_context(stream: Any) -> Any:
+    """``with stream``, which torch 2.6 does not have."""
+    device = torch.accelerator.current_device_index()
+    before = torch.accelerator.current_stream(stream.device)
+    torch.accelerator.set_stream(stream)
+    try:
+        yield
+    finally:
+        # Each sets the device too.
+        torch.accelerator.set_stream(before)
+        torch.accelerator.set_device_index(device)
+
+
+# What makes a stream, and its device, the current ones.
+stream_context: Callable[[Any], Any] = (
+    (lambda stream: stream) if hasattr(torch.Stream, "__enter__") else _stream_context
+)
 
 
 def device_in_bad_fork() -> str | None:

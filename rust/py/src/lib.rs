@@ -46,6 +46,7 @@ mod _native {
         class::engine::{CachedSegment, Engine},
         class::index_source::IndexSource,
         class::kept::Kept,
+        class::layout::Layout,
         class::messages::WorkerEnded,
         class::pinner::{Pinned, Pinner},
         class::port::Port,

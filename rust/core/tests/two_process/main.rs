@@ -13,6 +13,7 @@ mod linux {
     mod parent;
     #[cfg(ringloader_failpoints)]
     mod points;
+    mod registered;
     pub(crate) mod runs;
     mod scheduling;
     mod storms;

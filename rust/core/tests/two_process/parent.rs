@@ -61,6 +61,11 @@ pub(crate) struct Kept {
 }
 
 impl Kept {
+    /// What keeps it.
+    pub(crate) fn backing(&self) -> &Backing {
+        &self.backing
+    }
+
     /// Compares every byte with what the task asked for.
     pub(crate) fn check(&self) {
         let mut bytes = Vec::new();
@@ -235,6 +240,11 @@ impl Parent {
     /// caller to drop before.
     pub(crate) fn finish(mut self) -> Seen {
         self.end_workers(true);
+        self.finish_ended()
+    }
+
+    /// As [`finish`](Self::finish), of workers that have ended.
+    pub(crate) fn finish_ended(mut self) -> Seen {
         for worker in 0..self.peers.len() as u32 {
             self.audit_slots(worker);
         }

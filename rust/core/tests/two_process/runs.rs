@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::forks;
 use super::parent::Seen;
+use super::registered;
 use super::scheduling;
 use super::storms::{self, Effort};
 use super::worker;
@@ -19,6 +20,7 @@ const RUNS: &[(&str, Run)] = &[
     ("epochs", storms::epochs),
     ("kills", storms::kills),
     ("scheduling", scheduling::kills),
+    ("registered", registered::registered),
     ("forks", forks::forks),
     #[cfg(ringloader_failpoints)]
     ("slow_forks", forks::slow_forks),

@@ -30,7 +30,7 @@ pub(crate) struct Decoded<'py> {
 }
 
 /// Decodes `delivery`. Its large tensors lie where the worker wrote them, for as long as they live; if the user
-/// holds too much already, they are copies.
+/// holds too much already, or `may_lease` is not given, they are copies.
 ///
 /// # Errors
 /// `RuntimeError` for what no worker writes; what unpickling raises.
@@ -38,9 +38,10 @@ pub(crate) fn decode<'py>(
     py: Python<'py>,
     cache: &TemplateCache,
     mut delivery: Delivery,
+    may_lease: bool,
 ) -> PyResult<Decoded<'py>> {
     let large = delivery.len() > SMALL;
-    let leased = large && delivery.lease();
+    let leased = large && may_lease && delivery.lease();
     let mut last = cache.take();
     let repeated = last.is_repeated(&delivery);
     let template = if repeated { last.template(py, &delivery)? } else { None };
@@ -53,7 +54,7 @@ pub(crate) fn decode<'py>(
         table = last.replace(table);
     }
     cache.put(last);
-    Ok(Decoded { object: object?, copied_out: large && !leased, table })
+    Ok(Decoded { object: object?, copied_out: large && may_lease && !leased, table })
 }
 
 /// The batch, by its tables and its skeleton.

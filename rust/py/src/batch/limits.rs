@@ -3,6 +3,15 @@
 /// Storages up to this size are copied out: a kept label must not keep a batch of images.
 pub(crate) const SMALL: u64 = 8192;
 
+/// Tensors up to this size go to a device with others, in one copy.
+pub(crate) const PACKED: u64 = 64 << 10;
+
+/// The largest block of a device that packed tensors share. One that is kept keeps no more than this.
+pub(crate) const LARGEST_BLOCK: u64 = 1 << 20;
+
+/// Where packed tensors begin: what allocators of devices keep.
+pub(crate) const DEVICE_ALIGNMENT: u64 = 256;
+
 /// Trees that are deeper are pickled, which has a limit and an error of its own.
 pub(crate) const MOST_DEPTH_WRITTEN: u32 = 100;
 

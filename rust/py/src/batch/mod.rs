@@ -3,6 +3,7 @@
 pub(crate) mod decode;
 pub(crate) mod encode;
 pub(crate) mod groups;
+pub(crate) mod layout;
 pub(crate) mod leaves;
 pub(crate) mod limits;
 pub(crate) mod pickling;

@@ -10,6 +10,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 use ringloader_core::batch::{Meta, SkeletonReader, Token};
+use ringloader_core::sync::Arc;
 use ringloader_core::transport::delivery::Delivery;
 
 use super::limits::{LONGEST_TABLE_KEPT, MOST_DEPTH_READ, SMALL};
@@ -37,7 +38,7 @@ enum Seen {
     Once,
     /// Again, and it cannot be a template.
     Unfit,
-    Again(Template),
+    Again(Arc<Template>),
 }
 
 impl TemplateCache {
@@ -61,7 +62,7 @@ impl TemplateCache {
         &self,
         py: Python<'_>,
         delivery: &Delivery,
-        make: impl FnOnce(&Template) -> PyResult<T>,
+        make: impl FnOnce(&Arc<Template>) -> PyResult<T>,
     ) -> PyResult<Option<T>> {
         let mut last = self.take();
         if !last.is_repeated(delivery) {
@@ -85,10 +86,15 @@ impl LastBatch {
     ///
     /// # Errors
     /// `RuntimeError` for what no worker writes.
-    pub(crate) fn template(&mut self, py: Python<'_>, delivery: &Delivery) -> PyResult<Option<&Template>> {
+    pub(crate) fn template(
+        &mut self,
+        py: Python<'_>,
+        delivery: &Delivery,
+    ) -> PyResult<Option<&Arc<Template>>> {
         if matches!(self.seen, Seen::Once) {
             let meta = delivery.meta().map_err(exception)?;
-            self.seen = Template::of(py, &meta)?.map_or(Seen::Unfit, Seen::Again);
+            self.seen =
+                Template::of(py, &meta)?.map_or(Seen::Unfit, |template| Seen::Again(Arc::new(template)));
         }
         Ok(if let Seen::Again(template) = &self.seen { Some(template) } else { None })
     }
@@ -188,6 +194,16 @@ impl Template {
     ) -> PyResult<Bound<'py, PyAny>> {
         self.root.make(py, tensor)
     }
+
+    /// Its tensors, in the order in which [`make_of`](Self::make_of) asks for them.
+    pub(crate) fn forms(&self) -> Vec<&Form<'static>> {
+        let mut forms = Vec::new();
+        let _ = self.root.each_form(&mut |form| {
+            forms.push(form);
+            Ok(())
+        });
+        forms
+    }
 }
 
 fn all_differ(numbers: impl Iterator<Item = u32>) -> bool {
@@ -272,7 +288,7 @@ impl Reader<'_> {
 
 impl Node {
     /// Calls `visit` with the form of each tensor, in the order in which they are made.
-    fn each_form(&self, visit: &mut impl FnMut(&Form<'_>) -> PyResult<()>) -> PyResult<()> {
+    fn each_form<'a>(&'a self, visit: &mut impl FnMut(&'a Form<'static>) -> PyResult<()>) -> PyResult<()> {
         match self {
             Self::Value(_) => Ok(()),
             Self::Tensor(form) => visit(form),

@@ -1,12 +1,13 @@
 //! A batch that was taken and not yet handed out, as a Python class.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use ringloader_core::transport::delivery::Delivery;
 
 use super::engine::{Engine, stand_in};
+use super::layout::Layout;
 
 /// A batch that was taken from its ring and not yet handed out.
 ///
@@ -15,6 +16,7 @@ use super::engine::{Engine, stand_in};
 pub(crate) struct Arrival {
     engine: Py<Engine>,
     content: Mutex<Content>,
+    layout: OnceLock<Option<Py<Layout>>>,
 }
 
 /// What there is of the batch.
@@ -40,13 +42,55 @@ impl Arrival {
         *self.content() = Content::Object(object.clone().unbind());
         Ok(object)
     }
+
+    /// How its tensors travel to a device. None for a batch that is more than dense tensors, each with memory of its own, in
+    /// lists, tuples and dicts.
+    fn layout(&self, py: Python<'_>) -> PyResult<Option<Py<Layout>>> {
+        if self.layout.get().is_none() {
+            let found = self.with_delivery(|delivery| self.engine().layout(py, delivery))?;
+            let _ = self.layout.set(found.flatten());
+        }
+        Ok(self.layout.get().and_then(Option::as_ref).map(|layout| layout.clone_ref(py)))
+    }
+
+    /// Where the window of its slot begins, and how many bytes of it are the batch's; None of a segment of its own.
+    fn window(&self) -> PyResult<Option<(usize, u64)>> {
+        let window = |delivery: &mut Delivery| {
+            let window = delivery.backing().window();
+            Ok(window.map(|window| (window.address, delivery.len())))
+        };
+        Ok(self.with_delivery(window)?.flatten())
+    }
+
+    /// The layout's packed tensors in one pinned tensor of bytes, block by block; None if it has none.
+    fn stage<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let layout = self.known_layout()?;
+        Ok(self.with_delivery(|delivery| layout.plan().stage(py, delivery))?.flatten())
+    }
+
+    /// The layout's other tensors, copied to pinned memory.
+    fn stage_large<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let layout = self.known_layout()?;
+        Ok(self.with_delivery(|delivery| layout.plan().large(py, delivery, true))?.unwrap_or_default())
+    }
+
+    /// The layout's other tensors where they lie; they keep the slot. None if the user holds too much already.
+    fn large<'py>(&self, py: Python<'py>) -> PyResult<Option<Vec<Bound<'py, PyAny>>>> {
+        let layout = self.known_layout()?;
+        let large = |delivery: &mut Delivery| {
+            delivery.lease().then(|| layout.plan().large(py, delivery, false)).transpose()
+        };
+        Ok(self.with_delivery(large)?.flatten())
+    }
 }
 
 impl Arrival {
     /// # Errors
     /// What ends a program, and what interrupts it; any other error is what stands for the batch.
     fn unpacked<'py>(&self, py: Python<'py>, delivery: Delivery) -> PyResult<Bound<'py, PyAny>> {
-        self.engine().unpack(py, delivery).or_else(|error| {
+        // What a driver has registered is not the user's: a copy of his to a device would read it after he has dropped it.
+        let may_lease = delivery.backing().window().is_none_or(|window| window.registered == 0);
+        self.engine().unpack_leased(py, delivery, may_lease).or_else(|error| {
             let (standing, interrupt) = stand_in(py, error)?;
             match interrupt {
                 None => Ok(standing),
@@ -58,12 +102,34 @@ impl Arrival {
         })
     }
 
+    /// What `work` makes of the batch as it came; `None` if it is not that any more. Another thread finds it gone meanwhile.
+    fn with_delivery<T>(&self, work: impl FnOnce(&mut Delivery) -> PyResult<T>) -> PyResult<Option<T>> {
+        let mut content = self.content();
+        let mut delivery = match std::mem::replace(&mut *content, Content::Gone) {
+            Content::Delivery(delivery) => delivery,
+            other => {
+                *content = other;
+                return Ok(None);
+            }
+        };
+        // `work` may wait for the interpreter, and a thread that has it for the lock.
+        drop(content);
+        let made = work(&mut delivery);
+        *self.content() = Content::Delivery(delivery);
+        made.map(Some)
+    }
+
+    fn known_layout(&self) -> PyResult<&Layout> {
+        let layout = self.layout.get().and_then(Option::as_ref);
+        layout.map(Py::get).ok_or_else(|| PyRuntimeError::new_err("this batch has no layout"))
+    }
+
     pub(crate) fn of_delivery(engine: Py<Engine>, delivery: Delivery) -> Self {
-        Self { engine, content: Mutex::new(Content::Delivery(delivery)) }
+        Self { engine, content: Mutex::new(Content::Delivery(delivery)), layout: OnceLock::new() }
     }
 
     pub(crate) fn of_object(engine: Py<Engine>, object: Py<PyAny>) -> Self {
-        Self { engine, content: Mutex::new(Content::Object(object)) }
+        Self { engine, content: Mutex::new(Content::Object(object)), layout: OnceLock::new() }
     }
 
     pub(crate) fn engine(&self) -> &Engine {

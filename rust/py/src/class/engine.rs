@@ -11,6 +11,7 @@ use ringloader_core::transport::delivery::Delivery;
 use ringloader_core::transport::engine::{CachedSegment as CoreSegment, Engine as Core};
 use ringloader_core::transport::message::ResultKind;
 
+use super::layout::{Layout, LayoutCache};
 use super::messages::{Event, WorkerEnded};
 use super::slot_memory::SlotMemory;
 use super::worker_fds::WorkerFds;
@@ -32,6 +33,7 @@ pub(crate) struct Engine {
     copied_out: AtomicU64,
     oversize_said: AtomicBool,
     templates: TemplateCache,
+    layouts: LayoutCache,
     /// The message that stands for a batch whose arrival was interrupted.
     interrupted: Mutex<Option<Py<PyAny>>>,
 }
@@ -231,6 +233,7 @@ impl Engine {
             copied_out: AtomicU64::new(0),
             oversize_said: AtomicBool::new(false),
             templates: TemplateCache::default(),
+            layouts: LayoutCache::default(),
             interrupted: Mutex::new(None),
         }
     }
@@ -242,6 +245,11 @@ impl Engine {
 
     pub(crate) fn templates(&self) -> &TemplateCache {
         &self.templates
+    }
+
+    /// The layout of a delivery, as [`LayoutCache::of`] has it.
+    pub(crate) fn layout(&self, py: Python<'_>, delivery: &Delivery) -> PyResult<Option<Py<Layout>>> {
+        self.layouts.of(py, &self.templates, delivery)
     }
 
     fn message<'py>(&self, py: Python<'py>, delivery: Delivery) -> PyResult<Bound<'py, PyAny>> {
@@ -272,12 +280,22 @@ impl Engine {
 
     /// The object that a delivery carries.
     pub(crate) fn unpack<'py>(&self, py: Python<'py>, delivery: Delivery) -> PyResult<Bound<'py, PyAny>> {
+        self.unpack_leased(py, delivery, true)
+    }
+
+    /// As [`unpack`](Self::unpack). Unless `may_lease`, nothing of it lies where the worker wrote it.
+    pub(crate) fn unpack_leased<'py>(
+        &self,
+        py: Python<'py>,
+        delivery: Delivery,
+        may_lease: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
         if delivery.is_oversize() && !self.oversize_said.swap(true, Ordering::Relaxed) {
             let core = self.core()?;
             let workers = core.control().geometry().workers;
             python::say_oversize(py, delivery.len(), core.share(), core.largest(), workers)?;
         }
-        let Decoded { object, copied_out, table } = decode(py, &self.templates, delivery)?;
+        let Decoded { object, copied_out, table } = decode(py, &self.templates, delivery, may_lease)?;
         if table.capacity() >= REUSED
             && let Ok(core) = self.core()
         {

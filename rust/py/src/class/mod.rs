@@ -4,6 +4,7 @@ pub(crate) mod arrival;
 pub(crate) mod engine;
 pub(crate) mod index_source;
 pub(crate) mod kept;
+pub(crate) mod layout;
 pub(crate) mod messages;
 pub(crate) mod pinner;
 pub(crate) mod port;

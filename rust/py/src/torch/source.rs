@@ -3,14 +3,18 @@
 use std::cell::RefCell;
 use std::ptr::{NonNull, copy_nonoverlapping};
 
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
+use ringloader_core::batch::Dtype;
 use ringloader_core::sync::Arc;
 use ringloader_core::transport::delivery::{Backing, Delivery};
 use ringloader_core::transport::port::Chunk;
 
 use super::memory::{Copies, Memory, SHARED};
-use crate::gil::exception;
+use super::names::Torch;
+use crate::gil::{DETACH, exception, without_interpreter};
 
 /// What keeps the bytes of a tensor that does not own them.
 pub(super) enum Keeper {
@@ -91,4 +95,38 @@ impl<'a> Span<'a> {
             Ok(())
         })
     }
+}
+
+/// A new tensor in pinned memory of torch's, with spans copied to places in it, in bytes. Other bytes are anything.
+///
+/// # Errors
+/// What torch raises.
+pub(crate) fn pinned_copy<'py>(
+    py: Python<'py>,
+    dtype: Dtype,
+    shape: Vec<i64>,
+    strides: Vec<i64>,
+    parts: &[(Span<'_>, u64)],
+) -> PyResult<Bound<'py, PyAny>> {
+    let tensor = Torch::get(py)?.new_pinned(py, dtype, shape, strides)?;
+    let into: usize = tensor.call_method0(intern!(py, "data_ptr"))?.extract()?;
+    let len: u64 = tensor.getattr(intern!(py, "nbytes"))?.extract()?;
+    if parts.iter().any(|(span, at)| at.checked_add(span.len).is_none_or(|end| end > len)) {
+        return Err(PyRuntimeError::new_err("torch made a tensor of another size"));
+    }
+    let places: Vec<_> =
+        parts.iter().map(|(span, at)| (span.pointer.as_ptr() as usize, *at, span.len)).collect();
+    let copy = move || {
+        for (from, at, len) in places {
+            // SAFETY: the span has `len` bytes while `parts` borrows its delivery; the tensor is new, no one else knows
+            // of it, and its bytes from `at` on are as many, by the check.
+            unsafe { copy_nonoverlapping(from as *const u8, (into + at as usize) as *mut u8, len as usize) };
+        }
+    };
+    if len < DETACH as u64 {
+        copy()
+    } else {
+        without_interpreter(py, copy)
+    }
+    Ok(tensor)
 }

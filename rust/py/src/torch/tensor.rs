@@ -71,19 +71,24 @@ impl<'a> Form<'a> {
         (dims, strides)
     }
 
-    /// The bytes of its elements, if they lie in one piece without gaps, each once, in any order of dimensions.
-    pub(crate) fn dense_bytes<'d>(&self, delivery: &'d Delivery) -> PyResult<Option<Span<'d>>> {
+    /// The bytes that its elements take, if they lie in one piece without gaps, each once, in any order of dimensions.
+    pub(crate) fn dense_len(&self) -> Option<u64> {
         let (shape, strides) = self.shape_and_strides();
         let mut order: Vec<usize> = (0..shape.len()).filter(|&dim| shape[dim] != 1).collect();
         order.sort_by_key(|&dim| strides[dim]);
         let mut len = 1;
         for dim in order {
             if strides[dim] != len {
-                return Ok(None);
+                return None;
             }
             len *= shape[dim];
         }
-        Span::new(delivery, self.offset, len as u64 * self.dtype.itemsize() as u64).map(Some)
+        Some(len as u64 * self.dtype.itemsize() as u64)
+    }
+
+    /// The bytes of its elements, if they lie in one piece.
+    pub(crate) fn dense_bytes<'d>(&self, delivery: &'d Delivery) -> PyResult<Option<Span<'d>>> {
+        self.dense_len().map(|len| Span::new(delivery, self.offset, len)).transpose()
     }
 
     /// Such a tensor over the bytes of a batch, or over a copy of them.

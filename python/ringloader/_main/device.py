@@ -1,0 +1,355 @@
+"""``device=``: batches on a device, copied there before their turn."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import ringloader._native as _native
+from ringloader._main.device_copy import CopyStream
+from ringloader._main.device_pack import Packing
+from ringloader._main.device_tree import mapped
+from ringloader._main.failed_arrival import FailedArrival
+from ringloader._main.lookahead import Prepared
+from ringloader._main.registration import Registrations
+from ringloader._torch import internals
+
+# Devices without the streams and events that copies need: torch's own `.to()` moves their batches.
+_WITHOUT_STREAMS = frozenset({"mps"})
+
+_Transform = Callable[[Any], Any]
+
+
+class _Ready:
+    """A batch that needs no device."""
+
+    __slots__ = ("_data",)
+
+    def __init__(self, data: Any) -> None:
+        self._data = data
+
+    def result(self) -> Any:
+        return self._data
+
+
+class _Moved:
+    """A batch on the device, whose copies may still be under way.
+
+    INVARIANT: until they are, its memory is not given back, or given back behind them on ``stream``.
+
+    Args:
+        moving: What has moved it.
+        data: The batch.
+        stream: On which its memory was allocated.
+        done: What happens once its copies are done.
+        memory: Tensors that have its memory, where those in ``data`` need not all be known.
+    """
+
+    __slots__ = ("_data", "_done", "_is_partial", "_memory", "_moving", "_stream")
+
+    def __init__(
+        self,
+        moving: Moving,
+        data: Any,
+        stream: torch.Stream,
+        done: torch.Event,
+        memory: list[torch.Tensor],
+        is_partial: bool = False,
+    ) -> None:
+        self._moving = moving
+        self._data = data
+        self._stream = stream
+        self._done = done
+        self._memory = memory
+        # Whether something in it is still to be moved, on the stream of the caller.
+        self._is_partial = is_partial
+        moving.ahead.add(self)
+
+    def result(self) -> Any:
+        """The batch. The caller's stream waits for it, and its memory for the caller's stream."""
+        current = self._moving.copies.current()
+        current.wait_event(self._done)
+        if current != self._stream:
+            for tensor in self._memory:
+                tensor.record_stream(current)
+        data = self._moving.moved_here(self._data) if self._is_partial else self._data
+        self._moving.ahead.discard(self)
+        return data
+
+    def abandon(self) -> None:
+        """Its memory may be given back from now on."""
+        self._stream.wait_event(self._done)
+
+
+class _Later:
+    """A batch whose copies could not be begun before its turn. They are begun in its turn."""
+
+    def __init__(self, moving: Moving, issue: Callable[[], Prepared]) -> None:
+        self._moving = moving
+        self._issue = issue
+
+    def result(self) -> Any:
+        try:
+            moved = self._issue()
+        except Exception as error:
+            self._moving.explain(error)
+            raise
+        self._moving.is_short = False
+        return moved.result()
+
+
+class Moving:
+    """Moves batches to a device.
+
+    Args:
+        device: The device. Without an index, the one that is current when the first batch is moved.
+        prefetch: How many batches are moved before their turn, at most.
+        transform: What is called with each batch there, and makes the batch of it.
+
+    Attributes:
+        depth: ``prefetch``.
+        ahead: Batches that were not handed out.
+        is_short: Whether there was an error before a batch's turn, which may be for want of memory.
+        find_registrations: Gives what is registered of the memory that arrivals lie in, for a device type.
+    """
+
+    find_registrations: Callable[[str], Registrations | None] | None = None
+
+    def __init__(self, device: torch.device, prefetch: int, transform: _Transform | None) -> None:
+        self._device = device
+        self._transform = transform
+        self._copies: CopyStream | None = None
+        self._layout: _native.Layout | None = None
+        self._empty: list[torch.Tensor] = []
+        self.depth = prefetch
+        self.ahead: set[_Moved] = set()
+        self.is_short = False
+        self._registrations: Registrations | None = None
+        self._batches = self._issued = self._staged = 0
+
+    @property
+    def copies(self) -> CopyStream:
+        """Made with the first batch: by then the workers are there, which fork without the device."""
+        if self._copies is None:
+            self._copies = CopyStream(self._device)
+            if self.find_registrations is not None:
+                self._registrations = self.find_registrations(self._device.type)
+        return self._copies
+
+    def prepare(self, arrival: _native.Arrival) -> Prepared:
+        """Begins to move a batch."""
+        self.copies.drop_sources()
+        if not self.is_short:
+            try:
+                return self._issue(arrival)
+            except Exception:
+                # For its turn: until then there may be room.
+                self.is_short = True
+        return _Later(self, lambda: self._issue(arrival))
+
+    def place(self, batch: Any) -> Any:
+        """Moves a batch that torch's iterator has handed out."""
+        if self._device.type in _WITHOUT_STREAMS:
+            moved = mapped(batch, self._moved_by_torch, self._moved_by_torch)
+            return moved if self._transform is None else self._transform(moved)
+        self.copies.drop_sources()
+        try:
+            with _no_inference_mode():
+                moved = self._issue_tree(batch)
+            data = moved.result()
+        except Exception as error:
+            self.explain(error)
+            raise
+        if isinstance(data, FailedArrival):
+            data.reraise()
+        return data
+
+    def abandon(self) -> None:
+        """Gives up what was not handed out."""
+        for moved in self.ahead:
+            moved.abandon()
+        self.ahead.clear()
+        self.is_short = False
+
+    def close(self) -> None:
+        """Waits until nothing reads what was moved."""
+        if self._copies is not None:
+            self._copies.close()
+
+    def counters(self) -> dict[str, int]:
+        """What was moved so far."""
+        return {
+            "device_batches": self._batches,
+            "device_copies": self._issued,
+            "device_staged_bytes": self._staged,
+            "device_registered_bytes": self._registered(),
+        }
+
+    def _registered(self) -> int:
+        return 0 if self._registrations is None else self._registrations.nbytes
+
+    def explain(self, error: BaseException) -> None:
+        """Says what was done when an error was raised."""
+        error.add_note(
+            f"ringloader was moving a batch to {str(self.copies.device)!r}, where "
+            f"device_prefetch={self.depth} batches may wait beside it"
+        )
+
+    def _issue(self, arrival: _native.Arrival) -> Prepared:
+        with _no_inference_mode():
+            layout = arrival.layout()
+            if layout is not None:
+                return self._issue_plain(arrival, layout)
+            return self._issue_tree(arrival.unpack())
+
+    def _issue_plain(self, arrival: _native.Arrival, layout: _native.Layout) -> Prepared:
+        """Tensors in lists, tuples and dicts, which the native side knows."""
+        copies = self.copies
+        device, current = copies.device, copies.current()
+        if layout is not self._layout:
+            self._empty = [torch.empty(0, dtype=dtype, device=device) for dtype in layout.packed]
+            self._layout = layout
+        with self._allocating(copies):
+            blocks = [torch.empty(size, dtype=torch.uint8, device=device) for size in layout.blocks]
+            large = [
+                torch.empty_strided(shape, strides, dtype=dtype, device=device)
+                for shape, strides, dtype in layout.large
+            ]
+        sources: list[torch.Tensor] = []
+        staging = arrival.stage()
+        if staging is not None:
+            self._staged += staging.nbytes
+            sources += [staging] if len(blocks) == 1 else torch.split(staging, layout.blocks)
+        if large:
+            sources += self._large_sources(arrival)
+        memory = [*blocks, *large]
+
+        def make() -> Any:
+            for into, source in zip(memory, sources, strict=True):
+                into.copy_(source, non_blocking=True)
+            return layout.make(self._empty, blocks, large)
+
+        return self._copied(make, current, sources, memory)
+
+    def _large_sources(self, arrival: _native.Arrival) -> list[torch.Tensor]:
+        """Its large tensors in page-locked memory: where they are, if the driver has that."""
+        window = None if self._registrations is None else arrival.window()
+        if window is not None and self._registrations is not None and self._registrations.register(*window):
+            found = arrival.large()
+            if found is not None:
+                return found
+        staged = arrival.stage_large()
+        self._staged += sum(source.nbytes for source in staged)
+        return staged
+
+    def _issue_tree(self, batch: Any) -> Prepared:
+        """Any other batch."""
+        if isinstance(batch, internals.ExceptionWrapper):
+            return _Ready(batch)
+        copies = self.copies
+        current = copies.current()
+        packing = Packing(copies.device)
+        is_partial = False
+
+        def movable(data: Any) -> Any:
+            nonlocal is_partial
+            is_partial = True
+            return data
+
+        def tensor(data: torch.Tensor) -> torch.Tensor:
+            if data.device == copies.device and type(data) is torch.Tensor:
+                return data
+            moved = packing.add(data)
+            return movable(data) if moved is None else moved
+
+        with self._allocating(copies):
+            moved = mapped(batch, tensor, movable)
+            packing.allocate()
+        self._staged += packing.staged
+
+        def make() -> Any:
+            for into, source in packing.pairs:
+                into.copy_(source, non_blocking=True)
+            return moved
+
+        memory = [into for into, _ in packing.pairs]
+        sources = [source for _, source in packing.pairs]
+        return self._copied(make, current, sources, memory, is_partial)
+
+    def _copied(
+        self,
+        make: Callable[[], Any],
+        current: torch.Stream,
+        sources: list[Any],
+        memory: list[torch.Tensor],
+        is_partial: bool = False,
+    ) -> Prepared:
+        """Issues the copies of a batch, and what the user wants done behind them."""
+        copies, transform = self.copies, self._transform
+        stream = current if transform is None else copies.stream
+        done = failed = None
+        try:
+            with copies.copying(current, sources) as done:
+                data = make()
+                if transform is not None:
+                    if is_partial:
+                        sources.append(data)
+                        data, is_partial = self.moved_here(data), False
+                    try:
+                        data = transform(data)
+                    except torch.OutOfMemoryError:
+                        raise
+                    except Exception as error:
+                        failed = error
+                    memory = _tensors_in(data, memory)
+        except BaseException:
+            if done is not None:
+                stream.wait_event(done)
+            raise
+        self._issued += len(sources)
+        self._batches += 1
+        if failed is not None:
+            stream.wait_event(done)
+            return _Ready(FailedArrival(failed, False))
+        return _Moved(self, data, stream, done, memory, is_partial)
+
+    def _allocating(self, copies: CopyStream) -> contextlib.AbstractContextManager[Any]:
+        """What a transform is given belongs to its stream, as what it makes; else all to the caller's."""
+        return (
+            contextlib.nullcontext() if self._transform is None else internals.stream_context(copies.stream)
+        )
+
+    def moved_here(self, data: Any) -> Any:
+        """A batch with the rest of it moved, by its own methods, on the current stream."""
+        return mapped(data, self._moved_by_torch, self._moved_by_torch)
+
+    def _moved_by_torch(self, data: Any) -> Any:
+        device = self.copies.device
+        try:
+            return data.to(device, non_blocking=True)
+        except TypeError:
+            # An object whose method takes no such argument.
+            return data.to(device)
+
+
+def _tensors_in(data: Any, known: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Tensors of a batch, with ``known``, and what else has a method to record a stream."""
+    found: list[Any] = list(known)
+
+    def movable(data: Any) -> Any:
+        if callable(getattr(data, "record_stream", None)):
+            found.append(data)
+        return data
+
+    mapped(data, lambda tensor: found.append(tensor) or tensor, movable)  # type: ignore[func-returns-value]
+    return found
+
+
+def _no_inference_mode() -> contextlib.AbstractContextManager[Any]:
+    """Of the caller's thread, in which a batch may be moved whose turn comes outside of it."""
+    if torch.is_inference_mode_enabled():
+        return torch.inference_mode(False)
+    return contextlib.nullcontext()

@@ -1,0 +1,179 @@
+"""The options of a device: what is refused, when, and in which words; where they can come from."""
+
+import copy
+import pickle
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import ringloader
+import ringloader._options as _options
+from ringloader._torch import devices
+
+pytestmark = pytest.mark.rings_only
+
+
+def scaled(batch):
+    return batch / 255
+
+
+class OneOf:
+    """Stands for the module of a device of which there are some."""
+
+    def __init__(self, count):
+        self.count = count
+
+    def device_count(self):
+        return self.count
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """Says how many `cuda` devices this machine has; None: torch has no accelerator."""
+
+    def have(count):
+        accelerator = None if count is None else torch.device("cuda")
+        monkeypatch.setattr(devices, "_known", set())
+        monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_, **__: accelerator)
+        monkeypatch.setattr(torch, "get_device_module", lambda _: OneOf(count))
+
+    return have
+
+
+WRONG = [
+    ({"device": 1.5}, TypeError, r"device must be a torch.device, .* an index or None, not 1.5"),
+    ({"device": True}, TypeError, "device must be a torch.device, .* not True"),
+    ({"device": -1}, ValueError, "device must be an index of 0 or more, not -1"),
+    ({"device": "cpu", "device_prefetch": -1}, ValueError, "device_prefetch must be 0 or more, not -1"),
+    ({"device": "cpu", "device_prefetch": 1.0}, TypeError, "device_prefetch must be an int, not 1.0"),
+    ({"device": "cpu", "device_prefetch": True}, TypeError, "device_prefetch must be an int, not True"),
+    (
+        {"device": "cpu", "device_transform": 1},
+        TypeError,
+        "must be a callable or None, not 1",
+    ),
+    (
+        {"device": "cpu", "device_transform": "f"},
+        TypeError,
+        "which no text can name, not 'f': pass",
+    ),
+    ({"device_transform": scaled}, ValueError, "device_transform needs device: pass the device"),
+    ({"device": "gpu"}, ValueError, "device 'gpu' is none that torch knows, nor 'auto': "),
+]
+
+
+@pytest.mark.parametrize(("options", "error", "text"), WRONG)
+@pytest.mark.parametrize("taken_by", ["class", "install", "installed", "convert"])
+def test_what_is_wrong_is_said_at_once(options, error, text, taken_by):
+    dataset = list(range(4))
+    loader = torch.utils.data.DataLoader(dataset)
+    with pytest.raises(error, match=text):
+        if taken_by == "class":
+            ringloader.DataLoader(dataset, **options)
+        elif taken_by == "convert":
+            ringloader.convert(loader, **options)
+        else:
+            getattr(ringloader, taken_by)(**options)
+    assert type(loader) is torch.utils.data.DataLoader
+
+
+@pytest.mark.parametrize(
+    ("count", "device", "text"),
+    [
+        (None, 0, "device 0 is not there: torch has no accelerator here; pass 'auto' or None"),
+        (None, "cuda", r"device 'cuda' is not of the current accelerator \(there is none\); pass 'auto'"),
+        (0, "cuda", "device 'cuda' is not there: torch finds no 'cuda' device; pass 'auto'"),
+        (0, 0, "device 0 is not there: torch finds no 'cuda' device"),
+        (2, 2, r"device 2 is not there: torch finds 2 'cuda' device\(s\); pass an index below 2"),
+        (2, "cuda:3", "device 'cuda:3' is not there: torch finds 2"),
+        (2, torch.device("cuda:3"), r"device device\(type='cuda', index=3\) is not there: torch finds 2"),
+        (2, "xpu", r"device 'xpu' is not of the current accelerator \(which is 'cuda'\)"),
+        (2, "meta", "device 'meta' is not of the current accelerator"),
+    ],
+)
+def test_a_device_that_is_not_there(machine, count, device, text):
+    machine(count)
+    with pytest.raises(ValueError, match=text):
+        ringloader.DataLoader([1, 2], device=device)
+
+
+@pytest.mark.parametrize(
+    ("count", "device", "found"),
+    [
+        (2, None, None),
+        (2, "auto", torch.device("cuda")),
+        (0, "auto", None),
+        (None, "auto", None),
+        (2, "cpu", None),
+        (None, torch.device("cpu"), None),
+        (2, "cuda", torch.device("cuda")),
+        (2, 1, torch.device("cuda:1")),
+        (2, torch.device("cuda:1"), torch.device("cuda:1")),
+    ],
+)
+def test_which_device_is_meant(machine, count, device, found):
+    machine(count)
+    assert devices.resolve(device) == found
+
+
+def test_a_device_of_which_the_older_torch_says_that_there_is_none(monkeypatch):
+    def raises():
+        raise RuntimeError("no accelerator")
+
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", raises)
+    assert devices.resolve("auto") is None
+
+
+def test_checking_initialises_no_device():
+    code = (
+        "import torch, ringloader\n"
+        "asked = []\n"
+        "torch._C._cuda_getDeviceCount = lambda: asked.append('driver') or 0\n"
+        "torch.cuda._device_count_nvml = lambda: 2\n"
+        "ringloader.DataLoader([1, 2], device='cuda:1', device_prefetch=1)\n"
+        "ringloader.install(device='auto')\n"
+        "assert not torch.cuda.is_initialized() and not asked, asked\n"
+    )
+    if torch.accelerator.current_accelerator() != torch.device("cuda"):
+        pytest.skip("torch was built without cuda")
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("device=cuda:1", {"device": "cuda:1"}),
+        ("device=auto, device_prefetch=0", {"device": "auto", "device_prefetch": 0}),
+        ("device=1", {"device": 1}),
+    ],
+)
+def test_options_as_text(text, options):
+    made = _options.from_text(text)
+    assert made == _options.Options(**options)
+    assert _options.from_text(_options.to_text(made)) == made
+
+
+def test_no_text_names_a_function():
+    with pytest.raises(TypeError, match="device_transform must be a callable, which no text can name"):
+        _options.from_text("device=cuda,device_transform=scaled")
+
+
+def test_a_torch_device_as_text():
+    assert _options.to_text(_options.Options(device=torch.device("cuda", 1))) == "device=cuda:1"
+
+
+def test_copies_and_pickles_have_the_options():
+    options = {"device": "cpu", "device_prefetch": 5, "device_transform": scaled}
+    loader = ringloader.DataLoader([1.0, 2.0], **options)
+    for other in (pickle.loads(pickle.dumps(loader)), copy.deepcopy(loader), copy.copy(loader)):
+        assert {name: getattr(other, name) for name in options} == options
+
+
+def test_other_attributes_are_frozen_and_the_options_are_not():
+    loader = ringloader.DataLoader([1.0, 2.0], device="cpu")
+    loader.device = None
+    assert list(loader) == [torch.tensor([1.0]), torch.tensor([2.0])]
+    with pytest.raises(ValueError, match="batch_size attribute should not be set"):
+        loader.batch_size = 2
