@@ -22,8 +22,8 @@ impl Window {
         let start = control.window(*worker, slot).start as usize;
         Self {
             address: control.segment().base().as_ptr() as usize + start,
-            touched: words.touched[slot.index()].load(Ordering::Relaxed),
-            registered: words.registered[slot.index()].load(Ordering::Relaxed),
+            touched: words.touched()[slot.index()].load(Ordering::Relaxed),
+            registered: words.registered()[slot.index()].load(Ordering::Relaxed),
         }
     }
 }
