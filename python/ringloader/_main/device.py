@@ -179,6 +179,11 @@ class Moving:
         if self._copies is not None:
             self._copies.close()
 
+    @property
+    def device_type(self) -> str:
+        """Of the device."""
+        return self._device.type
+
     def counters(self) -> dict[str, int]:
         """What was moved so far."""
         return {
