@@ -100,8 +100,9 @@ impl<'a> SlotWords<'a> {
         Ok(Self { free, holds, sizes, resident })
     }
 
-    /// The words of slices whose lengths are those of one geometry: nothing is left to check for each batch.
-    pub(crate) fn of_geometry(
+    /// As [`new`](Self::new), of slices whose lengths follow from one geometry: nothing is left to check for each
+    /// batch.
+    pub fn of_geometry(
         free: &'a [AtomicU64],
         holds: &'a [AtomicU32],
         sizes: &'a [AtomicU64],

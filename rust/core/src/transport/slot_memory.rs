@@ -41,6 +41,12 @@ impl SlotMemory {
         Self(handles.to_vec())
     }
 
+    /// Whether this process is a forked child of the one that has the memory. It registers nothing.
+    #[must_use]
+    pub fn is_inherited(&self) -> bool {
+        self.0.iter().any(|handle| !handle.process.is_current())
+    }
+
     /// The window that `address` lies in.
     #[must_use]
     pub fn window_of(&self, address: usize) -> Option<Window> {
