@@ -161,9 +161,10 @@ def _make_iterator(options: Options, loader: Any) -> Any:
     made: Any
     passes, moving = stages.stages_for(loader, options), stages.moving_for(options)
     steps = stages.steps_for(loader, options)
+    moved_to = None if moving is None else moving.device_type
     # Before torch's constructor, which draws: after it there is no way back.
     try:
-        made_transport = transport.make_transport(loader, options.max_shared_bytes, steps)
+        made_transport = transport.make_transport(loader, options.max_shared_bytes, steps, moved_to)
     except (OSError, ValueError) as error:
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
             # torch's transport needs more of them, and leaves workers behind where its start fails.
@@ -177,8 +178,6 @@ def _make_iterator(options: Options, loader: Any) -> Any:
         made = through.through(made, passes if moving is None else (moving.place, *passes))
         report.record(loader, made, "torch", reason, dict if moving is None else moving.counters)
         return made
-    if moving is None:
-        made_transport.unregister()
     counters = functools.partial(_counters, made_transport, moving)
     why_rings = select_path.reason_for_rings(loader)
     if why_rings is None:

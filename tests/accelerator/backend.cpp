@@ -90,6 +90,7 @@ enum Count {
   kDeviceBytesPeak,
   kDeviceReservedBytes,
   kDeviceAllocations,
+  kDeviceCpuNs,
   kFallbacks,
   kViolations,
   kCounts,
@@ -118,6 +119,8 @@ constexpr const char* kCountNames[kCounts] = {
     "device_bytes_peak",
     "device_reserved_bytes",
     "device_allocations",
+    // Processor time of the streams' threads, which on a real device no processor spends.
+    "device_cpu_ns",
     "fallbacks",
     "violations",
 };
@@ -220,7 +223,14 @@ void initialise() {
 
 // ---- Streams and events
 
+int64_t thread_cpu_ns() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return int64_t{1'000'000'000} * now.tv_sec + now.tv_nsec;
+}
+
 void run_queue(Queue& queue) {
+  int64_t counted = 0;
   Lock lock(world().mutex);
   while (true) {
     queue.more.wait(lock, [&] { return !queue.jobs.empty(); });
@@ -236,6 +246,9 @@ void run_queue(Queue& queue) {
       job.work = nullptr;
       lock.lock();
     }
+    int64_t spent = thread_cpu_ns();
+    world().counts[kDeviceCpuNs] += spent - counted;
+    counted = spent;
     job.ticket->when = Clock::now();
     job.ticket->done = true;
     world().done.notify_all();
@@ -1047,7 +1060,8 @@ c10::Dict<std::string, int64_t> counters() {
 // Those that count what happened; the others say what is there.
 void reset_counters() {
   for (Count which : {kCopiesToDevice, kBytesToDevice, kCopiesToHost, kBytesToHost, kCopiesOnDevice, kSnapshots,
-                      kSnapshotBytes, kRegistrationsEver, kDeviceAllocations, kFallbacks, kViolations}) {
+                      kSnapshotBytes, kRegistrationsEver, kDeviceAllocations, kDeviceCpuNs, kFallbacks,
+                      kViolations}) {
     world().counts[which] = 0;
   }
   world().counts[kDeviceBytesPeak] = world().counts[kDeviceBytes].load();

@@ -154,6 +154,9 @@ def test_growing_by_little_is_waited_for_and_growing_to_twice_is_not(driver):
         touched = 4096
         registered = 0
 
+        def is_inherited(self):
+            return False
+
         def window_of(self, _address):
             return start, self.touched
 

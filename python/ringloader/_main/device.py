@@ -141,7 +141,7 @@ class Moving:
 
     def prepare(self, arrival: _native.Arrival) -> Prepared:
         """Begins to move a batch."""
-        self.copies.drop_sources()
+        self.copies.drop_sources(self.depth + 2)
         if not self.is_short:
             try:
                 return self._issue(arrival)
@@ -155,7 +155,7 @@ class Moving:
         if self._device.type in _WITHOUT_STREAMS:
             moved = mapped(batch, self._moved_by_torch, self._moved_by_torch)
             return moved if self._transform is None else self._transform(moved)
-        self.copies.drop_sources()
+        self.copies.drop_sources(self.depth + 2)
         try:
             with _no_inference_mode():
                 moved = self._issue_tree(batch)
@@ -178,6 +178,11 @@ class Moving:
         """Waits until nothing reads what was moved."""
         if self._copies is not None:
             self._copies.close()
+
+    @property
+    def device_type(self) -> str:
+        """Of the device."""
+        return self._device.type
 
     def counters(self) -> dict[str, int]:
         """What was moved so far."""

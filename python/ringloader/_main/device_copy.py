@@ -17,6 +17,10 @@ import torch
 from ringloader._torch import internals
 
 
+# What copies may read however many they are.
+_MOST_BYTES = 32 << 20
+
+
 class CopyStream:
     """Copies of one iterator to one device.
 
@@ -29,8 +33,9 @@ class CopyStream:
         self.device = torch.device(device.type, index)
         self.stream = torch.Stream(device=self.device)
         self._fence = torch.Event(device=self.device)
-        # In the order of the stream: what each event's copies read.
-        self._under_way: collections.deque[tuple[torch.Event, Any]] = collections.deque()
+        # In the order of the stream: what each event's copies read, and how much that is.
+        self._under_way: collections.deque[tuple[torch.Event, Any, int]] = collections.deque()
+        self._nbytes = 0
 
     def current(self) -> torch.Stream:
         """The stream of this device that is current in this thread."""
@@ -57,13 +62,25 @@ class CopyStream:
                 yield done
         finally:
             done.record(self.stream)
-            self._under_way.append((done, sources))
+            nbytes = sum(getattr(source, "nbytes", 0) for source in sources)
+            self._under_way.append((done, sources, nbytes))
+            self._nbytes += nbytes
 
-    def drop_sources(self) -> None:
-        """Forgets what copies have read that are done."""
+    def drop_sources(self, most: int) -> None:
+        """Forgets what copies have read that are done.
+
+        A caller may be far ahead of the device. Where what its copies still read is large, it waits for the
+        device here, until no more than ``most`` batches are under way: pinned memory is the machine's.
+        """
         under_way = self._under_way
-        while under_way and under_way[0][0].query():
+        while under_way:
+            done, _, nbytes = under_way[0]
+            if not done.query():
+                if len(under_way) <= most or self._nbytes <= _MOST_BYTES:
+                    return
+                done.synchronize()
             under_way.popleft()
+            self._nbytes -= nbytes
 
     def close(self) -> None:
         """Waits for all copies. While the interpreter goes, what they read stays."""
@@ -72,3 +89,4 @@ class CopyStream:
         if self._under_way:
             self._under_way[-1][0].synchronize()
             self._under_way.clear()
+            self._nbytes = 0

@@ -5,6 +5,7 @@ MIRRORS torch _utils/pin_memory.py::pin_memory
 
 from __future__ import annotations
 
+import collections
 import copy
 from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
 from typing import Any
@@ -18,7 +19,8 @@ def mapped(data: Any, tensor: Callable[[torch.Tensor], Any], movable: Callable[[
     Args:
         data: The batch.
         tensor: What stands for each tensor.
-        movable: What stands for each object that is no tensor and has a method ``to``, containers too.
+        movable: What stands for each object that is no tensor and has a method ``to``, containers too, but
+            for a ``UserDict``.
 
     Returns:
         The batch. All else in it is as it was, containers in which nothing changes too.
@@ -31,7 +33,9 @@ def mapped(data: Any, tensor: Callable[[torch.Tensor], Any], movable: Callable[[
         return tensor(data)
     if isinstance(data, (str, bytes)):
         return data
-    if not isinstance(data, type) and callable(getattr(data, "to", None)):
+    # A `UserDict` with a method `to`, as transformers' BatchEncoding is, is no more than its items.
+    has_to = not isinstance(data, type) and callable(getattr(data, "to", None))
+    if has_to and not isinstance(data, collections.UserDict):
         return movable(data)
     if isinstance(data, Mapping):
         pairs = {key: each(item) for key, item in data.items()}

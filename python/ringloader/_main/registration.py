@@ -5,17 +5,16 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
-import resource
 import sys
 import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-import ringloader._native as _native
-
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import ringloader._native as _native
 
 
 class Registrar(Protocol):
@@ -79,15 +78,13 @@ class Registrations:
     INVARIANT: the memory knows of a window before its driver does, and as long as it does.
     """
 
-    # The functions themselves: what lives on while modules are torn down finds their names None.
-    _process_identity = staticmethod(_native.process_identity)
+    # The function itself: what lives on while modules are torn down finds their names None.
     _is_finalizing = staticmethod(sys.is_finalizing)
 
     def __init__(self, memory: _native.SlotMemory, device_type: str, registrar: Registrar) -> None:
         self.device_type = device_type
         self._memory = memory
         self._registrar = registrar
-        self._owner = self._process_identity()
         self._windows: dict[int, _Window] = {}
         # Of this memory nothing more is registered.
         self._is_over = False
@@ -116,7 +113,7 @@ class Registrations:
     def _extend(self, address: int, nbytes: int) -> bool:
         with self._lock:
             found = self._memory.window_of(address)
-            if self._is_over or self._is_elsewhere() or found is None or found[0] != address:
+            if self._is_over or self._memory.is_inherited() or found is None or found[0] != address:
                 return False
             window = self._windows.setdefault(address, _Window())
             _, touched = found
@@ -152,7 +149,7 @@ class Registrations:
         with self._lock:
             self._is_over = True
             windows, self._windows = self._windows, {}
-            if _has_exited or self._is_finalizing() or self._is_elsewhere():
+            if _has_exited or self._is_finalizing() or self._memory.is_inherited():
                 return
             refused = None
             for address, window in windows.items():
@@ -167,9 +164,6 @@ class Registrations:
                     self._memory.set_registered(address, 0)
             if refused is not None:
                 _say_kept(self.device_type, refused)
-
-    def _is_elsewhere(self) -> bool:
-        return self._process_identity() != self._owner
 
     def __del__(self) -> None:
         self.close()
@@ -207,6 +201,9 @@ def registrations_for(memory: _native.SlotMemory, device_type: str) -> Registrat
 
 
 def _say_refused(device_type: str, nbytes: int, before: int, error: RuntimeError) -> None:
+    # Not on every system; only some have shared memory to register.
+    import resource
+
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     is_limited = limit != resource.RLIM_INFINITY and before + nbytes > limit
     logging.getLogger("ringloader").warning(

@@ -137,12 +137,6 @@ class Transport:
         """Whether this process is a forked child of the one that made it."""
         return self._process_identity() != self._owner
 
-    def unregister(self) -> None:
-        """Ends what epochs before have registered: batches are the user's where they lie."""
-        if self._registrations is not None:
-            self._registrations.close()
-            self._registrations = None
-
     def counters(self) -> dict[str, int]:
         """What went over the rings."""
         return dict(self._final) if self._closed else dict(self.engine.counters())
@@ -172,13 +166,17 @@ class Transport:
         return self.sound and len(started) == self._workers and all(one.exitcode == 0 for one in started)
 
 
-def make_transport(loader: Any, max_shared_bytes: int | None, steps: Sequence[Step] = ()) -> Transport:
+def make_transport(
+    loader: Any, max_shared_bytes: int | None, steps: Sequence[Step] = (), device_type: str | None = None
+) -> Transport:
     """The transport for one iterator of a loader with workers.
 
     Args:
         loader: The loader.
         max_shared_bytes: Shared memory for its batches; None for a part of what there is.
         steps: What fetching goes through in each worker.
+        device_type: Of the device that batches are moved to. What was registered for it is not for batches
+            that the user is given where they lie.
 
     Raises:
         OSError: When shared memory or descriptors cannot be had. Nothing is left then.
@@ -191,7 +189,7 @@ def make_transport(loader: Any, max_shared_bytes: int | None, steps: Sequence[St
     forkserver.preload(context)
     spawn.prepare(loader)
     most_tasks = _most_tasks(loader)
-    cache = SegmentCache(loader, workers, (most_tasks, max_shared_bytes))
+    cache = SegmentCache(loader, workers, (most_tasks, max_shared_bytes, device_type))
     available = _native.available_memory() + cache.resident
     share = budget.share_per_worker(workers, max_shared_bytes, available)
     engine, registrations = cache.take(share) or (_native.Engine(workers, most_tasks, share), None)

@@ -101,7 +101,7 @@ impl World {
 
     fn successor(&self) -> WorkerSlots {
         let worker = WorkerSlots::take_over(self.words(), LIMITS, &Ledger::busy(self.words()));
-        let touched = self.words().touched[0].load(Ordering::Relaxed);
+        let touched = self.words().touched()[0].load(Ordering::Relaxed);
         assert_eq!(worker.resident(), touched);
         assert_eq!(self.words().resident.load(Ordering::Relaxed), touched);
         worker
@@ -437,7 +437,7 @@ fn registered_pages_stay() {
         worker.shrink(world.words(), u64::MAX, &mut memory);
         worker = world.successor();
         worker.shrink(world.words(), u64::MAX, &mut memory);
-        let touched = world.words().touched[0].load(Ordering::Relaxed);
+        let touched = world.words().touched()[0].load(Ordering::Relaxed);
         seen.note(situations[(touched / PAGE) as usize]);
         parent.join().unwrap();
         world.assert_recoverable();
@@ -533,7 +533,7 @@ fn counts_cover_the_memory(stores: usize) -> bool {
         }
     });
     drop(worker);
-    let touched = words.touched.iter().map(|touched| touched.load(Ordering::Relaxed));
+    let touched = words.touched().iter().map(|touched| touched.load(Ordering::Relaxed));
     for (there, counted) in memory.there.iter().zip(touched.clone()) {
         assert!(*there <= counted, "{there} bytes are there, {counted} are counted");
     }

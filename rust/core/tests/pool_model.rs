@@ -123,7 +123,7 @@ impl<'a> Model<'a> {
     }
 
     fn touched(&self, slot: SlotId) -> u64 {
-        self.words.touched[slot.index()].load(Relaxed)
+        self.words.touched()[slot.index()].load(Relaxed)
     }
 
     fn grow(&mut self, slot: SlotId, end: u64) {
@@ -264,7 +264,7 @@ impl<'a> Model<'a> {
             assert!(*used <= touched, "{used} bytes are there, {touched} counted");
         }
         for (slot, registered) in (0..).map(SlotId::new).zip(self.registered) {
-            assert_eq!(self.words.registered[slot.index()].load(Relaxed), registered);
+            assert_eq!(self.words.registered()[slot.index()].load(Relaxed), registered);
             assert!(registered <= self.touched(slot), "slot {slot} keeps less than is registered of it");
         }
         assert_eq!(self.ledger.registered_bytes(), self.registered.iter().sum::<u64>());

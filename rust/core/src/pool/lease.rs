@@ -70,7 +70,7 @@ impl Ledger {
         }
         // All that the window keeps, and not just this batch: none of it can be punched until the
         // slot is back.
-        let cost = words.touched[slot.index()].load(Ordering::Relaxed);
+        let cost = words.touched_of(slot).load(Ordering::Relaxed);
         if !add_within(&self.leased_bytes, cost, self.most_bytes) {
             self.leased_slots.fetch_sub(1, Ordering::Relaxed);
             return None;
@@ -164,7 +164,7 @@ mod tests {
     const LIMITS: Limits = Limits { share: 1 << 20, window: 1 << 20, page: 4 << 10 };
 
     fn touch(words: SlotWords<'_>, slot: u32, bytes: u64) -> SlotId {
-        words.touched[slot as usize].store(bytes, Ordering::Relaxed);
+        words.touched()[slot as usize].store(bytes, Ordering::Relaxed);
         let slot = SlotId::new(slot);
         Ledger::new(LIMITS, words.slots()).hold(words, slot);
         slot
@@ -238,7 +238,7 @@ mod tests {
         let words = heap.words();
         let ledger = Ledger::new(LIMITS, 64);
         let slot = touch(words, 3, 8 << 10);
-        let registered = || (words.registered[3].load(Ordering::Relaxed), ledger.registered_bytes());
+        let registered = || (words.registered()[3].load(Ordering::Relaxed), ledger.registered_bytes());
         assert!(!ledger.set_registered(words, slot, (8 << 10) + 1));
         assert!(!ledger.set_registered(words, slot, u64::MAX));
         assert_eq!(registered(), (0, 0), "a refusal leaves nothing behind");

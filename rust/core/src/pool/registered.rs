@@ -48,11 +48,11 @@ impl Ledger {
     /// If `slot` is not one of `words`.
     #[must_use = "a refusal means that the memory may be given back at any time"]
     pub fn set_registered(&self, words: SlotWords<'_>, slot: SlotId, bytes: u64) -> bool {
-        let word = &words.registered[slot.index()];
+        let word = &words.registered()[slot.index()];
         let before = word.load(Ordering::Relaxed);
         let Some(bytes) = bytes.checked_next_multiple_of(self.page) else { return false };
         if bytes > before {
-            let touched = words.touched[slot.index()].load(Ordering::Relaxed);
+            let touched = words.touched()[slot.index()].load(Ordering::Relaxed);
             if bytes > touched || !add_within(&self.registered_bytes, bytes - before, self.most_registered) {
                 return false;
             }
@@ -74,7 +74,7 @@ impl Ledger {
 /// Whether a slot's pages must stay where they are: for threads that are about to give them back for good.
 pub(super) fn is_registered(words: SlotWords<'_>, slot: SlotId) -> bool {
     // ORDERING registered-cleared
-    let registered = words.registered[slot.index()].load(Ordering::Acquire);
+    let registered = words.registered()[slot.index()].load(Ordering::Acquire);
     registered > 0 && !fault("retired_while_registered")
 }
 
@@ -86,5 +86,5 @@ pub(crate) fn fixed(words: SlotWords<'_>, slot: SlotId, touched: u64) -> u64 {
     // ORDERING slot-returned: the parent has written it before the slot came back. The segment cache, which reads it
     // in the parent, has found the slot not busy (ORDERING slot-unheld).
     // ORDERING registered-cleared: or later, and less.
-    words.registered[slot.index()].load(acquire_unless("fixed_relaxed")).min(touched)
+    words.registered()[slot.index()].load(acquire_unless("fixed_relaxed")).min(touched)
 }

@@ -64,13 +64,9 @@ pub struct SlotWords<'a> {
     pub free: &'a [AtomicU64],
     /// How many times the parent has drained each slot and not yet finished its release.
     pub holds: &'a [AtomicU32],
-    /// Bytes of each window, from its start, that may be backed by memory. Only the worker writes
-    /// it. It never says less than the truth.
-    pub touched: &'a [AtomicU64],
-    /// Bytes of each window, from its start, that the parent has registered with a driver; whole pages, never more
-    /// than `touched`. Only the parent writes it, more only while it holds the slot. See
-    /// [`registered`](super::registered).
-    pub registered: &'a [AtomicU64],
+    /// What is [touched](Self::touched) of each slot, then what is [registered](Self::registered): one slice, because
+    /// the words are borrowed several times for each batch.
+    sizes: &'a [AtomicU64],
     /// The sum over `touched`, except while the worker is between two stores. Only the worker
     /// writes it.
     pub resident: &'a AtomicU64,
@@ -85,31 +81,58 @@ impl<'a> SlotWords<'a> {
     pub fn new(
         free: &'a [AtomicU64],
         holds: &'a [AtomicU32],
-        touched: &'a [AtomicU64],
-        registered: &'a [AtomicU64],
+        sizes: &'a [AtomicU64],
         resident: &'a AtomicU64,
     ) -> Result<Self> {
         let slots = holds.len();
         if slots == 0
             || free.len() != slots.div_ceil(SLOTS_PER_WORD)
-            || touched.len() != slots
-            || registered.len() != slots
+            || sizes.len() != 2 * slots
             || u32::try_from(slots).is_err()
         {
             return Err(Error::Corrupt(format!(
-                "{} free words, {} hold counters, {} and {} sizes are not about the same slots",
+                "{} free words, {} hold counters and {} sizes are not about the same slots",
                 free.len(),
                 holds.len(),
-                touched.len(),
-                registered.len(),
+                sizes.len(),
             )));
         }
-        Ok(Self { free, holds, touched, registered, resident })
+        Ok(Self { free, holds, sizes, resident })
+    }
+
+    /// As [`new`](Self::new), of slices whose lengths follow from one geometry: nothing is left to check for each
+    /// batch.
+    pub fn of_geometry(
+        free: &'a [AtomicU64],
+        holds: &'a [AtomicU32],
+        sizes: &'a [AtomicU64],
+        resident: &'a AtomicU64,
+    ) -> Self {
+        debug_assert!(Self::new(free, holds, sizes, resident).is_ok());
+        Self { free, holds, sizes, resident }
     }
 
     /// How many slots there are.
     pub fn slots(&self) -> u32 {
         self.holds.len() as u32
+    }
+
+    /// Bytes of each window, from its start, that may be backed by memory. Only the worker writes
+    /// it. It never says less than the truth.
+    pub fn touched(&self) -> &'a [AtomicU64] {
+        &self.sizes[..self.holds.len()]
+    }
+
+    /// What [`touched`](Self::touched) says of one slot, on the way of each batch.
+    pub(super) fn touched_of(&self, slot: SlotId) -> &'a AtomicU64 {
+        &self.sizes[slot.index()]
+    }
+
+    /// Bytes of each window, from its start, that the parent has registered with a driver; whole pages, never more
+    /// than [`touched`](Self::touched). Only the parent writes it, more only while it holds the slot. See
+    /// [`registered`](super::registered).
+    pub fn registered(&self) -> &'a [AtomicU64] {
+        &self.sizes[self.holds.len()..]
     }
 }
 
@@ -118,8 +141,7 @@ impl<'a> SlotWords<'a> {
 pub struct HeapWords {
     free: Box<[AtomicU64]>,
     holds: Box<[AtomicU32]>,
-    touched: Box<[AtomicU64]>,
-    registered: Box<[AtomicU64]>,
+    sizes: Box<[AtomicU64]>,
     resident: AtomicU64,
 }
 
@@ -129,21 +151,14 @@ impl HeapWords {
         Self {
             free: (0..slots.div_ceil(u64::BITS)).map(|_| AtomicU64::new(0)).collect(),
             holds: (0..slots).map(|_| AtomicU32::new(0)).collect(),
-            touched: (0..slots).map(|_| AtomicU64::new(0)).collect(),
-            registered: (0..slots).map(|_| AtomicU64::new(0)).collect(),
+            sizes: (0..2 * slots).map(|_| AtomicU64::new(0)).collect(),
             resident: AtomicU64::new(0),
         }
     }
 
     /// The words, borrowed.
     pub fn words(&self) -> SlotWords<'_> {
-        SlotWords {
-            free: &self.free,
-            holds: &self.holds,
-            touched: &self.touched,
-            registered: &self.registered,
-            resident: &self.resident,
-        }
+        SlotWords { free: &self.free, holds: &self.holds, sizes: &self.sizes, resident: &self.resident }
     }
 }
 
@@ -155,14 +170,12 @@ mod tests {
     fn lengths_must_agree() {
         let heap = HeapWords::new(100);
         let w = heap.words();
-        let new =
-            |free, holds, touched, registered| SlotWords::new(free, holds, touched, registered, w.resident);
-        assert_eq!(new(w.free, w.holds, w.touched, w.registered).unwrap().slots(), 100);
-        assert!(new(&w.free[..1], w.holds, w.touched, w.registered).is_err());
-        assert!(new(w.free, &w.holds[..99], w.touched, w.registered).is_err());
-        assert!(new(w.free, w.holds, &w.touched[..99], w.registered).is_err());
-        assert!(new(w.free, w.holds, w.touched, &w.registered[..99]).is_err());
-        assert!(new(&[], &[], &[], &[]).is_err());
+        let new = |free, holds, sizes| SlotWords::new(free, holds, sizes, w.resident);
+        assert_eq!(new(w.free, w.holds, w.sizes).unwrap().slots(), 100);
+        assert!(new(&w.free[..1], w.holds, w.sizes).is_err());
+        assert!(new(w.free, &w.holds[..99], w.sizes).is_err());
+        assert!(new(w.free, w.holds, &w.sizes[..199]).is_err());
+        assert!(new(&[], &[], &[]).is_err());
     }
 
     #[test]

@@ -88,7 +88,7 @@ impl WorkerSlots {
                 }
             }
         }
-        for (own, shared) in slots.touched.iter_mut().zip(words.touched) {
+        for (own, shared) in slots.touched.iter_mut().zip(words.touched()) {
             // More than the window is nonsense; the whole window is the most that can have been
             // touched.
             *own = shared.load(Ordering::Relaxed).min(limits.window);
@@ -264,7 +264,7 @@ impl WorkerSlots {
         *touched = bytes;
         words.resident.store(self.resident, Ordering::Relaxed);
         failpoint("resident-stored");
-        words.touched[slot.index()].store(bytes, Ordering::Relaxed);
+        words.touched()[slot.index()].store(bytes, Ordering::Relaxed);
     }
 
     /// RETURNED -> FREE, or OWN-LEASED while the worker itself keeps something in the slot.

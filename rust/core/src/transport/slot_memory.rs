@@ -22,8 +22,8 @@ impl Window {
         let start = control.window(*worker, slot).start as usize;
         Self {
             address: control.segment().base().as_ptr() as usize + start,
-            touched: words.touched[slot.index()].load(Ordering::Relaxed),
-            registered: words.registered[slot.index()].load(Ordering::Relaxed),
+            touched: words.touched()[slot.index()].load(Ordering::Relaxed),
+            registered: words.registered()[slot.index()].load(Ordering::Relaxed),
         }
     }
 }
@@ -39,6 +39,12 @@ pub struct SlotMemory(Vec<Arc<WorkerHandle>>);
 impl SlotMemory {
     pub(super) fn new(handles: &[Arc<WorkerHandle>]) -> Self {
         Self(handles.to_vec())
+    }
+
+    /// Whether this process is a forked child of the one that has the memory. It registers nothing.
+    #[must_use]
+    pub fn is_inherited(&self) -> bool {
+        self.0.iter().any(|handle| !handle.process.is_current())
     }
 
     /// The window that `address` lies in.

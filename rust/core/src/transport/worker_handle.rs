@@ -70,7 +70,7 @@ impl WorkerHandle {
     pub(super) fn clear_registered(&self) {
         let words = self.control.worker(self.worker).slots;
         for slot in (0..words.slots()).map(SlotId::new) {
-            if words.registered[slot.index()].load(Ordering::Relaxed) > 0 {
+            if words.registered()[slot.index()].load(Ordering::Relaxed) > 0 {
                 let _ = self.set_registered(slot, 0);
             }
         }

@@ -206,7 +206,7 @@ impl Parent {
         let view = self.engine.control().worker(worker);
         let holds: Vec<u32> = view.slots.holds.iter().map(|holds| holds.load(Ordering::Relaxed)).collect();
         let touched: Vec<u64> =
-            view.slots.touched.iter().map(|touched| touched.load(Ordering::Relaxed)).collect();
+            view.slots.touched().iter().map(|touched| touched.load(Ordering::Relaxed)).collect();
         format!(
             "{:?}, {:?} tasks and {:?} results in the rings, counters {:?}, free {:x?}, holds {holds:?}, \
              touched {touched:?}",
@@ -333,7 +333,7 @@ impl Parent {
     /// Each slot of a worker that has ended keeps no page beyond what it is said to have touched.
     pub(crate) fn check_touched(&self, worker: u32) {
         let control = self.engine.control();
-        let touched = control.worker(worker).slots.touched;
+        let touched = control.worker(worker).slots.touched();
         for (slot, touched) in (0..).map(SlotId::new).zip(touched) {
             let window = control.window(worker, slot);
             let end = window.start + touched.load(Ordering::Relaxed);

@@ -33,7 +33,7 @@ pub(crate) const DEATHS: &[(&str, Outcome)] = &[
         let returned = slots.free[0].load(Ordering::Relaxed);
         let lost = (0..64).filter(|&slot| {
             slots.holds[slot].load(Ordering::Relaxed) == 0
-                && slots.touched[slot].load(Ordering::Relaxed) > 0
+                && slots.touched()[slot].load(Ordering::Relaxed) > 0
                 && returned & (1 << slot) == 0
         });
         assert!(lost.count() > 0, "the swap has taken the bits");
@@ -286,5 +286,5 @@ fn view(parent: &Parent) -> WorkerView<'_> {
 
 /// The sum that a successor starts from.
 fn touched(parent: &Parent) -> u64 {
-    view(parent).slots.touched.iter().map(|touched| touched.load(Ordering::Relaxed)).sum()
+    view(parent).slots.touched().iter().map(|touched| touched.load(Ordering::Relaxed)).sum()
 }

@@ -17,6 +17,11 @@ impl SlotMemory {
 
 #[pymethods]
 impl SlotMemory {
+    /// Whether this process is a forked child of the one that has the memory.
+    fn is_inherited(&self) -> bool {
+        self.0.is_inherited()
+    }
+
     /// Where the window begins that an address lies in, and how many bytes of it are backed by memory.
     fn window_of(&self, address: usize) -> Option<(usize, u64)> {
         self.0.window_of(address).map(|Window { address, touched, .. }| (address, touched))

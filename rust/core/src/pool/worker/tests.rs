@@ -34,7 +34,7 @@ impl Pages for Book {
 
 /// Checks the private and the shared figures against each other.
 fn audit(slots: &WorkerSlots, words: SlotWords<'_>) {
-    let shared: Vec<u64> = words.touched.iter().map(|t| t.load(Ordering::Relaxed)).collect();
+    let shared: Vec<u64> = words.touched().iter().map(|t| t.load(Ordering::Relaxed)).collect();
     assert_eq!(shared, *slots.touched);
     assert_eq!(slots.resident, shared.iter().sum::<u64>());
     assert_eq!(slots.resident, words.resident.load(Ordering::Relaxed));
@@ -97,7 +97,7 @@ fn growing_counts_granules_and_then_costs_nothing() {
     let mut os = Book::default();
     for (end, total) in [(1, 4 * KIB), (4 * KIB, 4 * KIB), (5 * KIB, 8 * KIB), (65 * KIB, 128 * KIB)] {
         assert_eq!(slots.grow(words, slot, end, &mut os).unwrap(), Growth::Ready);
-        assert_eq!(words.touched[slot.index()].load(Ordering::Relaxed), total);
+        assert_eq!(words.touched()[slot.index()].load(Ordering::Relaxed), total);
         audit(&slots, words);
     }
     assert_eq!(os.asked, [4 * KIB, 4 * KIB, 120 * KIB]);
@@ -168,7 +168,7 @@ fn shrinking_punches_the_free_slots_used_longest_ago() {
     os.punched.clear();
     slots.shrink(words, 1 << 30, &mut os);
     assert_eq!(os.punched, [(a.get(), 0..192 * KIB)]);
-    assert_eq!(words.touched[c.index()].load(Ordering::Relaxed), 512 * KIB);
+    assert_eq!(words.touched()[c.index()].load(Ordering::Relaxed), 512 * KIB);
     audit(&slots, words);
 }
 
@@ -226,7 +226,7 @@ fn counted_are_whole_pages_of_the_machine() {
         slots.shrink(words, 1, &mut os);
         assert!(os.punched.len() > 1);
         let punched = os.punched.iter().flat_map(|(_, bytes)| [bytes.start, bytes.end]);
-        let touched = words.touched.iter().map(|touched| touched.load(Ordering::Relaxed));
+        let touched = words.touched().iter().map(|touched| touched.load(Ordering::Relaxed));
         assert!(punched.chain(touched).chain(os.asked).all(|bytes| bytes.is_multiple_of(page)));
     }
 }
@@ -305,7 +305,7 @@ fn a_successor_sums_what_a_crash_left() {
     fill(&mut slots, words, 8 * KIB);
     // Died between the two stores of a growth; and a stray write.
     words.resident.fetch_add(64 * KIB, Ordering::Relaxed);
-    words.touched[9].store(u64::MAX, Ordering::Relaxed);
+    words.touched()[9].store(u64::MAX, Ordering::Relaxed);
     let slots = WorkerSlots::take_over(words, LIMITS, &Ledger::busy(words));
     audit(&slots, words);
     assert_eq!(slots.resident(), 8 * KIB + LIMITS.window);

@@ -85,7 +85,7 @@ impl Engine {
     /// The system's refusal: more is kept than may be.
     fn keep(&self, worker: u32, most: u64) -> Result<bool> {
         let words = self.control.worker(worker).slots;
-        let touched = |slot: SlotId| words.touched[slot.index()].load(Ordering::Relaxed);
+        let touched = |slot: SlotId| words.touched()[slot.index()].load(Ordering::Relaxed);
         let loose = |slot| touched(slot) - fixed(words, slot, touched(slot));
         let busy = Ledger::busy(words);
         let (held, free): (Vec<_>, Vec<_>) =
@@ -98,7 +98,7 @@ impl Engine {
                 let kept = touched(slot) - loose(slot) + beside;
                 let window = self.control.window(worker, slot);
                 self.control.segment().punch(window.start + kept, window.end - window.start - kept)?;
-                words.touched[slot.index()].store(kept, Ordering::Relaxed);
+                words.touched()[slot.index()].store(kept, Ordering::Relaxed);
             }
             left -= beside;
         }
@@ -111,7 +111,7 @@ impl CachedSegment {
     #[must_use]
     pub fn resident(&self) -> u64 {
         let workers = 0..self.0.control.geometry().workers;
-        let touched = |worker| self.0.control.worker(worker).slots.touched;
+        let touched = |worker| self.0.control.worker(worker).slots.touched();
         workers.flat_map(touched).map(|touched| touched.load(Ordering::Relaxed)).sum()
     }
 

@@ -103,11 +103,10 @@ impl Geometry {
         let ring = self.ring_capacity as usize * size_of::<Descriptor>();
         let free = take(slots.div_ceil(64) * size_of::<AtomicU64>());
         let holds = take(slots * size_of::<AtomicU32>());
-        let touched = take(slots * size_of::<AtomicU64>());
-        let registered = take(slots * size_of::<AtomicU64>());
+        let sizes = take(2 * slots * size_of::<AtomicU64>());
         let tasks = take(ring);
         let results = take(ring);
-        BlockOffsets { free, holds, touched, registered, tasks, results, len: end.next_multiple_of(GRANULE) }
+        BlockOffsets { free, holds, sizes, tasks, results, len: end.next_multiple_of(GRANULE) }
     }
 
     /// Bytes of the whole segment.
@@ -166,8 +165,7 @@ pub(super) struct SegmentOffsets {
 pub(super) struct BlockOffsets {
     pub(super) free: u64,
     pub(super) holds: u64,
-    pub(super) touched: u64,
-    pub(super) registered: u64,
+    pub(super) sizes: u64,
     pub(super) tasks: u64,
     pub(super) results: u64,
     pub(super) len: u64,

@@ -38,13 +38,12 @@ impl Control {
         let ring = self.geometry.ring_capacity as usize;
         // SAFETY: offsets and lengths are those of this geometry's block (L1, L2), disjoint (L4), and
         // each range holds only the type named, for which zero and all that peers store is valid (L3).
-        let (header, free, holds, touched, registered, tasks, results) = unsafe {
+        let (header, free, holds, sizes, tasks, results) = unsafe {
             (
                 &self.slice::<WorkerHeader>(at, 1)[0],
                 self.slice::<AtomicU64>(at + block.free, slots.div_ceil(64)),
                 self.slice::<AtomicU32>(at + block.holds, slots),
-                self.slice::<AtomicU64>(at + block.touched, slots),
-                self.slice::<AtomicU64>(at + block.registered, slots),
+                self.slice::<AtomicU64>(at + block.sizes, 2 * slots),
                 self.slice::<Descriptor>(at + block.tasks, ring),
                 self.slice::<Descriptor>(at + block.results, ring),
             )
@@ -52,8 +51,7 @@ impl Control {
         WorkerView {
             tasks: Ring::new(&header.tasks, tasks).expect("the capacity is a power of two"),
             results: Ring::new(&header.results, results).expect("the capacity is a power of two"),
-            slots: SlotWords::new(free, holds, touched, registered, &header.resident)
-                .expect("the lengths agree"),
+            slots: SlotWords::of_geometry(free, holds, sizes, &header.resident),
             worker_sleeps: &header.worker_sleeps,
             parent_sleeps: &header.parent_sleeps,
             counters: &header.counters,

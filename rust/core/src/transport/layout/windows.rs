@@ -21,7 +21,7 @@ impl Control {
                 continue;
             }
             let window = self.window(worker, slot);
-            if words.touched[slot.index()].load(Ordering::Relaxed) > 0 {
+            if words.touched()[slot.index()].load(Ordering::Relaxed) > 0 {
                 self.give_back(window.clone());
             }
             unused = match unused {
@@ -73,7 +73,7 @@ impl Drop for Control {
         // What this process's driver still has must outlive it: the mapping is left, until the process ends.
         let is_ours = self.maker.is_some_and(Process::is_current);
         let stays = |words: SlotWords<'_>, slot: SlotId| {
-            is_ours && words.registered[slot.index()].load(Ordering::Relaxed) > 0
+            is_ours && words.registered()[slot.index()].load(Ordering::Relaxed) > 0
         };
         let slots = || (0..self.geometry.slots).map(SlotId::new);
         let any_stays = |worker| slots().any(|slot| stays(self.worker(worker).slots, slot));
