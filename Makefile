@@ -27,7 +27,7 @@ WHEEL_PYTHONS ?= python3.11 python3.12 python3.13
 DIST_STAMP := build/dist.checked
 export TORCH_INDEX
 
-.PHONY: help test test-fast demo frameworks frameworks-docs bench bench-scaling bench-sweep bench-profile bench-smoke bench-threads-env bench-rust bench-instructions lint rust-test python-test python-test-fast parity parity-all accelerator stubs docs loom loom-fast tsan tsan-fast storm storm-fast miri portable wheel wheel-pythons workflows clean
+.PHONY: help test test-fast demo frameworks frameworks-docs bench bench-scaling bench-sweep bench-profile bench-smoke bench-threads-env bench-rust bench-instructions lint rust-test python-test python-test-fast parity parity-all accelerator accelerator-slow stubs docs loom loom-fast tsan tsan-fast storm storm-fast miri portable wheel wheel-pythons workflows clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -120,7 +120,12 @@ parity-all: ## the oldest torch that is supported, one between, and the newest
 	$(MAKE) parity TORCH=
 
 accelerator: $(WHEEL_STAMP) ## pinning and devices, on a pretend accelerator that g++ builds; TORCH=2.6.0 for another version
-	$(BIN)/python -m pytest --pretend tests/accelerator
+	$(BIN)/python tests/accelerator/build.py
+	$(BIN)/python -m pytest -rP -m "not slow" tests/accelerator
+
+accelerator-slow: $(WHEEL_STAMP) ## its storms at full length, and more parity tests whose loaders pin
+	$(BIN)/python tests/accelerator/build.py
+	$(BIN)/python -m pytest -rP -m slow tests/accelerator
 
 lint: $(VENV)/.test workflows ## formatting, clippy, rustdoc, ruff, workflows
 	cargo fmt --all --check

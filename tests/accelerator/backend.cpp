@@ -185,6 +185,8 @@ struct World {
   std::atomic<int64_t> delay_low{0}, delay_high{0};
   std::atomic<uint64_t> random{0};
   std::atomic<bool> poison{false};
+  // Planted: copies do not tell torch's host allocator of the blocks that they use.
+  std::atomic<bool> unguarded{false};
   std::atomic<bool> initialised{false};
   // In a child of a process that had initialised the device: no thread of a stream came along.
   std::atomic<bool> bad_fork{false};
@@ -952,7 +954,9 @@ at::Tensor copy_from(const at::Tensor& self, const at::Tensor& to, bool non_bloc
       up ? device.data_ptr() : host.data_ptr(), up ? host.data_ptr() : device.data_ptr(), host.nbytes(), stream);
   if (non_blocking && page_locked(host.data_ptr(), host.nbytes())) {
     // As CUDA's copy does it: the tensor's address, and the context of its storage.
-    pinned_memory().record_event(host.data_ptr(), host.storage().data_ptr().get_context(), stream);
+    if (!world().unguarded) {
+      pinned_memory().record_event(host.data_ptr(), host.storage().data_ptr().get_context(), stream);
+    }
   } else if (!non_blocking || down) {
     wait_for(ticket);
   }
@@ -1092,6 +1096,7 @@ TORCH_LIBRARY(pretend, m) {
   m.def("set_delay_range", set_delay_range);
   m.def("set_seed", [](int64_t seed) { world().random = static_cast<uint64_t>(seed); });
   m.def("set_poison", [](bool on) { world().poison = on; });
+  m.def("set_unguarded", [](bool on) { world().unguarded = on; });
   m.def("fail", fail);
   m.def("host_register", host_register);
   m.def("host_unregister", host_unregister);

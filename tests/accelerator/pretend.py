@@ -92,6 +92,11 @@ def set_poison(on: bool) -> None:
     torch.ops.pretend.set_poison(on)
 
 
+def set_unguarded(on: bool) -> None:
+    """Plants a defect: copies do not tell torch's host allocator of the pinned blocks that they use."""
+    torch.ops.pretend.set_unguarded(on)
+
+
 def fail(what: str, nth: int = 1, times: int = 1) -> None:
     """Lets `allocation`, `pinning`, `copy` or `registration` fail, the n-th call from now and `times` in all.
 
@@ -111,13 +116,6 @@ def host_unregister(address: int) -> None:
     torch.ops.pretend.host_unregister(address)
 
 
-class Registrar:
-    """The two as ringloader knows drivers, for `registration.registrars`."""
-
-    register = staticmethod(host_register)
-    unregister = staticmethod(host_unregister)
-
-
 def synchronize() -> None:
     """Waits for every stream of every device."""
     torch.ops.pretend.synchronize(-1)
@@ -127,6 +125,7 @@ def reset() -> None:
     """No delay, no poison, no fault; every stream is done; what happened is no longer counted."""
     set_delay(0)
     set_poison(False)
+    set_unguarded(False)
     for what in ("allocation", "pinning", "copy", "registration"):
         fail(what, times=0)
     synchronize()

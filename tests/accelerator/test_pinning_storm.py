@@ -113,6 +113,13 @@ def test_storm(loader_class):
     storm(loader_class, QUICK if not IS_NAMED else QUICK // 20, seed=os.getpid(), workers=2)
 
 
+def test_a_planted_fault_is_found(loader_class):
+    pretend.set_poison(True)
+    pretend.set_unguarded(True)
+    with pytest.raises(AssertionError):
+        storm(loader_class, QUICK, seed=1, workers=2)
+
+
 @pytest.mark.slow
 @pytest.mark.limit(1800)
 @pytest.mark.skipif(IS_NAMED, reason="torch's own thread pins")

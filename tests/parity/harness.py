@@ -32,13 +32,14 @@ paths: tuple[str, ...] = PATHS
 expected_path = PATHS[0]
 
 
-# Python's remark about forks of a process with threads, and what torch's C++ says once and never again.
+# Python's remark about forks of a process with threads, and what torch says once and never again.
 ONCE_PER_PROCESS = (
     "use of fork() may lead to deadlocks",
     "support is in beta state",
     "ComplexHalf support is experimental",
     "nested tensors is in prototype stage",
     "Sparse invariant checks are implicitly disabled",
+    "TypedStorage is deprecated",
 )
 
 
