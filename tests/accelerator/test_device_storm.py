@@ -17,6 +17,7 @@ import torch
 import ringloader
 from accelerator import pretend
 from accelerator.moved import DEVICE, LARGE, loader_on, registrar
+from ringloader._main import device, device_copy
 
 pytestmark = [pytest.mark.rings_only, pytest.mark.usefixtures("registrar")]
 
@@ -214,3 +215,33 @@ def test_storm(record_property):
 @pytest.mark.parametrize("seed", range(4))
 def test_a_long_storm(seed, record_property):
     record_property("storm", storm(ALL // 4, seed=seed + 100))
+
+
+# -- What the storm finds
+
+
+def _no_wait(monkeypatch):
+    """The caller's stream does not wait for the copies."""
+    monkeypatch.setattr(device._Moved, "result", lambda self: self._data)
+
+
+def _no_fence(monkeypatch):
+    """Copies do not wait for what uses their memory still."""
+    monkeypatch.setattr(device_copy.CopyStream, "begin", lambda self, _after: torch.Event(device=self.device))
+
+
+def _sources_dropped(monkeypatch):
+    """Slots go back under the copies out of them."""
+
+    def end(self, done, _sources, _nbytes):
+        done.record(self.stream)
+
+    monkeypatch.setattr(device_copy.CopyStream, "end", end)
+
+
+@pytest.mark.parametrize("plant", [_no_wait, _no_fence, _sources_dropped])
+@pytest.mark.limit(300)
+def test_a_planted_fault_is_found(plant, monkeypatch):
+    plant(monkeypatch)
+    with pytest.raises(AssertionError):
+        storm(10 * QUICK, seed=3)

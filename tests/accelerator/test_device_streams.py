@@ -30,6 +30,7 @@ from accelerator.moved import (
     path,
     registrar,
 )
+from ringloader._main import device
 
 pytestmark = [pytest.mark.rings_only, pytest.mark.usefixtures("registrar")]
 
@@ -192,15 +193,15 @@ def test_abandoned_epochs(path, persistent):
 
 def test_what_is_abandoned_is_not_written_to_later():
     """Memory of batches that were never handed out belongs to others while their copies are under way."""
-    pretend.set_poison(True)
     size = 4 * LARGE
-    iterator = iter(loader_on("native", Numbered(20, (size,)), num_workers=2, prefetch_factor=4))
+    options = {"num_workers": 2, "prefetch_factor": 4, "persistent_workers": True, "device_prefetch": 4}
+    loader = loader_on("native", Numbered(20, (size,)), **options)
+    iterator = iter(loader)
     with pretend.delayed(LATE_US):
         next(iterator)
-        time.sleep(0.5)
+        time.sleep(0.3)
         next(iterator)
-    del iterator
-    gc.collect()
+        assert iter(loader) is iterator
     mine = [torch.full((size,), 7, dtype=torch.uint8, device=DEVICE) for _ in range(6)]
     time.sleep(2 * LATE_US / 1e6)
     pretend.synchronize()
@@ -214,6 +215,25 @@ def test_two_loaders_on_two_devices(path):
             assert (one["0"].device, other["0"].device) == (DEVICE, OTHER)
             assert_numbered(one, number)
             assert_numbered(other, number)
+
+
+def test_without_a_record_of_the_stream_the_first_would_be_wrong(monkeypatch):
+    """That these tests find it."""
+    found = device._Moved.result
+
+    def result(self):
+        self._memory = []
+        return found(self)
+
+    monkeypatch.setattr(device._Moved, "result", result)
+    with pytest.raises(AssertionError, match="wrong bytes"):
+        test_handed_out_on_another_stream_than_it_was_begun_on("native", 2)
+
+
+def test_without_the_wait_for_what_is_abandoned_that_would_be_wrong(monkeypatch):
+    monkeypatch.setattr(device._Moved, "abandon", lambda _: None)
+    with pytest.raises(AssertionError):
+        test_what_is_abandoned_is_not_written_to_later()
 
 
 # -- The transform
