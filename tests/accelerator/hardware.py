@@ -6,11 +6,13 @@ Nothing is counted, delayed or made to fail on it. A test that asks for one of t
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+
+from ringloader._main.registration import registrars
 
 from . import pretend
 
@@ -42,12 +44,19 @@ def put_in_place() -> None:
         "violations": list,
         "counters": _skip,
         "fail": _skip,
-        "host_register": _skip,
-        "host_unregister": _skip,
+        "host_register": _registrar(found.type, "register"),
+        "host_unregister": _registrar(found.type, "unregister"),
     }
     for name, value in changed.items():
         assert hasattr(pretend, name), name
         setattr(pretend, name, value)
+
+
+def _registrar(device_type: str, name: str) -> Callable[..., None]:
+    def refuse(*_args: int) -> None:
+        raise RuntimeError(f"ringloader does not register memory for {device_type} devices")
+
+    return getattr(registrars.get(device_type), name, refuse)
 
 
 def _nothing(*_args: Any, **_options: Any) -> None:
