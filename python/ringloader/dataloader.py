@@ -143,7 +143,7 @@ def _make_placing(
         if report.noted(loader) is not before:
             # A hook further down has seen to it.
             return made, None
-    return through.through(made, moving, passes), None if moving is None else moving.counters
+    return through.through(made, moving, passes), None if moving is None else moving.counts
 
 
 def _without_pinning(loader: Any) -> Any:
@@ -174,9 +174,9 @@ def _make_iterator(options: Options, loader: Any) -> Any:
         select_path.say_once(f"{reason}; batches travel by torch's own transport")
         made = internals.Iterator(loader if moving is None else _without_pinning(loader))
         made = through.through(made, moving, passes)
-        report.record(loader, made, "torch", reason, dict if moving is None else moving.counters)
+        report.record(loader, made, "torch", reason, dict if moving is None else moving.counts)
         return made
-    counters = functools.partial(_counters, made_transport, moving)
+    counters = functools.partial(_counters, made_transport, None if moving is None else moving.counts)
     why_rings = select_path.reason_for_rings(loader)
     if why_rings is None:
         if moving is not None:
@@ -189,6 +189,6 @@ def _make_iterator(options: Options, loader: Any) -> Any:
     return made
 
 
-def _counters(transport: Any, moving: Any) -> Mapping[str, int]:
+def _counters(transport: Any, moved: Callable[[], Mapping[str, int]] | None) -> Mapping[str, int]:
     """What went over the rings, and to a device."""
-    return {**transport.counters(), **({} if moving is None else moving.counters())}
+    return {**transport.counters(), **({} if moved is None else moved())}

@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import gc
 import types
+import weakref
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -485,3 +486,19 @@ def test_paths_are_those_that_are_meant(path):
     list(loader)
     assert ringloader.report(loader).path == ("torch" if path == "no workers" else path)
     assert path in PATHS
+
+
+def test_a_transform_that_has_the_loader_keeps_it_no_longer_than_itself(path):
+    class Program:
+        def __init__(self):
+            self.loader = loader_on(path, Numbered(4, (100,)), device_transform=self.transform)
+
+        def transform(self, batch):
+            return batch
+
+    program = Program()
+    assert len(list(program.loader)) == 4
+    is_there = weakref.ref(program.loader)
+    del program
+    gc.collect()
+    assert is_there() is None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -101,6 +103,51 @@ class _Later:
         return moved.result()
 
 
+class Counts:
+    """What was moved so far.
+
+    A report has it for as long as there is the loader, and it leads to nothing that may have the loader.
+    """
+
+    def __init__(self) -> None:
+        self.batches = self.copies = self.staged = 0
+        self.registrations: Registrations | None = None
+
+    def __call__(self) -> dict[str, int]:
+        return {
+            "device_batches": self.batches,
+            "device_copies": self.copies,
+            "device_staged_bytes": self.staged,
+            "device_registered_bytes": 0 if self.registrations is None else self.registrations.nbytes,
+        }
+
+
+class _Plan:
+    """What batches of one layout need on the device."""
+
+    __slots__ = ("_device", "blocks", "empty", "large", "layout", "nbytes", "staged")
+
+    def __init__(self, layout: _native.Layout, device: torch.device) -> None:
+        self._device = device
+        self.layout = layout
+        self.blocks = layout.blocks
+        self.empty = [torch.empty(0, dtype=dtype, device=device) for dtype in layout.packed]
+        self.large = layout.large
+        self.staged = sum(self.blocks)
+        self.nbytes = self.staged + sum(math.prod(shape) * dtype.itemsize for shape, _, dtype in self.large)
+
+    def allocate(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Memory for packed tensors, and large tensors, on the current stream."""
+        device = self._device
+        blocks = [torch.empty(size, dtype=torch.uint8, device=device) for size in self.blocks]
+        if not self.large:
+            return blocks, []
+        return blocks, [
+            torch.empty_strided(shape, strides, dtype=dtype, device=device)
+            for shape, strides, dtype in self.large
+        ]
+
+
 class Moving:
     """Moves batches to a device.
 
@@ -112,6 +159,7 @@ class Moving:
     Attributes:
         depth: ``prefetch``.
         ahead: Batches that were not handed out.
+        counts: What was moved so far.
         is_short: Whether there was an error before a batch's turn, which may be for want of memory.
         find_registrations: Gives what is registered of the memory that arrivals lie in, for a device type.
     """
@@ -122,15 +170,16 @@ class Moving:
         self._device = device
         self._transform = transform
         self._copies: CopyStream | None = None
-        self._layout: _native.Layout | None = None
-        self._empty: list[torch.Tensor] = []
+        self._plan: _Plan | None = None
+        # Threads may share an iterator of torch's too.
+        self._lock = threading.RLock()
         self.depth = prefetch
         self.ahead: set[_Moved] = set()
         self.is_short = False
         self._registrations: Registrations | None = None
         # What torch's iterator has handed out and could not be moved.
         self._kept: list[Any] = []
-        self._batches = self._issued = self._staged = 0
+        self.counts = Counts()
 
     @property
     def copies(self) -> CopyStream:
@@ -139,6 +188,7 @@ class Moving:
             self._copies = CopyStream(self._device)
             if self.find_registrations is not None:
                 self._registrations = self.find_registrations(self._device.type)
+                self.counts.registrations = self._registrations
         return self._copies
 
     def prepare(self, arrival: _native.Arrival) -> Prepared:
@@ -170,12 +220,12 @@ class Moving:
             data = self.moved_here(batch)
             return data if self._transform is None else self._transform(data)
         self.copies.drop_sources(self.depth + 2)
-        with _no_inference_mode():
+        with self._lock, _no_inference_mode():
             return self._issue_tree(batch).result()
 
     def abandon(self) -> None:
         """Gives up what was not handed out."""
-        for moved in self.ahead:
+        for moved in list(self.ahead):
             moved.abandon()
         self.ahead.clear()
         self._kept.clear()
@@ -191,50 +241,38 @@ class Moving:
         """Of the device."""
         return self._device.type
 
-    def counters(self) -> dict[str, int]:
-        """What was moved so far."""
-        return {
-            "device_batches": self._batches,
-            "device_copies": self._issued,
-            "device_staged_bytes": self._staged,
-            "device_registered_bytes": self._registered(),
-        }
-
-    def _registered(self) -> int:
-        return 0 if self._registrations is None else self._registrations.nbytes
-
     def explain(self, error: BaseException) -> None:
         """Says what was done when an error was raised."""
         error.add_note(
-            f"ringloader was moving a batch to {str(self.copies.device)!r}, where "
+            f"ringloader was moving a batch to {str(self._device)!r}, where "
             f"device_prefetch={self.depth} batches may wait beside it"
         )
 
     def _issue(self, arrival: _native.Arrival) -> Prepared:
-        with _no_inference_mode():
-            layout = arrival.layout()
-            if layout is not None:
-                return self._issue_plain(arrival, layout)
-            return self._issue_tree(arrival.unpack())
+        if torch.is_inference_mode_enabled():
+            with _no_inference_mode():
+                return self._issue(arrival)
+        layout = arrival.layout()
+        if layout is not None:
+            return self._issue_plain(arrival, layout)
+        return self._issue_tree(arrival.unpack())
 
     def _issue_plain(self, arrival: _native.Arrival, layout: _native.Layout) -> Prepared:
         """Tensors in lists, tuples and dicts, which the native side knows."""
-        copies = self.copies
-        device, current = copies.device, copies.current()
-        if layout is not self._layout:
-            self._empty = [torch.empty(0, dtype=dtype, device=device) for dtype in layout.packed]
-            self._layout = layout
-        with self._allocating(copies):
-            blocks = [torch.empty(size, dtype=torch.uint8, device=device) for size in layout.blocks]
-            large = [
-                torch.empty_strided(shape, strides, dtype=dtype, device=device)
-                for shape, strides, dtype in layout.large
-            ]
+        copies, plan = self.copies, self._plan
+        if plan is None or plan.layout is not layout:
+            plan = self._plan = _Plan(layout, copies.device)
+        current = copies.current()
+        if self._transform is None:
+            blocks, large = plan.allocate()
+        else:
+            with internals.stream_context(copies.stream):
+                blocks, large = plan.allocate()
         sources: list[torch.Tensor] = []
         staging = arrival.stage()
         if staging is not None:
-            self._staged += staging.nbytes
-            sources += [staging] if len(blocks) == 1 else torch.split(staging, layout.blocks)
+            self.counts.staged += plan.staged
+            sources += [staging] if len(blocks) == 1 else torch.split(staging, plan.blocks)
         if large:
             sources += self._large_sources(arrival)
         memory = [*blocks, *large]
@@ -242,9 +280,9 @@ class Moving:
         def make() -> Any:
             for into, source in zip(memory, sources, strict=True):
                 into.copy_(source, non_blocking=True)
-            return layout.make(self._empty, blocks, large)
+            return layout.make(plan.empty, blocks, large)
 
-        return self._copied(make, current, sources, memory)
+        return self._copied(make, current, sources, plan.nbytes, memory)
 
     def _large_sources(self, arrival: _native.Arrival) -> list[torch.Tensor]:
         """Its large tensors in page-locked memory: where they are, if the driver has that."""
@@ -254,7 +292,7 @@ class Moving:
             if found is not None:
                 return found
         staged = arrival.stage_large()
-        self._staged += sum(source.nbytes for source in staged)
+        self.counts.staged += sum(source.nbytes for source in staged)
         return staged
 
     def _issue_tree(self, batch: Any) -> Prepared:
@@ -280,7 +318,7 @@ class Moving:
         with self._allocating(copies):
             moved = mapped(batch, tensor, movable)
             packing.allocate()
-        self._staged += packing.staged
+        self.counts.staged += packing.staged
 
         def make() -> Any:
             for into, source in packing.pairs:
@@ -289,43 +327,43 @@ class Moving:
 
         memory = [into for into, _ in packing.pairs]
         sources = [source for _, source in packing.pairs]
-        return self._copied(make, current, sources, memory, is_partial)
+        nbytes = sum(source.nbytes for source in sources)
+        return self._copied(make, current, sources, nbytes, memory, is_partial)
 
     def _copied(
         self,
         make: Callable[[], Any],
         current: torch.Stream,
         sources: list[Any],
+        nbytes: int,
         memory: list[torch.Tensor],
         is_partial: bool = False,
     ) -> Prepared:
         """Issues the copies of a batch, and what the user wants done behind them."""
         copies, transform = self.copies, self._transform
         stream = current if transform is None else copies.stream
-        done = failed = None
+        failed = None
+        issued = len(sources)
+        done = copies.begin(current)
         try:
-            with copies.copying(current, sources) as done:
-                data = make()
-                if transform is not None:
-                    if is_partial:
-                        sources.append(data)
-                        data, is_partial = self.moved_here(data), False
-                    try:
-                        data = transform(data)
-                    except torch.OutOfMemoryError:
-                        raise
-                    except Exception as error:
-                        failed = error
-                    memory = _tensors_in(data, memory)
+            try:
+                with internals.stream_context(copies.stream):
+                    data = make()
+                    if transform is not None:
+                        if is_partial:
+                            sources.append(data)
+                            data, is_partial = self.moved_here(data), False
+                        data, failed = _transformed(transform, data)
+                        memory = _tensors_in(data, memory)
+            finally:
+                copies.end(done, sources, nbytes)
         except BaseException:
-            if done is not None:
-                stream.wait_event(done)
-            raise
-        self._issued += len(sources)
-        self._batches += 1
-        if failed is not None:
             stream.wait_event(done)
-            return _Ready(FailedArrival(failed, False))
+            raise
+        self.counts.copies += issued
+        self.counts.batches += 1
+        if failed is not None:
+            return _Ready(failed)
         return _Moved(self, data, stream, done, memory, is_partial)
 
     def _allocating(self, copies: CopyStream) -> contextlib.AbstractContextManager[Any]:
@@ -345,6 +383,20 @@ class Moving:
         except TypeError:
             # An object whose method takes no such argument.
             return data.to(device)
+
+
+def _transformed(transform: _Transform, data: Any) -> tuple[Any, FailedArrival | None]:
+    """What a transform makes, or the error that it raises in the batch's turn.
+
+    Raises:
+        torch.OutOfMemoryError: In the batch's turn there may be room.
+    """
+    try:
+        return transform(data), None
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        return None, FailedArrival(error, False)
 
 
 def _tensors_in(data: Any, known: list[torch.Tensor]) -> list[torch.Tensor]:

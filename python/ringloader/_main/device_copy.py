@@ -7,14 +7,10 @@ thread of ours: while another thread captures a graph, that would break it.
 from __future__ import annotations
 
 import collections
-import contextlib
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import torch
-
-from ringloader._torch import internals
 
 # What copies may read however many they are.
 _MOST_BYTES = 32 << 20
@@ -30,6 +26,7 @@ class CopyStream:
     def __init__(self, device: torch.device) -> None:
         index = torch.accelerator.current_device_index() if device.index is None else device.index
         self.device = torch.device(device.type, index)
+        self._index = index
         self.stream = torch.Stream(device=self.device)
         self._fence = torch.Event(device=self.device)
         # In the order of the stream: what each event's copies read, and how much that is.
@@ -38,32 +35,34 @@ class CopyStream:
 
     def current(self) -> torch.Stream:
         """The stream of this device that is current in this thread."""
-        return torch.accelerator.current_stream(self.device)
+        return torch.accelerator.current_stream(self._index)
 
-    @contextlib.contextmanager
-    def copying(self, after: torch.Stream, sources: list[Any]) -> Iterator[torch.Event]:
-        """Copies are issued inside; the stream is current there.
+    def begin(self, after: torch.Stream) -> torch.Event:
+        """Copies that are issued from now on begin behind what is queued on a stream.
 
-        They begin behind what is queued on ``after``, which may still use memory that is written to.
+        That may still use memory which is written to.
 
         Args:
             after: The stream on which that memory was allocated.
-            sources: What they read. It is kept until they are done, and may grow inside.
 
-        Yields:
-            What will have happened once they are done.
+        Returns:
+            What happens, after :meth:`end`, once they are done.
         """
         self._fence.record(after)
         self.stream.wait_event(self._fence)
-        done = torch.Event(device=self.device)
-        try:
-            with internals.stream_context(self.stream):
-                yield done
-        finally:
-            done.record(self.stream)
-            nbytes = sum(getattr(source, "nbytes", 0) for source in sources)
-            self._under_way.append((done, sources, nbytes))
-            self._nbytes += nbytes
+        return torch.Event(device=self.device)
+
+    def end(self, done: torch.Event, sources: list[Any], nbytes: int) -> None:
+        """No more copies are issued. Called for each :meth:`begin`, whatever is raised.
+
+        Args:
+            done: What was begun.
+            sources: What they read. It is kept until they are done.
+            nbytes: How much that is.
+        """
+        done.record(self.stream)
+        self._under_way.append((done, sources, nbytes))
+        self._nbytes += nbytes
 
     def drop_sources(self, most: int) -> None:
         """Forgets what copies have read that are done.
