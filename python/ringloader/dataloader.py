@@ -143,9 +143,7 @@ def _make_placing(
         if report.noted(loader) is not before:
             # A hook further down has seen to it.
             return made, None
-    if moving is None:
-        return through.through(made, passes), None
-    return through.through(made, (moving.place, *passes)), moving.counters
+    return through.through(made, moving, passes), None if moving is None else moving.counters
 
 
 def _without_pinning(loader: Any) -> Any:
@@ -175,7 +173,7 @@ def _make_iterator(options: Options, loader: Any) -> Any:
         reason = f"shared memory could not be had: {error}"
         select_path.say_once(f"{reason}; batches travel by torch's own transport")
         made = internals.Iterator(loader if moving is None else _without_pinning(loader))
-        made = through.through(made, passes if moving is None else (moving.place, *passes))
+        made = through.through(made, moving, passes)
         report.record(loader, made, "torch", reason, dict if moving is None else moving.counters)
         return made
     counters = functools.partial(_counters, made_transport, moving)

@@ -116,13 +116,6 @@ def host_unregister(address: int) -> None:
     torch.ops.pretend.host_unregister(address)
 
 
-class Registrar:
-    """The two as ringloader knows drivers, for `registration.registrars`."""
-
-    register = staticmethod(host_register)
-    unregister = staticmethod(host_unregister)
-
-
 def synchronize() -> None:
     """Waits for every stream of every device."""
     torch.ops.pretend.synchronize(-1)

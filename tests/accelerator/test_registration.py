@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import ringloader
-from accelerator import pretend
+from accelerator import moved, pretend
 from parity.harness import taking
 from ringloader import DataLoader
 from ringloader._main import registration
@@ -25,7 +25,7 @@ KIBI = 1 << 10
 
 @pytest.fixture(autouse=True)
 def _driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setitem(registration.registrars, pretend.NAME, pretend.Registrar())
+    monkeypatch.setitem(registration.registrars, pretend.NAME, moved.Registrar())
     with taking("native"):
         yield
     gc.collect()

@@ -1,4 +1,4 @@
-"""Batches that are prepared before their turn: none is lost, none is early, and no more are ahead than may be."""
+"""Batches that are prepared before their turn: none is lost, none early, no more are ahead than may be."""
 
 import gc
 import threading
@@ -42,8 +42,8 @@ class Placement:
             raise error
         return number * 10
 
-    def place(self, batch):
-        return int(batch[0]) * 10
+    def place_next(self, take):
+        return int(take()[0]) * 10
 
     def abandon(self):
         pass

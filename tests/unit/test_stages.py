@@ -8,6 +8,7 @@ from torch.utils.data import IterableDataset
 
 from ringloader import DataLoader
 from ringloader._main import stages
+from ringloader._options import Options
 from ringloader._torch import internals
 
 pytestmark = pytest.mark.rings_only
@@ -63,7 +64,7 @@ def test_each_batch_goes_through_all_stages_in_order(staged, kind, persistent):
 
 def test_without_stages_a_batch_is_what_the_scheduler_gives():
     loader = DataLoader(DATASETS["map"], batch_size=None, num_workers=1)
-    assert stages.stages_for(loader, None) == ()
+    assert stages.stages_for(loader, Options()) == ()
     iterator = iter(loader)
     assert iterator._is_direct
     assert list(iterator) == [0, 1, 2, 3, 4, 5]

@@ -128,6 +128,8 @@ class Moving:
         self.ahead: set[_Moved] = set()
         self.is_short = False
         self._registrations: Registrations | None = None
+        # What torch's iterator has handed out and could not be moved.
+        self._kept: list[Any] = []
         self._batches = self._issued = self._staged = 0
 
     @property
@@ -150,28 +152,33 @@ class Moving:
                 self.is_short = True
         return _Later(self, lambda: self._issue(arrival))
 
-    def place(self, batch: Any) -> Any:
-        """Moves a batch that torch's iterator has handed out."""
-        if self._device.type in _WITHOUT_STREAMS:
-            moved = mapped(batch, self._moved_by_torch, self._moved_by_torch)
-            return moved if self._transform is None else self._transform(moved)
-        self.copies.drop_sources(self.depth + 2)
+    def place_next(self, take: Callable[[], Any]) -> Any:
+        """Moves a batch that torch's iterator hands out. One that could not be moved is the next again."""
+        batch = self._kept.pop() if self._kept else take()
         try:
-            with _no_inference_mode():
-                moved = self._issue_tree(batch)
-            data = moved.result()
+            data = self._placed(batch)
         except Exception as error:
+            self._kept.append(batch)
             self.explain(error)
             raise
-        if isinstance(data, FailedArrival):
+        if issubclass(type(data), FailedArrival):
             data.reraise()
         return data
+
+    def _placed(self, batch: Any) -> Any:
+        if self._device.type in _WITHOUT_STREAMS:
+            data = self.moved_here(batch)
+            return data if self._transform is None else self._transform(data)
+        self.copies.drop_sources(self.depth + 2)
+        with _no_inference_mode():
+            return self._issue_tree(batch).result()
 
     def abandon(self) -> None:
         """Gives up what was not handed out."""
         for moved in self.ahead:
             moved.abandon()
         self.ahead.clear()
+        self._kept.clear()
         self.is_short = False
 
     def close(self) -> None:

@@ -16,7 +16,6 @@ import torch
 
 from ringloader._torch import internals
 
-
 # What copies may read however many they are.
 _MOST_BYTES = 32 << 20
 

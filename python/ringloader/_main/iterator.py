@@ -77,13 +77,14 @@ class TransportIterator(internals.Iterator):  # type: ignore[misc]
         self._profile_name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
 
     def _next_data(self) -> Any:
-        return self._placed(super()._next_data())
-
-    def _placed(self, batch: Any) -> Any:
-        """A batch that torch hands out, as the caller gets it."""
-        if self._placement is not None:
-            batch = self._placement.place(batch)
+        take = super()._next_data
+        batch = take() if self._placement is None else self._placement.place_next(take)
         return passed(batch, self._stages)
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        if self._placement is not None:
+            self._placement.abandon()
+        super()._reset(loader, first_iter)
 
     def _shutdown_workers(self) -> None:
         if self._transport.is_inherited():

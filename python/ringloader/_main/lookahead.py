@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import threading
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import ringloader._native as _native
@@ -30,8 +31,8 @@ class Placement(Protocol):
             BaseException: What interrupts the program. The batch is prepared again in its turn.
         """
 
-    def place(self, batch: Any, /) -> Any:
-        """Brings a batch there that torch's own iterator has handed out."""
+    def place_next(self, take: Callable[[], Any], /) -> Any:
+        """Brings a batch there that torch's own iterator hands out, which is asked for it by ``take``."""
 
     def abandon(self) -> None:
         """Gives up what was prepared and not handed out."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -54,8 +55,9 @@ class Pinning:
         except Exception:
             return _Ready(self._failed())
 
-    def place(self, batch: Any) -> Any:
-        """Pins a batch that torch's iterator has handed out."""
+    def place_next(self, take: Callable[[], Any]) -> Any:
+        """Pins a batch that torch's iterator hands out."""
+        batch = take()
         try:
             with torch.inference_mode(False):
                 return self._pinned(batch)

@@ -1,21 +1,28 @@
-"""Iterators that are not ringloader's, whose batches go through stages."""
+"""Iterators that are not ringloader's, whose batches are moved, and go through stages."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from ringloader._main.lookahead import Placement
 from ringloader._main.stages import Stage, passed
 
 
-def through(iterator: Any, stages: Sequence[Stage]) -> Any:
-    """An iterator whose batches go through ``stages``: the same object, if it is made as torch's are."""
+def through(iterator: Any, placement: Placement | None, stages: Sequence[Stage]) -> Any:
+    """An iterator whose batches go on: the same object, if it is made as torch's are.
+
+    Args:
+        iterator: The iterator.
+        placement: What brings its batches to where they are needed, if they are needed elsewhere.
+        stages: What they go through then.
+    """
     cls: Any = type(iterator)
-    if not stages:
+    if placement is None and not stages:
         return iterator
     if not hasattr(cls, "_next_data"):
-        return _Through(iterator, stages)
-    vars(iterator)["_stages"] = stages
+        return _Through(iterator, placement, stages)
+    vars(iterator).update(_placement=placement, _stages=stages)
     names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
     iterator.__class__ = type(cls)(cls.__name__, (_NextData, cls), names)
     return iterator
@@ -24,24 +31,35 @@ def through(iterator: Any, stages: Sequence[Stage]) -> Any:
 class _NextData:
     """Beneath torch's ``__next__``, so that its record of the profiler has the stages in it."""
 
+    _placement: Placement | None
     _stages: Sequence[Stage]
 
     def _next_data(self) -> Any:
-        return passed(super()._next_data(), self._stages)  # type: ignore[misc]
+        return _next(super()._next_data, self._placement, self._stages)  # type: ignore[misc]
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        if self._placement is not None:
+            self._placement.abandon()
+        super()._reset(loader, first_iter)  # type: ignore[misc]
+
+
+def _next(take: Callable[[], Any], placement: Placement | None, stages: Sequence[Stage]) -> Any:
+    return passed(take() if placement is None else placement.place_next(take), stages)
 
 
 class _Through:
     """Stands in front of an iterator of another kind."""
 
-    def __init__(self, iterator: Any, stages: Sequence[Stage]) -> None:
+    def __init__(self, iterator: Any, placement: Placement | None, stages: Sequence[Stage]) -> None:
         self._iterator = iterator
+        self._placement = placement
         self._stages = stages
 
     def __iter__(self) -> Any:
         return self
 
     def __next__(self) -> Any:
-        return passed(next(self._iterator), self._stages)
+        return _next(self._iterator.__next__, self._placement, self._stages)
 
     def __len__(self) -> int:
         return len(self._iterator)

@@ -182,7 +182,7 @@ def counts_tasks_per_worker() -> bool:
 
 
 def pins_for_named_device() -> bool:
-    """Whether ``pin_memory_device`` has a say in what torch pins for: newer ones ask for the current accelerator."""
+    """Whether torch pins for ``pin_memory_device``: newer ones pin for the current accelerator."""
     return "current_accelerator" not in BaseIterator.__init__.__code__.co_names
 
 

@@ -1,0 +1,473 @@
+"""`device=` while copies are late: right bytes on every stream and thread, nothing lost, early or left."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import ringloader
+from accelerator import pretend
+from accelerator.moved import (
+    DEVICE,
+    LARGE,
+    LATE_US,
+    OTHER,
+    Numbered,
+    assert_numbered,
+    bytes_of,
+    loader_on,
+    path,
+    registrar,
+)
+
+pytestmark = [pytest.mark.rings_only, pytest.mark.usefixtures("registrar")]
+
+__all__ = ["path", "registrar"]
+
+SIZES = (100, 1000, LARGE)
+
+
+def streams(count, device=DEVICE):
+    return [torch.Stream(device=device) for _ in range(count)]
+
+
+class Kept:
+    """Copies of batches, made on streams that are late, of batches that are gone by then."""
+
+    def __init__(self):
+        self._kept = []
+
+    def keep(self, batch, number):
+        copies = {name: torch.empty_like(tensor) for name, tensor in batch.items()}
+        for name, tensor in batch.items():
+            copies[name].copy_(tensor, non_blocking=True)
+            # What this test has allocated is its own matter.
+            copies[name].record_stream(torch.accelerator.current_stream())
+        self._kept.append((copies, number))
+
+    def check(self):
+        pretend.synchronize()
+        for batch, number in self._kept:
+            assert_numbered(batch, number)
+
+
+def test_late_copies_are_waited_for(path):
+    with pretend.delayed(LATE_US // 4):
+        for number, batch in enumerate(loader_on(path, Numbered(8, SIZES))):
+            assert_numbered(batch, number)
+
+
+def test_what_the_streams_hold_up_is_waited_for(path):
+    """The caller's stream is behind as well, with copies out of batches that were dropped at once."""
+    pretend.set_poison(True)
+    kept = Kept()
+    with pretend.delayed(20_000):
+        for number, batch in enumerate(loader_on(path, Numbered(12, SIZES))):
+            kept.keep(batch, number)
+            del batch
+    kept.check()
+    assert pretend.violations() == []
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_handed_out_on_another_stream_than_it_was_begun_on(path, prefetch):
+    pretend.set_poison(True)
+    kept, turns = Kept(), streams(3)
+    iterator = iter(loader_on(path, Numbered(20, SIZES), device_prefetch=prefetch))
+    with pretend.delayed(20_000):
+        for number in range(20):
+            with pretend.on_stream(turns[number % 3]):
+                kept.keep(next(iterator), number)
+    kept.check()
+    assert pretend.violations() == []
+
+
+def test_threads_with_a_stream_each():
+    pretend.set_poison(True)
+    iterator = iter(loader_on("native", Numbered(60, SIZES), num_workers=2))
+    found, errors = [], []
+
+    def consume(stream):
+        with pretend.on_stream(stream):
+            while True:
+                try:
+                    batch = next(iterator)
+                except StopIteration:
+                    return
+                try:
+                    first = int(batch["0"].cpu()[0])
+                    number = next(one for one in range(60) if int(bytes_of(one, 1)[0]) == first)
+                    assert_numbered(batch, number)
+                    found.append(number)
+                except BaseException as error:
+                    errors.append(error)
+                    return
+
+    pretend.set_delay_range(0, 3000)
+    threads = [threading.Thread(target=consume, args=(stream,)) for stream in streams(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert sorted(found) == list(range(60))
+
+
+def test_slots_are_not_filled_again_under_copies():
+    """The copies out of registered slots are so late that the workers would long have gone on."""
+    loader = loader_on("native", Numbered(60, (LARGE,)), num_workers=2, persistent_workers=True)
+    staged = [0]
+    for _ in range(3):
+        kept = Kept()
+        iterator = iter(loader)
+        for number in range(60):
+            with pretend.delayed(10_000):
+                batch = next(iterator)
+            kept.keep(batch, number)
+            del batch
+        kept.check()
+        staged.append(ringloader.report(loader).counters["device_staged_bytes"])
+    assert staged[-1] - staged[-2] < 20 * LARGE, "most slots are registered"
+    assert pretend.violations() == []
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 4])
+def test_no_more_are_ahead_than_is_said(prefetch):
+    options = {"num_workers": 2, "prefetch_factor": 4, "device_prefetch": prefetch}
+    iterator = iter(loader_on("native", Numbered(12, (1000,)), **options))
+    deadline = time.monotonic() + 20
+    while iterator._transport.engine.committed() < 8:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    for taken in range(1, 3):
+        next(iterator)
+        assert pretend.counters()["copies_to_device"] == taken + prefetch
+
+
+def test_memory_on_the_device_is_bounded_and_given_back(path):
+    size = 1 << 20
+    options = {"num_workers": 2, "prefetch_factor": 8, "persistent_workers": True, "device_prefetch": 3}
+    loader = loader_on(path, Numbered(30, (size, 100)), **options)
+    for epoch in range(3):
+        for number, batch in enumerate(loader):
+            assert_numbered(batch, number)
+            if epoch == 1 and number == 10:
+                break
+    # One that is handed out, one that is about to be, and those ahead.
+    assert pretend.counters()["device_bytes_peak"] <= (1 + 1 + 3) * (size + 4096) + size
+    del batch, loader
+    gc.collect()
+    pretend.synchronize()
+    left = pretend.counters()
+    assert (left["device_bytes"], left["pinned_live_bytes"], left["registered_bytes"]) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_abandoned_epochs(path, persistent):
+    pretend.set_poison(True)
+    loader = loader_on(path, Numbered(20, SIZES), num_workers=2, persistent_workers=persistent)
+    kept = Kept()
+    for epoch in range(6):
+        with pretend.delayed(5000):
+            for number, batch in enumerate(loader):
+                kept.keep(batch, number)
+                if number == epoch:
+                    break
+    kept.check()
+    for number, batch in enumerate(loader):
+        assert_numbered(batch, number)
+    assert pretend.violations() == []
+
+
+def test_what_is_abandoned_is_not_written_to_later():
+    """Memory of batches that were never handed out belongs to others while their copies are under way."""
+    pretend.set_poison(True)
+    size = 4 * LARGE
+    iterator = iter(loader_on("native", Numbered(20, (size,)), num_workers=2, prefetch_factor=4))
+    with pretend.delayed(LATE_US):
+        next(iterator)
+        time.sleep(0.5)
+        next(iterator)
+    del iterator
+    gc.collect()
+    mine = [torch.full((size,), 7, dtype=torch.uint8, device=DEVICE) for _ in range(6)]
+    time.sleep(2 * LATE_US / 1e6)
+    pretend.synchronize()
+    assert {int(value) for tensor in mine for value in tensor.cpu().unique()} == {7}
+
+
+def test_two_loaders_on_two_devices(path):
+    loaders = (loader_on(path, Numbered(8, SIZES), device=device) for device in (DEVICE, OTHER))
+    with pretend.delayed(3000):
+        for number, (one, other) in enumerate(zip(*loaders, strict=True)):
+            assert (one["0"].device, other["0"].device) == (DEVICE, OTHER)
+            assert_numbered(one, number)
+            assert_numbered(other, number)
+
+
+# -- The transform
+
+
+class Scale:
+    """Makes floats of bytes, and writes down what it saw."""
+
+    def __init__(self):
+        self.streams, self.calls = [], 0
+
+    def __call__(self, batch):
+        self.streams.append(torch.accelerator.current_stream())
+        self.calls += 1
+        return {name: tensor.float() / 2 for name, tensor in batch.items()}
+
+
+def test_the_transform_runs_once_behind_the_copies(path):
+    transform = Scale()
+    caller = torch.accelerator.current_stream()
+    with pretend.delayed(5000):
+        for number, batch in enumerate(loader_on(path, Numbered(8, SIZES), device_transform=transform)):
+            for name, tensor in batch.items():
+                assert tensor.dtype == torch.float32 and tensor.device == DEVICE
+                assert torch.equal(tensor.cpu() * 2, bytes_of(number + int(name), tensor.numel()).float())
+    assert transform.calls == 8
+    assert caller not in transform.streams and len({one.stream_id for one in transform.streams}) == 1
+
+
+def test_what_the_transform_makes_is_safe_on_every_stream(path):
+    pretend.set_poison(True)
+    kept, turns = Kept(), streams(3)
+    iterator = iter(loader_on(path, Numbered(20, SIZES), device_transform=dict))
+    with pretend.delayed(10_000):
+        for number in range(20):
+            with pretend.on_stream(turns[number % 3]):
+                kept.keep(next(iterator), number)
+    kept.check()
+    assert pretend.violations() == []
+
+
+def fails_at(number, error):
+    asked = []
+
+    def transform(batch):
+        asked.append(batch)
+        if torch.equal(batch["0"].cpu(), bytes_of(number, 100)):
+            raise error
+        return batch
+
+    return transform, asked
+
+
+def test_what_the_transform_raises_is_raised_in_its_turn(path):
+    transform, asked = fails_at(2, KeyError("mine"))
+    iterator = iter(loader_on(path, Numbered(6, SIZES), device_transform=transform))
+    for number in (0, 1):
+        assert_numbered(next(iterator), number)
+    with pytest.raises(KeyError, match="mine"):
+        next(iterator)
+    for number in (3, 4, 5):
+        assert_numbered(next(iterator), number)
+    assert len(asked) == 6
+    assert list(iterator) == []
+
+
+# -- Errors
+
+
+def drain(iterator, number):
+    for batch in iterator:
+        assert_numbered(batch, number)
+        number += 1
+    return number
+
+
+FAULTS = {
+    "allocation": (torch.OutOfMemoryError, "out of memory"),
+    "pinning": (RuntimeError, ""),
+    "copy": (RuntimeError, ""),
+}
+
+
+@pytest.mark.parametrize("what", FAULTS)
+@pytest.mark.parametrize("nth", range(1, 8))
+def test_an_error_ahead_waits_and_goes_away(what, nth):
+    iterator = iter(loader_on("native", Numbered(12, SIZES), num_workers=2, prefetch_factor=4))
+    assert_numbered(next(iterator), 0)
+    time.sleep(0.2)
+    pretend.fail(what, nth)
+    number, raised, batches = 1, 0, []
+    while number < 12:
+        try:
+            batches.append(next(iterator))
+        except FAULTS[what][0] as error:
+            # Only where the batch itself failed in its turn.
+            raised += 1
+            assert any("ringloader was moving a batch to 'pretend:0'" in note for note in error.__notes__)
+            continue
+        number += 1
+    assert raised <= 1
+    # Behind the fault, which a copy to the host would have had too.
+    for number, batch in enumerate(batches, 1):
+        assert_numbered(batch, number)
+    assert list(iterator) == []
+    assert pretend.violations() == []
+
+
+@pytest.mark.parametrize("what", FAULTS)
+def test_an_error_in_its_turn_is_raised_and_the_batch_is_kept(path, what):
+    error, text = FAULTS[what]
+    iterator = iter(loader_on(path, Numbered(6, SIZES), device_prefetch=0))
+    assert_numbered(next(iterator), 0)
+    # A native one is tried again in its turn.
+    pretend.fail(what, times=2 if path == "native" else 1)
+    with pytest.raises(error, match=text) as raised:
+        next(iterator)
+    assert any("ringloader was moving a batch to 'pretend:0'" in note for note in raised.value.__notes__)
+    del raised
+    assert drain(iterator, 1) == 6
+    del iterator
+    gc.collect()
+    pretend.synchronize()
+    assert pretend.counters()["device_bytes"] == 0
+    assert pretend.violations() == []
+
+
+def test_while_memory_is_short_nothing_more_is_begun_ahead():
+    iterator = iter(loader_on("native", Numbered(12, SIZES), num_workers=2, prefetch_factor=4))
+    assert_numbered(next(iterator), 0)
+    time.sleep(0.2)
+    pretend.fail("allocation", times=-1)
+    for _ in range(3):
+        # Those that are on the device are handed out first.
+        with contextlib.suppress(torch.OutOfMemoryError):
+            next(iterator)
+    pretend.fail("allocation", times=0)
+    remaining = list(iterator)
+    assert_numbered(remaining[-1], 11)
+    numbers = range(12 - len(remaining), 12)
+    for number, batch in zip(numbers, remaining, strict=True):
+        assert_numbered(batch, number)
+
+
+def test_a_worker_that_fails_is_told_in_its_turn(path):
+    class Failing(Numbered):
+        def __getitem__(self, number):
+            if number == 3:
+                raise KeyError("the dataset's")
+            return super().__getitem__(number)
+
+    iterator = iter(loader_on(path, Failing(8, SIZES)))
+    for number in range(3):
+        assert_numbered(next(iterator), number)
+    with pytest.raises(KeyError, match="the dataset's"):
+        next(iterator)
+    if path != "no workers":
+        assert drain(iterator, 4) == 8
+
+
+def test_a_worker_that_dies_is_told_behind_what_it_has_committed():
+    class Dying(Numbered):
+        def __getitem__(self, number):
+            if number == 5:
+                time.sleep(0.3)
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().__getitem__(number)
+
+    for _ in range(3):
+        iterator = iter(loader_on("native", Dying(12, SIZES), num_workers=1))
+        for number in range(5):
+            assert_numbered(next(iterator), number)
+        with pytest.raises(RuntimeError, match="exited unexpectedly"):
+            next(iterator)
+        del iterator
+    gc.collect()
+    pretend.synchronize()
+    assert pretend.counters()["device_bytes"] == pretend.counters()["registered_bytes"] == 0
+
+
+def test_the_sampler_is_read_at_torchs_moments(path):
+    class Recording(torch.utils.data.Sampler):
+        def __init__(self, told):
+            self._told = told
+
+        def __iter__(self):
+            for number in range(20):
+                self._told.append(number)
+                yield number
+
+    def told_by(loader_class, **options):
+        told, seen = [], []
+        workers = 0 if path == "no workers" else 2
+        loader = loader_class(
+            Numbered(20, SIZES), batch_size=None, sampler=Recording(told), num_workers=workers, **options
+        )
+        for _ in loader:
+            seen.append(len(told))
+            time.sleep(0.01)
+        return seen
+
+    theirs = told_by(torch.utils.data.DataLoader)
+    assert told_by(ringloader.DataLoader, device=DEVICE, device_prefetch=4) == theirs
+
+
+# -- Processes
+
+
+def test_a_forked_child_touches_nothing():
+    iterator = iter(loader_on("native", Numbered(12, SIZES), num_workers=2, prefetch_factor=4))
+    assert_numbered(next(iterator), 0)
+    time.sleep(0.2)
+    assert_numbered(next(iterator), 1)
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            with contextlib.suppress(AssertionError):
+                next(iterator)
+                os._exit(2)
+            del iterator
+            gc.collect()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert drain(iterator, 2) == 12
+    assert pretend.violations() == []
+
+
+@pytest.mark.parametrize("ending", ["", "del loader", "keep = [iterator, loader]"])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_an_interpreter_that_exits_with_batches_under_way(ending, persistent):
+    script = f"""
+        import sys
+        from accelerator import pretend
+        pretend.load()
+        from accelerator.moved import Numbered, Registrar, loader_on
+        from ringloader._main import registration
+        registration.registrars[pretend.NAME] = Registrar()
+        options = dict(num_workers=2, persistent_workers={persistent})
+        loader = loader_on("native", Numbered(40, (100, 300000)), **options)
+        list(loader)
+        iterator = iter(loader)
+        pretend.set_delay(50000)
+        first, second = next(iterator), next(iterator)
+        {ending}
+    """
+    tests = str(Path(__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        env={**os.environ, "PYTHONPATH": tests},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
