@@ -39,6 +39,9 @@ def _is_here(config: pytest.Config) -> bool:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if _is_here(config):
+        # In torch 2.6, by its pinning thread, for each tensor.
+        config.addinivalue_line("filterwarnings", "ignore:The argument 'device' of Tensor")
     if config.getoption("--hardware", default=False):
         try:
             hardware.put_in_place()

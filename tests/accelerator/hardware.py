@@ -38,6 +38,7 @@ def put_in_place() -> None:
         "set_delay": _nothing,
         "set_delay_range": _nothing,
         "set_poison": _nothing,
+        "set_unguarded": _skip,
         "delayed": _undelayed,
         "reset": _synchronize,
         "synchronize": _synchronize,
