@@ -27,7 +27,7 @@ WHEEL_PYTHONS ?= python3.11 python3.12 python3.13
 DIST_STAMP := build/dist.checked
 export TORCH_INDEX
 
-.PHONY: help test test-fast demo frameworks frameworks-docs bench bench-scaling bench-sweep bench-profile bench-smoke bench-threads-env bench-rust bench-instructions lint rust-test python-test python-test-fast parity parity-all accelerator accelerator-slow stubs docs loom loom-fast tsan tsan-fast storm storm-fast miri portable wheel wheel-pythons workflows clean
+.PHONY: help test test-fast demo frameworks frameworks-docs bench bench-scaling bench-sweep bench-profile bench-smoke bench-threads-env bench-rust bench-instructions bench-accelerator gpu lint rust-test python-test python-test-fast parity parity-all accelerator accelerator-slow stubs docs loom loom-fast tsan tsan-fast storm storm-fast miri portable wheel wheel-pythons workflows clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -126,6 +126,16 @@ accelerator: $(WHEEL_STAMP) ## pinning and devices, on a pretend accelerator tha
 accelerator-slow: $(WHEEL_STAMP) ## its storms at full length, and more parity tests whose loaders pin
 	$(BIN)/python tests/accelerator/build.py
 	$(BIN)/python -m pytest -rP -m slow tests/accelerator
+
+# A process for each file: a test that spoils the device spoils no other file's.
+gpu: $(VENV)/.bench $(RELEASE_STAMP) ## the same tests and the benchmark, on the accelerator of this machine
+	$(BIN)/python -c 'import sys, torch; sys.exit(not torch.accelerator.is_available() and "torch finds no accelerator")'
+	failed=0; for file in tests/accelerator/test_device*.py tests/accelerator/test_pinning*.py; do \
+		$(BIN)/python -m pytest -q --hardware -m "not slow" $$file || failed=1; done; exit $$failed
+	$(BIN)/python -m benches.python.accelerator
+
+bench-accelerator: $(VENV)/.bench $(RELEASE_STAMP) ## the benchmark of make gpu, on the pretend accelerator
+	$(BIN)/python -m benches.python.accelerator --pretend
 
 lint: $(VENV)/.test workflows ## formatting, clippy, rustdoc, ruff, workflows
 	cargo fmt --all --check

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 import torch.utils.data
 
-from accelerator import build, pretend
+from accelerator import build, hardware, pretend
 
 STARTS_OTHERS = "test_each_file.py"
+ABOUT_THE_PRETEND_ONE = "test_pretend.py"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -24,16 +25,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="make the pretend accelerator that of this process, and run its tests here",
     )
+    parser.addoption(
+        "--hardware",
+        action="store_true",
+        help="run the pretend accelerator's tests here, on the accelerator that torch finds",
+    )
     parser.addoption("--pinned", action="store_true", help="loaders have pin_memory=True by default")
 
 
 def _is_here(config: pytest.Config) -> bool:
-    # Where no argument names this folder, pytest does not know the option.
-    return bool(config.getoption("--pretend", default=False))
+    # Where no argument names this folder, pytest does not know the options.
+    return any(config.getoption(option, default=False) for option in ("--pretend", "--hardware"))
 
 
 def pytest_configure(config: pytest.Config) -> None:
     if _is_here(config):
+        # In torch 2.6, by its pinning thread, for each tensor.
+        config.addinivalue_line("filterwarnings", "ignore:The argument 'device' of Tensor")
+    if config.getoption("--hardware", default=False):
+        try:
+            hardware.put_in_place()
+        except hardware.NoAcceleratorError as error:
+            raise pytest.UsageError(f"--hardware: {error}") from None
+    elif _is_here(config):
         try:
             pretend.load()
         except build.CannotBuildError as error:
@@ -43,6 +57,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     if not collection_path.name.startswith("test_"):
         return None
+    if collection_path.name == ABOUT_THE_PRETEND_ONE and config.getoption("--hardware", default=False):
+        return True
     return (collection_path.name == STARTS_OTHERS) == _is_here(config)
 
 

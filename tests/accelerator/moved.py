@@ -15,6 +15,7 @@ from ringloader._torch import select_path
 
 DEVICE = torch.device(pretend.NAME, 0)
 OTHER = torch.device(pretend.NAME, 1)
+two_devices = pytest.mark.skipif(pretend.DEVICES < 2, reason="there is one device")
 LATE_US = 200_000
 
 KIBI = 1 << 10

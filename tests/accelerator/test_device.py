@@ -29,6 +29,7 @@ from accelerator.moved import (
     loader_on,
     path,
     registrar,
+    two_devices,
 )
 from ringloader import DataLoader
 
@@ -248,16 +249,21 @@ def test_what_a_mapping_has_beside_its_items_stays(path):
     assert [batch.tag for batch in loader_on(path, Items(TREES["mapping"]))] == list(range(5))
 
 
-@pytest.mark.parametrize("device", [DEVICE, OTHER, "pretend", "pretend:1", 0, 1, "auto"])
+@pytest.mark.parametrize(
+    "device",
+    [DEVICE, pretend.NAME, 0, "auto"]
+    + [pytest.param(other, marks=two_devices) for other in (OTHER, str(OTHER), 1)],
+)
 def test_on_the_device_that_is_named(path, device):
-    expected = OTHER if device in (OTHER, "pretend:1", 1) else DEVICE
+    expected = OTHER if device in (OTHER, str(OTHER), 1) else DEVICE
     for number, batch in enumerate(loader_on(path, Numbered(4, (100, LARGE)), device=device)):
         assert {tensor.device for tensor in batch.values()} == {expected}
         assert_numbered(batch, number)
 
 
+@two_devices
 def test_without_an_index_on_the_device_that_is_current_when_the_first_batch_is_moved(path):
-    iterator = iter(loader_on(path, Numbered(4, (100,)), device="pretend"))
+    iterator = iter(loader_on(path, Numbered(4, (100,)), device=pretend.NAME))
     torch.accelerator.set_device_index(1)
     try:
         first = next(iterator)
@@ -267,7 +273,7 @@ def test_without_an_index_on_the_device_that_is_current_when_the_first_batch_is_
         torch.accelerator.set_device_index(0)
 
 
-@pytest.mark.parametrize("device", [DEVICE, OTHER])
+@pytest.mark.parametrize("device", [DEVICE, pytest.param(OTHER, marks=two_devices)])
 def test_the_current_device_and_stream_stay(path, device):
     stream = torch.Stream(device=DEVICE)
     with pretend.on_stream(stream):
@@ -408,6 +414,7 @@ def test_record_stream_works(path):
         tensor.record_stream(stream)
 
 
+@two_devices
 def test_a_converted_loader_and_an_installed_one():
     dataset = Numbered(4, (100,))
     loader = ringloader.convert(

@@ -29,6 +29,7 @@ from accelerator.moved import (
     loader_on,
     path,
     registrar,
+    two_devices,
 )
 from ringloader._main import device
 
@@ -208,6 +209,7 @@ def test_what_is_abandoned_is_not_written_to_later():
     assert {int(value) for tensor in mine for value in tensor.cpu().unique()} == {7}
 
 
+@two_devices
 def test_two_loaders_on_two_devices(path):
     loaders = (loader_on(path, Numbered(8, SIZES), device=device) for device in (DEVICE, OTHER))
     with pretend.delayed(3000):
@@ -331,7 +333,7 @@ def test_an_error_ahead_waits_and_goes_away(what, nth):
         except FAULTS[what][0] as error:
             # Only where the batch itself failed in its turn.
             raised += 1
-            assert any("ringloader was moving a batch to 'pretend:0'" in note for note in error.__notes__)
+            assert any(f"ringloader was moving a batch to '{DEVICE}'" in note for note in error.__notes__)
             continue
         number += 1
     assert raised <= 1
@@ -351,7 +353,7 @@ def test_an_error_in_its_turn_is_raised_and_the_batch_is_kept(path, what):
     pretend.fail(what, times=2 if path == "native" else 1)
     with pytest.raises(error, match=text) as raised:
         next(iterator)
-    assert any("ringloader was moving a batch to 'pretend:0'" in note for note in raised.value.__notes__)
+    assert any(f"ringloader was moving a batch to '{DEVICE}'" in note for note in raised.value.__notes__)
     del raised
     assert drain(iterator, 1) == 6
     del iterator

@@ -18,7 +18,18 @@ LIMIT_S = 1500
 # Files of tests/parity. Those that are left out ask for what pinning does not keep: views of memory that is
 # shared, tensors without elements that grow, random batches all of which arrive.
 PINNED_TOO = ["test_errors.py"]
-PINNED_SLOW = ["test_iteration.py", "test_kinds.py", "test_order.py", "test_ownership.py", "test_patched.py"]
+PINNED_SLOW = [
+    *(
+        "test_changed_while_sent.py",
+        "test_iteration.py",
+        "test_kinds.py",
+        "test_lifecycle.py",
+        "test_order.py",
+    ),
+    *("test_ownership.py", "test_patched.py"),
+]
+# There a child would pin, of a process that has the device.
+NOT_PINNED = "parity/test_lifecycle.py::test_a_loader_in_a_forked_process"
 
 
 def _runs() -> list[Any]:
@@ -35,6 +46,7 @@ def _runs() -> list[Any]:
         for name in names:
             # The first names this folder, so that pytest knows its options.
             arguments = ["--pinned", str(HERE / "conftest.py"), str(HERE.parent / "parity" / name)]
+            arguments += ["--deselect", f"tests/{NOT_PINNED}"]
             runs.append(pytest.param(arguments, "", id=f"pinned {name}", marks=marks))
     return runs
 

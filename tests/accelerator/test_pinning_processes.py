@@ -13,10 +13,13 @@ from faults.script import run_script
 
 # A script is a process of its own: the accelerator has to be made that of it too.
 PROLOGUE = f"""
+import warnings
 from accelerator import pretend
 from accelerator.pinned import PIN, Sized, told
 from parity.datasets import identity
 pretend.load()
+# Said by torch 2.6, in its pinning thread.
+warnings.filterwarnings("ignore", "The argument 'device' of Tensor")
 MIB = 1 << 20
 options = dict(PIN, batch_size=None, collate_fn=identity)
 def check(batch, index):

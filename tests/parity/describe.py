@@ -70,6 +70,11 @@ def tensor_bytes(tensor: torch.Tensor) -> bytes:
     return flat.view(torch.uint8).numpy().tobytes()
 
 
+def _has_grad(tensor: torch.Tensor) -> bool:
+    # Others may not be asked without a warning.
+    return tensor.is_leaf and tensor.grad is not None
+
+
 @functools.cache
 def _has_accelerator() -> bool:
     return torch.accelerator.is_available()
@@ -160,7 +165,7 @@ class _Describer:
             tuple(tensor.shape),
             str(tensor.layout),
             str(tensor.device),
-            ("requires_grad", tensor.requires_grad, "leaf", tensor.is_leaf, "grad", tensor.grad is not None),
+            ("requires_grad", tensor.requires_grad, "leaf", tensor.is_leaf, "grad", _has_grad(tensor)),
             ("inference", tensor.is_inference()),
         )
         if tensor.is_quantized:

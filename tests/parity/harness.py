@@ -32,7 +32,8 @@ paths: tuple[str, ...] = PATHS
 expected_path = PATHS[0]
 
 
-# Python's remark about forks of a process with threads, and what torch says once and never again.
+# Python's remark about forks of a process with threads, what torch says once and never again, and what the
+# pinning thread of 2.6 says when it comes to it.
 ONCE_PER_PROCESS = (
     "use of fork() may lead to deadlocks",
     "support is in beta state",
@@ -40,6 +41,7 @@ ONCE_PER_PROCESS = (
     "nested tensors is in prototype stage",
     "Sparse invariant checks are implicitly disabled",
     "TypedStorage is deprecated",
+    "The argument 'device' of Tensor.",
 )
 
 
