@@ -108,6 +108,19 @@ def test_wrong_options_are_said_in_one_line_with_torch(fake_torch: Python, value
     assert done.stderr.count("\n") == 1
 
 
+def test_a_device_that_is_not_there_leaves_torchs_own(real_torch: Python) -> None:
+    text = """
+from torch.utils.data import DataLoader
+print([type(iter(DataLoader([1, 2], num_workers=workers))).__module__ for workers in (1, 0)])
+"""
+    done = real_torch.run("-c", text + STATE, install="device=xpu:9")
+    assert done.stdout == "['torch.utils.data.dataloader', 'torch.utils.data.dataloader']\ntorch\n"
+    assert done.stderr.startswith(
+        "ringloader: RINGLOADER_INSTALL has no effect: ValueError: device 'xpu:9' is"
+    )
+    assert done.stderr.count("\n") == 1
+
+
 @pytest.mark.parametrize("broken", ["missing", "raises", "no Python"])
 def test_a_broken_ringloader_is_said_in_one_line(tmp_path: Path, broken: str) -> None:
     python = make_python(tmp_path / "venv")
