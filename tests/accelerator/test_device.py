@@ -436,6 +436,23 @@ def test_a_converted_loader_and_an_installed_one():
             assert {batch["0"].device.type for batch in ours} == {"cpu"}
 
 
+def test_what_is_installed_moves_nothing_in_a_worker():
+    class Nested(torch.utils.data.Dataset):
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, number):
+            found = list(torch.utils.data.DataLoader(Numbered(2, (100,)), batch_size=None))
+            assert [batch["0"].device.type for batch in found] == ["cpu", "cpu"]
+            return found[1]
+
+    with ringloader.installed(device="auto"):
+        for workers in (1, 2):
+            for batch in torch.utils.data.DataLoader(Nested(), batch_size=None, num_workers=workers):
+                assert batch["0"].device == DEVICE
+                assert_numbered(batch, 1)
+
+
 def test_an_iterator_of_another_kind(monkeypatch):
     def replaced(_):
         return iter([{"x": bytes_of(0, 100)}, {"x": bytes_of(1, LARGE)}])

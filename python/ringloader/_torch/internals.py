@@ -167,6 +167,11 @@ def missing_name() -> str | None:
     return next(iter(_missing or _missing_attributes()), None)
 
 
+def is_in_worker() -> bool:
+    """Whether this process is a worker of a loader."""
+    return torch.utils.data.get_worker_info() is not None
+
+
 def is_torchs_own(function: Any, qualname: str) -> bool:
     """Whether ``function`` is torch's of that name, by its code: ``functools.wraps`` copies the names."""
     return isinstance(function, FunctionType) and _is_torchs_code(function.__code__, qualname)
