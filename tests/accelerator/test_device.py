@@ -394,6 +394,17 @@ def test_where_registering_is_refused_pinned_memory_is_used():
     assert {staged for _, staged in told} == {LARGE}
 
 
+@pytest.mark.usefixtures("registrar")
+def test_batches_that_are_larger_than_a_share(caplog):
+    loader = loader_on("native", Numbered(6, (100, 3 << 20)), max_shared_bytes=2 << 20)
+    with pretend.delayed(5000):
+        for number, batch in enumerate(loader):
+            assert_numbered(batch, number)
+    assert ringloader.report(loader).counters["oversize"] == 6
+    assert len([one for one in caplog.records if "max_shared_bytes" in one.message]) == 1
+    assert pretend.violations() == []
+
+
 def test_pin_memory_adds_nothing(path):
     loader = loader_on(path, Numbered(6, (100, LARGE)), pin_memory=True)
     iterator = iter(loader)

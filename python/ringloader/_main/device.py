@@ -357,14 +357,15 @@ class Moving:
                         memory = _tensors_in(data, memory)
             finally:
                 copies.end(done, sources, nbytes)
+            self.counts.copies += issued
+            self.counts.batches += 1
+            if failed is not None:
+                return _Ready(failed)
+            return _Moved(self, data, stream, done, memory, is_partial)
         except BaseException:
+            # An interrupt too: the memory goes.
             stream.wait_event(done)
             raise
-        self.counts.copies += issued
-        self.counts.batches += 1
-        if failed is not None:
-            return _Ready(failed)
-        return _Moved(self, data, stream, done, memory, is_partial)
 
     def _allocating(self, copies: CopyStream) -> contextlib.AbstractContextManager[Any]:
         """What a transform is given belongs to its stream, as what it makes; else all to the caller's."""

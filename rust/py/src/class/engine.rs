@@ -283,6 +283,16 @@ impl Engine {
         self.unpack_leased(py, delivery, true)
     }
 
+    /// Logs, once, that a batch came in a segment of its own.
+    pub(crate) fn say_if_oversize(&self, py: Python<'_>, delivery: &Delivery) -> PyResult<()> {
+        if delivery.is_oversize() && !self.oversize_said.swap(true, Ordering::Relaxed) {
+            let core = self.core()?;
+            let workers = core.control().geometry().workers;
+            python::say_oversize(py, delivery.len(), core.share(), core.largest(), workers)?;
+        }
+        Ok(())
+    }
+
     /// As [`unpack`](Self::unpack). Unless `may_lease`, nothing of it lies where the worker wrote it.
     pub(crate) fn unpack_leased<'py>(
         &self,
@@ -290,11 +300,7 @@ impl Engine {
         delivery: Delivery,
         may_lease: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
-        if delivery.is_oversize() && !self.oversize_said.swap(true, Ordering::Relaxed) {
-            let core = self.core()?;
-            let workers = core.control().geometry().workers;
-            python::say_oversize(py, delivery.len(), core.share(), core.largest(), workers)?;
-        }
+        self.say_if_oversize(py, &delivery)?;
         let Decoded { object, copied_out, table } = decode(py, &self.templates, delivery, may_lease)?;
         if table.capacity() >= REUSED
             && let Ok(core) = self.core()

@@ -308,6 +308,7 @@ impl Scheduler {
                 return self.engine.get().unpack(py, delivery);
             }
         }
+        self.engine.get().say_if_oversize(py, &delivery)?;
         let arrival = Arrival::of_delivery(self.engine.clone_ref(py), delivery);
         Ok(Bound::new(py, arrival)?.into_any())
     }
