@@ -88,9 +88,7 @@ impl Arrival {
     /// # Errors
     /// What ends a program, and what interrupts it; any other error is what stands for the batch.
     fn unpacked<'py>(&self, py: Python<'py>, delivery: Delivery) -> PyResult<Bound<'py, PyAny>> {
-        // What a driver has registered is not the user's: a copy of his to a device would read it after he has dropped it.
-        let may_lease = delivery.backing().window().is_none_or(|window| window.registered == 0);
-        self.engine().unpack_leased(py, delivery, may_lease).or_else(|error| {
+        self.engine().unpack_unregistered(py, delivery).or_else(|error| {
             let (standing, interrupt) = stand_in(py, error)?;
             match interrupt {
                 None => Ok(standing),

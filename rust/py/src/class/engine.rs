@@ -254,7 +254,7 @@ impl Engine {
 
     fn message<'py>(&self, py: Python<'py>, delivery: Delivery) -> PyResult<Bound<'py, PyAny>> {
         let (seq, kind) = (delivery.seq as i64, delivery.kind);
-        match (kind, self.unpack(py, delivery)) {
+        match (kind, self.unpack_unregistered(py, delivery)) {
             (ResultKind::Batch, Ok(object)) => Ok((seq, object).into_pyobject(py)?.into_any()),
             (ResultKind::Batch, Err(error)) => self.failed(py, seq, error),
             // torch's iterator would fail to unpack it.
@@ -293,8 +293,19 @@ impl Engine {
         Ok(())
     }
 
+    /// As [`unpack`](Self::unpack), where slots may be registered with a driver. Of those nothing becomes the user's: a
+    /// copy of his to a device would still read it after he has dropped it.
+    pub(crate) fn unpack_unregistered<'py>(
+        &self,
+        py: Python<'py>,
+        delivery: Delivery,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let may_lease = delivery.backing().window().is_none_or(|window| window.registered == 0);
+        self.unpack_leased(py, delivery, may_lease)
+    }
+
     /// As [`unpack`](Self::unpack). Unless `may_lease`, nothing of it lies where the worker wrote it.
-    pub(crate) fn unpack_leased<'py>(
+    fn unpack_leased<'py>(
         &self,
         py: Python<'py>,
         delivery: Delivery,
