@@ -195,7 +195,9 @@ class RingIterator(TransportIterator, _SchedulerCallbacks):
         report.record(loader, self, "rings", reason, counters)
         self._torch_schedules, self._is_direct = True, False
         if self._lookahead is not None:
-            self._lookahead.clear()
+            self._lookahead.close()
+        # torch hands out slots, which a user's own copies to a device would read after they went back.
+        self._transport.unregister()
         internals.set_worker_pids(id(self), tuple(worker.pid for worker in self._workers))
         self._worker_pids_set = True
 

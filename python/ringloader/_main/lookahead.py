@@ -28,7 +28,8 @@ class Placement(Protocol):
         """Begins to bring a batch there, and does not wait for it.
 
         Raises:
-            BaseException: What interrupts the program. The batch is prepared again in its turn.
+            BaseException: What interrupts the program. Then it is called again with the same batch, in its
+                turn, even if it had begun.
         """
 
     def place_next(self, take: Callable[[], Any], /) -> Any:
@@ -39,24 +40,6 @@ class Placement(Protocol):
 
     def close(self) -> None:
         """Ends it, in the process that made it. Batches that were not handed out are gone before."""
-
-
-class _Batch:
-    """A batch that was taken and not yet handed out."""
-
-    __slots__ = ("arrival", "prepared")
-
-    def __init__(self, arrival: _native.Arrival) -> None:
-        self.arrival: _native.Arrival | None = arrival
-        self.prepared: Prepared | None = None
-
-    def prepare(self, placement: Placement) -> Prepared:
-        if self.prepared is None:
-            assert self.arrival is not None
-            self.prepared = placement.prepare(self.arrival)
-            # What is prepared decides for itself how long it needs the slot.
-            self.arrival = None
-        return self.prepared
 
 
 class Lookahead:
@@ -73,17 +56,20 @@ class Lookahead:
     def __init__(self, scheduler: _native.Scheduler, placement: Placement) -> None:
         self._scheduler = scheduler
         self._placement = placement
-        self._ahead: collections.deque[_Batch] = collections.deque()
+        # Each as it came, until it is prepared.
+        self._ahead: collections.deque[Any] = collections.deque()
         # Threads get a batch each. A signal handler that interrupts this thread inside cannot have one.
         self._lock = threading.RLock()
         self._is_busy = False
+        # Not in the call after one that failed there: what is first comes, even if what is behind never does.
+        self._looks = True
         self._process = _native.process_identity()
 
     def next(self, callbacks: _native.SchedulerCallbacks) -> Any:
         """The next batch, as ``Scheduler.next`` gives it, and raises."""
         if _native.process_identity() != self._process:
             # Which raises. A thread of the parent may have had the lock at the fork.
-            self._scheduler.take(callbacks, False)
+            self._scheduler.take(callbacks, self._ahead)
         with self._lock:
             if self._is_busy:
                 raise RuntimeError("this iterator is being advanced elsewhere at this moment")
@@ -94,30 +80,37 @@ class Lookahead:
                 self._is_busy = False
 
     def _next(self, callbacks: _native.SchedulerCallbacks) -> Any:
-        ahead, placement, take = self._ahead, self._placement, self._scheduler.take
+        ahead, take = self._ahead, self._scheduler.take
         if not ahead:
-            arrival = take(callbacks, True)
-            # It has waited, or raised.
-            assert arrival is not None
-            ahead.append(_Batch(arrival))
-        first = ahead[0]
-        prepared = first.prepare(placement)
-        while len(ahead) <= placement.depth:
-            arrival = take(callbacks, False)
-            if arrival is None:
-                break
-            batch = _Batch(arrival)
-            ahead.append(batch)
-            batch.prepare(placement)
+            take(callbacks, ahead)
+        prepared = self._prepared(0)
+        looks, self._looks = self._looks, False
+        while looks and len(ahead) <= self._placement.depth and take(callbacks, ahead):
+            self._prepared(-1)
+        self._looks = True
         data = prepared.result()
-        if not ahead or ahead[0] is not first:
+        if not ahead or ahead[0] is not prepared:
             raise AssertionError("Invalid iterator state: it was shut down, or reset, by another thread")
-        ahead.popleft()
-        self._scheduler.hand_out(callbacks)
+        self._scheduler.hand_out(callbacks, ahead)
         # As in the scheduler: `isinstance` would ask every batch for `__class__` too.
         if issubclass(type(data), internals.ExceptionWrapper):
             data.reraise()
         return data
+
+    def _prepared(self, at: int) -> Prepared:
+        """What is at this place of those ahead, prepared."""
+        found = self._ahead[at]
+        if type(found) is _native.Arrival:
+            if internals.is_in_modes():
+                # Those of the caller's thread are not for what it prepares for later.
+                with internals.without_modes():
+                    found = self._placement.prepare(found)
+            else:
+                found = self._placement.prepare(found)
+            # From here on, what is prepared decides how long it needs the slot.
+            self._ahead[at] = found
+        prepared: Prepared = found
+        return prepared
 
     def clear(self) -> None:
         """Forgets what was taken."""

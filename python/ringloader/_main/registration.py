@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     import ringloader._native as _native
+from ringloader._torch import internals
 
 
 class Registrar(Protocol):
@@ -51,12 +52,14 @@ class _Cudart:
     def _check(call: Callable[[Any], Any]) -> None:
         cuda: Any = torch.cuda
         cudart = cuda.cudart()
-        error = call(cudart)
-        if int(error) == 0:
-            return
-        # The runtime keeps the error for the next launch that asks, which would be the user's.
-        with contextlib.suppress(RuntimeError):
-            torch.full((1,), 1.0, device="cuda")
+        # On the current device, the runtime would make a context if there is none.
+        with internals.on_cuda_device_in_use():
+            error = call(cudart)
+            if int(error) == 0:
+                return
+            # The runtime keeps the error for the next launch that asks, which would be the user's.
+            with contextlib.suppress(RuntimeError):
+                torch.full((1,), 1.0, device="cuda")
         raise RuntimeError(f"{cudart.cudaGetErrorString(error)} ({int(error)})")
 
 
@@ -127,15 +130,18 @@ class Registrations:
             if window.nbytes:
                 # Two registrations side by side would not do: no copy may span both.
                 self._registrar.unregister(address)
+            # Before it is: an interrupt may come when the driver has it already.
+            window.nbytes = nbytes
+            try:
+                self._registrar.register(address, nbytes)
+            except RuntimeError:
                 window.nbytes = 0
-            self._registrar.register(address, nbytes)
+                self._memory.set_registered(address, 0)
+                raise
         except RuntimeError as error:
             self._is_over = True
-            if not window.nbytes:
-                self._memory.set_registered(address, 0)
             _say_refused(self.device_type, nbytes, self.nbytes, error)
             return False
-        window.nbytes = nbytes
         window.times += 1
         window.missed = 0
         return True
@@ -146,11 +152,12 @@ class Registrations:
         A forked child does nothing, because the driver is its parent's; nor is anything done while the
         interpreter goes, when the driver may have gone before.
         """
+        if _has_exited or self._is_finalizing() or self._memory.is_inherited():
+            # Before the lock, which a thread of the parent may have had at the fork.
+            return
         with self._lock:
             self._is_over = True
             windows, self._windows = self._windows, {}
-            if _has_exited or self._is_finalizing() or self._memory.is_inherited():
-                return
             refused = None
             for address, window in windows.items():
                 if not window.nbytes:

@@ -121,6 +121,12 @@ class Transport:
             raise RuntimeError(f"DataLoader worker (pid(s) {process.pid}) exited unexpectedly")
         return True
 
+    def unregister(self) -> None:
+        """Has nothing of its memory registered. No copy is under way."""
+        registrations, self._registrations = self._registrations, None
+        if registrations is not None:
+            registrations.close()
+
     def registrations(self, device_type: str) -> Registrations | None:
         """What is registered of the memory for devices of a type, those of epochs before too.
 

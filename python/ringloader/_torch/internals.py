@@ -11,7 +11,7 @@ import functools
 import importlib
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from types import BuiltinFunctionType, CodeType, FunctionType
 from typing import Any, cast
 
@@ -84,6 +84,27 @@ _COLLATE_FN_MAP: dict[Any, str] = {
 # How many modes have a say in what torch's functions do.
 _MODES = ("_len_torch_function_stack", "_len_torch_dispatch_stack")
 MODES = [getattr(torch._C, name) for name in _MODES if hasattr(torch._C, name)]
+
+_pop_function_mode: Any = getattr(torch.overrides, "_pop_mode_temporarily", None)
+_without_dispatch_modes: Any = getattr(
+    _module("torch.utils._python_dispatch"), "_disable_current_modes", contextlib.nullcontext
+)
+
+
+def is_in_modes() -> bool:
+    """Whether modes of this thread have a say in what torch's functions do."""
+    return any(count() for count in MODES)
+
+
+@contextlib.contextmanager
+def without_modes() -> Generator[None]:
+    """As in a thread of its own: no mode, a default device neither, has a say in torch's functions."""
+    with contextlib.ExitStack() as stack:
+        while _pop_function_mode and len_torch_function_stack():
+            stack.enter_context(_pop_function_mode())
+        stack.enter_context(_without_dispatch_modes())
+        yield
+
 
 StorageWeakRef: Any = _private(_module("torch.multiprocessing.reductions"), "StorageWeakRef")
 # By which torch moves a storage to shared memory, for any caller. Not needed: a torch without one of them
@@ -189,6 +210,14 @@ def counts_tasks_per_worker() -> bool:
 def pins_for_named_device() -> bool:
     """Whether torch pins for ``pin_memory_device``: newer ones pin for the current accelerator."""
     return "current_accelerator" not in BaseIterator.__init__.__code__.co_names
+
+
+def on_cuda_device_in_use() -> contextlib.AbstractContextManager[Any]:
+    """Makes a device of this process's the current one that has a context, if there is one."""
+    has_context = getattr(torch._C, "_cuda_hasPrimaryContext", None)
+    devices = range(torch.cuda.device_count()) if has_context is not None else ()
+    in_use = next((index for index in devices if has_context and has_context(index)), None)
+    return contextlib.nullcontext() if in_use is None else torch.cuda.device(in_use)
 
 
 def current_device_index() -> int:

@@ -26,7 +26,7 @@ pub(crate) struct PinnedBatch<'py> {
 }
 
 /// The batch of a delivery, each tensor pinned as `Tensor.pin_memory` pins it; `None` if there is more to it than
-/// tensors with a memory each in lists, tuples and dicts.
+/// tensors with a memory each in lists, tuples and the values of dicts, or a class that pins itself.
 ///
 /// # Errors
 /// What torch raises.
@@ -38,6 +38,9 @@ pub(crate) fn pin<'py, 'c>(
 ) -> PyResult<Option<PinnedBatch<'py>>> {
     let torch = Torch::get(py)?;
     let made = cache.with(py, delivery, |template| {
+        if !template.is_pinned_by_leaves {
+            return Ok(None);
+        }
         let prototypes = template.prototypes(|form| prototype(py, torch, delivery, form))?;
         let count = Cell::new(0);
         let parts = RefCell::new(Vec::new());
@@ -61,9 +64,9 @@ pub(crate) fn pin<'py, 'c>(
                 form.tensor(py, delivery, None)?.call_method0(intern!(py, "pin_memory"))
             }
         })?;
-        Ok((batch, parts.into_inner()))
+        Ok(Some((batch, parts.into_inner())))
     })?;
-    let Some((batch, parts)) = made else { return Ok(None) };
+    let Some((batch, parts)) = made.flatten() else { return Ok(None) };
     let job = (!parts.is_empty()).then(|| copier().copy(parts, delivery.backing().clone()));
     Ok(Some(PinnedBatch { job, batch }))
 }
@@ -88,8 +91,9 @@ fn part(torch: &Torch, span: &Span<'_>, tensor: &Bound<'_, PyAny>) -> PyResult<C
     if tensor.getattr(intern!(tensor.py(), "nbytes"))?.extract::<usize>()? != len {
         return Err(PyRuntimeError::new_err("torch made a tensor of another size"));
     }
-    let into = torch.address_of(tensor)? as *mut u8;
-    // SAFETY: the span's bytes stay while the delivery does, or the job that has its backing; the tensor's stay until the
-    // job is over, by the invariant of `PinnedBatch`, and no one else knows of it before.
+    let into = torch.new_address(tensor)? as *mut u8;
+    // SAFETY: the span's bytes stay while the delivery does, or the job that has its backing; the tensor's are in
+    // this process's memory, by the check, stay until the job is over, by the invariant of `PinnedBatch`, and no one
+    // else knows of it before.
     Ok(unsafe { CopyPart::new(from, into, len) })
 }

@@ -113,6 +113,10 @@ pub(crate) struct Template {
     small: usize,
     /// Made with the second batch that asks for it: the first may be the only one.
     prototypes: OnceLock<OnceLock<Prototypes>>,
+    /// Whether torch's `pin_memory` does the same to each such batch as to its tensors.
+    pub(crate) is_pinned_by_leaves: bool,
+    /// Whether it is moved to a device by moving its tensors.
+    pub(crate) is_moved_by_leaves: bool,
 }
 
 /// For each tensor of a batch, in order, an object of which it is made; `None` for one that is made without.
@@ -140,7 +144,19 @@ impl Template {
         }
         let Some(root) = reader.node(py)? else { return Ok(None) };
         let whole = reader.skeleton.remaining() == 0;
-        Ok(whole.then_some(Self { root, small: reader.small, prototypes: OnceLock::new() }))
+        if !whole {
+            return Ok(None);
+        }
+        let has = |method| root.has_method(py, method);
+        // torch maps the values of a dict.
+        let has_key = root.has_tensor_in_key();
+        Ok(Some(Self {
+            is_pinned_by_leaves: !has_key && !has("pin_memory")?,
+            is_moved_by_leaves: !has_key && !has("to")?,
+            root,
+            small: reader.small,
+            prototypes: OnceLock::new(),
+        }))
     }
 
     /// The batch that lies in `delivery`. Large tensors lie there, if `leased`; else they are copies.
@@ -287,6 +303,48 @@ impl Reader<'_> {
 }
 
 impl Node {
+    /// Whether the class of a named tuple in it has a method of this name.
+    fn has_method(&self, py: Python<'_>, name: &str) -> PyResult<bool> {
+        let any = |items: &[Self]| -> PyResult<bool> {
+            items.iter().try_fold(false, |found, item| Ok(found || item.has_method(py, name)?))
+        };
+        match self {
+            Self::Value(_) | Self::Tensor(_) => Ok(false),
+            Self::List(items) | Self::Tuple(items) => any(items),
+            Self::NamedTuple(class, items) => {
+                // A class that is not there is an error of the batch, not of this.
+                let class = Torch::get(py)?.class_of(class.bind(py)).ok();
+                Ok(class.map_or(Ok(true), |class| class.hasattr(name))? || any(items)?)
+            }
+            Self::Dict(items) => {
+                items.iter().try_fold(false, |found, (_, item)| Ok(found || item.has_method(py, name)?))
+            }
+        }
+    }
+
+    fn has_tensor(&self) -> bool {
+        match self {
+            Self::Value(_) => false,
+            Self::Tensor(_) => true,
+            Self::List(items) | Self::Tuple(items) | Self::NamedTuple(_, items) => {
+                items.iter().any(Self::has_tensor)
+            }
+            Self::Dict(items) => items.iter().any(|(name, item)| name.has_tensor() || item.has_tensor()),
+        }
+    }
+
+    fn has_tensor_in_key(&self) -> bool {
+        match self {
+            Self::Value(_) | Self::Tensor(_) => false,
+            Self::List(items) | Self::Tuple(items) | Self::NamedTuple(_, items) => {
+                items.iter().any(Self::has_tensor_in_key)
+            }
+            Self::Dict(items) => {
+                items.iter().any(|(name, item)| name.has_tensor() || item.has_tensor_in_key())
+            }
+        }
+    }
+
     /// Calls `visit` with the form of each tensor, in the order in which they are made.
     fn each_form<'a>(&'a self, visit: &mut impl FnMut(&'a Form<'static>) -> PyResult<()>) -> PyResult<()> {
         match self {

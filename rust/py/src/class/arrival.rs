@@ -8,6 +8,7 @@ use ringloader_core::transport::delivery::Delivery;
 
 use super::engine::{Engine, stand_in};
 use super::layout::Layout;
+use super::pinned::Pinned;
 
 /// A batch that was taken from its ring and not yet handed out.
 ///
@@ -25,6 +26,8 @@ pub(crate) enum Content {
     Delivery(Delivery),
     /// Unpacked, or what stands for a batch that cannot be had.
     Object(Py<PyAny>),
+    /// Pinned, or on its way there.
+    Pinned(Py<Pinned>),
     /// A thread is unpacking it, or unpacking has failed.
     Gone,
 }
@@ -37,6 +40,7 @@ impl Arrival {
         let object = match taken {
             Content::Delivery(delivery) => self.unpacked(py, delivery),
             Content::Object(object) => Ok(object.into_bound(py)),
+            Content::Pinned(pinned) => Ok(pinned.get().result(py).into_bound(py)),
             Content::Gone => Err(PyRuntimeError::new_err("this batch is being unpacked elsewhere")),
         }?;
         *self.content() = Content::Object(object.clone().unbind());

@@ -62,7 +62,8 @@ impl LayoutCache {
         {
             return Ok(copy(&known.layout));
         }
-        let layout = Layout::of(py, &template)?.map(|layout| Py::new(py, layout)).transpose()?;
+        let layout = if template.is_moved_by_leaves { Layout::of(py, &template)? } else { None };
+        let layout = layout.map(|layout| Py::new(py, layout)).transpose()?;
         let before = self.lock().replace(Known { template, layout: copy(&layout) });
         // Behind the lock: it may hold objects whose end runs any code.
         drop(before);

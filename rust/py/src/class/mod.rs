@@ -6,6 +6,7 @@ pub(crate) mod index_source;
 pub(crate) mod kept;
 pub(crate) mod layout;
 pub(crate) mod messages;
+pub(crate) mod pinned;
 pub(crate) mod pinner;
 pub(crate) mod port;
 pub(crate) mod scheduler;

@@ -1,25 +1,17 @@
-//! Pins batches, as Python classes.
+//! Pins batches, as a Python class.
 
 use std::sync::OnceLock;
 
 use pyo3::prelude::*;
-use ringloader_core::transport::copier::{Copier, CopyJob};
+use ringloader_core::transport::copier::Copier;
 
 use super::arrival::{Arrival, Content};
+use super::pinned::Pinned;
 use crate::batch::pin::{PinnedBatch, pin};
-use crate::gil::without_interpreter;
 
 /// Copies batches to torch's pinned memory; large tensors on a thread of its own, which begins with the first of them.
 #[pyclass(frozen, module = "ringloader._native")]
 pub(crate) struct Pinner(OnceLock<Copier>);
-
-/// A batch in pinned memory, whose large tensors may still be on their way.
-#[pyclass(frozen, module = "ringloader._native")]
-pub(crate) struct Pinned {
-    // INVARIANT: dropped before the batch, to whose memory it writes.
-    job: Option<CopyJob>,
-    batch: Py<PyAny>,
-}
 
 #[pymethods]
 impl Pinner {
@@ -28,12 +20,17 @@ impl Pinner {
         Self(OnceLock::new())
     }
 
-    /// Begins to pin. Its slot goes back once it is copied. None, and nothing happens, for a batch that is more than
-    /// tensors, each with memory of its own, in lists, tuples and dicts.
-    fn pin(&self, py: Python<'_>, arrival: &Arrival) -> PyResult<Option<Pinned>> {
+    /// Begins to pin; the same object each time. Its slot goes back once it is copied. None, and nothing happens, for a
+    /// batch that is more than tensors, each with memory of its own, in lists, tuples and dicts.
+    fn pin(&self, py: Python<'_>, arrival: &Arrival) -> PyResult<Option<Py<Pinned>>> {
         let mut content = arrival.content();
         let delivery = match std::mem::replace(&mut *content, Content::Gone) {
             Content::Delivery(delivery) => delivery,
+            Content::Pinned(pinned) => {
+                let found = pinned.clone_ref(py);
+                *content = Content::Pinned(pinned);
+                return Ok(Some(found));
+            }
             other => {
                 *content = other;
                 return Ok(None);
@@ -45,19 +42,8 @@ impl Pinner {
             *arrival.content() = Content::Delivery(delivery);
             return made.map(|_| None);
         };
-        Ok(Some(Pinned { job, batch: batch.unbind() }))
-    }
-}
-
-#[pymethods]
-impl Pinned {
-    /// The batch, once all of it is there.
-    fn result(&self, py: Python<'_>) -> Py<PyAny> {
-        if let Some(job) = &self.job
-            && !job.is_over()
-        {
-            without_interpreter(py, || job.finish());
-        }
-        self.batch.clone_ref(py)
+        let pinned = Py::new(py, Pinned::new(job, batch.unbind()))?;
+        *arrival.content() = Content::Pinned(pinned.clone_ref(py));
+        Ok(Some(pinned))
     }
 }

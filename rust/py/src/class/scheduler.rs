@@ -137,42 +137,48 @@ impl Scheduler {
         }
     }
 
-    /// The next batch, not yet handed out: no index is read for it. None if there is none now, and `wait` is not given.
+    /// Appends the next batch to `ahead`, an [`Arrival`], not yet handed out: no index is read for it. False if there is
+    /// none now. It waits for one if `ahead` is empty; what was in it and was not handed out, the caller has dropped.
     ///
-    /// `wait` is for a caller that has none left to hand out. What it took before and did not hand out, it has dropped.
-    fn take<'py>(&self, callbacks: &Bound<'py, PyAny>, wait: bool) -> PyResult<Option<Bound<'py, Arrival>>> {
+    /// Here and in `hand_out`, what the scheduler counts and what the caller has change together: a signal handler that
+    /// raises runs before or after, and nothing is lost.
+    fn take(&self, callbacks: &Bound<'_, PyAny>, ahead: &Bound<'_, PyAny>) -> PyResult<bool> {
         let py = callbacks.py();
         let callbacks = &Callbacks(callbacks);
         let mut state = self.lock(py)?;
         let state = &mut *state;
+        let wait = ahead.is_empty()?;
         if wait {
             state.taken.clear();
         }
         if let Some(seq) = state.end_ahead {
             if !wait {
-                return Ok(None);
+                return Ok(false);
             }
             state.end_ahead = None;
             self.end_worker(state, callbacks, seq)?;
         }
         let (_, received, _) = state.core.positions();
         let keep = |delivery| self.keep(py, delivery);
-        let Some((worker, data)) = self.advance(state, callbacks, wait, keep)? else { return Ok(None) };
-        state.taken.push_back(Taken { worker, received });
-        match data.cast_into::<Arrival>() {
-            Ok(arrival) => Ok(Some(arrival)),
+        let Some((worker, data)) = self.advance(state, callbacks, wait, keep)? else { return Ok(false) };
+        let arrival = match data.cast_into::<Arrival>() {
+            Ok(arrival) => arrival,
             Err(other) => {
                 let object = other.into_inner().unbind();
-                Bound::new(py, Arrival::of_object(self.engine.clone_ref(py), object)).map(Some)
+                Bound::new(py, Arrival::of_object(self.engine.clone_ref(py), object))?
             }
-        }
+        };
+        state.taken.push_back(Taken { worker, received });
+        ahead.call_method1(intern!(py, "append"), (arrival,))?;
+        Ok(true)
     }
 
-    /// Hands out what was taken first: reads the next index and sends it.
-    fn hand_out(&self, callbacks: &Bound<'_, PyAny>) -> PyResult<()> {
+    /// Takes the first out of `ahead`, which is handed out now: reads the next index and sends it.
+    fn hand_out(&self, callbacks: &Bound<'_, PyAny>, ahead: &Bound<'_, PyAny>) -> PyResult<()> {
         let mut state = self.lock(callbacks.py())?;
         let state = &mut *state;
         let Some(Taken { worker, .. }) = state.taken.pop_front() else { return Err(invalid_state()) };
+        ahead.call_method0(intern!(callbacks.py(), "popleft"))?;
         state.core.delivered(worker);
         self.send_one(state, &Callbacks(callbacks))
     }

@@ -204,6 +204,29 @@ impl Torch {
         storage.getattr(intern!(storage.py(), "_cdata"))?.extract()
     }
 
+    /// The class that module and name tell.
+    ///
+    /// # Errors
+    /// What looking it up raises.
+    pub(crate) fn class_of<'py>(&self, name: &Bound<'py, PyTuple>) -> PyResult<Bound<'py, PyAny>> {
+        self.find_class.bind(name.py()).call1(name)
+    }
+
+    /// Where the bytes of a new tensor begin, which are to be written: in this process's memory.
+    ///
+    /// # Errors
+    /// `RuntimeError` for a tensor that is elsewhere, or has no memory: modes make such, and what replaces torch's functions.
+    pub(crate) fn new_address(&self, tensor: &Bound<'_, PyAny>) -> PyResult<usize> {
+        let exact = tensor.get_type().is(self.tensor.bind(tensor.py()));
+        if exact && tensor.getattr(intern!(tensor.py(), "is_cpu"))?.is_truthy()? {
+            let address = self.address_of(tensor)?;
+            if address != 0 {
+                return Ok(address);
+            }
+        }
+        Err(pyo3::exceptions::PyRuntimeError::new_err("torch made a tensor without memory in this process"))
+    }
+
     /// A named tuple of a class that module and name tell.
     ///
     /// # Errors
@@ -213,7 +236,7 @@ impl Torch {
         name: &Bound<'py, PyTuple>,
         items: Bound<'py, PyTuple>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let class = self.find_class.bind(name.py()).call1(name)?;
+        let class = self.class_of(name)?;
         class.call_method1(intern!(name.py(), "_make"), (items,))
     }
 

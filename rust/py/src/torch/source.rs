@@ -109,7 +109,7 @@ pub(crate) fn pinned_copy<'py>(
     parts: &[(Span<'_>, u64)],
 ) -> PyResult<Bound<'py, PyAny>> {
     let tensor = Torch::get(py)?.new_pinned(py, dtype, shape, strides)?;
-    let into: usize = tensor.call_method0(intern!(py, "data_ptr"))?.extract()?;
+    let into = Torch::get(py)?.new_address(&tensor)?;
     let len: u64 = tensor.getattr(intern!(py, "nbytes"))?.extract()?;
     if parts.iter().any(|(span, at)| at.checked_add(span.len).is_none_or(|end| end > len)) {
         return Err(PyRuntimeError::new_err("torch made a tensor of another size"));
