@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pack_sequence
 
+import ringloader
 from accelerator import pretend
 from accelerator.moved import DEVICE, LARGE, Numbered, assert_numbered, bytes_of, loader_on, path
-from ringloader._main import device
+from ringloader import DataLoader
+from ringloader._main import device, device_copy
 
 pytestmark = pytest.mark.rings_only
 
@@ -106,7 +108,7 @@ def drained(iterator):
     raise AssertionError(f"it does not end: {found}")
 
 
-@pytest.mark.parametrize("fault", ["copy", "allocation", "pinning"])
+@pytest.mark.parametrize("fault", ["copy", "allocation"])
 def test_what_could_not_be_copied_is_copied_again(path, fault):
     def make(number):
         names = {f"{at}": bytes_of(number + at, size) for at, size in enumerate((100, LARGE, LARGE))}
@@ -255,3 +257,94 @@ def test_an_interrupted_batch_is_the_next(path):
     assert not getattr(error, "__notes__", ())
     for number in range(1, 4):
         assert_numbered(next(iterator), number)
+
+
+def nested(_):
+    """What a dataset may do in a worker. The device of the second is not there."""
+    options = {"batch_size": None, "device_transform": None}
+    for where in (DEVICE, torch.device(pretend.NAME, 7)):
+        (found,) = DataLoader(Numbered(1, (100,)), device=where, **options)
+        assert found["0"].device.type == "cpu"
+    (found,) = torch.utils.data.DataLoader(Numbered(1, (100,)), batch_size=None)
+    return found
+
+
+@pytest.mark.parametrize("path", ["native", "rings", "torch"], indirect=True)
+def test_a_loader_in_a_worker_moves_nothing(path):
+    def transform(batch):
+        assert batch["0"].device == DEVICE
+        return batch
+
+    with ringloader.installed(device=DEVICE, device_transform=transform):
+        for batch in loader_on(path, Items(nested, 2), device_transform=transform):
+            assert_numbered(batch, 0)
+
+
+def test_one_stream_for_all_loaders(path):
+    for _ in range(3):
+        list(loader_on(path, Numbered(2, (100,))))
+    mine = {key: stream for key, stream in device_copy._streams.items() if key[1] == DEVICE}
+    assert len(mine) == 1
+    assert device_copy.CopyStream(DEVICE).stream is device_copy.CopyStream(DEVICE).stream
+
+
+def test_in_inference_mode_a_transform_has_no_gradients(path):
+    weight = torch.ones(100, device=DEVICE, requires_grad=True)
+    seen = []
+
+    def transform(batch):
+        seen.append((torch.is_inference_mode_enabled(), torch.is_grad_enabled()))
+        return batch["0"] * weight
+
+    with torch.inference_mode():
+        found = list(loader_on(path, Numbered(2, (100,)), device_transform=transform))
+        assert torch.is_inference_mode_enabled() and not torch.is_grad_enabled()
+    assert seen == [(False, False)] * 2
+    assert not any(tensor.requires_grad or tensor.is_inference() for tensor in found)
+    assert torch.is_grad_enabled()
+
+
+def test_memory_of_what_a_transform_was_given_is_not_held(monkeypatch):
+    seen, found = [], device._Moved.__init__
+
+    def init(self, moving, data, stream, done, memory, *rest):
+        seen.append([tensor.numel() for tensor in memory])
+        found(self, moving, data, stream, done, memory, *rest)
+
+    monkeypatch.setattr(device._Moved, "__init__", init)
+    list(loader_on("native", Numbered(3, (LARGE,)), device_transform=lambda batch: batch["0"][:7].clone()))
+    assert seen == [[7]] * 3
+
+
+class Own(DataLoader):
+    """Has a device of its own."""
+
+    @property
+    def device(self):
+        return "its own"
+
+    device_prefetch = "its own"
+
+
+class Setting(DataLoader):
+    def __init__(self, *args, before, **kwargs):
+        if before:
+            self.device = "its own"
+        super().__init__(*args, **kwargs)
+        if not before:
+            self.device = "its own"
+
+
+@pytest.mark.parametrize(
+    "cls", [Own, lambda *args, **kwargs: Setting(*args, before=kwargs.pop("b"), **kwargs)]
+)
+@pytest.mark.parametrize("before", [False, True])
+def test_a_subclass_has_a_device_of_its_own(cls, before):
+    more = {} if cls is Own else {"b": before}
+    loader = cls(Numbered(2, (100,)), batch_size=None, device=DEVICE, **more)
+    for batch in loader:
+        assert batch["0"].device == DEVICE
+    ringloader.convert(loader, device_transform=lambda batch: batch["0"])
+    for batch in loader:
+        assert batch.device == DEVICE
+    assert loader.device == "its own"
