@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -61,8 +61,7 @@ class Options:
     @classmethod
     def of(cls, loader: object) -> Options:
         """As they stand on ``loader`` now."""
-        ours = (name for name in NAMES if name not in theirs(loader) and hasattr(loader, name))
-        return cls(**{name: getattr(loader, name) for name in ours})
+        return cls(**kept_on(loader))
 
 
 # Of all options.
@@ -71,8 +70,29 @@ NAMES = tuple(field.name for field in dataclasses.fields(Options))
 THEIRS = "_ringloader_theirs"
 
 
+def attribute(name: str) -> str:
+    """The attribute of a loader that has an option.
+
+    Private where a subclass is likely to have one of that name: ``device`` is the name of many.
+    """
+    return name if name == "max_shared_bytes" else f"_ringloader_{name}"
+
+
+def kept_on(loader: object) -> dict[str, Any]:
+    """The options that ``loader`` has, by their names."""
+    ours = (name for name in NAMES if name not in theirs(loader) and hasattr(loader, attribute(name)))
+    return {name: getattr(loader, attribute(name)) for name in ours}
+
+
+def put_on(loader: object, options: Options) -> None:
+    """Sets all options on ``loader``, but for those whose attribute is its own."""
+    for name in NAMES:
+        if name not in theirs(loader):
+            setattr(loader, attribute(name), getattr(options, name))
+
+
 def theirs(loader: object) -> tuple[str, ...]:
-    """The attributes of a converted loader that have an option's name and are none."""
+    """The options of a converted loader whose attribute is another thing of its own."""
     found: tuple[str, ...] = getattr(loader, THEIRS, ())
     return found
 
@@ -93,10 +113,15 @@ def checked(function: str, given: Mapping[str, Any]) -> Options:
         TypeError: For a name that is none, or a value of the wrong type.
         ValueError: For a value that is out of range.
     """
+    check_names(function, given)
+    return Options(**given)
+
+
+def check_names(function: str, given: Iterable[str]) -> None:
+    """Raises a ``TypeError`` for a name of ``given`` to ``function`` that is no option's."""
     for name in given:
         if name not in NAMES:
             raise TypeError(f"{function} got an unknown option {name!r}; there are: {', '.join(NAMES)}")
-    return Options(**given)
 
 
 def from_text(text: str) -> Options:

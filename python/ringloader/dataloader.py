@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import functools
 import inspect
@@ -13,7 +14,7 @@ import torch.utils.data
 
 import ringloader._native as _native
 from ringloader._launch import spawn
-from ringloader._options import NAMES, Options
+from ringloader._options import NAMES, Options, put_on
 from ringloader._report import report
 from ringloader._torch import devices, hook, internals, select_path
 
@@ -42,13 +43,15 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         device: Where batches are to be: a ``torch.device`` of the current accelerator, its name, an index, or
             ``"auto"`` for the current accelerator, and the CPU where there is none (default: they stay on
             the CPU). Tensors are copied on a stream of their own, and the stream that is current when a
-            batch is returned waits for its copies. ``pin_memory`` then adds nothing.
-        device_prefetch: Batches that are copied before their turn, at most, beside the one that is returned:
-            memory of so many is taken on the device (default: 2). With 0, the copies of a batch begin when
+            batch is returned waits for its copies. ``pin_memory`` then adds nothing. A loader in a worker
+            process leaves its batches on the CPU, and calls no ``device_transform``.
+        device_prefetch: Batches that are copied before their turn, at most, beside the one that is returned
+            and the one that the caller still has (default: 2). With 0, the copies of a batch begin when
             it is asked for. Without workers, and where torch schedules, no batch is copied before its turn.
         device_transform: Called with each batch once it is on the device, on the stream of the copies; what
-            it returns is the batch. It may run before the batch's turn, and runs once for each batch. With
-            ``device="auto"`` it runs on the CPU where there is no accelerator.
+            it returns is the batch. It may run before the batch's turn. It runs once for each batch, and
+            again where memory was short or the program was interrupted. With ``device="auto"`` it runs on
+            the CPU where there is no accelerator.
         **kwargs: As torch's ``DataLoader``.
 
     Raises:
@@ -59,9 +62,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     """
 
     max_shared_bytes: int | None
-    device: torch.device | str | int | None
-    device_prefetch: int
-    device_transform: Callable[[Any], Any] | None
+    # Not `device`: subclasses have attributes and properties of that name.
+    _ringloader_device: torch.device | str | int | None
+    _ringloader_device_prefetch: int
+    _ringloader_device_transform: Callable[[Any], Any] | None
 
     def __init__(
         self,
@@ -78,10 +82,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             device_prefetch=device_prefetch,
             device_transform=device_transform,
         )
-        devices.resolve(options.device)
+        if not internals.is_in_worker():
+            devices.resolve(options.device)
         super().__init__(*args, **kwargs)
-        for name in NAMES:
-            setattr(self, name, getattr(options, name))
+        put_on(self, options)
         if _native.SUPPORTED:
             spawn.prepare(self)
 
@@ -112,6 +116,9 @@ def get_iterator(loader: Any, options: Options, without_ours: Any, fall_back: Ca
         fall_back: Makes the iterator where they do not. It may come to a hook further down, beneath a
             wrapper, which takes another path and notes that one.
     """
+    if options.device is not None and internals.is_in_worker():
+        # A loader that a dataset has. Workers have no device, and what they send is moved in the end.
+        options = dataclasses.replace(options, device=None, device_transform=None)
     reason = select_path.reason_for_torch(loader, without_ours)
     if reason is None:
         return internals.get_iterator(without_ours, loader, functools.partial(_make_iterator, options))

@@ -384,7 +384,7 @@ def test_the_next_epoch_without_a_device_has_memory_that_is_not_registered():
     loader = loader_on("native", Numbered(30, (LARGE,)))
     list(loader)
     assert pretend.counters()["registered_bytes"] > 0
-    loader.device = None
+    ringloader.convert(loader, device=None)
     batch = next(iter(loader))
     assert not batch["0"].is_pinned()
     assert pretend.counters()["registered_bytes"] == 0

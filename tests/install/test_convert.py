@@ -218,14 +218,28 @@ def test_wrong_options_change_nothing() -> None:
 
 def test_an_attribute_of_theirs_with_the_name_of_an_option_is_none() -> None:
     loader = squares(Plain)
-    loader.device = "theirs"
-    with pytest.raises(ValueError, match=r"convert\(\) cannot set device: .*\.Plain has a device of its own"):
-        ringloader.convert(loader, device="cpu")
+    loader.device, loader.max_shared_bytes = "theirs", "theirs too"
+    with pytest.raises(
+        ValueError, match=r"cannot set max_shared_bytes: .*\.Plain has a max_shared_bytes of its own"
+    ):
+        ringloader.convert(loader, max_shared_bytes=1 << 24)
     assert type(loader) is Plain
-    assert_converted(ringloader.convert(loader, device_prefetch=3))
+    assert_converted(ringloader.convert(loader, device="cpu", device_prefetch=3))
     for other in (loader, copy.deepcopy(loader), ringloader.convert(loader)):
-        assert (other.device, other.device_prefetch) == ("theirs", 3)
+        assert (other.device, other.max_shared_bytes) == ("theirs", "theirs too")
+        assert _options.Options.of(other) == _options.Options(device="cpu", device_prefetch=3)
         assert_converted(other)
+
+
+def test_options_are_checked_with_those_that_the_loader_has() -> None:
+    loader = ringloader.convert(squares(), device="cpu")
+    assert ringloader.convert(loader, device_transform=len) is loader
+    assert _options.Options.of(loader) == _options.Options(device="cpu", device_transform=len)
+    with pytest.raises(ValueError, match="device_transform needs device"):
+        ringloader.convert(loader, device=None)
+    with pytest.raises(ValueError, match="device_transform needs device"):
+        ringloader.convert(squares(), device_transform=len)
+    assert _options.Options.of(loader).device == "cpu"
 
 
 @pytest.mark.parametrize("loader_class", [Loader, Plain])

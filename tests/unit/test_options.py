@@ -168,12 +168,14 @@ def test_copies_and_pickles_have_the_options():
     options = {"device": "cpu", "device_prefetch": 5, "device_transform": scaled}
     loader = ringloader.DataLoader([1.0, 2.0], **options)
     for other in (pickle.loads(pickle.dumps(loader)), copy.deepcopy(loader), copy.copy(loader)):
-        assert {name: getattr(other, name) for name in options} == options
+        assert _options.Options.of(other) == _options.Options(**options)
 
 
 def test_other_attributes_are_frozen_and_the_options_are_not():
     loader = ringloader.DataLoader([1.0, 2.0], device="cpu")
-    loader.device = None
+    loader.max_shared_bytes = 1 << 24
+    ringloader.convert(loader, device=None)
+    assert _options.Options.of(loader) == _options.Options(max_shared_bytes=1 << 24)
     assert list(loader) == [torch.tensor([1.0]), torch.tensor([2.0])]
     with pytest.raises(ValueError, match="batch_size attribute should not be set"):
         loader.batch_size = 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ import torch
 import ringloader._native as _native
 from ringloader._main.device_copy import CopyStream
 from ringloader._main.device_pack import Packing
-from ringloader._main.device_tree import mapped
+from ringloader._main.device_tree import leaves, with_leaves
 from ringloader._main.failed_arrival import FailedArrival
 from ringloader._main.lookahead import Prepared
 from ringloader._main.registration import Registrations
@@ -77,7 +77,10 @@ class _Moved:
         if current != self._stream:
             for tensor in self._memory:
                 tensor.record_stream(current)
-        data = self._moving.moved_here(self._data) if self._is_partial else self._data
+        data = self._data
+        if self._is_partial:
+            with _no_inference_mode():
+                data = self._moving.moved_here(data)
         self._moving.ahead.discard(self)
         return data
 
@@ -92,15 +95,17 @@ class _Later:
     def __init__(self, moving: Moving, issue: Callable[[], Prepared]) -> None:
         self._moving = moving
         self._issue = issue
+        self._issued: Prepared | None = None
 
     def result(self) -> Any:
-        try:
-            moved = self._issue()
-        except Exception as error:
-            self._moving.explain(error)
-            raise
-        self._moving.is_short = False
-        return moved.result()
+        if self._issued is None:
+            try:
+                self._issued = self._issue()
+            except Exception as error:
+                self._moving.explain(error)
+                raise
+            self._moving.is_short = False
+        return self._issued.result()
 
 
 class Counts:
@@ -207,18 +212,20 @@ class Moving:
         batch = self._kept.pop() if self._kept else take()
         try:
             data = self._placed(batch)
-        except Exception as error:
+        except BaseException as error:
             self._kept.append(batch)
-            self.explain(error)
+            if isinstance(error, Exception):
+                self.explain(error)
             raise
-        if issubclass(type(data), FailedArrival):
+        if _is_failed(data):
             data.reraise()
         return data
 
     def _placed(self, batch: Any) -> Any:
         if self._device.type in _WITHOUT_STREAMS:
-            data = self.moved_here(batch)
-            return data if self._transform is None else self._transform(data)
+            with self._lock, _no_inference_mode():
+                data = self.moved_here(batch)
+                return data if self._transform is None or _is_failed(data) else _once(self._transform, data)
         self.copies.drop_sources(self.depth + 2)
         with self._lock, _no_inference_mode():
             return self._issue_tree(batch).result()
@@ -301,34 +308,39 @@ class Moving:
             return _Ready(batch)
         copies = self.copies
         current = copies.current()
+        found = _once(leaves, batch)
+        if _is_failed(found):
+            return _Ready(found)
         packing = Packing(copies.device)
         is_partial = False
-
-        def movable(data: Any) -> Any:
-            nonlocal is_partial
-            is_partial = True
-            return data
-
-        def tensor(data: torch.Tensor) -> torch.Tensor:
-            if data.device == copies.device and type(data) is torch.Tensor:
-                return data
-            moved = packing.add(data)
-            return movable(data) if moved is None else moved
-
+        here: list[torch.Tensor] = []
+        others: list[Any] = []
         with self._allocating(copies):
-            moved = mapped(batch, tensor, movable)
+            for leaf in found:
+                other = None
+                if type(leaf) is torch.Tensor:
+                    if leaf.device == copies.device:
+                        here.append(leaf)
+                        other = leaf
+                    else:
+                        other = packing.add(leaf)
+                if other is None:
+                    is_partial, other = True, leaf
+                others.append(other)
             packing.allocate()
         self.counts.staged += packing.staged
 
         def make() -> Any:
             for into, source in packing.pairs:
                 into.copy_(source, non_blocking=True)
-            return moved
+            # Not before: where a copy fails, the batch is needed as it was.
+            return _once(with_leaves, batch, others)
 
         memory = [into for into, _ in packing.pairs]
         sources = [source for _, source in packing.pairs]
         nbytes = sum(source.nbytes for source in sources)
-        return self._copied(make, current, sources, nbytes, memory, is_partial)
+        # What a transform reads that belongs to the caller's stream.
+        return self._copied(make, current, [*sources, *here], nbytes, memory, is_partial)
 
     def _copied(
         self,
@@ -339,28 +351,33 @@ class Moving:
         memory: list[torch.Tensor],
         is_partial: bool = False,
     ) -> Prepared:
-        """Issues the copies of a batch, and what the user wants done behind them."""
+        """Issues the copies of a batch, to ``memory``, and what the user wants done behind them."""
         copies, transform = self.copies, self._transform
         stream = current if transform is None else copies.stream
-        failed = None
-        issued = len(sources)
+        issued = len(memory)
         done = copies.begin(current)
         try:
             try:
                 with internals.stream_context(copies.stream):
                     data = make()
-                    if transform is not None:
+                    if transform is not None and not _is_failed(data):
                         if is_partial:
                             sources.append(data)
                             data, is_partial = self.moved_here(data), False
-                        data, failed = _transformed(transform, data)
-                        memory = _tensors_in(data, memory)
+                        if not _is_failed(data):
+                            data = _once(transform, data)
+                        # What it was given belongs to the stream of the copies, and only what it made
+                        # is used on another.
+                        if not _is_failed(data):
+                            memory = _once(_memory_of, data, copies.device)
+                            data = memory if _is_failed(memory) else data
             finally:
                 copies.end(done, sources, nbytes)
             self.counts.copies += issued
             self.counts.batches += 1
-            if failed is not None:
-                return _Ready(failed)
+            if _is_failed(data):
+                stream.wait_event(done)
+                return _Ready(data)
             return _Moved(self, data, stream, done, memory, is_partial)
         except BaseException:
             # An interrupt too: the memory goes.
@@ -374,11 +391,24 @@ class Moving:
         )
 
     def moved_here(self, data: Any) -> Any:
-        """A batch with the rest of it moved, by its own methods, on the current stream."""
-        return mapped(data, self._moved_by_torch, self._moved_by_torch)
+        """A batch with the rest of it moved, by its own methods, on the current stream.
+
+        An error of an object's own method is the batch's, as a :class:`FailedArrival`.
+        """
+        found = _once(leaves, data)
+        if _is_failed(found):
+            return found
+        others = []
+        for leaf in found:
+            is_tensor = isinstance(leaf, torch.Tensor)
+            other = self._moved_by_torch(leaf) if is_tensor else _once(self._moved_by_torch, leaf)
+            if _is_failed(other):
+                return other
+            others.append(other)
+        return _once(with_leaves, data, others)
 
     def _moved_by_torch(self, data: Any) -> Any:
-        device = self.copies.device
+        device = self._device if self._device.type in _WITHOUT_STREAMS else self.copies.device
         try:
             return data.to(device, non_blocking=True)
         except TypeError:
@@ -386,35 +416,75 @@ class Moving:
             return data.to(device)
 
 
-def _transformed(transform: _Transform, data: Any) -> tuple[Any, FailedArrival | None]:
-    """What a transform makes, or the error that it raises in the batch's turn.
+def _once(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What code of the user's returns, or the error that it raises in the batch's turn, and once.
 
     Raises:
         torch.OutOfMemoryError: In the batch's turn there may be room.
     """
     try:
-        return transform(data), None
+        return function(*arguments)
     except torch.OutOfMemoryError:
         raise
+    except StopIteration as error:
+        # To the caller that would be the end of the epoch.
+        raised = RuntimeError("StopIteration was raised where a batch was moved to a device")
+        raised.__cause__ = error
+        return FailedArrival(raised, False)
     except Exception as error:
-        return None, FailedArrival(error, False)
+        return FailedArrival(error, False)
 
 
-def _tensors_in(data: Any, known: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Tensors of a batch, with ``known``, and what else has a method to record a stream."""
-    found: list[Any] = list(known)
+def _is_failed(data: Any) -> bool:
+    # Not `isinstance`, which would ask every batch for `__class__` too.
+    return issubclass(type(data), FailedArrival)
 
-    def movable(data: Any) -> Any:
-        if callable(getattr(data, "record_stream", None)):
-            found.append(data)
-        return data
 
-    mapped(data, lambda tensor: found.append(tensor) or tensor, movable)  # type: ignore[func-returns-value]
+def _memory_of(data: Any, device: torch.device) -> list[Any]:
+    """What a batch has on a device that takes a note of a stream: tensors, and objects with that method."""
+    found: list[Any] = []
+    for leaf in leaves(data):
+        if isinstance(leaf, torch.Tensor):
+            found.extend(tensor for tensor in _strided(leaf) if tensor.device == device)
+        elif callable(getattr(leaf, "record_stream", None)):
+            found.append(leaf)
+        elif isinstance(leaf, tuple):
+            # torch's PackedSequence.
+            found.extend(_memory_of(tuple(leaf), device))
     return found
 
 
-def _no_inference_mode() -> contextlib.AbstractContextManager[Any]:
+# The parts of tensors of other layouts.
+_PARTS = {
+    torch.sparse_coo: ("_indices", "_values"),
+    torch.sparse_csr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
+}
+
+
+def _strided(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The tensors that have its memory."""
+    parts = _PARTS.get(tensor.layout)
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    if parts is not None:
+        for part in parts:
+            yield from _strided(getattr(tensor, part)())
+    elif flatten is not None:
+        # A subclass around others, as nested tensors are.
+        for name in flatten()[0]:
+            yield from _strided(getattr(tensor, name))
+    elif tensor.layout == torch.strided:
+        yield tensor
+
+
+@contextlib.contextmanager
+def _no_inference_mode() -> Iterator[None]:
     """Of the caller's thread, in which a batch may be moved whose turn comes outside of it."""
-    if torch.is_inference_mode_enabled():
-        return torch.inference_mode(False)
-    return contextlib.nullcontext()
+    if not torch.is_inference_mode_enabled():
+        yield
+        return
+    # Without it gradients would be on.
+    with torch.inference_mode(False), torch.no_grad():
+        yield

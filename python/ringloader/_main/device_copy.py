@@ -12,8 +12,20 @@ from typing import Any
 
 import torch
 
+import ringloader._native as _native
+
 # What copies may read however many they are.
 _MOST_BYTES = 32 << 20
+# By process and device. A pool has few, and memory of one stream serves no other.
+_streams: dict[tuple[object, torch.device], torch.Stream] = {}
+
+
+def stream_on(device: torch.device) -> torch.Stream:
+    """The stream of all copies of this process to a device, which has an index."""
+    key = (_native.process_identity(), device)
+    if key not in _streams:
+        _streams[key] = torch.Stream(device=device)
+    return _streams[key]
 
 
 class CopyStream:
@@ -27,7 +39,7 @@ class CopyStream:
         index = torch.accelerator.current_device_index() if device.index is None else device.index
         self.device = torch.device(device.type, index)
         self._index = index
-        self.stream = torch.Stream(device=self.device)
+        self.stream = stream_on(self.device)
         self._fence = torch.Event(device=self.device)
         # In the order of the stream: what each event's copies read, and how much that is.
         self._under_way: collections.deque[tuple[torch.Event, Any, int]] = collections.deque()

@@ -7,42 +7,72 @@ from __future__ import annotations
 
 import collections
 import copy
-from collections.abc import Callable, Mapping, MutableMapping, MutableSequence, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, MutableSequence, Sequence
 from typing import Any
 
 import torch
 
 
-def mapped(data: Any, tensor: Callable[[torch.Tensor], Any], movable: Callable[[Any], Any]) -> Any:
-    """A batch with other tensors. Containers of what changes are copied, and keep their types.
+def leaves(data: Any) -> list[Any]:
+    """What a batch is made of, in order: its tensors, and objects that are none and have a method ``to``.
+
+    Such an object is not looked into, be it a container, but for a ``UserDict``. Nothing changes.
+    """
+    found: list[Any] = []
+    _find(data, found.append)
+    return found
+
+
+def with_leaves(data: Any, others: Iterable[Any]) -> Any:
+    """A batch with other leaves. Containers of what changes are copied, and keep their types.
+
+    A container whose copies share their items with it changes itself. So all leaves are there before.
 
     Args:
         data: The batch.
-        tensor: What stands for each tensor.
-        movable: What stands for each object that is no tensor and has a method ``to``, containers too, but
-            for a ``UserDict``.
+        others: What stands for each of its :func:`leaves`.
 
     Returns:
         The batch. All else in it is as it was, containers in which nothing changes too.
     """
+    return _rebuilt(data, collections.deque(others))
 
-    def each(item: Any) -> Any:
-        return mapped(item, tensor, movable)
 
+def _is_leaf(data: Any) -> bool:
     if isinstance(data, torch.Tensor):
-        return tensor(data)
-    if isinstance(data, (str, bytes)):
-        return data
+        return True
     # A `UserDict` with a method `to`, as transformers' BatchEncoding is, is no more than its items.
     has_to = not isinstance(data, type) and callable(getattr(data, "to", None))
-    if has_to and not isinstance(data, collections.UserDict):
-        return movable(data)
+    return has_to and not isinstance(data, collections.UserDict)
+
+
+def _find(data: Any, found: Callable[[Any], None]) -> None:
+    if isinstance(data, (str, bytes)):
+        return
+    if _is_leaf(data):
+        found(data)
+    elif isinstance(data, Mapping):
+        for item in data.values():
+            _find(item, found)
+    elif isinstance(data, Sequence):
+        for item in data:
+            _find(item, found)
+
+
+def _rebuilt(data: Any, others: collections.deque[Any]) -> Any:
+    if isinstance(data, (str, bytes)):
+        return data
+    if _is_leaf(data):
+        return others.popleft()
     if isinstance(data, Mapping):
-        pairs = {key: each(item) for key, item in data.items()}
-        return data if all(pairs[key] is item for key, item in data.items()) else _mapping(data, pairs)
+        pairs = {key: (item, _rebuilt(item, others)) for key, item in data.items()}
+        if all(one is other for one, other in pairs.values()):
+            return data
+        return _mapping(data, {key: other for key, (_, other) in pairs.items()})
     if isinstance(data, Sequence):
-        items = [each(item) for item in data]
-        return data if all(map(_is, items, data)) else _sequence(data, items)
+        before = list(data)
+        items = [_rebuilt(item, others) for item in before]
+        return data if all(map(_is, items, before)) else _sequence(data, items)
     return data
 
 

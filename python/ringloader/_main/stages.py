@@ -6,6 +6,7 @@ the native scheduler.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,7 +22,9 @@ Stage = Callable[[Any], Any]
 def stages_for(_loader: Any, options: Options) -> tuple[Stage, ...]:
     """Those that an iterator of the loader needs, behind the one that moves its batches."""
     transform = options.device_transform
-    return () if transform is None or devices.resolve(options.device) is not None else (transform,)
+    if transform is None or devices.resolve(options.device) is not None:
+        return ()
+    return (functools.partial(_transformed, transform),)
 
 
 def moving_for(options: Options) -> Moving | None:
@@ -33,6 +36,14 @@ def moving_for(options: Options) -> Moving | None:
 def steps_for(_loader: Any, _options: Options) -> tuple[Step, ...]:
     """The same for the steps of its workers."""
     return ()
+
+
+def _transformed(transform: Callable[[Any], Any], batch: Any) -> Any:
+    try:
+        return transform(batch)
+    except StopIteration as error:
+        # To the caller that would be the end of the epoch.
+        raise RuntimeError("device_transform raised StopIteration") from error
 
 
 def passed(batch: Any, stages: Sequence[Stage]) -> Any:

@@ -33,7 +33,7 @@ def convert(loader: _Loader, **options: Any) -> _Loader:
         RuntimeError: If the loader's persistent workers run already. They belong to an iterator of torch's,
             and to end them here would change its random numbers.
     """
-    given = _options.checked("convert()", options)
+    _options.check_names("convert()", options)
     # Not isinstance: accelerate's loaders name another class as theirs.
     cls = type(loader)
     if not issubclass(cls, internals.Loader):
@@ -50,24 +50,27 @@ def convert(loader: _Loader, **options: Any) -> _Loader:
             "before, with loader._iterator = None"
         )
     was_ours = issubclass(cls, DataLoader)
-    theirs = _options.theirs(loader) if was_ours else tuple(n for n in _options.NAMES if hasattr(loader, n))
+    theirs = _options.theirs(loader) if was_ours else _theirs(loader)
     for name in theirs:
         if name in options:
             raise ValueError(
                 f"convert() cannot set {name}: {cls.__module__}.{cls.__qualname__} has a {name} of its own; "
                 "pass it to install()"
             )
-    kept = _options.Options.of(loader) if was_ours else _options.Options()
-    now = {name: getattr(given if name in options else kept, name) for name in _options.NAMES}
-    # All of them before the first is set.
-    devices.resolve(_options.Options(**now).device)
+    kept = _options.kept_on(loader) if was_ours else {}
+    # All of them together, before the first is set.
+    now = _options.Options(**{**kept, **options})
+    devices.resolve(now.device)
     if not was_ours:
         _set_class(loader, _converted(cls))
         _note_theirs(loader, theirs)
-    for name, value in now.items():
-        if name not in theirs:
-            setattr(loader, name, value)
+    _options.put_on(loader, now)
     return loader
+
+
+def _theirs(loader: Any) -> tuple[str, ...]:
+    """Options whose attribute a loader that is not ours has already, as something else."""
+    return tuple(name for name in _options.NAMES if hasattr(loader, _options.attribute(name)))
 
 
 def _note_theirs(loader: Any, names: tuple[str, ...]) -> None:
@@ -128,6 +131,6 @@ def _reduce(self: Any, protocol: Any) -> Any:
 def _rebuild(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     loader = function(*arguments)
     # So far it has only what its own class gives it.
-    _note_theirs(loader, tuple(name for name in _options.NAMES if hasattr(loader, name)))
+    _note_theirs(loader, _theirs(loader))
     _set_class(loader, _converted(type(loader)))
     return loader

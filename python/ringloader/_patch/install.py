@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,7 +19,8 @@ def install(**options: Any) -> None:
     alone. Iterators that exist go on as they are. ``ringloader.report`` says which path a loader took, and
     why.
 
-    With ``device``, loaders in worker processes, which datasets may have, leave their batches on the CPU.
+    With ``device``, loaders in worker processes, which datasets may have, leave their batches on the CPU and
+    call no ``device_transform``: what the worker sends is moved in the main process.
 
     Forked children inherit it. Children that start a Python of their own do not, unless their environment
     says so (see ``docs/without-changing-code.md``). A second call replaces the options of the first.
@@ -96,13 +96,9 @@ def _maker(options: _options.Options) -> hook.Make:
 def make_iterator(options: _options.Options, loader: Any, previous: Callable[[Any], Any]) -> Any:
     """The iterator of any torch loader; ``previous`` makes it without ringloader."""
     import ringloader.dataloader as dataloader
-    from ringloader._torch import internals
 
     if isinstance(loader, dataloader.DataLoader):
         # It has found torch's `_get_iterator` replaced, perhaps by a wrapper around this hook. What the hook
         # replaced decides, and the options are its own.
         options = _options.Options.of(loader)
-    elif options.device is not None and internals.is_in_worker():
-        # A loader that a dataset has. Workers have no device, and what they send is moved in the end.
-        options = dataclasses.replace(options, device=None, device_transform=None)
     return dataloader.get_iterator(loader, options, previous, lambda: previous(loader))

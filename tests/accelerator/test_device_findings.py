@@ -1,0 +1,353 @@
+"""`device=` where things go wrong half-way, and beside code that knows nothing of it."""
+
+from __future__ import annotations
+
+import collections.abc
+import types
+
+import pytest
+import torch
+from torch.nn.utils.rnn import pack_sequence
+
+import ringloader
+from accelerator import pretend
+from accelerator.moved import DEVICE, LARGE, Numbered, assert_numbered, bytes_of, loader_on, path
+from ringloader import DataLoader
+from ringloader._main import device, device_copy
+
+pytestmark = pytest.mark.rings_only
+
+__all__ = ["path"]
+
+
+class Sharing(collections.abc.MutableMapping):
+    """Copies of it share its items."""
+
+    def __init__(self, items):
+        self._items = dict(items)
+
+    def __getitem__(self, key):
+        return self._items[key]
+
+    def __setitem__(self, key, value):
+        self._items[key] = value
+
+    def __delitem__(self, key):
+        del self._items[key]
+
+    def __iter__(self):
+        return iter(self._items)
+
+    def __len__(self):
+        return len(self._items)
+
+
+class SharingList(collections.abc.MutableSequence):
+    def __init__(self, items):
+        self._items = list(items)
+
+    def __getitem__(self, at):
+        return self._items[at]
+
+    def __setitem__(self, at, value):
+        self._items[at] = value
+
+    def __delitem__(self, at):
+        del self._items[at]
+
+    def __len__(self):
+        return len(self._items)
+
+    def insert(self, at, value):
+        self._items.insert(at, value)
+
+
+class Items(torch.utils.data.Dataset):
+    def __init__(self, make, count=4):
+        self._make, self._count = make, count
+
+    def __len__(self):
+        return self._count
+
+    def __getitem__(self, number):
+        return self._make(number)
+
+
+class Moves:
+    """Moves itself, but for one."""
+
+    def __init__(self, number, error):
+        self.number, self.error, self.tensor = number, error, bytes_of(number, 100)
+
+    def to(self, device, non_blocking=False):
+        if self.number == 1:
+            raise self.error
+        self.tensor = self.tensor.to(device, non_blocking=non_blocking)
+        return self
+
+
+class Waits(Moves):
+    is_full = False
+
+    def to(self, device, non_blocking=False):
+        if self.is_full:
+            raise torch.OutOfMemoryError("full")
+        return super().to(device, non_blocking)
+
+
+def drained(iterator):
+    """Its batches, with errors in place of those that it raises."""
+    found = []
+    while len(found) < 20:
+        try:
+            found.append(next(iterator))
+        except StopIteration:
+            return found
+        except Exception as error:
+            found.append(error)
+    raise AssertionError(f"it does not end: {found}")
+
+
+@pytest.mark.parametrize("path", ["native", "no workers"], indirect=True)
+@pytest.mark.parametrize("fault", ["copy", "allocation"])
+def test_what_could_not_be_copied_is_copied_again(path, fault):
+    def make(number):
+        names = {f"{at}": bytes_of(number + at, size) for at, size in enumerate((100, LARGE, LARGE))}
+        return Sharing(names | {"3": SharingList([bytes_of(number, 10)])})
+
+    for nth in (1, 2):
+        iterator = iter(loader_on(path, Items(make), device_prefetch=0))
+        pretend.fail(fault, nth=nth)
+        found = drained(iterator)
+        pretend.fail(fault, times=0)
+        batches = [batch for batch in found if not isinstance(batch, Exception)]
+        # A spare block may have been there.
+        assert len(batches) == 4 and len(found) <= 5
+        for number, batch in enumerate(batches):
+            (last,) = batch.pop("3")
+            assert last.device == DEVICE and torch.equal(last.cpu(), bytes_of(number, 10))
+            assert {tensor.device for tensor in batch.values()} == {DEVICE}
+            assert_numbered(batch, number)
+
+
+def test_memory_is_that_of_the_device():
+    made = torch.arange(6, device=DEVICE)
+    packed = pack_sequence([torch.zeros(2), torch.zeros(1)])
+    sparse = torch.eye(3).to_sparse()
+    batch = [made, torch.ones(2), sparse, packed, {"a": made[2:]}]
+    assert [id(one) for one in device._memory_of([batch[0], batch[1]], DEVICE)] == [id(made)]
+    assert len(device._memory_of(batch, DEVICE)) == 2
+    assert len(device._memory_of(sparse, torch.device("cpu"))) == 2
+    assert len(device._memory_of(packed, torch.device("cpu"))) == 2
+
+
+@pytest.mark.parametrize("path", ["native", "no workers"], indirect=True)
+def test_what_a_transform_leaves_on_the_cpu_stays_there(path):
+    def transform(batch):
+        return {"0": batch["0"], "cpu": torch.ones(3), "sparse": torch.eye(3).to_sparse()}
+
+    stream = torch.Stream(device=DEVICE)
+    with pretend.on_stream(stream):
+        found = list(loader_on(path, Numbered(3, (100,)), device_transform=transform))
+    for number, batch in enumerate(found):
+        assert [batch[name].device.type for name in ("0", "cpu", "sparse")] == [pretend.NAME, "cpu", "cpu"]
+        assert_numbered({"0": batch["0"]}, number)
+
+
+@pytest.mark.parametrize(
+    ("error", "without_streams"),
+    [(ValueError("own"), False), (ValueError("own"), True), (StopIteration(7), False)],
+)
+def test_an_error_of_a_transform_is_raised_once(path, error, without_streams, monkeypatch):
+    if without_streams and path == "native":
+        pytest.skip("such a device is moved to in the batch's turn")
+    if without_streams:
+        monkeypatch.setattr(device, "_WITHOUT_STREAMS", {pretend.NAME})
+    calls = []
+
+    def transform(batch):
+        calls.append(batch)
+        if len(calls) == 2:
+            raise error
+        return batch
+
+    found = drained(iter(loader_on(path, Numbered(4, (100,)), device_transform=transform)))
+    assert len(calls) == len(found) == 4
+    raised = found.pop(1)
+    if isinstance(error, StopIteration):
+        assert type(raised) is RuntimeError and raised.__cause__ is error
+    else:
+        assert raised is error
+    for number, batch in zip((0, 2, 3), found, strict=True):
+        assert_numbered(batch, number)
+
+
+def test_a_transform_on_the_cpu_does_not_end_the_epoch():
+    def transform(_):
+        raise StopIteration
+
+    with pytest.raises(RuntimeError, match="device_transform raised StopIteration"):
+        list(loader_on("no workers", Numbered(4, (100,)), device="cpu", device_transform=transform))
+
+
+@pytest.mark.parametrize("transform", [None, lambda batch: batch], ids=["plain", "transform"])
+@pytest.mark.parametrize("error", [RuntimeError("own"), StopIteration(7)], ids=repr)
+def test_an_error_of_what_moves_itself_is_raised_once(path, error, transform):
+    def make(number):
+        return [Moves(number, error), bytes_of(number, 50)]
+
+    found = drained(iter(loader_on(path, Items(make), device_transform=transform)))
+    assert len(found) == 4
+    raised = found.pop(1)
+    assert type(raised) is (RuntimeError if isinstance(error, StopIteration) else type(error))
+    for number, (one, other) in zip((0, 2, 3), found, strict=True):
+        assert_numbered({"0": one.tensor}, number)
+        assert_numbered({"0": other}, number)
+
+
+def test_out_of_memory_of_what_moves_itself_is_raised_until_there_is_some(path, monkeypatch):
+    monkeypatch.setattr(Waits, "is_full", True)
+    iterator = iter(loader_on(path, Items(lambda number: [Waits(2 * number, None), bytes_of(number, 9)])))
+    for _ in range(2):
+        with pytest.raises(torch.OutOfMemoryError):
+            next(iterator)
+    before = pretend.counters()["copies_to_device"]
+    Waits.is_full = False
+    for number, (one, other) in enumerate(iterator):
+        assert_numbered({"0": one.tensor}, 2 * number)
+        assert_numbered({"0": other}, number)
+        if number == 0 and path == "native":
+            # Those ahead, and none again for this one.
+            assert pretend.counters()["copies_to_device"] - before <= 3
+    assert number == 3
+
+
+def test_what_was_issued_in_its_turn_is_not_issued_again():
+    issued = []
+
+    class Issued:
+        def result(self):
+            issued.append("asked")
+            if len(issued) == 2:
+                raise torch.OutOfMemoryError("full")
+            return 3
+
+    later = device._Later(
+        types.SimpleNamespace(is_short=True, explain=lambda _: None),
+        lambda: issued.append("issued") or Issued(),
+    )
+    with pytest.raises(torch.OutOfMemoryError):
+        later.result()
+    assert later.result() == 3 and issued == ["issued", "asked", "asked"]
+
+
+def test_an_interrupted_batch_is_the_next(path):
+    calls, error = [], KeyboardInterrupt()
+
+    def transform(batch):
+        calls.append(batch)
+        if len(calls) == 2:
+            raise error
+        return batch
+
+    iterator = iter(loader_on(path, Numbered(4, (100,)), device_transform=transform, device_prefetch=0))
+    assert_numbered(next(iterator), 0)
+    with pytest.raises(type(error)):
+        next(iterator)
+    assert not getattr(error, "__notes__", ())
+    for number in range(1, 4):
+        assert_numbered(next(iterator), number)
+    assert list(iterator) == []
+
+
+def nested(_):
+    """What a dataset may do in a worker. The device of the second is not there."""
+    options = {"batch_size": None, "device_transform": None}
+    for where in (DEVICE, torch.device(pretend.NAME, 7)):
+        (found,) = DataLoader(Numbered(1, (100,)), device=where, **options)
+        assert found["0"].device.type == "cpu"
+    (found,) = torch.utils.data.DataLoader(Numbered(1, (100,)), batch_size=None)
+    return found
+
+
+@pytest.mark.parametrize("path", ["native", "torch"], indirect=True)
+def test_a_loader_in_a_worker_moves_nothing(path):
+    def transform(batch):
+        assert batch["0"].device == DEVICE
+        return batch
+
+    with ringloader.installed(device=DEVICE, device_transform=transform):
+        for batch in loader_on(path, Items(nested, 2), device_transform=transform):
+            assert_numbered(batch, 0)
+
+
+@pytest.mark.parametrize("path", ["native", "no workers"], indirect=True)
+def test_one_stream_for_all_loaders(path):
+    for _ in range(2):
+        list(loader_on(path, Numbered(2, (100,))))
+    mine = {key: stream for key, stream in device_copy._streams.items() if key[1] == DEVICE}
+    assert len(mine) == 1
+    assert device_copy.CopyStream(DEVICE).stream is device_copy.CopyStream(DEVICE).stream
+
+
+@pytest.mark.parametrize("path", ["native", "no workers"], indirect=True)
+def test_in_inference_mode_a_transform_has_no_gradients(path):
+    weight = torch.ones(100, device=DEVICE, requires_grad=True)
+    seen = []
+
+    def transform(batch):
+        seen.append((torch.is_inference_mode_enabled(), torch.is_grad_enabled()))
+        return batch["0"] * weight
+
+    with torch.inference_mode():
+        found = list(loader_on(path, Numbered(2, (100,)), device_transform=transform))
+        assert torch.is_inference_mode_enabled() and not torch.is_grad_enabled()
+    assert seen == [(False, False)] * 2
+    assert not any(tensor.requires_grad or tensor.is_inference() for tensor in found)
+    assert torch.is_grad_enabled()
+
+
+def test_memory_of_what_a_transform_was_given_is_not_held(monkeypatch):
+    seen, found = [], device._Moved.__init__
+
+    def init(self, moving, data, stream, done, memory, *rest):
+        seen.append([tensor.numel() for tensor in memory])
+        found(self, moving, data, stream, done, memory, *rest)
+
+    monkeypatch.setattr(device._Moved, "__init__", init)
+    list(loader_on("native", Numbered(3, (LARGE,)), device_transform=lambda batch: batch["0"][:7].clone()))
+    assert seen == [[7]] * 3
+
+
+class Own(DataLoader):
+    """Has a device of its own."""
+
+    @property
+    def device(self):
+        return "its own"
+
+    device_prefetch = "its own"
+
+
+class Setting(DataLoader):
+    def __init__(self, *args, before, **kwargs):
+        if before:
+            self.device = "its own"
+        super().__init__(*args, **kwargs)
+        if not before:
+            self.device = "its own"
+
+
+@pytest.mark.parametrize(
+    "cls", [Own, lambda *args, **kwargs: Setting(*args, before=kwargs.pop("b"), **kwargs)]
+)
+@pytest.mark.parametrize("before", [False, True])
+def test_a_subclass_has_a_device_of_its_own(cls, before):
+    more = {} if cls is Own else {"b": before}
+    loader = cls(Numbered(2, (100,)), batch_size=None, device=DEVICE, **more)
+    for batch in loader:
+        assert batch["0"].device == DEVICE
+    ringloader.convert(loader, device_transform=lambda batch: batch["0"])
+    for batch in loader:
+        assert batch.device == DEVICE
+    assert loader.device == "its own"
