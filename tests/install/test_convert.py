@@ -43,7 +43,7 @@ def test_the_object_stays_and_so_do_its_attributes() -> None:
     before = dict(vars(loader))
     assert ringloader.convert(loader) is loader
     after = dict(vars(loader))
-    ours = {name: after.pop(name) for name in _options.NAMES}
+    ours = {name: after.pop(_options.attribute(name)) for name in _options.NAMES}
     assert ours == dataclasses.asdict(_options.Options())
     assert after.keys() == before.keys()
     assert all(after[name] is before[name] for name in before)
