@@ -163,8 +163,8 @@ class Row:
     loader: str
     seconds: list[float] = field(default_factory=list)
     main_cpu: list[float] = field(default_factory=list)
-    # Copies to the device that a batch takes, and bytes of it that the main process copies before; None where
-    # the device does not tell.
+    # Copies to the device that a batch takes, and bytes of it that the main process copies before them; None
+    # where the device, or the loader, does not tell.
     copies: float | None = None
     staged_bytes: float | None = None
 
@@ -217,12 +217,14 @@ def _measure(rows: list[Row], rounds: int, seconds: float, device: torch.device)
 
 def _table(place: str, rows: list[Row]) -> str:
     baselines = {row.workload: row for row in reversed(rows)}
+    is_moved = place != "pinned"
+    counted_head = " copies to the device | bytes copied by ringloader before |" if is_moved else ""
     lines = [
         f"**Batches {place}**",
         "",
         "| batch | loader | batches a second | times the first one's rate (range) | main CPU, us a batch "
-        "| times less | copies to the device | bytes copied by the main process before |",
-        "|---|---|--:|--:|--:|--:|--:|--:|",
+        "| times less |" + counted_head,
+        "|---|---|--:|--:|--:|--:|" + "--:|" * counted_head.count("|"),
     ]
     for row in rows:
         base = baselines[row.workload]
@@ -232,7 +234,7 @@ def _table(place: str, rows: list[Row]) -> str:
         lines.append(
             f"| {row.text} | {row.loader} | {1e6 / median(row.seconds):,.0f} "
             f"| {median(ratios):.1f} ({min(ratios):.1f}-{max(ratios):.1f}) | {median(row.main_cpu):,.1f} "
-            f"| {median(cpu):.1f} | {counted[0]} | {counted[1]} |"
+            f"| {median(cpu):.1f} |" + (f" {counted[0]} | {counted[1]} |" if is_moved else "")
         )
     return "\n".join(lines)
 
@@ -253,6 +255,14 @@ def _device_name(device: torch.device, pretend: bool) -> str:
     return f"{module.get_device_name(device) if hasattr(module, 'get_device_name') else device}, {_driver()}"
 
 
+def _is_ours(row: Row) -> bool:
+    return row.loader.startswith("ringloader")
+
+
+def _staged(iterator: Any) -> int:
+    return ringloader.report(iterator).counters["device_staged_bytes"]
+
+
 def _count_copies(rows: list[Row], device: torch.device) -> None:
     """What batches cost that are all there, on the pretend accelerator, which counts."""
     from tests.accelerator import pretend
@@ -264,11 +274,14 @@ def _count_copies(rows: list[Row], device: torch.device) -> None:
         iterator = LOADERS[row.place][row.loader](workloads[row.workload], device)
         for _ in range(WARM_UP_BATCHES):
             next(iterator)
+        staged = _staged(iterator) if _is_ours(row) else 0
         before = pretend.counters()
         for _ in range(COUNTED_BATCHES):
             next(iterator)
         after = pretend.counters()
         row.copies = (after["copies_to_device"] - before["copies_to_device"]) / COUNTED_BATCHES
+        if _is_ours(row):
+            row.staged_bytes = (_staged(iterator) - staged) / COUNTED_BATCHES
         del iterator
         gc.collect()
 
