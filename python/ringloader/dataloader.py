@@ -86,6 +86,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             devices.resolve(options.device)
         super().__init__(*args, **kwargs)
         put_on(self, options)
+        for name in NAMES:
+            # Where code looks that makes such a loader anew of its arguments, as Lightning does. What a
+            # subclass has there is its own.
+            if not hasattr(self, name):
+                setattr(self, name, getattr(options, name))
         if _native.SUPPORTED:
             spawn.prepare(self)
 

@@ -1,6 +1,7 @@
 """The options of a device: what is refused, when, and in which words; where they can come from."""
 
 import copy
+import inspect
 import pickle
 import subprocess
 import sys
@@ -179,3 +180,14 @@ def test_other_attributes_are_frozen_and_the_options_are_not():
     assert list(loader) == [torch.tensor([1.0]), torch.tensor([2.0])]
     with pytest.raises(ValueError, match="batch_size attribute should not be set"):
         loader.batch_size = 2
+
+
+def test_what_makes_a_loader_anew_finds_its_options():
+    """By the names in the signature, as Lightning does."""
+    given = {"device": "cpu", "device_prefetch": 1, "max_shared_bytes": 1 << 20}
+    loader = ringloader.DataLoader([1, 2], **given)
+    names = inspect.signature(type(loader).__init__).parameters
+    found = {name: value for name, value in vars(loader).items() if name in given and name in names}
+    again = ringloader.DataLoader([3], **found)
+    assert _options.Options.of(again) == _options.Options.of(loader)
+    assert _options.Options.of(again).device_prefetch == 1
