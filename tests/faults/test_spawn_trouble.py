@@ -209,11 +209,17 @@ def test_the_server_holds_nobodys_streams(loader_class):
     gc.collect()
 
 
+def _forget_devices(monkeypatch):
+    for name in ("cuda", "xpu", "mps", "mtia"):
+        monkeypatch.setattr(getattr(torch, name), "_is_in_bad_fork", lambda: False, raising=False)
+
+
 @pytest.mark.parametrize("name", ["cuda", "xpu", "mps", "mtia", "hpu", "privateuseone"])
 @pytest.mark.parametrize("tells", ["_is_in_bad_fork", "is_initialized"])
 def test_devices_must_be_usable_in_a_worker(monkeypatch, name, tells):
-    # This process has some.
+    # This process has some, and tests before may have asked the driver for its devices.
     monkeypatch.setattr(spawn_server, "_other_threads", list)
+    _forget_devices(monkeypatch)
     here = os.getpid()
     if tells == "_is_in_bad_fork":
         ask = {tells: lambda: os.getpid() != here, "is_initialized": lambda: False}
@@ -226,6 +232,8 @@ def test_devices_must_be_usable_in_a_worker(monkeypatch, name, tells):
 
 
 def test_a_device_that_cannot_say_whether_it_is_usable(monkeypatch):
+    _forget_devices(monkeypatch)
+
     def unavailable():
         raise RuntimeError("no driver")
 

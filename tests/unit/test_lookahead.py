@@ -205,7 +205,7 @@ def test_what_is_ahead_goes_with_its_epoch(placed, persistent):
     )
     for epoch in range(3):
         iterator = iter(loader)
-        ready(iterator, 5)
+        ready(iterator, 6)
         assert next(iterator) == 0
         if epoch and persistent:
             # What is committed may be of the epoch before.
