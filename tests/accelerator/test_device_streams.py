@@ -95,6 +95,24 @@ def test_handed_out_on_another_stream_than_it_was_begun_on(path, prefetch):
     assert pretend.violations() == []
 
 
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_what_a_late_stream_still_reads_is_not_used_again(path, prefetch):
+    """A batch that is begun on one stream is handed out on another, which is far behind the loader's."""
+    pretend.set_poison(True)
+    kept, turns = Kept(), streams(2)
+    iterator = iter(loader_on(path, Numbered(12, SIZES), device_prefetch=prefetch))
+    for number in range(12):
+        # By then the workers have the batch after it, which is begun in this turn.
+        time.sleep(0.02)
+        with pretend.on_stream(turns[number % 2]):
+            batch = next(iterator)
+            with pretend.delayed(LATE_US // 4 * (number % 2)):
+                kept.keep(batch, number)
+        del batch
+    kept.check()
+    assert pretend.violations() == []
+
+
 def test_threads_with_a_stream_each():
     pretend.set_poison(True)
     iterator = iter(loader_on("native", Numbered(60, SIZES), num_workers=2))
@@ -219,7 +237,7 @@ def test_two_loaders_on_two_devices(path):
             assert_numbered(other, number)
 
 
-def test_without_a_record_of_the_stream_the_first_would_be_wrong(monkeypatch):
+def test_without_a_record_of_the_stream_the_bytes_would_be_wrong(monkeypatch):
     """That these tests find it."""
     found = device._Moved.result
 
@@ -229,7 +247,7 @@ def test_without_a_record_of_the_stream_the_first_would_be_wrong(monkeypatch):
 
     monkeypatch.setattr(device._Moved, "result", result)
     with pytest.raises(AssertionError, match="wrong bytes"):
-        test_handed_out_on_another_stream_than_it_was_begun_on("native", 2)
+        test_what_a_late_stream_still_reads_is_not_used_again("native", 1)
 
 
 def test_without_the_wait_for_what_is_abandoned_that_would_be_wrong(monkeypatch):
@@ -351,7 +369,7 @@ def test_an_error_in_its_turn_is_raised_and_the_batch_is_kept(path, what):
     assert_numbered(next(iterator), 0)
     # A native one is tried again in its turn.
     pretend.fail(what, times=2 if path == "native" else 1)
-    with pytest.raises(error, match=text) as raised:
+    with pytest.raises(error, match=text or None) as raised:
         next(iterator)
     assert any(f"ringloader was moving a batch to '{DEVICE}'" in note for note in raised.value.__notes__)
     del raised
