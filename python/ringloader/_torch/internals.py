@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import multiprocessing
 import os
 import warnings
 from collections.abc import Callable, Generator
@@ -273,6 +274,17 @@ def replace_new_shared(make: Callable[[Any], Any]) -> None:
     """Puts ``make(torch's own)`` in place of what allocates shared memory in a worker."""
     torchs_own = torch.UntypedStorage._new_shared.__func__  # type: ignore[attr-defined]
     torch.UntypedStorage._new_shared = classmethod(make(torchs_own))  # type: ignore[method-assign,assignment]
+
+
+def is_in_worker_process() -> bool:
+    """Whether this is a process in which a loader's worker runs, and no thread of the main process."""
+    return torch.utils.data.get_worker_info() is not None and multiprocessing.parent_process() is not None
+
+
+def new_shared(size: int) -> torch.UntypedStorage | None:
+    """Shared memory of so many bytes, as ``default_collate`` has it in a worker; None if torch has no way."""
+    allocate = getattr(torch.UntypedStorage, "_new_shared", None)
+    return None if allocate is None else cast("torch.UntypedStorage", allocate(size))
 
 
 def replace_sharing(make: Callable[[Any], Any]) -> None:
