@@ -182,7 +182,9 @@ class Pad:
         lengths: bool,
         value: Callable[[dtype], bytes],
     ) -> Pad: ...
-    def __call__(self, samples: object, port: Port | None) -> Any: ...
+    def __call__(
+        self, samples: object, port: Port | None, new_shared: Callable[[int], UntypedStorage | None] | None
+    ) -> Any: ...
 
 @final
 class Kept:
