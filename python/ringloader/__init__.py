@@ -6,12 +6,14 @@ Importing this package does not import torch: each name below comes when it is f
 # That of typing takes milliseconds, at each start of Python with RINGLOADER_INSTALL.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from ringloader._common.array_dataset import ArrayDataset
     from ringloader._patch.convert import convert
     from ringloader._patch.install import install, installed, uninstall
     from ringloader._report.report import PathReport, path, report
     from ringloader.dataloader import DataLoader
 
 _MODULES = {
+    "ArrayDataset": "_common.array_dataset",
     "DataLoader": "dataloader",
     "PathReport": "_report.report",
     "convert": "_patch.convert",
@@ -22,7 +24,17 @@ _MODULES = {
     "uninstall": "_patch.install",
 }
 
-__all__ = ["DataLoader", "PathReport", "convert", "install", "installed", "path", "report", "uninstall"]
+__all__ = [
+    "ArrayDataset",
+    "DataLoader",
+    "PathReport",
+    "convert",
+    "install",
+    "installed",
+    "path",
+    "report",
+    "uninstall",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -18,6 +18,8 @@ pub(crate) struct Torch {
     pub(crate) tensor: Py<PyType>,
     pub(crate) untyped_storage: Py<PyType>,
     pub(crate) ndarray: Py<PyType>,
+    /// numpy's arrays over files.
+    memmap: Py<PyType>,
     /// The base class of numpy's scalars.
     pub(crate) numpy_scalar: Py<PyAny>,
     pub(crate) strided: Py<PyAny>,
@@ -98,6 +100,7 @@ impl Torch {
             tensor: tensor.unbind(),
             untyped_storage: torch.getattr("UntypedStorage")?.cast_into::<PyType>()?.unbind(),
             ndarray: numpy.getattr("ndarray")?.cast_into::<PyType>()?.unbind(),
+            memmap: numpy.getattr("memmap")?.cast_into::<PyType>()?.unbind(),
             numpy_scalar: get(&numpy, "generic")?,
             strided: get(&torch, "strided")?,
             empty: get(&torch, "empty")?,
@@ -130,6 +133,12 @@ impl Torch {
     pub(crate) fn dtype_of(&self, tensor: &Bound<'_, PyAny>) -> PyResult<Option<Dtype>> {
         let dtype = tensor.getattr(intern!(tensor.py(), "dtype"))?;
         Ok(self.dtypes.get(&(dtype.as_ptr() as usize)).copied())
+    }
+
+    /// Whether an object is an array of numpy's own, in memory or over a file.
+    pub(crate) fn is_array(&self, object: &Bound<'_, PyAny>) -> bool {
+        let kind = object.get_type();
+        kind.is(&self.ndarray) || kind.is(&self.memmap)
     }
 
     /// torch's object for an element type.
