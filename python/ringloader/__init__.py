@@ -6,6 +6,7 @@ Importing this package does not import torch: each name below comes when it is f
 # That of typing takes milliseconds, at each start of Python with RINGLOADER_INSTALL.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import ringloader.batchify as batchify
     from ringloader._common.array_dataset import ArrayDataset
     from ringloader._patch.convert import convert
     from ringloader._patch.install import install, installed, uninstall
@@ -16,6 +17,8 @@ _MODULES = {
     "ArrayDataset": "_common.array_dataset",
     "DataLoader": "dataloader",
     "PathReport": "_report.report",
+    # The module itself.
+    "batchify": "batchify",
     "convert": "_patch.convert",
     "install": "_patch.install",
     "installed": "_patch.install",
@@ -28,6 +31,7 @@ __all__ = [
     "ArrayDataset",
     "DataLoader",
     "PathReport",
+    "batchify",
     "convert",
     "install",
     "installed",
@@ -43,7 +47,8 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'ringloader' has no attribute {name!r}")
     import importlib
 
-    found = getattr(importlib.import_module(f"ringloader.{_MODULES[name]}"), name)
+    module = importlib.import_module(f"ringloader.{_MODULES[name]}")
+    found = module if _MODULES[name] == name else getattr(module, name)
     globals()[name] = found
     return found
 

@@ -20,6 +20,7 @@ __all__ = [
     "Layout",
     "Leaves",
     "Order",
+    "Pad",
     "Pinned",
     "Pinner",
     "Port",
@@ -195,6 +196,18 @@ class Gather:
     def __call__(
         self, columns: Sequence[object], indices: object, may_be_read_only: bool
     ) -> list[Tensor | None] | None: ...
+
+@final
+class Pad:
+    def __new__(
+        cls,
+        dtype: dtype | None,
+        axes: Sequence[int] | None,
+        round_to: int,
+        lengths: bool,
+        value: Callable[[dtype], bytes],
+    ) -> Pad: ...
+    def __call__(self, samples: object, port: Port | None) -> Any: ...
 
 @final
 class Kept:

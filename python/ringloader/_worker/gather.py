@@ -1,6 +1,6 @@
-"""Datasets that are arrays: a batch is one native gather of rows, where torch makes the same row by row.
+"""Datasets that are arrays: a batch is one native gather of rows, where torch makes the same of them.
 
-Wherever that is not certain, torch's own fetcher makes the batch from the start, with its errors and warnings.
+Wherever that is not certain, torch's own fetcher makes the batch, with its errors and warnings.
 """
 
 from __future__ import annotations

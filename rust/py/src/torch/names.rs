@@ -23,6 +23,7 @@ pub(crate) struct Torch {
     /// The base class of numpy's scalars.
     pub(crate) numpy_scalar: Py<PyAny>,
     pub(crate) strided: Py<PyAny>,
+    default_dtype: Py<PyAny>,
     pub(crate) empty: Py<PyAny>,
     empty_strided: Py<PyAny>,
     empty_like: Py<PyAny>,
@@ -103,6 +104,7 @@ impl Torch {
             memmap: numpy.getattr("memmap")?.cast_into::<PyType>()?.unbind(),
             numpy_scalar: get(&numpy, "generic")?,
             strided: get(&torch, "strided")?,
+            default_dtype: get(&torch, "get_default_dtype")?,
             empty: get(&torch, "empty")?,
             empty_strided: get(&torch, "empty_strided")?,
             empty_like: get(&torch, "empty_like")?,
@@ -133,6 +135,19 @@ impl Torch {
     pub(crate) fn dtype_of(&self, tensor: &Bound<'_, PyAny>) -> PyResult<Option<Dtype>> {
         let dtype = tensor.getattr(intern!(tensor.py(), "dtype"))?;
         Ok(self.dtypes.get(&(dtype.as_ptr() as usize)).copied())
+    }
+
+    /// The element type that torch's object means, if it has a fast path.
+    pub(crate) fn dtype_meant(&self, dtype: &Bound<'_, PyAny>) -> Option<Dtype> {
+        self.dtypes.get(&(dtype.as_ptr() as usize)).copied()
+    }
+
+    /// The element type that torch gives Python's floats.
+    ///
+    /// # Errors
+    /// What torch raises.
+    pub(crate) fn default_dtype(&self, py: Python<'_>) -> PyResult<Option<Dtype>> {
+        Ok(self.dtype_meant(&self.default_dtype.bind(py).call0()?))
     }
 
     /// Whether an object is an array of numpy's own, in memory or over a file.
