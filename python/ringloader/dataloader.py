@@ -7,7 +7,7 @@ import errno
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
 import torch.utils.data
@@ -20,6 +20,11 @@ from ringloader._report import report
 from ringloader._torch import devices, hook, internals, select_path
 
 _T_co = TypeVar("_T_co", covariant=True)
+
+if TYPE_CHECKING:
+
+    class _Iterator(pausing.Pausing, internals.DeclaredIterator):
+        """What callers of ``iter(loader)`` may use."""
 
 
 class DataLoader(torch.utils.data.DataLoader[_T_co]):
@@ -111,6 +116,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 setattr(self, name, getattr(options, name))
         if _native.SUPPORTED:
             spawn.prepare(self)
+
+    if TYPE_CHECKING:
+
+        def __iter__(self) -> _Iterator: ...
 
     def _get_iterator(self) -> Any:
         without_ours = hook.beneath(internals.Loader._get_iterator)
