@@ -13,6 +13,8 @@ __all__ = [
     "Collate",
     "Convert",
     "Engine",
+    "FirstOf",
+    "Gather",
     "IndexSource",
     "Kept",
     "Layout",
@@ -171,6 +173,29 @@ class Collate:
 class Convert:
     def __new__(cls, function: object, parts: Sequence[tuple[dict[str, Any], str, object]]) -> Convert: ...
     def __call__(self, data: object) -> Any: ...
+
+@final
+class FirstOf:
+    def __new__(
+        cls,
+        first: Callable[[Any], Any],
+        then: Callable[[Any], Any],
+        done: Callable[[], None],
+    ) -> FirstOf: ...
+    def __call__(self, argument: object) -> Any: ...
+
+@final
+class Gather:
+    def __new__(
+        cls,
+        port: Port | None,
+        parts: Sequence[tuple[dict[str, Any], str, object]],
+        modes: Sequence[Callable[[], int]],
+        fn_map: dict[Any, Any],
+    ) -> Gather: ...
+    def __call__(
+        self, columns: Sequence[object], indices: object, may_be_read_only: bool
+    ) -> list[Tensor | None] | None: ...
 
 @final
 class Pad:
