@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyInt, PyList, PyTuple};
 use ringloader_core::batch::Dtype;
 
-use super::batch_memory::BatchMemory;
+use super::batch_memory::{Allocator, BatchMemory};
 use super::fallback::Part;
 use super::rows::{byte_len, dtype_of_format, has_strides_of_torch, is_contiguous};
 use super::unchanged::Unchanged;
@@ -76,8 +76,8 @@ impl Gather {
         let py = object.py();
         let Some(column) = Column::of(torch, object)? else { return Ok(None) };
         let shape = std::iter::once(indices.len() as i64).chain(column.shape.iter().copied()).collect();
-        let port = self.port.as_ref().map(Py::get);
-        let Some(memory) = BatchMemory::new(py, port, column.dtype, shape)? else { return Ok(None) };
+        let allocator = Allocator { py, port: self.port.as_ref().map(Py::get), new_shared: None };
+        let Some(memory) = BatchMemory::new(allocator, column.dtype, shape)? else { return Ok(None) };
         // To make torch's memory may have run finalisers, which may have done anything to a tensor.
         let column = if memory.is_torchs() {
             match Column::of(torch, object)? {
