@@ -13,6 +13,7 @@ import torch
 import torch.utils.data
 
 import ringloader._native as _native
+from ringloader._dispatch import datapipes
 from ringloader._launch import spawn
 from ringloader._main import ending, pausing
 from ringloader._options import NAMES, Options, check_prefetch_factor, check_with, put_on
@@ -99,6 +100,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         check_prefetch_factor(options, kwargs.get("prefetch_factor"))
         if not internals.is_in_worker():
             devices.resolve(options.device)
+        if args:
+            args = (datapipes.translated(args[0]), *args[1:])
+        elif "dataset" in kwargs:
+            kwargs["dataset"] = datapipes.translated(kwargs["dataset"])
         super().__init__(*args, **kwargs)
         check_with(self, options)
         if worker_prefetch is not None:
@@ -170,6 +175,7 @@ def get_iterator(loader: Any, options: Options, without_ours: Any, fall_back: Ca
     before = report.noted(loader)
     if options.device is None:
         iterator, counters = fall_back(), None
+        _put_steps(loader, options, iterator)
     else:
         iterator, counters = _make_placing(loader, options, without_ours, fall_back)
     if report.noted(loader) is before:
@@ -195,7 +201,16 @@ def _make_placing(
         if report.noted(loader) is not before:
             # A hook further down has seen to it.
             return made, None
+    _put_steps(loader, options, made)
     return through.through(made, moving, passes), None if moving is None else moving.counts
+
+
+def _put_steps(loader: Any, options: Options, iterator: Any) -> None:
+    """Has an iterator without workers fetch as the loader's workers would."""
+    if loader.num_workers == 0 and internals.missing_name() is None:
+        from ringloader._main import stages
+
+        stages.put_steps(iterator, stages.steps_for(loader, options))
 
 
 def _without_pinning(loader: Any) -> Any:

@@ -91,7 +91,7 @@ def test_a_dead_dispatcher_is_named_and_nothing_is_left(how, at, persistent, sna
     found = []
     with pytest.raises(RuntimeError, match=DISPATCHER_DIED) as raised:
         for item in loader:
-            found.append(int(item))  # noqa: PERF401 - what comes before the error is kept
+            found.append(int(item))
     # What it had sent comes before that.
     assert found == list(range(at))
     del loader, raised
