@@ -13,6 +13,7 @@ import torch
 import torch.utils.data
 
 import ringloader._native as _native
+from ringloader._dispatch import datapipes
 from ringloader._launch import spawn
 from ringloader._main import ending, pausing
 from ringloader._options import NAMES, Options, check_prefetch_factor, check_with, put_on
@@ -104,6 +105,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         check_prefetch_factor(options, kwargs.get("prefetch_factor"))
         if not internals.is_in_worker():
             devices.resolve(options.device)
+        if args:
+            args = (datapipes.translated(args[0]), *args[1:])
+        elif "dataset" in kwargs:
+            kwargs["dataset"] = datapipes.translated(kwargs["dataset"])
         super().__init__(*args, **kwargs)
         check_with(self, options)
         if worker_prefetch is not None:
