@@ -11,6 +11,11 @@ if TYPE_CHECKING:
     import torch
 
 
+# The values of `worker_method`, in torch's words.
+THREAD = "thread"
+_METHODS = ("multiprocessing", THREAD)
+
+
 @dataclasses.dataclass(frozen=True)
 class Options:
     """The keyword-only arguments of ``ringloader.DataLoader``, checked as far as no torch is needed.
@@ -24,6 +29,7 @@ class Options:
     device: torch.device | str | int | None = None
     device_prefetch: int = 2
     device_transform: Callable[[Any], Any] | None = None
+    worker_method: str = "multiprocessing"
 
     def __post_init__(self) -> None:
         if self.max_shared_bytes is not None:
@@ -45,6 +51,18 @@ class Options:
             raise TypeError(f"device_transform must be a callable or None, not {self.device_transform!r}")
         if self.device_transform is not None and self.device is None:
             raise ValueError("device_transform needs device: pass the device that its batches are to be on")
+        self._check_worker_method()
+
+    def _check_worker_method(self) -> None:
+        if not isinstance(self.worker_method, str):
+            raise TypeError(f"worker_method must be one of {_METHODS}, not {self.worker_method!r}")
+        if self.worker_method not in _METHODS:
+            raise ValueError(f"worker_method must be one of {_METHODS}, not {self.worker_method!r}")
+        if self.worker_method == THREAD and self.max_shared_bytes is not None:
+            raise ValueError(
+                f"worker_method={THREAD!r} and max_shared_bytes={self.max_shared_bytes} do not go together: "
+                "threads need no shared memory; leave one of them out"
+            )
 
     def _check_device(self) -> None:
         device = self.device

@@ -14,7 +14,7 @@ import torch.utils.data
 
 import ringloader._native as _native
 from ringloader._launch import spawn
-from ringloader._options import NAMES, Options, put_on
+from ringloader._options import NAMES, THREAD, Options, put_on
 from ringloader._report import report
 from ringloader._torch import devices, hook, internals, select_path
 
@@ -52,12 +52,18 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             it returns is the batch. It may run before the batch's turn. It runs once for each batch, and
             again where memory was short or the program was interrupted. With ``device="auto"`` it runs on
             the CPU where there is no accelerator.
+        worker_method: ``"multiprocessing"``, or ``"thread"`` (default: ``"multiprocessing"``). With
+            ``"thread"`` the workers are threads of this process. All of them use the same dataset object,
+            and a batch is what the worker made, not a copy. ``get_worker_info().rng`` has generators with
+            torch's seeds for the worker; the global ones are the process's and are not seeded. Without
+            workers it means nothing.
         **kwargs: As torch's ``DataLoader``.
 
     Raises:
         ValueError: If torch refuses an argument; if ``max_shared_bytes`` is not positive, ``device`` is not
-            there or not of the current accelerator, ``device_prefetch`` is negative, or
-            ``device_transform`` is given without ``device``.
+            there or not of the current accelerator, ``device_prefetch`` is negative,
+            ``device_transform`` is given without ``device``, or ``worker_method`` is another word, or is
+            ``"thread"`` beside ``multiprocessing_context``, ``max_shared_bytes`` or a DataPipe.
         TypeError: If one of these has the wrong type.
     """
 
@@ -66,6 +72,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     _ringloader_device: torch.device | str | int | None
     _ringloader_device_prefetch: int
     _ringloader_device_transform: Callable[[Any], Any] | None
+    _ringloader_worker_method: str
 
     def __init__(
         self,
@@ -74,6 +81,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         device: torch.device | str | int | None = None,
         device_prefetch: int = 2,
         device_transform: Callable[[Any], Any] | None = None,
+        worker_method: str = "multiprocessing",
         **kwargs: Any,
     ) -> None:
         options = Options(
@@ -81,17 +89,20 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             device=device,
             device_prefetch=device_prefetch,
             device_transform=device_transform,
+            worker_method=worker_method,
         )
         if not internals.is_in_worker():
             devices.resolve(options.device)
         super().__init__(*args, **kwargs)
+        if options.worker_method == THREAD:
+            select_path.check_threads(self)
         put_on(self, options)
         for name in NAMES:
             # Where code looks that makes such a loader anew of its arguments, as Lightning does. What a
             # subclass has there is its own.
             if not hasattr(self, name):
                 setattr(self, name, getattr(options, name))
-        if _native.SUPPORTED:
+        if _native.SUPPORTED and options.worker_method != THREAD:
             spawn.prepare(self)
 
     def _get_iterator(self) -> Any:
@@ -124,6 +135,12 @@ def get_iterator(loader: Any, options: Options, without_ours: Any, fall_back: Ca
     if options.device is not None and internals.is_in_worker():
         # A loader that a dataset has. Workers have no device, and what they send is moved in the end.
         options = dataclasses.replace(options, device=None, device_transform=None)
+    if options.worker_method == THREAD and loader.num_workers > 0:
+        select_path.check_threads(loader)
+        why_not = select_path.reason_against_threads(without_ours)
+        if why_not is not None:
+            raise RuntimeError(f"worker_method='thread' cannot be had: {why_not}; leave worker_method out")
+        return internals.get_iterator(without_ours, loader, functools.partial(_make_thread_iterator, options))
     reason = select_path.reason_for_torch(loader, without_ours)
     if reason is None:
         return internals.get_iterator(without_ours, loader, functools.partial(_make_iterator, options))
@@ -198,6 +215,26 @@ def _make_iterator(options: Options, loader: Any) -> Any:
     else:
         made = iterator.TransportIterator(loader, made_transport, passes, moving)
         report.record(loader, made, "rings", why_rings, counters)
+    return made
+
+
+def _make_thread_iterator(options: Options, loader: Any) -> Any:
+    """As :func:`_make_iterator`, with threads for workers."""
+    from ringloader._main import iterator as main_iterator
+    from ringloader._main import stages
+    from ringloader._threads import iterator, transport
+
+    passes, moving = stages.stages_for(loader, options), stages.moving_for(options)
+    made_transport = transport.make_transport(loader, stages.steps_for(loader, options))
+    counters = functools.partial(_counters, made_transport, None if moving is None else moving.counts)
+    why_torchs = select_path.reason_for_rings(loader)
+    made: Any
+    if why_torchs is None:
+        made = iterator.ThreadIterator(loader, made_transport, passes, moving)
+    else:
+        made = main_iterator.TransportIterator(loader, made_transport, passes, moving)
+    reason = why_torchs or "native scheduling, with threads for workers"
+    report.record(loader, made, "threads", reason, counters)
     return made
 
 
