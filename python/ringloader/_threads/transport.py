@@ -81,6 +81,8 @@ class WorkerThread(threading.Thread):
         assert work is not None
         try:
             internals.set_thread_name("pt_data_worker")
+            # A thread takes the number of all threads when it first asks, or works: before, not after.
+            torch.get_num_threads()
             torch.set_num_threads(1)
             self._has_begun.set()
             worker.run(self._queues, work)

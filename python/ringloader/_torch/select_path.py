@@ -63,8 +63,8 @@ def check_threads(loader: Any) -> None:
         )
     if isinstance(loader.dataset, internals.DATA_PIPES):
         raise ValueError(
-            f"worker_method='thread' and the DataPipe {type(loader.dataset).__name__} do not go together: "
-            "each worker needs a copy of its graph; leave worker_method out, or use a Dataset"
+            "worker_method='thread' and a DataPipe as dataset do not go together: each worker needs a copy "
+            "of its graph; leave worker_method out, or use a Dataset"
         )
 
 
