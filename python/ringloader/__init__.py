@@ -6,6 +6,7 @@ Importing this package does not import torch: each name below comes when it is f
 # That of typing takes milliseconds, at each start of Python with RINGLOADER_INSTALL.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import ringloader.batchify as batchify
     from ringloader._patch.convert import convert
     from ringloader._patch.install import install, installed, uninstall
     from ringloader._report.report import PathReport, path, report
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 _MODULES = {
     "DataLoader": "dataloader",
     "PathReport": "_report.report",
+    # The module itself.
+    "batchify": "batchify",
     "convert": "_patch.convert",
     "install": "_patch.install",
     "installed": "_patch.install",
@@ -22,7 +25,17 @@ _MODULES = {
     "uninstall": "_patch.install",
 }
 
-__all__ = ["DataLoader", "PathReport", "convert", "install", "installed", "path", "report", "uninstall"]
+__all__ = [
+    "DataLoader",
+    "PathReport",
+    "batchify",
+    "convert",
+    "install",
+    "installed",
+    "path",
+    "report",
+    "uninstall",
+]
 
 
 def __getattr__(name: str) -> object:
@@ -31,7 +44,8 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'ringloader' has no attribute {name!r}")
     import importlib
 
-    found = getattr(importlib.import_module(f"ringloader.{_MODULES[name]}"), name)
+    module = importlib.import_module(f"ringloader.{_MODULES[name]}")
+    found = module if _MODULES[name] == name else getattr(module, name)
     globals()[name] = found
     return found
 

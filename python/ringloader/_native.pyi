@@ -18,6 +18,7 @@ __all__ = [
     "Layout",
     "Leaves",
     "Order",
+    "Pad",
     "Pinned",
     "Pinner",
     "Port",
@@ -172,6 +173,18 @@ class Collate:
 class Convert:
     def __new__(cls, function: object, parts: Sequence[tuple[dict[str, Any], str, object]]) -> Convert: ...
     def __call__(self, data: object) -> Any: ...
+
+@final
+class Pad:
+    def __new__(
+        cls,
+        dtype: dtype | None,
+        axes: Sequence[int] | None,
+        round_to: int,
+        lengths: bool,
+        value: Callable[[dtype], bytes],
+    ) -> Pad: ...
+    def __call__(self, samples: object, port: Port | None) -> Any: ...
 
 @final
 class Kept:

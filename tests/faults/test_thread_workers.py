@@ -301,6 +301,43 @@ def test_install_and_convert_and_subclasses():
     assert (ringloader.report(converted).path, isinstance(converted, Mine)) == ("threads", True)
 
 
+@pytest.mark.parametrize("persistent", [False, True])
+def test_shutdown_while_another_thread_waits(persistent):
+    dataset = Held()
+    raised: list[BaseException] = []
+
+    def wait(iterator: Any) -> None:
+        try:
+            next(iterator)
+        except Exception as error:
+            raised.append(error)
+
+    with threads(dataset, persistent_workers=persistent) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        assert dataset.inside.wait(10)
+        waiting = threading.Thread(target=wait, args=(iterator,))
+        waiting.start()
+        time.sleep(0.1)
+        releases = threading.Timer(0.3, dataset.released.set)
+        releases.start()
+    waiting.join(20)
+    assert len(raised) == 1 and not waiting.is_alive()
+    assert workers_left() == []
+    assert [int(batch[0]) for batch in loader] == list(range(6)), "with new workers"
+    loader.shutdown()
+
+
+def test_limit_and_resume():
+    iterator = iter(threads(Numbers(6), persistent_workers=True))
+    iterator.limit(2)
+    taken = []
+    for _ in range(3):
+        taken.append([int(batch[0]) for batch in iterator])
+        iterator.resume()
+    assert taken == [[0, 1], [2, 3], [4, 5]]
+
+
 def test_without_workers_it_means_nothing():
     loader = threads(Numbers(4), num_workers=0)
     assert len(list(loader)) == 4

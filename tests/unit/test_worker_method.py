@@ -25,6 +25,11 @@ WRONG = [
         ValueError,
         "worker_method='thread' and max_shared_bytes=4096 do not go together: .* leave one of them out",
     ),
+    (
+        {"worker_method": "thread", "main_prefetch": 2},
+        ValueError,
+        "worker_method='thread' and main_prefetch=2 do not go together: .* leave one of them out",
+    ),
 ]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import multiprocessing
 import os
 import warnings
 from collections.abc import Callable, Generator
@@ -247,6 +248,11 @@ def _is_torchs_code(code: CodeType, qualname: str) -> bool:
     return code.co_filename.startswith(_HOME) and code.co_qualname == qualname
 
 
+def drop_fetcher(iterator: Any) -> None:
+    """Has an iterator without workers let go of its dataset's iterator, as the end of workers does."""
+    vars(iterator).pop("_dataset_fetcher", None)
+
+
 def counts_tasks_per_worker() -> bool:
     """Whether torch, with ``in_order=False``, chooses a worker with room: 2.6 goes round in any case."""
     return "_workers_num_tasks" in Iterator._try_put_index.__code__.co_names
@@ -313,6 +319,17 @@ def replace_new_shared(make: Callable[[Any], Any]) -> None:
     """Puts ``make(torch's own)`` in place of what allocates shared memory in a worker."""
     torchs_own = torch.UntypedStorage._new_shared.__func__  # type: ignore[attr-defined]
     torch.UntypedStorage._new_shared = classmethod(make(torchs_own))  # type: ignore[method-assign,assignment]
+
+
+def is_in_worker_process() -> bool:
+    """Whether this is a process in which a loader's worker runs, and no thread of the main process."""
+    return torch.utils.data.get_worker_info() is not None and multiprocessing.parent_process() is not None
+
+
+def new_shared(size: int) -> torch.UntypedStorage | None:
+    """Shared memory of so many bytes, as ``default_collate`` has it in a worker; None if torch has no way."""
+    allocate = getattr(torch.UntypedStorage, "_new_shared", None)
+    return None if allocate is None else cast("torch.UntypedStorage", allocate(size))
 
 
 def replace_sharing(make: Callable[[Any], Any]) -> None:

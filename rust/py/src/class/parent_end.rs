@@ -96,8 +96,8 @@ impl ParentEnd for Engine {
         iterable: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
         if iterable {
-            // The end of an iterable dataset is pickled.
-            let root = delivery.meta().and_then(|meta| meta.skeleton().next_token().map(is_pickle));
+            // The end of an iterable dataset is a small pickle.
+            let root = delivery.meta().and_then(|meta| meta.skeleton().next_token().map(may_be_end));
             if root.map_err(exception)? {
                 return this.get().unpack(py, delivery);
             }
@@ -116,8 +116,11 @@ impl ParentEnd for Engine {
     }
 }
 
-fn is_pickle(token: Token<'_>) -> bool {
-    matches!(token, Token::Pickle(_))
+/// Bytes of the pickle of the end of an iterable dataset, at most: a class by its name, and a small number.
+const LONGEST_END: usize = 1024;
+
+fn may_be_end(token: Token<'_>) -> bool {
+    matches!(token, Token::Pickle(bytes) if bytes.len() <= LONGEST_END)
 }
 
 impl ParentEnd for ThreadQueues {

@@ -166,7 +166,7 @@ fn byte_len(shape: impl Iterator<Item = i64>, dtype: Dtype) -> Option<usize> {
 
 /// The element type of an array's buffer, by the letters of Python's `struct`: of this machine's byte order,
 /// and where torch takes it too, which refuses C's `unsigned long long`.
-fn dtype_of_format(format: &[u8], itemsize: usize) -> Option<Dtype> {
+pub(super) fn dtype_of_format(format: &[u8], itemsize: usize) -> Option<Dtype> {
     let dtype = match (format, itemsize) {
         (b"?", _) => Dtype::Bool,
         (b"b", _) => Dtype::I8,
