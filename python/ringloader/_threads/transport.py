@@ -15,7 +15,7 @@ import torch
 
 import ringloader._native as _native
 from ringloader._common import forks
-from ringloader._main.queues import DoneEvent, ResultQueue, TaskQueue
+from ringloader._main.queues import DoneEvent, RememberingTaskQueue, ResultQueue, TaskQueue
 from ringloader._threads import worker, worker_info
 from ringloader._torch import internals
 from ringloader._worker.fetch import Step
@@ -117,6 +117,9 @@ class ThreadTransport:
         self.sound = True
         self._dataset = loader.dataset
         self._steps = steps
+        # Tasks of a worker that are on their way at once, at most: for an error of one that is late.
+        factor = loader.prefetch_factor if isinstance(loader.prefetch_factor, int) else 0
+        self._remembered = factor * loader.num_workers if loader.timeout else 0
         self._owner = self._process_identity()
         self._queues: list[TaskQueue] = []
         self._threads: dict[int, WorkerThread] = {}
@@ -131,9 +134,18 @@ class ThreadTransport:
         if not self._results_made:
             self._results_made = True
             return ResultQueue(self.engine, _NoteEnd(weakref.ref(self)))
-        made = TaskQueue(self.engine, len(self._queues))
+        number = len(self._queues)
+        if self._remembered:
+            made: TaskQueue = RememberingTaskQueue(self.engine, number, self._remembered)
+        else:
+            made = TaskQueue(self.engine, number)
         self._queues.append(made)
         return made
+
+    def index_of(self, number: int, task: int) -> Any:
+        """The index of a task that torch's iterator has sent to a worker; None if that was not remembered."""
+        queue = self._queues[number]
+        return queue.index_of(task) if isinstance(queue, RememberingTaskQueue) else None
 
     def Event(self) -> DoneEvent:  # noqa: N802
         """The event that ends the workers."""

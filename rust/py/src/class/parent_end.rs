@@ -16,16 +16,19 @@ use super::engine::Engine;
 use super::index_source::IndexSource;
 use super::thread_queues::{Core as CoreQueues, Index, ThreadQueues};
 use crate::gil::{exception, wait, wait_for_threads};
-use crate::index::codec::encode_index;
+use crate::index::codec::{decode_index, encode_index};
 use crate::python::Callbacks;
 
 /// What a [`ParentEnd`] delivers.
 pub(crate) type Delivered<E> = <<E as ParentEnd>::Core as Transport>::Delivery;
 
+/// What tasks of a [`ParentEnd`] ask for.
+pub(crate) type Indexed<E> = <<E as ParentEnd>::Core as Transport>::Index;
+
 /// The parent's end of a transport, as a Python class.
 pub(crate) trait ParentEnd: Sized {
     /// The transport.
-    type Core: Transport;
+    type Core: Transport<Index: Send>;
 
     /// It, by its Python object.
     fn of(this: &Py<Self>) -> &Self;
@@ -58,10 +61,16 @@ pub(crate) trait ParentEnd: Sized {
     ///
     /// # Errors
     /// What the sampler raises.
-    fn read(
-        source: &IndexSource,
-        callbacks: &Callbacks<'_, '_>,
-    ) -> PyResult<Option<<Self::Core as Transport>::Index>>;
+    fn read(source: &IndexSource, callbacks: &Callbacks<'_, '_>) -> PyResult<Option<Indexed<Self>>>;
+
+    /// The same index again, for errors that name it.
+    fn kept(index: &Indexed<Self>, py: Python<'_>) -> Indexed<Self>;
+
+    /// The object that an index is to the worker.
+    ///
+    /// # Errors
+    /// What unpickling raises.
+    fn index<'py>(py: Python<'py>, index: &Indexed<Self>) -> PyResult<Bound<'py, PyAny>>;
 
     /// Waits for the next event without the interpreter, then lets signal handlers run.
     ///
@@ -111,6 +120,14 @@ impl ParentEnd for Engine {
         source.read(callbacks)
     }
 
+    fn kept(index: &TaskIndex, _py: Python<'_>) -> TaskIndex {
+        index.clone()
+    }
+
+    fn index<'py>(py: Python<'py>, (kind, bytes): &TaskIndex) -> PyResult<Bound<'py, PyAny>> {
+        decode_index(py, *kind, bytes)
+    }
+
     fn wait(py: Python<'_>, core: &CoreEngine, only: Option<u32>, limit: Duration) -> PyResult<()> {
         wait(py, core, only, limit)
     }
@@ -156,6 +173,14 @@ impl ParentEnd for ThreadQueues {
             // A list of plain ints is made anew for the worker, as it is for a process: a sampler may use its own again.
             Ok(encode_index(index)?.map_or_else(|| Index::Object(index.clone().unbind()), Index::Plain))
         })
+    }
+
+    fn kept(index: &Index, py: Python<'_>) -> Index {
+        index.kept(py)
+    }
+
+    fn index<'py>(py: Python<'py>, index: &Index) -> PyResult<Bound<'py, PyAny>> {
+        index.decode(py)
     }
 
     fn wait(py: Python<'_>, core: &CoreQueues, only: Option<u32>, limit: Duration) -> PyResult<()> {

@@ -14,7 +14,8 @@ use ringloader_core::scheduler::Poll;
 use super::arrival::Arrival;
 use super::engine::{Engine, stand_in};
 use super::index_source::IndexSource;
-use super::parent_end::{Delivered, ParentEnd};
+use super::parent_end::{Delivered, Indexed, ParentEnd};
+use super::sent_tasks::SentTasks;
 use super::thread_queues::ThreadQueues;
 use crate::gil::{Deadline, exception};
 use crate::lock::{DetachedLock, Guard};
@@ -55,9 +56,9 @@ pub(crate) struct Positions {
 ///
 /// Its methods are given the iterator, and call torch's own methods of it at torch's moments. While one
 /// of them runs, another thread waits, and one below a signal handler cannot run.
-struct Scheduling<E> {
+struct Scheduling<E: ParentEnd> {
     engine: Py<E>,
-    state: DetachedLock<State>,
+    state: DetachedLock<State<Indexed<E>>>,
     /// The process that made it.
     process: &'static Process,
     iterable: bool,
@@ -128,7 +129,7 @@ scheduler_class!(
     ThreadQueues
 );
 
-struct State {
+struct State<I> {
     core: Core,
     source: Py<IndexSource>,
     /// What was taken and not yet handed out, in its order.
@@ -136,6 +137,8 @@ struct State {
     /// The task that a worker answered with the end of its iterable dataset, where that was found ahead of its turn. To
     /// end the worker then would change which worker gets which of the tasks that are sent until its turn.
     end_ahead: Option<u64>,
+    /// What an error of lateness says. Kept where there is a timeout.
+    sent: SentTasks<I>,
 }
 
 /// A batch that was taken and not yet handed out.
@@ -161,7 +164,8 @@ impl<E: ParentEnd> Scheduling<E> {
             Order::AsCompletedRoundRobin => CoreOrder::AsCompletedRoundRobin,
         };
         let core = Core::new(workers, prefetch_factor, order);
-        let state = DetachedLock::new(State { core, source, taken: VecDeque::new(), end_ahead: None });
+        let (taken, sent) = (VecDeque::new(), SentTasks::default());
+        let state = DetachedLock::new(State { core, source, taken, end_ahead: None, sent });
         let timeout = (timeout > 0.0).then_some(timeout);
         Self { engine, state, process: process::current(), iterable, timeout }
     }
@@ -172,6 +176,7 @@ impl<E: ParentEnd> Scheduling<E> {
         state.core.reset();
         state.taken.clear();
         state.end_ahead = None;
+        state.sent = SentTasks::default();
         let before = std::mem::replace(&mut state.source, source);
         drop(state);
         // Behind the lock: its sampler's end may run any code.
@@ -272,7 +277,7 @@ fn is_end(data: &Bound<'_, PyAny>) -> PyResult<bool> {
 }
 
 impl<E: ParentEnd> Scheduling<E> {
-    fn lock(&self, py: Python<'_>) -> PyResult<Guard<'_, State>> {
+    fn lock(&self, py: Python<'_>) -> PyResult<Guard<'_, State<Indexed<E>>>> {
         if !self.process.is_current() {
             // Before the lock, which a thread may have had at the fork.
             return Err(exception(Error::Inherited { owner: self.process.pid() }));
@@ -284,7 +289,7 @@ impl<E: ParentEnd> Scheduling<E> {
     /// not given: then what is to be raised in its turn is left for its turn.
     fn advance<'py>(
         &self,
-        state: &mut State,
+        state: &mut State<Indexed<E>>,
         callbacks: &Callbacks<'_, 'py>,
         wait: bool,
         unpack: impl Fn(Delivered<E>) -> PyResult<Bound<'py, PyAny>>,
@@ -344,7 +349,9 @@ impl<E: ParentEnd> Scheduling<E> {
                 Poll::Wait { worker, limit } => {
                     let Some(engine) = &engine else { return Err(invalid_state()) };
                     let Some(left) = deadline.left() else {
-                        callbacks.raise_timeout()?;
+                        callbacks.raise_timeout(
+                            state.sent.late(&state.core, worker, |index| E::index(py, index)),
+                        )?;
                         return Err(PyRuntimeError::new_err("DataLoader timed out"));
                     };
                     E::wait(py, engine, worker, left.min(limit))?;
@@ -357,7 +364,12 @@ impl<E: ParentEnd> Scheduling<E> {
     }
 
     /// The answer to `seq` was the end of its worker's part of an iterable dataset.
-    fn end_worker(&self, state: &mut State, callbacks: &Callbacks<'_, '_>, seq: u64) -> PyResult<()> {
+    fn end_worker(
+        &self,
+        state: &mut State<Indexed<E>>,
+        callbacks: &Callbacks<'_, '_>,
+        seq: u64,
+    ) -> PyResult<()> {
         let worker = state.core.end_worker(seq).map_err(exception)?;
         callbacks.note_exhausted(worker)?;
         self.send_one(state, callbacks)
@@ -396,7 +408,7 @@ impl<E: ParentEnd> Scheduling<E> {
     /// MIRRORS torch dataloader.py::_process_data. What reading the index raises replaces the batch.
     fn process<'py>(
         &self,
-        state: &mut State,
+        state: &mut State<Indexed<E>>,
         callbacks: &Callbacks<'_, 'py>,
         worker: u32,
         data: Bound<'py, PyAny>,
@@ -412,7 +424,7 @@ impl<E: ParentEnd> Scheduling<E> {
     }
 
     /// MIRRORS torch dataloader.py::_try_put_index.
-    fn send_one(&self, state: &mut State, callbacks: &Callbacks<'_, '_>) -> PyResult<()> {
+    fn send_one(&self, state: &mut State<Indexed<E>>, callbacks: &Callbacks<'_, '_>) -> PyResult<()> {
         if state.core.is_full() {
             return Err(PyAssertionError::new_err(
                 "Number of outstanding tasks exceeded maximum allowed tasks",
@@ -421,6 +433,9 @@ impl<E: ParentEnd> Scheduling<E> {
         let Some(index) = E::read(state.source.get(), callbacks)? else { return Ok(()) };
         // After shutdown there is no worker left, and as in torch the index is lost.
         let Ok(engine) = E::of(&self.engine).core() else { return Ok(()) };
+        if self.timeout.is_some() {
+            state.sent.note(&state.core, E::kept(&index, callbacks.py()));
+        }
         state.core.send(&*engine, index).map_err(exception)?;
         Ok(())
     }

@@ -154,10 +154,17 @@ impl ThreadQueues {
 }
 
 impl Index {
-    fn decode(self, py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
+    pub(crate) fn decode<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         match self {
-            Self::Plain((kind, bytes)) => decode_index(py, kind, &bytes),
-            Self::Object(object) => Ok(object.into_bound(py)),
+            Self::Plain((kind, bytes)) => decode_index(py, *kind, bytes),
+            Self::Object(object) => Ok(object.bind(py).clone()),
+        }
+    }
+
+    pub(crate) fn kept(&self, py: Python<'_>) -> Self {
+        match self {
+            Self::Plain(plain) => Self::Plain(plain.clone()),
+            Self::Object(object) => Self::Object(object.clone_ref(py)),
         }
     }
 }
