@@ -27,7 +27,7 @@ WHEEL_PYTHONS ?= python3.11 python3.12 python3.13
 DIST_STAMP := build/dist.checked
 export TORCH_INDEX
 
-.PHONY: help test test-fast demo frameworks frameworks-docs bench bench-scaling bench-sweep bench-padding bench-profile bench-smoke bench-threads-env bench-rust bench-instructions bench-accelerator gpu lint rust-test python-test python-test-fast parity parity-all accelerator accelerator-slow stubs docs loom loom-fast tsan tsan-fast storm storm-fast miri portable wheel wheel-pythons workflows clean
+.PHONY: help test test-fast demo frameworks frameworks-docs bench bench-threads bench-scaling bench-sweep bench-padding bench-profile bench-smoke bench-threads-env bench-rust bench-instructions bench-accelerator gpu lint rust-test python-test python-test-fast parity parity-all accelerator accelerator-slow stubs docs loom loom-fast tsan tsan-fast storm storm-fast miri portable wheel wheel-pythons workflows clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -199,6 +199,9 @@ frameworks-docs: $(VENV)/.frameworks $(WHEEL_STAMP) ## the same, and writes the 
 bench: $(VENV)/.bench $(RELEASE_STAMP) ## loaders side by side, and their starts: build/bench.md, .png, bench-start.md
 	$(BIN)/python -m benches.python --threads-python $(THREADS_VENV)/bin/python
 	$(BIN)/python -m benches.python.start
+
+bench-threads: $(VENV)/.bench $(RELEASE_STAMP) ## threads as workers, beside processes and other packages' threads
+	$(BIN)/python -m benches.python.threads --threads-python $(THREADS_VENV)/bin/python
 
 bench-scaling: $(VENV)/.bench $(RELEASE_STAMP) ## main-process CPU for 1 to 64 workers
 	$(BIN)/python -m benches.python.scaling
