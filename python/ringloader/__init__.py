@@ -10,11 +10,17 @@ if TYPE_CHECKING:
     from ringloader._patch.convert import convert
     from ringloader._patch.install import install, installed, uninstall
     from ringloader._report.report import PathReport, path, report
+    from ringloader._shared.arrays import SharedArray
+    from ringloader._shared.lists import SharedList
+    from ringloader._weighted import WeightedRandomSampler
     from ringloader.dataloader import DataLoader
 
 _MODULES = {
     "DataLoader": "dataloader",
     "PathReport": "_report.report",
+    "SharedArray": "_shared.arrays",
+    "SharedList": "_shared.lists",
+    "WeightedRandomSampler": "_weighted",
     # The module itself.
     "batchify": "batchify",
     "convert": "_patch.convert",
@@ -28,6 +34,9 @@ _MODULES = {
 __all__ = [
     "DataLoader",
     "PathReport",
+    "SharedArray",
+    "SharedList",
+    "WeightedRandomSampler",
     "batchify",
     "convert",
     "install",
