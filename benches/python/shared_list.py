@@ -81,6 +81,7 @@ def memory(items: Sequence[str], workers: int, method: str) -> int:
 
 
 def main() -> None:
+    """Prints both tables."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--items", type=int, default=1_000_000)
     parser.add_argument("--workers", type=int, default=8)

@@ -7,6 +7,7 @@ Importing this package does not import torch: each name below comes when it is f
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import ringloader.batchify as batchify
+    from ringloader._common.array_dataset import ArrayDataset
     from ringloader._patch.convert import convert
     from ringloader._patch.install import install, installed, uninstall
     from ringloader._report.report import PathReport, path, report
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from ringloader.dataloader import DataLoader
 
 _MODULES = {
+    "ArrayDataset": "_common.array_dataset",
     "DataLoader": "dataloader",
     "PathReport": "_report.report",
     "SharedArray": "_shared.arrays",
@@ -32,6 +34,7 @@ _MODULES = {
 }
 
 __all__ = [
+    "ArrayDataset",
     "DataLoader",
     "PathReport",
     "SharedArray",

@@ -19,13 +19,13 @@ class WeightedRandomSampler(torch_sampler.WeightedRandomSampler):
     Up to 2**24 weights it is torch's, draw for draw. Beyond, torch raises, and this draws from the same
     distribution, to the precision of ``float64``:
 
-    - With replacement, ``torch.rand(num_samples, dtype=torch.float64)`` is drawn once, and each number is looked
-      up in the cumulative sum of the weights.
-    - Without replacement, one exponential number for each weight is drawn (``exponential_`` over a ``float64``
-      tensor), and the ``num_samples`` largest quotients of weight and number are taken, as torch does for fewer.
+    - With replacement, ``torch.rand(num_samples, dtype=torch.float64)`` is drawn once, and each number is
+      looked up in the cumulative sum of the weights.
+    - Without replacement, one exponential number for each weight is drawn (``exponential_`` over a
+      ``float64`` tensor), and the ``num_samples`` largest quotients of weight and number are taken, as
+      torch does for fewer.
 
-    Each takes the numbers from ``generator``, or torch's default one, when the first index is asked for. Beside
-    the weights it takes 8 bytes for each, and without replacement 16.
+    Each takes the numbers from ``generator``, or torch's default one, when the first index is asked for.
 
     Args:
         weights: As torch's.

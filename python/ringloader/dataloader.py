@@ -171,6 +171,7 @@ def get_iterator(loader: Any, options: Options, without_ours: Any, fall_back: Ca
     before = report.noted(loader)
     if options.device is None:
         iterator, counters = fall_back(), None
+        _put_steps(loader, options, iterator)
     else:
         iterator, counters = _make_placing(loader, options, without_ours, fall_back)
     if report.noted(loader) is before:
@@ -196,7 +197,16 @@ def _make_placing(
         if report.noted(loader) is not before:
             # A hook further down has seen to it.
             return made, None
+    _put_steps(loader, options, made)
     return through.through(made, moving, passes), None if moving is None else moving.counts
+
+
+def _put_steps(loader: Any, options: Options, iterator: Any) -> None:
+    """Has an iterator without workers fetch as the loader's workers would."""
+    if loader.num_workers == 0 and internals.missing_name() is None:
+        from ringloader._main import stages
+
+        stages.put_steps(iterator, stages.steps_for(loader, options))
 
 
 def _without_pinning(loader: Any) -> Any:

@@ -27,7 +27,7 @@ HAS_EXCHANGE = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
 
 def native(pad, samples):
     """What the native code makes; None for what it leaves to torch."""
-    return pad._native(samples, None)
+    return pad._native(samples, None, None)
 
 
 def same(one, other):

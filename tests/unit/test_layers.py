@@ -49,7 +49,7 @@ BINDING_NAMES = {"python.rs": r"_(?!_)|ringloader\.", "torch/names.rs": r"_(?!_)
 # Folder or top module of the package: those that it may use, function-local imports and names in strings too.
 # `_native` is the extension: what it imports by name while it runs.
 PYTHON_MAY_USE = {
-    "__init__": {"batchify", "dataloader", "_patch", "_report", "_shared", "_weighted"},
+    "__init__": {"_common", "batchify", "dataloader", "_patch", "_report", "_shared", "_weighted"},
     "__main__": {"_cli", "_options", "_patch"},
     "_shared": {"_native"},
     "_weighted": set(),

@@ -68,7 +68,9 @@ class Pad:
     def __call__(self, samples: Sequence[Any]) -> Any:
         """Makes a batch of samples."""
         if self._native is not None and not internals.is_in_modes():
-            made = self._native(samples, worker_port.port)
+            port = worker_port.port
+            is_torchs_worker = port is None and internals.is_in_worker_process()
+            made = self._native(samples, port, internals.new_shared if is_torchs_worker else None)
             if made is not None:
                 return made
         return self._by_torch(samples)
@@ -207,7 +209,7 @@ def _bytes_of(value: Any, dtype: torch.dtype) -> bytes:
 
 
 def _check_alike(tensors: list[torch.Tensor]) -> None:
-    """What a batch is made of is on one device, strided, and of as many dimensions."""
+    """What a batch is made of is on one device, strided, of as many dimensions, and can leave a worker."""
     first = tensors[0]
     for number, tensor in enumerate(tensors):
         if tensor.layout != torch.strided:
@@ -221,4 +223,9 @@ def _check_alike(tensors: list[torch.Tensor]) -> None:
             raise ValueError(
                 f"samples 0 and {number} have the shapes {tuple(first.shape)} and {tuple(tensor.shape)}; "
                 "Pad takes samples of as many dimensions"
+            )
+        if tensor.requires_grad and torch.is_grad_enabled() and internals.is_in_worker_process():
+            # As torch.stack(out=...) in default_collate; sent, it would be an error of the sender's thread.
+            raise ValueError(
+                f"sample {number} requires gradients, which do not leave a worker; detach() it in the dataset"
             )

@@ -57,7 +57,7 @@ class SharedArray(_NDArray):
 
     _memory: _Memory | None
 
-    def __new__(cls, array_or_shape: Any, dtype: npt.DTypeLike | None = None) -> Self:
+    def __new__(cls, array_or_shape: Any, dtype: npt.DTypeLike | None = None) -> Self:  # noqa: D102
         if isinstance(array_or_shape, (int, np.integer, tuple)):
             return cls._over(_new(), array_or_shape, np.dtype(float if dtype is None else dtype))
         source = np.asarray(array_or_shape, dtype)

@@ -16,16 +16,16 @@ class SharedList(_native.SharedItems, Sequence[_T]):
     """An immutable list in shared memory, for worker processes that read a large list.
 
     Workers that read a plain list write to it: each look counts a reference, and the system copies the page.
-    Here an item is made anew of its bytes each time it is read, and the bytes are never written to.
-    ``items[i] is items[i]`` is not true, and a change to an item that was read changes nothing in the list.
+    Here an item is made anew of its bytes each time it is read, and the bytes are never written to. A
+    change to an item that was read changes nothing in the list.
 
-    A list that is being built needs no more private memory than its largest item and 2 MiB. The memory goes with
-    the last process that has it. It keeps one file descriptor in each process. A slice is a list over the same
-    memory. To a process that is being started, by any method, only the descriptor is sent. Any other pickle
-    has the bytes.
+    A list that is being built needs no more private memory than its largest item and a few MiB. The memory
+    goes with the last process that has it. It keeps one file descriptor in each process. A slice is a list
+    over the same memory. To a process that is being started, by any method, only the descriptor is sent.
+    Any other pickle has the bytes. A copy is the list itself, because nothing can change it.
 
-    Strings, bytes, booleans, ``None``, floats, integers of 64 bits, and plain tuples, lists and dicts of these
-    are read natively. Any other item is pickled as a whole, and unpickled at each look.
+    Strings, bytes, booleans, ``None``, floats, integers of 64 bits, and plain tuples, lists and dicts of
+    these are read natively. Any other item is pickled as a whole, and unpickled at each look.
 
     Args:
         iterable: The items, taken one by one. Of another ``SharedList``, the memory is shared.
@@ -38,7 +38,7 @@ class SharedList(_native.SharedItems, Sequence[_T]):
     # Items may be equal and not hashable, as those of a list.
     __hash__ = None  # type: ignore[assignment]
 
-    def __new__(cls, iterable: Iterable[_T] | _native.SharedItems = (), /) -> Self:
+    def __new__(cls, iterable: Iterable[_T] | _native.SharedItems = (), /) -> Self:  # noqa: D102
         return super().__new__(cls, iterable)
 
     if TYPE_CHECKING:

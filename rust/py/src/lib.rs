@@ -3,7 +3,7 @@
 //! | room | about |
 //! |---|---|
 //! | `class/` | the Python classes of the transport and of the scheduler |
-//! | `collate/` | torch's `default_collate` and `default_convert`, and padding, as Python classes |
+//! | `collate/` | torch's `default_collate` and `default_convert`, padding, and a gather of rows, as Python classes |
 //! | `batch/` | a Python batch to leaves and a skeleton, and back |
 //! | `index/` | indices: where they come from, and how they travel |
 //! | `items/` | Python objects as items of a list in shared memory |
@@ -59,6 +59,8 @@ mod _native {
         class::worker_fds::WorkerFds,
         collate::default_collate::Collate,
         collate::default_convert::Convert,
+        collate::first_of::FirstOf,
+        collate::gather::Gather,
         collate::pad::Pad,
         gil::note_exit,
         items::shared_items::SharedItems,

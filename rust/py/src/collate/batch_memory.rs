@@ -1,4 +1,4 @@
-//! Memory for a tensor of a batch: in the slot of this worker, or torch's own.
+//! Memory for a tensor of a batch: in the slot of this worker, shared as torch's workers have it, or torch's own.
 
 use pyo3::prelude::*;
 use ringloader_core::batch::Dtype;
@@ -7,6 +7,16 @@ use ringloader_core::transport::port::Chunk;
 use crate::class::port::Port;
 use crate::torch::names::Torch;
 use crate::torch::tensor::tensor_over_chunk;
+
+/// Where this process has memory for batches.
+#[derive(Clone, Copy)]
+pub(super) struct Allocator<'a, 'py> {
+    pub(super) py: Python<'py>,
+    /// Of a worker of ours.
+    pub(super) port: Option<&'a Port>,
+    /// In another's: torch's function for a storage of so many bytes, or None.
+    pub(super) new_shared: Option<&'a Bound<'py, PyAny>>,
+}
 
 /// Memory of so many elements in a row, whose bytes are to be written.
 pub(super) struct BatchMemory<'py> {
@@ -23,14 +33,27 @@ enum Place<'py> {
     Own(Bound<'py, PyAny>, usize),
 }
 
+impl<'py> Allocator<'_, 'py> {
+    fn torchs(self, dtype: Dtype, shape: &[i64], nbytes: u64) -> PyResult<Place<'py>> {
+        let (py, torch) = (self.py, Torch::get(self.py)?);
+        let strides = (0..shape.len()).map(|dim| shape[dim + 1..].iter().product()).collect();
+        let shared = self.new_shared.map(|new_shared| new_shared.call1((nbytes,))).transpose()?;
+        let tensor = match shared.filter(|storage| !storage.is_none()) {
+            Some(storage) => torch.tensor_in(&storage, dtype, 0, shape.to_vec(), strides)?,
+            None => torch.new_on_cpu(py, dtype, shape.to_vec(), strides)?,
+        };
+        let address = torch.new_address(&tensor)?;
+        Ok(Place::Own(tensor, address))
+    }
+}
+
 impl<'py> BatchMemory<'py> {
-    /// In the slot that `port` fills, if there is one and room in it. `None` for no bytes, or more than there can be.
+    /// `None` for no bytes, or more than there can be.
     ///
     /// # Errors
     /// `OSError` when pages cannot be had; what torch raises.
     pub(super) fn new(
-        py: Python<'py>,
-        port: Option<&Port>,
+        allocator: Allocator<'_, 'py>,
         dtype: Dtype,
         shape: Vec<i64>,
     ) -> PyResult<Option<Self>> {
@@ -39,16 +62,9 @@ impl<'py> BatchMemory<'py> {
             return Ok(None);
         };
         let Some(nbytes) = u64::try_from(nbytes).ok().filter(|&nbytes| nbytes > 0) else { return Ok(None) };
-        let chunk = port.map(|port| port.allocate(nbytes)).transpose()?.flatten();
-        let place = match chunk {
+        let place = match allocator.port.map(|port| port.allocate(nbytes)).transpose()?.flatten() {
             Some(chunk) => Place::Slot(chunk),
-            None => {
-                let torch = Torch::get(py)?;
-                let strides = (0..shape.len()).map(|dim| shape[dim + 1..].iter().product()).collect();
-                let tensor = torch.new_on_cpu(py, dtype, shape.clone(), strides)?;
-                let address = torch.new_address(&tensor)?;
-                Place::Own(tensor, address)
-            }
+            None => allocator.torchs(dtype, &shape, nbytes)?,
         };
         Ok(Some(Self { dtype, shape, nbytes, place }))
     }

@@ -4,6 +4,9 @@ mod batch_memory;
 pub(crate) mod default_collate;
 pub(crate) mod default_convert;
 mod fallback;
+pub(crate) mod first_of;
+#[allow(unsafe_code, reason = "copies from an array's memory by its address")]
+pub(crate) mod gather;
 mod kinds;
 pub(crate) mod pad;
 #[allow(unsafe_code, reason = "copies from samples' memory by its address, and writes a batch's")]
@@ -11,3 +14,4 @@ mod padded;
 mod ragged;
 #[allow(unsafe_code, reason = "copies from samples' memory by its address")]
 mod rows;
+mod unchanged;

@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 use ringloader_core::batch::Dtype;
 
-use super::batch_memory::BatchMemory;
+use super::batch_memory::{Allocator, BatchMemory};
 use super::padded::{Cast, Pattern, Target, write_all};
 use super::ragged::{Kind, Numbers, Ragged, Shapes};
 use crate::class::port::Port;
@@ -51,11 +51,13 @@ impl Pad {
         })
     }
 
-    /// The batch, with the lengths if they are asked for; None for what Python must pad.
+    /// The batch, with the lengths if they are asked for; None for what Python must pad. `port` and `new_shared` are
+    /// where this process has memory for it.
     fn __call__<'py>(
         &self,
         samples: &Bound<'py, PyAny>,
         port: Option<&Bound<'py, Port>>,
+        new_shared: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
         let py = samples.py();
         let items: Vec<_> = if let Ok(list) = samples.cast_exact::<PyList>() {
@@ -65,7 +67,8 @@ impl Pad {
         } else {
             return Ok(None);
         };
-        match self.padded(py, &items, port.map(Bound::get)) {
+        let allocator = Allocator { py, port: port.map(Bound::get), new_shared };
+        match self.padded(&items, allocator) {
             // Python raises it again, or says it better.
             Err(error) if error.is_instance_of::<PyException>(py) => Ok(None),
             made => made,
@@ -76,10 +79,10 @@ impl Pad {
 impl Pad {
     fn padded<'py>(
         &self,
-        py: Python<'py>,
         items: &[Bound<'py, PyAny>],
-        port: Option<&Port>,
+        allocator: Allocator<'_, 'py>,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let py = allocator.py;
         let torch = Torch::get(py)?;
         let wanted = match &self.dtype {
             None => None,
@@ -94,9 +97,9 @@ impl Pad {
             if self.known_value(dtype).is_none() {
                 self.ask_value(torch, py, dtype)?;
                 // That was Python's code.
-                return self.padded(py, items, port);
+                return self.padded(items, allocator);
             }
-            return self.made(py, port, dtype, ragged.shapes(), |target, memory| {
+            return self.made(allocator, dtype, ragged.shapes(), |target, memory| {
                 // Making torch's memory may bring finalisers about.
                 Ok((!memory.is_torchs() || ragged.is_still(torch, items)?) && target.write(py, &ragged, cast))
             });
@@ -110,14 +113,13 @@ impl Pad {
         };
         let Some(dtype) = dtype.filter(|&dtype| Target::takes(numbers.kind, dtype)) else { return Ok(None) };
         self.ask_value(torch, py, dtype)?;
-        self.made(py, port, dtype, numbers.shapes(), |target, _| target.write_numbers(&numbers))
+        self.made(allocator, dtype, numbers.shapes(), |target, _| target.write_numbers(&numbers))
     }
 
     /// The batch that `write` writes; `None` if that says that it has not.
     fn made<'py>(
         &self,
-        py: Python<'py>,
-        port: Option<&Port>,
+        allocator: Allocator<'_, 'py>,
         dtype: Dtype,
         shapes: &Shapes,
         write: impl FnOnce(&Target<'_>, &BatchMemory<'py>) -> PyResult<bool>,
@@ -127,17 +129,17 @@ impl Pad {
         };
         let Some(size) = self.size(shapes, &axes) else { return Ok(None) };
         let shape = [shapes.count].iter().chain(&size).map(|&size| size as i64).collect();
-        let Some(memory) = BatchMemory::new(py, port, dtype, shape)? else { return Ok(None) };
+        let Some(memory) = BatchMemory::new(allocator, dtype, shape)? else { return Ok(None) };
         let Some(target) = Target::new(&memory, shapes.count, dtype, &size, value) else { return Ok(None) };
         if !write(&target, &memory)? {
             return Ok(None);
         }
-        let batch = memory.into_tensor(py)?;
+        let batch = memory.into_tensor(allocator.py)?;
         if !self.lengths {
             return Ok(Some(batch));
         }
-        let Some(lengths) = lengths(py, port, shapes, &axes)? else { return Ok(None) };
-        Ok(Some(PyTuple::new(py, [batch, lengths])?.into_any()))
+        let Some(lengths) = lengths(allocator, shapes, &axes)? else { return Ok(None) };
+        Ok(Some(PyTuple::new(allocator.py, [batch, lengths])?.into_any()))
     }
 
     /// The dimensions that are padded; `None` where the samples do not have one of them, or one is named twice.
@@ -194,16 +196,15 @@ impl Pad {
 
 /// The samples' sizes along the axes, as a tensor.
 fn lengths<'py>(
-    py: Python<'py>,
-    port: Option<&Port>,
+    allocator: Allocator<'_, 'py>,
     shapes: &Shapes,
     axes: &[usize],
 ) -> PyResult<Option<Bound<'py, PyAny>>> {
     let mut shape = vec![shapes.count as i64];
     shape.extend((axes.len() != 1).then_some(axes.len() as i64));
-    let Some(memory) = BatchMemory::new(py, port, Dtype::I64, shape)? else { return Ok(None) };
+    let Some(memory) = BatchMemory::new(allocator, Dtype::I64, shape)? else { return Ok(None) };
     let sizes = shapes.iter().flat_map(|shape| axes.iter().map(|&axis| shape[axis] as i64));
     let bytes: Vec<u8> = sizes.flat_map(i64::to_ne_bytes).collect();
     write_all(&memory, &bytes)?;
-    memory.into_tensor(py).map(Some)
+    memory.into_tensor(allocator.py).map(Some)
 }
