@@ -1,7 +1,7 @@
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NoReturn, Protocol, final, type_check_only
+from typing import Any, ClassVar, NoReturn, Protocol, Self, final, type_check_only
 
 from torch import Tensor, UntypedStorage, dtype
 
@@ -26,6 +26,7 @@ __all__ = [
     "Port",
     "Positions",
     "Scheduler",
+    "SharedItems",
     "SlotMemory",
     "Stream",
     "ThreadQueues",
@@ -217,6 +218,23 @@ class Pad:
 class Kept:
     def __new__(cls) -> Kept: ...
     def finish(self) -> bool: ...
+
+class SharedItems:
+    """A list of any objects in shared memory; ``extent`` is start, step and length of a part of it."""
+
+    def __new__(cls, iterable: object, /) -> Self: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, key: Any, /) -> Any: ...
+    @property
+    def nbytes(self) -> int: ...
+    @staticmethod
+    def attach(fd: int, start: int, step: int, len: int) -> SharedItems: ...
+    def extent(self) -> tuple[int, int, int]: ...
+    def fileno(self) -> int: ...
+    @staticmethod
+    def from_bytes(bytes: bytes) -> SharedItems: ...
+    def is_same(self, other: SharedItems) -> bool: ...
+    def to_bytes(self) -> bytes: ...
 
 @final
 class Leaves:

@@ -15,7 +15,7 @@ import torch.utils.data
 import ringloader._native as _native
 from ringloader._dispatch import datapipes
 from ringloader._launch import spawn
-from ringloader._main import ending, pausing
+from ringloader._main import ending, forgotten_epoch, pausing
 from ringloader._options import NAMES, THREAD, Options, check_prefetch_factor, check_with, put_on
 from ringloader._report import report
 from ringloader._torch import devices, hook, internals, select_path
@@ -190,6 +190,7 @@ def get_iterator(loader: Any, options: Options, without_ours: Any, fall_back: Ca
     if options.device is not None and internals.is_in_worker():
         # A loader that a dataset has. Workers have no device, and what they send is moved in the end.
         options = dataclasses.replace(options, device=None, device_transform=None)
+    forgotten_epoch.note(loader)
     if options.worker_method == THREAD and loader.num_workers > 0:
         select_path.check_threads(loader)
         why_not = select_path.reason_against_threads(without_ours)

@@ -22,6 +22,7 @@ CORE_MAY_USE = {
     "pool": {"error", "sync", "testing"},
     "forks": {"sync", "testing"},
     "os": {"error", "sync"},
+    "items": {"error", "os"},
     "process": {"sync", "testing", "forks", "os"},
     "transport": {"error", "sync", "testing", "forks", "os", "process", "ring", "pool", "batch"},
     "scheduler": {"error", "testing", "plan", "transport"},
@@ -35,6 +36,7 @@ BINDING_MAY_USE = {
     "process": set(),
     "gil": set(),
     "lock": {"gil"},
+    "items": {"fds", "gil"},
     "torch": {"gil", "identity", "python"},
     "index": {"torch"},
     "batch": {"gil", "identity", "torch"},
@@ -47,8 +49,19 @@ BINDING_NAMES = {"python.rs": r"_(?!_)|ringloader\.", "torch/names.rs": r"_(?!_)
 # Folder or top module of the package: those that it may use, function-local imports and names in strings too.
 # `_native` is the extension: what it imports by name while it runs.
 PYTHON_MAY_USE = {
-    "__init__": {"_common", "batchify", "dataloader", "_dispatch", "_patch", "_report"},
+    "__init__": {
+        "_common",
+        "_dispatch",
+        "_patch",
+        "_report",
+        "_shared",
+        "_weighted",
+        "batchify",
+        "dataloader",
+    },
     "__main__": {"_cli", "_options", "_patch"},
+    "_shared": {"_native"},
+    "_weighted": set(),
     "_convert": {"_patch"},
     "_on_import": {"_patch"},
     "_cli": set(),

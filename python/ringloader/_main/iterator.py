@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import ringloader._native as _native
-from ringloader._main import decoding, overdue, pinning, samplers
+from ringloader._main import decoding, forgotten_epoch, overdue, pinning, samplers
 from ringloader._main.lookahead import Lookahead, Placement
 from ringloader._main.pausing import Pausing
 from ringloader._main.stages import Stage, passed
@@ -134,6 +134,8 @@ class TransportIterator(Pausing, internals.Iterator):  # type: ignore[misc]
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         if self._placement is not None:
             self._placement.abandon()
+        if not first_iter:
+            forgotten_epoch.note(loader)
         super()._reset(loader, first_iter)
 
     def _shutdown_workers(self) -> None:
@@ -245,6 +247,7 @@ class RingIterator(TransportIterator, _SchedulerCallbacks):
         else:
             # Behind the tasks of an abandoned epoch, which still run, as torch's do. They are not waited for:
             # their results are told by their epoch.
+            forgotten_epoch.note(loader)
             for index_queue in self._index_queues:
                 index_queue.put(internals.ResumeIteration(self._shared_seed))
             if self._lookahead is not None:
