@@ -7,12 +7,13 @@ import errno
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
 import torch.utils.data
 
 import ringloader._native as _native
+from ringloader._dispatch import datapipes
 from ringloader._launch import spawn
 from ringloader._main import ending, pausing
 from ringloader._options import NAMES, Options, check_prefetch_factor, check_with, put_on
@@ -20,6 +21,11 @@ from ringloader._report import report
 from ringloader._torch import devices, hook, internals, select_path
 
 _T_co = TypeVar("_T_co", covariant=True)
+
+if TYPE_CHECKING:
+
+    class _Iterator(pausing.Pausing, internals.DeclaredIterator):
+        """What callers of ``iter(loader)`` may use."""
 
 
 class DataLoader(torch.utils.data.DataLoader[_T_co]):
@@ -99,6 +105,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         check_prefetch_factor(options, kwargs.get("prefetch_factor"))
         if not internals.is_in_worker():
             devices.resolve(options.device)
+        if args:
+            args = (datapipes.translated(args[0]), *args[1:])
+        elif "dataset" in kwargs:
+            kwargs["dataset"] = datapipes.translated(kwargs["dataset"])
         super().__init__(*args, **kwargs)
         check_with(self, options)
         if worker_prefetch is not None:
@@ -111,6 +121,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 setattr(self, name, getattr(options, name))
         if _native.SUPPORTED:
             spawn.prepare(self)
+
+    if TYPE_CHECKING:
+
+        def __iter__(self) -> _Iterator: ...
 
     def _get_iterator(self) -> Any:
         without_ours = hook.beneath(internals.Loader._get_iterator)

@@ -68,8 +68,9 @@ class Pad:
     def __call__(self, samples: Sequence[Any]) -> Any:
         """Makes a batch of samples."""
         if self._native is not None and not internals.is_in_modes():
-            new_shared = internals.new_shared if internals.is_in_worker_process() else None
-            made = self._native(samples, worker_port.port, new_shared)
+            port = worker_port.port
+            is_torchs_worker = port is None and internals.is_in_worker_process()
+            made = self._native(samples, port, internals.new_shared if is_torchs_worker else None)
             if made is not None:
                 return made
         return self._by_torch(samples)

@@ -14,12 +14,18 @@ import os
 import warnings
 from collections.abc import Callable, Generator
 from types import BuiltinFunctionType, CodeType, FunctionType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy
 import torch
 import torch.utils.data
 from torch.utils.data import dataloader as torch_dataloader
+
+if TYPE_CHECKING:
+    # What torch says that `iter(loader)` is.
+    from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+    DeclaredIterator = _BaseDataLoaderIter
 
 # Every private name that is needed, with its owner, and those of them that are missing.
 _needed: list[tuple[Any, str]] = []

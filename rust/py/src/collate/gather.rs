@@ -78,8 +78,7 @@ impl Gather {
         let py = object.py();
         let Some(column) = Column::of(torch, object)? else { return Ok(None) };
         let shape = std::iter::once(indices.len() as i64).chain(column.shape.iter().copied()).collect();
-        let port = self.port.as_ref().map(Py::get);
-        let allocator = Allocator { py, port, new_shared: None };
+        let allocator = Allocator { py, port: self.port.as_ref().map(Py::get), new_shared: None };
         let Some(memory) = BatchMemory::new(allocator, column.dtype, shape)? else { return Ok(None) };
         // To make torch's memory may have run finalisers, which may have done anything to a tensor.
         let column = if memory.is_torchs() {
