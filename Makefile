@@ -199,6 +199,7 @@ frameworks-docs: $(VENV)/.frameworks $(WHEEL_STAMP) ## the same, and writes the 
 bench: $(VENV)/.bench $(RELEASE_STAMP) ## loaders side by side, and their starts: build/bench.md, .png, bench-start.md
 	$(BIN)/python -m benches.python --threads-python $(THREADS_VENV)/bin/python
 	$(BIN)/python -m benches.python.start
+	$(BIN)/python -m benches.python.arrays
 
 bench-threads: $(VENV)/.bench $(RELEASE_STAMP) ## threads as workers, beside processes and other packages' threads
 	$(BIN)/python -m benches.python.threads --threads-python $(THREADS_VENV)/bin/python
