@@ -14,6 +14,7 @@ import torch.utils.data
 
 import ringloader._native as _native
 from ringloader._dispatch import datapipes
+from ringloader._dispatch.dataset import Dispatch
 from ringloader._launch import spawn
 from ringloader._main import ending, forgotten_epoch, pausing
 from ringloader._options import NAMES, THREAD, Options, check_prefetch_factor, check_with, put_on
@@ -77,8 +78,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             ``device_transform`` is given without ``device``; if ``worker_prefetch`` is not positive, is not
             ``prefetch_factor``, or there are no workers; if ``main_prefetch`` is negative, there are no
             workers, or it is given with ``device`` or ``pin_memory``; if ``worker_method`` is another word,
-            or is ``"thread"`` beside ``multiprocessing_context``, ``max_shared_bytes``, ``main_prefetch`` or
-            a DataPipe.
+            or is ``"thread"`` beside ``multiprocessing_context``, ``max_shared_bytes``, ``main_prefetch``, a
+            DataPipe or a ``Dispatch``.
         TypeError: If one of these has the wrong type.
     """
 
@@ -121,7 +122,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             kwargs["dataset"] = datapipes.translated(kwargs["dataset"])
         super().__init__(*args, **kwargs)
         if options.worker_method == THREAD:
-            select_path.check_threads(self)
+            check_threads(self)
         check_with(self, options)
         if worker_prefetch is not None:
             self.prefetch_factor = worker_prefetch
@@ -165,6 +166,16 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.shutdown()
 
 
+def check_threads(loader: Any) -> None:
+    """Raises a ``ValueError`` for a loader that cannot have threads for workers, with what to change."""
+    select_path.check_threads(loader)
+    if isinstance(loader.dataset, Dispatch):
+        raise ValueError(
+            "worker_method='thread' and a Dispatch as dataset do not go together: its items go to worker "
+            "processes; leave worker_method out, or pass the source itself with num_workers=1"
+        )
+
+
 def _signature() -> inspect.Signature:
     """torch's, with what is ours: by it others pick what they pass on, and editors what they show."""
     torchs = inspect.signature(torch.utils.data.DataLoader.__init__)
@@ -192,7 +203,7 @@ def get_iterator(loader: Any, options: Options, without_ours: Any, fall_back: Ca
         options = dataclasses.replace(options, device=None, device_transform=None)
     forgotten_epoch.note(loader)
     if options.worker_method == THREAD and loader.num_workers > 0:
-        select_path.check_threads(loader)
+        check_threads(loader)
         why_not = select_path.reason_against_threads(without_ours)
         if why_not is not None:
             raise RuntimeError(f"worker_method='thread' cannot be had: {why_not}; leave worker_method out")
