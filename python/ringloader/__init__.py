@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from ringloader._patch.convert import convert
     from ringloader._patch.install import install, installed, uninstall
     from ringloader._report.report import PathReport, path, report
+    from ringloader._shared.arrays import SharedArray
+    from ringloader._shared.lists import SharedList
+    from ringloader._weighted import WeightedRandomSampler
     from ringloader.dataloader import DataLoader
 
 _MODULES = {
@@ -21,6 +24,9 @@ _MODULES = {
     "Dispatch": "_dispatch.dataset",
     "PathReport": "_report.report",
     "Sharded": "_common.sharded",
+    "SharedArray": "_shared.arrays",
+    "SharedList": "_shared.lists",
+    "WeightedRandomSampler": "_weighted",
     # The module itself.
     "batchify": "batchify",
     "convert": "_patch.convert",
@@ -37,6 +43,9 @@ __all__ = [
     "Dispatch",
     "PathReport",
     "Sharded",
+    "SharedArray",
+    "SharedList",
+    "WeightedRandomSampler",
     "batchify",
     "convert",
     "install",

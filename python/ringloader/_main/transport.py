@@ -30,6 +30,7 @@ class Transport:
 
     # The function itself: an iterator that lives on while modules are torn down finds their names None.
     _process_identity = staticmethod(_native.process_identity)
+    scheduler = _native.Scheduler
 
     def __init__(
         self,

@@ -89,6 +89,18 @@ def _leave(steps: Sequence[Step]) -> None:
             step.leave()
 
 
+def through(fetcher: Fetcher, steps: Sequence[Step]) -> Fetcher:
+    """What to ask for batches in an epoch: ``fetcher``, or what the steps make of it."""
+    try:
+        for step in steps:
+            fetcher = step(fetcher)
+    except Exception as error:
+        _leave(steps)
+        # torch's loop does not expect it in later epochs: the worker would end.
+        return _Failing(error)
+    return fetcher
+
+
 def put_steps(steps: Sequence[Step]) -> None:
     """Has the fetchers of torch's loop, in this worker, go through ``steps``."""
 
@@ -99,14 +111,7 @@ def put_steps(steps: Sequence[Step]) -> None:
             if not internals.is_code_of_worker_loop(sys._getframe(1).f_code):
                 return fetcher
             _Begun.is_so = True
-            try:
-                for step in steps:
-                    fetcher = step(fetcher)
-            except Exception as error:
-                _leave(steps)
-                # torch's loop does not expect it in later epochs: the worker would end.
-                return _Failing(error)
-            return fetcher
+            return through(fetcher, steps)
 
         return create_fetcher
 

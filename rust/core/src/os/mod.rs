@@ -3,6 +3,7 @@
 //! | module | about |
 //! |---|---|
 //! | [`segment`] | one memfd, mapped |
+//! | [`frozen`] | one memfd, written once and then only read |
 //! | [`memory`] | what the machine has left |
 //! | [`fd_passing`] | a descriptor over a socket pair |
 //! | [`eventfd`] | one process wakes another |
@@ -11,6 +12,8 @@
 
 pub mod eventfd;
 pub mod fd_passing;
+#[allow(unsafe_code, reason = "maps memory that nobody writes to, and refers to it")]
+pub mod frozen;
 pub mod memory;
 pub mod poller;
 pub mod process;
