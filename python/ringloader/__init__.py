@@ -8,6 +8,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import ringloader.batchify as batchify
     from ringloader._common.array_dataset import ArrayDataset
+    from ringloader._common.sharded import Sharded
+    from ringloader._dispatch.dataset import Dispatch
     from ringloader._patch.convert import convert
     from ringloader._patch.install import install, installed, uninstall
     from ringloader._report.report import PathReport, path, report
@@ -19,7 +21,9 @@ if TYPE_CHECKING:
 _MODULES = {
     "ArrayDataset": "_common.array_dataset",
     "DataLoader": "dataloader",
+    "Dispatch": "_dispatch.dataset",
     "PathReport": "_report.report",
+    "Sharded": "_common.sharded",
     "SharedArray": "_shared.arrays",
     "SharedList": "_shared.lists",
     "WeightedRandomSampler": "_weighted",
@@ -36,7 +40,9 @@ _MODULES = {
 __all__ = [
     "ArrayDataset",
     "DataLoader",
+    "Dispatch",
     "PathReport",
+    "Sharded",
     "SharedArray",
     "SharedList",
     "WeightedRandomSampler",

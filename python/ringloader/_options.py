@@ -11,6 +11,11 @@ if TYPE_CHECKING:
     import torch
 
 
+# The values of `worker_method`, in torch's words.
+THREAD = "thread"
+_METHODS = ("multiprocessing", THREAD)
+
+
 @dataclasses.dataclass(frozen=True)
 class Options:
     """The keyword-only arguments of ``ringloader.DataLoader``, checked as far as no torch is needed.
@@ -26,6 +31,7 @@ class Options:
     device_transform: Callable[[Any], Any] | None = None
     worker_prefetch: int | None = None
     main_prefetch: int = 0
+    worker_method: str = "multiprocessing"
 
     def __post_init__(self) -> None:
         if self.max_shared_bytes is not None:
@@ -48,6 +54,7 @@ class Options:
         if self.device_transform is not None and self.device is None:
             raise ValueError("device_transform needs device: pass the device that its batches are to be on")
         self._check_prefetch()
+        self._check_worker_method()
 
     def _check_prefetch(self) -> None:
         if self.worker_prefetch is not None:
@@ -63,6 +70,22 @@ class Options:
             raise ValueError(
                 f"main_prefetch={self.main_prefetch} and device={self.device!r} do not go together: batches "
                 "for a device are prepared before their turn in any case; say with device_prefetch how many"
+            )
+
+    def _check_worker_method(self) -> None:
+        if not isinstance(self.worker_method, str):
+            raise TypeError(f"worker_method must be one of {_METHODS}, not {self.worker_method!r}")
+        if self.worker_method not in _METHODS:
+            raise ValueError(f"worker_method must be one of {_METHODS}, not {self.worker_method!r}")
+        if self.worker_method == THREAD and self.max_shared_bytes is not None:
+            raise ValueError(
+                f"worker_method={THREAD!r} and max_shared_bytes={self.max_shared_bytes} do not go together: "
+                "threads need no shared memory; leave one of them out"
+            )
+        if self.worker_method == THREAD and self.main_prefetch:
+            raise ValueError(
+                f"worker_method={THREAD!r} and main_prefetch={self.main_prefetch} do not go together: what "
+                "threads make needs no decoding; leave one of them out"
             )
 
     def _check_device(self) -> None:

@@ -7,19 +7,25 @@ import errno
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
 import torch.utils.data
 
 import ringloader._native as _native
+from ringloader._dispatch import datapipes
 from ringloader._launch import spawn
 from ringloader._main import ending, forgotten_epoch, pausing
-from ringloader._options import NAMES, Options, check_prefetch_factor, check_with, put_on
+from ringloader._options import NAMES, THREAD, Options, check_prefetch_factor, check_with, put_on
 from ringloader._report import report
 from ringloader._torch import devices, hook, internals, select_path
 
 _T_co = TypeVar("_T_co", covariant=True)
+
+if TYPE_CHECKING:
+
+    class _Iterator(pausing.Pausing, internals.DeclaredIterator):
+        """What callers of ``iter(loader)`` may use."""
 
 
 class DataLoader(torch.utils.data.DataLoader[_T_co]):
@@ -58,6 +64,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         main_prefetch: Batches that a thread of the main process decodes before their turn, at most, of those
             that workers have ready (default: 0, they are decoded by ``next``). For batches that are slow to
             unpickle. Without effect where torch schedules.
+        worker_method: ``"multiprocessing"``, or ``"thread"`` (default: ``"multiprocessing"``). With
+            ``"thread"`` the workers are threads of this process. All of them use the same dataset object,
+            and a batch is what the worker made, not a copy. ``get_worker_info().rng`` has generators with
+            torch's seeds for the worker; the global ones are the process's and are not seeded. Without
+            workers it means nothing.
         **kwargs: As torch's ``DataLoader``.
 
     Raises:
@@ -65,7 +76,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             there or not of the current accelerator, ``device_prefetch`` is negative, or
             ``device_transform`` is given without ``device``; if ``worker_prefetch`` is not positive, is not
             ``prefetch_factor``, or there are no workers; if ``main_prefetch`` is negative, there are no
-            workers, or it is given with ``device`` or ``pin_memory``.
+            workers, or it is given with ``device`` or ``pin_memory``; if ``worker_method`` is another word,
+            or is ``"thread"`` beside ``multiprocessing_context``, ``max_shared_bytes``, ``main_prefetch`` or
+            a DataPipe.
         TypeError: If one of these has the wrong type.
     """
 
@@ -76,6 +89,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     _ringloader_device_transform: Callable[[Any], Any] | None
     _ringloader_worker_prefetch: int | None
     _ringloader_main_prefetch: int
+    _ringloader_worker_method: str
 
     def __init__(
         self,
@@ -86,6 +100,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         device_transform: Callable[[Any], Any] | None = None,
         worker_prefetch: int | None = None,
         main_prefetch: int = 0,
+        worker_method: str = "multiprocessing",
         **kwargs: Any,
     ) -> None:
         options = Options(
@@ -95,11 +110,18 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             device_transform=device_transform,
             worker_prefetch=worker_prefetch,
             main_prefetch=main_prefetch,
+            worker_method=worker_method,
         )
         check_prefetch_factor(options, kwargs.get("prefetch_factor"))
         if not internals.is_in_worker():
             devices.resolve(options.device)
+        if args:
+            args = (datapipes.translated(args[0]), *args[1:])
+        elif "dataset" in kwargs:
+            kwargs["dataset"] = datapipes.translated(kwargs["dataset"])
         super().__init__(*args, **kwargs)
+        if options.worker_method == THREAD:
+            select_path.check_threads(self)
         check_with(self, options)
         if worker_prefetch is not None:
             self.prefetch_factor = worker_prefetch
@@ -109,8 +131,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             # subclass has there is its own.
             if not hasattr(self, name):
                 setattr(self, name, getattr(options, name))
-        if _native.SUPPORTED:
+        if _native.SUPPORTED and options.worker_method != THREAD:
             spawn.prepare(self)
+
+    if TYPE_CHECKING:
+
+        def __iter__(self) -> _Iterator: ...
 
     def _get_iterator(self) -> Any:
         without_ours = hook.beneath(internals.Loader._get_iterator)
@@ -165,6 +191,12 @@ def get_iterator(loader: Any, options: Options, without_ours: Any, fall_back: Ca
         # A loader that a dataset has. Workers have no device, and what they send is moved in the end.
         options = dataclasses.replace(options, device=None, device_transform=None)
     forgotten_epoch.note(loader)
+    if options.worker_method == THREAD and loader.num_workers > 0:
+        select_path.check_threads(loader)
+        why_not = select_path.reason_against_threads(without_ours)
+        if why_not is not None:
+            raise RuntimeError(f"worker_method='thread' cannot be had: {why_not}; leave worker_method out")
+        return internals.get_iterator(without_ours, loader, functools.partial(_make_thread_iterator, options))
     reason = select_path.reason_for_torch(loader, without_ours)
     if reason is None:
         return internals.get_iterator(without_ours, loader, functools.partial(_make_iterator, options))
@@ -249,6 +281,26 @@ def _make_iterator(options: Options, loader: Any) -> Any:
     else:
         made = iterator.TransportIterator(loader, made_transport, passes, moving)
         report.record(loader, made, "rings", why_rings, counters)
+    return made
+
+
+def _make_thread_iterator(options: Options, loader: Any) -> Any:
+    """As :func:`_make_iterator`, with threads for workers."""
+    from ringloader._main import iterator as main_iterator
+    from ringloader._main import stages
+    from ringloader._threads import iterator, transport
+
+    passes, moving = stages.stages_for(loader, options), stages.moving_for(options)
+    made_transport = transport.make_transport(loader, stages.steps_for(loader, options))
+    counters = functools.partial(_counters, made_transport, None if moving is None else moving.counts)
+    why_torchs = select_path.reason_for_rings(loader)
+    made: Any
+    if why_torchs is None:
+        made = iterator.ThreadIterator(loader, made_transport, passes, moving)
+    else:
+        made = main_iterator.TransportIterator(loader, made_transport, passes, moving)
+    reason = why_torchs or "native scheduling, with threads for workers"
+    report.record(loader, made, "threads", reason, counters)
     return made
 
 

@@ -49,7 +49,16 @@ BINDING_NAMES = {"python.rs": r"_(?!_)|ringloader\.", "torch/names.rs": r"_(?!_)
 # Folder or top module of the package: those that it may use, function-local imports and names in strings too.
 # `_native` is the extension: what it imports by name while it runs.
 PYTHON_MAY_USE = {
-    "__init__": {"_common", "batchify", "dataloader", "_patch", "_report", "_shared", "_weighted"},
+    "__init__": {
+        "_common",
+        "_dispatch",
+        "_patch",
+        "_report",
+        "_shared",
+        "_weighted",
+        "batchify",
+        "dataloader",
+    },
     "__main__": {"_cli", "_options", "_patch"},
     "_shared": {"_native"},
     "_weighted": set(),
@@ -59,8 +68,10 @@ PYTHON_MAY_USE = {
     "_patch": {"dataloader", "_options", "_torch"},
     "batchify": {"_batchify"},
     "_batchify": {"_common", "_native", "_torch"},
-    "dataloader": {"_launch", "_main", "_native", "_options", "_report", "_torch"},
-    "_main": {"_common", "_launch", "_native", "_options", "_report", "_torch", "_worker"},
+    "dataloader": {"_dispatch", "_launch", "_main", "_native", "_options", "_report", "_threads", "_torch"},
+    "_dispatch": {"_common", "_native", "_torch", "_worker"},
+    "_threads": {"_common", "_main", "_native", "_torch", "_worker"},
+    "_main": {"_common", "_dispatch", "_launch", "_native", "_options", "_report", "_torch", "_worker"},
     "_launch": {"_torch", "_worker"},
     "_worker": {"_common", "_native", "_torch"},
     "_report": {"_common"},

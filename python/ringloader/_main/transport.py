@@ -16,6 +16,7 @@ import ringloader._native as _native
 from ringloader._common import forks, moved_storages
 from ringloader._launch import forkserver, processes, shared_args, spawn
 from ringloader._main import budget, registration
+from ringloader._main.dispatching import Dispatching, dispatching_for
 from ringloader._main.queues import DoneEvent, RememberingTaskQueue, ResultQueue, TaskQueue
 from ringloader._main.registration import Registrations
 from ringloader._main.segment_cache import SegmentCache
@@ -29,6 +30,7 @@ class Transport:
 
     # The function itself: an iterator that lives on while modules are torn down finds their names None.
     _process_identity = staticmethod(_native.process_identity)
+    scheduler = _native.Scheduler
 
     def __init__(
         self,
@@ -39,10 +41,12 @@ class Transport:
         cache: SegmentCache,
         steps: Sequence[Step],
         remembered_tasks: int = 0,
+        dispatching: Dispatching | None = None,
     ) -> None:
         self.engine = engine
         # Of each worker, where an error is to name them.
         self._remembered_tasks = remembered_tasks
+        self._dispatching = dispatching
         self._registrations = registrations
         self._cache = cache
         self._steps = steps
@@ -85,6 +89,8 @@ class Transport:
         """A process of the user's context that runs ``target`` at a worker's end."""
         worker = next(arg.worker for arg in args if isinstance(arg, TaskQueue))
         stand_ins = tuple(self._stand_in(arg) for arg in args)
+        if self._dispatching is not None:
+            stand_ins = tuple(self._dispatching.without_source(arg) for arg in stand_ins)
         arguments = stand_ins if self._shared is None else shared_args.Arguments(self._shared, stand_ins)
         worker_end = endpoint.WorkerEndpoint(self.engine, worker, self._steps)
         process = self._context.Process(target=entry.run_worker, args=(worker_end, target, arguments))
@@ -169,6 +175,8 @@ class Transport:
             return
         self._final = dict(self.engine.counters())
         self._closed = True
+        if self._dispatching is not None:
+            self._dispatching.close()
         registrations, self._registrations = self._registrations, None
         if may_keep and self._ended_well():
             self._cache.store(self.engine, registrations)
@@ -211,8 +219,12 @@ def make_transport(
     available = _native.available_memory() + cache.resident
     share = budget.share_per_worker(workers, max_shared_bytes, available)
     engine, registrations = cache.take(share) or (_native.Engine(workers, most_tasks, share), None)
+    dispatching = dispatching_for(loader, context, share)
+    if dispatching is not None:
+        # First: what a later one raises must find it there.
+        steps = (dispatching.step, *steps)
     remembered_tasks = most_tasks if loader.timeout else 0
-    return Transport(engine, registrations, context, workers, cache, steps, remembered_tasks)
+    return Transport(engine, registrations, context, workers, cache, steps, remembered_tasks, dispatching)
 
 
 def _most_tasks(loader: Any) -> int:

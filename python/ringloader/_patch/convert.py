@@ -7,7 +7,7 @@ from types import FunctionType
 from typing import Any, TypeVar
 
 import ringloader._options as _options
-from ringloader._torch import devices, internals
+from ringloader._torch import devices, internals, select_path
 from ringloader.dataloader import DataLoader
 
 _Loader = TypeVar("_Loader")
@@ -62,6 +62,8 @@ def convert(loader: _Loader, **options: Any) -> _Loader:
     now = _options.Options(**{**kept, **options})
     _options.check_with(loader, now)
     devices.resolve(now.device)
+    if now.worker_method == _options.THREAD:
+        select_path.check_threads(loader)
     if not was_ours:
         _set_class(loader, _converted(cls))
         _note_theirs(loader, theirs)

@@ -24,6 +24,9 @@ pub enum TaskKind {
     None = 7,
 }
 
+/// What a task asks for: bytes, and how they are to be read.
+pub type TaskIndex = (TaskKind, Vec<u8>);
+
 /// One task, as both ends see it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Task {

@@ -53,8 +53,11 @@ fn exact_int(object: &Bound<'_, PyAny>) -> Option<i64> {
     object.is_exact_instance_of::<PyInt>().then(|| object.extract().ok())?
 }
 
-/// An index that needs no pickle: an exact int, a list of them, a list of `None`.
-fn encode_index(index: &Bound<'_, PyAny>) -> PyResult<Option<(TaskKind, Vec<u8>)>> {
+/// The bytes of a task for an index that needs no pickle: an exact int, a list of them, a list of `None`.
+///
+/// # Errors
+/// None that is known.
+pub(crate) fn encode_index(index: &Bound<'_, PyAny>) -> PyResult<Option<(TaskKind, Vec<u8>)>> {
     if index.is_none() {
         return Ok(Some((TaskKind::None, Vec::new())));
     }
