@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NoReturn, Protocol, Self, final, type_check_only
 
 from torch import Tensor, UntypedStorage, dtype
+from typing_extensions import disjoint_base
 
 __all__ = [
     "SUPPORTED",
@@ -219,6 +220,7 @@ class Kept:
     def __new__(cls) -> Kept: ...
     def finish(self) -> bool: ...
 
+@disjoint_base
 class SharedItems:
     """A list of any objects in shared memory; ``extent`` is start, step and length of a part of it."""
 
