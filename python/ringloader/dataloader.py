@@ -7,14 +7,15 @@ import errno
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 import torch.utils.data
 
 import ringloader._native as _native
 from ringloader._launch import spawn
-from ringloader._options import NAMES, Options, put_on
+from ringloader._main import ending, pausing
+from ringloader._options import NAMES, Options, check_prefetch_factor, check_with, put_on
 from ringloader._report import report
 from ringloader._torch import devices, hook, internals, select_path
 
@@ -52,12 +53,19 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             it returns is the batch. It may run before the batch's turn. It runs once for each batch, and
             again where memory was short or the program was interrupted. With ``device="auto"`` it runs on
             the CPU where there is no accelerator.
+        worker_prefetch: Batches that each worker has ready or under way: torch's ``prefetch_factor`` by its
+            name in torchdata. Both may be given if they are equal.
+        main_prefetch: Batches that a thread of the main process decodes before their turn, at most, of those
+            that workers have ready (default: 0, they are decoded by ``next``). For batches that are slow to
+            unpickle. Without effect where torch schedules.
         **kwargs: As torch's ``DataLoader``.
 
     Raises:
         ValueError: If torch refuses an argument; if ``max_shared_bytes`` is not positive, ``device`` is not
             there or not of the current accelerator, ``device_prefetch`` is negative, or
-            ``device_transform`` is given without ``device``.
+            ``device_transform`` is given without ``device``; if ``worker_prefetch`` is not positive, is not
+            ``prefetch_factor``, or there are no workers; if ``main_prefetch`` is negative, there are no
+            workers, or it is given with ``device`` or ``pin_memory``.
         TypeError: If one of these has the wrong type.
     """
 
@@ -66,6 +74,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     _ringloader_device: torch.device | str | int | None
     _ringloader_device_prefetch: int
     _ringloader_device_transform: Callable[[Any], Any] | None
+    _ringloader_worker_prefetch: int | None
+    _ringloader_main_prefetch: int
 
     def __init__(
         self,
@@ -74,6 +84,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         device: torch.device | str | int | None = None,
         device_prefetch: int = 2,
         device_transform: Callable[[Any], Any] | None = None,
+        worker_prefetch: int | None = None,
+        main_prefetch: int = 0,
         **kwargs: Any,
     ) -> None:
         options = Options(
@@ -81,10 +93,16 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             device=device,
             device_prefetch=device_prefetch,
             device_transform=device_transform,
+            worker_prefetch=worker_prefetch,
+            main_prefetch=main_prefetch,
         )
+        check_prefetch_factor(options, kwargs.get("prefetch_factor"))
         if not internals.is_in_worker():
             devices.resolve(options.device)
         super().__init__(*args, **kwargs)
+        check_with(self, options)
+        if worker_prefetch is not None:
+            self.prefetch_factor = worker_prefetch
         put_on(self, options)
         for name in NAMES:
             # Where code looks that makes such a loader anew of its arguments, as Lightning does. What a
@@ -96,7 +114,29 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def _get_iterator(self) -> Any:
         without_ours = hook.beneath(internals.Loader._get_iterator)
-        return get_iterator(self, Options.of(self), without_ours, super()._get_iterator)
+        iterator = get_iterator(self, Options.of(self), without_ours, super()._get_iterator)
+        pausing.attach(iterator)
+        ending.note(self, iterator)
+        return iterator
+
+    def shutdown(self) -> None:
+        """Ends this loader's iterators and workers now, and gives back the memory that it keeps.
+
+        Persistent workers end too, and those of an iterator that is still held: ``next`` on it raises a
+        ``RuntimeError`` from then on. Batches that were returned stay valid. The loader may be iterated
+        again, with new workers, and be shut down again. It may be called from any thread: a ``next`` that
+        waits in another one raises. A worker that is busy has 5 seconds to end, as in torch; then it is
+        terminated. In a forked child, what the parent's loader has made is left alone.
+
+        ``with DataLoader(...) as loader:`` calls it at the end of the block, however that ends.
+        """
+        ending.shut_down(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
 
 
 def _signature() -> inspect.Signature:
@@ -193,7 +233,7 @@ def _make_iterator(options: Options, loader: Any) -> Any:
     if why_rings is None:
         if moving is not None:
             moving.find_registrations = made_transport.registrations
-        made = iterator.RingIterator(loader, made_transport, passes, moving)
+        made = iterator.RingIterator(loader, made_transport, passes, moving, options.main_prefetch)
         report.record(loader, made, "native", "native scheduling over shared-memory rings", counters)
     else:
         made = iterator.TransportIterator(loader, made_transport, passes, moving)

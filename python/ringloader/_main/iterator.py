@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import ringloader._native as _native
-from ringloader._main import pinning, samplers
+from ringloader._main import decoding, pinning, samplers
 from ringloader._main.lookahead import Lookahead, Placement
+from ringloader._main.pausing import Pausing
 from ringloader._main.stages import Stage, passed
 from ringloader._main.transport import Transport
 from ringloader._report import report
@@ -40,7 +41,7 @@ class LoaderView:
         delattr(self._loader, name)
 
 
-class TransportIterator(internals.Iterator):  # type: ignore[misc]
+class TransportIterator(Pausing, internals.Iterator):  # type: ignore[misc]
     """torch's own iterator, with rings in place of its queues."""
 
     # What brings batches to where they are needed.
@@ -142,6 +143,18 @@ class RingIterator(TransportIterator, _SchedulerCallbacks):
     _take_next: Callable[[RingIterator], Any]
     _lookahead: Lookahead | None = None
 
+    def __init__(
+        self,
+        loader: Any,
+        transport: Transport,
+        stages: Sequence[Stage] = (),
+        moving: Placement | None = None,
+        main_prefetch: int = 0,
+    ) -> None:
+        # Batches that a thread decodes before their turn.
+        self._main_prefetch = main_prefetch
+        super().__init__(loader, transport, stages, moving)
+
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         self._is_constructed = True
         if not self._torch_schedules:
@@ -173,6 +186,8 @@ class RingIterator(TransportIterator, _SchedulerCallbacks):
             self._take_next = self._scheduler.next
             if self._placement is None and self._pin_memory:
                 self._placement = pinning.Pinning(self._pin_memory_device, internals.current_device_index())
+            elif self._placement is None and self._main_prefetch:
+                self._placement = decoding.Decoding(self._main_prefetch)
             if self._placement is not None:
                 self._lookahead = Lookahead(self._scheduler, self._placement)
                 self._take_next = self._lookahead.next

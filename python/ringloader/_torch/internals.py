@@ -202,6 +202,11 @@ def _is_torchs_code(code: CodeType, qualname: str) -> bool:
     return code.co_filename.startswith(_HOME) and code.co_qualname == qualname
 
 
+def drop_fetcher(iterator: Any) -> None:
+    """Has an iterator without workers let go of its dataset's iterator, as the end of workers does."""
+    vars(iterator).pop("_dataset_fetcher", None)
+
+
 def counts_tasks_per_worker() -> bool:
     """Whether torch, with ``in_order=False``, chooses a worker with room: 2.6 goes round in any case."""
     return "_workers_num_tasks" in Iterator._try_put_index.__code__.co_names

@@ -206,8 +206,11 @@ fn invalid_state() -> PyErr {
     )
 }
 
-fn is_pickle(token: Token<'_>) -> bool {
-    matches!(token, Token::Pickle(_))
+/// Bytes of the pickle of the end of an iterable dataset, at most: a class by its name, and a small number.
+const LONGEST_END: usize = 1024;
+
+fn may_be_end(token: Token<'_>) -> bool {
+    matches!(token, Token::Pickle(bytes) if bytes.len() <= LONGEST_END)
 }
 
 fn is_end(data: &Bound<'_, PyAny>) -> PyResult<bool> {
@@ -306,10 +309,10 @@ impl Scheduler {
         self.send_one(state, callbacks)
     }
 
-    /// A delivery as an [`Arrival`]; unpacked if it may be the end of an iterable dataset, which is pickled.
+    /// A delivery as an [`Arrival`]; unpacked if it may be the end of an iterable dataset, which is a small pickle.
     fn keep<'py>(&self, py: Python<'py>, delivery: Delivery) -> PyResult<Bound<'py, PyAny>> {
         if self.iterable {
-            let root = delivery.meta().and_then(|meta| meta.skeleton().next_token().map(is_pickle));
+            let root = delivery.meta().and_then(|meta| meta.skeleton().next_token().map(may_be_end));
             if root.map_err(exception)? {
                 return self.engine.get().unpack(py, delivery);
             }
