@@ -10,10 +10,12 @@ if TYPE_CHECKING:
     from ringloader._patch.install import install, installed, uninstall
     from ringloader._report.report import PathReport, path, report
     from ringloader.dataloader import DataLoader
+    from ringloader.rollover import RolloverBatchSampler
 
 _MODULES = {
     "DataLoader": "dataloader",
     "PathReport": "_report.report",
+    "RolloverBatchSampler": "rollover",
     "convert": "_patch.convert",
     "install": "_patch.install",
     "installed": "_patch.install",
@@ -22,7 +24,17 @@ _MODULES = {
     "uninstall": "_patch.install",
 }
 
-__all__ = ["DataLoader", "PathReport", "convert", "install", "installed", "path", "report", "uninstall"]
+__all__ = [
+    "DataLoader",
+    "PathReport",
+    "RolloverBatchSampler",
+    "convert",
+    "install",
+    "installed",
+    "path",
+    "report",
+    "uninstall",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -26,6 +26,7 @@ class Options:
     device_transform: Callable[[Any], Any] | None = None
     worker_prefetch: int | None = None
     main_prefetch: int = 0
+    last_batch: str | None = None
 
     def __post_init__(self) -> None:
         if self.max_shared_bytes is not None:
@@ -48,6 +49,10 @@ class Options:
         if self.device_transform is not None and self.device is None:
             raise ValueError("device_transform needs device: pass the device that its batches are to be on")
         self._check_prefetch()
+        if self.last_batch not in (None, "keep", "discard", "rollover"):
+            raise ValueError(
+                f"last_batch must be 'keep', 'discard', 'rollover' or None, not {self.last_batch!r}"
+            )
 
     def _check_prefetch(self) -> None:
         if self.worker_prefetch is not None:
@@ -117,7 +122,10 @@ def theirs(loader: object) -> tuple[str, ...]:
 
 
 # Options that say what the constructor is to do, and nothing to an iterator.
-_OF_THE_CONSTRUCTOR = ("worker_prefetch",)
+_OF_THE_CONSTRUCTOR = {
+    "worker_prefetch": "set torch's prefetch_factor there",
+    "last_batch": "give the loader a ringloader.RolloverBatchSampler",
+}
 
 
 def check_prefetch_factor(options: Options, prefetch_factor: object) -> None:
@@ -177,7 +185,7 @@ def check_names(function: str, given: Iterable[str]) -> None:
             raise TypeError(f"{function} got an unknown option {name!r}; there are: {', '.join(NAMES)}")
         if name in _OF_THE_CONSTRUCTOR:
             raise TypeError(
-                f"{function} cannot take {name}: pass it to DataLoader, or set torch's prefetch_factor there"
+                f"{function} cannot take {name}: pass it to DataLoader, or {_OF_THE_CONSTRUCTOR[name]}"
             )
 
 

@@ -13,6 +13,7 @@ import torch
 import torch.utils.data
 
 import ringloader._native as _native
+import ringloader.rollover as rollover
 from ringloader._launch import spawn
 from ringloader._main import ending, pausing
 from ringloader._options import NAMES, Options, check_prefetch_factor, check_with, put_on
@@ -58,6 +59,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         main_prefetch: Batches that a thread of the main process decodes before their turn, at most, of those
             that workers have ready (default: 0, they are decoded by ``next``). For batches that are slow to
             unpickle. Without effect where torch schedules.
+        last_batch: What becomes of samples that fill no whole batch at the end of an epoch: ``"keep"`` and
+            ``"discard"`` are torch's ``drop_last=False`` and ``True``; with ``"rollover"`` they open the next
+            epoch, and ``len`` is that of the epoch that begins next. See ``RolloverBatchSampler``.
         **kwargs: As torch's ``DataLoader``.
 
     Raises:
@@ -65,7 +69,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             there or not of the current accelerator, ``device_prefetch`` is negative, or
             ``device_transform`` is given without ``device``; if ``worker_prefetch`` is not positive, is not
             ``prefetch_factor``, or there are no workers; if ``main_prefetch`` is negative, there are no
-            workers, or it is given with ``device`` or ``pin_memory``.
+            workers, or it is given with ``device`` or ``pin_memory``; if ``last_batch`` does not agree with
+            ``drop_last`` or ``batch_sampler``, or is given with ``batch_size=None``; if it is ``"rollover"``
+            for an ``IterableDataset``.
         TypeError: If one of these has the wrong type.
     """
 
@@ -76,6 +82,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     _ringloader_device_transform: Callable[[Any], Any] | None
     _ringloader_worker_prefetch: int | None
     _ringloader_main_prefetch: int
+    _ringloader_last_batch: rollover.LastBatch | None
 
     def __init__(
         self,
@@ -86,6 +93,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         device_transform: Callable[[Any], Any] | None = None,
         worker_prefetch: int | None = None,
         main_prefetch: int = 0,
+        last_batch: rollover.LastBatch | None = None,
         **kwargs: Any,
     ) -> None:
         options = Options(
@@ -95,6 +103,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             device_transform=device_transform,
             worker_prefetch=worker_prefetch,
             main_prefetch=main_prefetch,
+            last_batch=last_batch,
         )
         check_prefetch_factor(options, kwargs.get("prefetch_factor"))
         if not internals.is_in_worker():
@@ -103,6 +112,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         check_with(self, options)
         if worker_prefetch is not None:
             self.prefetch_factor = worker_prefetch
+        rollover.apply(self, last_batch)
         put_on(self, options)
         for name in NAMES:
             # Where code looks that makes such a loader anew of its arguments, as Lightning does. What a
