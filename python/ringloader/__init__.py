@@ -11,11 +11,13 @@ if TYPE_CHECKING:
     from ringloader._report.report import PathReport, path, report
     from ringloader.dataloader import DataLoader
     from ringloader.rollover import RolloverBatchSampler
+    from ringloader.seeds import Seeds
 
 _MODULES = {
     "DataLoader": "dataloader",
     "PathReport": "_report.report",
     "RolloverBatchSampler": "rollover",
+    "Seeds": "seeds",
     "convert": "_patch.convert",
     "install": "_patch.install",
     "installed": "_patch.install",
@@ -28,6 +30,7 @@ __all__ = [
     "DataLoader",
     "PathReport",
     "RolloverBatchSampler",
+    "Seeds",
     "convert",
     "install",
     "installed",

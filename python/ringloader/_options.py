@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
+    from ringloader.seeds import Seeds
+
 
 @dataclasses.dataclass(frozen=True)
 class Options:
@@ -27,6 +29,9 @@ class Options:
     worker_prefetch: int | None = None
     main_prefetch: int = 0
     last_batch: str | None = None
+    worker_reset_fn: Callable[[Any, Any, Seeds], Any] | None = None
+    reseed_workers: bool = False
+    seed: int | None = None
 
     def __post_init__(self) -> None:
         if self.max_shared_bytes is not None:
@@ -53,6 +58,7 @@ class Options:
             raise ValueError(
                 f"last_batch must be 'keep', 'discard', 'rollover' or None, not {self.last_batch!r}"
             )
+        self._check_epochs()
 
     def _check_prefetch(self) -> None:
         if self.worker_prefetch is not None:
@@ -68,6 +74,28 @@ class Options:
             raise ValueError(
                 f"main_prefetch={self.main_prefetch} and device={self.device!r} do not go together: batches "
                 "for a device are prepared before their turn in any case; say with device_prefetch how many"
+            )
+
+    def _check_epochs(self) -> None:
+        if isinstance(self.worker_reset_fn, str):
+            raise TypeError(
+                "worker_reset_fn must be a callable, which no text can name, not "
+                f"{self.worker_reset_fn!r}: pass the function itself to DataLoader, install() or convert()"
+            )
+        if self.worker_reset_fn is not None and not callable(self.worker_reset_fn):
+            raise TypeError(f"worker_reset_fn must be a callable or None, not {self.worker_reset_fn!r}")
+        if not isinstance(self.reseed_workers, bool):
+            raise TypeError(f"reseed_workers must be a bool, not {self.reseed_workers!r}")
+        if self.seed is None:
+            return
+        if not _is_int(self.seed):
+            raise TypeError(f"seed must be an int or None, not {self.seed!r}")
+        if not 0 <= self.seed < 1 << 64:
+            raise ValueError(f"seed must be from 0 up to and without {1 << 64}, not {self.seed}")
+        if self.worker_reset_fn is None and not self.reseed_workers:
+            raise ValueError(
+                f"seed={self.seed} has no effect without worker_reset_fn or reseed_workers=True: for the "
+                "order of the samples, pass torch's generator"
             )
 
     def _check_device(self) -> None:

@@ -15,11 +15,13 @@ import torch.utils.data
 import ringloader._native as _native
 import ringloader.rollover as rollover
 from ringloader._launch import spawn
-from ringloader._main import ending, pausing
+from ringloader._main import ending, epochs, pausing
 from ringloader._options import NAMES, Options, check_prefetch_factor, check_with, put_on
 from ringloader._report import report
 from ringloader._torch import devices, hook, internals, select_path
+from ringloader.seeds import Seeds
 
+_T = TypeVar("_T")
 _T_co = TypeVar("_T_co", covariant=True)
 
 
@@ -62,6 +64,14 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         last_batch: What becomes of samples that fill no whole batch at the end of an epoch: ``"keep"`` and
             ``"discard"`` are torch's ``drop_last=False`` and ``True``; with ``"rollover"`` they open the next
             epoch, and ``len`` is that of the epoch that begins next. See ``RolloverBatchSampler``.
+        worker_reset_fn: Called in each worker when an epoch begins, before its first batch, as
+            ``worker_reset_fn(dataset, worker_info, seeds)``, with torch's ``WorkerInfo`` and ``Seeds``. What
+            it returns is the dataset of that epoch; None for the same. What it raises is the error of the
+            epoch's batches. Without workers it is called in the main process, as for a single worker 0.
+        reseed_workers: Whether the generators of python, numpy and torch are set anew in each worker when an
+            epoch begins. Without workers, they are left alone.
+        seed: What ``Seeds`` come from, the same in all ranks (default: torch's base seed, which each process
+            draws). It says nothing about the order of the samples.
         **kwargs: As torch's ``DataLoader``.
 
     Raises:
@@ -71,7 +81,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             ``prefetch_factor``, or there are no workers; if ``main_prefetch`` is negative, there are no
             workers, or it is given with ``device`` or ``pin_memory``; if ``last_batch`` does not agree with
             ``drop_last`` or ``batch_sampler``, or is given with ``batch_size=None``; if it is ``"rollover"``
-            for an ``IterableDataset``.
+            for an ``IterableDataset``; if ``seed`` is out of range, or given without ``worker_reset_fn`` and
+            ``reseed_workers``.
         TypeError: If one of these has the wrong type.
     """
 
@@ -83,6 +94,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     _ringloader_worker_prefetch: int | None
     _ringloader_main_prefetch: int
     _ringloader_last_batch: rollover.LastBatch | None
+    _ringloader_worker_reset_fn: Callable[[Any, Any, Seeds], Any] | None
+    _ringloader_reseed_workers: bool
+    _ringloader_seed: int | None
 
     def __init__(
         self,
@@ -94,6 +108,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         worker_prefetch: int | None = None,
         main_prefetch: int = 0,
         last_batch: rollover.LastBatch | None = None,
+        worker_reset_fn: Callable[[Any, Any, Seeds], Any] | None = None,
+        reseed_workers: bool = False,
+        seed: int | None = None,
         **kwargs: Any,
     ) -> None:
         options = Options(
@@ -104,6 +121,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             worker_prefetch=worker_prefetch,
             main_prefetch=main_prefetch,
             last_batch=last_batch,
+            worker_reset_fn=worker_reset_fn,
+            reseed_workers=reseed_workers,
+            seed=seed,
         )
         check_prefetch_factor(options, kwargs.get("prefetch_factor"))
         if not internals.is_in_worker():
@@ -128,6 +148,46 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         pausing.attach(iterator)
         ending.note(self, iterator)
         return iterator
+
+    def set_epoch(self, epoch: int) -> None:
+        """Says which epoch begins next: to the samplers and to the dataset that have a ``set_epoch``.
+
+        The loader's ``sampler``, ``batch_sampler``, its ``sampler`` and the dataset are told at once, in this
+        process. Persistent workers are told when their next epoch begins, and call the ``set_epoch`` of
+        their dataset then; what it raises there is the error of that epoch's batches. Other workers get the
+        dataset as it is when they are started. Seeds are of that epoch. Epochs that follow without a call
+        count up from it, for the seeds only.
+
+        Args:
+            epoch: The epoch, from 0 on.
+
+        Raises:
+            TypeError: If it is no int.
+            ValueError: If it is negative.
+        """
+        epochs.set_next(self, epoch)
+
+    def call_workers(self, fn: Callable[..., _T], *args: Any, timeout: float | None = None) -> list[_T]:
+        """Calls ``fn(dataset, *args)`` in each living worker, and returns the results in the workers' order.
+
+        It waits for all of them. A worker calls it in its main thread between two batches, behind those that
+        it was asked for before, so batches that come after the call may be older. ``get_worker_info()`` works
+        in it, and its dataset is the one that is passed. Function, arguments and results are pickled, and
+        tensors copied. Without workers it is called here, with this process's dataset.
+
+        Args:
+            fn: What is called. It must be importable in the worker.
+            *args: Its further arguments.
+            timeout: Seconds that it may take (default: the loader's ``timeout``, and if that is 0, no limit).
+
+        Raises:
+            Exception: What ``fn`` raised, as torch raises a worker's error; of several, the first worker's.
+            RuntimeError: If no worker lives, one ends meanwhile, or does not answer in time: it then still
+                calls the function later. If batches travel by torch's own transport.
+        """
+        from ringloader._main import calling
+
+        return calling.call_workers(self, fn, args, timeout)
 
     def shutdown(self) -> None:
         """Ends this loader's iterators and workers now, and gives back the memory that it keeps.
@@ -178,10 +238,10 @@ def get_iterator(loader: Any, options: Options, without_ours: Any, fall_back: Ca
     if reason is None:
         return internals.get_iterator(without_ours, loader, functools.partial(_make_iterator, options))
     before = report.noted(loader)
-    if options.device is None:
+    if options.device is None and options.worker_reset_fn is None and not options.reseed_workers:
         iterator, counters = fall_back(), None
     else:
-        iterator, counters = _make_placing(loader, options, without_ours, fall_back)
+        iterator, counters = _make_torchs(loader, options, without_ours, fall_back)
     if report.noted(loader) is before:
         if reason.warning is not None:
             select_path.say_once(reason.warning)
@@ -189,29 +249,32 @@ def get_iterator(loader: Any, options: Options, without_ours: Any, fall_back: Ca
     return iterator
 
 
-def _make_placing(
+def _make_torchs(
     loader: Any, options: Options, without_ours: Any, fall_back: Callable[[], Any]
 ) -> tuple[Any, Callable[[], Mapping[str, int]] | None]:
-    """An iterator of torch's, whose batches go where the options say, and its counters."""
+    """An iterator of torch's that does what the options say, and its counters."""
     from ringloader._main import stages, through
 
     passes = stages.stages_for(loader, options)
     moving = stages.moving_for(options)
-    if moving is not None and internals.is_torchs_own(without_ours, "DataLoader._get_iterator"):
-        made = internals.get_iterator_of_torch(without_ours, loader, _without_pinning)
+    if internals.is_torchs_own(without_ours, "DataLoader._get_iterator"):
+        steps = stages.steps_for(loader, options)
+        view = functools.partial(through.view_for, moving=moving, steps=steps)
+        made = internals.get_iterator_of_torch(without_ours, loader, view)
     else:
         before = report.noted(loader)
         made = fall_back()
         if report.noted(loader) is not before:
             # A hook further down has seen to it.
             return made, None
+        steps = stages.steps_for(loader, options)
+        if steps and not hasattr(made, "_dataset_fetcher"):
+            raise RuntimeError(
+                "worker_reset_fn and reseed_workers cannot take effect: DataLoader._get_iterator was replaced"
+            )
+    if steps and loader.num_workers == 0:
+        epochs.begin_without_workers(made, loader, steps)
     return through.through(made, moving, passes), None if moving is None else moving.counts
-
-
-def _without_pinning(loader: Any) -> Any:
-    from ringloader._main.iterator import LoaderView
-
-    return LoaderView(loader, pin_memory=False)
 
 
 def _make_iterator(options: Options, loader: Any) -> Any:
@@ -234,7 +297,7 @@ def _make_iterator(options: Options, loader: Any) -> Any:
             raise
         reason = f"shared memory could not be had: {error}"
         select_path.say_once(f"{reason}; batches travel by torch's own transport")
-        made = internals.Iterator(loader if moving is None else _without_pinning(loader))
+        made = internals.Iterator(through.view_for(loader, moving, steps))
         made = through.through(made, moving, passes)
         report.record(loader, made, "torch", reason, dict if moving is None else moving.counts)
         return made

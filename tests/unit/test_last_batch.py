@@ -295,7 +295,9 @@ def test_what_agrees_is_taken():
 
 @pytest.mark.parametrize("taken_by", ["install", "convert"])
 def test_loaders_that_exist_have_their_batch_samplers(taken_by):
-    with pytest.raises(TypeError, match="cannot take last_batch: .* a ringloader.RolloverBatchSampler"):
+    with pytest.raises(
+        TypeError, match="cannot take last_batch: pass it to DataLoader, or give the loader a ringloader"
+    ):
         if taken_by == "install":
             ringloader.install(last_batch="keep")
         else:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import ringloader._native as _native
-from ringloader._main import decoding, pinning, samplers
+from ringloader._main import decoding, epochs, pinning, samplers
 from ringloader._main.lookahead import Lookahead, Placement
 from ringloader._main.pausing import Pausing
 from ringloader._main.stages import Stage, passed
@@ -46,6 +46,8 @@ class TransportIterator(Pausing, internals.Iterator):  # type: ignore[misc]
 
     # What brings batches to where they are needed.
     _placement: Placement | None = None
+    # What `set_epoch` said since the last epoch began.
+    _epoch_to_tell: int | None = None
 
     def __init__(
         self,
@@ -85,6 +87,8 @@ class TransportIterator(Pausing, internals.Iterator):  # type: ignore[misc]
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         if self._placement is not None:
             self._placement.abandon()
+        if not first_iter:
+            epochs.resume(self, loader)
         super()._reset(loader, first_iter)
 
     def _shutdown_workers(self) -> None:
@@ -192,6 +196,7 @@ class RingIterator(TransportIterator, _SchedulerCallbacks):
                 self._lookahead = Lookahead(self._scheduler, self._placement)
                 self._take_next = self._lookahead.next
         else:
+            epochs.resume(self, loader)
             # Behind the tasks of an abandoned epoch, which still run, as torch's do. They are not waited for:
             # their results are told by their epoch.
             for index_queue in self._index_queues:

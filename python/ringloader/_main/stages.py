@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ringloader._main import epochs
 from ringloader._main.device import Moving
 from ringloader._options import Options
 from ringloader._torch import devices
@@ -33,9 +34,10 @@ def moving_for(options: Options) -> Moving | None:
     return None if device is None else Moving(device, options.device_prefetch, options.device_transform)
 
 
-def steps_for(_loader: Any, _options: Options) -> tuple[Step, ...]:
-    """The same for the steps of its workers."""
-    return ()
+def steps_for(loader: Any, options: Options) -> tuple[Step, ...]:
+    """The same for the steps of its workers. An epoch begins by it."""
+    step = epochs.step_for(loader, options)
+    return () if step is None else (step,)
 
 
 def _transformed(transform: Callable[[Any], Any], batch: Any) -> Any:

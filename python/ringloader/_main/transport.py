@@ -42,7 +42,8 @@ class Transport:
         self.engine = engine
         self._registrations = registrations
         self._cache = cache
-        self._steps = steps
+        # What fetching goes through in each worker.
+        self.steps = steps
         # Whether an iteration of this one ended as it should, as far as is known.
         self.sound = True
         self._workers = workers
@@ -74,7 +75,7 @@ class Transport:
         worker = next(arg.worker for arg in args if isinstance(arg, TaskQueue))
         stand_ins = tuple(self._stand_in(arg) for arg in args)
         arguments = stand_ins if self._shared is None else shared_args.Arguments(self._shared, stand_ins)
-        worker_end = endpoint.WorkerEndpoint(self.engine, worker, self._steps)
+        worker_end = endpoint.WorkerEndpoint(self.engine, worker, self.steps)
         process = self._context.Process(target=entry.run_worker, args=(worker_end, target, arguments))
         process = spawn.by_server(process)
         return processes.watched(process, lambda pid: self._started(worker, process, pid))

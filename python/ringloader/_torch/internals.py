@@ -52,7 +52,12 @@ _signal_handling = _module("torch.utils.data._utils.signal_handling")
 Loader = torch.utils.data.DataLoader
 Iterator: Any = _private(torch_dataloader, "_MultiProcessingDataLoaderIter")
 BaseIterator: Any = getattr(Iterator, "__base__", None)
-ITERABLE = _private(_private(torch_dataloader, "_DatasetKind"), "Iterable")
+_DatasetKind: Any = _private(torch_dataloader, "_DatasetKind")
+ITERABLE = _private(_DatasetKind, "Iterable")
+# Of a dataset that is asked for nothing before its first batch.
+MAP = _private(_DatasetKind, "Map")
+# Of an iterator without workers, as `worker_reset_fn` is given it.
+worker_info: Any = _private(_worker, "WorkerInfo")
 InfiniteConstantSampler: Any = _private(torch_dataloader, "_InfiniteConstantSampler")
 ResumeIteration: Any = _private(_worker, "_ResumeIteration")
 set_worker_pids: Any = _private(_signal_handling, "_set_worker_pids")
@@ -281,6 +286,12 @@ def replace_sharing(make: Callable[[Any], Any]) -> None:
         torchs_own = getattr(torch.UntypedStorage, name, None)
         if torchs_own is not None:
             setattr(torch.UntypedStorage, name, make(torchs_own))
+
+
+def create_fetcher(*args: Any) -> Any:
+    """A fetcher of torch's, as its iterator without workers makes one."""
+    kind: Any = torch_dataloader._DatasetKind
+    return kind.create_fetcher(*args)
 
 
 def replace_create_fetcher(make: Callable[[Any], Any]) -> None:
