@@ -6,6 +6,8 @@ Importing this package does not import torch: each name below comes when it is f
 # That of typing takes milliseconds, at each start of Python with RINGLOADER_INSTALL.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import ringloader.batchify as batchify
+    from ringloader._common.array_dataset import ArrayDataset
     from ringloader._patch.convert import convert
     from ringloader._patch.install import install, installed, uninstall
     from ringloader._report.report import PathReport, path, report
@@ -14,10 +16,13 @@ if TYPE_CHECKING:
     from ringloader.seeds import Seeds
 
 _MODULES = {
+    "ArrayDataset": "_common.array_dataset",
     "DataLoader": "dataloader",
     "PathReport": "_report.report",
     "RolloverBatchSampler": "rollover",
     "Seeds": "seeds",
+    # The module itself.
+    "batchify": "batchify",
     "convert": "_patch.convert",
     "install": "_patch.install",
     "installed": "_patch.install",
@@ -27,10 +32,12 @@ _MODULES = {
 }
 
 __all__ = [
+    "ArrayDataset",
     "DataLoader",
     "PathReport",
     "RolloverBatchSampler",
     "Seeds",
+    "batchify",
     "convert",
     "install",
     "installed",
@@ -46,7 +53,8 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'ringloader' has no attribute {name!r}")
     import importlib
 
-    found = getattr(importlib.import_module(f"ringloader.{_MODULES[name]}"), name)
+    module = importlib.import_module(f"ringloader.{_MODULES[name]}")
+    found = module if _MODULES[name] == name else getattr(module, name)
     globals()[name] = found
     return found
 

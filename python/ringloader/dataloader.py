@@ -240,6 +240,7 @@ def get_iterator(loader: Any, options: Options, without_ours: Any, fall_back: Ca
     before = report.noted(loader)
     if options.device is None and options.worker_reset_fn is None and not options.reseed_workers:
         iterator, counters = fall_back(), None
+        _put_steps(loader, iterator)
     else:
         iterator, counters = _make_torchs(loader, options, without_ours, fall_back)
     if report.noted(loader) is before:
@@ -258,8 +259,8 @@ def _make_torchs(
     passes = stages.stages_for(loader, options)
     moving = stages.moving_for(options)
     if internals.is_torchs_own(without_ours, "DataLoader._get_iterator"):
-        steps = stages.steps_for(loader, options)
-        view = functools.partial(through.view_for, moving=moving, steps=steps)
+        begins = epochs.step_for(loader, options)
+        view = functools.partial(through.view_for, moving=moving, begins=begins)
         made = internals.get_iterator_of_torch(without_ours, loader, view)
     else:
         before = report.noted(loader)
@@ -267,14 +268,23 @@ def _make_torchs(
         if report.noted(loader) is not before:
             # A hook further down has seen to it.
             return made, None
-        steps = stages.steps_for(loader, options)
-        if steps and not hasattr(made, "_dataset_fetcher"):
+        begins = epochs.step_for(loader, options)
+        if begins is not None and not hasattr(made, "_dataset_fetcher"):
             raise RuntimeError(
                 "worker_reset_fn and reseed_workers cannot take effect: DataLoader._get_iterator was replaced"
             )
-    if steps and loader.num_workers == 0:
-        epochs.begin_without_workers(made, loader, steps)
+    if begins is not None and loader.num_workers == 0:
+        epochs.begin_without_workers(made, loader, begins)
+    _put_steps(loader, made)
     return through.through(made, moving, passes), None if moving is None else moving.counts
+
+
+def _put_steps(loader: Any, iterator: Any) -> None:
+    """Has an iterator without workers fetch as the loader's workers would."""
+    if loader.num_workers == 0 and internals.missing_name() is None:
+        from ringloader._main import stages
+
+        stages.put_steps(iterator, stages.fetch_steps_for(loader))
 
 
 def _make_iterator(options: Options, loader: Any) -> Any:
@@ -297,7 +307,7 @@ def _make_iterator(options: Options, loader: Any) -> Any:
             raise
         reason = f"shared memory could not be had: {error}"
         select_path.say_once(f"{reason}; batches travel by torch's own transport")
-        made = internals.Iterator(through.view_for(loader, moving, steps))
+        made = internals.Iterator(through.view_for(loader, moving, epochs.step_in(steps)))
         made = through.through(made, moving, passes)
         report.record(loader, made, "torch", reason, dict if moving is None else moving.counts)
         return made

@@ -47,7 +47,7 @@ BINDING_NAMES = {"python.rs": r"_(?!_)|ringloader\.", "torch/names.rs": r"_(?!_)
 # Folder or top module of the package: those that it may use, function-local imports and names in strings too.
 # `_native` is the extension: what it imports by name while it runs.
 PYTHON_MAY_USE = {
-    "__init__": {"dataloader", "rollover", "seeds", "_patch", "_report"},
+    "__init__": {"_common", "batchify", "dataloader", "rollover", "seeds", "_patch", "_report"},
     "__main__": {"_cli", "_options", "_patch"},
     "_convert": {"_patch"},
     "_on_import": {"_patch"},
@@ -55,6 +55,8 @@ PYTHON_MAY_USE = {
     "_patch": {"dataloader", "_options", "_torch"},
     "dataloader": {"_launch", "_main", "_native", "_options", "_report", "_torch", "rollover", "seeds"},
     "_main": {"_common", "_launch", "_native", "_options", "_report", "_torch", "_worker", "rollover"},
+    "batchify": {"_batchify"},
+    "_batchify": {"_common", "_native", "_torch"},
     "_launch": {"_torch", "_worker"},
     "_worker": {"_common", "_native", "_torch", "seeds"},
     "_report": {"_common"},

@@ -29,6 +29,11 @@ def step_for(loader: Any, options: Options) -> EpochStep | None:
     return EpochStep(options.worker_reset_fn, reseeds, options.seed, epoch, rank, world_size)
 
 
+def step_in(steps: Sequence[Any]) -> EpochStep | None:
+    """That step among others."""
+    return next((step for step in steps if isinstance(step, EpochStep)), None)
+
+
 def _ranks() -> tuple[int, int]:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
@@ -74,8 +79,7 @@ def set_next(loader: Any, epoch: int) -> None:
 def resume(iterator: Any, loader: Any) -> None:
     """Tells persistent workers what they cannot count, before they begin their next epoch."""
     told = iterator._epoch_to_tell
-    counts = any(isinstance(step, EpochStep) for step in iterator._transport.steps)
-    if counts:
+    if step_in(iterator._transport.steps) is not None:
         _take_next(loader)
     if told is not None:
         iterator._epoch_to_tell = None
@@ -83,14 +87,14 @@ def resume(iterator: Any, loader: Any) -> None:
             index_queue.call(EpochNote(told))
 
 
-def begin_without_workers(iterator: Any, loader: Any, steps: Sequence[Any]) -> None:
+def begin_without_workers(iterator: Any, loader: Any, step: EpochStep) -> None:
     """Begins the epoch of an iterator of torch's that has no workers, and no fetcher yet that counts."""
     iterator._dataset_kind = loader._dataset_kind
     # As in one worker: code that shares a dataset out by these numbers then reads all of it.
     dataset, seed = iterator._dataset, iterator._base_seed
     info = internals.worker_info(id=0, num_workers=1, seed=seed, dataset=dataset)
 
-    begin = [functools.partial(step.begin_as, info, seed) for step in steps if isinstance(step, EpochStep)]
+    begin = functools.partial(step.begin_as, info, seed)
 
     def make(dataset: Any) -> Any:
         return internals.create_fetcher(
@@ -102,4 +106,4 @@ def begin_without_workers(iterator: Any, loader: Any, steps: Sequence[Any]) -> N
         )
 
     is_iterable = iterator._dataset_kind == internals.ITERABLE
-    iterator._dataset_fetcher = fetch.begun(begin, steps, make, dataset, is_iterable)
+    iterator._dataset_fetcher = fetch.begun([begin], [], make, dataset, is_iterable)

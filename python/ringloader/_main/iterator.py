@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import ringloader._native as _native
-from ringloader._main import decoding, epochs, pinning, samplers
+from ringloader._main import decoding, epochs, overdue, pinning, samplers
 from ringloader._main.lookahead import Lookahead, Placement
 from ringloader._main.pausing import Pausing
 from ringloader._main.stages import Stage, passed
@@ -81,8 +81,25 @@ class TransportIterator(Pausing, internals.Iterator):  # type: ignore[misc]
 
     def _next_data(self) -> Any:
         take = super()._next_data
-        batch = take() if self._placement is None else self._placement.place_next(take)
+        try:
+            batch = take() if self._placement is None else self._placement.place_next(take)
+        except RuntimeError as error:
+            if overdue.is_timeout(error, self._timeout):
+                overdue.add_notes(error, self._workers, self._late())
+            raise
         return passed(batch, self._stages)
+
+    def _late(self) -> list[tuple[int, int, Any]]:
+        """Worker, task and index of each task that torch's scheduling may be waiting for."""
+        awaited = {number: info[0] for number, info in self._task_info.items() if len(info) == 1}
+        if self._in_order and self._rcvd_idx in awaited:
+            awaited = {self._rcvd_idx: awaited[self._rcvd_idx]}
+        first: dict[int, int] = {}
+        for number in sorted(awaited):
+            first.setdefault(awaited[number], number)
+        return [
+            (worker, number, self._transport.index_of(worker, number)) for worker, number in first.items()
+        ]
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         if self._placement is not None:
@@ -261,8 +278,10 @@ class RingIterator(TransportIterator, _SchedulerCallbacks):
         finally:
             super()._shutdown_workers()
 
-    def _raise_timeout(self) -> NoReturn:
-        raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
+    def _raise_timeout(self, late: list[tuple[int, int, Any]]) -> NoReturn:
+        error = RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
+        overdue.add_notes(error, self._workers, late)
+        raise error
 
     def _raise_lost(self, worker_id: int) -> NoReturn:
         """Raises for a worker whose process has ended: what torch does, from what its signal handler says."""

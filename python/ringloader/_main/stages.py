@@ -13,7 +13,8 @@ from typing import Any
 from ringloader._main import epochs
 from ringloader._main.device import Moving
 from ringloader._options import Options
-from ringloader._torch import devices
+from ringloader._torch import devices, internals
+from ringloader._worker import gather
 from ringloader._worker.fetch import Step
 
 # Takes a batch, and returns what the next stage, or the caller, gets. What it raises, the caller gets.
@@ -37,7 +38,19 @@ def moving_for(options: Options) -> Moving | None:
 def steps_for(loader: Any, options: Options) -> tuple[Step, ...]:
     """The same for the steps of its workers. An epoch begins by it."""
     step = epochs.step_for(loader, options)
-    return () if step is None else (step,)
+    return (*fetch_steps_for(loader), *(() if step is None else (step,)))
+
+
+def fetch_steps_for(loader: Any) -> tuple[Step, ...]:
+    """Those that are for an iterator without workers too."""
+    return (gather.gathering,) if gather.is_of_arrays(loader) else ()
+
+
+def put_steps(iterator: Any, steps: Sequence[Step]) -> None:
+    """Has torch's own iterator without workers fetch through ``steps``. Any other is left as it is."""
+    if steps and internals.has_own_fetcher(iterator):
+        for step in steps:
+            internals.replace_fetcher(iterator, step)
 
 
 def _transformed(transform: Callable[[Any], Any], batch: Any) -> Any:

@@ -93,7 +93,7 @@ class EpochNote:
         step = next((step for step in fetch.in_place() if isinstance(step, EpochStep)), None)
         if step is None:
             step = EpochStep()
-            fetch.put_steps([step])
+            fetch.put_steps([*fetch.in_place(), step])
         step.tell(self._epoch)
 
 

@@ -24,12 +24,13 @@ class Fetcher(Protocol):
 
 
 # Called at the start of each epoch, in the worker, with torch's fetcher or that of the step before. Returns
-# the one to ask instead. Made in the main process; pickled for workers that do not fork. Where it has a method
-# `begin`, that is given the dataset before, and returns the one for the epoch.
+# the one to ask instead. Made in the main process; pickled for workers that do not fork. A method `begin`
+# of it is given the dataset before, and returns the one for the epoch.
 Step = Callable[[Fetcher], Fetcher]
 
-# Those of this worker.
+# Those of this worker, and whether torch's loop asks them. A worker that this one forks has them too.
 _in_place: list[Step] = []
+_is_put = False
 
 
 class _Failing:
@@ -84,25 +85,28 @@ def begun(
 
 
 def put_steps(steps: Sequence[Step]) -> None:
-    """Has the fetchers of torch's loop, in this worker, go through ``steps``."""
-    _in_place.extend(steps)
-    begin = [step.begin for step in steps if hasattr(step, "begin")]
+    """Has the fetchers of torch's loop, in this worker, go through ``steps``, in place of those before."""
+    global _is_put
+    _in_place[:] = steps
+    if not _is_put:
+        _is_put = True
+        internals.replace_create_fetcher(_make_create_fetcher)
 
-    def make(torchs_own: Callable[..., Any]) -> Callable[..., Any]:
-        def create_fetcher(kind: Any, dataset: Any, *args: Any, **options: Any) -> Any:
-            # A loader inside the dataset makes fetchers too.
-            if not internals.is_code_of_worker_loop(sys._getframe(1).f_code):
-                return torchs_own(kind, dataset, *args, **options)
 
-            def torchs_fetcher(dataset: Any) -> Fetcher:
-                fetcher: Fetcher = torchs_own(kind, dataset, *args, **options)
-                return fetcher
+def _make_create_fetcher(torchs_own: Callable[..., Any]) -> Callable[..., Any]:
+    def create_fetcher(kind: Any, dataset: Any, *args: Any, **options: Any) -> Any:
+        # A loader inside the dataset makes fetchers too.
+        if not internals.is_code_of_worker_loop(sys._getframe(1).f_code):
+            return torchs_own(kind, dataset, *args, **options)
 
-            return begun(begin, steps, torchs_fetcher, dataset, kind == internals.ITERABLE)
+        def torchs_fetcher(dataset: Any) -> Fetcher:
+            fetcher: Fetcher = torchs_own(kind, dataset, *args, **options)
+            return fetcher
 
-        return create_fetcher
+        begin = [step.begin for step in _in_place if hasattr(step, "begin")]
+        return begun(begin, _in_place, torchs_fetcher, dataset, kind == internals.ITERABLE)
 
-    internals.replace_create_fetcher(make)
+    return create_fetcher
 
 
 class PutSteps:
