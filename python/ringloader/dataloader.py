@@ -176,7 +176,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         tensors copied. Without workers it is called here, with this process's dataset.
 
         Args:
-            fn: What is called. It must be importable in the worker.
+            fn: What is called, by its name: one that the worker's module had when the worker was started.
             *args: Its further arguments.
             timeout: Seconds that it may take (default: the loader's ``timeout``, and if that is 0, no limit).
 

@@ -2,6 +2,7 @@
 
 import gc
 import random
+import sys
 
 import numpy as np
 import pytest
@@ -384,3 +385,44 @@ def test_loaders_of_other_classes_and_those_in_a_worker():
         assert list(loader) == [[0], [1]]
         with pytest.raises(LookupError, match="no epoch today"):
             list(loader)
+
+
+def doubled(dataset, _info, seeds):
+    return torch.utils.data.TensorDataset(dataset.tensors[0] * (seeds.epoch + 1))
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_rows_that_are_gathered_are_those_of_the_epochs_dataset(path, persistent):
+    """With steps of two kinds, and with one that comes while the worker lives."""
+    dataset = torch.utils.data.TensorDataset(torch.arange(6))
+    workers = 0 if path == "without workers" else 1
+    options = {"batch_size": 3, "num_workers": workers, "persistent_workers": persistent and workers > 0}
+    loader = DataLoader(dataset, worker_reset_fn=doubled, **options)
+    plain = DataLoader(dataset, **options)
+    for epoch in range(3):
+        if path != "torch":
+            plain.set_epoch(epoch)
+        assert [batch[0].tolist() for batch in plain] == [[0, 1, 2], [3, 4, 5]]
+        scale = epoch + 1
+        assert [batch[0].tolist() for batch in loader] == [
+            [0, scale, 2 * scale],
+            [3 * scale, 4 * scale, 5 * scale],
+        ]
+
+
+def fetcher_of(_dataset):
+    """What torch's loop asks for batches in this worker."""
+    frame = sys._getframe()
+    while "fetcher" not in frame.f_locals:
+        frame = frame.f_back
+    return type(frame.f_locals["fetcher"]).__name__
+
+
+def test_a_worker_that_is_told_the_epoch_keeps_its_other_steps():
+    loader = DataLoader(
+        torch.utils.data.TensorDataset(torch.arange(4)), batch_size=2, num_workers=1, persistent_workers=True
+    )
+    for epoch in range(3):
+        loader.set_epoch(epoch)
+        assert len(list(loader)) == 2
+        assert loader.call_workers(fetcher_of) == ["Gathering"]
