@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import ringloader._options as _options
 from ringloader._torch import devices, internals
-from ringloader.dataloader import DataLoader, check_threads
+from ringloader.dataloader import DataLoader, check_dispatch, check_threads
 
 _Loader = TypeVar("_Loader")
 
@@ -64,6 +64,7 @@ def convert(loader: _Loader, **options: Any) -> _Loader:
     devices.resolve(now.device)
     if now.worker_method == _options.THREAD:
         check_threads(loader)
+    check_dispatch(loader, now)
     if not was_ours:
         _set_class(loader, _converted(cls))
         _note_theirs(loader, theirs)
