@@ -101,8 +101,8 @@ class Options:
         for name in ("worker_reset_fn", "reseed_workers"):
             if self.worker_method == THREAD and getattr(self, name):
                 raise ValueError(
-                    f"worker_method={THREAD!r} and {name}={getattr(self, name)!r} do not go together: dataset "
-                    "and generators are those of the process; leave one of them out"
+                    f"worker_method={THREAD!r} and {name}={getattr(self, name)!r} do not go together: "
+                    "dataset and generators are those of the process; leave one of them out"
                 )
 
     def _check_epochs(self) -> None:

@@ -230,7 +230,7 @@ def replace_worker_info(of_thread: Callable[[Any], Any]) -> None:
 
 
 def create_fetcher(*arguments: Any) -> Any:
-    """A fetcher, made by what stands there now, as torch's worker loop and its iterator without workers do."""
+    """A fetcher, as torch makes one in workers and without, by what stands there now."""
     kind: Any = torch_dataloader._DatasetKind
     return kind.create_fetcher(*arguments)
 
