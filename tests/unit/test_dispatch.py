@@ -308,6 +308,11 @@ def test_a_worker_that_ends_early_does_not_stop_the_others(persistent):
         assert set(range(20, 200)) <= set(found)
 
 
+def test_out_of_order_a_filter_may_drop_all_items_of_a_worker():
+    loader = DataLoader(Dispatch(Source(200)).filter(is_even), batch_size=4, num_workers=2, in_order=False)
+    assert list(itertools.chain.from_iterable(numbers(loader))) == list(range(0, 200, 2))
+
+
 class FailsInAnEpoch(Dispatch):
     """In worker 0, these epochs do not begin."""
 
