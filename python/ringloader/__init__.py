@@ -6,6 +6,7 @@ Importing this package does not import torch: each name below comes when it is f
 # That of typing takes milliseconds, at each start of Python with RINGLOADER_INSTALL.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from ringloader._launch.pool import WorkerPool
     from ringloader._patch.convert import convert
     from ringloader._patch.install import install, installed, uninstall
     from ringloader._report.report import PathReport, path, report
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "DataLoader": "dataloader",
     "PathReport": "_report.report",
+    "WorkerPool": "_launch.pool",
     "convert": "_patch.convert",
     "install": "_patch.install",
     "installed": "_patch.install",
@@ -22,7 +24,17 @@ _MODULES = {
     "uninstall": "_patch.install",
 }
 
-__all__ = ["DataLoader", "PathReport", "convert", "install", "installed", "path", "report", "uninstall"]
+__all__ = [
+    "DataLoader",
+    "PathReport",
+    "WorkerPool",
+    "convert",
+    "install",
+    "installed",
+    "path",
+    "report",
+    "uninstall",
+]
 
 
 def __getattr__(name: str) -> object:

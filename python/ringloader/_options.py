@@ -24,6 +24,8 @@ class Options:
     device: torch.device | str | int | None = None
     device_prefetch: int = 2
     device_transform: Callable[[Any], Any] | None = None
+    # A `ringloader.WorkerPool`: its module needs torch.
+    worker_pool: Any = None
 
     def __post_init__(self) -> None:
         if self.max_shared_bytes is not None:
@@ -45,6 +47,17 @@ class Options:
             raise TypeError(f"device_transform must be a callable or None, not {self.device_transform!r}")
         if self.device_transform is not None and self.device is None:
             raise ValueError("device_transform needs device: pass the device that its batches are to be on")
+        self._check_worker_pool()
+
+    def _check_worker_pool(self) -> None:
+        pool = self.worker_pool
+        if isinstance(pool, str):
+            raise TypeError(
+                f"worker_pool must be a ringloader.WorkerPool, which no text can name, not {pool!r}: pass "
+                "the pool itself to DataLoader, install() or convert()"
+            )
+        if pool is not None and getattr(type(pool), "_is_worker_pool", None) is not True:
+            raise TypeError(f"worker_pool must be a ringloader.WorkerPool or None, not {pool!r}")
 
     def _check_device(self) -> None:
         device = self.device
@@ -66,6 +79,8 @@ class Options:
 
 # Of all options.
 NAMES = tuple(field.name for field in dataclasses.fields(Options))
+# Of those that are functions, the ones that workers call: the processes of a pool hold them.
+CALLED_IN_WORKERS: tuple[str, ...] = ()
 # The attribute of a converted loader that names its own attributes which have an option's name.
 THEIRS = "_ringloader_theirs"
 
@@ -89,6 +104,12 @@ def put_on(loader: object, options: Options) -> None:
     for name in NAMES:
         if name not in theirs(loader):
             setattr(loader, attribute(name), getattr(options, name))
+
+
+def callables_of(loader: object) -> list[Any]:
+    """The functions among the options of ``loader`` that its workers call."""
+    kept = kept_on(loader)
+    return [kept[name] for name in CALLED_IN_WORKERS if callable(kept.get(name))]
 
 
 def theirs(loader: object) -> tuple[str, ...]:

@@ -13,7 +13,8 @@ import torch
 import torch.utils.data
 
 import ringloader._native as _native
-from ringloader._launch import spawn
+from ringloader._launch import pool, spawn
+from ringloader._launch.pool import WorkerPool
 from ringloader._options import NAMES, Options, put_on
 from ringloader._report import report
 from ringloader._torch import devices, hook, internals, select_path
@@ -52,12 +53,16 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             it returns is the batch. It may run before the batch's turn. It runs once for each batch, and
             again where memory was short or the program was interrupted. With ``device="auto"`` it runs on
             the CPU where there is no accelerator.
+        worker_pool: A ``ringloader.WorkerPool``, whose processes are the workers (default: each iterator
+            starts its own). ``num_workers=0`` then means as many as the pool has. The loader keeps the pool,
+            and the pool does not keep the loader.
         **kwargs: As torch's ``DataLoader``.
 
     Raises:
         ValueError: If torch refuses an argument; if ``max_shared_bytes`` is not positive, ``device`` is not
             there or not of the current accelerator, ``device_prefetch`` is negative, or
-            ``device_transform`` is given without ``device``.
+            ``device_transform`` is given without ``device``; if ``worker_pool`` is given with
+            ``persistent_workers``, with ``multiprocessing_context``, or with more workers than it has.
         TypeError: If one of these has the wrong type.
     """
 
@@ -66,6 +71,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     _ringloader_device: torch.device | str | int | None
     _ringloader_device_prefetch: int
     _ringloader_device_transform: Callable[[Any], Any] | None
+    _ringloader_worker_pool: WorkerPool | None
 
     def __init__(
         self,
@@ -74,6 +80,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         device: torch.device | str | int | None = None,
         device_prefetch: int = 2,
         device_transform: Callable[[Any], Any] | None = None,
+        worker_pool: WorkerPool | None = None,
         **kwargs: Any,
     ) -> None:
         options = Options(
@@ -81,9 +88,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             device=device,
             device_prefetch=device_prefetch,
             device_transform=device_transform,
+            worker_pool=worker_pool,
         )
         if not internals.is_in_worker():
             devices.resolve(options.device)
+        if worker_pool is not None:
+            args, kwargs = _with_pool(worker_pool, args, kwargs)
         super().__init__(*args, **kwargs)
         put_on(self, options)
         for name in NAMES:
@@ -92,11 +102,30 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             if not hasattr(self, name):
                 setattr(self, name, getattr(options, name))
         if _native.SUPPORTED:
-            spawn.prepare(self)
+            if worker_pool is not None:
+                worker_pool._register(self)
+            else:
+                spawn.prepare(self)
 
     def _get_iterator(self) -> Any:
         without_ours = hook.beneath(internals.Loader._get_iterator)
         return get_iterator(self, Options.of(self), without_ours, super()._get_iterator)
+
+
+def _with_pool(
+    worker_pool: WorkerPool, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments for torch, of a loader with a pool: as many workers as the pool, unless they say less."""
+    try:
+        given = inspect.signature(torch.utils.data.DataLoader.__init__).bind(None, *args, **kwargs)
+    except TypeError:
+        # torch says what is wrong.
+        return args, kwargs
+    # What torch would refuse it does: other types, negative numbers.
+    given.arguments["num_workers"] = given.arguments.get("num_workers") or worker_pool.num_workers
+    names = ("persistent_workers", "multiprocessing_context")
+    pool.check(worker_pool, given.arguments["num_workers"], *map(given.arguments.get, names))
+    return given.args[1:], given.kwargs
 
 
 def _signature() -> inspect.Signature:
@@ -172,10 +201,16 @@ def _make_iterator(options: Options, loader: Any) -> Any:
     passes, moving = stages.stages_for(loader, options), stages.moving_for(options)
     steps = stages.steps_for(loader, options)
     moved_to = None if moving is None else moving.device_type
+    lease = None
+    if options.worker_pool is not None and pool.takes(options.worker_pool, loader):
+        # Before the memory, which a process that is forked now would have too.
+        lease = options.worker_pool._lend(loader)
     # Before torch's constructor, which draws: after it there is no way back.
     try:
-        made_transport = transport.make_transport(loader, options.max_shared_bytes, steps, moved_to)
+        made_transport = transport.make_transport(loader, options.max_shared_bytes, steps, moved_to, lease)
     except (OSError, ValueError) as error:
+        if lease is not None:
+            lease.close()
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
             # torch's transport needs more of them, and leaves workers behind where its start fails.
             error.add_note(
