@@ -69,8 +69,8 @@ class WorkerPool:
 
     def _begin(self) -> None:
         self._crew = _Crew(self._num_workers, self._start_method)
-        ended = weakref.finalize(self, self._crew.end)
-        ended.atexit = False
+        # At the interpreter's exit too.
+        weakref.finalize(self, self._crew.end)
 
     @property
     def num_workers(self) -> int:

@@ -90,24 +90,27 @@ class PoolProcess:
             _Pickler(file, objects, self.numbers.union(added)).dump(work)
         finally:
             context.set_spawning_popen(before)
-        memory = os.memfd_create("ringloader-assignment", os.MFD_CLOEXEC)
-        try:
-            with open(memory, "wb", closefd=False) as target:
-                target.write(file.getbuffer())
-            os.lseek(memory, 0, os.SEEK_SET)
-            self._send([memory, *sending.fds])
-        finally:
-            os.close(memory)
+        data = file.getvalue()
+        if len(data) <= assignments.MOST_BYTES:
+            self._send(assignments.ASSIGN + data, sending.fds)
+        else:
+            memory = os.memfd_create("ringloader-assignment", os.MFD_CLOEXEC)
+            try:
+                with open(memory, "wb", closefd=False) as target:
+                    target.write(data)
+                os.lseek(memory, 0, os.SEEK_SET)
+                self._send(assignments.ASSIGN_LARGE, [*sending.fds, memory])
+            finally:
+                os.close(memory)
         self.numbers.update(added)
 
-    def _send(self, fds: list[int]) -> None:
-        most = assignments.MOST_FDS
+    def _send(self, message: bytes, fds: list[int]) -> None:
         self._is_assigned = True
         try:
-            for begin in range(0, len(fds), most):
-                is_last = begin + most >= len(fds)
-                kind = assignments.ASSIGN if is_last else assignments.MORE_FDS
-                socket.send_fds(self.channel, [kind], fds[begin : begin + most])
+            while len(fds) > assignments.MOST_FDS:
+                socket.send_fds(self.channel, [assignments.MORE_FDS], fds[: assignments.MOST_FDS])
+                fds = fds[assignments.MOST_FDS :]
+            socket.send_fds(self.channel, [message], fds)
         except ConnectionError as error:
             raise LostError from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import select
@@ -9,18 +10,23 @@ import socket
 import struct
 from collections.abc import Callable, Sequence
 from multiprocessing import reduction
-from typing import Any
+from typing import IO, Any
 
 from ringloader._worker.held import Held
 
-ASSIGN, MORE_FDS, DROP, END = b"a", b"m", b"d", b"e"
+# An assignment follows, or lies in the last of the descriptors; descriptors of the next message.
+ASSIGN, ASSIGN_LARGE, MORE_FDS = b"a", b"l", b"m"
+# Numbers of what is dropped follow; nothing.
+DROP, END = b"d", b"e"
 LEFT = b"left"
 # What the kernel takes in one message is 253.
 MOST_FDS = 250
 NUMBER = struct.Struct("q")
+# Of an assignment that is sent in the message itself: no descriptor can be lost with an interrupt.
+MOST_BYTES = 32 << 10
 # Numbers in one message that drops, at most.
 MOST_DROPPED = 512
-_LONGEST = 1 + MOST_DROPPED * NUMBER.size
+_LONGEST = 1 + MOST_BYTES
 
 
 class SentFd:
@@ -100,21 +106,19 @@ class Assignments:
                 return None
             if message[:1] == DROP:
                 held.drop(number for (number,) in NUMBER.iter_unpack(message[1:]))
-            elif message == ASSIGN:
-                return self._open(fds, held)
+            elif message[:1] == ASSIGN:
+                return self._open(io.BytesIO(message[1:]), fds, held)
+            elif message == ASSIGN_LARGE:
+                return self._open(os.fdopen(fds.pop(), "rb"), fds, held)
 
     @staticmethod
-    def _open(fds: list[int], held: Held) -> Any:
+    def _open(file: IO[bytes], fds: list[int], held: Held) -> Any:
         _received.clear()
-        _received.update(enumerate(fds[1:]))
-        try:
-            with os.fdopen(fds[0], "rb") as file:
-                held.put(_Unpickler(file, held).load())
-                return _Unpickler(file, held).load()
-        except BaseException:
-            for fd in _received.values():
-                os.close(fd)
-            raise
+        _received.update(enumerate(fds))
+        # What it raises ends the process.
+        with file:
+            held.put(_Unpickler(file, held).load())
+            return _Unpickler(file, held).load()
 
     def say_left(self) -> bool:
         """Tells the main process that this one has left the iterator's memory. False: it has ended."""
