@@ -6,6 +6,8 @@ Importing this package does not import torch: each name below comes when it is f
 # That of typing takes milliseconds, at each start of Python with RINGLOADER_INSTALL.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import ringloader.batchify as batchify
+    from ringloader._common.array_dataset import ArrayDataset
     from ringloader._launch.pool import WorkerPool
     from ringloader._patch.convert import convert
     from ringloader._patch.install import install, installed, uninstall
@@ -13,9 +15,12 @@ if TYPE_CHECKING:
     from ringloader.dataloader import DataLoader
 
 _MODULES = {
+    "ArrayDataset": "_common.array_dataset",
     "DataLoader": "dataloader",
     "PathReport": "_report.report",
     "WorkerPool": "_launch.pool",
+    # The module itself.
+    "batchify": "batchify",
     "convert": "_patch.convert",
     "install": "_patch.install",
     "installed": "_patch.install",
@@ -25,9 +30,11 @@ _MODULES = {
 }
 
 __all__ = [
+    "ArrayDataset",
     "DataLoader",
     "PathReport",
     "WorkerPool",
+    "batchify",
     "convert",
     "install",
     "installed",
@@ -43,7 +50,8 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'ringloader' has no attribute {name!r}")
     import importlib
 
-    found = getattr(importlib.import_module(f"ringloader.{_MODULES[name]}"), name)
+    module = importlib.import_module(f"ringloader.{_MODULES[name]}")
+    found = module if _MODULES[name] == name else getattr(module, name)
     globals()[name] = found
     return found
 

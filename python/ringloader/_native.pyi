@@ -13,11 +13,14 @@ __all__ = [
     "Collate",
     "Convert",
     "Engine",
+    "FirstOf",
+    "Gather",
     "IndexSource",
     "Kept",
     "Layout",
     "Leaves",
     "Order",
+    "Pad",
     "Pinned",
     "Pinner",
     "Port",
@@ -174,6 +177,43 @@ class Convert:
     def __call__(self, data: object) -> Any: ...
 
 @final
+class FirstOf:
+    def __new__(
+        cls,
+        first: Callable[[Any], Any],
+        then: Callable[[Any], Any],
+        done: Callable[[], None],
+    ) -> FirstOf: ...
+    def __call__(self, argument: object) -> Any: ...
+
+@final
+class Gather:
+    def __new__(
+        cls,
+        port: Port | None,
+        parts: Sequence[tuple[dict[str, Any], str, object]],
+        modes: Sequence[Callable[[], int]],
+        fn_map: dict[Any, Any],
+    ) -> Gather: ...
+    def __call__(
+        self, columns: Sequence[object], indices: object, may_be_read_only: bool
+    ) -> list[Tensor | None] | None: ...
+
+@final
+class Pad:
+    def __new__(
+        cls,
+        dtype: dtype | None,
+        axes: Sequence[int] | None,
+        round_to: int,
+        lengths: bool,
+        value: Callable[[dtype], bytes],
+    ) -> Pad: ...
+    def __call__(
+        self, samples: object, port: Port | None, new_shared: Callable[[int], UntypedStorage | None] | None
+    ) -> Any: ...
+
+@final
 class Kept:
     def __new__(cls) -> Kept: ...
     def finish(self) -> bool: ...
@@ -261,7 +301,7 @@ class SchedulerCallbacks(Protocol):
     @abstractmethod
     def _end_epoch(self) -> None: ...
     @abstractmethod
-    def _raise_timeout(self) -> NoReturn: ...
+    def _raise_timeout(self, late: list[tuple[int, int, Any]]) -> NoReturn: ...
     @abstractmethod
     def _raise_lost(self, worker_id: int) -> NoReturn: ...
 

@@ -26,6 +26,8 @@ class Options:
     device_transform: Callable[[Any], Any] | None = None
     # A `ringloader.WorkerPool`: its module needs torch.
     worker_pool: Any = None
+    worker_prefetch: int | None = None
+    main_prefetch: int = 0
 
     def __post_init__(self) -> None:
         if self.max_shared_bytes is not None:
@@ -48,6 +50,23 @@ class Options:
         if self.device_transform is not None and self.device is None:
             raise ValueError("device_transform needs device: pass the device that its batches are to be on")
         self._check_worker_pool()
+        self._check_prefetch()
+
+    def _check_prefetch(self) -> None:
+        if self.worker_prefetch is not None:
+            if not _is_int(self.worker_prefetch):
+                raise TypeError(f"worker_prefetch must be an int or None, not {self.worker_prefetch!r}")
+            if self.worker_prefetch <= 0:
+                raise ValueError(f"worker_prefetch must be positive, not {self.worker_prefetch}")
+        if not _is_int(self.main_prefetch):
+            raise TypeError(f"main_prefetch must be an int, not {self.main_prefetch!r}")
+        if self.main_prefetch < 0:
+            raise ValueError(f"main_prefetch must be 0 or more, not {self.main_prefetch}")
+        if self.main_prefetch and self.device is not None:
+            raise ValueError(
+                f"main_prefetch={self.main_prefetch} and device={self.device!r} do not go together: batches "
+                "for a device are prepared before their turn in any case; say with device_prefetch how many"
+            )
 
     def _check_worker_pool(self) -> None:
         pool = self.worker_pool
@@ -118,6 +137,40 @@ def theirs(loader: object) -> tuple[str, ...]:
     return found
 
 
+# Options that say what the constructor is to do, and nothing to an iterator.
+_OF_THE_CONSTRUCTOR = ("worker_prefetch",)
+
+
+def check_prefetch_factor(options: Options, prefetch_factor: object) -> None:
+    """Raises a ``ValueError`` where torch's argument says another number."""
+    if options.worker_prefetch is not None and prefetch_factor not in (None, options.worker_prefetch):
+        raise ValueError(
+            f"worker_prefetch={options.worker_prefetch} and prefetch_factor={prefetch_factor!r} differ, and "
+            "both are the number of batches that a worker has ready or under way: pass one of them"
+        )
+
+
+def check_with(loader: Any, options: Options) -> None:
+    """Raises a ``ValueError`` for options that do not go with what ``loader`` has of torch's arguments."""
+    if options.worker_prefetch is not None and loader.num_workers == 0:
+        raise ValueError(
+            f"worker_prefetch={options.worker_prefetch} and num_workers=0 do not go together: there is no "
+            "worker to have batches ready"
+        )
+    if not options.main_prefetch:
+        return
+    if loader.num_workers == 0:
+        raise ValueError(
+            f"main_prefetch={options.main_prefetch} and num_workers=0 do not go together: without workers "
+            "nothing is there to be decoded; use num_workers=1"
+        )
+    if loader.pin_memory:
+        raise ValueError(
+            f"main_prefetch={options.main_prefetch} and pin_memory=True do not go together: batches are "
+            "pinned before their turn in any case; leave main_prefetch out"
+        )
+
+
 def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
@@ -143,6 +196,10 @@ def check_names(function: str, given: Iterable[str]) -> None:
     for name in given:
         if name not in NAMES:
             raise TypeError(f"{function} got an unknown option {name!r}; there are: {', '.join(NAMES)}")
+        if name in _OF_THE_CONSTRUCTOR:
+            raise TypeError(
+                f"{function} cannot take {name}: pass it to DataLoader, or set torch's prefetch_factor there"
+            )
 
 
 def from_text(text: str) -> Options:

@@ -7,7 +7,7 @@ import errno
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 import torch.utils.data
@@ -15,7 +15,8 @@ import torch.utils.data
 import ringloader._native as _native
 from ringloader._launch import pool, spawn
 from ringloader._launch.pool import WorkerPool
-from ringloader._options import NAMES, Options, put_on
+from ringloader._main import ending, pausing
+from ringloader._options import NAMES, Options, check_prefetch_factor, check_with, put_on
 from ringloader._report import report
 from ringloader._torch import devices, hook, internals, select_path
 
@@ -56,13 +57,20 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         worker_pool: A ``ringloader.WorkerPool``, whose processes are the workers (default: each iterator
             starts its own). ``num_workers=0`` then means as many as the pool has. The loader keeps the pool,
             and the pool does not keep the loader.
+        worker_prefetch: Batches that each worker has ready or under way: torch's ``prefetch_factor`` by its
+            name in torchdata. Both may be given if they are equal.
+        main_prefetch: Batches that a thread of the main process decodes before their turn, at most, of those
+            that workers have ready (default: 0, they are decoded by ``next``). For batches that are slow to
+            unpickle. Without effect where torch schedules.
         **kwargs: As torch's ``DataLoader``.
 
     Raises:
         ValueError: If torch refuses an argument; if ``max_shared_bytes`` is not positive, ``device`` is not
             there or not of the current accelerator, ``device_prefetch`` is negative, or
-            ``device_transform`` is given without ``device``; if ``worker_pool`` is given with
-            ``persistent_workers``, with ``multiprocessing_context``, or with more workers than it has.
+            ``device_transform`` is given without ``device``; if ``worker_prefetch`` is not positive, is not
+            ``prefetch_factor``, or there are no workers; if ``main_prefetch`` is negative, there are no
+            workers, or it is given with ``device`` or ``pin_memory``; if ``worker_pool`` is given
+            with ``persistent_workers``, with ``multiprocessing_context``, or with more workers than it has.
         TypeError: If one of these has the wrong type.
     """
 
@@ -72,6 +80,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     _ringloader_device_prefetch: int
     _ringloader_device_transform: Callable[[Any], Any] | None
     _ringloader_worker_pool: WorkerPool | None
+    _ringloader_worker_prefetch: int | None
+    _ringloader_main_prefetch: int
 
     def __init__(
         self,
@@ -81,6 +91,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         device_prefetch: int = 2,
         device_transform: Callable[[Any], Any] | None = None,
         worker_pool: WorkerPool | None = None,
+        worker_prefetch: int | None = None,
+        main_prefetch: int = 0,
         **kwargs: Any,
     ) -> None:
         options = Options(
@@ -89,12 +101,18 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             device_prefetch=device_prefetch,
             device_transform=device_transform,
             worker_pool=worker_pool,
+            worker_prefetch=worker_prefetch,
+            main_prefetch=main_prefetch,
         )
+        check_prefetch_factor(options, kwargs.get("prefetch_factor"))
         if not internals.is_in_worker():
             devices.resolve(options.device)
         if worker_pool is not None:
             args, kwargs = _with_pool(worker_pool, args, kwargs)
         super().__init__(*args, **kwargs)
+        check_with(self, options)
+        if worker_prefetch is not None:
+            self.prefetch_factor = worker_prefetch
         put_on(self, options)
         for name in NAMES:
             # Where code looks that makes such a loader anew of its arguments, as Lightning does. What a
@@ -109,7 +127,29 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def _get_iterator(self) -> Any:
         without_ours = hook.beneath(internals.Loader._get_iterator)
-        return get_iterator(self, Options.of(self), without_ours, super()._get_iterator)
+        iterator = get_iterator(self, Options.of(self), without_ours, super()._get_iterator)
+        pausing.attach(iterator)
+        ending.note(self, iterator)
+        return iterator
+
+    def shutdown(self) -> None:
+        """Ends this loader's iterators and workers now, and gives back the memory that it keeps.
+
+        Persistent workers end too, and those of an iterator that is still held: ``next`` on it raises a
+        ``RuntimeError`` from then on. Batches that were returned stay valid. The loader may be iterated
+        again, with new workers, and be shut down again. It may be called from any thread: a ``next`` that
+        waits in another one raises. A worker that is busy has 5 seconds to end, as in torch; then it is
+        terminated. In a forked child, what the parent's loader has made is left alone.
+
+        ``with DataLoader(...) as loader:`` calls it at the end of the block, however that ends.
+        """
+        ending.shut_down(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
 
 
 def _with_pool(
@@ -159,6 +199,7 @@ def get_iterator(loader: Any, options: Options, without_ours: Any, fall_back: Ca
     before = report.noted(loader)
     if options.device is None:
         iterator, counters = fall_back(), None
+        _put_steps(loader, options, iterator)
     else:
         iterator, counters = _make_placing(loader, options, without_ours, fall_back)
     if report.noted(loader) is before:
@@ -184,7 +225,16 @@ def _make_placing(
         if report.noted(loader) is not before:
             # A hook further down has seen to it.
             return made, None
+    _put_steps(loader, options, made)
     return through.through(made, moving, passes), None if moving is None else moving.counts
+
+
+def _put_steps(loader: Any, options: Options, iterator: Any) -> None:
+    """Has an iterator without workers fetch as the loader's workers would."""
+    if loader.num_workers == 0 and internals.missing_name() is None:
+        from ringloader._main import stages
+
+        stages.put_steps(iterator, stages.steps_for(loader, options))
 
 
 def _without_pinning(loader: Any) -> Any:
@@ -228,7 +278,7 @@ def _make_iterator(options: Options, loader: Any) -> Any:
     if why_rings is None:
         if moving is not None:
             moving.find_registrations = made_transport.registrations
-        made = iterator.RingIterator(loader, made_transport, passes, moving)
+        made = iterator.RingIterator(loader, made_transport, passes, moving, options.main_prefetch)
         report.record(loader, made, "native", "native scheduling over shared-memory rings", counters)
     else:
         made = iterator.TransportIterator(loader, made_transport, passes, moving)

@@ -113,6 +113,28 @@ class Sticks(Numbers):
         return super().__getitem__(index)
 
 
+class Waits(Dataset[Any]):
+    """From an index on, or at some indices, it waits for a file. The wait ends with the parent."""
+
+    def __init__(self, at: Any, released: Path, length: int = 40) -> None:
+        self.at = at
+        self.released = released
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def wait(self) -> None:
+        parent = os.getppid()
+        while not self.released.exists() and os.getppid() == parent:
+            time.sleep(0.001)
+
+    def __getitem__(self, index: Any) -> Any:
+        if index in self.at:
+            self.wait()
+        return index
+
+
 class SticksAsStream(IterableDataset[Any]):
     """The same as a stream: sample `n` of worker `w` is what it is map-style, in order."""
 

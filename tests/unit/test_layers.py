@@ -47,12 +47,14 @@ BINDING_NAMES = {"python.rs": r"_(?!_)|ringloader\.", "torch/names.rs": r"_(?!_)
 # Folder or top module of the package: those that it may use, function-local imports and names in strings too.
 # `_native` is the extension: what it imports by name while it runs.
 PYTHON_MAY_USE = {
-    "__init__": {"dataloader", "_launch", "_patch", "_report"},
+    "__init__": {"_common", "_launch", "batchify", "dataloader", "_patch", "_report"},
     "__main__": {"_cli", "_options", "_patch"},
     "_convert": {"_patch"},
     "_on_import": {"_patch"},
     "_cli": set(),
     "_patch": {"dataloader", "_launch", "_options", "_torch"},
+    "batchify": {"_batchify"},
+    "_batchify": {"_common", "_native", "_torch"},
     "dataloader": {"_launch", "_main", "_native", "_options", "_report", "_torch"},
     "_main": {"_common", "_launch", "_native", "_options", "_report", "_torch", "_worker"},
     "_launch": {"_native", "_options", "_torch", "_worker"},

@@ -254,3 +254,29 @@ def test_two_threads_make_iterators_at_once():
         # No more stay than twice the pool's number.
         list(loaders[0])
         assert 2 <= len(processes) <= 4
+
+
+def test_the_process_object():
+    """What stands for a process at an iterator ends with the iterator; the process does not."""
+    with WorkerPool(1) as pool:
+        loader = DataLoader(Numbers(4), worker_pool=pool)
+        iterator = iter(loader)
+        (worker,) = iterator._workers
+        (process,) = pool._crew._processes
+        assert worker.pid == worker.ident == process.process.pid
+        assert (worker.is_alive(), worker.exitcode, worker.daemon) == (True, None, True)
+        assert worker.name == process.process.name
+        assert worker.sentinel == process.process.sentinel
+        with pytest.raises(AssertionError, match="cannot start a process twice"):
+            worker.start()
+        worker.join(0.01)
+        assert worker.is_alive()
+        list(iterator)
+        assert (worker.is_alive(), worker.exitcode) == (False, 0)
+        # They are the next iterator's business now.
+        worker.terminate()
+        worker.kill()
+        worker.close()
+        worker.join()
+        assert [int(batch[0, 0]) for batch in loader] == [0, 1, 2, 3]
+        assert pool._crew._processes == [process]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import weakref
 from collections.abc import Iterator
@@ -218,6 +219,16 @@ class Lease:
             self._crew.give_back(self._idle.pop())
 
 
+@functools.cache
+def _look_up_torch() -> None:
+    """Has the native side look up torch's names, as the first engine does.
+
+    INVARIANT: before processes are forked: one that is forked while another thread looks them up would wait
+    for that thread for ever. A pool forks before its iterator's engine is made.
+    """
+    _native.Engine(1, 1, 1 << 20).close()
+
+
 class _Crew:
     """The processes of a pool in one process."""
 
@@ -310,6 +321,7 @@ class _Crew:
         context = self.context
         forkserver.preload(context)
         spawn.prepare(self)
+        _look_up_torch()
         with self._held():
             entries = self._check_in(loader)
             processes = self._find(loader.num_workers, {entry.number for entry in entries})

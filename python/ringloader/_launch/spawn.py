@@ -108,6 +108,11 @@ def prepare(loader: Any) -> None:
                 spawn_keeper.keeper.keep_for(loader)
 
 
+def forget(loader: Any) -> None:
+    """The server need not stay for this loader until its next workers start."""
+    spawn_keeper.keeper.leave(loader)
+
+
 def by_server(process_obj: Any) -> Any:
     """Has a process that would be spawned started by the server, if there is one."""
     if _spawns(type(process_obj)) and _is_allowed():

@@ -42,6 +42,12 @@ class Keeper:
                 self._users[id(loader)] = ended
             self._current()
 
+    def leave(self, loader: Any) -> None:
+        """As if the loader had gone. :meth:`keep_for` has it back."""
+        ended = self._users.get(id(loader))
+        if ended is not None:
+            ended()
+
     def _drop(self, user: int) -> None:
         self._users.pop(user, None)
         self._end_if_unused()

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import ringloader._native as _native
-from ringloader._main import pinning, samplers
+from ringloader._main import decoding, overdue, pinning, samplers
 from ringloader._main.lookahead import Lookahead, Placement
+from ringloader._main.pausing import Pausing
 from ringloader._main.stages import Stage, passed
 from ringloader._main.transport import Transport
 from ringloader._report import report
@@ -40,7 +41,7 @@ class LoaderView:
         delattr(self._loader, name)
 
 
-class TransportIterator(internals.Iterator):  # type: ignore[misc]
+class TransportIterator(Pausing, internals.Iterator):  # type: ignore[misc]
     """torch's own iterator, with rings in place of its queues."""
 
     # What brings batches to where they are needed.
@@ -78,8 +79,25 @@ class TransportIterator(internals.Iterator):  # type: ignore[misc]
 
     def _next_data(self) -> Any:
         take = super()._next_data
-        batch = take() if self._placement is None else self._placement.place_next(take)
+        try:
+            batch = take() if self._placement is None else self._placement.place_next(take)
+        except RuntimeError as error:
+            if overdue.is_timeout(error, self._timeout):
+                overdue.add_notes(error, self._workers, self._late())
+            raise
         return passed(batch, self._stages)
+
+    def _late(self) -> list[tuple[int, int, Any]]:
+        """Worker, task and index of each task that torch's scheduling may be waiting for."""
+        awaited = {number: info[0] for number, info in self._task_info.items() if len(info) == 1}
+        if self._in_order and self._rcvd_idx in awaited:
+            awaited = {self._rcvd_idx: awaited[self._rcvd_idx]}
+        first: dict[int, int] = {}
+        for number in sorted(awaited):
+            first.setdefault(awaited[number], number)
+        return [
+            (worker, number, self._transport.index_of(worker, number)) for worker, number in first.items()
+        ]
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         if self._placement is not None:
@@ -142,6 +160,18 @@ class RingIterator(TransportIterator, _SchedulerCallbacks):
     _take_next: Callable[[RingIterator], Any]
     _lookahead: Lookahead | None = None
 
+    def __init__(
+        self,
+        loader: Any,
+        transport: Transport,
+        stages: Sequence[Stage] = (),
+        moving: Placement | None = None,
+        main_prefetch: int = 0,
+    ) -> None:
+        # Batches that a thread decodes before their turn.
+        self._main_prefetch = main_prefetch
+        super().__init__(loader, transport, stages, moving)
+
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         self._is_constructed = True
         if not self._torch_schedules:
@@ -173,6 +203,8 @@ class RingIterator(TransportIterator, _SchedulerCallbacks):
             self._take_next = self._scheduler.next
             if self._placement is None and self._pin_memory:
                 self._placement = pinning.Pinning(self._pin_memory_device, internals.current_device_index())
+            elif self._placement is None and self._main_prefetch:
+                self._placement = decoding.Decoding(self._main_prefetch)
             if self._placement is not None:
                 self._lookahead = Lookahead(self._scheduler, self._placement)
                 self._take_next = self._lookahead.next
@@ -241,8 +273,10 @@ class RingIterator(TransportIterator, _SchedulerCallbacks):
         finally:
             super()._shutdown_workers()
 
-    def _raise_timeout(self) -> NoReturn:
-        raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
+    def _raise_timeout(self, late: list[tuple[int, int, Any]]) -> NoReturn:
+        error = RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
+        overdue.add_notes(error, self._workers, late)
+        raise error
 
     def _raise_lost(self, worker_id: int) -> NoReturn:
         """Raises for a worker whose process has ended: what torch does, from what its signal handler says."""

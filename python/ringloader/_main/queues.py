@@ -35,6 +35,24 @@ class TaskQueue:
         """Does nothing: the transport is closed as a whole."""
 
 
+class RememberingTaskQueue(TaskQueue):
+    """One that knows the last ``most`` tasks, for errors that name them."""
+
+    def __init__(self, engine: _native.Engine, worker: int, most: int) -> None:
+        super().__init__(engine, worker)
+        self._sent: collections.deque[tuple[int, Any]] = collections.deque(maxlen=most)
+
+    def put(self, message: object) -> None:
+        """Sends a message, and keeps it if it is a task."""
+        super().put(message)
+        if isinstance(message, tuple):
+            self._sent.append(message)
+
+    def index_of(self, number: int) -> Any:
+        """The index of the task of that number; None if it is not known."""
+        return next((index for sent, index in reversed(self._sent) if sent == number), None)
+
+
 class ResultQueue:
     """The parent's end of all result rings, as torch's iterator and pin thread use a queue."""
 

@@ -80,6 +80,17 @@ class SegmentCache:
         return True
 
 
+def forget(loader: Any) -> None:
+    """Gives back what is kept for the next epoch of a loader, if anything is. In a forked child nothing."""
+    found = _kept.get(loader)
+    if found is None or found[0][0] != _native.process_identity():
+        return
+    _kept.pop(loader)
+    _, _, registrations = found
+    if registrations is not None:
+        registrations.close()
+
+
 _Kept = tuple[tuple[object, ...], "_native.CachedSegment", "Registrations | None"]
 _kept: weak_registry.WeakRegistry[_Kept] = weak_registry.WeakRegistry()
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from ringloader._main.device import Moving
 from ringloader._options import Options
-from ringloader._torch import devices
+from ringloader._torch import devices, internals
+from ringloader._worker import gather
 from ringloader._worker.fetch import Step
 
 # Takes a batch, and returns what the next stage, or the caller, gets. What it raises, the caller gets.
@@ -33,9 +34,16 @@ def moving_for(options: Options) -> Moving | None:
     return None if device is None else Moving(device, options.device_prefetch, options.device_transform)
 
 
-def steps_for(_loader: Any, _options: Options) -> tuple[Step, ...]:
-    """The same for the steps of its workers."""
-    return ()
+def steps_for(loader: Any, _options: Options) -> tuple[Step, ...]:
+    """The same for the steps of its workers, or of an iterator without workers."""
+    return (gather.gathering,) if gather.is_of_arrays(loader) else ()
+
+
+def put_steps(iterator: Any, steps: Sequence[Step]) -> None:
+    """Has torch's own iterator without workers fetch through ``steps``. Any other is left as it is."""
+    if steps and internals.has_own_fetcher(iterator):
+        for step in steps:
+            internals.replace_fetcher(iterator, step)
 
 
 def _transformed(transform: Callable[[Any], Any], batch: Any) -> Any:

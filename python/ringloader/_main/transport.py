@@ -17,7 +17,7 @@ from ringloader._common import forks, moved_storages
 from ringloader._launch import forkserver, processes, shared_args, spawn
 from ringloader._launch.pool import Lease
 from ringloader._main import budget, registration
-from ringloader._main.queues import DoneEvent, ResultQueue, TaskQueue
+from ringloader._main.queues import DoneEvent, RememberingTaskQueue, ResultQueue, TaskQueue
 from ringloader._main.registration import Registrations
 from ringloader._main.segment_cache import SegmentCache
 from ringloader._torch import internals
@@ -39,9 +39,12 @@ class Transport:
         workers: int,
         cache: SegmentCache,
         steps: Sequence[Step],
+        remembered_tasks: int = 0,
         lease: Lease | None = None,
     ) -> None:
         self.engine = engine
+        # Of each worker, where an error is to name them.
+        self._remembered_tasks = remembered_tasks
         self._registrations = registrations
         self._cache = cache
         self._steps = steps
@@ -66,9 +69,18 @@ class Transport:
             self._results_made = True
             # Not kept here: without a cycle everything goes as soon as the iterator does.
             return ResultQueue(self.engine, self.note_end)
-        made = TaskQueue(self.engine, len(self._queues))
+        worker = len(self._queues)
+        if self._remembered_tasks:
+            made: TaskQueue = RememberingTaskQueue(self.engine, worker, self._remembered_tasks)
+        else:
+            made = TaskQueue(self.engine, worker)
         self._queues.append(made)
         return made
+
+    def index_of(self, worker: int, number: int) -> Any:
+        """The index of a task that torch's iterator has sent to a worker; None if that was not remembered."""
+        queue = self._queues[worker]
+        return queue.index_of(number) if isinstance(queue, RememberingTaskQueue) else None
 
     def Event(self) -> DoneEvent:  # noqa: N802
         """The event that ends the workers."""
@@ -228,7 +240,8 @@ def make_transport(
     available = _native.available_memory() + cache.resident
     share = budget.share_per_worker(workers, max_shared_bytes, available)
     engine, registrations = cache.take(share) or (_native.Engine(workers, most_tasks, share), None)
-    return Transport(engine, registrations, context, workers, cache, steps, lease)
+    remembered_tasks = most_tasks if loader.timeout else 0
+    return Transport(engine, registrations, context, workers, cache, steps, remembered_tasks, lease)
 
 
 def _most_tasks(loader: Any) -> int:

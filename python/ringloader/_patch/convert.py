@@ -61,6 +61,7 @@ def convert(loader: _Loader, **options: Any) -> _Loader:
     kept = _options.kept_on(loader) if was_ours else {}
     # All of them together, before the first is set.
     now = _options.Options(**{**kept, **options})
+    _options.check_with(loader, now)
     devices.resolve(now.device)
     if now.worker_pool is not None and "worker_pool" in options:
         at: Any = loader

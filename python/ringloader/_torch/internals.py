@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import multiprocessing
 import os
 import warnings
 from collections.abc import Callable, Generator
@@ -202,6 +203,11 @@ def _is_torchs_code(code: CodeType, qualname: str) -> bool:
     return code.co_filename.startswith(_HOME) and code.co_qualname == qualname
 
 
+def drop_fetcher(iterator: Any) -> None:
+    """Has an iterator without workers let go of its dataset's iterator, as the end of workers does."""
+    vars(iterator).pop("_dataset_fetcher", None)
+
+
 def counts_tasks_per_worker() -> bool:
     """Whether torch, with ``in_order=False``, chooses a worker with room: 2.6 goes round in any case."""
     return "_workers_num_tasks" in Iterator._try_put_index.__code__.co_names
@@ -243,11 +249,74 @@ def parts_of_convert(function: Any) -> list[tuple[dict[str, Any], str, Any]]:
     return [(ours, name, function)] if function is ours.get(name) and is_torchs_own(function, name) else []
 
 
-def collates_as_torch() -> bool:
-    """Whether torch's ``default_collate`` is made of what torch has made it of."""
+def parts_of_default_collate() -> list[tuple[dict[str, Any], str, Any]]:
+    """What torch's ``default_collate`` calls, itself too."""
+    ours = vars(_collation)
+    return [*parts_of_collate(), *((ours, name, ours[name]) for name in ("collate", "default_collate"))]
+
+
+def is_default_collate(function: Any) -> bool:
+    """Whether it is torch's own ``default_collate``."""
+    own = function is getattr(_collation, "default_collate", None)
+    return own and is_torchs_own(function, "default_collate")
+
+
+def collates_rows(fetcher: Any, stand_in: type) -> bool:
+    """Whether a fetcher is torch's own for lists of samples, which it gives to torch's ``default_collate``.
+
+    In a worker ``stand_in`` is the class of what may stand in for the ``collate`` that this calls.
+    """
+    cls = getattr(_fetch, "_MapDatasetFetcher", None)
+    return (
+        type(fetcher) is cls
+        and is_torchs_own(cls.fetch, "_MapDatasetFetcher.fetch")
+        and fetcher.auto_collation
+        and is_default_collate(fetcher.collate_fn)
+        and collates_as_torch(stand_in)
+        and not _others_collate_rows()
+    )
+
+
+def _others_collate_rows() -> bool:
+    """Whether others taught ``default_collate`` what to make of arrays' rows, tuples or dicts."""
+    for other in others_in_collate():
+        for cls in other if isinstance(other, tuple) else (other,):
+            if not isinstance(cls, type) or issubclass(cls, (numpy.generic, numpy.memmap)):
+                return True
+            if any(issubclass(kind, cls) for kind in (tuple, dict, numpy.generic, numpy.ndarray)):
+                return True
+    return False
+
+
+def is_not_replaced(cls: type, name: str) -> bool:
+    """Whether a method of numpy's, torch's or our own is what the class was written with."""
+    found = getattr(cls, name, None)
+    if isinstance(found, FunctionType):
+        return found.__code__.co_qualname == f"{cls.__name__}.{name}"
+    return isinstance(found, type(list.__len__))
+
+
+def has_own_fetcher(iterator: Any) -> bool:
+    """Whether it is torch's own iterator without workers, which asks an attribute of its own for batches."""
+    cls: Any = getattr(torch_dataloader, "_SingleProcessDataLoaderIter", None)
+    return (
+        type(iterator) is cls
+        and is_torchs_own(cls._next_data, "_SingleProcessDataLoaderIter._next_data")
+        and hasattr(iterator, "_dataset_fetcher")
+    )
+
+
+def replace_fetcher(iterator: Any, make: Callable[[Any], Any]) -> None:
+    """Puts ``make(its fetcher)`` in place of what an iterator without workers asks for batches."""
+    iterator._dataset_fetcher = make(iterator._dataset_fetcher)
+
+
+def collates_as_torch(stand_in: type | tuple[()] = ()) -> bool:
+    """Whether torch's ``default_collate`` is made of what torch has made it of, or of a stand-in of ours."""
+    collate = getattr(_collation, "collate", None)
     return (
         is_torchs_own(getattr(_collation, "default_collate", None), "default_collate")
-        and is_torchs_own(getattr(_collation, "collate", None), "collate")
+        and (isinstance(collate, stand_in) or is_torchs_own(collate, "collate"))
         and list(collate_fn_map)[: len(_COLLATE_FN_MAP)] == list(_COLLATE_FN_MAP)
         and all(is_torchs_own(collate_fn_map[key], name) for key, name in _COLLATE_FN_MAP.items())
         and all(isinstance(getattr(torch, name), BuiltinFunctionType) for name in _COLLATING)
@@ -268,6 +337,17 @@ def replace_new_shared(make: Callable[[Any], Any]) -> None:
     """Puts ``make(torch's own)`` in place of what allocates shared memory in a worker."""
     torchs_own = torch.UntypedStorage._new_shared.__func__  # type: ignore[attr-defined]
     torch.UntypedStorage._new_shared = classmethod(make(torchs_own))  # type: ignore[method-assign,assignment]
+
+
+def is_in_worker_process() -> bool:
+    """Whether this is a process in which a loader's worker runs, and no thread of the main process."""
+    return torch.utils.data.get_worker_info() is not None and multiprocessing.parent_process() is not None
+
+
+def new_shared(size: int) -> torch.UntypedStorage | None:
+    """Shared memory of so many bytes, as ``default_collate`` has it in a worker; None if torch has no way."""
+    allocate = getattr(torch.UntypedStorage, "_new_shared", None)
+    return None if allocate is None else cast("torch.UntypedStorage", allocate(size))
 
 
 def replace_sharing(make: Callable[[Any], Any]) -> None:

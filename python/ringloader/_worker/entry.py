@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import ringloader._native as _native
-from ringloader._common import forks, moved_storages
+from ringloader._common import forks, moved_storages, worker_port
 from ringloader._worker import collate, fetch, malloc, queues
 from ringloader._worker.endpoint import QueueEnd, SentEndpoint, WorkerEndpoint
 
@@ -47,6 +47,7 @@ def run_at(
     trimming = malloc.Trimming(malloc.keep_freed(worker_end.share))
     collate.allocate_in_slots(port)
     collate.replace_collate(port)
+    worker_port.port = port
     if worker_end.steps:
         fetch.put_steps(worker_end.steps)
     worker = worker_end.worker

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from ringloader._common import worker_port
 from ringloader._torch import internals
 
 
@@ -41,6 +42,7 @@ class ProcessState:
         torch.set_default_dtype(self._dtype)
         torch.set_grad_enabled(self._grad)
         self._parts.restore()
+        worker_port.port = None
 
 
 def _directory() -> Path | None:

@@ -3,7 +3,7 @@
 //! | room | about |
 //! |---|---|
 //! | `class/` | the Python classes of the transport and of the scheduler |
-//! | `collate/` | torch's `default_collate` and `default_convert`, as Python classes |
+//! | `collate/` | torch's `default_collate` and `default_convert`, padding, and a gather of rows, as Python classes |
 //! | `batch/` | a Python batch to leaves and a skeleton, and back |
 //! | `index/` | indices: where they come from, and how they travel |
 //! | `torch/` | torch's and numpy's objects: their names, what lies behind them, tensors over memory |
@@ -57,6 +57,9 @@ mod _native {
         class::worker_fds::WorkerFds,
         collate::default_collate::Collate,
         collate::default_convert::Convert,
+        collate::first_of::FirstOf,
+        collate::gather::Gather,
+        collate::pad::Pad,
         gil::note_exit,
         process::{
             after_fork_in_child, after_fork_in_parent, available_memory, before_fork, process_identity,

@@ -55,6 +55,9 @@ pub(crate) fn failed_arrival<'py>(
     class.call1((error.value(py), was_raised))
 }
 
+/// A worker, its task, and that task's index; `None` if it cannot be had.
+pub(crate) type Late<'py> = (u32, u64, Option<Bound<'py, PyAny>>);
+
 /// The iterator whose method calls the scheduler: `SchedulerCallbacks` in the stub.
 ///
 /// It is passed with each call, and kept by none: with a cycle it would outlive its last user.
@@ -89,12 +92,12 @@ impl<'py> Callbacks<'_, 'py> {
         self.0.call_method1(intern!(self.py(), "_raise_lost"), (worker,)).map(drop)
     }
 
-    /// The time for a batch is over.
+    /// The time for a batch is over. `late`: what may be waited for.
     ///
     /// # Errors
     /// What it raises, as it always does.
-    pub(crate) fn raise_timeout(&self) -> PyResult<()> {
-        self.0.call_method0(intern!(self.py(), "_raise_timeout")).map(drop)
+    pub(crate) fn raise_timeout(&self, late: Vec<Late<'py>>) -> PyResult<()> {
+        self.0.call_method1(intern!(self.py(), "_raise_timeout"), (late,)).map(drop)
     }
 
     /// The epoch is over.

@@ -153,8 +153,13 @@ impl<T> ReorderBuffer<T> {
 
     /// Whether a result of `worker` has not arrived. Looks at every task.
     pub fn awaits(&self, worker: u32) -> bool {
-        let mut tasks = self.ring.iter().flatten().chain(&self.aside);
-        tasks.any(|task| task.worker == worker && matches!(task.state, TaskState::Sent))
+        self.awaited_tasks().any(|(_, of)| of == worker)
+    }
+
+    /// The tasks whose results have not arrived, each with its worker, in no order. Looks at every task.
+    pub fn awaited_tasks(&self) -> impl Iterator<Item = (u64, u32)> {
+        let tasks = self.ring.iter().flatten().chain(&self.aside);
+        tasks.filter(|task| matches!(task.state, TaskState::Sent)).map(|task| (task.seq, task.worker))
     }
 
     /// The sequence number of the next task.
@@ -257,10 +262,12 @@ mod tests {
         let mut buffer = ReorderBuffer::new();
         let tasks: Vec<_> = [0, 1, 1].map(|worker| buffer.send(worker)).into();
         assert!(buffer.awaits(0) && buffer.awaits(1) && !buffer.awaits(2));
+        assert_eq!(buffer.awaited_tasks().collect::<Vec<_>>(), [(0, 0), (1, 1), (2, 1)]);
         buffer.arrive(tasks[2], "kept for its turn").unwrap();
         assert!(buffer.awaits(1));
         buffer.ended(tasks[1]).unwrap();
         assert!(!buffer.awaits(1) && buffer.awaits(0));
+        assert_eq!(buffer.awaited_tasks().collect::<Vec<_>>(), [(0, 0)]);
     }
 
     #[test]

@@ -290,6 +290,17 @@ impl<T> Scheduler<T> {
         self.dispatch.delivered(worker);
     }
 
+    /// The tasks whose results have not come, each with its worker, in no order. Looks at every task.
+    pub fn awaited(&self) -> impl Iterator<Item = (u64, u32)> {
+        self.tasks.awaited_tasks()
+    }
+
+    /// How many of them there are at most.
+    #[must_use]
+    pub fn most_tasks(&self) -> u64 {
+        self.dispatch.max_tasks()
+    }
+
     /// torch's counters: the next task's number, the next batch's, and tasks without a result.
     #[must_use]
     pub fn positions(&self) -> (u64, u64, u64) {

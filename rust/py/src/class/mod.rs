@@ -10,6 +10,7 @@ pub(crate) mod pinned;
 pub(crate) mod pinner;
 pub(crate) mod port;
 pub(crate) mod scheduler;
+pub(crate) mod sent_tasks;
 pub(crate) mod slot_memory;
 pub(crate) mod stream;
 pub(crate) mod worker_fds;

@@ -16,6 +16,7 @@ use ringloader_core::transport::delivery::Delivery;
 use super::arrival::Arrival;
 use super::engine::{Engine, stand_in};
 use super::index_source::IndexSource;
+use super::sent_tasks::SentTasks;
 use crate::gil::{Deadline, exception, wait as wait_for};
 use crate::lock::{DetachedLock, Guard};
 use crate::python::Callbacks;
@@ -73,6 +74,8 @@ struct State {
     /// The task that a worker answered with the end of its iterable dataset, where that was found ahead of its turn. To
     /// end the worker then would change which worker gets which of the tasks that are sent until its turn.
     end_ahead: Option<u64>,
+    /// What an error of lateness says. Kept where there is a timeout.
+    sent: SentTasks,
 }
 
 /// A batch that was taken and not yet handed out.
@@ -100,7 +103,8 @@ impl Scheduler {
             Order::AsCompletedRoundRobin => CoreOrder::AsCompletedRoundRobin,
         };
         let core = Core::new(workers, prefetch_factor, order);
-        let state = DetachedLock::new(State { core, source, taken: VecDeque::new(), end_ahead: None });
+        let (taken, sent) = (VecDeque::new(), SentTasks::default());
+        let state = DetachedLock::new(State { core, source, taken, end_ahead: None, sent });
         let timeout = (timeout > 0.0).then_some(timeout);
         Self { engine, state, process: process::current(), iterable, timeout }
     }
@@ -111,6 +115,7 @@ impl Scheduler {
         state.core.reset();
         state.taken.clear();
         state.end_ahead = None;
+        state.sent = SentTasks::default();
         let before = std::mem::replace(&mut state.source, source);
         drop(state);
         // Behind the lock: its sampler's end may run any code.
@@ -206,8 +211,11 @@ fn invalid_state() -> PyErr {
     )
 }
 
-fn is_pickle(token: Token<'_>) -> bool {
-    matches!(token, Token::Pickle(_))
+/// Bytes of the pickle of the end of an iterable dataset, at most: a class by its name, and a small number.
+const LONGEST_END: usize = 1024;
+
+fn may_be_end(token: Token<'_>) -> bool {
+    matches!(token, Token::Pickle(bytes) if bytes.len() <= LONGEST_END)
 }
 
 fn is_end(data: &Bound<'_, PyAny>) -> PyResult<bool> {
@@ -287,7 +295,7 @@ impl Scheduler {
                 Poll::Wait { worker, limit } => {
                     let Some(engine) = &engine else { return Err(invalid_state()) };
                     let Some(left) = deadline.left() else {
-                        callbacks.raise_timeout()?;
+                        callbacks.raise_timeout(state.sent.late(py, &state.core, worker))?;
                         return Err(PyRuntimeError::new_err("DataLoader timed out"));
                     };
                     wait_for(py, engine, worker, left.min(limit))?;
@@ -306,10 +314,10 @@ impl Scheduler {
         self.send_one(state, callbacks)
     }
 
-    /// A delivery as an [`Arrival`]; unpacked if it may be the end of an iterable dataset, which is pickled.
+    /// A delivery as an [`Arrival`]; unpacked if it may be the end of an iterable dataset, which is a small pickle.
     fn keep<'py>(&self, py: Python<'py>, delivery: Delivery) -> PyResult<Bound<'py, PyAny>> {
         if self.iterable {
-            let root = delivery.meta().and_then(|meta| meta.skeleton().next_token().map(is_pickle));
+            let root = delivery.meta().and_then(|meta| meta.skeleton().next_token().map(may_be_end));
             if root.map_err(exception)? {
                 return self.engine.get().unpack(py, delivery);
             }
@@ -377,6 +385,9 @@ impl Scheduler {
         let Some((kind, bytes)) = state.source.get().read(callbacks)? else { return Ok(()) };
         // After shutdown there is no worker left, and as in torch the index is lost.
         let Ok(engine) = self.engine.get().core() else { return Ok(()) };
+        if self.timeout.is_some() {
+            state.sent.note(&state.core, kind, &bytes);
+        }
         state.core.send(&*engine, kind, bytes).map_err(exception)?;
         Ok(())
     }

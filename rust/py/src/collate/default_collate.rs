@@ -9,6 +9,7 @@ use ringloader_core::batch::Dtype;
 use super::fallback::{Fallback, Part};
 use super::kinds::{DEEPEST, is_number, is_text};
 use super::rows::{Rows, fill};
+use super::unchanged::Unchanged;
 use crate::class::port::Port;
 use crate::torch::names::Torch;
 use crate::torch::tensor::tensor_over_chunk;
@@ -20,11 +21,7 @@ use crate::torch::tensor::tensor_over_chunk;
 pub(crate) struct Collate {
     port: Py<Port>,
     fallback: Fallback,
-    /// Functions that return how many modes of torch's have a say in what its other functions do.
-    modes: Vec<Py<PyAny>>,
-    /// The map that `default_collate` passes, which users may change, and what was in it.
-    fn_map: Py<PyDict>,
-    torchs_fn_map: Py<PyDict>,
+    unchanged: Unchanged,
     /// The classes in it that are not torch's own: those that it asks of what it does not find by its type.
     others: Vec<Py<PyAny>>,
 }
@@ -43,10 +40,8 @@ impl Collate {
     ) -> PyResult<Self> {
         Ok(Self {
             port,
-            fallback: Fallback::new(function, parts),
-            modes,
-            fn_map: fn_map.clone().unbind(),
-            torchs_fn_map: fn_map.copy()?.unbind(),
+            fallback: Fallback::new(function, Vec::new()),
+            unchanged: Unchanged::new(parts, modes, fn_map)?,
             others,
         })
     }
@@ -58,8 +53,8 @@ impl Collate {
         collate_fn_map: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let py = batch.py();
-        if collate_fn_map.is_some_and(|map| map.is(&self.fn_map))
-            && self.is_torchs_own(py)?
+        if collate_fn_map.is_some_and(|map| map.is(&self.unchanged.fn_map))
+            && self.unchanged.holds(py)?
             && let Some(made) = self.native(batch)?
         {
             return Ok(made);
@@ -69,15 +64,6 @@ impl Collate {
 }
 
 impl Collate {
-    fn is_torchs_own(&self, py: Python<'_>) -> PyResult<bool> {
-        for mode in &self.modes {
-            if mode.bind(py).call0()?.is_truthy()? {
-                return Ok(false);
-            }
-        }
-        Ok(self.fallback.is_whole(py)? && self.fn_map.bind(py).eq(&self.torchs_fn_map)?)
-    }
-
     /// Whether torch goes by an entry that is not its own.
     fn is_others(&self, torch: &Torch, sample: &Bound<'_, PyAny>) -> PyResult<bool> {
         if is_found_by_type(torch, sample) {
@@ -204,7 +190,7 @@ impl Work<'_> {
             // What follows may still be refused, and then torch begins again.
             None if !items.iter().all(|item| is_common(self.torch, item, 0)) => Ok(None),
             None => {
-                let fn_map = self.collate.fn_map.bind(first.py());
+                let fn_map = self.collate.unchanged.fn_map.bind(first.py());
                 self.collate.torchs(&collected(items, form)?, Some(fn_map)).map(Some)
             }
         }

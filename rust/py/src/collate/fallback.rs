@@ -21,12 +21,7 @@ impl Fallback {
 
     /// Whether each part is still in its place.
     pub(crate) fn is_whole(&self, py: Python<'_>) -> PyResult<bool> {
-        for (variables, name, value) in &self.parts {
-            if !variables.bind(py).get_item(name.bind(py))?.is_some_and(|found| found.is(value)) {
-                return Ok(false);
-            }
-        }
-        Ok(true)
+        are_in_place(py, &self.parts)
     }
 
     /// What the function makes of it.
@@ -37,4 +32,14 @@ impl Fallback {
     ) -> PyResult<Bound<'py, PyAny>> {
         self.function.bind(argument.py()).call((argument,), options)
     }
+}
+
+/// Whether each of `parts` is still in its place.
+pub(super) fn are_in_place(py: Python<'_>, parts: &[Part]) -> PyResult<bool> {
+    for (variables, name, value) in parts {
+        if !variables.bind(py).get_item(name.bind(py))?.is_some_and(|found| found.is(value)) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }

@@ -78,7 +78,7 @@ impl<'a, 'py> Rows<'a, 'py> {
                 || !rows.push(buffer.buf_ptr() as usize, dtype, shape())
                 || (buffer.shape().contains(&1) && {
                     asked = true;
-                    !has_strides_of_torch(array, dtype)
+                    !has_strides_of_torch(array, dtype, 0)
                 })
             {
                 return None;
@@ -159,14 +159,14 @@ impl<'a, 'py> Rows<'a, 'py> {
 }
 
 /// Of a contiguous tensor; `None` where that is no number.
-fn byte_len(shape: impl Iterator<Item = i64>, dtype: Dtype) -> Option<usize> {
+pub(super) fn byte_len(shape: impl Iterator<Item = i64>, dtype: Dtype) -> Option<usize> {
     let sizes = shape.map(|size| usize::try_from(size).ok());
     sizes.chain([Some(dtype.itemsize())]).try_fold(1usize, |len, size| len.checked_mul(size?))
 }
 
 /// The element type of an array's buffer, by the letters of Python's `struct`: of this machine's byte order,
 /// and where torch takes it too, which refuses C's `unsigned long long`.
-fn dtype_of_format(format: &[u8], itemsize: usize) -> Option<Dtype> {
+pub(super) fn dtype_of_format(format: &[u8], itemsize: usize) -> Option<Dtype> {
     let dtype = match (format, itemsize) {
         (b"?", _) => Dtype::Bool,
         (b"b", _) => Dtype::I8,
@@ -187,18 +187,21 @@ fn dtype_of_format(format: &[u8], itemsize: usize) -> Option<Dtype> {
     (dtype.itemsize() == itemsize).then_some(dtype)
 }
 
-/// Whether torch takes the strides of an array. Its buffer has others, made up where a dimension is of size 1.
+/// Whether torch takes the strides of an array, of all but the first `skipped` dimensions. Its buffer has others, made up where a dimension is of size 1.
 ///
 /// MIRRORS torch/csrc/utils/tensor_numpy.cpp::tensor_from_numpy
-fn has_strides_of_torch(array: &Bound<'_, PyAny>, dtype: Dtype) -> bool {
+pub(super) fn has_strides_of_torch(array: &Bound<'_, PyAny>, dtype: Dtype, skipped: usize) -> bool {
     let strides = array.getattr(intern!(array.py(), "strides")).and_then(|strides| strides.extract());
     strides.is_ok_and(|strides: Vec<isize>| {
-        strides.iter().all(|&stride| stride >= 0 && (stride as usize).is_multiple_of(dtype.itemsize()))
+        strides
+            .iter()
+            .skip(skipped)
+            .all(|&stride| stride >= 0 && (stride as usize).is_multiple_of(dtype.itemsize()))
     })
 }
 
 /// MIRRORS torch c10/core/Contiguity.h: the stride of a dimension of size 1 says nothing.
-fn is_contiguous(shape: &[i64], strides: &[i64]) -> bool {
+pub(super) fn is_contiguous(shape: &[i64], strides: &[i64]) -> bool {
     let mut expected = 1;
     shape.iter().zip(strides).rev().all(|(&size, &stride)| {
         let fits = size == 1 || stride == expected;

@@ -18,9 +18,12 @@ pub(crate) struct Torch {
     pub(crate) tensor: Py<PyType>,
     pub(crate) untyped_storage: Py<PyType>,
     pub(crate) ndarray: Py<PyType>,
+    /// numpy's arrays over files.
+    memmap: Py<PyType>,
     /// The base class of numpy's scalars.
     pub(crate) numpy_scalar: Py<PyAny>,
     pub(crate) strided: Py<PyAny>,
+    default_dtype: Py<PyAny>,
     pub(crate) empty: Py<PyAny>,
     empty_strided: Py<PyAny>,
     empty_like: Py<PyAny>,
@@ -98,8 +101,10 @@ impl Torch {
             tensor: tensor.unbind(),
             untyped_storage: torch.getattr("UntypedStorage")?.cast_into::<PyType>()?.unbind(),
             ndarray: numpy.getattr("ndarray")?.cast_into::<PyType>()?.unbind(),
+            memmap: numpy.getattr("memmap")?.cast_into::<PyType>()?.unbind(),
             numpy_scalar: get(&numpy, "generic")?,
             strided: get(&torch, "strided")?,
+            default_dtype: get(&torch, "get_default_dtype")?,
             empty: get(&torch, "empty")?,
             empty_strided: get(&torch, "empty_strided")?,
             empty_like: get(&torch, "empty_like")?,
@@ -130,6 +135,25 @@ impl Torch {
     pub(crate) fn dtype_of(&self, tensor: &Bound<'_, PyAny>) -> PyResult<Option<Dtype>> {
         let dtype = tensor.getattr(intern!(tensor.py(), "dtype"))?;
         Ok(self.dtypes.get(&(dtype.as_ptr() as usize)).copied())
+    }
+
+    /// The element type that torch's object means, if it has a fast path.
+    pub(crate) fn dtype_meant(&self, dtype: &Bound<'_, PyAny>) -> Option<Dtype> {
+        self.dtypes.get(&(dtype.as_ptr() as usize)).copied()
+    }
+
+    /// The element type that torch gives Python's floats.
+    ///
+    /// # Errors
+    /// What torch raises.
+    pub(crate) fn default_dtype(&self, py: Python<'_>) -> PyResult<Option<Dtype>> {
+        Ok(self.dtype_meant(&self.default_dtype.bind(py).call0()?))
+    }
+
+    /// Whether an object is an array of numpy's own, in memory or over a file.
+    pub(crate) fn is_array(&self, object: &Bound<'_, PyAny>) -> bool {
+        let kind = object.get_type();
+        kind.is(&self.ndarray) || kind.is(&self.memmap)
     }
 
     /// torch's object for an element type.

@@ -1,0 +1,123 @@
+"""Arrays of one length, as a dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy
+import torch
+from torch.utils.data import Dataset
+
+from ringloader._common import memory_map
+
+
+class ArrayDataset(Dataset[Any]):
+    """Arrays of one length, as a dataset: item ``i`` is row ``i`` of each.
+
+    With a ringloader loader and torch's ``default_collate``, the rows of a batch are copied natively from the
+    arrays to where the batch lies, without a Python object for any row. The batches are those that torch's
+    loader makes of this dataset.
+
+    ``ArrayDataset(x)[i]`` is ``x[i]``, ``ArrayDataset(x, y)[i]`` is ``(x[i], y[i])``, and
+    ``ArrayDataset(image=x, label=y)[i]`` is ``{"image": x[i], "label": y[i]}``. With both,
+    ``ArrayDataset(x, y, weight=w)[i]`` is ``(x[i], y[i], {"weight": w[i]})``.
+
+    The dataset holds the arrays and copies nothing. What you write to them later is in later batches, as far
+    as the workers share the memory: those that fork share tensors that are shared, and memory maps that are
+    not of mode ``"c"``.
+
+    Pickling, and so the start of workers that do not fork, keeps a ``numpy.memmap`` as the name of its file
+    and its place in it: nothing of its content is read. The file must be there, the same, where it is
+    unpickled. A map of mode ``"c"``, or one whose file has no name any more, is pickled by its content.
+
+    Args:
+        *arrays: Arrays, tensors, memory maps, or any sequences that are indexed from 0. All have one length.
+        **named: The same, by name.
+
+    Raises:
+        ValueError: If there is no array, or if lengths differ.
+        TypeError: If one of them has no length or cannot be indexed by position.
+    """
+
+    # Where pickles look for it.
+    __module__ = "ringloader"
+
+    arrays: tuple[Any, ...]
+    named: dict[str, Any]
+
+    def __init__(self, *arrays: Any, **named: Any) -> None:
+        if not arrays and not named:
+            raise ValueError("ArrayDataset needs at least one array")
+        labels = {f"argument {number}": array for number, array in enumerate(arrays)}
+        labels.update({f"{name}=": array for name, array in named.items()})
+        lengths = {label: _length(label, array) for label, array in labels.items()}
+        if len(set(lengths.values())) > 1:
+            told = ", ".join(f"{label.rstrip('=')}: {length}" for label, length in lengths.items())
+            raise ValueError(f"ArrayDataset needs arrays of one length, not of several ({told})")
+        self.arrays = arrays
+        self.named = named
+
+    def __len__(self) -> int:
+        return len(self.arrays[0] if self.arrays else next(iter(self.named.values())))
+
+    def __getitem__(self, index: Any) -> Any:
+        rows = [array[index] for array in self.arrays]
+        return self.shaped(rows, {name: array[index] for name, array in self.named.items()}, tuple)
+
+    def shaped(self, columns: list[Any], named: dict[str, Any], kind: Callable[[list[Any]], Any]) -> Any:
+        """An item or a batch of its parts, which are one for each array.
+
+        Args:
+            columns: Those of positional arrays.
+            named: Those of named ones.
+            kind: Makes the sequence of several: a tuple in an item, a list in a batch.
+        """
+        if not columns:
+            return named
+        if named:
+            return kind([*columns, named])
+        return columns[0] if len(columns) == 1 else kind(columns)
+
+    def __repr__(self) -> str:
+        told = [_told(array) for array in self.arrays]
+        told += [f"{name}={_told(array)}" for name, array in self.named.items()]
+        return f"{type(self).__name__}({', '.join(told)})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {
+            **vars(self),
+            "arrays": tuple(memory_map.pickled_by_name(array) for array in self.arrays),
+            "named": {name: memory_map.pickled_by_name(array) for name, array in self.named.items()},
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.arrays = tuple(memory_map.itself(array) for array in self.arrays)
+        self.named = {name: memory_map.itself(array) for name, array in self.named.items()}
+
+
+def _length(label: str, array: Any) -> int:
+    if isinstance(array, Mapping) or not hasattr(array, "__getitem__"):
+        raise TypeError(
+            f"ArrayDataset needs arrays or sequences: {label} is of type {type(array).__name__}"
+            + (", so pass it as **named" if isinstance(array, Mapping) else "")
+        )
+    if hasattr(array, "iloc"):
+        raise TypeError(
+            f"ArrayDataset indexes by position: {label} is of type {type(array).__name__}, which is "
+            "indexed by labels, so pass its to_numpy()"
+        )
+    try:
+        return len(array)
+    except TypeError:
+        raise TypeError(
+            f"ArrayDataset needs arrays or sequences with a length: {label} is {_told(array)}"
+        ) from None
+
+
+def _told(array: Any) -> str:
+    if isinstance(array, (numpy.ndarray, torch.Tensor)):
+        return f"{type(array).__name__} of {str(array.dtype).removeprefix('torch.')} {list(array.shape)}"
+    length = f" of {len(array)}" if hasattr(array, "__len__") else ""
+    return f"{type(array).__name__}{length}"

@@ -1,0 +1,48 @@
+"""What an error about a batch that does not come says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+# Dataset indices, and workers, that a message names at most.
+_MOST_INDICES = 16
+_MOST_WORKERS = 8
+
+
+def is_timeout(error: RuntimeError, timeout: float) -> bool:
+    """Whether it is torch's of a batch that did not come in time."""
+    return timeout > 0 and error.args == (f"DataLoader timed out after {timeout} seconds",)
+
+
+def add_notes(error: BaseException, workers: Sequence[Any], late: Iterable[tuple[int, int, Any]]) -> None:
+    """Has an error name what is late.
+
+    Args:
+        error: Its text stays torch's.
+        workers: The worker processes.
+        late: The number of a worker, of the task that it is in, and the index of that task; None where it is
+            not known.
+    """
+    named = list(late)
+    for worker, number, index in named[:_MOST_WORKERS]:
+        error.add_note(f"worker {worker} (pid {workers[worker].pid}) is late with {_batch(number, index)}")
+    if len(named) > _MOST_WORKERS:
+        error.add_note(f"and so are {len(named) - _MOST_WORKERS} other workers")
+
+
+def _batch(number: int, index: Any) -> str:
+    if index is None or (isinstance(index, list) and all(one is None for one in index)):
+        # Of an iterable dataset: it has no indices, and tasks are more than batches.
+        return "its next batch"
+    if isinstance(index, list):
+        more = "" if len(index) <= _MOST_INDICES else f" and {len(index) - _MOST_INDICES} more"
+        return f"batch {number} of the epoch: dataset indices {_text(index[:_MOST_INDICES])}{more}"
+    return f"batch {number} of the epoch: dataset index {_text(index)}"
+
+
+def _text(value: object) -> str:
+    try:
+        return f"{value!r:.500}"
+    except Exception as error:
+        return f"that cannot be shown ({type(error).__name__})"

@@ -1,0 +1,154 @@
+"""Datasets that are arrays: a batch is one native gather of rows, where torch makes the same of them.
+
+Wherever that is not certain, torch's own fetcher makes the batch, with its errors and warnings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy
+import torch
+from torch.utils.data import TensorDataset
+
+import ringloader._native as _native
+from ringloader._common import worker_port
+from ringloader._common.array_dataset import ArrayDataset
+from ringloader._torch import internals
+from ringloader._worker.fetch import Fetcher
+
+# Makes the batch of gathered columns, of which those that torch must collate are None. Returns None where
+# torch must make all of it; no code of the user's has run by then.
+_Assemble = Callable[["Rows", Any, list[Any], Sequence[int]], Any]
+
+
+class _Kind(NamedTuple):
+    """A class of datasets. Its objects' rows are those of their columns while ``getitem`` is its own."""
+
+    cls: Any
+    getitem: Any
+    columns: Callable[[Any], Any]
+    assemble: _Assemble
+
+
+def _bare(_rows: Rows, _dataset: Any, gathered: list[Any], _index: Sequence[int]) -> Any:
+    return gathered[0]
+
+
+def _tuples(_rows: Rows, _dataset: Any, gathered: list[Any], _index: Sequence[int]) -> Any:
+    return None if any(column is None for column in gathered) else gathered
+
+
+def _arrays(rows: Rows, dataset: ArrayDataset, gathered: list[Any], index: Sequence[int]) -> Any:
+    if all(column is None for column in gathered):
+        return None
+    arrays, named = dataset.arrays, dataset.named
+    columns = gathered[: len(arrays)]
+    by_name = dict(zip(named, gathered[len(arrays) :], strict=True))
+    others = [number for number, column in enumerate(columns) if column is None]
+    other_names = [name for name, column in by_name.items() if column is None]
+    if others or other_names:
+        # Row by row and in tuples and dicts, as torch's collation would get them.
+        samples = [
+            (
+                tuple(arrays[number][row] for number in others),
+                {name: named[name][row] for name in other_names},
+            )
+            for row in index
+        ]
+        collated, collated_by_name = rows.collate(samples)
+        for number, column in zip(others, collated, strict=True):
+            columns[number] = column
+        by_name.update(collated_by_name)
+    return dataset.shaped(columns, by_name, list)
+
+
+def _of_one(dataset: Any) -> tuple[Any, ...]:
+    return (dataset,)
+
+
+_KINDS = {
+    cls: _Kind(cls, cls.__getitem__, columns, assemble)
+    for cls, columns, assemble in (
+        (numpy.ndarray, _of_one, _bare),
+        (numpy.memmap, _of_one, _bare),
+        (torch.Tensor, _of_one, _bare),
+        (TensorDataset, lambda dataset: dataset.tensors, _tuples),
+        (ArrayDataset, lambda dataset: (*dataset.arrays, *dataset.named.values()), _arrays),
+    )
+    if internals.is_not_replaced(cls, "__getitem__")
+}
+
+
+def is_of_arrays(loader: Any) -> bool:
+    """Whether the step :func:`gathering` may do something for a loader."""
+    return (
+        type(loader.dataset) in _KINDS
+        and loader.batch_sampler is not None
+        and internals.is_default_collate(loader.collate_fn)
+    )
+
+
+def gathering(fetcher: Fetcher) -> Fetcher:
+    """A step: has the batches of arrays gathered, where torch's own fetcher would index and collate."""
+    if not _native.SUPPORTED or not internals.collates_rows(fetcher, _native.Collate):
+        return fetcher
+    return Gathering(fetcher)
+
+
+class Gathering:
+    """Stands in front of torch's fetcher, and is otherwise like it."""
+
+    def __init__(self, fetcher: Any) -> None:
+        self._fetcher = fetcher
+        rows = Rows(fetcher)
+        self.fetch = _native.FirstOf(rows.batch, fetcher.fetch, rows.note_torchs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._fetcher, name)
+
+
+class Rows:
+    """The batches of a fetcher whose dataset is arrays."""
+
+    def __init__(self, fetcher: Any) -> None:
+        self._fetcher = fetcher
+        self._gather = _native.Gather(
+            worker_port.port,
+            internals.parts_of_default_collate(),
+            internals.MODES,
+            internals.collate_fn_map,
+        )
+        # Whether torch has had the chance to warn of rows that may not be written to, which it does once.
+        self._has_warned = False
+
+    def batch(self, index: Any) -> Any:
+        """The batch; None where torch must make it."""
+        dataset = self._fetcher.dataset
+        kind = _KINDS.get(type(dataset))
+        if kind is None or not _has_its_rows(kind, dataset):
+            return None
+        may_be_read_only = self._has_warned and not torch.is_warn_always_enabled()
+        gathered = self._gather(kind.columns(dataset), index, may_be_read_only)
+        return None if gathered is None else kind.assemble(self, dataset, gathered, index)
+
+    def note_torchs(self) -> None:
+        """Notes that torch's own fetcher has made a batch."""
+        self._has_warned = True
+
+    def collate(self, samples: list[Any]) -> Any:
+        """What the fetcher's ``collate_fn`` makes of samples."""
+        return self._fetcher.collate_fn(samples)
+
+
+def _has_its_rows(kind: _Kind, dataset: Any) -> bool:
+    """Whether indexing the dataset is what it was when this module was imported."""
+    return (
+        kind.cls.__getitem__ is kind.getitem
+        and torch.Tensor.__getitem__ is _tensors_getitem
+        and not hasattr(dataset, "__getitems__")
+    )
+
+
+_tensors_getitem: Any = torch.Tensor.__getitem__

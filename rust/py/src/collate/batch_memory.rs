@@ -1,0 +1,99 @@
+//! Memory for a tensor of a batch: in the slot of this worker, shared as torch's workers have it, or torch's own.
+
+use pyo3::prelude::*;
+use ringloader_core::batch::Dtype;
+use ringloader_core::transport::port::Chunk;
+
+use crate::class::port::Port;
+use crate::torch::names::Torch;
+use crate::torch::tensor::tensor_over_chunk;
+
+/// Where this process has memory for batches.
+#[derive(Clone, Copy)]
+pub(super) struct Allocator<'a, 'py> {
+    pub(super) py: Python<'py>,
+    /// Of a worker of ours.
+    pub(super) port: Option<&'a Port>,
+    /// In another's: torch's function for a storage of so many bytes, or None.
+    pub(super) new_shared: Option<&'a Bound<'py, PyAny>>,
+}
+
+/// Memory of so many elements in a row, whose bytes are to be written.
+pub(super) struct BatchMemory<'py> {
+    dtype: Dtype,
+    shape: Vec<i64>,
+    /// INVARIANT: so many bytes are at the place.
+    nbytes: u64,
+    place: Place<'py>,
+}
+
+enum Place<'py> {
+    Slot(Chunk),
+    /// Torch's tensor, and where its bytes begin.
+    Own(Bound<'py, PyAny>, usize),
+}
+
+impl<'py> Allocator<'_, 'py> {
+    fn torchs(self, dtype: Dtype, shape: &[i64], nbytes: u64) -> PyResult<Place<'py>> {
+        let (py, torch) = (self.py, Torch::get(self.py)?);
+        let strides = (0..shape.len()).map(|dim| shape[dim + 1..].iter().product()).collect();
+        let shared = self.new_shared.map(|new_shared| new_shared.call1((nbytes,))).transpose()?;
+        let tensor = match shared.filter(|storage| !storage.is_none()) {
+            Some(storage) => torch.tensor_in(&storage, dtype, 0, shape.to_vec(), strides)?,
+            None => torch.new_on_cpu(py, dtype, shape.to_vec(), strides)?,
+        };
+        let address = torch.new_address(&tensor)?;
+        Ok(Place::Own(tensor, address))
+    }
+}
+
+impl<'py> BatchMemory<'py> {
+    /// `None` for no bytes, or more than there can be.
+    ///
+    /// # Errors
+    /// `OSError` when pages cannot be had; what torch raises.
+    pub(super) fn new(
+        allocator: Allocator<'_, 'py>,
+        dtype: Dtype,
+        shape: Vec<i64>,
+    ) -> PyResult<Option<Self>> {
+        let itemsize = dtype.itemsize() as i64;
+        let Some(nbytes) = shape.iter().try_fold(itemsize, |len, &size| len.checked_mul(size)) else {
+            return Ok(None);
+        };
+        let Some(nbytes) = u64::try_from(nbytes).ok().filter(|&nbytes| nbytes > 0) else { return Ok(None) };
+        let place = match allocator.port.map(|port| port.allocate(nbytes)).transpose()?.flatten() {
+            Some(chunk) => Place::Slot(chunk),
+            None => allocator.torchs(dtype, &shape, nbytes)?,
+        };
+        Ok(Some(Self { dtype, shape, nbytes, place }))
+    }
+
+    /// Whether code that is not ours may have run in making it.
+    pub(super) fn is_torchs(&self) -> bool {
+        matches!(self.place, Place::Own(..))
+    }
+
+    /// Where its bytes begin, which have no other user.
+    pub(super) fn address(&self) -> usize {
+        match &self.place {
+            Place::Slot(chunk) => chunk.address(),
+            Place::Own(_, address) => *address,
+        }
+    }
+
+    pub(super) fn nbytes(&self) -> u64 {
+        self.nbytes
+    }
+
+    /// The tensor, contiguous.
+    ///
+    /// # Errors
+    /// What torch raises.
+    pub(super) fn into_tensor(self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        match self.place {
+            Place::Slot(chunk) => tensor_over_chunk(py, chunk, self.dtype, &self.shape),
+            Place::Own(tensor, _) => Ok(tensor),
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! `ringloader.batchify.Pad`, native for plain samples and written straight into the slot.
+
+use std::sync::OnceLock;
+
+use pyo3::exceptions::{PyException, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyList, PyTuple};
+use ringloader_core::batch::Dtype;
+
+use super::batch_memory::{Allocator, BatchMemory};
+use super::padded::{Cast, Pattern, Target, write_all};
+use super::ragged::{Kind, Numbers, Ragged, Shapes};
+use crate::class::port::Port;
+use crate::torch::names::Torch;
+
+/// Pads samples to one size. What it is not certain of, it leaves to Python.
+#[pyclass(frozen, module = "ringloader._native")]
+pub(crate) struct Pad {
+    /// Of the batch; `None` for that of the samples.
+    dtype: Option<Py<PyAny>>,
+    /// Dimensions that are padded, from behind if negative; `None` for all.
+    axes: Option<Vec<isize>>,
+    round_to: usize,
+    lengths: bool,
+    /// Python's function that gives the bytes of the value, as an element of some type.
+    value: Py<PyAny>,
+    /// What it has given, by the types' codes.
+    values: [OnceLock<Pattern>; Dtype::ALL.len()],
+}
+
+#[pymethods]
+impl Pad {
+    #[new]
+    fn new(
+        dtype: Option<Py<PyAny>>,
+        axes: Option<Vec<isize>>,
+        round_to: usize,
+        lengths: bool,
+        value: Py<PyAny>,
+    ) -> PyResult<Self> {
+        if round_to == 0 {
+            return Err(PyValueError::new_err("'round_to' must be positive, not 0"));
+        }
+        Ok(Self {
+            dtype,
+            axes,
+            round_to,
+            lengths,
+            value,
+            values: [const { OnceLock::new() }; Dtype::ALL.len()],
+        })
+    }
+
+    /// The batch, with the lengths if they are asked for; None for what Python must pad. `port` and `new_shared` are
+    /// where this process has memory for it.
+    fn __call__<'py>(
+        &self,
+        samples: &Bound<'py, PyAny>,
+        port: Option<&Bound<'py, Port>>,
+        new_shared: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let py = samples.py();
+        let items: Vec<_> = if let Ok(list) = samples.cast_exact::<PyList>() {
+            list.iter().collect()
+        } else if let Ok(tuple) = samples.cast_exact::<PyTuple>() {
+            tuple.iter().collect()
+        } else {
+            return Ok(None);
+        };
+        let allocator = Allocator { py, port: port.map(Bound::get), new_shared };
+        match self.padded(&items, allocator) {
+            // Python raises it again, or says it better.
+            Err(error) if error.is_instance_of::<PyException>(py) => Ok(None),
+            made => made,
+        }
+    }
+}
+
+impl Pad {
+    fn padded<'py>(
+        &self,
+        items: &[Bound<'py, PyAny>],
+        allocator: Allocator<'_, 'py>,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let py = allocator.py;
+        let torch = Torch::get(py)?;
+        let wanted = match &self.dtype {
+            None => None,
+            Some(dtype) => {
+                let Some(dtype) = torch.dtype_meant(dtype.bind(py)) else { return Ok(None) };
+                Some(dtype)
+            }
+        };
+        if let Some(ragged) = Ragged::of(torch, items)? {
+            let dtype = wanted.unwrap_or(ragged.dtype);
+            let Some(cast) = Cast::new(ragged.dtype, dtype) else { return Ok(None) };
+            if self.known_value(dtype).is_none() {
+                self.ask_value(torch, py, dtype)?;
+                // That was Python's code.
+                return self.padded(items, allocator);
+            }
+            return self.made(allocator, dtype, ragged.shapes(), |target, memory| {
+                // Making torch's memory may bring finalisers about.
+                Ok((!memory.is_torchs() || ragged.is_still(torch, items)?) && target.write(py, &ragged, cast))
+            });
+        }
+        let Some(numbers) = Numbers::of(items) else { return Ok(None) };
+        let dtype = match (wanted, numbers.kind) {
+            (Some(dtype), _) => Some(dtype),
+            (None, Kind::Int) => Some(Dtype::I64),
+            (None, Kind::Bool) => Some(Dtype::Bool),
+            (None, Kind::Float) => torch.default_dtype(py)?,
+        };
+        let Some(dtype) = dtype.filter(|&dtype| Target::takes(numbers.kind, dtype)) else { return Ok(None) };
+        self.ask_value(torch, py, dtype)?;
+        self.made(allocator, dtype, numbers.shapes(), |target, _| target.write_numbers(&numbers))
+    }
+
+    /// The batch that `write` writes; `None` if that says that it has not.
+    fn made<'py>(
+        &self,
+        allocator: Allocator<'_, 'py>,
+        dtype: Dtype,
+        shapes: &Shapes,
+        write: impl FnOnce(&Target<'_>, &BatchMemory<'py>) -> PyResult<bool>,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let (Some(axes), Some(value)) = (self.axes_of(shapes.ndim), self.known_value(dtype)) else {
+            return Ok(None);
+        };
+        let Some(size) = self.size(shapes, &axes) else { return Ok(None) };
+        let shape = [shapes.count].iter().chain(&size).map(|&size| size as i64).collect();
+        let Some(memory) = BatchMemory::new(allocator, dtype, shape)? else { return Ok(None) };
+        let Some(target) = Target::new(&memory, shapes.count, dtype, &size, value) else { return Ok(None) };
+        if !write(&target, &memory)? {
+            return Ok(None);
+        }
+        let batch = memory.into_tensor(allocator.py)?;
+        if !self.lengths {
+            return Ok(Some(batch));
+        }
+        let Some(lengths) = lengths(allocator, shapes, &axes)? else { return Ok(None) };
+        Ok(Some(PyTuple::new(allocator.py, [batch, lengths])?.into_any()))
+    }
+
+    /// The dimensions that are padded; `None` where the samples do not have one of them, or one is named twice.
+    fn axes_of(&self, ndim: usize) -> Option<Vec<usize>> {
+        let Some(axes) = &self.axes else { return Some((0..ndim).collect()) };
+        let from_front =
+            |&axis: &isize| if axis < 0 { ndim.checked_add_signed(axis) } else { Some(axis as usize) };
+        let axes: Vec<usize> = axes.iter().map(from_front).collect::<Option<_>>()?;
+        let is_once = |(at, axis): (usize, &usize)| *axis < ndim && !axes[..at].contains(axis);
+        axes.iter().enumerate().all(is_once).then_some(axes)
+    }
+
+    /// Of a sample, padded; `None` where sizes differ that are not padded.
+    fn size(&self, shapes: &Shapes, axes: &[usize]) -> Option<Vec<usize>> {
+        let mut size = shapes.get(0).to_vec();
+        for shape in shapes.iter() {
+            for (dim, &len) in shape.iter().enumerate() {
+                if len != size[dim] {
+                    if !axes.contains(&dim) {
+                        return None;
+                    }
+                    size[dim] = size[dim].max(len);
+                }
+            }
+        }
+        for &axis in axes {
+            size[axis] = size[axis].checked_next_multiple_of(self.round_to)?;
+        }
+        Some(size)
+    }
+
+    fn known_value(&self, dtype: Dtype) -> Option<Pattern> {
+        self.values[usize::from(dtype.code())].get().copied()
+    }
+
+    /// Asks Python for the bytes of the value.
+    ///
+    /// # Errors
+    /// `ValueError` when the type does not have it.
+    fn ask_value(&self, torch: &Torch, py: Python<'_>, dtype: Dtype) -> PyResult<()> {
+        if self.known_value(dtype).is_some() {
+            return Ok(());
+        }
+        let bytes: Vec<u8> = self.value.bind(py).call1((torch.torch_dtype(py, dtype)?,))?.extract()?;
+        if bytes.len() != dtype.itemsize() {
+            return Err(PyValueError::new_err(format!("a value of {} bytes", bytes.len())));
+        }
+        let mut pattern = Pattern::default();
+        pattern[..bytes.len()].copy_from_slice(&bytes);
+        let _ = self.values[usize::from(dtype.code())].set(pattern);
+        Ok(())
+    }
+}
+
+/// The samples' sizes along the axes, as a tensor.
+fn lengths<'py>(
+    allocator: Allocator<'_, 'py>,
+    shapes: &Shapes,
+    axes: &[usize],
+) -> PyResult<Option<Bound<'py, PyAny>>> {
+    let mut shape = vec![shapes.count as i64];
+    shape.extend((axes.len() != 1).then_some(axes.len() as i64));
+    let Some(memory) = BatchMemory::new(allocator, Dtype::I64, shape)? else { return Ok(None) };
+    let sizes = shapes.iter().flat_map(|shape| axes.iter().map(|&axis| shape[axis] as i64));
+    let bytes: Vec<u8> = sizes.flat_map(i64::to_ne_bytes).collect();
+    write_all(&memory, &bytes)?;
+    memory.into_tensor(allocator.py).map(Some)
+}

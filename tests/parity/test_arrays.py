@@ -1,0 +1,440 @@
+"""Datasets that are arrays: each batch is torch's, and where it can be, one gather of rows makes it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import warnings
+
+import numpy as np
+import pytest
+import torch
+import torch.utils.data
+from torch.utils.data import TensorDataset, default_collate
+from torch.utils.data._utils import collate as torch_collate
+
+from parity.harness import Case, compare
+from ringloader import ArrayDataset, DataLoader
+from ringloader._worker import gather
+
+ROWS = 7
+RANDOM = np.random.default_rng(0)
+# Rows that may not be written to are said once in a process: here, for both loaders.
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    torch.as_tensor(np.broadcast_to(np.float32(1), 3))
+
+
+def noise(dtype, *shape):
+    """Any bytes: numbers that are none, and those no conversion keeps."""
+    dtype = np.dtype(dtype)
+    count = int(np.prod((ROWS, *shape)))
+    made = (
+        RANDOM.integers(0, 2, count).astype(bool)
+        if dtype.kind == "b"
+        else RANDOM.bytes(dtype.itemsize * count)
+    )
+    return np.frombuffer(made, dtype).reshape(ROWS, *shape).copy()
+
+
+def signalling():
+    bits = np.full((ROWS, 2), 0x7F800001, np.uint32)
+    bits[:, 1] = 0xFFA00000 + np.arange(ROWS)
+    return bits.view(np.float32)
+
+
+def unaligned():
+    return np.frombuffer(bytearray(RANDOM.bytes(1 + ROWS * 12)), np.uint8)[1:].view("f4").reshape(ROWS, 3)
+
+
+def floats(*shape):
+    return torch.arange(float(np.prod((ROWS, *shape)))).reshape(ROWS, *shape)
+
+
+def ended(array, ones):
+    """With a dimension of size 1 whose stride torch refuses."""
+    strides = (*array.strides, ones)
+    return np.lib.stride_tricks.as_strided(array, (*array.shape, 1), strides)
+
+
+DTYPES = "?bBhHiIlqefdFD"
+# One gather makes their batches.
+GATHERED = {
+    **{f"rows of {code}": noise(code, 2, 3) for code in DTYPES},
+    **{f"elements of {code}": noise(code) for code in "?bBhilqfd"},
+    "signalling": signalling(),
+    "signalling elements": signalling()[:, 0],
+    "columns": np.asfortranarray(noise("f", 3))[:, 1],
+    "every other": np.arange(4.0 * ROWS).reshape(2 * ROWS, 2)[::2],
+    "backwards": noise("i", 3)[::-1],
+    "rows of one": noise("f", 1),
+    "rows of one by one by two": noise("f", 1, 1, 2),
+    "a subset": noise("h", 5, 3)[:, 2:4],
+    "read-only elements": np.broadcast_to(np.float32(2.5), ROWS),
+    "bytes of an odd number": noise("B", 5),
+    "tensor": floats(4),
+    "tensor of one dimension": floats(),
+    "tensor of images": floats(3, 4, 5),
+    "tensor of one channel": floats(1, 4, 5),
+    "tensor, strided": floats(4, 2)[:, 1],
+    "tensor, expanded": torch.arange(3).expand(ROWS, 3),
+    "tensor, bfloat16": floats(3).bfloat16(),
+    "tensor, bool": floats(3) > 4,
+    "tensor, uint16": floats(3).to(torch.uint16),
+    "tensor, complex": torch.complex(floats(2), -floats(2)),
+    "tensors": TensorDataset(floats(3), torch.arange(ROWS)),
+    "one of tensors": TensorDataset(floats(3)),
+    "array": ArrayDataset(noise("B", 3, 2)),
+    "arrays": ArrayDataset(noise("B", 3), torch.arange(ROWS), floats(2)),
+    "named": ArrayDataset(b=noise("B", 3), a=torch.arange(ROWS)),
+    "both": ArrayDataset(noise("B", 3), label=torch.arange(ROWS), weight=noise("d")),
+    "with lists": ArrayDataset(
+        list("abcdefg"), noise("B", 3), [0.1 * row for row in range(ROWS)], c=list("hijklmn")
+    ),
+    "named with lists": ArrayDataset(b=list(range(ROWS)), a=floats(2), c=[(row, "x") for row in range(ROWS)]),
+    "with what cannot be gathered": ArrayDataset(
+        noise("H"), floats(2), x=floats(3).requires_grad_().detach()
+    ),
+}
+
+
+class Doubled(TensorDataset):
+    def __getitem__(self, index):
+        return tuple(2 * row for row in super().__getitem__(index))
+
+
+class OwnArray(np.ndarray):
+    def __getitem__(self, index):
+        return 3 * np.asarray(super().__getitem__(index))
+
+
+class OwnTensor(torch.Tensor):
+    pass
+
+
+class OwnArrays(ArrayDataset):
+    def __getitem__(self, index):
+        return {"row": super().__getitem__(index)}
+
+
+# torch makes these row by row.
+NOT_GATHERED = {
+    **{f"elements of {code}": noise(code) for code in "HILQeFDg"},
+    "rows of g": noise("g", 3),
+    "rows of Q": noise("Q", 3),
+    "byte-swapped": noise("f", 3).view(">f4"),
+    "byte-swapped elements": noise("f").view(">f4"),
+    "text": np.array(list("abcdefg")),
+    "rows of text": np.array(list("abcdefg")).reshape(ROWS, 1),
+    "objects": np.array([1, 2.0, "x", None, [], 3, 4], object),
+    "structured": noise([("x", "i4"), ("y", "f4")]),
+    "times": noise("h").astype("M8[s]"),
+    "no elements": noise("f", 0),
+    "rows of columns": np.asfortranarray(noise("f", 3, 2)),
+    "rows backwards": noise("f", 3)[:, ::-1],
+    "a stride that torch refuses": ended(noise("f", 3), 3),
+    "unaligned": unaligned(),
+    "no dimension": np.float32(1) + np.zeros(()),
+    "tensor without elements": floats(0),
+    "tensor of columns": floats(3, 2).transpose(1, 2),
+    "tensor, channels last": floats(3, 4, 5).contiguous(memory_format=torch.channels_last),
+    "tensor that requires grad": floats(3).requires_grad_(),
+    "conjugate": torch.complex(floats(2), floats(2)).conj(),
+    "negative": torch.complex(floats(2), floats(2)).conj().imag,
+    "sparse": floats(3).to_sparse(),
+    "tensors of which one requires grad": TensorDataset(floats(3), floats(3).requires_grad_()),
+    "tensors of a class of its own": Doubled(floats(3)),
+    "array of a class of its own": noise("B", 3).view(OwnArray),
+    "tensor of a class of its own": floats(3).as_subclass(OwnTensor),
+    "arrays of a class of its own": OwnArrays(noise("B", 3)),
+    "lists alone": ArrayDataset(list(range(ROWS)), name=list("abcdefg")),
+}
+
+
+# In a worker the memory is another, and the rest is the same: one of each sort.
+WITH_WORKERS = {
+    *(
+        "rows of B",
+        "rows of e",
+        "elements of l",
+        "signalling elements",
+        "backwards",
+        "tensor",
+        "tensor of one dimension",
+    ),
+    *(
+        "tensor, expanded",
+        "tensors",
+        "both",
+        "with lists",
+        "named with lists",
+        "with what cannot be gathered",
+    ),
+    *(
+        "elements of Q",
+        "byte-swapped",
+        "text",
+        "structured",
+        "a stride that torch refuses",
+        "tensor, channels last",
+    ),
+    *("tensor that requires grad", "tensors of a class of its own", "lists alone"),
+}
+
+
+def cases(datasets):
+    return [(name, workers) for name in datasets for workers in (0, 1) if not workers or name in WITH_WORKERS]
+
+
+def test_the_names_of_cases_with_workers_are_there():
+    assert {name for name, workers in [*cases(GATHERED), *cases(NOT_GATHERED)] if workers} == WITH_WORKERS
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """How many batches a gather has made, and how many it has left to torch, in forked processes too."""
+    counts = multiprocessing.Array("i", 2)
+    batch = gather.Rows.batch
+
+    def counted(self, index):
+        found = batch(self, index)
+        counts[0 if found is not None else 1] += 1
+        return found
+
+    monkeypatch.setattr(gather.Rows, "batch", counted)
+    return counts
+
+
+def case(dataset, workers, **arguments):
+    arguments = {"batch_size": 3, "num_workers": workers, **arguments}
+    # Starting workers is most of the time that a case takes.
+    epochs = 1 if workers else 2
+    return Case(
+        lambda: {"dataset": dataset, "generator": torch.Generator().manual_seed(5), **arguments},
+        epochs=epochs,
+    )
+
+
+@pytest.mark.parametrize(("name", "workers"), cases(GATHERED))
+def test_one_gather_makes_what_torch_makes_row_by_row(loader_class, made, name, workers):
+    expected, _ = compare(loader_class, case(GATHERED[name], workers, shuffle=True))
+    assert len(expected.delivered()) == (3 if workers else 6)
+    if loader_class is DataLoader:
+        assert made[0] > 0 and made[1] == 0
+
+
+@pytest.mark.parametrize(("name", "workers"), cases(NOT_GATHERED))
+def test_what_no_gather_makes_is_torchs(loader_class, made, name, workers):
+    compare(loader_class, case(NOT_GATHERED[name], workers))
+    assert made[0] == 0
+
+
+def test_rows_of_another_length_than_told_are_torchs_error(loader_class):
+    dataset = TensorDataset(floats(3))
+    dataset.tensors = (floats(3), floats(2)[:4])
+    expected, _ = compare(loader_class, case(dataset, 0))
+    assert "IndexError" in str(expected.outcomes)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_rows_that_may_not_be_written_to_are_torchs_once(loader_class, made, workers):
+    rows = noise("f", 3)
+    rows.flags.writeable = False
+    compare(loader_class, case(rows, workers))
+    if loader_class is DataLoader:
+        # The first batch of each epoch, of which torch may have something to say. Workers go two paths.
+        assert made[1] > 0 and made[0] == 2 * made[1]
+
+
+def test_torch_is_asked_each_time_where_it_always_warns(made):
+    rows = noise("f", 3)
+    rows.flags.writeable = False
+    torch.set_warn_always(True)
+    try:
+        with pytest.warns(UserWarning, match="not writable") as said:
+            list(DataLoader(rows, batch_size=3))
+    finally:
+        torch.set_warn_always(False)
+    assert len(said) == ROWS
+    assert list(made) == [0, 3]
+
+
+INDICES = {
+    "a tuple": (0, 6, 3),
+    "negative": [-1, -ROWS, 2],
+    "one behind the other": [1, 2, 3],
+    "around the end": [-2, -1, 0, 1],
+    "the same again": [4, 4, 4],
+    "too large": [0, ROWS],
+    "too small": [0, -ROWS - 1],
+    "very large": [0, 1 << 70],
+    "none": [],
+    "bools": [True, False],
+    "a tensor": torch.tensor([0, 5]),
+    "tensors": [torch.tensor(0), torch.tensor(5)],
+    "numpy's": [np.int64(3), np.int64(1)],
+    "slices": [slice(0, 2), slice(2, 4)],
+    "text": ["a"],
+    "None": [None, None],
+}
+SOURCES = {
+    "array": noise("f", 3),
+    "elements": noise("i"),
+    "tensor": floats(2),
+    "tensors": TensorDataset(floats(2), torch.arange(ROWS)),
+    "arrays": ArrayDataset(floats(2), label=list("abcdefg")),
+}
+
+
+@pytest.mark.parametrize(
+    ("source", "workers"), [*((name, 0) for name in SOURCES), ("elements", 1), ("arrays", 1)]
+)
+def test_indices_mean_what_they_mean_to_torch(loader_class, source, workers):
+    def build():
+        # The last one shows that what failed before changes nothing.
+        batches = [*INDICES.values(), [1, 0]]
+        return {"dataset": SOURCES[source], "batch_sampler": batches, "num_workers": workers}
+
+    expected, _ = compare(loader_class, Case(build))
+    assert len(expected.delivered()) >= 8
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"batch_size": None}, {"collate_fn": list}, {"collate_fn": lambda rows: default_collate(rows)}],
+    ids=["no batches", "lists", "a function around it"],
+)
+@pytest.mark.parametrize(("source", "workers"), [*((name, 0) for name in SOURCES), ("arrays", 1)])
+def test_what_torch_does_not_collate_is_not_gathered(loader_class, made, source, arguments, workers):
+    expected, _ = compare(loader_class, case(SOURCES[source], workers, **arguments))
+    assert expected.delivered()
+    assert list(made) == [0, 0]
+
+
+def summed(batch, **_):
+    return sum(float(row.sum()) for row in batch)
+
+
+def put_items(monkeypatch):
+    monkeypatch.setattr(TensorDataset, "__getitem__", lambda _, index: index)
+
+
+def put_several_items(monkeypatch):
+    monkeypatch.setattr(TensorDataset, "__getitems__", lambda _, indices: indices, raising=False)
+
+
+def put_tensors_items(monkeypatch):
+    own = torch.Tensor.__getitem__
+    monkeypatch.setattr(torch.Tensor, "__getitem__", lambda self, index: own(self, index) + 1)
+
+
+def put_collation_of_tensors(monkeypatch):
+    monkeypatch.setitem(torch_collate.default_collate_fn_map, torch.Tensor, summed)
+
+
+def put_collation_of_tuples(monkeypatch):
+    monkeypatch.setitem(torch_collate.default_collate_fn_map, tuple, lambda batch, **_: len(batch))
+
+
+def put_collate(monkeypatch):
+    monkeypatch.setattr(torch_collate, "collate", lambda batch, **_: len(batch))
+
+
+def put_stack(monkeypatch):
+    own = torch.stack
+    monkeypatch.setattr(torch, "stack", lambda *args, **named: own(*args, **named) + 1)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    "put",
+    [
+        put_items,
+        put_several_items,
+        put_tensors_items,
+        put_collation_of_tensors,
+        put_collation_of_tuples,
+        put_collate,
+        put_stack,
+    ],
+)
+def test_what_was_replaced_is_called(loader_class, made, monkeypatch, put, workers):
+    put(monkeypatch)
+    compare(loader_class, case(TensorDataset(floats(3)), workers))
+    assert made[0] == 0
+
+
+@pytest.mark.parametrize("put", [put_items, put_collation_of_tensors, put_stack])
+def test_what_is_replaced_in_the_middle_is_called(monkeypatch, put):
+    def second(cls):
+        iterator = iter(cls(TensorDataset(floats(3)), batch_size=3))
+        next(iterator)
+        with monkeypatch.context() as patch:
+            put(patch)
+            return next(iterator)
+
+    assert str(second(DataLoader)) == str(second(torch.utils.data.DataLoader))
+    first, third = (list(DataLoader(TensorDataset(floats(3)), batch_size=3))[number] for number in (0, 2))
+    assert first[0].shape == (3, 3) and third[0].shape == (1, 3)
+
+
+def test_a_mode_has_its_say(made):
+    loaders = [cls(noise("B", 3), batch_size=3) for cls in (DataLoader, torch.utils.data.DataLoader)]
+    iterators = [iter(loader) for loader in loaders]
+    with torch.device("meta"):
+        ours, theirs = (next(iterator) for iterator in iterators)
+    assert ours.device == theirs.device
+    assert list(made) == [0, 1]
+    with torch.inference_mode():
+        ours = next(iter(DataLoader(floats(3), batch_size=3)))
+        assert (
+            ours.is_inference()
+            == next(iter(torch.utils.data.DataLoader(floats(3), batch_size=3))).is_inference()
+        )
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("make", [lambda: noise("B", 4096), lambda: floats(4096), lambda: noise("q")])
+def test_a_batch_and_the_array_are_apart(make, workers):
+    rows = make()
+    before = torch.as_tensor(rows).clone()
+    for batches in (DataLoader(rows, batch_size=3, num_workers=workers) for _ in range(2)):
+        kept = []
+        for number, batch in enumerate(batches):
+            kept.append((batch, before[3 * number : 3 * number + 3]))
+            assert torch.equal(*kept[-1])
+            batch.fill_(1)
+        assert all((batch == 1).all() for batch, _ in kept)
+        assert torch.equal(torch.as_tensor(rows), before)
+
+
+def test_what_is_written_later_is_in_later_batches():
+    rows = floats(3).share_memory_()
+    iterator = iter(DataLoader(rows, batch_size=3))
+    first = next(iterator)
+    rows.fill_(-1)
+    assert (next(iterator) == -1).all() and (first >= 0).all()
+
+
+def test_rows_that_moved_are_found_again():
+    dataset = TensorDataset(floats(3))
+    iterator = iter(DataLoader(dataset, batch_size=3))
+    next(iterator)
+    dataset.tensors = (floats(2) + 100,)
+    assert torch.equal(next(iterator)[0], floats(2)[3:6] + 100)
+    # Memory that the tensor no longer has.
+    dataset.tensors[0].set_(floats(1).untyped_storage(), 0, (ROWS, 1), (1, 1))
+    assert torch.equal(next(iterator)[0], floats(1)[6:])
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_workers_of_any_start_method_gather(start):
+    rows, labels = noise("B", 3), torch.arange(ROWS)
+    dataset = ArrayDataset(rows, label=labels)
+    loader = DataLoader(
+        dataset, batch_size=3, num_workers=2, multiprocessing_context=start, persistent_workers=True
+    )
+    for _ in range(2):
+        images, named = zip(*loader, strict=True)
+        assert torch.equal(torch.cat(images), torch.from_numpy(rows))
+        assert torch.equal(torch.cat([batch["label"] for batch in named]), labels)
+    del loader

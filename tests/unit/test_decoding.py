@@ -1,0 +1,299 @@
+"""``main_prefetch``: a thread decodes batches before their turn, and none is lost, early or kept."""
+
+import gc
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import time
+import weakref
+
+import pytest
+import torch
+from torch.utils.data import IterableDataset
+
+import ringloader
+from faults.proc import wait_until
+from ringloader import DataLoader
+from ringloader._main import decoding
+
+pytestmark = pytest.mark.rings_only
+
+# Set by each sample that is unpickled: its number, and the thread.
+SEEN = []
+
+
+class Told:
+    """Pickled, and says when and where it is unpickled. ``failing``: what that raises."""
+
+    def __init__(self, number, failing=None):
+        self.number, self.failing = number, failing
+        self.padding = bytes(4000)
+
+    def __getstate__(self):
+        return vars(self)
+
+    def __setstate__(self, state):
+        vars(self).update(state)
+        SEEN.append((self.number, threading.current_thread().name))
+        if self.failing is not None:
+            raise self.failing
+
+
+class Stream(IterableDataset):
+    def __init__(self, samples):
+        self.samples = samples
+
+    def __iter__(self):
+        return iter(self.samples)
+
+
+def identity(batch):
+    return batch
+
+
+@pytest.fixture(autouse=True)
+def _nothing_seen():
+    SEEN.clear()
+
+
+def loader_of(samples, ahead, **options):
+    options = {"num_workers": 1, "prefetch_factor": 4, **options}
+    return DataLoader(samples, batch_size=None, collate_fn=identity, main_prefetch=ahead, **options)
+
+
+def ready(iterator, count):
+    assert wait_until(lambda: iterator._transport.engine.committed() >= count, 20)
+
+
+def threads():
+    return [thread for thread in threading.enumerate() if thread.name == "ringloader_decode"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("ahead", [1, 3])
+def test_so_many_are_decoded_ahead_by_the_thread(ahead, stream):
+    samples = [Told(number) for number in range(8)]
+    iterator = iter(loader_of(Stream(samples) if stream else samples, ahead))
+    ready(iterator, 4)
+    assert next(iterator).number == 0
+    assert wait_until(lambda: len(SEEN) == ahead + 1, 20)
+    # Tasks go out when a batch is handed out, as without it.
+    assert iterator._send_idx == 5
+    assert [batch.number for batch in iterator] == [1, 2, 3, 4, 5, 6, 7]
+    assert [number for number, _ in SEEN] == list(range(8))
+    assert {thread for _, thread in SEEN} == {"ringloader_decode"}
+
+
+def test_without_it_there_is_no_thread():
+    assert [batch.number for batch in loader_of([Told(0), Told(1)], 0)] == [0, 1]
+    assert {name for _, name in SEEN} == {"MainThread"}
+    assert threads() == []
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_epochs_to_their_end_and_abandoned(persistent):
+    samples = [Told(number) for number in range(9)]
+    loader = loader_of(samples, 3, num_workers=2, persistent_workers=persistent)
+    for _ in range(3):
+        iterator = iter(loader)
+        ready(iterator, 4)
+        assert [next(iterator).number, next(iterator).number] == [0, 1]
+        assert len(threads()) == 1
+    assert [batch.number for batch in loader] == list(range(9))
+    del iterator, loader
+    gc.collect()
+    assert threads() == []
+
+
+def test_an_error_comes_in_its_turn():
+    samples = [Told(0), Told(1, ValueError("one")), Told(2)]
+    iterator = iter(loader_of(samples, 3))
+    ready(iterator, 3)
+    assert next(iterator).number == 0
+    assert wait_until(lambda: len(SEEN) == 3, 20)
+    with pytest.raises(ValueError, match="one"):
+        next(iterator)
+    assert [batch.number for batch in iterator] == [2]
+
+
+def test_what_interrupts_is_raised_in_its_turn_and_the_batch_is_lost():
+    iterator = iter(loader_of([Told(0), Told(1, KeyboardInterrupt()), Told(2)], 3))
+    ready(iterator, 3)
+    assert next(iterator).number == 0
+    with pytest.raises(KeyboardInterrupt):
+        next(iterator)
+    with pytest.raises(RuntimeError, match="lost when KeyboardInterrupt"):
+        next(iterator)
+    assert [batch.number for batch in iterator] == [2]
+
+
+def test_a_batch_that_was_returned_is_the_callers_alone():
+    class Weak(Told):
+        pass
+
+    globals()["Weak"] = Weak
+    Weak.__qualname__ = "Weak"
+    iterator = iter(loader_of([Weak(0), Weak(1)], 2))
+    ready(iterator, 2)
+    batch = next(iterator)
+    gone = weakref.ref(batch)
+    del batch
+    assert wait_until(lambda: gone() is None, 5), "neither the thread nor the lookahead has it"
+    assert next(iterator).number == 1
+
+
+def test_no_batch_is_filled_again_while_it_is_ahead():
+    """Slots of tensors are leased by the thread: what the caller gets late is what the worker made."""
+    samples = [torch.full((50_000,), number) for number in range(60)]
+    loader = DataLoader(samples, batch_size=None, num_workers=2, prefetch_factor=4, main_prefetch=6)
+    held = []
+    for number, batch in enumerate(loader):
+        held = [*held[-3:], (number, batch)]
+        time.sleep(0.002)
+        for expected, one in held:
+            assert bool((one == expected).all())
+
+
+def test_no_mode_of_the_caller_reaches_the_thread():
+    samples = [torch.full((2,), number) for number in range(4)]
+    with torch.inference_mode():
+        iterator = iter(DataLoader(samples, batch_size=None, num_workers=1, main_prefetch=2))
+        assert [batch.is_inference() for batch in iterator] == [False] * 4
+
+
+def test_a_fork_meanwhile():
+    """The child takes nothing, ends nothing, and exits; the parent goes on."""
+    iterator = iter(loader_of([Told(number) for number in range(8)], 3))
+    assert next(iterator).number == 0
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            next(iterator)
+        except AssertionError as error:
+            # What the exit of a child does here: its parent's thread may have the lock of the tasks.
+            decoding._close_at_exit()
+            status = int("can only test a child process" not in str(error))
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert [batch.number for batch in iterator] == list(range(1, 8))
+
+
+PROGRAM = """
+import time, torch
+from ringloader import DataLoader
+class Slow:
+    def __setstate__(self, state):
+        time.sleep(0.3)
+    def __getstate__(self):
+        return {"a": bytes(3000)}
+iterator = iter(DataLoader([Slow()] * 20, batch_size=None, collate_fn=lambda one: one, num_workers=1,
+                           prefetch_factor=8, main_prefetch=8, persistent_workers=PERSISTENT))
+time.sleep(1)
+next(iterator)
+print("end", flush=True)
+"""
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_the_interpreter_ends_while_the_thread_decodes(persistent):
+    program = PROGRAM.replace("PERSISTENT", str(persistent))
+    begun = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
+    assert time.monotonic() - begun < 40
+
+
+def test_a_shutdown_beside_a_slow_batch():
+    class Slow(Told):
+        def __setstate__(self, state):
+            super().__setstate__(state)
+            time.sleep(0.3)
+
+    globals()["Slow"] = Slow
+    Slow.__qualname__ = "Slow"
+    loader = loader_of([Slow(number) for number in range(6)], 4)
+    iterator = iter(loader)
+    ready(iterator, 4)
+    outcome = []
+
+    def take():
+        try:
+            outcome.extend(next(iterator) for _ in range(6))
+        except Exception as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    assert wait_until(lambda: len(SEEN) > 0, 20)
+    loader.shutdown()
+    thread.join(10)
+    assert not thread.is_alive(), "no wait is for ever"
+    assert isinstance(outcome[-1], (AssertionError, RuntimeError))
+    assert wait_until(lambda: threads() == [], 5)
+
+
+WRONG = [
+    ({"main_prefetch": -1}, ValueError, "main_prefetch must be 0 or more, not -1"),
+    ({"main_prefetch": 1.5}, TypeError, "main_prefetch must be an int, not 1.5"),
+    ({"main_prefetch": True}, TypeError, "main_prefetch must be an int, not True"),
+    ({"main_prefetch": 2}, ValueError, "main_prefetch=2 and num_workers=0 do not go together"),
+    (
+        {"main_prefetch": 2, "num_workers": 1, "pin_memory": True},
+        ValueError,
+        "main_prefetch=2 and pin_memory=True",
+    ),
+    (
+        {"main_prefetch": 2, "num_workers": 1, "device": "cpu"},
+        ValueError,
+        "main_prefetch=2 and device='cpu'",
+    ),
+    ({"worker_prefetch": 0, "num_workers": 1}, ValueError, "worker_prefetch must be positive, not 0"),
+    ({"worker_prefetch": 1.5, "num_workers": 1}, TypeError, "worker_prefetch must be an int or None"),
+    ({"worker_prefetch": 3}, ValueError, "worker_prefetch=3 and num_workers=0 do not go together"),
+    (
+        {"worker_prefetch": 3, "prefetch_factor": 2, "num_workers": 1},
+        ValueError,
+        "worker_prefetch=3 and prefetch_factor=2 differ",
+    ),
+]
+
+
+@pytest.mark.parametrize(("given", "kind", "words"), WRONG, ids=[str(given) for given, _, _ in WRONG])
+def test_what_is_refused(given, kind, words):
+    with pytest.raises(kind, match=words):
+        DataLoader([1, 2], **given)
+
+
+def test_worker_prefetch_is_prefetch_factor():
+    loader = DataLoader(list(range(20)), num_workers=2, worker_prefetch=3)
+    assert loader.prefetch_factor == 3
+    iterator = iter(loader)
+    assert iterator._send_idx == 6
+    assert len(list(iterator)) == 20
+    assert DataLoader([1], num_workers=1, worker_prefetch=3, prefetch_factor=3).prefetch_factor == 3
+    assert pickle.loads(pickle.dumps(loader)).prefetch_factor == 3
+
+
+def test_installed_and_converted():
+    with pytest.raises(TypeError, match="install\\(\\) cannot take worker_prefetch"):
+        ringloader.install(worker_prefetch=2)
+    plain = torch.utils.data.DataLoader([Told(0), Told(1)], batch_size=None, num_workers=1)
+    with pytest.raises(TypeError, match="convert\\(\\) cannot take worker_prefetch"):
+        ringloader.convert(plain, worker_prefetch=2)
+    pinned = torch.utils.data.DataLoader([0], num_workers=1, pin_memory=True)
+    with pytest.raises(ValueError, match="main_prefetch=2 and pin_memory=True"):
+        ringloader.convert(pinned, main_prefetch=2)
+    assert type(pinned) is torch.utils.data.DataLoader
+    with ringloader.installed(main_prefetch=2):
+        assert [batch.number for batch in plain] == [0, 1]
+    assert {name for _, name in SEEN} == {"ringloader_decode"}
+    SEEN.clear()
+    converted = ringloader.convert(plain, main_prefetch=1)
+    assert [batch.number for batch in converted] == [0, 1]
+    assert {name for _, name in SEEN} == {"ringloader_decode"}
