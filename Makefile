@@ -27,7 +27,7 @@ WHEEL_PYTHONS ?= python3.11 python3.12 python3.13
 DIST_STAMP := build/dist.checked
 export TORCH_INDEX
 
-.PHONY: help test test-fast demo frameworks frameworks-docs bench bench-scaling bench-sweep bench-profile bench-smoke bench-threads-env bench-rust bench-instructions bench-accelerator gpu lint rust-test python-test python-test-fast parity parity-all accelerator accelerator-slow stubs docs loom loom-fast tsan tsan-fast storm storm-fast miri portable wheel wheel-pythons workflows clean
+.PHONY: help test test-fast demo frameworks frameworks-docs bench bench-threads bench-scaling bench-sweep bench-padding bench-profile bench-smoke bench-threads-env bench-rust bench-instructions bench-accelerator gpu lint rust-test python-test python-test-fast parity parity-all accelerator accelerator-slow stubs docs loom loom-fast tsan tsan-fast storm storm-fast miri portable wheel wheel-pythons workflows clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -105,8 +105,9 @@ test-fast: rust-test python-test-fast ## while working
 rust-test: ## the crates' own tests
 	cargo test -q --workspace
 
+# Files side by side, each in its order: most tests wait for processes to start.
 python-test: $(WHEEL_STAMP) ## all Python tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 python-test-fast: $(WHEEL_STAMP)
 	$(BIN)/python -m pytest -m "not slow" --path native
@@ -199,12 +200,19 @@ frameworks-docs: $(VENV)/.frameworks $(WHEEL_STAMP) ## the same, and writes the 
 bench: $(VENV)/.bench $(RELEASE_STAMP) ## loaders side by side, and their starts: build/bench.md, .png, bench-start.md
 	$(BIN)/python -m benches.python --threads-python $(THREADS_VENV)/bin/python
 	$(BIN)/python -m benches.python.start
+	$(BIN)/python -m benches.python.arrays
+
+bench-threads: $(VENV)/.bench $(RELEASE_STAMP) ## threads as workers, beside processes and other packages' threads
+	$(BIN)/python -m benches.python.threads --threads-python $(THREADS_VENV)/bin/python
 
 bench-scaling: $(VENV)/.bench $(RELEASE_STAMP) ## main-process CPU for 1 to 64 workers
 	$(BIN)/python -m benches.python.scaling
 
 bench-sweep: $(VENV)/.bench $(RELEASE_STAMP) ## whatever is slower than torch's loader, over numbers of workers
 	$(BIN)/python -m benches.python.sweep
+
+bench-padding: $(VENV)/.bench $(RELEASE_STAMP) ## ragged samples, padded natively and by others
+	$(BIN)/python -m benches.python.padding
 
 bench-profile: $(VENV)/.bench $(RELEASE_STAMP) ## where the time of the main process and of a worker goes; needs perf
 	$(BIN)/python -m benches.python.profiling
@@ -214,6 +222,7 @@ bench-smoke: $(VENV)/.bench $(RELEASE_STAMP) ## checks every row of the benchmar
 	$(BIN)/python -m benches.python.start --quick
 	$(BIN)/python -m benches.python.scaling --quick
 	$(BIN)/python -m benches.python.sweep --quick
+	$(BIN)/python -m benches.python.padding --quick
 
 bench-threads-env: $(THREADS_VENV)/.bench ## the environment of a loader that this Python cannot have
 

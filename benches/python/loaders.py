@@ -89,11 +89,19 @@ def _rings(dataset: Dataset[Any], **arguments: Any) -> Any:
     return _ringloader(dataset, **arguments)
 
 
+def _threads(dataset: Dataset[Any], **arguments: Any) -> Any:
+    return _ringloader(dataset, worker_method="thread", **arguments)
+
+
 def _stateful(dataset: Dataset[Any], **arguments: Any) -> Any:
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     logging.getLogger("torchdata").setLevel(logging.ERROR)
     return StatefulDataLoader(dataset, **arguments)
+
+
+def _spdl_taken(iterator: Iterator[Any]) -> Taken:
+    return Taken(type(iterator.pipeline).__module__.split(".")[0])  # type: ignore[attr-defined]
 
 
 def _package_taken(iterator: Iterator[Any]) -> Taken:
@@ -125,6 +133,8 @@ LOADERS = {
         own_environment=True,
         always_in_order=True,
     ),
+    "spdl": Loader(thread_loaders.spdl, _spdl_taken, ("spdl",), every=2, package="spdl", threads=True),
+    "ringloader-threads": Loader(_threads, _ringloader_taken, ("threads",), threads=True),
     "ringloader-rings": Loader(_rings, _ringloader_taken, ("rings",), every=2),
     "ringloader": Loader(_ringloader, _ringloader_taken, ("native",)),
 }

@@ -34,7 +34,7 @@ SHORTEST, LONGEST = 32, 512
 
 
 class Texts(Dataset[Any]):
-    """Token lists of 32 to 512 int64, as tensors or as Python's lists.
+    """Lists of 32 to 512 tokens: Python's, or int64 tensors over one memory, as of a file of tokens.
 
     ``form`` "equal": all of a batch are as long as its longest text, so that a batch has the same bytes as
     when it is padded.
@@ -50,7 +50,7 @@ class Texts(Dataset[Any]):
                 for first in range(0, TEXTS, BATCH_SIZE)
             ]
             texts = [text for batch in padded for text in batch]
-        self.texts: list[Any] = texts
+        self.texts: list[Any] = list(torch.cat(texts).split([len(text) for text in texts]))
         if form == "lists":
             self.texts = [text.tolist() for text in texts]
         elif form == "dicts":

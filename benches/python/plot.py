@@ -12,7 +12,9 @@ from .report import figure, grouped
 # Ours stands out; the others keep their colour whichever of them were run.
 COLOURS = {
     OURS: "#1f6fb4",
+    "ringloader-threads": "#4fa3a5",
     "ringloader-rings": "#9ac4e6",
+    "spdl": "#b58ac4",
     "torchdata-nodes": "#e08a3c",
     "dataloader-rs": "#c65b6c",
     "torchdata-stateful": "#a9a9a9",

@@ -60,6 +60,54 @@ def torchdata_nodes(dataset: Dataset[Any], **arguments: Any) -> Any:
     return _Nodes(dataset, arguments)
 
 
+class _Pipeline:
+    """A pipeline of SPDL: torch's indices, one stage of threads that fetch and collate, a sink.
+
+    Its sink has the batches that torch has ready beyond those that workers are at.
+    """
+
+    def __init__(self, dataset: Dataset[Any], arguments: dict[str, Any]) -> None:
+        self.torchs_own = torchs.in_process(dataset, arguments)
+        self.workers = arguments["num_workers"]
+        self.ready = self.workers * (arguments["prefetch_factor"] - 1)
+        self.output_order = "input" if arguments.get("in_order", True) else "completion"
+
+    def __len__(self) -> int:
+        return len(self.torchs_own)
+
+    def __iter__(self) -> Iterator[Any]:
+        from spdl.pipeline import PipelineBuilder
+
+        builder = PipelineBuilder().add_source(_IndexBatches(self.torchs_own))
+        fetch = torchs.fetch_of(self.torchs_own)
+        builder = builder.pipe(fetch, concurrency=self.workers, output_order=self.output_order)
+        pipeline = builder.add_sink(self.ready).build(num_threads=self.workers)
+        pipeline.start()
+        return _PipelineIterator(pipeline)
+
+
+class _PipelineIterator:
+    """Ends the pipeline with itself."""
+
+    def __init__(self, pipeline: Any) -> None:
+        self.pipeline = pipeline
+        self.batches = pipeline.get_iterator(timeout=60)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self.batches)
+
+    def __del__(self) -> None:
+        self.pipeline.stop()
+
+
+def spdl(dataset: Dataset[Any], **arguments: Any) -> Any:
+    """``spdl.pipeline`` with worker threads."""
+    return _Pipeline(dataset, arguments)
+
+
 class _Indices:
     """An epoch's indices one by one, in torch's order."""
 

@@ -8,17 +8,31 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import ringloader.batchify as batchify
     from ringloader._common.array_dataset import ArrayDataset
+    from ringloader._common.sharded import Sharded
+    from ringloader._dispatch.dataset import Dispatch
     from ringloader._launch.pool import WorkerPool
     from ringloader._patch.convert import convert
     from ringloader._patch.install import install, installed, uninstall
     from ringloader._report.report import PathReport, path, report
+    from ringloader._shared.arrays import SharedArray
+    from ringloader._shared.lists import SharedList
+    from ringloader._weighted import WeightedRandomSampler
     from ringloader.dataloader import DataLoader
+    from ringloader.rollover import RolloverBatchSampler
+    from ringloader.seeds import Seeds
 
 _MODULES = {
     "ArrayDataset": "_common.array_dataset",
     "DataLoader": "dataloader",
+    "Dispatch": "_dispatch.dataset",
     "PathReport": "_report.report",
+    "Sharded": "_common.sharded",
+    "SharedArray": "_shared.arrays",
+    "SharedList": "_shared.lists",
+    "WeightedRandomSampler": "_weighted",
     "WorkerPool": "_launch.pool",
+    "RolloverBatchSampler": "rollover",
+    "Seeds": "seeds",
     # The module itself.
     "batchify": "batchify",
     "convert": "_patch.convert",
@@ -32,7 +46,14 @@ _MODULES = {
 __all__ = [
     "ArrayDataset",
     "DataLoader",
+    "Dispatch",
     "PathReport",
+    "RolloverBatchSampler",
+    "Seeds",
+    "Sharded",
+    "SharedArray",
+    "SharedList",
+    "WeightedRandomSampler",
     "WorkerPool",
     "batchify",
     "convert",

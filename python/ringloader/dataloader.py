@@ -7,20 +7,30 @@ import errno
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
 import torch.utils.data
 
 import ringloader._native as _native
+import ringloader.rollover as rollover
+from ringloader._dispatch import datapipes
+from ringloader._dispatch.dataset import Dispatch
 from ringloader._launch import pool, spawn
 from ringloader._launch.pool import WorkerPool
-from ringloader._main import ending, pausing
-from ringloader._options import NAMES, Options, check_prefetch_factor, check_with, put_on
+from ringloader._main import ending, epochs, forgotten_epoch, pausing
+from ringloader._options import NAMES, THREAD, Options, check_prefetch_factor, check_with, put_on
 from ringloader._report import report
 from ringloader._torch import devices, hook, internals, select_path
+from ringloader.seeds import Seeds
 
+_T = TypeVar("_T")
 _T_co = TypeVar("_T_co", covariant=True)
+
+if TYPE_CHECKING:
+
+    class _Iterator(pausing.Pausing, internals.DeclaredIterator):
+        """What callers of ``iter(loader)`` may use."""
 
 
 class DataLoader(torch.utils.data.DataLoader[_T_co]):
@@ -62,6 +72,22 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         main_prefetch: Batches that a thread of the main process decodes before their turn, at most, of those
             that workers have ready (default: 0, they are decoded by ``next``). For batches that are slow to
             unpickle. Without effect where torch schedules.
+        worker_method: ``"multiprocessing"``, or ``"thread"`` (default: ``"multiprocessing"``). With
+            ``"thread"`` the workers are threads of this process. All of them use the same dataset object,
+            and a batch is what the worker made, not a copy. ``get_worker_info().rng`` has generators with
+            torch's seeds for the worker; the global ones are the process's and are not seeded. Without
+            workers it means nothing.
+        last_batch: What becomes of samples that fill no whole batch at the end of an epoch: ``"keep"`` and
+            ``"discard"`` are torch's ``drop_last=False`` and ``True``; with ``"rollover"`` they open the next
+            epoch, and ``len`` is that of the epoch that begins next. See ``RolloverBatchSampler``.
+        worker_reset_fn: Called in each worker when an epoch begins, before its first batch, as
+            ``worker_reset_fn(dataset, worker_info, seeds)``, with torch's ``WorkerInfo`` and ``Seeds``. What
+            it returns is the dataset of that epoch; None for the same. What it raises is the error of the
+            epoch's batches. Without workers it is called in the main process, as for a single worker 0.
+        reseed_workers: Whether the generators of python, numpy and torch are set anew in each worker when an
+            epoch begins. Without workers, they are left alone.
+        seed: What ``Seeds`` come from, the same in all ranks (default: torch's base seed, which each process
+            draws). It says nothing about the order of the samples.
         **kwargs: As torch's ``DataLoader``.
 
     Raises:
@@ -69,8 +95,14 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             there or not of the current accelerator, ``device_prefetch`` is negative, or
             ``device_transform`` is given without ``device``; if ``worker_prefetch`` is not positive, is not
             ``prefetch_factor``, or there are no workers; if ``main_prefetch`` is negative, there are no
-            workers, or it is given with ``device`` or ``pin_memory``; if ``worker_pool`` is given
-            with ``persistent_workers``, with ``multiprocessing_context``, or with more workers than it has.
+            workers, or it is given with ``device`` or ``pin_memory``; if ``worker_method`` is another word,
+            or is ``"thread"`` beside ``multiprocessing_context``, ``max_shared_bytes``, ``main_prefetch``,
+            ``worker_pool``, a DataPipe or a ``Dispatch``; if ``worker_pool`` is given with
+            ``persistent_workers``, with ``multiprocessing_context``, with a ``Dispatch``, or with more
+            workers than it has; if ``last_batch`` does not agree with
+            ``drop_last`` or ``batch_sampler``, or is given with ``batch_size=None``; if it is ``"rollover"``
+            for an ``IterableDataset``; if ``seed`` is out of range, or given without ``worker_reset_fn`` and
+            ``reseed_workers``.
         TypeError: If one of these has the wrong type.
     """
 
@@ -82,6 +114,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     _ringloader_worker_pool: WorkerPool | None
     _ringloader_worker_prefetch: int | None
     _ringloader_main_prefetch: int
+    _ringloader_worker_method: str
+    _ringloader_last_batch: rollover.LastBatch | None
+    _ringloader_worker_reset_fn: Callable[[Any, Any, Seeds], Any] | None
+    _ringloader_reseed_workers: bool
+    _ringloader_seed: int | None
 
     def __init__(
         self,
@@ -93,6 +130,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         worker_pool: WorkerPool | None = None,
         worker_prefetch: int | None = None,
         main_prefetch: int = 0,
+        worker_method: str = "multiprocessing",
+        last_batch: rollover.LastBatch | None = None,
+        worker_reset_fn: Callable[[Any, Any, Seeds], Any] | None = None,
+        reseed_workers: bool = False,
+        seed: int | None = None,
         **kwargs: Any,
     ) -> None:
         options = Options(
@@ -103,16 +145,29 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             worker_pool=worker_pool,
             worker_prefetch=worker_prefetch,
             main_prefetch=main_prefetch,
+            worker_method=worker_method,
+            last_batch=last_batch,
+            worker_reset_fn=worker_reset_fn,
+            reseed_workers=reseed_workers,
+            seed=seed,
         )
         check_prefetch_factor(options, kwargs.get("prefetch_factor"))
         if not internals.is_in_worker():
             devices.resolve(options.device)
+        if args:
+            args = (datapipes.translated(args[0]), *args[1:])
+        elif "dataset" in kwargs:
+            kwargs["dataset"] = datapipes.translated(kwargs["dataset"])
         if worker_pool is not None:
             args, kwargs = _with_pool(worker_pool, args, kwargs)
         super().__init__(*args, **kwargs)
+        if options.worker_method == THREAD:
+            check_threads(self)
         check_with(self, options)
+        check_dispatch(self, options)
         if worker_prefetch is not None:
             self.prefetch_factor = worker_prefetch
+        rollover.apply(self, last_batch)
         put_on(self, options)
         for name in NAMES:
             # Where code looks that makes such a loader anew of its arguments, as Lightning does. What a
@@ -122,8 +177,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if _native.SUPPORTED:
             if worker_pool is not None:
                 worker_pool._register(self)
-            else:
+            elif options.worker_method != THREAD:
                 spawn.prepare(self)
+
+    if TYPE_CHECKING:
+
+        def __iter__(self) -> _Iterator: ...
 
     def _get_iterator(self) -> Any:
         without_ours = hook.beneath(internals.Loader._get_iterator)
@@ -131,6 +190,46 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         pausing.attach(iterator)
         ending.note(self, iterator)
         return iterator
+
+    def set_epoch(self, epoch: int) -> None:
+        """Says which epoch begins next: to the samplers and to the dataset that have a ``set_epoch``.
+
+        The loader's ``sampler``, ``batch_sampler``, its ``sampler`` and the dataset are told at once, in this
+        process. Persistent workers are told when their next epoch begins, and call the ``set_epoch`` of
+        their dataset then; what it raises there is the error of that epoch's batches. Other workers get the
+        dataset as it is when they are started. Seeds are of that epoch. Epochs that follow without a call
+        count up from it, for the seeds only.
+
+        Args:
+            epoch: The epoch, from 0 on.
+
+        Raises:
+            TypeError: If it is no int.
+            ValueError: If it is negative.
+        """
+        epochs.set_next(self, epoch)
+
+    def call_workers(self, fn: Callable[..., _T], *args: Any, timeout: float | None = None) -> list[_T]:
+        """Calls ``fn(dataset, *args)`` in each living worker, and returns the results in the workers' order.
+
+        It waits for all of them. A worker calls it in its main thread between two batches, behind those that
+        it was asked for before, so batches that come after the call may be older. ``get_worker_info()`` works
+        in it, and its dataset is the one that is passed. Function, arguments and results are pickled, and
+        tensors copied. Without workers it is called here, with this process's dataset.
+
+        Args:
+            fn: What is called, by its name: one that the worker's module had when the worker was started.
+            *args: Its further arguments.
+            timeout: Seconds that it may take (default: the loader's ``timeout``, and if that is 0, no limit).
+
+        Raises:
+            Exception: What ``fn`` raised, as torch raises a worker's error; of several, the first worker's.
+            RuntimeError: If no worker lives, one ends meanwhile, or does not answer in time: it then still
+                calls the function later. If batches travel by torch's own transport.
+        """
+        from ringloader._main import calling
+
+        return calling.call_workers(self, fn, args, timeout)
 
     def shutdown(self) -> None:
         """Ends this loader's iterators and workers now, and gives back the memory that it keeps.
@@ -168,6 +267,32 @@ def _with_pool(
     return given.args[1:], given.kwargs
 
 
+def check_dispatch(loader: Any, options: Options) -> None:
+    """Raises a ``ValueError`` for a loader of a ``Dispatch`` that cannot do what the options say."""
+    if not isinstance(loader.dataset, Dispatch):
+        return
+    if options.worker_pool is not None:
+        raise ValueError(
+            f"worker_pool={options.worker_pool!r} and a Dispatch as dataset do not go together: its items come "
+            "from a process of each iterator; leave worker_pool out, and say num_workers"
+        )
+    if options.worker_reset_fn is not None:
+        raise ValueError(
+            f"worker_reset_fn={options.worker_reset_fn!r} and a Dispatch as dataset do not go together: "
+            "workers have no dataset that an epoch could begin with; leave one of them out"
+        )
+
+
+def check_threads(loader: Any) -> None:
+    """Raises a ``ValueError`` for a loader that cannot have threads for workers, with what to change."""
+    select_path.check_threads(loader)
+    if isinstance(loader.dataset, Dispatch):
+        raise ValueError(
+            "worker_method='thread' and a Dispatch as dataset do not go together: its items go to worker "
+            "processes; leave worker_method out, or pass the source itself with num_workers=1"
+        )
+
+
 def _signature() -> inspect.Signature:
     """torch's, with what is ours: by it others pick what they pass on, and editors what they show."""
     torchs = inspect.signature(torch.utils.data.DataLoader.__init__)
@@ -193,15 +318,23 @@ def get_iterator(loader: Any, options: Options, without_ours: Any, fall_back: Ca
     if options.device is not None and internals.is_in_worker():
         # A loader that a dataset has. Workers have no device, and what they send is moved in the end.
         options = dataclasses.replace(options, device=None, device_transform=None)
+    check_dispatch(loader, options)
+    forgotten_epoch.note(loader)
+    if options.worker_method == THREAD and loader.num_workers > 0:
+        check_threads(loader)
+        why_not = select_path.reason_against_threads(without_ours)
+        if why_not is not None:
+            raise RuntimeError(f"worker_method='thread' cannot be had: {why_not}; leave worker_method out")
+        return internals.get_iterator(without_ours, loader, functools.partial(_make_thread_iterator, options))
     reason = select_path.reason_for_torch(loader, without_ours)
     if reason is None:
         return internals.get_iterator(without_ours, loader, functools.partial(_make_iterator, options))
     before = report.noted(loader)
-    if options.device is None:
+    if options.device is None and options.worker_reset_fn is None and not options.reseed_workers:
         iterator, counters = fall_back(), None
-        _put_steps(loader, options, iterator)
+        _put_steps(loader, iterator)
     else:
-        iterator, counters = _make_placing(loader, options, without_ours, fall_back)
+        iterator, counters = _make_torchs(loader, options, without_ours, fall_back)
     if report.noted(loader) is before:
         if reason.warning is not None:
             select_path.say_once(reason.warning)
@@ -209,38 +342,41 @@ def get_iterator(loader: Any, options: Options, without_ours: Any, fall_back: Ca
     return iterator
 
 
-def _make_placing(
+def _make_torchs(
     loader: Any, options: Options, without_ours: Any, fall_back: Callable[[], Any]
 ) -> tuple[Any, Callable[[], Mapping[str, int]] | None]:
-    """An iterator of torch's, whose batches go where the options say, and its counters."""
+    """An iterator of torch's that does what the options say, and its counters."""
     from ringloader._main import stages, through
 
     passes = stages.stages_for(loader, options)
     moving = stages.moving_for(options)
-    if moving is not None and internals.is_torchs_own(without_ours, "DataLoader._get_iterator"):
-        made = internals.get_iterator_of_torch(without_ours, loader, _without_pinning)
+    if internals.is_torchs_own(without_ours, "DataLoader._get_iterator"):
+        begins = epochs.step_for(loader, options)
+        view = functools.partial(through.view_for, moving=moving, begins=begins)
+        made = internals.get_iterator_of_torch(without_ours, loader, view)
     else:
         before = report.noted(loader)
         made = fall_back()
         if report.noted(loader) is not before:
             # A hook further down has seen to it.
             return made, None
-    _put_steps(loader, options, made)
+        begins = epochs.step_for(loader, options)
+        if begins is not None and not hasattr(made, "_dataset_fetcher"):
+            raise RuntimeError(
+                "worker_reset_fn and reseed_workers cannot take effect: DataLoader._get_iterator was replaced"
+            )
+    if begins is not None and loader.num_workers == 0:
+        epochs.begin_without_workers(made, loader, begins)
+    _put_steps(loader, made)
     return through.through(made, moving, passes), None if moving is None else moving.counts
 
 
-def _put_steps(loader: Any, options: Options, iterator: Any) -> None:
+def _put_steps(loader: Any, iterator: Any) -> None:
     """Has an iterator without workers fetch as the loader's workers would."""
     if loader.num_workers == 0 and internals.missing_name() is None:
         from ringloader._main import stages
 
-        stages.put_steps(iterator, stages.steps_for(loader, options))
-
-
-def _without_pinning(loader: Any) -> Any:
-    from ringloader._main.iterator import LoaderView
-
-    return LoaderView(loader, pin_memory=False)
+        stages.put_steps(iterator, stages.fetch_steps_for(loader))
 
 
 def _make_iterator(options: Options, loader: Any) -> Any:
@@ -269,7 +405,7 @@ def _make_iterator(options: Options, loader: Any) -> Any:
             raise
         reason = f"shared memory could not be had: {error}"
         select_path.say_once(f"{reason}; batches travel by torch's own transport")
-        made = internals.Iterator(loader if moving is None else _without_pinning(loader))
+        made = internals.Iterator(through.view_for(loader, moving, epochs.step_in(steps)))
         made = through.through(made, moving, passes)
         report.record(loader, made, "torch", reason, dict if moving is None else moving.counts)
         return made
@@ -283,6 +419,26 @@ def _make_iterator(options: Options, loader: Any) -> Any:
     else:
         made = iterator.TransportIterator(loader, made_transport, passes, moving)
         report.record(loader, made, "rings", why_rings, counters)
+    return made
+
+
+def _make_thread_iterator(options: Options, loader: Any) -> Any:
+    """As :func:`_make_iterator`, with threads for workers."""
+    from ringloader._main import iterator as main_iterator
+    from ringloader._main import stages
+    from ringloader._threads import iterator, transport
+
+    passes, moving = stages.stages_for(loader, options), stages.moving_for(options)
+    made_transport = transport.make_transport(loader, stages.steps_for(loader, options))
+    counters = functools.partial(_counters, made_transport, None if moving is None else moving.counts)
+    why_torchs = select_path.reason_for_rings(loader)
+    made: Any
+    if why_torchs is None:
+        made = iterator.ThreadIterator(loader, made_transport, passes, moving)
+    else:
+        made = main_iterator.TransportIterator(loader, made_transport, passes, moving)
+    reason = why_torchs or "native scheduling, with threads for workers"
+    report.record(loader, made, "threads", reason, counters)
     return made
 
 

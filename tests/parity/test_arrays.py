@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import warnings
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch.utils.data
 from torch.utils.data import TensorDataset, default_collate
 from torch.utils.data._utils import collate as torch_collate
 
+import ringloader
 from parity.harness import Case, compare
 from ringloader import ArrayDataset, DataLoader
 from ringloader._worker import gather
@@ -438,3 +440,43 @@ def test_workers_of_any_start_method_gather(start):
         assert torch.equal(torch.cat(images), torch.from_numpy(rows))
         assert torch.equal(torch.cat([batch["label"] for batch in named]), labels)
     del loader
+
+
+@pytest.mark.rings_only
+@pytest.mark.parametrize("workers", [0, 1])
+def test_torchs_own_class_gathers_where_ringloader_is_installed(made, workers):
+    loader = torch.utils.data.DataLoader(floats(3), batch_size=3, num_workers=workers)
+    with ringloader.installed():
+        batches = list(loader)
+    assert torch.equal(torch.cat(batches), floats(3)) and list(made) == [3, 0]
+    assert torch.equal(torch.cat(list(ringloader.convert(loader))), floats(3)) and list(made) == [6, 0]
+
+
+@pytest.mark.rings_only
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_comes_after_the_fetcher_gets_what_was_gathered(made, workers):
+    # Without an accelerator `auto` is the CPU, and the transform runs there.
+    loader = DataLoader(
+        TensorDataset(floats(3)),
+        batch_size=3,
+        num_workers=workers,
+        device="auto",
+        device_transform=lambda batch: 2 * batch[0].cpu(),
+    )
+    assert torch.equal(torch.cat(list(loader)), 2 * floats(3))
+    assert list(made) == [3, 0]
+
+
+@pytest.mark.rings_only
+def test_rows_that_are_not_in_memory_are_read(tmp_path, made):
+    path = tmp_path / "rows.bin"
+    whole = np.random.default_rng(1).integers(0, 256, (512, 20_000), np.uint8)
+    with path.open("wb") as file:
+        file.write(whole.tobytes())
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    rows = np.memmap(path, np.uint8, "r+", shape=whole.shape)
+    order = torch.randperm(512, generator=torch.Generator().manual_seed(2)).tolist()
+    loader = DataLoader(rows, batch_size=64, sampler=order)
+    assert torch.equal(torch.cat(list(loader)), torch.from_numpy(whole[order]))
+    assert made[1] == 0

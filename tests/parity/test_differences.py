@@ -82,6 +82,21 @@ def test_the_iterator_is_a_subclass(loader_class):
 
 
 @pytest.mark.rings_only
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_iterators_and_loaders_have_beside_torchs(loader_class, workers):
+    def names(kind):
+        loader = kind(Samples(2), num_workers=workers)
+        public = {name for name in dir(iter(loader)) if not name.startswith("_")}
+        return public, set(dir(loader)) & {"shutdown", "__enter__", "__exit__"}
+
+    assert names(torch.utils.data.DataLoader) == (set(), set())
+    assert names(loader_class) == (
+        {"limit", "pause", "resume", "is_paused"},
+        {"shutdown", "__enter__", "__exit__"},
+    )
+
+
+@pytest.mark.rings_only
 def test_bookkeeping_is_native(loader_class):
     names = ("_task_info", "_workers_num_tasks", "_worker_queue_idx_cycle")
     iterator = iter(loader_class(Samples(2), num_workers=1))

@@ -90,7 +90,7 @@ impl Fleet {
 
     fn send(&mut self) {
         let bytes = vec![0; 8];
-        let sent = self.scheduler.send(&self.engine, TaskKind::Index, bytes);
+        let sent = self.scheduler.send(&self.engine, (TaskKind::Index, bytes));
         assert!(sent.expect("a task that fits").is_some());
     }
 

@@ -14,9 +14,6 @@ class Group:
     Args:
         fns: a function for each field: any that takes a list of samples. All in one list will do.
 
-    Returns:
-        When called: a tuple of as many batches, or a named tuple if the first sample is one.
-
     Raises:
         TypeError: If a function is not callable. When called: if a sample is no tuple or list.
         ValueError: If there are no functions. When called: if a sample has not as many fields.
@@ -34,7 +31,7 @@ class Group:
         self._fns = tuple(given)
 
     def __call__(self, samples: Sequence[Any]) -> Any:
-        """Makes a batch of each field."""
+        """Makes a tuple of as many batches, or a named tuple if the first sample is one."""
         for number, sample in enumerate(samples):
             if not isinstance(sample, (tuple, list)):
                 raise TypeError(f"sample {number} must be a tuple or list for Group, not {sample!r}")
@@ -60,9 +57,6 @@ class Dict:
         fns: a function for each key: any that takes a list of samples.
         named: the same as keyword arguments.
 
-    Returns:
-        When called: a dict with the keys in the order of the functions.
-
     Raises:
         TypeError: If a function is not callable. When called: if a sample is no mapping.
         ValueError: If there are no functions.
@@ -80,7 +74,7 @@ class Dict:
                 raise TypeError(f"the function of Dict for the key {key!r} must be callable, not {fn!r}")
 
     def __call__(self, samples: Sequence[Any]) -> dict[Any, Any]:
-        """Makes a batch of each key."""
+        """Makes a dict of as many batches, with the keys in the order of the functions."""
         for number, sample in enumerate(samples):
             if not isinstance(sample, Mapping):
                 raise TypeError(f"sample {number} must be a dict for Dict, not {sample!r}")

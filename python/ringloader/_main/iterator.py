@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import ringloader._native as _native
-from ringloader._main import decoding, overdue, pinning, samplers
+from ringloader._main import decoding, epochs, forgotten_epoch, overdue, pinning, samplers
 from ringloader._main.lookahead import Lookahead, Placement
 from ringloader._main.pausing import Pausing
 from ringloader._main.stages import Stage, passed
-from ringloader._main.transport import Transport
 from ringloader._report import report
 from ringloader._torch import internals, select_path
 
@@ -20,6 +19,41 @@ if TYPE_CHECKING:
     _SchedulerCallbacks = _native.SchedulerCallbacks
 else:
     _SchedulerCallbacks = object
+
+
+class Transport(Protocol):
+    """What an iterator has its batches from, as the ``multiprocessing_context`` that it is given too."""
+
+    # Whether an iteration of this one ended as it should, as far as is known.
+    sound: bool
+    # Whether workers have the main process's dataset itself.
+    shares_dataset: bool
+
+    @property
+    def engine(self) -> Any:
+        """The native side, which its scheduler takes."""
+
+    @property
+    def scheduler(self) -> Any:
+        """The class of its scheduler."""
+
+    def Event(self) -> Any:  # noqa: N802
+        """The event that ends the workers."""
+
+    def is_inherited(self) -> bool:
+        """Whether this process is a forked child of the one that made it."""
+
+    def counters(self) -> Mapping[str, int]:
+        """What went over it."""
+
+    def index_of(self, worker: int, number: int, /) -> Any:
+        """The index of a task that torch's iterator has sent; None if that is not known."""
+
+    def unregister(self) -> None:
+        """Has nothing of its memory registered."""
+
+    def close(self, may_keep: bool = False) -> None:
+        """Gives back what it has."""
 
 
 class LoaderView:
@@ -46,6 +80,8 @@ class TransportIterator(Pausing, internals.Iterator):  # type: ignore[misc]
 
     # What brings batches to where they are needed.
     _placement: Placement | None = None
+    # What `set_epoch` said since the last epoch began.
+    _epoch_to_tell: int | None = None
 
     def __init__(
         self,
@@ -102,6 +138,9 @@ class TransportIterator(Pausing, internals.Iterator):  # type: ignore[misc]
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         if self._placement is not None:
             self._placement.abandon()
+        if not first_iter:
+            forgotten_epoch.note(loader)
+            epochs.resume(self, loader)
         super()._reset(loader, first_iter)
 
     def _shutdown_workers(self) -> None:
@@ -148,9 +187,11 @@ class RingIterator(TransportIterator, _SchedulerCallbacks):
     Where ``_torch_schedules``, each method is torch's.
     """
 
-    _scheduler: _native.Scheduler
+    _scheduler: _native.Scheduler | _native.ThreadScheduler
     # From the epoch on in which a method of torch's iterator was found replaced.
     _torch_schedules = False
+    # The name of the path that is taken then.
+    _path_of_torchs: report.PathName = "rings"
     # Whether a batch goes straight from the scheduler, or what prepares it, to the caller.
     _is_direct = False
     # Whether torch's constructor has come to its last call.
@@ -191,7 +232,7 @@ class RingIterator(TransportIterator, _SchedulerCallbacks):
             # torch's registry would raise in unrelated code, before what a dead worker committed is drained.
             internals.remove_worker_pids(id(self))
             self._worker_pids_set = False
-            self._scheduler = _native.Scheduler(
+            self._scheduler = self._transport.scheduler(
                 self._transport.engine,
                 source,
                 self._num_workers,
@@ -209,8 +250,10 @@ class RingIterator(TransportIterator, _SchedulerCallbacks):
                 self._lookahead = Lookahead(self._scheduler, self._placement)
                 self._take_next = self._lookahead.next
         else:
+            epochs.resume(self, loader)
             # Behind the tasks of an abandoned epoch, which still run, as torch's do. They are not waited for:
             # their results are told by their epoch.
+            forgotten_epoch.note(loader)
             for index_queue in self._index_queues:
                 index_queue.put(internals.ResumeIteration(self._shared_seed))
             if self._lookahead is not None:
@@ -224,7 +267,7 @@ class RingIterator(TransportIterator, _SchedulerCallbacks):
         select_path.say_once(f"{reason}, so torch's own scheduling runs over the rings")
         noted = report.noted(self)
         counters = self._transport.counters if noted is None else noted.counters
-        report.record(loader, self, "rings", reason, counters)
+        report.record(loader, self, self._path_of_torchs, reason, counters)
         self._torch_schedules, self._is_direct = True, False
         if self._lookahead is not None:
             self._lookahead.close()

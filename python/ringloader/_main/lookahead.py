@@ -53,7 +53,7 @@ class Lookahead:
         placement: What prepares them.
     """
 
-    def __init__(self, scheduler: _native.Scheduler, placement: Placement) -> None:
+    def __init__(self, scheduler: _native.Scheduler | _native.ThreadScheduler, placement: Placement) -> None:
         self._scheduler = scheduler
         self._placement = placement
         # Each as it came, until it is prepared.

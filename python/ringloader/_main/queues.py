@@ -1,4 +1,4 @@
-"""What torch's iterator takes for queues and an event: the main process's ends of the rings.
+"""What torch's iterator takes for queues and an event: the main process's ends of the transport.
 
 The parent's ends are made by the transport, which torch's iterator takes for the loader's
 ``multiprocessing_context``.
@@ -13,11 +13,14 @@ from typing import Any
 
 import ringloader._native as _native
 
+# The parent's ends: over shared memory, and between threads.
+Ends = _native.Engine | _native.ThreadQueues
+
 
 class TaskQueue:
-    """The parent's end of one worker's task ring, as torch's iterator uses a queue."""
+    """The parent's end of one worker's tasks, as torch's iterator uses a queue."""
 
-    def __init__(self, engine: _native.Engine, worker: int) -> None:
+    def __init__(self, engine: Ends, worker: int) -> None:
         self._engine = engine
         self.worker = worker
         # Whether torch's final signal was sent: the worker's end is no failure then.
@@ -27,6 +30,12 @@ class TaskQueue:
         """Sends a message without ever waiting."""
         self._engine.put(self.worker, message)
         self.ended = self.ended or message is None
+
+    def call(self, callable_object: object) -> None:
+        """Has the worker call it, in its turn among the messages; nothing answers it here. Never waits."""
+        if isinstance(self._engine, _native.ThreadQueues):
+            raise TypeError("threads are not called: they have the caller's objects")
+        self._engine.put_call(self.worker, callable_object)
 
     def cancel_join_thread(self) -> None:
         """Does nothing: there is no thread."""
@@ -38,7 +47,7 @@ class TaskQueue:
 class RememberingTaskQueue(TaskQueue):
     """One that knows the last ``most`` tasks, for errors that name them."""
 
-    def __init__(self, engine: _native.Engine, worker: int, most: int) -> None:
+    def __init__(self, engine: Ends, worker: int, most: int) -> None:
         super().__init__(engine, worker)
         self._sent: collections.deque[tuple[int, Any]] = collections.deque(maxlen=most)
 
@@ -54,9 +63,9 @@ class RememberingTaskQueue(TaskQueue):
 
 
 class ResultQueue:
-    """The parent's end of all result rings, as torch's iterator and pin thread use a queue."""
+    """The parent's end of all results, as torch's iterator and pin thread use a queue."""
 
-    def __init__(self, engine: _native.Engine, note_end: Callable[[int], bool]) -> None:
+    def __init__(self, engine: Ends, note_end: Callable[[int], bool]) -> None:
         self._engine = engine
         # Looks at a worker whose process has ended. Returns whether it should not have.
         self._note_end = note_end
@@ -110,7 +119,7 @@ class ResultQueue:
 class DoneEvent:
     """The event by which torch's iterator ends its workers."""
 
-    def __init__(self, engine: _native.Engine) -> None:
+    def __init__(self, engine: Ends) -> None:
         self._engine = engine
 
     def set(self) -> None:

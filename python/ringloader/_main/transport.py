@@ -17,6 +17,7 @@ from ringloader._common import forks, moved_storages
 from ringloader._launch import forkserver, processes, shared_args, spawn
 from ringloader._launch.pool import Lease
 from ringloader._main import budget, registration
+from ringloader._main.dispatching import Dispatching, dispatching_for
 from ringloader._main.queues import DoneEvent, RememberingTaskQueue, ResultQueue, TaskQueue
 from ringloader._main.registration import Registrations
 from ringloader._main.segment_cache import SegmentCache
@@ -30,6 +31,9 @@ class Transport:
 
     # The function itself: an iterator that lives on while modules are torn down finds their names None.
     _process_identity = staticmethod(_native.process_identity)
+    scheduler = _native.Scheduler
+    # Whether workers have the main process's dataset itself.
+    shares_dataset = False
 
     def __init__(
         self,
@@ -40,16 +44,19 @@ class Transport:
         cache: SegmentCache,
         steps: Sequence[Step],
         remembered_tasks: int = 0,
+        dispatching: Dispatching | None = None,
         lease: Lease | None = None,
     ) -> None:
         self.engine = engine
         # Of each worker, where an error is to name them.
         self._remembered_tasks = remembered_tasks
+        self._dispatching = dispatching
         self._registrations = registrations
         self._cache = cache
-        self._steps = steps
         # The processes, where they are a pool's.
         self._lease = lease
+        # What fetching goes through in each worker.
+        self.steps = steps
         # Whether an iteration of this one ended as it should, as far as is known.
         self.sound = True
         self._workers = workers
@@ -92,14 +99,16 @@ class Transport:
         stand_ins = tuple(self._stand_in(arg) for arg in args)
         if self._lease is not None:
             return self._lent(self._lease, worker, target, stand_ins)
+        if self._dispatching is not None:
+            stand_ins = tuple(self._dispatching.without_source(arg) for arg in stand_ins)
         arguments = stand_ins if self._shared is None else shared_args.Arguments(self._shared, stand_ins)
-        worker_end = endpoint.WorkerEndpoint(self.engine, worker, self._steps)
+        worker_end = endpoint.WorkerEndpoint(self.engine, worker, self.steps)
         process = self._context.Process(target=entry.run_worker, args=(worker_end, target, arguments))
         process = spawn.by_server(process)
         return processes.watched(process, lambda pid: self._started(worker, process, pid))
 
     def _lent(self, lease: Lease, worker: int, target: Any, args: tuple[Any, ...]) -> Any:
-        process = lease.worker(endpoint.WorkerEndpoint(self.engine, worker, self._steps), target, args)
+        process = lease.worker(endpoint.WorkerEndpoint(self.engine, worker, self.steps), target, args)
         return processes.watched(process, lambda pid: self._started(worker, process, pid))
 
     @staticmethod
@@ -182,6 +191,8 @@ class Transport:
             return
         self._final = dict(self.engine.counters())
         self._closed = True
+        if self._dispatching is not None:
+            self._dispatching.close()
         registrations, self._registrations = self._registrations, None
         if may_keep and self._ended_well():
             self._note_left()
@@ -240,8 +251,15 @@ def make_transport(
     available = _native.available_memory() + cache.resident
     share = budget.share_per_worker(workers, max_shared_bytes, available)
     engine, registrations = cache.take(share) or (_native.Engine(workers, most_tasks, share), None)
+    dispatching = dispatching_for(loader, context, share)
+    if dispatching is not None:
+        # First: what a later one raises must find it there.
+        steps = (dispatching.step, *steps)
     remembered_tasks = most_tasks if loader.timeout else 0
-    return Transport(engine, registrations, context, workers, cache, steps, remembered_tasks, lease)
+    return Transport(
+        engine, registrations, context, workers, cache, steps, remembered_tasks, dispatching, lease
+    )
+
 
 
 def _most_tasks(loader: Any) -> int:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import ringloader._options as _options
 from ringloader._launch import pool
 from ringloader._torch import devices, internals
-from ringloader.dataloader import DataLoader
+from ringloader.dataloader import DataLoader, check_dispatch, check_threads
 
 _Loader = TypeVar("_Loader")
 
@@ -63,6 +63,9 @@ def convert(loader: _Loader, **options: Any) -> _Loader:
     now = _options.Options(**{**kept, **options})
     _options.check_with(loader, now)
     devices.resolve(now.device)
+    if now.worker_method == _options.THREAD:
+        check_threads(loader)
+    check_dispatch(loader, now)
     if now.worker_pool is not None and "worker_pool" in options:
         at: Any = loader
         pool.check(now.worker_pool, at.num_workers, at.persistent_workers, at.multiprocessing_context)

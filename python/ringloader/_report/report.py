@@ -9,7 +9,7 @@ from typing import Literal
 
 from ringloader._common import weak_registry
 
-PathName = Literal["native", "rings", "torch"]
+PathName = Literal["native", "rings", "threads", "torch"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,7 +18,8 @@ class PathReport:
 
     Attributes:
         path: ``"native"``: ringloader schedules, over shared-memory rings; ``"rings"``: torch schedules,
-            over the rings; ``"torch"``: torch's own iterator and transport.
+            over the rings; ``"threads"``: the workers are threads, and batches are handed over as they
+            are; ``"torch"``: torch's own iterator and transport.
         reason: Why, in a sentence.
         counters: What has gone over it so far: ``batches``; storages that collation wrote ``in_place``, and
             storages that were ``copied`` into shared memory once; batches whose tree was ``pickled``;

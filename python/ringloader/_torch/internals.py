@@ -14,12 +14,18 @@ import os
 import warnings
 from collections.abc import Callable, Generator
 from types import BuiltinFunctionType, CodeType, FunctionType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy
 import torch
 import torch.utils.data
 from torch.utils.data import dataloader as torch_dataloader
+
+if TYPE_CHECKING:
+    # What torch says that `iter(loader)` is.
+    from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+    DeclaredIterator = _BaseDataLoaderIter
 
 # Every private name that is needed, with its owner, and those of them that are missing.
 _needed: list[tuple[Any, str]] = []
@@ -53,7 +59,12 @@ _signal_handling = _module("torch.utils.data._utils.signal_handling")
 Loader = torch.utils.data.DataLoader
 Iterator: Any = _private(torch_dataloader, "_MultiProcessingDataLoaderIter")
 BaseIterator: Any = getattr(Iterator, "__base__", None)
-ITERABLE = _private(_private(torch_dataloader, "_DatasetKind"), "Iterable")
+_DatasetKind: Any = _private(torch_dataloader, "_DatasetKind")
+ITERABLE = _private(_DatasetKind, "Iterable")
+# Of a dataset that is asked for nothing before its first batch.
+MAP = _private(_DatasetKind, "Map")
+# Of an iterator without workers, as `worker_reset_fn` is given it.
+worker_info: Any = _private(_worker, "WorkerInfo")
 InfiniteConstantSampler: Any = _private(torch_dataloader, "_InfiniteConstantSampler")
 ResumeIteration: Any = _private(_worker, "_ResumeIteration")
 set_worker_pids: Any = _private(_signal_handling, "_set_worker_pids")
@@ -190,8 +201,53 @@ def missing_name() -> str | None:
 
 
 def is_in_worker() -> bool:
-    """Whether this process is a worker of a loader."""
+    """Whether this process, or this thread, is a worker of a loader."""
     return torch.utils.data.get_worker_info() is not None
+
+
+def replaced_for_threads() -> str | None:
+    """The replaced part of torch that threads as workers cannot stand in for, or None."""
+    if not is_torchs_own(getattr(_worker, "_worker_loop", None), "_worker_loop"):
+        return f"{_worker.__name__}._worker_loop"
+    function: Any = getattr(_worker, "get_worker_info", None)
+    # Torch's, which reads what it is known to read; or ours already.
+    if is_torchs_own(function, "get_worker_info") and "_worker_info" in function.__code__.co_names:
+        return None
+    return f"{_worker.__name__}.get_worker_info"
+
+
+def replace_worker_info(of_thread: Callable[[Any], Any]) -> None:
+    """Has torch's ``get_worker_info`` return ``of_thread(that of the process)``, for whoever holds it.
+
+    Its code is replaced, since code that imported the function holds the function itself.
+    """
+    name = "_ringloader_of_thread"
+    setattr(_worker, name, of_thread)
+    source = f"def get_worker_info():\n    return {name}(_worker_info)\n"
+    made: dict[str, Any] = {}
+    exec(compile(source, _worker.__file__, "exec"), made)
+    _worker.get_worker_info.__code__ = made["get_worker_info"].__code__
+
+
+def create_fetcher(*arguments: Any) -> Any:
+    """A fetcher, as torch makes one in workers and without, by what stands there now."""
+    kind: Any = torch_dataloader._DatasetKind
+    return kind.create_fetcher(*arguments)
+
+
+def missing_for_threads() -> str | None:
+    """The private name of torch that threads as workers need and this torch does not have, or None."""
+    needed = ("WorkerInfo", "_generate_state")
+    return next((f"{_worker.__name__}.{name}" for name in needed if not hasattr(_worker, name)), None)
+
+
+WorkerInfo: Any = getattr(_worker, "WorkerInfo", None)
+# Of newer versions.
+RNG: Any = getattr(_worker, "_RNG", None)
+generate_state: Any = getattr(_worker, "_generate_state", None)
+set_thread_name: Callable[[str], None] = getattr(torch.multiprocessing, "_set_thread_name", lambda _: None)
+# Seconds for which torch waits for workers that are to end.
+JOIN_SECONDS: float = getattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 5.0)
 
 
 def is_torchs_own(function: Any, qualname: str) -> bool:

@@ -53,6 +53,32 @@ def reason_for_torch(loader: Any, get_iterator: Any) -> ReasonForTorch | None:
     return None
 
 
+def check_threads(loader: Any) -> None:
+    """Raises a ``ValueError`` for a loader that cannot have threads for workers, with what to change."""
+    context = loader.multiprocessing_context
+    if context is not None:
+        raise ValueError(
+            f"worker_method='thread' and multiprocessing_context={context!r} do not go together: threads are "
+            "not started by a context; leave one of them out"
+        )
+    if isinstance(loader.dataset, internals.DATA_PIPES):
+        raise ValueError(
+            "worker_method='thread' and a DataPipe as dataset do not go together: each worker needs a copy "
+            "of its graph; leave worker_method out, or use a Dataset"
+        )
+
+
+def reason_against_threads(get_iterator: Any) -> str | None:
+    """Why no loader can have threads for workers here, or None."""
+    if not _native.SUPPORTED:
+        return "this build of ringloader has no native side; it needs Linux"
+    missing = internals.missing_name() or internals.missing_for_threads()
+    if missing is not None:
+        return f"this torch has no {missing}, which ringloader needs"
+    replaced = internals.replaced_for_threads() or internals.replaced_transport(get_iterator)
+    return None if replaced is None else f"{replaced} was replaced"
+
+
 def reason_for_rings(loader: Any) -> str | None:
     """Why torch must schedule over the rings, or None for native scheduling."""
     replaced = internals.replaced_scheduling()

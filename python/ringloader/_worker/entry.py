@@ -48,11 +48,13 @@ def run_at(
     collate.allocate_in_slots(port)
     collate.replace_collate(port)
     worker_port.port = port
-    if worker_end.steps:
-        fetch.put_steps(worker_end.steps)
     worker = worker_end.worker
+    tasks: Any = queues.Tasks(port, trimming)
+    if worker_end.steps or fetch.in_place():
+        fetch.put_steps(worker_end.steps)
+        tasks = fetch.joining(worker_end.steps, worker, port, tasks)
     ends = {
-        QueueEnd.TASKS: queues.Tasks(port, trimming),
+        QueueEnd.TASKS: tasks,
         QueueEnd.RESULTS: queues.Results(port, f"in DataLoader worker process {worker}"),
         QueueEnd.DONE: queues.Done(port),
     }

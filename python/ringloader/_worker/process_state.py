@@ -11,6 +11,7 @@ import torch
 
 from ringloader._common import worker_port
 from ringloader._torch import internals
+from ringloader._worker import fetch
 
 
 class ProcessState:
@@ -24,6 +25,7 @@ class ProcessState:
         self._dtype = torch.get_default_dtype()
         self._grad = torch.is_grad_enabled()
         self._parts = internals.WorkerParts()
+        self._steps = fetch.State()
 
     def restore(self) -> None:
         """Makes it so again. Not for what C code changes by itself."""
@@ -42,6 +44,7 @@ class ProcessState:
         torch.set_default_dtype(self._dtype)
         torch.set_grad_enabled(self._grad)
         self._parts.restore()
+        self._steps.restore()
         worker_port.port = None
 
 

@@ -14,6 +14,7 @@
 //! | [`transport`] | tasks and results over shared memory: layout, engine, port, delivery |
 //! | [`process`] | this process, and the children that it forks |
 //! | [`os`] | system calls: segments, eventfds, descriptors over sockets, what memory is left |
+//! | [`items`] | a list of byte strings that all processes read |
 //! | [`batch`] | a batch as bytes; nothing of rings or memory |
 //! | [`pool`] | which side has which slot; nothing of rings |
 //! | [`ring`] | rings of descriptors; nothing of slots |
@@ -42,6 +43,7 @@ pub mod testing;
 #[cfg(all(target_os = "linux", not(ringloader_portable), not(ringloader_loom)))]
 #[path = "."]
 mod linux {
+    pub mod items;
     pub mod os;
     pub mod process;
     pub mod scheduler;

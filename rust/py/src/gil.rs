@@ -11,6 +11,7 @@ use ringloader_core::process::{self, Process};
 use ringloader_core::sync::{AtomicU64, Ordering};
 use ringloader_core::transport::copier::stop_copies;
 use ringloader_core::transport::engine::Engine;
+use ringloader_core::transport::queues::Queues;
 
 /// The exception for an error of the core.
 pub(crate) fn exception(error: Error) -> PyErr {
@@ -96,6 +97,48 @@ pub(crate) fn wait(py: Python<'_>, engine: &Engine, only: Option<u32>, limit: Du
             }
         }
     })
+}
+
+/// How long a wait for another thread of this process may go on without a look for signals.
+pub(crate) const LOOK: Duration = Duration::from_millis(50);
+
+/// As [`wait`], for what threads of this process send. It ends before `limit`, with nothing there, after [`LOOK`].
+///
+/// # Errors
+/// As [`wait`].
+pub(crate) fn wait_for_threads<I: Send, R: Send>(
+    py: Python<'_>,
+    queues: &Queues<I, R>,
+    only: Option<u32>,
+    limit: Duration,
+) -> PyResult<()> {
+    detached(py, || {
+        loop {
+            queues.wait_for(only, limit.min(LOOK))?;
+            if !exits_elsewhere() {
+                return Ok(());
+            }
+        }
+    })
+}
+
+/// Waits in a worker's thread for a request; for ever, once another thread ends the interpreter.
+///
+/// # Errors
+/// What the queues return.
+pub(crate) fn wait_for_request<I: Send, R: Send>(
+    py: Python<'_>,
+    queues: &Queues<I, R>,
+    worker: u32,
+) -> PyResult<()> {
+    let wait = || {
+        queues.wait_for_request(worker, Duration::MAX)?;
+        while exits_elsewhere() {
+            thread::sleep(LOOK);
+        }
+        Ok(())
+    };
+    py.detach(wait).map_err(exception)
 }
 
 /// The thread that ends the interpreter, once it has begun to, and its process: a child that is forked meanwhile goes on.

@@ -6,6 +6,7 @@
 //! | `collate/` | torch's `default_collate` and `default_convert`, padding, and a gather of rows, as Python classes |
 //! | `batch/` | a Python batch to leaves and a skeleton, and back |
 //! | `index/` | indices: where they come from, and how they travel |
+//! | `items/` | Python objects as items of a list in shared memory |
 //! | `torch/` | torch's and numpy's objects: their names, what lies behind them, tensors over memory |
 //! | `gil.rs` | where threads detach from the interpreter, and errors become exceptions |
 //! | `lock.rs` | a lock that threads wait for without the interpreter |
@@ -28,6 +29,7 @@ mod native {
     pub(crate) mod gil;
     pub(crate) mod identity;
     pub(crate) mod index;
+    pub(crate) mod items;
     pub(crate) mod lock;
     pub(crate) mod process;
     pub(crate) mod python;
@@ -51,9 +53,10 @@ mod _native {
         class::pinned::Pinned,
         class::pinner::Pinner,
         class::port::Port,
-        class::scheduler::{Order, Positions, Scheduler},
+        class::scheduler::{Order, Positions, Scheduler, ThreadScheduler},
         class::slot_memory::SlotMemory,
         class::stream::{BatchRule, Stream},
+        class::thread_queues::ThreadQueues,
         class::worker_fds::WorkerFds,
         collate::default_collate::Collate,
         collate::default_convert::Convert,
@@ -61,6 +64,7 @@ mod _native {
         collate::gather::Gather,
         collate::pad::Pad,
         gil::note_exit,
+        items::shared_items::SharedItems,
         process::{
             after_fork_in_child, after_fork_in_parent, available_memory, before_fork, process_identity,
         },

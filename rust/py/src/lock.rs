@@ -3,16 +3,12 @@
 use std::ops::{Deref, DerefMut};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
-use std::time::Duration;
 
 use pyo3::PyTraverseError;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
-use crate::gil::{detached, exits_elsewhere};
-
-/// How long a thread waits for another between two looks for signals.
-const LOOK: Duration = Duration::from_millis(50);
+use crate::gil::{LOOK, detached, exits_elsewhere};
 
 /// Takes its value out while it is held. The thread that holds it cannot take it again: below a signal handler, or a
 /// finaliser, that is an error.

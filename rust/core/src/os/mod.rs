@@ -3,20 +3,27 @@
 //! | module | about |
 //! |---|---|
 //! | [`segment`] | one memfd, mapped |
+//! | [`frozen`] | one memfd, written once and then only read |
 //! | [`memory`] | what the machine has left |
 //! | [`fd_passing`] | a descriptor over a socket pair |
 //! | [`eventfd`] | one process wakes another |
 //! | [`poller`] | sleeping for an eventfd and the ends of processes at once |
 //! | [`process`] | handles of processes, and pipes that tell of a child's end |
+//! | [`mod@read_ahead`] | files' pages, fetched before they are read |
 
 pub mod eventfd;
 pub mod fd_passing;
+#[allow(unsafe_code, reason = "maps memory that nobody writes to, and refers to it")]
+pub mod frozen;
 pub mod memory;
 pub mod poller;
 pub mod process;
+#[allow(unsafe_code, reason = "advises the system of memory by its address")]
+pub mod read_ahead;
 #[allow(unsafe_code, reason = "maps and unmaps memory, copies bytes in and out")]
 pub mod segment;
 
+pub use read_ahead::read_ahead;
 pub use segment::Segment;
 
 use crate::error::Error;

@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::plan::{Dispatch, Next, Order, ReorderBuffer};
 use crate::testing::fault::fault;
 use crate::transport::Transport;
-use crate::transport::message::{ResultKind, Task, TaskKind};
+use crate::transport::message::ResultKind;
 
 /// Where the epoch begins in a task's number, above torch's `send_idx`: what an abandoned epoch left behind is
 /// told by it.
@@ -133,15 +133,10 @@ impl<T> Scheduler<T> {
     ///
     /// # Errors
     /// As [`Transport::put_task`].
-    pub fn send(
-        &mut self,
-        transport: &impl Transport,
-        kind: TaskKind,
-        bytes: Vec<u8>,
-    ) -> Result<Option<u32>> {
+    pub fn send<C: Transport>(&mut self, transport: &C, index: C::Index) -> Result<Option<u32>> {
         let Some(worker) = self.dispatch.choose() else { return Ok(None) };
         let seq = (self.epoch << EPOCH_SHIFT) | self.tasks.send_idx();
-        transport.put_task(worker, Task { seq, kind, bytes })?;
+        transport.put_task(worker, seq, index)?;
         self.tasks.send(worker);
         self.dispatch.sent(worker);
         Ok(Some(worker))

@@ -25,7 +25,7 @@ use crate::testing::fault::fault;
 use crate::transport::delivery::{Backing, Delivery, HeldSlot, OwnSegment};
 use crate::transport::fds::WorkerFds;
 use crate::transport::layout::{Control, Geometry};
-use crate::transport::message::{BatchPlace, ResultDescriptor, ResultKind, Task, TaskDescriptor};
+use crate::transport::message::{BatchPlace, ResultDescriptor, ResultKind, Task, TaskDescriptor, TaskIndex};
 use crate::transport::slot_memory::SlotMemory;
 use crate::transport::worker_handle::WorkerHandle;
 use crate::transport::{LONGEST_SLEEP, Transport};
@@ -505,6 +505,7 @@ impl Engine {
 }
 
 impl Transport for Engine {
+    type Index = TaskIndex;
     type Delivery = Delivery;
 
     #[inline]
@@ -513,8 +514,8 @@ impl Transport for Engine {
     }
 
     #[inline]
-    fn put_task(&self, worker: u32, task: Task) -> Result<()> {
-        self.put_task(worker, task)
+    fn put_task(&self, worker: u32, seq: u64, (kind, bytes): TaskIndex) -> Result<()> {
+        self.put_task(worker, Task { seq, kind, bytes })
     }
 
     #[inline]

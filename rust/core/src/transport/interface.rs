@@ -1,6 +1,6 @@
 //! What the scheduler asks of whatever carries tasks and results.
 
-use super::message::{ResultKind, Task};
+use super::message::ResultKind;
 use crate::error::Result;
 
 /// Carries tasks to workers and their results back. No call waits.
@@ -8,18 +8,20 @@ use crate::error::Result;
 /// It stands here and not beside the scheduler, because dependencies point down: implementations must not know the
 /// scheduler, nor it them.
 pub trait Transport {
+    /// What a task asks for.
+    type Index;
     /// A result that has arrived.
     type Delivery;
 
     /// The task that a delivery answers, and what it is.
     fn answered(delivery: &Self::Delivery) -> (u64, ResultKind);
 
-    /// Sends `task` to `worker`, or keeps it until there is room. Tasks of one worker arrive in order.
+    /// Sends task `seq` to `worker`, or keeps it until there is room. Tasks of one worker arrive in order.
     ///
     /// # Errors
     /// [`Error::TaskTooLarge`](crate::Error::TaskTooLarge) when it can never be sent, and what else the transport
     /// says of itself.
-    fn put_task(&self, worker: u32, task: Task) -> Result<()>;
+    fn put_task(&self, worker: u32, seq: u64, index: Self::Index) -> Result<()>;
 
     /// The next result of any worker that is there. Results of one worker come in the order of its commits.
     ///

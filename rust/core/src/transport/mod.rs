@@ -10,6 +10,7 @@
 //! | `worker_handle` | what the parent keeps of one worker, for its engine and for all leases |
 //! | [`port`] | a worker's side, likewise |
 //! | [`delivery`] | a batch that arrived, and what keeps its bytes |
+//! | [`queues`] | the same between threads of one process, without memory of its own |
 //! | [`copier`] | copies a batch's bytes elsewhere, on a thread |
 //! | [`slot_memory`] | the slots as plain memory, for a driver to register |
 
@@ -22,6 +23,7 @@ mod interface;
 pub mod layout;
 pub mod message;
 pub mod port;
+pub mod queues;
 pub mod slot_memory;
 mod worker_handle;
 

@@ -18,6 +18,8 @@ over_both!(
     a_descriptor_that_cannot_be_read_is_told_at_each_call
 );
 
+over_queues!(epochs_go_round);
+
 /// Takes all that is left of the epoch. Returns the tasks that were answered, and those that failed.
 fn drain<B: Backend>(fleet: &mut Fleet<B>) -> (Vec<u64>, Vec<u64>) {
     let (mut came, mut failed) = (Vec::new(), Vec::new());

@@ -15,6 +15,12 @@ over_both!(
     after_closing_nothing_is_taken_and_nothing_hangs
 );
 
+over_queues!(
+    an_abandoned_epoch_hides_no_death,
+    what_was_committed_comes_before_the_news,
+    after_closing_nothing_is_taken_and_nothing_hangs
+);
+
 /// A worker ends while another one always has a result ready, so that the parent never sleeps.
 #[test]
 fn a_death_is_told_while_others_are_busy() {

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 
 use ringloader_core::transport::Transport;
-use ringloader_core::transport::message::{ResultKind, Task};
+use ringloader_core::transport::message::ResultKind;
 use ringloader_core::{Error, Result};
 
 use crate::fleet::Backend;
@@ -64,14 +64,15 @@ fn nonsense() -> Error {
 }
 
 impl Transport for Double {
+    type Index = ();
     type Delivery = Batch;
 
     fn answered(batch: &Batch) -> (u64, ResultKind) {
         (batch.seq, ResultKind::Batch)
     }
 
-    fn put_task(&self, worker: u32, task: Task) -> Result<()> {
-        self.0.borrow_mut().workers[worker as usize].tasks.push_back(task.seq);
+    fn put_task(&self, worker: u32, seq: u64, (): ()) -> Result<()> {
+        self.0.borrow_mut().workers[worker as usize].tasks.push_back(seq);
         Ok(())
     }
 
@@ -120,6 +121,8 @@ impl Backend for Double {
     fn transport(&self) -> &Self {
         self
     }
+
+    fn index() {}
 
     fn take_task(&self, worker: u32) -> Option<u64> {
         self.0.borrow_mut().workers[worker as usize].tasks.pop_front()

@@ -5,7 +5,6 @@ use std::fmt::Debug;
 use ringloader_core::plan::Order;
 use ringloader_core::scheduler::{Poll, Scheduler};
 use ringloader_core::transport::Transport;
-use ringloader_core::transport::message::TaskKind;
 
 /// A transport with the workers' side of it.
 pub(crate) trait Backend {
@@ -14,6 +13,9 @@ pub(crate) trait Backend {
     fn new(workers: u32, max_tasks: u32) -> Self;
 
     fn transport(&self) -> &Self::Transport;
+
+    /// What any task asks for.
+    fn index() -> <Self::Transport as Transport>::Index;
 
     /// A worker takes its next task; its number has its epoch above `EPOCH_SHIFT`.
     fn take_task(&self, worker: u32) -> Option<u64>;
@@ -53,7 +55,7 @@ impl<B: Backend> Fleet<B> {
 
     /// Sends a task; returns to which worker.
     pub(crate) fn send(&mut self) -> Option<u32> {
-        self.scheduler.send(self.backend.transport(), TaskKind::None, Vec::new()).unwrap()
+        self.scheduler.send(self.backend.transport(), B::index()).unwrap()
     }
 
     /// Sends as many tasks as torch's limit allows.

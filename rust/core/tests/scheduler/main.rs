@@ -1,4 +1,5 @@
-//! The scheduler over the engine with ports in the same process, and over a double without memory or processes.
+//! The scheduler over the engine with ports in the same process, over a double without memory or processes, and over the
+//! queues between threads.
 #![cfg(all(target_os = "linux", not(ringloader_portable), not(ringloader_loom), not(ringloader_tsan)))]
 
 /// Runs each test over both transports.
@@ -20,12 +21,25 @@ macro_rules! over_both {
     };
 }
 
+/// The same over the queues between threads, of which none can be corrupt.
+macro_rules! over_queues {
+    ($($test:ident),* $(,)?) => {
+        mod over_queues {
+            $(#[test]
+            fn $test() {
+                super::$test::<crate::queues::ThreadQueues>();
+            })*
+        }
+    };
+}
+
 mod arrivals;
 #[path = "../plan/cases.rs"]
 mod cases;
 mod deaths;
 mod double;
 mod fleet;
+mod queues;
 mod rings;
 mod torch;
 #[path = "../plan/torch_iterator.rs"]

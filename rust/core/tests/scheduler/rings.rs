@@ -4,7 +4,7 @@ use ringloader_core::batch::{MetaWriter, Token};
 use ringloader_core::ring::Producer;
 use ringloader_core::transport::delivery::Delivery;
 use ringloader_core::transport::engine::Engine;
-use ringloader_core::transport::message::ResultKind;
+use ringloader_core::transport::message::{ResultKind, TaskIndex, TaskKind};
 use ringloader_core::transport::port::{Port, Room};
 
 use crate::fleet::Backend;
@@ -31,6 +31,10 @@ impl Backend for Rings {
 
     fn transport(&self) -> &Engine {
         &self.engine
+    }
+
+    fn index() -> TaskIndex {
+        (TaskKind::None, Vec::new())
     }
 
     fn take_task(&self, worker: u32) -> Option<u64> {

@@ -10,6 +10,7 @@ use ringloader_core::scheduler::{EPOCH_SHIFT, Poll};
 use crate::cases::{Event, event, lengths, order, schedule, script};
 use crate::double::Double;
 use crate::fleet::{Backend, Fleet};
+use crate::queues::ThreadQueues;
 use crate::rings::Rings;
 use crate::torch_iterator::{Answer, Indices, TorchIterator, Workers};
 
@@ -288,5 +289,14 @@ proptest! {
     #[test]
     fn does_what_torch_does_over_double(case in case()) {
         does_what_torch_does::<Double>(case)?;
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(500))]
+
+    #[test]
+    fn does_what_torch_does_over_queues(case in case()) {
+        does_what_torch_does::<ThreadQueues>(case)?;
     }
 }

@@ -139,7 +139,7 @@ impl Scheduled {
         self.left -= 1;
         let seq = (self.epoch << EPOCH_SHIFT) | self.scheduler.positions().0;
         let task = self.profile.task(seq);
-        let Some(worker) = self.scheduler.send(&self.engine, task.kind, task.bytes).unwrap() else {
+        let Some(worker) = self.scheduler.send(&self.engine, (task.kind, task.bytes)).unwrap() else {
             assert!(self.peers.iter().all(|peer| peer.lost), "a worker is there, and none was asked");
             return false;
         };

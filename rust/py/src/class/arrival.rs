@@ -15,7 +15,8 @@ use super::pinned::Pinned;
 /// It keeps the batch's slot until it is unpacked, or gone.
 #[pyclass(frozen, module = "ringloader._native")]
 pub(crate) struct Arrival {
-    engine: Py<Engine>,
+    /// `None` for what came as an object.
+    engine: Option<Py<Engine>>,
     content: Mutex<Content>,
     layout: OnceLock<Option<Py<Layout>>>,
 }
@@ -127,15 +128,16 @@ impl Arrival {
     }
 
     pub(crate) fn of_delivery(engine: Py<Engine>, delivery: Delivery) -> Self {
-        Self { engine, content: Mutex::new(Content::Delivery(delivery)), layout: OnceLock::new() }
+        let content = Mutex::new(Content::Delivery(delivery));
+        Self { engine: Some(engine), content, layout: OnceLock::new() }
     }
 
-    pub(crate) fn of_object(engine: Py<Engine>, object: Py<PyAny>) -> Self {
-        Self { engine, content: Mutex::new(Content::Object(object)), layout: OnceLock::new() }
+    pub(crate) fn of_object(object: Py<PyAny>) -> Self {
+        Self { engine: None, content: Mutex::new(Content::Object(object)), layout: OnceLock::new() }
     }
 
     pub(crate) fn engine(&self) -> &Engine {
-        self.engine.get()
+        self.engine.as_ref().expect("what has a delivery has an engine").get()
     }
 
     pub(crate) fn content(&self) -> MutexGuard<'_, Content> {

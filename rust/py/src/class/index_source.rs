@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use pyo3::exceptions::PyStopIteration;
 use pyo3::prelude::*;
 use pyo3::{PyTraverseError, PyVisit};
-use ringloader_core::transport::message::TaskKind;
+use ringloader_core::transport::message::TaskIndex;
 
 use super::stream::Stream;
 use crate::index::codec::encode_index_or_pickle;
@@ -46,7 +46,20 @@ impl IndexSource {
     ///
     /// # Errors
     /// What the sampler raises, and what torch raises for it.
-    pub(crate) fn read(&self, callbacks: &Callbacks<'_, '_>) -> PyResult<Option<(TaskKind, Vec<u8>)>> {
+    pub(crate) fn read(&self, callbacks: &Callbacks<'_, '_>) -> PyResult<Option<TaskIndex>> {
+        self.read_as(callbacks, |index| index, encode_index_or_pickle)
+    }
+
+    /// As [`read`](Self::read): `natively` makes an index of what a native stream has, and `by_python` of an object.
+    ///
+    /// # Errors
+    /// What the sampler raises, what torch raises for it, and what `by_python` returns.
+    pub(crate) fn read_as<I>(
+        &self,
+        callbacks: &Callbacks<'_, '_>,
+        natively: impl FnOnce(TaskIndex) -> I,
+        by_python: impl FnOnce(&Bound<'_, PyAny>) -> PyResult<I>,
+    ) -> PyResult<Option<I>> {
         let py = callbacks.py();
         if let Some(draws) = &self.draws {
             let draws = Draws(draws.bind(py));
@@ -57,11 +70,11 @@ impl IndexSource {
                 let _ = self.stream.set(made);
             }
             if let Some(Some(stream)) = self.stream.get() {
-                return stream.get().read(&draws);
+                return Ok(stream.get().read(&draws)?.map(natively));
             }
         }
         match callbacks.next_index() {
-            Ok(index) => encode_index_or_pickle(&index).map(Some),
+            Ok(index) => by_python(&index).map(Some),
             Err(error) if error.is_instance_of::<PyStopIteration>(py) => Ok(None),
             Err(error) => Err(error),
         }

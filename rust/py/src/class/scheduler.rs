@@ -7,17 +7,17 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::{PyTraverseError, PyVisit};
 use ringloader_core::Error;
-use ringloader_core::batch::Token;
 use ringloader_core::plan::Order as CoreOrder;
 use ringloader_core::process::{self, Process};
 use ringloader_core::scheduler::Poll;
-use ringloader_core::transport::delivery::Delivery;
 
 use super::arrival::Arrival;
 use super::engine::{Engine, stand_in};
 use super::index_source::IndexSource;
+use super::parent_end::{Delivered, Indexed, ParentEnd};
 use super::sent_tasks::SentTasks;
-use crate::gil::{Deadline, exception, wait as wait_for};
+use super::thread_queues::ThreadQueues;
+use crate::gil::{Deadline, exception};
 use crate::lock::{DetachedLock, Guard};
 use crate::python::Callbacks;
 use crate::torch::names::Torch;
@@ -52,21 +52,84 @@ pub(crate) struct Positions {
     outstanding: u64,
 }
 
-/// Reads indices, hands out tasks, takes results in order, waits.
+/// Reads indices, hands out tasks, takes results in order, waits: over the parent's end `E` of any transport.
 ///
 /// Its methods are given the iterator, and call torch's own methods of it at torch's moments. While one
 /// of them runs, another thread waits, and one below a signal handler cannot run.
-#[pyclass(frozen, module = "ringloader._native")]
-pub(crate) struct Scheduler {
-    engine: Py<Engine>,
-    state: DetachedLock<State>,
+struct Scheduling<E: ParentEnd> {
+    engine: Py<E>,
+    state: DetachedLock<State<Indexed<E>>>,
     /// The process that made it.
     process: &'static Process,
     iterable: bool,
     timeout: Option<f64>,
 }
 
-struct State {
+/// The Python class of a [`Scheduling`]: there is one for each transport, so that none pays for another.
+macro_rules! scheduler_class {
+    ($(#[$about:meta])* $name:ident, $end:ty) => {
+        $(#[$about])*
+        #[pyclass(frozen, module = "ringloader._native")]
+        pub(crate) struct $name(Scheduling<$end>);
+
+        #[pymethods]
+        impl $name {
+            #[new]
+            fn new(
+                engine: Py<$end>,
+                source: Py<IndexSource>,
+                workers: u32,
+                prefetch_factor: u32,
+                order: Order,
+                iterable: bool,
+                timeout: f64,
+            ) -> Self {
+                Self(Scheduling::new(engine, source, workers, prefetch_factor, order, iterable, timeout))
+            }
+
+            fn reset(&self, py: Python<'_>, source: Py<IndexSource>) -> PyResult<()> {
+                self.0.reset(py, source)
+            }
+
+            fn put_index(&self, callbacks: &Bound<'_, PyAny>) -> PyResult<()> {
+                self.0.put_index(callbacks)
+            }
+
+            fn next<'py>(&self, callbacks: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+                self.0.next(callbacks)
+            }
+
+            fn take(&self, callbacks: &Bound<'_, PyAny>, ahead: &Bound<'_, PyAny>) -> PyResult<bool> {
+                self.0.take(callbacks, ahead)
+            }
+
+            fn hand_out(&self, callbacks: &Bound<'_, PyAny>, ahead: &Bound<'_, PyAny>) -> PyResult<()> {
+                self.0.hand_out(callbacks, ahead)
+            }
+
+            fn positions(&self, py: Python<'_>) -> PyResult<Positions> {
+                self.0.positions(py)
+            }
+
+            fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+                self.0.traverse(&visit)
+            }
+        }
+    };
+}
+
+scheduler_class!(
+    /// Native scheduling over shared-memory rings.
+    Scheduler,
+    Engine
+);
+scheduler_class!(
+    /// The same over queues between threads.
+    ThreadScheduler,
+    ThreadQueues
+);
+
+struct State<I> {
     core: Core,
     source: Py<IndexSource>,
     /// What was taken and not yet handed out, in its order.
@@ -75,7 +138,7 @@ struct State {
     /// end the worker then would change which worker gets which of the tasks that are sent until its turn.
     end_ahead: Option<u64>,
     /// What an error of lateness says. Kept where there is a timeout.
-    sent: SentTasks,
+    sent: SentTasks<I>,
 }
 
 /// A batch that was taken and not yet handed out.
@@ -85,11 +148,9 @@ struct Taken {
     received: u64,
 }
 
-#[pymethods]
-impl Scheduler {
-    #[new]
+impl<E: ParentEnd> Scheduling<E> {
     fn new(
-        engine: Py<Engine>,
+        engine: Py<E>,
         source: Py<IndexSource>,
         workers: u32,
         prefetch_factor: u32,
@@ -135,7 +196,7 @@ impl Scheduler {
         let callbacks = &Callbacks(callbacks);
         let mut state = self.lock(py)?;
         let state = &mut *state;
-        let unpack = |delivery| self.engine.get().unpack(py, delivery);
+        let unpack = |delivery| E::of(&self.engine).unpack(py, delivery);
         match self.advance(state, callbacks, true, unpack)? {
             Some((worker, data)) => self.process(state, callbacks, worker, data),
             None => Err(invalid_state()),
@@ -164,13 +225,13 @@ impl Scheduler {
             self.end_worker(state, callbacks, seq)?;
         }
         let (_, received, _) = state.core.positions();
-        let keep = |delivery| self.keep(py, delivery);
+        let keep = |delivery| E::keep(&self.engine, py, delivery, self.iterable);
         let Some((worker, data)) = self.advance(state, callbacks, wait, keep)? else { return Ok(false) };
         let arrival = match data.cast_into::<Arrival>() {
             Ok(arrival) => arrival,
             Err(other) => {
                 let object = other.into_inner().unbind();
-                Bound::new(py, Arrival::of_object(self.engine.clone_ref(py), object))?
+                Bound::new(py, Arrival::of_object(object))?
             }
         };
         state.taken.push_back(Taken { worker, received });
@@ -196,7 +257,7 @@ impl Scheduler {
         Ok(Positions { sent, received, outstanding: outstanding + state.taken.len() as u64 })
     }
 
-    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+    fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
         if !self.process.is_current() {
             // A thread of the parent may have had the lock at the fork.
             return Ok(());
@@ -211,19 +272,12 @@ fn invalid_state() -> PyErr {
     )
 }
 
-/// Bytes of the pickle of the end of an iterable dataset, at most: a class by its name, and a small number.
-const LONGEST_END: usize = 1024;
-
-fn may_be_end(token: Token<'_>) -> bool {
-    matches!(token, Token::Pickle(bytes) if bytes.len() <= LONGEST_END)
-}
-
 fn is_end(data: &Bound<'_, PyAny>) -> PyResult<bool> {
     Ok(data.get_type().is(&Torch::get(data.py())?.iterable_end))
 }
 
-impl Scheduler {
-    fn lock(&self, py: Python<'_>) -> PyResult<Guard<'_, State>> {
+impl<E: ParentEnd> Scheduling<E> {
+    fn lock(&self, py: Python<'_>) -> PyResult<Guard<'_, State<Indexed<E>>>> {
         if !self.process.is_current() {
             // Before the lock, which a thread may have had at the fork.
             return Err(exception(Error::Inherited { owner: self.process.pid() }));
@@ -235,13 +289,13 @@ impl Scheduler {
     /// not given: then what is to be raised in its turn is left for its turn.
     fn advance<'py>(
         &self,
-        state: &mut State,
+        state: &mut State<Indexed<E>>,
         callbacks: &Callbacks<'_, 'py>,
         wait: bool,
-        unpack: impl Fn(Delivery) -> PyResult<Bound<'py, PyAny>>,
+        unpack: impl Fn(Delivered<E>) -> PyResult<Bound<'py, PyAny>>,
     ) -> PyResult<Option<(u32, Bound<'py, PyAny>)>> {
         let py = callbacks.py();
-        let engine = self.engine.get().core().ok();
+        let engine = E::of(&self.engine).core().ok();
         let mut deadline = Deadline::after(self.timeout)?;
         loop {
             match state.core.poll(engine.as_deref()).map_err(exception)? {
@@ -283,7 +337,7 @@ impl Scheduler {
                 }
                 Poll::Lost { worker } => {
                     // Another thread, or a signal handler, ends the workers.
-                    if self.engine.get().is_done() {
+                    if E::of(&self.engine).is_done() {
                         return Err(invalid_state());
                     }
                     state.core.give_up(worker);
@@ -295,11 +349,13 @@ impl Scheduler {
                 Poll::Wait { worker, limit } => {
                     let Some(engine) = &engine else { return Err(invalid_state()) };
                     let Some(left) = deadline.left() else {
-                        callbacks.raise_timeout(state.sent.late(py, &state.core, worker))?;
+                        callbacks.raise_timeout(
+                            state.sent.late(&state.core, worker, |index| E::index(py, index)),
+                        )?;
                         return Err(PyRuntimeError::new_err("DataLoader timed out"));
                     };
-                    wait_for(py, engine, worker, left.min(limit))?;
-                    if self.engine.get().core().is_err() {
+                    E::wait(py, engine, worker, left.min(limit))?;
+                    if E::of(&self.engine).core().is_err() {
                         return Err(invalid_state());
                     }
                 }
@@ -308,23 +364,15 @@ impl Scheduler {
     }
 
     /// The answer to `seq` was the end of its worker's part of an iterable dataset.
-    fn end_worker(&self, state: &mut State, callbacks: &Callbacks<'_, '_>, seq: u64) -> PyResult<()> {
+    fn end_worker(
+        &self,
+        state: &mut State<Indexed<E>>,
+        callbacks: &Callbacks<'_, '_>,
+        seq: u64,
+    ) -> PyResult<()> {
         let worker = state.core.end_worker(seq).map_err(exception)?;
         callbacks.note_exhausted(worker)?;
         self.send_one(state, callbacks)
-    }
-
-    /// A delivery as an [`Arrival`]; unpacked if it may be the end of an iterable dataset, which is a small pickle.
-    fn keep<'py>(&self, py: Python<'py>, delivery: Delivery) -> PyResult<Bound<'py, PyAny>> {
-        if self.iterable {
-            let root = delivery.meta().and_then(|meta| meta.skeleton().next_token().map(may_be_end));
-            if root.map_err(exception)? {
-                return self.engine.get().unpack(py, delivery);
-            }
-        }
-        self.engine.get().say_if_oversize(py, &delivery)?;
-        let arrival = Arrival::of_delivery(self.engine.clone_ref(py), delivery);
-        Ok(Bound::new(py, arrival)?.into_any())
     }
 
     /// The epoch is over. Returns what to raise.
@@ -360,7 +408,7 @@ impl Scheduler {
     /// MIRRORS torch dataloader.py::_process_data. What reading the index raises replaces the batch.
     fn process<'py>(
         &self,
-        state: &mut State,
+        state: &mut State<Indexed<E>>,
         callbacks: &Callbacks<'_, 'py>,
         worker: u32,
         data: Bound<'py, PyAny>,
@@ -376,19 +424,19 @@ impl Scheduler {
     }
 
     /// MIRRORS torch dataloader.py::_try_put_index.
-    fn send_one(&self, state: &mut State, callbacks: &Callbacks<'_, '_>) -> PyResult<()> {
+    fn send_one(&self, state: &mut State<Indexed<E>>, callbacks: &Callbacks<'_, '_>) -> PyResult<()> {
         if state.core.is_full() {
             return Err(PyAssertionError::new_err(
                 "Number of outstanding tasks exceeded maximum allowed tasks",
             ));
         }
-        let Some((kind, bytes)) = state.source.get().read(callbacks)? else { return Ok(()) };
+        let Some(index) = E::read(state.source.get(), callbacks)? else { return Ok(()) };
         // After shutdown there is no worker left, and as in torch the index is lost.
-        let Ok(engine) = self.engine.get().core() else { return Ok(()) };
+        let Ok(engine) = E::of(&self.engine).core() else { return Ok(()) };
         if self.timeout.is_some() {
-            state.sent.note(&state.core, kind, &bytes);
+            state.sent.note(&state.core, E::kept(&index, callbacks.py()));
         }
-        state.core.send(&*engine, kind, bytes).map_err(exception)?;
+        state.core.send(&*engine, index).map_err(exception)?;
         Ok(())
     }
 }

@@ -1,11 +1,13 @@
 //! Rows of arrays and tensors, gathered into what torch's `default_collate` makes of them one by one.
 
 use std::ptr::copy_nonoverlapping;
+use std::time::{Duration, Instant};
 
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyInt, PyList, PyTuple};
 use ringloader_core::batch::Dtype;
+use ringloader_core::os::read_ahead;
 
 use super::batch_memory::{Allocator, BatchMemory};
 use super::fallback::Part;
@@ -227,6 +229,21 @@ impl Column {
         indices.iter().all(|&index| self.row(index).is_some())
     }
 
+    /// Where rows of a file turn out not to be in memory, has the system fetch those that follow at once, and not one
+    /// after the other as each is read.
+    fn fetch(&self, mut addresses: impl Iterator<Item = usize>) {
+        while let Some(address) = addresses.next() {
+            let begin = Instant::now();
+            for at in (address..address + self.len).step_by(LEAST_PAGE) {
+                // SAFETY: a byte of a row, which lies within the object; read as one that others may write to.
+                unsafe { (at as *const u8).read_volatile() };
+            }
+            if begin.elapsed() > SLOW {
+                addresses.by_ref().for_each(|address| read_ahead(address, self.len));
+            }
+        }
+    }
+
     /// Copies the rows at `indices` to the beginning of `memory`, which has room for just so many.
     fn copy(&self, py: Python<'_>, indices: &[i64], memory: &BatchMemory<'_>) {
         let (to, nbytes) = (memory.address(), memory.nbytes() as usize);
@@ -241,6 +258,9 @@ impl Column {
             && indices.windows(2).all(|two| two[0] + 1 == two[1])
             && indices[0] >= 0;
         let copy = || {
+            if self.is_mapped {
+                self.fetch(places().map(|(from, _)| from));
+            }
             // SAFETY: each row has `len` bytes at its address, and lies within the object; the memory has room for all,
             // and its bytes have no other user. Nothing is assumed of alignment. No foreign code has run since the
             // addresses were taken. Without the interpreter, an array's memory is held by its buffer, and other
@@ -272,6 +292,12 @@ impl Column {
         if self.is_mapped || nbytes >= DETACH { without_interpreter(py, copy) } else { copy() }
     }
 }
+
+/// No machine has smaller pages.
+const LEAST_PAGE: usize = 4096;
+
+/// A row of a file takes so long only where it is not in memory.
+const SLOW: Duration = Duration::from_micros(50);
 
 /// Whether a tensor of numpy's scalars has their bytes: not where torch goes by way of a number that has others.
 fn is_copied_as_scalar(dtype: Dtype) -> bool {

@@ -255,15 +255,33 @@ impl<'a> Target<'a> {
     unsafe fn fill(&self, to: usize, count: usize) {
         let itemsize = self.dtype.itemsize();
         let value = &self.value[..itemsize];
-        // SAFETY: the caller's.
+        // SAFETY: the caller's. An element has as many bytes as the integer that stands for it.
         unsafe {
-            if value.iter().all(|byte| *byte == value[0]) {
-                write_bytes(to as *mut u8, value[0], count * itemsize);
-            } else {
-                for at in 0..count {
-                    copy_nonoverlapping(value.as_ptr(), (to + at * itemsize) as *mut u8, itemsize);
+            match itemsize {
+                _ if value.iter().all(|byte| *byte == value[0]) => {
+                    write_bytes(to as *mut u8, value[0], count * itemsize);
+                }
+                2 => repeat::<u16>(value, to, count),
+                4 => repeat::<u32>(value, to, count),
+                8 => repeat::<u64>(value, to, count),
+                _ => {
+                    for at in 0..count {
+                        copy_nonoverlapping(value.as_ptr(), (to + at * itemsize) as *mut u8, itemsize);
+                    }
                 }
             }
+        }
+    }
+}
+
+/// # Safety
+/// `value` has the bytes of a `T`, room for `count` of them is at `to`.
+unsafe fn repeat<T: Copy>(value: &[u8], to: usize, count: usize) {
+    // SAFETY: the caller's. Nothing is assumed of alignment.
+    unsafe {
+        let value = value.as_ptr().cast::<T>().read_unaligned();
+        for at in 0..count {
+            (to as *mut T).add(at).write_unaligned(value);
         }
     }
 }

@@ -1,0 +1,131 @@
+"""`Sharded`: a source that every process can read, dealt out to ranks and workers."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch.distributed
+import torch.utils.data
+
+_UNEVEN = ("keep", "drop", "pad")
+
+
+class Sharded(torch.utils.data.IterableDataset[Any]):
+    """An ``IterableDataset`` that gives each rank and worker its own part of a source.
+
+    Item ``k`` goes to shard ``k % (num_replicas * num_workers)``. Shard ``worker * num_replicas + rank`` is
+    that of a rank's worker, so a rank's items do not depend on its number of workers, and are those of
+    ``DistributedSampler`` without ``shuffle``. Each worker reads the whole source and drops what is not its
+    own, unless the source has a method ``shard(n, i)``: then worker and rank iterate what that returns, and
+    what the shards have is the source's matter. The source must give the same items in each process.
+
+    It may be the dataset of any loader of torch's, with and without workers, or stand inside another dataset.
+
+    Args:
+        iterable: The source.
+        uneven: What happens where the items do not divide by the shards: ``"keep"``, some shards have one
+            item more; ``"drop"``, the last ``n % shards`` items are dropped; ``"pad"``, shards without an
+            item in the last round get one of the first items again, in order, as in ``DistributedSampler``.
+            With the last two, all ranks have the same number of batches. For ``"drop"`` a shard reads its
+            round to the end before it gives its item; for ``"pad"`` it keeps at most as many of the first
+            items as there are shards.
+        num_replicas: Ranks (default: those of ``torch.distributed``, where it is initialized when the
+            dataset is read, or pickled; else 1).
+        rank: This rank (default: as above).
+
+    Raises:
+        TypeError: If ``iterable`` is not iterable.
+        ValueError: If ``uneven`` is none of the three, or is not ``"keep"`` for a source that has ``shard``;
+            if one of ``num_replicas`` and ``rank`` is given without the other, or ``rank`` is not below
+            ``num_replicas``.
+    """
+
+    def __init__(
+        self,
+        iterable: Iterable[Any],
+        *,
+        uneven: str = "keep",
+        num_replicas: int | None = None,
+        rank: int | None = None,
+    ) -> None:
+        if not hasattr(type(iterable), "__iter__") and not hasattr(type(iterable), "__getitem__"):
+            raise TypeError(f"Sharded needs an iterable, and {type(iterable).__name__} is none")
+        if uneven not in _UNEVEN:
+            raise ValueError(f"uneven must be one of {', '.join(map(repr, _UNEVEN))}, and is {uneven!r}")
+        self._shards_itself = callable(getattr(iterable, "shard", None))
+        if self._shards_itself and uneven != "keep":
+            raise ValueError(
+                f"uneven={uneven!r} is for items that are dealt out one by one, and the source has its own "
+                "shard(): use uneven='keep'"
+            )
+        if (num_replicas is None) != (rank is None):
+            raise ValueError(
+                f"num_replicas={num_replicas} and rank={rank} go together: give both, or neither"
+            )
+        if num_replicas is not None and rank is not None and not 0 <= rank < num_replicas:
+            raise ValueError(
+                f"rank={rank} must be from 0 to {num_replicas - 1}, for num_replicas={num_replicas}"
+            )
+        self._source = iterable
+        self._uneven = uneven
+        self._place = None if num_replicas is None else (num_replicas, rank or 0)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A spawned worker has no process group.
+        return {**vars(self), "_place": self._replicas_and_rank()}
+
+    def _replicas_and_rank(self) -> tuple[int, int]:
+        if self._place is not None:
+            return self._place
+        distributed = torch.distributed
+        if distributed.is_available() and distributed.is_initialized():
+            return distributed.get_world_size(), distributed.get_rank()
+        return 1, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        replicas, rank = self._replicas_and_rank()
+        info = torch.utils.data.get_worker_info()
+        workers, worker = (1, 0) if info is None else (info.num_workers, info.id)
+        shards, shard = replicas * workers, worker * replicas + rank
+        if self._shards_itself:
+            return iter(self._source.shard(shards, shard))  # type: ignore[attr-defined]
+        if self._uneven == "keep":
+            return itertools.islice(self._source, shard, None, shards)
+        deal = _padded if self._uneven == "pad" else _dropped
+        return deal(self._source, shards, shard)
+
+    def __len__(self) -> int:
+        if self._uneven != "keep":
+            raise TypeError(f"with uneven={self._uneven!r} the length depends on the number of workers")
+        replicas, rank = self._replicas_and_rank()
+        if self._shards_itself and replicas > 1:
+            raise TypeError("how many items a rank has is known to the source's shard() alone")
+        return len(range(rank, len(self._source), replicas))  # type: ignore[arg-type]
+
+
+def _dropped(source: Iterable[Any], shards: int, shard: int) -> Iterator[Any]:
+    own = None
+    for number, item in enumerate(source):
+        place = number % shards
+        if place == shard:
+            own = item
+        if place == shards - 1:
+            yield own
+            own = None
+
+
+def _padded(source: Iterable[Any], shards: int, shard: int) -> Iterator[Any]:
+    first = []
+    total = 0
+    for number, item in enumerate(source):
+        total = number + 1
+        # No shard is filled with one that comes later.
+        if number < shard:
+            first.append(item)
+        if number % shards == shard:
+            yield item
+    last = total % shards
+    if 0 < last <= shard:
+        yield first[(shard - last) % min(total, shards)]

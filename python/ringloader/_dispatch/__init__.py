@@ -1,0 +1,1 @@
+"""One process that reads a source for all workers."""

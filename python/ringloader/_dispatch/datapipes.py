@@ -1,0 +1,100 @@
+"""IterDataPipes with `sharding_round_robin_dispatch`, as a `Dispatch`.
+
+torchdata's pipes up to version 0.9 have it. Their class is known by its name: torchdata need not be there.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import torch.distributed
+import torch.utils.data
+from torch.utils.data.graph import traverse_dps
+from torch.utils.data.graph_settings import apply_sharding
+
+from ringloader._dispatch.dataset import Dispatch
+
+_METHOD = "sharding_round_robin_dispatch"
+_DISPATCHER = "ShardingRoundRobinDispatcherIterDataPipe"
+
+
+def translated(dataset: Any) -> Any:
+    """The dataset, or a `Dispatch` that is equal to it: an IterDataPipe that dispatches.
+
+    Raises:
+        ValueError: If the pipe cannot be translated, with what stands in the way.
+    """
+    if not isinstance(dataset, torch.utils.data.IterDataPipe) or _METHOD not in dataset.functions:
+        return dataset
+    found: dict[int, Any] = {}
+    others: dict[int, Any] = {}
+    _find(traverse_dps(dataset), found, others)
+    if not found:
+        return dataset
+    if len(found) > 1:
+        raise ValueError(f"{len(found)} pipes {_METHOD}(): one loader has one dispatching process. Use one")
+    (dispatcher,) = found.values()
+    if others:
+        names = ", ".join(sorted(type(one).__name__ for one in others.values()))
+        raise ValueError(
+            f"{names} is read beside {_METHOD}(), so each worker would read all of it: move {_METHOD}() "
+            "behind the pipe in which they meet"
+        )
+    source = dispatcher.source_datapipe
+    nested: dict[int, Any] = {}
+    _find(traverse_dps(source), nested, {})
+    if nested:
+        raise ValueError(f"one {_METHOD}() is read through another: remove the inner one")
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        # As torch's iterator does it. Workers take no part: they have other items already.
+        apply_sharding(source, distributed.get_world_size(), distributed.get_rank())
+    received = _Received()
+    # What comes behind it is the workers', and none of it the caller's.
+    behind = copy.deepcopy(dataset, {id(dispatcher): received})
+    return Dispatch(source)._with(_Behind(behind, received), False)
+
+
+def _find(graph: Any, found: dict[int, Any], others: dict[int, Any]) -> None:
+    """Those that dispatch, and pipes that read from no pipe without one of these in between."""
+    for key, (pipe, inputs) in graph.items():
+        if type(pipe).__name__ == _DISPATCHER:
+            found[key] = pipe
+        elif inputs:
+            _find(inputs, found, others)
+        else:
+            others[key] = pipe
+
+
+class _Received(torch.utils.data.IterDataPipe[Any]):
+    """Stands for the pipe that dispatches, in a worker: what was sent to it."""
+
+    def __init__(self) -> None:
+        self._items: Iterator[Any] = iter(())
+
+    def receive(self, items: Iterator[Any]) -> None:
+        """Has it give these, in the epoch that begins."""
+        self._items = items
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self._items
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Received, ()
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return self.__reduce__()
+
+
+class _Behind:
+    """The pipes behind the one that dispatches."""
+
+    def __init__(self, pipes: Any, received: _Received) -> None:
+        self._pipes = pipes
+        self._received = received
+
+    def __call__(self, items: Iterator[Any]) -> Iterator[Any]:
+        self._received.receive(items)
+        return iter(self._pipes)

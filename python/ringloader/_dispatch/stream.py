@@ -1,0 +1,179 @@
+"""A worker's end of what the dispatching process sends, and its way to the worker.
+
+Messages to the dispatching process are `(epoch, [allowance, seed])`: the worker is in this epoch, may be sent
+so many items more, and has the loader's base seed. With the epoch negated: the worker reads no more in it.
+Messages from there are `(epoch, item)`, and `(-epoch, None)` for its end.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from multiprocessing import reduction
+from typing import Any
+
+import torch.utils.data
+
+import ringloader._native as _native
+from ringloader._torch import internals
+from ringloader._worker.fetch import Fetcher, JoiningStep
+
+# How often a worker that waits for an item looks whether one is still wanted.
+_LOOK_SECONDS = 0.1
+
+# In a worker: by the key of the dataset and the worker's number.
+_streams: dict[tuple[str, int], Stream] = {}
+
+
+def items_for(key: str, worker: int) -> Iterator[Any]:
+    """What the dispatching process sends to a worker.
+
+    Raises:
+        RuntimeError: If there is none for that dataset.
+    """
+    found = _streams.get((key, worker))
+    if found is None:
+        raise RuntimeError(
+            "a ringloader.Dispatch in a worker has no dispatching process: with workers, it must be the "
+            "dataset of a ringloader.DataLoader itself, whose workers are processes and whose path "
+            "(ringloader.report) is not 'torch'; use ringloader.install() or convert() for torch's loader, "
+            "or num_workers=0"
+        )
+    return found
+
+
+class DispatchEnd(JoiningStep):
+    """A worker's end, on its way to the worker: how to reach the dispatching process.
+
+    Args:
+        key: Of the dataset.
+        requests: The socket to which each worker sends the descriptors of its rings.
+        pid: The dispatching process.
+        prefetch: Items on their way to one worker, at most.
+        share: Bytes of shared memory for them.
+    """
+
+    def __init__(self, key: str, requests: Any, pid: int, prefetch: int, share: int) -> None:
+        self._key = key
+        self._requests = requests
+        self.pid = pid
+        self.prefetch = prefetch
+        self.share = share
+        self._stream: Stream
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        sent = reduction.DupFd(self._requests.fileno())
+        return DispatchEnd, (self._key, sent, self.pid, self.prefetch, self.share)
+
+    def join(self, worker: int, port: _native.Port) -> None:
+        """Reaches the dispatching process, before torch's loop begins."""
+        requests = self._requests
+        if not isinstance(requests, socket.socket):
+            requests = socket.socket(fileno=requests.detach())
+        with requests:
+            self._stream = _streams[self._key, worker] = Stream(self, worker, port, requests)
+
+    def __call__(self, fetcher: Fetcher) -> Fetcher:
+        self._stream.begin_epoch()
+        return _Leaving(fetcher, self._stream)
+
+    def leave(self) -> None:
+        """An epoch began in which this worker takes no items."""
+        self._stream.leave()
+
+
+class _Leaving:
+    """Says so where a worker ends its epoch before the items do: the others must not wait for it."""
+
+    def __init__(self, fetcher: Fetcher, stream: Stream) -> None:
+        self._fetcher = fetcher
+        self._stream = stream
+
+    def fetch(self, index: Any, /) -> Any:
+        try:
+            return self._fetcher.fetch(index)
+        except StopIteration:
+            self._stream.leave()
+            raise
+
+
+class Stream:
+    """The items of one worker, those of one epoch after those of another."""
+
+    def __init__(self, end: DispatchEnd, worker: int, port: _native.Port, requests: socket.socket) -> None:
+        self._pid = end.pid
+        self._port = port
+        self._allowance = end.prefetch
+        # Not for each item: a message each would cost as much as the item.
+        self._told_from = (end.prefetch + 1) // 2
+        self._taken = end.prefetch
+        self._seed = 0
+        self._epoch = 0
+        self._is_reading = False
+        self._has_died = False
+        self._engine = _native.Engine(1, end.prefetch, end.share)
+        try:
+            # Before it is asked: where it has ended, and another process has its number, sending fails.
+            self._engine.watch_worker(0, end.pid)
+            fds = self._engine.worker_fds(0).as_dict()
+            socket.send_fds(requests, [f"{worker} {' '.join(fds)}".encode()], list(fds.values()))
+        except (BrokenPipeError, ConnectionError):
+            self._has_died = True
+
+    def begin_epoch(self) -> None:
+        """The worker begins its next epoch. What is left of the one before is dropped."""
+        info = torch.utils.data.get_worker_info()
+        self._seed = 0 if info is None else info.seed - info.id
+        self._epoch += 1
+        self._is_reading = True
+        self._tell()
+
+    def leave(self) -> None:
+        """The worker takes no more items in this epoch; in its next one, where none began."""
+        if self._epoch == 0:
+            self._epoch = 1
+        elif not self._is_reading:
+            return
+        self._is_reading = False
+        if not self._has_died:
+            self._engine.put(0, (-self._epoch, [0, 0]))
+
+    def _tell(self) -> None:
+        if not self._has_died:
+            self._engine.put(0, (self._epoch, [self._taken, self._seed]))
+            self._taken = 0
+
+    def __iter__(self) -> Stream:
+        return self
+
+    def __next__(self) -> Any:
+        while self._is_reading:
+            if self._has_died:
+                raise self._death()
+            found = self._engine.next(_LOOK_SECONDS)
+            if found is None:
+                if self._port.is_done():
+                    break
+                continue
+            if isinstance(found, _native.WorkerEnded):
+                self._has_died = True
+                continue
+            epoch, item = found
+            if epoch < 0:
+                if -epoch == self._epoch:
+                    self._is_reading = False
+                continue
+            self._taken += 1
+            if self._taken >= self._told_from:
+                self._tell()
+            if epoch == self._epoch:
+                if isinstance(item, internals.ExceptionWrapper):
+                    item.reraise()
+                return item
+        raise StopIteration
+
+    def _death(self) -> RuntimeError:
+        return RuntimeError(
+            f"the dispatching process (pid {self._pid}) that reads the source of a ringloader.Dispatch "
+            "exited unexpectedly"
+        )

@@ -1,0 +1,184 @@
+"""A numpy array in shared memory."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+from collections.abc import Iterable
+from multiprocessing import context, reduction
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+_NDArray = np.ndarray[Any, np.dtype[Any]]
+
+
+class _Memory:
+    """A memfd of a fixed size, mapped. The descriptor stays open for processes that are started."""
+
+    fd = -1
+
+    def __init__(self, fd: int) -> None:
+        """Takes the descriptor over, unless this raises."""
+        self.map = mmap.mmap(fd, 0)
+        self.fd = fd
+
+    def __del__(self) -> None:
+        # The mapping is closed by its last array.
+        if self.fd >= 0:
+            os.close(self.fd)
+
+
+class SharedArray(_NDArray):
+    """A numpy array in shared memory: what one process writes, all that have the array see.
+
+    It is a ``numpy.ndarray``. What is read of it by index or slice, and what is computed from it, is a plain
+    ``numpy.ndarray``; views keep the memory. To a process that is being started, by any method, only a
+    descriptor is sent. Any other pickle, and a copy, has the elements and memory of its own.
+
+    Every process that has the array may write to it, and nothing is locked: processes that write to the same
+    elements at the same time must agree by other means. Set ``array.flags.writeable = False`` before the
+    loader starts its workers, and those that get the array then cannot write to it.
+
+    The memory goes with the last array and view in the last process. A forked child has it until it ends.
+    Each process keeps two file descriptors for it.
+
+    Args:
+        array_or_shape: An integer or a tuple is the shape of an array of zeros. Anything else is copied, as
+            ``numpy.asarray`` reads it.
+        dtype: The type of the elements (default: that of what is copied; ``float64`` for zeros).
+
+    Raises:
+        TypeError: If the elements are Python objects: use ``SharedList``.
+        OSError: If the system refuses memory or a descriptor.
+    """
+
+    _memory: _Memory | None
+
+    def __new__(cls, array_or_shape: Any, dtype: npt.DTypeLike | None = None) -> Self:  # noqa: D102
+        if isinstance(array_or_shape, (int, np.integer, tuple)):
+            return cls._over(_new(), array_or_shape, np.dtype(float if dtype is None else dtype))
+        source = np.asarray(array_or_shape, dtype)
+        made = cls._over(_new(), source.shape, source.dtype)
+        np.copyto(made, source)
+        return made
+
+    @classmethod
+    def from_rows(cls, rows: Iterable[Any], dtype: npt.DTypeLike | None = None) -> Self:
+        """An array of rows that are taken one by one, with no more private memory than a row and 1 MiB.
+
+        Args:
+            rows: Arrays of one shape. Without any, the array has the shape ``(0,)``.
+            dtype: The type of the elements (default: that of the first row).
+
+        Raises:
+            ValueError: If a row has another shape than the first.
+            TypeError: If the elements are Python objects, or a row cannot be cast safely.
+        """
+        fd = _new()
+        count = 0
+        first: _NDArray | None = None
+        try:
+            with open(fd, "wb", buffering=1 << 20, closefd=False) as file:
+                for count, given in enumerate(rows, 1):
+                    row = np.asarray(given, dtype)
+                    if first is None:
+                        first = row
+                        _check(first.dtype)
+                    if row.shape != first.shape:
+                        raise ValueError(
+                            f"row {count - 1} has the shape {row.shape}, and row 0 has {first.shape}"
+                        )
+                    row = row.astype(first.dtype, order="C", casting="safe", copy=False)
+                    if row.size:
+                        file.write(row.reshape(-1).view(np.uint8).data)
+        except BaseException:
+            os.close(fd)
+            raise
+        if first is None:
+            return cls._over(fd, (0,), np.dtype(float if dtype is None else dtype))
+        return cls._over(fd, (count, *first.shape), first.dtype)
+
+    @classmethod
+    def _over(cls, fd: int, shape: Any, dtype: np.dtype[Any]) -> Self:
+        """An array over a memfd that nobody has mapped yet, and which it takes over."""
+        try:
+            _check(dtype)
+            # numpy says what is wrong with a shape.
+            strided = np.broadcast_to(np.empty((), dtype), shape)
+            # An empty file cannot be mapped.
+            os.ftruncate(fd, max(1, strided.size * dtype.itemsize))
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+            memory = _Memory(fd)
+        except BaseException:
+            os.close(fd)
+            raise
+        made = np.ndarray.__new__(cls, strided.shape, dtype, memory.map)
+        made._memory = memory
+        return made
+
+    def __array_finalize__(self, source: Any) -> None:
+        memory = getattr(source, "_memory", None)
+        # A copy has memory of its own, and must not keep this.
+        is_view = memory is not None and np.may_share_memory(self, source)
+        self._memory = memory if is_view else None
+
+    def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
+        if array is self:
+            # The result of an operation in place.
+            return array
+        plain = np.asarray(array)
+        # numpy before 2.0 does not say whether it wants a scalar.
+        return plain[()] if return_scalar or plain.ndim == 0 else plain
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.view(np.ndarray)[key]
+
+    def __iter__(self) -> Any:
+        return iter(self.view(np.ndarray))
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return type(self)(self)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        memory = self._memory
+        if memory is None:
+            return self.view(np.ndarray).__reduce_ex__(protocol)
+        if context.get_spawning_popen() is None:
+            return _of_array, (type(self), self.view(np.ndarray).copy())
+        whole = np.frombuffer(memory.map, np.uint8)
+        offset = self.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
+        layout = (self.shape, self.dtype, offset if self.size else 0, self.strides, self.flags.writeable)
+        return _of_descriptor, (type(self), reduction.DupFd(memory.fd), layout)
+
+
+def _new() -> int:
+    return os.memfd_create("ringloader-array", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+
+
+def _check(dtype: np.dtype[Any]) -> None:
+    if dtype.hasobject:
+        raise TypeError(f"dtype {dtype} refers to Python objects, which no memory can share: use SharedList")
+
+
+def _of_array(kind: type[SharedArray], array: _NDArray) -> SharedArray:
+    return kind(array)
+
+
+def _of_descriptor(kind: type[SharedArray], sent: Any, layout: tuple[Any, ...]) -> SharedArray:
+    shape, dtype, offset, strides, writeable = layout
+    fd = sent.detach()
+    try:
+        memory = _Memory(fd)
+    except BaseException:
+        os.close(fd)
+        raise
+    made = np.ndarray.__new__(kind, shape, dtype, memory.map, offset, strides)
+    made._memory = memory
+    made.flags.writeable = writeable
+    return made
+
+
+SharedArray.__module__ = "ringloader"

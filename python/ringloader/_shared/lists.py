@@ -1,0 +1,95 @@
+"""A list whose items lie in shared memory as bytes: processes that read it change no count in it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from multiprocessing import context, reduction
+from typing import TYPE_CHECKING, Any, Self, SupportsIndex, TypeVar, overload
+
+import ringloader._native as _native
+
+_T = TypeVar("_T")
+
+
+class SharedList(_native.SharedItems, Sequence[_T]):
+    """An immutable list in shared memory, for worker processes that read a large list.
+
+    Workers that read a plain list write to it: each look counts a reference, and the system copies the page.
+    Here an item is made anew of its bytes each time it is read, and the bytes are never written to. A
+    change to an item that was read changes nothing in the list.
+
+    A list that is being built needs no more private memory than its largest item and a few MiB. The memory
+    goes with the last process that has it. It keeps one file descriptor in each process. A slice is a list
+    over the same memory. To a process that is being started, by any method, only the descriptor is sent.
+    Any other pickle has the bytes. A copy is the list itself, because nothing can change it.
+
+    Strings, bytes, booleans, ``None``, floats, integers of 64 bits, and plain tuples, lists and dicts of
+    these are read natively. Any other item is pickled as a whole, and unpickled at each look.
+
+    Args:
+        iterable: The items, taken one by one. Of another ``SharedList``, the memory is shared.
+
+    Raises:
+        pickle.PicklingError: If an item cannot be pickled; the message has its position.
+        OSError: If the system refuses memory or a descriptor.
+    """
+
+    # Items may be equal and not hashable, as those of a list.
+    __hash__ = None  # type: ignore[assignment]
+
+    def __new__(cls, iterable: Iterable[_T] | _native.SharedItems = (), /) -> Self:  # noqa: D102
+        return super().__new__(cls, iterable)
+
+    if TYPE_CHECKING:
+        # Only what the native method takes and gives: one of Python's would take longer than the look.
+        @overload
+        def __getitem__(self, key: SupportsIndex) -> _T: ...
+        @overload
+        def __getitem__(self, key: slice) -> Self: ...
+        def __getitem__(self, key: Any) -> Any: ...
+
+    def __iter__(self) -> Iterator[_T]:
+        return map(self.__getitem__, range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        """Whether the other is a list or a ``SharedList`` of equal items."""
+        if not isinstance(other, (list, SharedList)):
+            return NotImplemented
+        if isinstance(other, SharedList) and self.is_same(other):
+            return True
+        return len(self) == len(other) and all(
+            mine is theirs or mine == theirs for mine, theirs in zip(self, other, strict=True)
+        )
+
+    def __repr__(self) -> str:
+        shown = [repr(item) for item in self[:3]]
+        if len(self) > len(shown):
+            shown.append("...")
+        return f"{type(self).__name__}([{', '.join(shown)}], len={len(self)}, nbytes={self.nbytes})"
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if context.get_spawning_popen() is None:
+            return _of_bytes, (type(self), self.to_bytes())
+        return _of_descriptor, (type(self), reduction.DupFd(self.fileno()), self.extent())
+
+
+def _of_bytes(kind: type[SharedList[Any]], data: bytes) -> SharedList[Any]:
+    return kind(_native.SharedItems.from_bytes(data))
+
+
+def _of_descriptor(kind: type[SharedList[Any]], sent: Any, extent: tuple[int, int, int]) -> SharedList[Any]:
+    fd = sent.detach()
+    try:
+        return kind(_native.SharedItems.attach(fd, *extent))
+    finally:
+        os.close(fd)
+
+
+SharedList.__module__ = "ringloader"

@@ -1,0 +1,86 @@
+"""The main function of a thread that is a worker. MIRRORS torch worker.py::_worker_loop.
+
+torch's own cannot run in a thread: it seeds the process's generators, sets its signal handlers, and notes the
+worker for the whole process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import ringloader._native as _native
+from ringloader._threads import worker_info
+from ringloader._torch import internals
+from ringloader._worker import fetch
+from ringloader._worker.fetch import Step
+
+
+class Work(NamedTuple):
+    """What torch's iterator gives each of its workers."""
+
+    dataset_kind: Any
+    # The same object in all workers.
+    dataset: Any
+    auto_collation: bool
+    collate_fn: Callable[[Any], Any]
+    drop_last: bool
+    base_seed: int
+    init_fn: Callable[[int], object] | None
+    worker: int
+    workers: int
+    steps: Sequence[Step]
+
+    def make_fetcher(self) -> Any:
+        """For an epoch."""
+        kind, dataset = self.dataset_kind, self.dataset
+        fetcher = internals.create_fetcher(
+            kind, dataset, self.auto_collation, self.collate_fn, self.drop_last
+        )
+        return fetch.through(fetcher, self.steps, kind == internals.ITERABLE) if self.steps else fetcher
+
+
+def run(queues: _native.ThreadQueues, work: Work) -> None:
+    """Answers tasks until it is told to end.
+
+    Raises:
+        BaseException: What the dataset raises and is no ``Exception``: the worker ends by it.
+    """
+    worker = work.worker
+    where = f"in DataLoader worker thread {worker}"
+    worker_info.note(work.base_seed, worker, work.workers, work.dataset)
+    init_exception: Any = None
+    try:
+        if work.init_fn is not None:
+            work.init_fn(worker)
+        fetcher = work.make_fetcher()
+    except Exception:
+        init_exception = internals.ExceptionWrapper(where=where)
+    iteration_end = False
+    while True:
+        message = queues.get(worker)
+        if message is None:
+            return
+        if isinstance(message, internals.ResumeIteration):
+            queues.reply(worker, (message, None))
+            iteration_end = False
+            fetcher = work.make_fetcher()
+            continue
+        if iteration_end or queues.is_done():
+            continue
+        task, index = message
+        data: Any
+        if init_exception is not None:
+            data, init_exception = init_exception, None
+        else:
+            try:
+                data = fetcher.fetch(index)
+            except Exception as error:
+                if isinstance(error, StopIteration) and work.dataset_kind == internals.ITERABLE:
+                    data = internals.IterableDatasetStopIteration(worker)
+                    iteration_end = True
+                else:
+                    data = internals.ExceptionWrapper(where=where)
+        queues.reply(worker, (task, data))
+        # What the caller has dropped must not live on here until the next task comes.
+        del data, task, index, message

@@ -1,0 +1,189 @@
+//! Memory that is written once, from its beginning to its end, and that no process can write to after that.
+//!
+//! INVARIANT: `base .. base + len` is one read-only mapping of a memfd that is sealed against writing, shrinking and
+//! growing, for as long as the `Frozen` lives. So its bytes never change, and no access raises SIGBUS.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+use crate::error::{Error, Result};
+
+/// A memfd that bytes are appended to. It is not mapped.
+#[derive(Debug)]
+pub struct Growing {
+    fd: OwnedFd,
+    len: u64,
+}
+
+impl Growing {
+    /// An empty one.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the system refuses: too many open files.
+    pub fn create(name: &str) -> Result<Self> {
+        let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+            .map_err(|errno| Error::os("memfd_create", errno))?;
+        Ok(Self { fd, len: 0 })
+    }
+
+    /// Bytes appended.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Appends `bytes`.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the system refuses: no memory, a low `RLIMIT_FSIZE`.
+    pub fn append(&mut self, mut bytes: &[u8]) -> Result<()> {
+        while !bytes.is_empty() {
+            match rustix::io::write(&self.fd, bytes) {
+                Ok(written) => {
+                    self.len += written as u64;
+                    bytes = &bytes[written..];
+                }
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(Error::os("writing shared memory", errno)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Appends all of another, through a buffer of 1 MiB.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the system refuses.
+    pub fn append_all(&mut self, other: &Self) -> Result<()> {
+        let mut buffer = vec![0; 1 << 20];
+        let mut at = 0;
+        while at < other.len {
+            match rustix::io::pread(&other.fd, &mut buffer, at) {
+                Ok(0) => return Err(Error::Corrupt("shared memory ends too early".into())),
+                Ok(read) => {
+                    self.append(&buffer[..read])?;
+                    at += read as u64;
+                }
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(Error::os("reading shared memory", errno)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Seals and maps it.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the system refuses, [`Error::Corrupt`] when nothing was appended.
+    pub fn freeze(self) -> Result<Frozen> {
+        rustix::fs::fcntl_add_seals(&self.fd, Frozen::seals() | SealFlags::SEAL)
+            .map_err(|errno| Error::os("sealing the memfd", errno))?;
+        Frozen::attach(self.fd)
+    }
+}
+
+/// A mapped memfd whose bytes never change. It keeps its descriptor, which is for other processes.
+#[derive(Debug)]
+pub struct Frozen {
+    base: NonNull<u8>,
+    len: usize,
+    fd: OwnedFd,
+}
+
+// SAFETY: memory that nobody writes to has no thread of its own.
+unsafe impl Send for Frozen {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Frozen {}
+
+impl Frozen {
+    fn seals() -> SealFlags {
+        SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE
+    }
+
+    /// Maps what another process has frozen.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] when it is empty or can still be written to, [`Error::Os`] when it cannot be mapped.
+    pub fn attach(fd: OwnedFd) -> Result<Self> {
+        let seals = rustix::fs::fcntl_get_seals(&fd).map_err(|errno| Error::os("reading seals", errno))?;
+        if !seals.contains(Self::seals()) {
+            return Err(Error::Corrupt("the descriptor is no memfd that is sealed against writing".into()));
+        }
+        let len = rustix::fs::fstat(&fd).map_err(|errno| Error::os("fstat of the memfd", errno))?.st_size;
+        let len = usize::try_from(len).map_err(|_| Error::os("mmap", Errno::NOMEM))?;
+        if len == 0 {
+            return Err(Error::Corrupt("the memfd is empty".into()));
+        }
+        // Private, because Linux before 6.7 maps no sealed memfd as shared. Pages that are only read are the memfd's.
+        // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
+        let base = unsafe {
+            rustix::mm::mmap(std::ptr::null_mut(), len, ProtFlags::READ, MapFlags::PRIVATE, &fd, 0)
+        }
+        .map_err(|errno| Error::os("mmap", errno))?;
+        // A core dump would hold all of it. Nothing depends on it, so a refusal is no error.
+        // SAFETY: the range is the mapping just made; DONTDUMP changes no contents.
+        let _ = unsafe { rustix::mm::madvise(base, len, Advice::LinuxDontDump) };
+        let base = NonNull::new(base.cast::<u8>()).ok_or_else(|| Error::os("mmap", Errno::NOMEM))?;
+        Ok(Self { base, len, fd })
+    }
+
+    /// All of it.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: mapped while `self` lives, and never written to (see the invariant); every u8 is valid.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.len) }
+    }
+
+    /// What another process needs for [`attach`](Self::attach).
+    #[must_use]
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours, and references into it borrow `self`.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_appended_is_read_and_cannot_be_changed() {
+        let (mut one, mut other) = (Growing::create("test").unwrap(), Growing::create("test").unwrap());
+        one.append(b"first ").unwrap();
+        other.append(&vec![7; (1 << 20) + 1]).unwrap();
+        one.append_all(&other).unwrap();
+        assert_eq!(one.len(), (1 << 20) + 7);
+        let frozen = one.freeze().unwrap();
+        assert_eq!(&frozen.bytes()[..7], b"first \x07");
+        assert_eq!(frozen.bytes().len(), (1 << 20) + 7);
+        assert_eq!(rustix::io::pwrite(frozen.fd(), b"x", 0), Err(Errno::PERM));
+        let again = Frozen::attach(frozen.fd().try_clone_to_owned().unwrap()).unwrap();
+        drop(frozen);
+        assert_eq!(&again.bytes()[..5], b"first");
+    }
+
+    #[test]
+    fn what_can_still_be_written_to_is_refused() {
+        let mut growing = Growing::create("test").unwrap();
+        growing.append(b"x").unwrap();
+        rustix::fs::fcntl_add_seals(&growing.fd, SealFlags::SHRINK | SealFlags::GROW).unwrap();
+        assert!(matches!(Frozen::attach(growing.fd), Err(Error::Corrupt(_))));
+        assert!(matches!(Growing::create("test").unwrap().freeze(), Err(Error::Corrupt(_))));
+    }
+}

@@ -1,0 +1,340 @@
+//! A transport between threads of one process: queues of what they hand to each other. Nothing is copied.
+//!
+//! INVARIANT: no value is dropped while the lock is held, for the end of one may run any code.
+
+use std::collections::VecDeque;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::interface::Transport;
+use super::message::ResultKind;
+use crate::error::{Error, Result};
+use crate::process::{self, Process};
+
+/// What a worker is sent.
+#[derive(Debug)]
+pub enum Request<I> {
+    /// torch's final signal.
+    End,
+    /// A task.
+    Task {
+        /// Its number.
+        seq: u64,
+        /// What it asks for.
+        index: I,
+    },
+    /// Another message of torch's protocol.
+    Object(I),
+}
+
+/// What a worker has sent.
+#[derive(Debug)]
+pub struct Reply<R> {
+    /// The task that it answers; 0 where there is none.
+    pub seq: u64,
+    /// What it is.
+    pub kind: ResultKind,
+    /// It.
+    pub content: R,
+}
+
+/// Both ends: `I` goes to the workers, `R` comes back.
+#[derive(Debug)]
+pub struct Queues<I, R> {
+    state: Mutex<State<I, R>>,
+    /// Of each worker: it has a request, or all is closed.
+    requested: Box<[Condvar]>,
+    /// There is what the parent waits for.
+    replied: Condvar,
+    /// The process that made it. Another has none of its threads, and one of them may have had the lock at the fork.
+    process: &'static Process,
+}
+
+#[derive(Debug)]
+struct Worker<I, R> {
+    requests: VecDeque<Request<I>>,
+    replies: VecDeque<Reply<R>>,
+}
+
+#[derive(Debug)]
+struct State<I, R> {
+    workers: Vec<Worker<I, R>>,
+    ended: VecDeque<u32>,
+    /// The worker at which the next look at all begins.
+    turn: usize,
+    is_done: bool,
+    is_woken: bool,
+    is_closed: bool,
+    /// How many threads wait for replies; for one worker's only, if there is one thread.
+    waiting: u32,
+    only: Option<u32>,
+    /// Batches sent so far.
+    batches: u64,
+}
+
+/// What was in the queues when they were closed.
+#[derive(Debug)]
+pub struct Remains<I, R> {
+    _workers: Vec<Worker<I, R>>,
+}
+
+impl<I, R> State<I, R> {
+    fn is_there(&self, only: Option<u32>) -> bool {
+        let has_replies = |worker: &Worker<I, R>| !worker.replies.is_empty();
+        self.is_woken
+            || self.is_closed
+            || !self.ended.is_empty()
+            || match only {
+                Some(worker) => has_replies(&self.workers[worker as usize]),
+                None => self.workers.iter().any(has_replies),
+            }
+    }
+
+    /// Whether a thread that waits may be glad of news of `worker`.
+    fn is_awaited(&self, worker: u32) -> bool {
+        self.waiting > 1 || self.waiting == 1 && self.only.is_none_or(|only| only == worker)
+    }
+}
+
+impl<I, R> Queues<I, R> {
+    /// For `workers` workers.
+    #[must_use]
+    pub fn new(workers: u32) -> Self {
+        let worker = |_| Worker { requests: VecDeque::new(), replies: VecDeque::new() };
+        let state = State {
+            workers: (0..workers).map(worker).collect(),
+            ended: VecDeque::new(),
+            turn: 0,
+            is_done: false,
+            is_woken: false,
+            is_closed: false,
+            waiting: 0,
+            only: None,
+            batches: 0,
+        };
+        Self {
+            state: Mutex::new(state),
+            requested: (0..workers).map(|_| Condvar::new()).collect(),
+            replied: Condvar::new(),
+            process: process::current(),
+        }
+    }
+
+    fn lock(&self) -> Result<MutexGuard<'_, State<I, R>>> {
+        if !self.process.is_current() {
+            return Err(Error::Inherited { owner: self.process.pid() });
+        }
+        Ok(self.state.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Sends a worker something. After [`close`](Self::close) it is dropped.
+    ///
+    /// # Errors
+    /// [`Error::Inherited`] in a forked child.
+    pub fn put(&self, worker: u32, request: Request<I>) -> Result<()> {
+        let mut state = self.lock()?;
+        if state.is_closed {
+            drop(state);
+            return Ok(());
+        }
+        state.workers[worker as usize].requests.push_back(request);
+        drop(state);
+        self.requested[worker as usize].notify_one();
+        Ok(())
+    }
+
+    /// Waits, no longer than `limit`, until a worker has a request, or all is closed.
+    ///
+    /// # Errors
+    /// [`Error::Inherited`] in a forked child.
+    pub fn wait_for_request(&self, worker: u32, limit: Duration) -> Result<()> {
+        let deadline = Instant::now().checked_add(limit);
+        let mut state = self.lock()?;
+        while state.workers[worker as usize].requests.is_empty() && !state.is_closed {
+            let Some(left) = left(deadline) else { break };
+            let wait = self.requested[worker as usize].wait_timeout(state, left);
+            state = wait.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        Ok(())
+    }
+
+    /// A worker takes its next request. After [`close`](Self::close) that is the end.
+    ///
+    /// # Errors
+    /// [`Error::Inherited`] in a forked child.
+    pub fn take_request(&self, worker: u32) -> Result<Option<Request<I>>> {
+        let mut state = self.lock()?;
+        if state.is_closed {
+            return Ok(Some(Request::End));
+        }
+        Ok(state.workers[worker as usize].requests.pop_front())
+    }
+
+    /// A worker sends something. After [`close`](Self::close) it is given back.
+    ///
+    /// # Errors
+    /// [`Error::Inherited`] in a forked child.
+    pub fn reply(&self, worker: u32, reply: Reply<R>) -> Result<Option<Reply<R>>> {
+        let mut state = self.lock()?;
+        if state.is_closed {
+            return Ok(Some(reply));
+        }
+        state.batches += u64::from(reply.kind == ResultKind::Batch);
+        state.workers[worker as usize].replies.push_back(reply);
+        self.notify_of(worker, state);
+        Ok(None)
+    }
+
+    /// A worker has ended.
+    ///
+    /// # Errors
+    /// [`Error::Inherited`] in a forked child.
+    pub fn note_end(&self, worker: u32) -> Result<()> {
+        let mut state = self.lock()?;
+        state.ended.push_back(worker);
+        // Whoever waits for another's reply too: it may be told of this at once.
+        let is_awaited = state.waiting > 0;
+        drop(state);
+        if is_awaited {
+            self.replied.notify_all();
+        }
+        Ok(())
+    }
+
+    fn notify_of(&self, worker: u32, state: MutexGuard<'_, State<I, R>>) {
+        let is_awaited = state.is_awaited(worker);
+        drop(state);
+        if is_awaited {
+            self.replied.notify_all();
+        }
+    }
+
+    /// Waits, no longer than `limit`, for a reply of any worker or of `only` one, for the end of any worker, and for
+    /// [`wake`](Self::wake) and [`close`](Self::close).
+    ///
+    /// # Errors
+    /// [`Error::Inherited`] in a forked child.
+    pub fn wait_for(&self, only: Option<u32>, limit: Duration) -> Result<()> {
+        let deadline = Instant::now().checked_add(limit);
+        let mut state = self.lock()?;
+        state.waiting += 1;
+        while !state.is_there(only) {
+            let Some(left) = left(deadline) else { break };
+            state.only = only;
+            state = self.replied.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        state.waiting -= 1;
+        state.only = None;
+        Ok(())
+    }
+
+    /// Ends the wait of one thread that is in [`wait_for`](Self::wait_for), or comes there next.
+    ///
+    /// # Errors
+    /// [`Error::Inherited`] in a forked child.
+    pub fn wake(&self) -> Result<()> {
+        self.lock()?.is_woken = true;
+        self.replied.notify_all();
+        Ok(())
+    }
+
+    /// Whether [`wake`](Self::wake) was called since the last call of this.
+    ///
+    /// # Errors
+    /// [`Error::Inherited`] in a forked child.
+    pub fn take_wake(&self) -> Result<bool> {
+        Ok(std::mem::take(&mut self.lock()?.is_woken))
+    }
+
+    /// Nothing more is wanted: each worker ends when it looks next.
+    ///
+    /// # Errors
+    /// [`Error::Inherited`] in a forked child.
+    pub fn set_done(&self) -> Result<()> {
+        self.lock()?.is_done = true;
+        Ok(())
+    }
+
+    /// Whether [`set_done`](Self::set_done) was called.
+    ///
+    /// # Errors
+    /// [`Error::Inherited`] in a forked child.
+    pub fn is_done(&self) -> Result<bool> {
+        Ok(self.lock()?.is_done)
+    }
+
+    /// Ends every wait, and gives back what was in the queues, for the caller to drop.
+    ///
+    /// # Errors
+    /// [`Error::Inherited`] in a forked child.
+    pub fn close(&self) -> Result<Remains<I, R>> {
+        let mut state = self.lock()?;
+        state.is_done = true;
+        state.is_closed = true;
+        let take = |worker: &mut Worker<I, R>| Worker {
+            requests: std::mem::take(&mut worker.requests),
+            replies: std::mem::take(&mut worker.replies),
+        };
+        let remains = Remains { _workers: state.workers.iter_mut().map(take).collect() };
+        drop(state);
+        self.requested.iter().for_each(Condvar::notify_all);
+        self.replied.notify_all();
+        Ok(remains)
+    }
+
+    /// Replies that are there, and batches that were sent so far.
+    ///
+    /// # Errors
+    /// [`Error::Inherited`] in a forked child.
+    pub fn counts(&self) -> Result<(u64, u64)> {
+        let state = self.lock()?;
+        let there = state.workers.iter().map(|worker| worker.replies.len() as u64).sum();
+        Ok((there, state.batches))
+    }
+}
+
+/// Of the time until `deadline`, if there is some; a `Condvar` cannot wait for ever.
+fn left(deadline: Option<Instant>) -> Option<Duration> {
+    const LONG: Duration = Duration::from_secs(1 << 20);
+    let Some(deadline) = deadline else { return Some(LONG) };
+    let left = deadline.saturating_duration_since(Instant::now());
+    (!left.is_zero()).then(|| left.min(LONG))
+}
+
+impl<I, R> Transport for Queues<I, R> {
+    type Index = I;
+    type Delivery = Reply<R>;
+
+    fn answered(reply: &Reply<R>) -> (u64, ResultKind) {
+        (reply.seq, reply.kind)
+    }
+
+    fn put_task(&self, worker: u32, seq: u64, index: I) -> Result<()> {
+        self.put(worker, Request::Task { seq, index })
+    }
+
+    fn try_next(&self) -> Result<Option<Reply<R>>> {
+        let state = &mut *self.lock()?;
+        let count = state.workers.len();
+        let from = state.turn;
+        for at in (from..from + count).map(|at| at % count) {
+            if let Some(reply) = state.workers[at].replies.pop_front() {
+                state.turn = at + 1;
+                return Ok(Some(reply));
+            }
+        }
+        Ok(None)
+    }
+
+    fn try_next_of(&self, worker: u32) -> Result<Option<Reply<R>>> {
+        Ok(self.lock()?.workers[worker as usize].replies.pop_front())
+    }
+
+    fn peek_of(&self, worker: u32) -> Result<Option<(u64, ResultKind)>> {
+        Ok(self.lock()?.workers[worker as usize].replies.front().map(Self::answered))
+    }
+
+    fn take_ended(&self) -> Option<u32> {
+        self.lock().ok()?.ended.pop_front()
+    }
+}

@@ -1,0 +1,189 @@
+//! What the scheduler asks of the parent's end of a transport, as a Python class.
+
+use std::time::Duration;
+
+use pyo3::prelude::*;
+use ringloader_core::batch::Token;
+use ringloader_core::sync::Arc;
+use ringloader_core::transport::Transport;
+use ringloader_core::transport::delivery::Delivery;
+use ringloader_core::transport::engine::Engine as CoreEngine;
+use ringloader_core::transport::message::TaskIndex;
+use ringloader_core::transport::queues::Reply;
+
+use super::arrival::Arrival;
+use super::engine::Engine;
+use super::index_source::IndexSource;
+use super::thread_queues::{Core as CoreQueues, Index, ThreadQueues};
+use crate::gil::{exception, wait, wait_for_threads};
+use crate::index::codec::{decode_index, encode_index};
+use crate::python::Callbacks;
+
+/// What a [`ParentEnd`] delivers.
+pub(crate) type Delivered<E> = <<E as ParentEnd>::Core as Transport>::Delivery;
+
+/// What tasks of a [`ParentEnd`] ask for.
+pub(crate) type Indexed<E> = <<E as ParentEnd>::Core as Transport>::Index;
+
+/// The parent's end of a transport, as a Python class.
+pub(crate) trait ParentEnd: Sized {
+    /// The transport.
+    type Core: Transport<Index: Send>;
+
+    /// It, by its Python object.
+    fn of(this: &Py<Self>) -> &Self;
+
+    /// # Errors
+    /// Once it is closed.
+    fn core(&self) -> PyResult<Arc<Self::Core>>;
+
+    /// Whether nothing more is wanted of the workers.
+    fn is_done(&self) -> bool;
+
+    /// The object that a delivery carries.
+    ///
+    /// # Errors
+    /// Why it cannot be had.
+    fn unpack<'py>(&self, py: Python<'py>, delivery: Delivered<Self>) -> PyResult<Bound<'py, PyAny>>;
+
+    /// A delivery as an [`Arrival`], or unpacked; in any case unpacked if it may be the end of an iterable dataset.
+    ///
+    /// # Errors
+    /// Why it cannot be had.
+    fn keep<'py>(
+        this: &Py<Self>,
+        py: Python<'py>,
+        delivery: Delivered<Self>,
+        iterable: bool,
+    ) -> PyResult<Bound<'py, PyAny>>;
+
+    /// Reads the next index; `None` at the sampler's end.
+    ///
+    /// # Errors
+    /// What the sampler raises.
+    fn read(source: &IndexSource, callbacks: &Callbacks<'_, '_>) -> PyResult<Option<Indexed<Self>>>;
+
+    /// The same index again, for errors that name it.
+    fn kept(index: &Indexed<Self>, py: Python<'_>) -> Indexed<Self>;
+
+    /// The object that an index is to the worker.
+    ///
+    /// # Errors
+    /// What unpickling raises.
+    fn index<'py>(py: Python<'py>, index: &Indexed<Self>) -> PyResult<Bound<'py, PyAny>>;
+
+    /// Waits for the next event without the interpreter, then lets signal handlers run.
+    ///
+    /// # Errors
+    /// What the transport returns, or what a signal handler raises.
+    fn wait(py: Python<'_>, core: &Self::Core, only: Option<u32>, limit: Duration) -> PyResult<()>;
+}
+
+impl ParentEnd for Engine {
+    type Core = CoreEngine;
+
+    fn of(this: &Py<Self>) -> &Self {
+        this.get()
+    }
+
+    fn core(&self) -> PyResult<Arc<CoreEngine>> {
+        self.core()
+    }
+
+    fn is_done(&self) -> bool {
+        self.is_done()
+    }
+
+    fn unpack<'py>(&self, py: Python<'py>, delivery: Delivery) -> PyResult<Bound<'py, PyAny>> {
+        self.unpack(py, delivery)
+    }
+
+    fn keep<'py>(
+        this: &Py<Self>,
+        py: Python<'py>,
+        delivery: Delivery,
+        iterable: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        if iterable {
+            // The end of an iterable dataset is a small pickle.
+            let root = delivery.meta().and_then(|meta| meta.skeleton().next_token().map(may_be_end));
+            if root.map_err(exception)? {
+                return this.get().unpack(py, delivery);
+            }
+        }
+        this.get().say_if_oversize(py, &delivery)?;
+        let arrival = Arrival::of_delivery(this.clone_ref(py), delivery);
+        Ok(Bound::new(py, arrival)?.into_any())
+    }
+
+    fn read(source: &IndexSource, callbacks: &Callbacks<'_, '_>) -> PyResult<Option<TaskIndex>> {
+        source.read(callbacks)
+    }
+
+    fn kept(index: &TaskIndex, _py: Python<'_>) -> TaskIndex {
+        index.clone()
+    }
+
+    fn index<'py>(py: Python<'py>, (kind, bytes): &TaskIndex) -> PyResult<Bound<'py, PyAny>> {
+        decode_index(py, *kind, bytes)
+    }
+
+    fn wait(py: Python<'_>, core: &CoreEngine, only: Option<u32>, limit: Duration) -> PyResult<()> {
+        wait(py, core, only, limit)
+    }
+}
+
+/// Bytes of the pickle of the end of an iterable dataset, at most: a class by its name, and a small number.
+const LONGEST_END: usize = 1024;
+
+fn may_be_end(token: Token<'_>) -> bool {
+    matches!(token, Token::Pickle(bytes) if bytes.len() <= LONGEST_END)
+}
+
+impl ParentEnd for ThreadQueues {
+    type Core = CoreQueues;
+
+    fn of(this: &Py<Self>) -> &Self {
+        this.get()
+    }
+
+    fn core(&self) -> PyResult<Arc<CoreQueues>> {
+        self.core()
+    }
+
+    fn is_done(&self) -> bool {
+        self.is_done()
+    }
+
+    fn unpack<'py>(&self, py: Python<'py>, reply: Reply<Py<PyAny>>) -> PyResult<Bound<'py, PyAny>> {
+        Ok(reply.content.into_bound(py))
+    }
+
+    fn keep<'py>(
+        _this: &Py<Self>,
+        py: Python<'py>,
+        reply: Reply<Py<PyAny>>,
+        _iterable: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        Ok(reply.content.into_bound(py))
+    }
+
+    fn read(source: &IndexSource, callbacks: &Callbacks<'_, '_>) -> PyResult<Option<Index>> {
+        source.read_as(callbacks, Index::Plain, |index| {
+            // A list of plain ints is made anew for the worker, as it is for a process: a sampler may use its own again.
+            Ok(encode_index(index)?.map_or_else(|| Index::Object(index.clone().unbind()), Index::Plain))
+        })
+    }
+
+    fn kept(index: &Index, py: Python<'_>) -> Index {
+        index.kept(py)
+    }
+
+    fn index<'py>(py: Python<'py>, index: &Index) -> PyResult<Bound<'py, PyAny>> {
+        index.decode(py)
+    }
+
+    fn wait(py: Python<'_>, core: &CoreQueues, only: Option<u32>, limit: Duration) -> PyResult<()> {
+        wait_for_threads(py, core, only, limit)
+    }
+}

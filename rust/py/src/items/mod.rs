@@ -1,0 +1,32 @@
+//! Python objects as items of a list in shared memory.
+//!
+//! | file | about |
+//! |---|---|
+//! | `shared_items.rs` | the class |
+//! | `write.rs`, `read.rs` | an object to bytes, and back |
+//!
+//! An item is a tag and what belongs to it. Numbers, strings and bytes, and plain tuples, lists and dicts of
+//! them, have a form of their own; any other item is pickled as a whole.
+
+pub(crate) mod read;
+pub(crate) mod shared_items;
+pub(crate) mod write;
+
+/// What an item, or a part of it, begins with.
+pub(crate) mod tag {
+    pub(crate) const PICKLE: u8 = 0;
+    pub(crate) const NONE: u8 = 1;
+    pub(crate) const FALSE: u8 = 2;
+    pub(crate) const TRUE: u8 = 3;
+    pub(crate) const SMALL: u8 = 4;
+    pub(crate) const INT: u8 = 5;
+    pub(crate) const FLOAT: u8 = 6;
+    pub(crate) const STR: u8 = 7;
+    pub(crate) const BYTES: u8 = 8;
+    pub(crate) const TUPLE: u8 = 9;
+    pub(crate) const LIST: u8 = 10;
+    pub(crate) const DICT: u8 = 11;
+}
+
+/// Containers within containers, at most; what is deeper is pickled.
+pub(crate) const DEPTH: u32 = 16;

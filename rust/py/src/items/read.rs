@@ -1,0 +1,90 @@
+//! The bytes of an item to an object.
+
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyList, PyString, PyTuple};
+
+use super::{DEPTH, tag};
+
+/// A new object each time.
+///
+/// # Errors
+/// What unpickling raises; `RuntimeError` for bytes that `write` has not written.
+pub(crate) fn read<'py>(py: Python<'py>, bytes: &[u8]) -> PyResult<Bound<'py, PyAny>> {
+    static LOADS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    if let [tag::PICKLE, pickled @ ..] = bytes {
+        // A copy: what unpickles may keep the bytes longer than the list lives.
+        return LOADS.import(py, "pickle", "loads")?.call1((PyBytes::new(py, pickled),));
+    }
+    Reader { rest: bytes }.read(py, 0)
+}
+
+struct Reader<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> Reader<'a> {
+    fn read<'py>(&mut self, py: Python<'py>, depth: u32) -> PyResult<Bound<'py, PyAny>> {
+        let [tag] = self.array()?;
+        Ok(match tag {
+            tag::STR => PyString::from_bytes(py, self.bytes()?)?.into_any(),
+            tag::SMALL => i8::from_le_bytes(self.array()?).into_pyobject(py)?.into_any(),
+            tag::INT => i64::from_le_bytes(self.array()?).into_pyobject(py)?.into_any(),
+            tag::FLOAT => PyFloat::new(py, f64::from_le_bytes(self.array()?)).into_any(),
+            tag::NONE => py.None().into_bound(py),
+            tag::FALSE | tag::TRUE => PyBool::new(py, tag == tag::TRUE).to_owned().into_any(),
+            tag::BYTES => PyBytes::new(py, self.bytes()?).into_any(),
+            tag::TUPLE if depth < DEPTH => PyTuple::new(py, self.parts(py, depth)?)?.into_any(),
+            tag::LIST if depth < DEPTH => PyList::new(py, self.parts(py, depth)?)?.into_any(),
+            tag::DICT if depth < DEPTH => {
+                let dict = PyDict::new(py);
+                for _ in 0..self.len()? {
+                    let key = self.read(py, depth + 1)?;
+                    dict.set_item(key, self.read(py, depth + 1)?)?;
+                }
+                dict.into_any()
+            }
+            _ => return Err(corrupt()),
+        })
+    }
+
+    fn parts<'py>(&mut self, py: Python<'py>, depth: u32) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let len = self.len()?;
+        // Each part takes a byte at least.
+        let mut parts = Vec::with_capacity(len.min(self.rest.len()));
+        for _ in 0..len {
+            parts.push(self.read(py, depth + 1)?);
+        }
+        Ok(parts)
+    }
+
+    fn array<const N: usize>(&mut self) -> PyResult<[u8; N]> {
+        let (array, rest) = self.rest.split_first_chunk().ok_or_else(corrupt)?;
+        self.rest = rest;
+        Ok(*array)
+    }
+
+    fn bytes(&mut self) -> PyResult<&'a [u8]> {
+        let len = self.len()?;
+        let (bytes, rest) = self.rest.split_at_checked(len).ok_or_else(corrupt)?;
+        self.rest = rest;
+        Ok(bytes)
+    }
+
+    fn len(&mut self) -> PyResult<usize> {
+        let mut len = 0;
+        for shift in (0..usize::BITS).step_by(7) {
+            let [byte] = self.array()?;
+            len |= usize::from(byte & 0x7f) << shift;
+            if byte < 0x80 {
+                return Ok(len);
+            }
+        }
+        Err(corrupt())
+    }
+}
+
+fn corrupt() -> PyErr {
+    PyRuntimeError::new_err("shared memory is corrupt: the bytes of an item are none")
+}

@@ -1,0 +1,170 @@
+//! A list in shared memory, as a Python class.
+
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+
+use pyo3::exceptions::{PyIndexError, PyOverflowError, PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyBytes, PyInt, PySlice, PyType};
+use ringloader_core::items::{self, Builder, Items};
+
+use super::{read, write};
+use crate::fds;
+use crate::gil::exception;
+
+/// A list of any objects in shared memory, or every `step`-th of its items.
+///
+/// INVARIANT: `start + step * i` is an index of `items` for each `i` below `len`.
+#[pyclass(module = "ringloader._native", subclass, frozen)]
+pub(crate) struct SharedItems {
+    items: Arc<Items>,
+    start: isize,
+    step: isize,
+    len: usize,
+}
+
+impl SharedItems {
+    fn all(items: Items) -> Self {
+        let len = items.len();
+        Self { items: Arc::new(items), start: 0, step: 1, len }
+    }
+
+    fn part(&self, start: isize, step: isize, len: usize) -> PyResult<Self> {
+        let is_there = |at: Option<isize>| at.is_some_and(|at| at >= 0 && (at as usize) < self.items.len());
+        let last = |len: usize| step.checked_mul(len as isize - 1)?.checked_add(start);
+        if len > self.items.len() || len > 0 && !(is_there(Some(start)) && is_there(last(len))) {
+            return Err(PyValueError::new_err(format!(
+                "{len} items from {start} in steps of {step} are not in a list of {}",
+                self.items.len()
+            )));
+        }
+        Ok(Self { items: Arc::clone(&self.items), start, step, len })
+    }
+
+    fn item(&self, index: usize) -> Option<&[u8]> {
+        self.items.get((self.start + self.step * index as isize) as usize)
+    }
+}
+
+#[pymethods]
+impl SharedItems {
+    /// Of an iterable, item by item; of such a list, the same memory.
+    #[new]
+    #[pyo3(signature = (iterable, /))]
+    fn new(iterable: &Bound<'_, PyAny>) -> PyResult<Self> {
+        if let Ok(other) = iterable.cast::<Self>() {
+            let other = other.get();
+            return other.part(other.start, other.step, other.len);
+        }
+        let mut builder = Builder::new().map_err(exception)?;
+        for (position, item) in iterable.try_iter()?.enumerate() {
+            let item = item?;
+            write::write(&item, builder.buffer()).map_err(|error| unpicklable(&item, position, error))?;
+            builder.end_item().map_err(exception)?;
+        }
+        Ok(Self::all(builder.finish().map_err(exception)?))
+    }
+
+    fn __len__(&self) -> usize {
+        self.len
+    }
+
+    fn __getitem__<'py>(slf: &Bound<'py, Self>, key: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        let (py, this) = (slf.py(), slf.get());
+        if !key.is_exact_instance_of::<PyInt>()
+            && let Ok(slice) = key.cast::<PySlice>()
+        {
+            let slice = slice.indices(this.len as isize)?;
+            let start = this.start + this.step * slice.start;
+            let part = this.part(start, this.step.saturating_mul(slice.step), slice.slicelength)?;
+            // The class may be a subclass.
+            return slf.get_type().call1((Bound::new(py, part)?,));
+        }
+        let index: isize = key.extract().map_err(|error: PyErr| {
+            if error.is_instance_of::<PyOverflowError>(py) {
+                return PyIndexError::new_err("cannot fit 'int' into an index-sized integer");
+            }
+            match key.hasattr("__index__") {
+                Ok(false) => PyTypeError::new_err(format!(
+                    "list indices must be integers or slices, not {}",
+                    key.get_type().name().map_or_else(|_| "?".into(), |name| name.to_string())
+                )),
+                _ => error,
+            }
+        })?;
+        let index = if index < 0 { index + this.len as isize } else { index };
+        match usize::try_from(index).ok().filter(|&index| index < this.len).and_then(|at| this.item(at)) {
+            Some(bytes) => read::read(py, bytes),
+            None => Err(PyIndexError::new_err("list index out of range")),
+        }
+    }
+
+    /// Whether both are the same items of the same memory.
+    fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.items, &other.items)
+            && (self.start, self.step, self.len) == (other.start, other.step, other.len)
+    }
+
+    /// Bytes of shared memory; of a part, those of the whole.
+    #[getter]
+    fn nbytes(&self) -> usize {
+        self.items.bytes().len()
+    }
+
+    /// The descriptor of the memory, for as long as this lives.
+    fn fileno(&self) -> RawFd {
+        self.items.fd().as_raw_fd()
+    }
+
+    /// What `attach` needs beside the descriptor.
+    fn extent(&self) -> (isize, isize, usize) {
+        (self.start, self.step, self.len)
+    }
+
+    /// The list that another process has built, by its descriptor, which stays the caller's.
+    #[staticmethod]
+    fn attach(fd: RawFd, start: isize, step: isize, len: usize) -> PyResult<Self> {
+        Self::all(Items::attach(fds::duplicate(fd)?).map_err(exception)?).part(start, step, len)
+    }
+
+    /// The items as bytes, without the memory; of a part, only its items.
+    fn to_bytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        if (self.start, self.step, self.len) == (0, 1, self.items.len()) {
+            return Ok(PyBytes::new(py, self.items.bytes()));
+        }
+        let mut builder = Builder::new().map_err(exception)?;
+        for index in 0..self.len {
+            builder.buffer().extend_from_slice(self.item(index).unwrap_or_default());
+            builder.end_item().map_err(exception)?;
+        }
+        Ok(PyBytes::new(py, builder.finish().map_err(exception)?.bytes()))
+    }
+
+    /// A list of its own of what `to_bytes` gave.
+    #[staticmethod]
+    fn from_bytes(bytes: &[u8]) -> PyResult<Self> {
+        Ok(Self::all(items::from_bytes(bytes).map_err(exception)?))
+    }
+}
+
+/// Names the item that could not be pickled. What is no `Exception` stays as it is.
+fn unpicklable(item: &Bound<'_, PyAny>, position: usize, error: PyErr) -> PyErr {
+    static PICKLING_ERROR: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    let py = item.py();
+    if !error.is_instance_of::<pyo3::exceptions::PyException>(py) {
+        return error;
+    }
+    let made = PICKLING_ERROR.import(py, "pickle", "PicklingError").and_then(|class| {
+        let kind = item.get_type().name()?;
+        class.call1((format!("item {position} of the list, of type {kind}, cannot be pickled: {error}"),))
+    });
+    match made {
+        Ok(made) => {
+            let named = PyErr::from_value(made);
+            named.set_cause(py, Some(error));
+            named
+        }
+        Err(_) => error,
+    }
+}
