@@ -99,9 +99,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             or is ``"thread"`` beside ``multiprocessing_context``, ``max_shared_bytes``, ``main_prefetch``,
             ``worker_pool``, a DataPipe or a ``Dispatch``; if ``worker_pool`` is given with
             ``persistent_workers``, with ``multiprocessing_context``, with a ``Dispatch``, or with more
-            workers than it has; if ``last_batch`` does not agree with
-            ``drop_last`` or ``batch_sampler``, or is given with ``batch_size=None``; if it is ``"rollover"``
-            for an ``IterableDataset``; if ``seed`` is out of range, or given without ``worker_reset_fn`` and
+            workers than it has; if ``last_batch`` does not agree with ``drop_last`` or ``batch_sampler``, or
+            is given with ``batch_size=None``; if it is ``"rollover"`` for an ``IterableDataset``; if ``seed`` is out of range, or given without ``worker_reset_fn`` and
             ``reseed_workers``.
         TypeError: If one of these has the wrong type.
     """
@@ -196,9 +195,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
         The loader's ``sampler``, ``batch_sampler``, its ``sampler`` and the dataset are told at once, in this
         process. Persistent workers are told when their next epoch begins, and call the ``set_epoch`` of
-        their dataset then; what it raises there is the error of that epoch's batches. Other workers get the
-        dataset as it is when they are started. Seeds are of that epoch. Epochs that follow without a call
-        count up from it, for the seeds only.
+        their dataset then; what it raises there is the error of that epoch's batches. So does each iterator
+        with the processes of a ``worker_pool``. Other workers get the dataset as it is when they are started.
+        Seeds are of that epoch. Epochs that follow without a call count up from it, for the seeds only.
 
         Args:
             epoch: The epoch, from 0 on.
@@ -391,6 +390,7 @@ def _make_iterator(options: Options, loader: Any) -> Any:
     if options.worker_pool is not None and pool.takes(options.worker_pool, loader):
         # Before the memory, which a process that is forked now would have too.
         lease = options.worker_pool._lend(loader)
+        steps = (*epochs.telling_for(loader), *steps)
     # Before torch's constructor, which draws: after it there is no way back.
     try:
         made_transport = transport.make_transport(loader, options.max_shared_bytes, steps, moved_to, lease)

@@ -308,8 +308,8 @@ INTERRUPTED = """
     time.sleep(0.5)
     assert len(list(idle)) == 8
     before = [process.process.pid for process in pool._crew._processes]
-    print("again", flush=True)
     try:
+        print("again", flush=True)
         time.sleep(60)
     except KeyboardInterrupt:
         pass

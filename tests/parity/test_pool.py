@@ -337,3 +337,105 @@ def test_what_is_collated_goes_into_the_slot_each_time(kind):
             assert (counters["in_place"], counters["copied"]) == (2, 0)
             seen |= {process.process.pid for process in pool._crew._processes}
         assert len(seen) == 1
+
+
+class Epochs(Dataset):
+    """Items that tell which epoch the dataset was told, and what a reset function has put there."""
+
+    def __init__(self, count=4):
+        self.count = count
+        self.epoch = None
+        self.reset = None
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        return index, self.epoch, self.reset, random.random()
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+
+def note_epoch(dataset, _info, seeds):
+    dataset.reset = seeds.epoch
+
+
+def first(batch):
+    return batch[0]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_what_epochs_begin_with_is_of_one_loader(method):
+    with WorkerPool(1, method) as pool:
+        reset = note_epoch if method == "spawn" else lambda *args: note_epoch(*args)
+        options = {"worker_pool": pool, "collate_fn": first}
+        told = DataLoader(Epochs(), worker_reset_fn=reset, reseed_workers=True, seed=5, **options)
+        plain = DataLoader(Epochs(), **options)
+        counted, draws = [], []
+        for epoch in range(3):
+            batches = list(told)
+            assert {batch[1:3] for batch in batches} == {(None, epoch)}
+            draws.append([batch[3] for batch in batches])
+            process = pool._crew._processes[0].process.pid
+            assert {batch[1:3] for batch in plain} == {(None, None)}
+            counted.append(process)
+        assert len(set(counted)) == 1
+        assert len({number for drawn in draws for number in drawn}) == 12
+        again = DataLoader(Epochs(), worker_reset_fn=note_epoch, reseed_workers=True, seed=5, **options)
+        assert [batch[3] for batch in again] == draws[0]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_processes_are_told_the_epoch(method):
+    with WorkerPool(2, method) as pool:
+        loader = DataLoader(Epochs(), worker_pool=pool, collate_fn=first)
+        other = DataLoader(Epochs(), worker_pool=pool, collate_fn=first)
+        assert [batch[1] for batch in loader] == [None] * 4
+        loader.set_epoch(7)
+        assert [batch[1] for batch in loader] == [7] * 4
+        assert [batch[1] for batch in other] == [None] * 4
+        # As a dataset that the next workers get as it is.
+        assert [batch[1] for batch in loader] == [7] * 4
+        loader.set_epoch(8)
+        assert [batch[1] for batch in loader] == [8] * 4
+
+
+def count_and_pid(dataset, more):
+    dataset.reset = more
+    return dataset.count + more, os.getpid()
+
+
+def test_functions_are_called_in_the_processes_of_the_loader():
+    with WorkerPool(2) as pool:
+        loader = DataLoader(Epochs(6), worker_pool=pool, collate_fn=first)
+        other = DataLoader(Epochs(5), worker_pool=pool, collate_fn=first)
+        with pytest.raises(RuntimeError, match="no worker that lives"):
+            loader.call_workers(count_and_pid, 1)
+        iterator, beside = iter(loader), iter(other)
+        answers = loader.call_workers(count_and_pid, 1)
+        assert [count for count, _ in answers] == [7, 7]
+        assert [pid for _, pid in answers] == [process.pid for process in iterator._workers]
+        assert len(list(iterator)) == 6
+        assert [batch[2] for batch in beside] == [None] * 5
+        with pytest.raises(RuntimeError, match="no worker that lives"):
+            loader.call_workers(count_and_pid, 1)
+        # What the function has set has gone with its iterator.
+        assert [batch[2] for batch in loader] == [None] * 6
+
+
+def test_a_loader_that_is_shut_down_leaves_the_others_their_processes():
+    with WorkerPool(2) as pool:
+        ended = DataLoader(Told(0, 40), worker_pool=pool)
+        stays = DataLoader(Told(100, 40), worker_pool=pool)
+        first_one, second_one = iter(ended), iter(stays)
+        began = [next(first_one), next(second_one)]
+        processes = [process.process.pid for process in pool._crew._processes]
+        ended.shutdown()
+        with pytest.raises(RuntimeError, match="shut ?down"):
+            next(first_one)
+        assert values([began[1], *second_one]) == list(range(100, 140))
+        assert values(ended) == list(range(40))
+        assert values(stays) == list(range(100, 140))
+        assert [process.process.pid for process in pool._crew._processes] == processes
+        assert values(began[:1]) == [0]

@@ -71,16 +71,37 @@ def test_what_is_no_pool(value, text, function):
         ({"num_workers": 3}, "num_workers=3 is more than the 2 processes of worker_pool"),
         ({"num_workers": 1, "persistent_workers": True}, "persistent_workers=True .* worker_pool"),
         ({"num_workers": 1, "multiprocessing_context": "spawn"}, "multiprocessing_context=.* worker_pool"),
+        ({"dataset": ringloader.Dispatch(range(2))}, "worker_pool=.* and a Dispatch as dataset"),
     ],
 )
 def test_what_does_not_go_together(arguments, text):
+    arguments = {"dataset": Numbers(2), **arguments}
     with pytest.raises(ValueError, match=text):
-        DataLoader(Numbers(2), worker_pool=WorkerPool(2), **arguments)
-    loader = torch.utils.data.DataLoader(Numbers(2), **arguments)
+        DataLoader(worker_pool=WorkerPool(2), **arguments)
+    loader = torch.utils.data.DataLoader(**arguments)
     with pytest.raises(ValueError, match=text):
         ringloader.convert(loader, worker_pool=WorkerPool(2))
     assert type(loader) is torch.utils.data.DataLoader
 
+
+@pytest.mark.parametrize("function", ["DataLoader", "install", "convert"])
+def test_threads_are_no_pools(function):
+    options = {"worker_pool": WorkerPool(2), "worker_method": "thread"}
+    with pytest.raises(ValueError, match="worker_method='thread' and worker_pool=.*WorkerPool"):
+        if function == "DataLoader":
+            DataLoader(Numbers(2), **options)
+        elif function == "install":
+            ringloader.install(**options)
+        else:
+            ringloader.convert(torch.utils.data.DataLoader(Numbers(2)), **options)
+
+
+@pytest.mark.parametrize("options", [{"worker_prefetch": 3}, {"main_prefetch": 2}])
+def test_prefetching_with_the_number_that_the_pool_has(options):
+    pool = WorkerPool(2)
+    made = DataLoader(Numbers(2), worker_pool=pool, **options)
+    assert (made.num_workers, made.prefetch_factor) == (2, options.get("worker_prefetch", 2))
+    assert ringloader.convert(made, worker_pool=pool) is made
 
 def test_how_many_workers():
     pool = WorkerPool(3)
