@@ -432,7 +432,7 @@ def test_a_loader_that_is_shut_down_leaves_the_others_their_processes():
         began = [next(first_one), next(second_one)]
         processes = [process.process.pid for process in pool._crew._processes]
         ended.shutdown()
-        with pytest.raises(RuntimeError, match="shut ?down"):
+        with pytest.raises(RuntimeError, match=r"shut ?down"):
             next(first_one)
         assert values([began[1], *second_one]) == list(range(100, 140))
         assert values(ended) == list(range(40))

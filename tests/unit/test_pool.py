@@ -87,7 +87,7 @@ def test_what_does_not_go_together(arguments, text):
 @pytest.mark.parametrize("function", ["DataLoader", "install", "convert"])
 def test_threads_are_no_pools(function):
     options = {"worker_pool": WorkerPool(2), "worker_method": "thread"}
-    with pytest.raises(ValueError, match="worker_method='thread' and worker_pool=.*WorkerPool"):
+    with pytest.raises(ValueError, match=r"worker_method='thread' and worker_pool=.*WorkerPool"):
         if function == "DataLoader":
             DataLoader(Numbers(2), **options)
         elif function == "install":
@@ -102,6 +102,7 @@ def test_prefetching_with_the_number_that_the_pool_has(options):
     made = DataLoader(Numbers(2), worker_pool=pool, **options)
     assert (made.num_workers, made.prefetch_factor) == (2, options.get("worker_prefetch", 2))
     assert ringloader.convert(made, worker_pool=pool) is made
+
 
 def test_how_many_workers():
     pool = WorkerPool(3)
@@ -253,7 +254,8 @@ def _change_and_restore(folder):
 
 
 def test_two_threads_make_iterators_at_once():
-    with WorkerPool(2) as pool:
+    # A child that is forked while another thread runs has the locks of torch's libraries as they are then.
+    with WorkerPool(2, "forkserver") as pool:
         loaders = [DataLoader(Numbers(12, 10), worker_pool=pool) for _ in range(3)]
         failed = []
 

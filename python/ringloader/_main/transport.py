@@ -261,7 +261,6 @@ def make_transport(
     )
 
 
-
 def _most_tasks(loader: Any) -> int:
     """Batches of one worker that can be on their way at once."""
     factor = loader.prefetch_factor
