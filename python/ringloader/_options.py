@@ -113,8 +113,8 @@ class Options:
             )
         if self.worker_method == THREAD and self.worker_pool is not None:
             raise ValueError(
-                f"worker_method={THREAD!r} and worker_pool={self.worker_pool!r} do not go together: a pool has "
-                "processes; leave one of them out"
+                f"worker_method={THREAD!r} and worker_pool={self.worker_pool!r} do not go together: a pool "
+                "has processes; leave one of them out"
             )
         for name in ("worker_reset_fn", "reseed_workers"):
             if self.worker_method == THREAD and getattr(self, name):

@@ -272,8 +272,8 @@ def check_dispatch(loader: Any, options: Options) -> None:
         return
     if options.worker_pool is not None:
         raise ValueError(
-            f"worker_pool={options.worker_pool!r} and a Dispatch as dataset do not go together: its items come "
-            "from a process of each iterator; leave worker_pool out, and say num_workers"
+            f"worker_pool={options.worker_pool!r} and a Dispatch as dataset do not go together: its items "
+            "come from a process of each iterator; leave worker_pool out, and say num_workers"
         )
     if options.worker_reset_fn is not None:
         raise ValueError(

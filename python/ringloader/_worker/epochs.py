@@ -84,7 +84,7 @@ class EpochStep:
 
 
 class TellingStep:
-    """Tells the dataset of a pool's process, which may be older, the epoch that the main process's was told."""
+    """Tells the dataset of a pool's process, which may be older, what the main process's was told."""
 
     def __init__(self, epoch: int) -> None:
         self._epoch = epoch
