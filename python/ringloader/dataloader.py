@@ -100,8 +100,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             ``worker_pool``, a DataPipe or a ``Dispatch``; if ``worker_pool`` is given with
             ``persistent_workers``, with ``multiprocessing_context``, with a ``Dispatch``, or with more
             workers than it has; if ``last_batch`` does not agree with ``drop_last`` or ``batch_sampler``, or
-            is given with ``batch_size=None``; if it is ``"rollover"`` for an ``IterableDataset``; if ``seed`` is out of range, or given without ``worker_reset_fn`` and
-            ``reseed_workers``.
+            is given with ``batch_size=None``; if it is ``"rollover"`` for an ``IterableDataset``; if
+            ``seed`` is out of range, or given without ``worker_reset_fn`` and ``reseed_workers``.
         TypeError: If one of these has the wrong type.
     """
 
