@@ -32,8 +32,8 @@ class WorkerPool:
 
     An iterator never waits for another one: it gets processes that are idle, and starts what is missing. Up
     to ``num_workers`` of those stay. A process that was lost is replaced for the next iterator. May be used
-    from several threads, with ``spawn`` or ``forkserver``: a process that is forked while another thread is at
-    work may find a lock held for ever. A forked child has a pool of its own, without processes.
+    from several threads, with ``spawn`` or ``forkserver``: a process that is forked while another thread is
+    at work may find a lock held for ever. A forked child has a pool of its own, without processes.
 
     As with ``persistent_workers``, a process has a dataset as it was when it got it. But attributes that an
     epoch sets on a dataset in a worker are gone in the next one, and ``worker_init_fn``, seeds and
