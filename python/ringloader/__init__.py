@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from ringloader._common.array_dataset import ArrayDataset
     from ringloader._common.sharded import Sharded
     from ringloader._dispatch.dataset import Dispatch
+    from ringloader._launch.pool import WorkerPool
     from ringloader._patch.convert import convert
     from ringloader._patch.install import install, installed, uninstall
     from ringloader._report.report import PathReport, path, report
@@ -29,6 +30,7 @@ _MODULES = {
     "SharedArray": "_shared.arrays",
     "SharedList": "_shared.lists",
     "WeightedRandomSampler": "_weighted",
+    "WorkerPool": "_launch.pool",
     "RolloverBatchSampler": "rollover",
     "Seeds": "seeds",
     # The module itself.
@@ -52,6 +54,7 @@ __all__ = [
     "SharedArray",
     "SharedList",
     "WeightedRandomSampler",
+    "WorkerPool",
     "batchify",
     "convert",
     "install",

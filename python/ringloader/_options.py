@@ -31,6 +31,8 @@ class Options:
     device: torch.device | str | int | None = None
     device_prefetch: int = 2
     device_transform: Callable[[Any], Any] | None = None
+    # A `ringloader.WorkerPool`: its module needs torch.
+    worker_pool: Any = None
     worker_prefetch: int | None = None
     main_prefetch: int = 0
     worker_method: str = "multiprocessing"
@@ -59,6 +61,7 @@ class Options:
             raise TypeError(f"device_transform must be a callable or None, not {self.device_transform!r}")
         if self.device_transform is not None and self.device is None:
             raise ValueError("device_transform needs device: pass the device that its batches are to be on")
+        self._check_worker_pool()
         self._check_prefetch()
         self._check_worker_method()
         if self.last_batch not in (None, "keep", "discard", "rollover"):
@@ -83,6 +86,16 @@ class Options:
                 "for a device are prepared before their turn in any case; say with device_prefetch how many"
             )
 
+    def _check_worker_pool(self) -> None:
+        pool = self.worker_pool
+        if isinstance(pool, str):
+            raise TypeError(
+                f"worker_pool must be a ringloader.WorkerPool, which no text can name, not {pool!r}: pass "
+                "the pool itself to DataLoader, install() or convert()"
+            )
+        if pool is not None and getattr(type(pool), "_is_worker_pool", None) is not True:
+            raise TypeError(f"worker_pool must be a ringloader.WorkerPool or None, not {pool!r}")
+
     def _check_worker_method(self) -> None:
         if not isinstance(self.worker_method, str):
             raise TypeError(f"worker_method must be one of {_METHODS}, not {self.worker_method!r}")
@@ -97,6 +110,11 @@ class Options:
             raise ValueError(
                 f"worker_method={THREAD!r} and main_prefetch={self.main_prefetch} do not go together: what "
                 "threads make needs no decoding; leave one of them out"
+            )
+        if self.worker_method == THREAD and self.worker_pool is not None:
+            raise ValueError(
+                f"worker_method={THREAD!r} and worker_pool={self.worker_pool!r} do not go together: a pool "
+                "has processes; leave one of them out"
             )
         for name in ("worker_reset_fn", "reseed_workers"):
             if self.worker_method == THREAD and getattr(self, name):
@@ -147,6 +165,8 @@ class Options:
 
 # Of all options.
 NAMES = tuple(field.name for field in dataclasses.fields(Options))
+# Of those that are functions, the ones that workers call: the processes of a pool hold them.
+CALLED_IN_WORKERS = ("worker_reset_fn",)
 # The attribute of a converted loader that names its own attributes which have an option's name.
 THEIRS = "_ringloader_theirs"
 
@@ -170,6 +190,12 @@ def put_on(loader: object, options: Options) -> None:
     for name in NAMES:
         if name not in theirs(loader):
             setattr(loader, attribute(name), getattr(options, name))
+
+
+def callables_of(loader: object) -> list[Any]:
+    """The functions among the options of ``loader`` that its workers call."""
+    kept = kept_on(loader)
+    return [kept[name] for name in CALLED_IN_WORKERS if callable(kept.get(name))]
 
 
 def theirs(loader: object) -> tuple[str, ...]:
@@ -196,14 +222,16 @@ def check_prefetch_factor(options: Options, prefetch_factor: object) -> None:
 
 def check_with(loader: Any, options: Options) -> None:
     """Raises a ``ValueError`` for options that do not go with what ``loader`` has of torch's arguments."""
-    if options.worker_prefetch is not None and loader.num_workers == 0:
+    # With a pool, none said are as many as it has.
+    has_workers = loader.num_workers > 0 or options.worker_pool is not None
+    if options.worker_prefetch is not None and not has_workers:
         raise ValueError(
             f"worker_prefetch={options.worker_prefetch} and num_workers=0 do not go together: there is no "
             "worker to have batches ready"
         )
     if not options.main_prefetch:
         return
-    if loader.num_workers == 0:
+    if not has_workers:
         raise ValueError(
             f"main_prefetch={options.main_prefetch} and num_workers=0 do not go together: without workers "
             "nothing is there to be decoded; use num_workers=1"

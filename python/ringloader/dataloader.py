@@ -16,7 +16,8 @@ import ringloader._native as _native
 import ringloader.rollover as rollover
 from ringloader._dispatch import datapipes
 from ringloader._dispatch.dataset import Dispatch
-from ringloader._launch import spawn
+from ringloader._launch import pool, spawn
+from ringloader._launch.pool import WorkerPool
 from ringloader._main import ending, epochs, forgotten_epoch, pausing
 from ringloader._options import NAMES, THREAD, Options, check_prefetch_factor, check_with, put_on
 from ringloader._report import report
@@ -63,6 +64,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             it returns is the batch. It may run before the batch's turn. It runs once for each batch, and
             again where memory was short or the program was interrupted. With ``device="auto"`` it runs on
             the CPU where there is no accelerator.
+        worker_pool: A ``ringloader.WorkerPool``, whose processes are the workers (default: each iterator
+            starts its own). ``num_workers=0`` then means as many as the pool has. The loader keeps the pool,
+            and the pool does not keep the loader.
         worker_prefetch: Batches that each worker has ready or under way: torch's ``prefetch_factor`` by its
             name in torchdata. Both may be given if they are equal.
         main_prefetch: Batches that a thread of the main process decodes before their turn, at most, of those
@@ -92,11 +96,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             ``device_transform`` is given without ``device``; if ``worker_prefetch`` is not positive, is not
             ``prefetch_factor``, or there are no workers; if ``main_prefetch`` is negative, there are no
             workers, or it is given with ``device`` or ``pin_memory``; if ``worker_method`` is another word,
-            or is ``"thread"`` beside ``multiprocessing_context``, ``max_shared_bytes``, ``main_prefetch``, a
-            DataPipe or a ``Dispatch``; if ``last_batch`` does not agree with
-            ``drop_last`` or ``batch_sampler``, or is given with ``batch_size=None``; if it is ``"rollover"``
-            for an ``IterableDataset``; if ``seed`` is out of range, or given without ``worker_reset_fn`` and
-            ``reseed_workers``.
+            or is ``"thread"`` beside ``multiprocessing_context``, ``max_shared_bytes``, ``main_prefetch``,
+            ``worker_pool``, a DataPipe or a ``Dispatch``; if ``worker_pool`` is given with
+            ``persistent_workers``, with ``multiprocessing_context``, with a ``Dispatch``, or with more
+            workers than it has; if ``last_batch`` does not agree with ``drop_last`` or ``batch_sampler``, or
+            is given with ``batch_size=None``; if it is ``"rollover"`` for an ``IterableDataset``; if
+            ``seed`` is out of range, or given without ``worker_reset_fn`` and ``reseed_workers``.
         TypeError: If one of these has the wrong type.
     """
 
@@ -105,6 +110,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     _ringloader_device: torch.device | str | int | None
     _ringloader_device_prefetch: int
     _ringloader_device_transform: Callable[[Any], Any] | None
+    _ringloader_worker_pool: WorkerPool | None
     _ringloader_worker_prefetch: int | None
     _ringloader_main_prefetch: int
     _ringloader_worker_method: str
@@ -120,6 +126,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         device: torch.device | str | int | None = None,
         device_prefetch: int = 2,
         device_transform: Callable[[Any], Any] | None = None,
+        worker_pool: WorkerPool | None = None,
         worker_prefetch: int | None = None,
         main_prefetch: int = 0,
         worker_method: str = "multiprocessing",
@@ -134,6 +141,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             device=device,
             device_prefetch=device_prefetch,
             device_transform=device_transform,
+            worker_pool=worker_pool,
             worker_prefetch=worker_prefetch,
             main_prefetch=main_prefetch,
             worker_method=worker_method,
@@ -149,6 +157,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             args = (datapipes.translated(args[0]), *args[1:])
         elif "dataset" in kwargs:
             kwargs["dataset"] = datapipes.translated(kwargs["dataset"])
+        if worker_pool is not None:
+            args, kwargs = _with_pool(worker_pool, args, kwargs)
         super().__init__(*args, **kwargs)
         if options.worker_method == THREAD:
             check_threads(self)
@@ -163,8 +173,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             # subclass has there is its own.
             if not hasattr(self, name):
                 setattr(self, name, getattr(options, name))
-        if _native.SUPPORTED and options.worker_method != THREAD:
-            spawn.prepare(self)
+        if _native.SUPPORTED:
+            if worker_pool is not None:
+                worker_pool._register(self)
+            elif options.worker_method != THREAD:
+                spawn.prepare(self)
 
     if TYPE_CHECKING:
 
@@ -182,9 +195,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
         The loader's ``sampler``, ``batch_sampler``, its ``sampler`` and the dataset are told at once, in this
         process. Persistent workers are told when their next epoch begins, and call the ``set_epoch`` of
-        their dataset then; what it raises there is the error of that epoch's batches. Other workers get the
-        dataset as it is when they are started. Seeds are of that epoch. Epochs that follow without a call
-        count up from it, for the seeds only.
+        their dataset then; what it raises there is the error of that epoch's batches. So does each iterator
+        with the processes of a ``worker_pool``. Other workers get the dataset as it is when they are started.
+        Seeds are of that epoch. Epochs that follow without a call count up from it, for the seeds only.
 
         Args:
             epoch: The epoch, from 0 on.
@@ -237,9 +250,32 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.shutdown()
 
 
+def _with_pool(
+    worker_pool: WorkerPool, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments for torch, of a loader with a pool: as many workers as the pool, unless they say less."""
+    try:
+        given = inspect.signature(torch.utils.data.DataLoader.__init__).bind(None, *args, **kwargs)
+    except TypeError:
+        # torch says what is wrong.
+        return args, kwargs
+    # What torch would refuse it does: other types, negative numbers.
+    given.arguments["num_workers"] = given.arguments.get("num_workers") or worker_pool.num_workers
+    names = ("persistent_workers", "multiprocessing_context")
+    pool.check(worker_pool, given.arguments["num_workers"], *map(given.arguments.get, names))
+    return given.args[1:], given.kwargs
+
+
 def check_dispatch(loader: Any, options: Options) -> None:
     """Raises a ``ValueError`` for a loader of a ``Dispatch`` that cannot do what the options say."""
-    if isinstance(loader.dataset, Dispatch) and options.worker_reset_fn is not None:
+    if not isinstance(loader.dataset, Dispatch):
+        return
+    if options.worker_pool is not None:
+        raise ValueError(
+            f"worker_pool={options.worker_pool!r} and a Dispatch as dataset do not go together: its items "
+            "come from a process of each iterator; leave worker_pool out, and say num_workers"
+        )
+    if options.worker_reset_fn is not None:
         raise ValueError(
             f"worker_reset_fn={options.worker_reset_fn!r} and a Dispatch as dataset do not go together: "
             "workers have no dataset that an epoch could begin with; leave one of them out"
@@ -350,10 +386,17 @@ def _make_iterator(options: Options, loader: Any) -> Any:
     passes, moving = stages.stages_for(loader, options), stages.moving_for(options)
     steps = stages.steps_for(loader, options)
     moved_to = None if moving is None else moving.device_type
+    lease = None
+    if options.worker_pool is not None and pool.takes(options.worker_pool, loader):
+        # Before the memory, which a process that is forked now would have too.
+        lease = options.worker_pool._lend(loader)
+        steps = (*epochs.telling_for(loader), *steps)
     # Before torch's constructor, which draws: after it there is no way back.
     try:
-        made_transport = transport.make_transport(loader, options.max_shared_bytes, steps, moved_to)
+        made_transport = transport.make_transport(loader, options.max_shared_bytes, steps, moved_to, lease)
     except (OSError, ValueError) as error:
+        if lease is not None:
+            lease.close()
         if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
             # torch's transport needs more of them, and leaves workers behind where its start fails.
             error.add_note(

@@ -52,6 +52,7 @@ PYTHON_MAY_USE = {
     "__init__": {
         "_common",
         "_dispatch",
+        "_launch",
         "_patch",
         "_report",
         "_shared",
@@ -67,7 +68,7 @@ PYTHON_MAY_USE = {
     "_convert": {"_patch"},
     "_on_import": {"_patch"},
     "_cli": set(),
-    "_patch": {"dataloader", "_options", "_torch"},
+    "_patch": {"dataloader", "_launch", "_options", "_torch"},
     "dataloader": {
         "_dispatch",
         "_launch",
@@ -95,7 +96,7 @@ PYTHON_MAY_USE = {
     "_batchify": {"_common", "_native", "_torch"},
     "_dispatch": {"_common", "_native", "_torch", "_worker"},
     "_threads": {"_common", "_main", "_native", "_torch", "_worker"},
-    "_launch": {"_torch", "_worker"},
+    "_launch": {"_native", "_options", "_torch", "_worker"},
     "_worker": {"_common", "_native", "_torch", "seeds"},
     "_report": {"_common"},
     "_common": {"_native", "_torch"},

@@ -12,10 +12,12 @@ import torch.distributed
 from ringloader._options import Options
 from ringloader._torch import internals, select_path
 from ringloader._worker import fetch
-from ringloader._worker.epochs import EpochNote, EpochStep
+from ringloader._worker.epochs import EpochNote, EpochStep, TellingStep
 
 # On a loader that counts: the epoch that begins next.
 _NEXT = "_ringloader_next_epoch"
+# On a loader whose dataset was told: which epoch, last.
+_TOLD = "_ringloader_told_epoch"
 
 
 def step_for(loader: Any, options: Options) -> EpochStep | None:
@@ -27,6 +29,12 @@ def step_for(loader: Any, options: Options) -> EpochStep | None:
     rank, world_size = _ranks()
     epoch = _take_next(loader)
     return EpochStep(options.worker_reset_fn, reseeds, options.seed, epoch, rank, world_size)
+
+
+def telling_for(loader: Any) -> tuple[TellingStep, ...]:
+    """For workers that have the dataset as it was before: what it was told since."""
+    told = getattr(loader, _TOLD, None)
+    return () if told is None else (TellingStep(told),)
 
 
 def step_in(steps: Sequence[Any]) -> EpochStep | None:
@@ -68,6 +76,8 @@ def set_next(loader: Any, epoch: int) -> None:
     for one in distinct.values():
         if hasattr(one, "set_epoch"):
             one.set_epoch(epoch)
+    if hasattr(loader.dataset, "set_epoch"):
+        setattr(loader, _TOLD, epoch)
     # Workers of an iterator that is made from now on get the dataset as it is.
     iterator = loader._iterator
     if hasattr(iterator, "_transport"):

@@ -15,6 +15,7 @@ import torch.multiprocessing
 import ringloader._native as _native
 from ringloader._common import forks, moved_storages
 from ringloader._launch import forkserver, processes, shared_args, spawn
+from ringloader._launch.pool import Lease
 from ringloader._main import budget, registration
 from ringloader._main.dispatching import Dispatching, dispatching_for
 from ringloader._main.queues import DoneEvent, RememberingTaskQueue, ResultQueue, TaskQueue
@@ -44,6 +45,7 @@ class Transport:
         steps: Sequence[Step],
         remembered_tasks: int = 0,
         dispatching: Dispatching | None = None,
+        lease: Lease | None = None,
     ) -> None:
         self.engine = engine
         # Of each worker, where an error is to name them.
@@ -51,6 +53,8 @@ class Transport:
         self._dispatching = dispatching
         self._registrations = registrations
         self._cache = cache
+        # The processes, where they are a pool's.
+        self._lease = lease
         # What fetching goes through in each worker.
         self.steps = steps
         # Whether an iteration of this one ended as it should, as far as is known.
@@ -60,7 +64,8 @@ class Transport:
         self._context = context
         self._queues: list[TaskQueue] = []
         self._processes: dict[int, Any] = {}
-        self._shared = None if context.get_start_method() == "fork" else shared_args.Shared()
+        is_shared = lease is None and context.get_start_method() != "fork"
+        self._shared = shared_args.Shared() if is_shared else None
         self._results_made = False
         self._closed = False
         self._final: dict[str, int] = {}
@@ -92,12 +97,18 @@ class Transport:
         """A process of the user's context that runs ``target`` at a worker's end."""
         worker = next(arg.worker for arg in args if isinstance(arg, TaskQueue))
         stand_ins = tuple(self._stand_in(arg) for arg in args)
+        if self._lease is not None:
+            return self._lent(self._lease, worker, target, stand_ins)
         if self._dispatching is not None:
             stand_ins = tuple(self._dispatching.without_source(arg) for arg in stand_ins)
         arguments = stand_ins if self._shared is None else shared_args.Arguments(self._shared, stand_ins)
         worker_end = endpoint.WorkerEndpoint(self.engine, worker, self.steps)
         process = self._context.Process(target=entry.run_worker, args=(worker_end, target, arguments))
         process = spawn.by_server(process)
+        return processes.watched(process, lambda pid: self._started(worker, process, pid))
+
+    def _lent(self, lease: Lease, worker: int, target: Any, args: tuple[Any, ...]) -> Any:
+        process = lease.worker(endpoint.WorkerEndpoint(self.engine, worker, self.steps), target, args)
         return processes.watched(process, lambda pid: self._started(worker, process, pid))
 
     @staticmethod
@@ -125,6 +136,8 @@ class Transport:
     def _share_nothing_more(self) -> None:
         if self._shared is not None:
             self._shared.close()
+        if self._lease is not None:
+            self._lease.share_nothing_more()
 
     def note_end(self, worker: int) -> bool:
         """Looks at a worker whose process has ended. Returns whether it should not have.
@@ -182,13 +195,23 @@ class Transport:
             self._dispatching.close()
         registrations, self._registrations = self._registrations, None
         if may_keep and self._ended_well():
+            self._note_left()
             self._cache.store(self.engine, registrations)
         else:
             self.engine.close()
             if registrations is not None:
                 registrations.close()
         self._share_nothing_more()
+        if self._lease is not None:
+            self._lease.close()
         self._processes.clear()
+
+    def _note_left(self) -> None:
+        """Of workers whose processes live on: nothing of them uses the memory any more."""
+        if self._lease is not None:
+            for worker, process in self._processes.items():
+                if process.has_left:
+                    self.engine.note_left(worker)
 
     def _ended_well(self) -> bool:
         started = self._processes.values()
@@ -196,7 +219,11 @@ class Transport:
 
 
 def make_transport(
-    loader: Any, max_shared_bytes: int | None, steps: Sequence[Step] = (), device_type: str | None = None
+    loader: Any,
+    max_shared_bytes: int | None,
+    steps: Sequence[Step] = (),
+    device_type: str | None = None,
+    lease: Lease | None = None,
 ) -> Transport:
     """The transport for one iterator of a loader with workers.
 
@@ -206,6 +233,7 @@ def make_transport(
         steps: What fetching goes through in each worker.
         device_type: Of the device that batches are moved to. What was registered for it is not for batches
             that the user is given where they lie.
+        lease: The processes of a pool; None to start processes. The transport gives them back.
 
     Raises:
         OSError: When shared memory or descriptors cannot be had. Nothing is left then.
@@ -215,8 +243,9 @@ def make_transport(
     context = loader.multiprocessing_context or torch.multiprocessing
     forks.tell_native()
     moved_storages.drop_unread()
-    forkserver.preload(context)
-    spawn.prepare(loader)
+    if lease is None:
+        forkserver.preload(context)
+        spawn.prepare(loader)
     most_tasks = _most_tasks(loader)
     cache = SegmentCache(loader, workers, (most_tasks, max_shared_bytes, device_type))
     available = _native.available_memory() + cache.resident
@@ -227,7 +256,9 @@ def make_transport(
         # First: what a later one raises must find it there.
         steps = (dispatching.step, *steps)
     remembered_tasks = most_tasks if loader.timeout else 0
-    return Transport(engine, registrations, context, workers, cache, steps, remembered_tasks, dispatching)
+    return Transport(
+        engine, registrations, context, workers, cache, steps, remembered_tasks, dispatching, lease
+    )
 
 
 def _most_tasks(loader: Any) -> int:

@@ -7,6 +7,7 @@ from types import FunctionType
 from typing import Any, TypeVar
 
 import ringloader._options as _options
+from ringloader._launch import pool
 from ringloader._torch import devices, internals
 from ringloader.dataloader import DataLoader, check_dispatch, check_threads
 
@@ -65,6 +66,12 @@ def convert(loader: _Loader, **options: Any) -> _Loader:
     if now.worker_method == _options.THREAD:
         check_threads(loader)
     check_dispatch(loader, now)
+    if now.worker_pool is not None and "worker_pool" in options:
+        at: Any = loader
+        pool.check(now.worker_pool, at.num_workers, at.persistent_workers, at.multiprocessing_context)
+        if not at.num_workers:
+            at.num_workers, at.prefetch_factor = now.worker_pool.num_workers, at.prefetch_factor or 2
+        now.worker_pool._register(at)
     if not was_ours:
         _set_class(loader, _converted(cls))
         _note_theirs(loader, theirs)

@@ -422,6 +422,29 @@ def replace_create_fetcher(make: Callable[[Any], Any]) -> None:
     kind.create_fetcher = staticmethod(_own_create_fetcher)  # type: ignore[method-assign]
 
 
+class WorkerParts:
+    """What a worker has of torch's, as it is now, before ours is put in its place."""
+
+    def __init__(self) -> None:
+        self._collate = _collation.collate
+        self._new_shared = vars(torch.UntypedStorage).get("_new_shared")
+        self._create_fetcher = vars(torch_dataloader._DatasetKind)["create_fetcher"]
+        self._own_create_fetcher = _own_create_fetcher
+
+    def restore(self) -> None:
+        """Puts it back, and ends what the worker loop of older torch leaves behind."""
+        global _own_create_fetcher
+        _collation.collate = self._collate
+        if self._new_shared is None:
+            if "_new_shared" in vars(torch.UntypedStorage):
+                del torch.UntypedStorage._new_shared
+        else:
+            torch.UntypedStorage._new_shared = self._new_shared  # type: ignore[method-assign]
+        torch_dataloader._DatasetKind.create_fetcher = self._create_fetcher  # type: ignore[method-assign]
+        _own_create_fetcher = self._own_create_fetcher
+        _worker._worker_info = None
+
+
 # Ours in this worker, which leaves the fetchers of other loaders alone.
 _own_create_fetcher: Any = None
 

@@ -25,8 +25,25 @@ def run_worker(
     worker_end: WorkerEndpoint | SentEndpoint, target: Callable[..., None], args: Iterable[Any]
 ) -> None:
     """Runs torch's worker loop at a worker's end of the transport. The main function of a worker process."""
+    run_at(attach(worker_end), worker_end, target, args)
+
+
+def attach(worker_end: WorkerEndpoint | SentEndpoint) -> _native.Port:
+    """A worker's end of the transport, in the worker."""
     forks.tell_native()
-    port = worker_end.attach()
+    return worker_end.attach()
+
+
+def run_at(
+    port: _native.Port,
+    worker_end: WorkerEndpoint | SentEndpoint,
+    target: Callable[..., None],
+    args: Iterable[Any],
+) -> malloc.Trimming:
+    """Runs torch's worker loop at a port, and returns what gives back the memory that the allocator keeps.
+
+    What is put in place for it stays there: see :func:`ringloader._torch.internals.WorkerParts`.
+    """
     trimming = malloc.Trimming(malloc.keep_freed(worker_end.share))
     collate.allocate_in_slots(port)
     collate.replace_collate(port)
@@ -42,3 +59,4 @@ def run_worker(
         QueueEnd.DONE: queues.Done(port),
     }
     target(*(ends[arg] if isinstance(arg, QueueEnd) else collate.native(arg) for arg in args))
+    return trimming

@@ -83,6 +83,21 @@ class EpochStep:
         return dataset if returned is None else returned
 
 
+class TellingStep:
+    """Tells the dataset of a pool's process, which may be older, what the main process's was told."""
+
+    def __init__(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def __call__(self, fetcher: Fetcher) -> Fetcher:
+        return fetcher
+
+    def begin(self, dataset: Any) -> Any:
+        """Begins an epoch in a worker. Returns its dataset."""
+        dataset.set_epoch(self._epoch)
+        return dataset
+
+
 class EpochNote:
     """On its way to a persistent worker, before the message that has it begin the epoch."""
 

@@ -72,6 +72,8 @@ class _Failing:
 
 def joining(steps: Sequence[Step], worker: int, port: _native.Port, tasks: Any) -> Any:
     """The worker's task queue, once the steps that join have done so. Without such steps, as it was."""
+    # A process of a pool has had other iterators, and a worker's child has what that worker had begun.
+    _Begun.is_so = False
     found = [step for step in steps if isinstance(step, JoiningStep)]
     # A fork of a process that makes fetchers without workers has what that one noted.
     _Begun.is_so = False
@@ -129,6 +131,20 @@ def through(fetcher: Fetcher, steps: Sequence[Step], is_iterable: bool) -> Fetch
 def in_place() -> Sequence[Step]:
     """The steps that fetchers go through in this worker."""
     return _in_place
+
+
+class State:
+    """The steps of this process as they are now, for one that works for several iterators in turn."""
+
+    def __init__(self) -> None:
+        self._steps = tuple(_in_place)
+        self._was_put = _is_put
+
+    def restore(self) -> None:
+        """Has them again. What makes torch's fetchers is put back by the caller."""
+        global _is_put
+        _in_place[:] = self._steps
+        _is_put = self._was_put
 
 
 def begun(

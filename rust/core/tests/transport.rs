@@ -6,8 +6,10 @@ use std::time::Duration;
 
 use ringloader_core::Error;
 use ringloader_core::batch::{Dtype, MetaWriter, StorageRecord};
+use ringloader_core::os::Segment;
 use ringloader_core::pool::SlotId;
-use ringloader_core::sync::Ordering;
+use ringloader_core::sync::{Arc, Ordering};
+use ringloader_core::transport::Control;
 use ringloader_core::transport::delivery::Delivery;
 use ringloader_core::transport::engine::Engine;
 use ringloader_core::transport::message::{ResultKind, Task, TaskKind};
@@ -764,4 +766,76 @@ fn held_slots_of_another_segment_are_refused() {
     let fds = engine.worker_fds(0).for_port().unwrap();
     let refused = Port::take_over(engine.control().clone(), 0, SHARE, fds, &[0, 0]);
     assert!(matches!(refused, Err(Error::Config(_))), "{refused:?}");
+}
+
+#[test]
+fn memory_is_stored_once_its_workers_have_left_it() {
+    let engine = engine();
+    let worker = port(&engine, None);
+    // This process lives on, as a worker's of a pool does.
+    engine.watch_worker(0, std::process::id()).unwrap();
+    answer(&engine, &worker, 1);
+    let held = take(&engine, 1);
+    engine.set_done();
+    assert!(worker.leave());
+    drop(worker);
+    engine.note_left(0);
+    assert_eq!(engine.take_ended(), None, "it has not ended");
+    let engine = engine.store(SHARE).expect("it has left").take().unwrap();
+    let next = port(&engine, None);
+    for seq in 10..200 {
+        answer(&engine, &next, seq);
+        drop(take(&engine, seq));
+        check(&engine, &held);
+    }
+}
+
+#[test]
+fn memory_is_not_stored_while_a_worker_may_write() {
+    let engine = engine();
+    let worker = port(&engine, None);
+    engine.watch_worker(0, std::process::id()).unwrap();
+    answer(&engine, &worker, 1);
+    drop(take(&engine, 1));
+    assert!(engine.store(SHARE).is_none());
+
+    let engine = self::engine();
+    let worker = port(&engine, None);
+    engine.watch_worker(0, std::process::id()).unwrap();
+    engine.note_left(0);
+    assert!(engine.store(SHARE).is_none(), "its end of the socket is open");
+    drop(worker);
+}
+
+#[test]
+fn what_collation_has_outlives_the_port() {
+    let engine = engine();
+    let fds = engine.worker_fds(0).for_port().unwrap();
+    // A mapping of its own, as in a process that is no child of the parent's.
+    let segment = Segment::attach(engine.worker_fds(0).segment).unwrap();
+    let control = Arc::new(Control::attach(segment).unwrap());
+    let worker = Port::attach(control, 0, engine.share(), fds).unwrap();
+    take_task(&engine, &worker, 1);
+    let chunk = worker.allocate(LEAF).unwrap().expect("a slot is free");
+    assert!(!worker.leave(), "the chunk is in a slot");
+    assert!(worker.allocate(LEAF).unwrap().is_none(), "it has left");
+    let is_mapped = |address: usize| {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        maps.lines().any(|line| {
+            let (begin, rest) = line.split_once('-').unwrap();
+            let end = rest.split(' ').next().unwrap();
+            (usize::from_str_radix(begin, 16).unwrap()..usize::from_str_radix(end, 16).unwrap())
+                .contains(&address)
+        })
+    };
+    drop(worker);
+    assert!(is_mapped(chunk.address()));
+
+    let fds = engine.worker_fds(0).for_port().unwrap();
+    let segment = Segment::attach(engine.worker_fds(0).segment).unwrap();
+    let base = segment.base().as_ptr() as usize;
+    let worker = Port::attach(Arc::new(Control::attach(segment).unwrap()), 0, engine.share(), fds).unwrap();
+    assert!(worker.leave());
+    drop(worker);
+    assert!(!is_mapped(base));
 }

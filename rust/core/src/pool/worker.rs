@@ -180,6 +180,12 @@ impl WorkerSlots {
         self.own_leased.iter().map(|slot| self.touched[slot.index()]).sum()
     }
 
+    /// Whether the worker itself has anything in its slots, now.
+    pub fn has_own_leases(&mut self) -> bool {
+        // ORDERING own-lease-dropped
+        self.own_leases.iter_mut().any(|owner| Arc::get_mut(owner).is_none())
+    }
+
     /// Slots that are free, as of the last [`begin`](Self::begin).
     pub fn free_slots(&self) -> u32 {
         self.free.len() as u32

@@ -184,6 +184,15 @@ impl Engine {
         Ok(())
     }
 
+    /// Notes that the process that ran as `worker` has left the memory, which is no more mapped there, and lives on. It
+    /// is not watched any more, and counts as ended for [`store`](Self::store). To be called when all results of it that
+    /// anyone wants were taken.
+    pub fn note_left(&self, worker: u32) {
+        if let Some(pidfd) = self.lock().channels[worker as usize].pidfd.take() {
+            self.poller.remove(pidfd.as_fd());
+        }
+    }
+
     /// Makes the rings of `worker`, whose process has ended, ready for a successor. Returns the slots
     /// that are still held, for [`Port::take_over`](crate::transport::port::Port::take_over). To be called after
     /// [`take_ended`](Self::take_ended) has named the worker and [`try_next`](Self::try_next) has

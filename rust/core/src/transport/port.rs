@@ -349,6 +349,17 @@ impl Port {
         Ok(Some(Chunk { address: pointer.as_ptr() as usize, len: nbytes, lease, process, taken }))
     }
 
+    /// Ends what this worker does with its slots: from now on nothing is allocated. `false`: the worker itself still
+    /// has something in one of them, so the memory must stay mapped here for as long as this process lives.
+    ///
+    /// With `true`, nothing of this process uses the memory once the port is dropped.
+    pub fn leave(&self) -> bool {
+        let mut state = self.lock();
+        state.open = false;
+        state.filling = None;
+        !state.slots.has_own_leases()
+    }
+
     /// A dataset that keeps what collate gave it keeps slots: past a quarter it must use memory of its own.
     fn keeps_too_much(&self, slots: &WorkerSlots) -> bool {
         let total = self.control.geometry().slots;
@@ -377,6 +388,16 @@ impl Port {
 
     fn lock(&self) -> MutexGuard<'_, PortState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Port {
+    fn drop(&mut self) {
+        if !self.leave() {
+            // INVARIANT: a chunk's address stays mapped for as long as the chunk lives. It has no part in the mapping,
+            // because that would cost each allocation two atomic operations, so the mapping stays with the process.
+            std::mem::forget(Arc::clone(&self.control));
+        }
     }
 }
 

@@ -58,6 +58,12 @@ impl Engine {
         self.core()?.watch_worker(worker, pid).map_err(exception)
     }
 
+    /// Notes that a worker's process has left the memory and lives on.
+    fn note_left(&self, worker: u32) -> PyResult<()> {
+        self.core()?.note_left(worker);
+        Ok(())
+    }
+
     /// Sends one message of torch's protocol to a worker: `None`, `(index of the task, index)`, or any object.
     fn put(&self, worker: u32, message: &Bound<'_, PyAny>) -> PyResult<()> {
         let task = encode_task(message)?;

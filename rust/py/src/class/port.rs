@@ -27,7 +27,7 @@ use crate::torch::tensor::tensor_over_chunk;
 const MOST_LOOKS: u32 = 100;
 
 /// A worker's end: tasks in, results out, memory for collate.
-#[pyclass(frozen, module = "ringloader._native")]
+#[pyclass(frozen, weakref, module = "ringloader._native")]
 pub(crate) struct Port {
     core: ringloader_core::transport::port::Port,
     parent_ended: AtomicBool,
@@ -112,6 +112,14 @@ impl Port {
         let Some(chunk) = self.allocate(nbytes)? else { return Ok(None) };
         let bytes = tensor_over_chunk(py, chunk, Dtype::U8, &[nbytes as i64])?;
         bytes.call_method0(intern!(py, "untyped_storage")).map(Some)
+    }
+
+    /// Ends what the worker does with this memory. False: collation's results are still in it, so that it stays mapped
+    /// for as long as the process lives. Else it is unmapped as soon as this object goes.
+    fn leave(&self) -> bool {
+        // It is empty, and goes with what it may still refer to.
+        self.spare().take();
+        self.core.leave()
     }
 
     /// Whether the parent wants nothing more.

@@ -1,0 +1,255 @@
+"""The main process's end of a process of a pool, and the process object that stands for it at an iterator."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import socket
+import time
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from multiprocessing import connection, context, reduction
+from typing import Any
+
+from ringloader._launch import spawn
+from ringloader._launch.pool_objects import Entry, PoolObjects
+from ringloader._worker import assignments, pooled
+
+# Seconds between two looks whether a process that is waited for has left or ended.
+_LOOK = 0.05
+
+
+class LostError(Exception):
+    """The process has ended, or is about to."""
+
+
+class PoolProcess:
+    """A process of a pool.
+
+    Args:
+        context: The ``multiprocessing`` context that starts it.
+        inherited: What it holds from the beginning, by number, if it is forked.
+        others: Ends of the sockets of the pool's other processes.
+    """
+
+    def __init__(self, context: Any, inherited: dict[int, Any], others: Sequence[socket.socket]) -> None:
+        self.numbers = set(inherited)
+        # Whether an iterator has it.
+        self.is_lent = False
+        self._lease: Callable[[], object] = _no_lease
+        self._is_assigned = False
+        self._has_said_all = False
+        self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            parent = os.pidfd_open(os.getpid())
+            try:
+                end = assignments.Assignments(theirs, parent, [*others, self.channel])
+                made = context.Process(target=pooled.main, args=(end, inherited), daemon=True)
+                self.process = spawn.by_server(made)
+                self.process.start()
+            except BaseException:
+                self.channel.close()
+                raise
+            finally:
+                os.close(parent)
+
+    def is_alive(self) -> bool:
+        return bool(self.process.is_alive())
+
+    def lend(self, lease: object) -> None:
+        """It is the iterator's that has this lease, until it is given back."""
+        self._lease, self._is_assigned, self.is_lent = weakref.ref(lease), False, True
+
+    def recover(self) -> None:
+        """Where an interrupt has lost the lease: it is idle if it has left its iterator, else it ends."""
+        if self.is_lent and self._lease() is None:
+            if not self._is_assigned or self.wait_until_left(0.0):
+                self.is_lent = False
+            else:
+                self.process.kill()
+
+    def assign(self, objects: PoolObjects, new: Any, added: Iterable[int], work: tuple[Any, ...]) -> None:
+        """Sends an assignment.
+
+        Args:
+            objects: What its loader, and others, have: sent by number where the process holds it.
+            new: Pairs of number and object, for the process to hold.
+            added: Those numbers.
+            work: What the process is to do.
+
+        Raises:
+            LostError: If the process has ended.
+        """
+        sending = _Sending()
+        file = io.BytesIO()
+        before = context.get_spawning_popen()
+        context.set_spawning_popen(sending)  # type: ignore[arg-type]
+        try:
+            _Pickler(file, objects, self.numbers).dump(new)
+            _Pickler(file, objects, self.numbers.union(added)).dump(work)
+        finally:
+            context.set_spawning_popen(before)
+        data = file.getvalue()
+        if len(data) <= assignments.MOST_BYTES:
+            self._send(assignments.ASSIGN + data, sending.fds)
+        else:
+            memory = os.memfd_create("ringloader-assignment", os.MFD_CLOEXEC)
+            try:
+                with open(memory, "wb", closefd=False) as target:
+                    target.write(data)
+                os.lseek(memory, 0, os.SEEK_SET)
+                self._send(assignments.ASSIGN_LARGE, [*sending.fds, memory])
+            finally:
+                os.close(memory)
+        self.numbers.update(added)
+
+    def _send(self, message: bytes, fds: list[int]) -> None:
+        self._is_assigned = True
+        try:
+            while len(fds) > assignments.MOST_FDS:
+                socket.send_fds(self.channel, [assignments.MORE_FDS], fds[: assignments.MOST_FDS])
+                fds = fds[assignments.MOST_FDS :]
+            socket.send_fds(self.channel, [message], fds)
+        except ConnectionError as error:
+            raise LostError from error
+
+    def drop(self, numbers: list[int]) -> None:
+        """Has it forget what no loader has any more."""
+        held = [number for number in numbers if number in self.numbers]
+        self.numbers.difference_update(held)
+        for begin in range(0, len(held), assignments.MOST_DROPPED):
+            some = held[begin : begin + assignments.MOST_DROPPED]
+            packed = b"".join(assignments.NUMBER.pack(number) for number in some)
+            # Where it does not take it, it has ended or was stopped. Its numbers are not used again.
+            with contextlib.suppress(OSError):
+                self.channel.send(assignments.DROP + packed, socket.MSG_DONTWAIT)
+
+    def end(self) -> None:
+        """Has it end, after the assignment that it has. It is not waited for."""
+        with contextlib.suppress(OSError):
+            self.channel.send(assignments.END, socket.MSG_DONTWAIT)
+        self.channel.close()
+
+    def wait_until_left(self, timeout: float | None) -> bool | None:
+        """Waits for the end of an assignment. True: the process has left its memory; None: it has ended."""
+        until = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = _LOOK if until is None else max(0.0, min(_LOOK, until - time.monotonic()))
+            is_open = self.channel.fileno() >= 0 and not self._has_said_all
+            connection.wait([self.process.sentinel, *([self.channel] if is_open else [])], left)
+            with contextlib.suppress(OSError):
+                message = self.channel.recv(len(assignments.LEFT), socket.MSG_DONTWAIT)
+                if message:
+                    return True
+                # It is about to end.
+                self._has_said_all = True
+            if not self.process.is_alive():
+                return None
+            if until is not None and time.monotonic() >= until:
+                return False
+
+
+def _no_lease() -> None:
+    return None
+
+
+class _Sending:
+    """Stands for the process that is being started: descriptors are numbered, and sent with the rest."""
+
+    DupFd = assignments.SentFd
+
+    def __init__(self) -> None:
+        self.fds: list[int] = []
+
+    def duplicate_for_child(self, fd: int) -> int:
+        self.fds.append(fd)
+        return len(self.fds) - 1
+
+
+class _Pickler(reduction.ForkingPickler):
+    """As multiprocessing pickles, but for what the process holds."""
+
+    def __init__(self, file: Any, objects: PoolObjects, held: set[int]) -> None:
+        super().__init__(file)
+        self._objects = objects
+        self._held = held
+
+    def persistent_id(self, thing: Any) -> int | None:
+        entry: Entry | None = self._objects.entry_of(thing)
+        return entry.number if entry is not None and entry.number in self._held else None
+
+
+class Assigned:
+    """A pool's process at one iterator, as torch's iterator knows processes: it "ends" when it is given back.
+
+    Args:
+        begin: Has a process of the pool begin, and returns it.
+        give_back: Called with the process once it has left the iterator's memory.
+    """
+
+    # torch sets it.
+    daemon = True
+
+    def __init__(self, begin: Callable[[], PoolProcess], give_back: Callable[[PoolProcess], None]) -> None:
+        self._begin: Callable[[], PoolProcess] | None = begin
+        self._give_back = give_back
+        self._lent: PoolProcess | None = None
+        # Whether the process has left the iterator's memory, and lives on.
+        self.has_left = False
+
+    def start(self) -> None:
+        begin, self._begin = self._begin, None
+        if begin is None:
+            raise AssertionError("cannot start a process twice")
+        self._lent = begin()
+
+    def _look(self, timeout: float | None) -> None:
+        if self._lent is not None and not self.has_left and self._lent.wait_until_left(timeout):
+            self.has_left = True
+            self._give_back(self._lent)
+
+    def join(self, timeout: float | None = None) -> None:
+        self._look(timeout)
+
+    def is_alive(self) -> bool:
+        self._look(0.0)
+        return not self.has_left and self._lent is not None and self._lent.is_alive()
+
+    @property
+    def exitcode(self) -> int | None:
+        self._look(0.0)
+        if self.has_left:
+            return 0
+        code: int | None = None if self._lent is None else self._lent.process.exitcode
+        return code
+
+    def terminate(self) -> None:
+        if not self.has_left and self._lent is not None:
+            self._lent.process.terminate()
+
+    def kill(self) -> None:
+        if not self.has_left and self._lent is not None:
+            self._lent.process.kill()
+
+    def close(self) -> None:
+        """Does nothing: the process is the pool's."""
+
+    @property
+    def pid(self) -> int | None:
+        pid: int | None = None if self._lent is None else self._lent.process.pid
+        return pid
+
+    ident = pid
+
+    @property
+    def name(self) -> str:
+        return "PoolProcess" if self._lent is None else str(self._lent.process.name)
+
+    @property
+    def sentinel(self) -> int:
+        """Ready once the process itself has ended."""
+        if self._lent is None:
+            raise ValueError("process not started")
+        sentinel: int = self._lent.process.sentinel
+        return sentinel

@@ -1,0 +1,330 @@
+"""A pool whose processes die, whose loaders fail, which is shut down, and whose parent ends."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from faults.failing_datasets import Dies, Numbers
+from faults.proc import Snapshot, is_running, wait_until, wait_without_children
+from faults.script import finish, run_script, start
+from ringloader import DataLoader, WorkerPool
+
+pytestmark = [pytest.mark.rings_only, pytest.mark.limit(120)]
+
+DIED = r"DataLoader worker \(pid\(s\) \d+\) exited unexpectedly"
+
+
+def workers(pool):
+    return [process.process.pid for process in pool._crew._processes]
+
+
+def numbers(loader):
+    return [int(batch.view(-1)[0]) for batch in loader]
+
+
+@pytest.mark.parametrize("how", ["kill", "exit", "exit 0", "segfault"])
+def test_a_lost_process_is_missed_by_its_iterator_alone(how):
+    with WorkerPool(2) as pool:
+        good, bad = (DataLoader(data, worker_pool=pool) for data in (Numbers(40), Dies(12, 5, how)))
+        iterator = iter(good)
+        found = [int(next(iterator).view(-1)[0]) for _ in range(3)]
+        with pytest.raises(RuntimeError, match=DIED):
+            numbers(bad)
+        found += numbers(iterator)
+        assert found == list(range(40))
+        assert numbers(good) == list(range(40))
+        with pytest.raises(RuntimeError, match=DIED):
+            numbers(bad)
+        assert numbers(good) == list(range(40))
+
+
+def test_a_process_that_is_lost_while_it_is_idle_is_replaced():
+    with WorkerPool(2) as pool:
+        loader = DataLoader(Numbers(8), worker_pool=pool)
+        assert numbers(loader) == list(range(8))
+        before = workers(pool)
+        os.kill(before[0], signal.SIGKILL)
+        assert wait_until(lambda: not is_running(before[0]), 10)
+        assert numbers(loader) == list(range(8))
+        assert before[1] in workers(pool)
+        assert before[0] not in workers(pool)
+
+
+def test_a_process_that_is_lost_as_it_is_lent(monkeypatch):
+    """The pool finds out when it sends: another one takes the place."""
+    from ringloader._launch.pool_process import PoolProcess
+
+    assign, killed = PoolProcess.assign, []
+
+    def kill_first(self, *args):
+        if not killed:
+            killed.append(self.process.pid)
+            self.process.kill()
+            self.process.join()
+        assign(self, *args)
+
+    with WorkerPool(2) as pool:
+        loader = DataLoader(Numbers(8), worker_pool=pool)
+        numbers(loader)
+        before = workers(pool)
+        monkeypatch.setattr(PoolProcess, "assign", kill_first)
+        assert numbers(loader) == list(range(8))
+        assert killed[0] in before
+        assert killed[0] not in workers(pool)
+
+
+def fails(_worker):
+    raise ValueError("not this one")
+
+
+class Raises(Numbers):
+    def __getitem__(self, index):
+        if index == 3:
+            raise KeyError("three")
+        return super().__getitem__(index)
+
+
+def test_errors_leave_the_processes():
+    with WorkerPool(2) as pool:
+        good = DataLoader(Numbers(8), worker_pool=pool)
+        numbers(good)
+        failing = DataLoader(Numbers(8), worker_pool=pool, worker_init_fn=fails)
+        raising = DataLoader(Raises(8), worker_pool=pool)
+        for loader, error, text in ((failing, ValueError, "not this one"), (raising, KeyError, "three")):
+            for _ in range(2):
+                with pytest.raises(error, match=text) as caught:
+                    numbers(loader)
+                caught.value.__traceback__ = None
+                del caught
+                gc.collect()
+                now = workers(pool)
+                assert numbers(good) == list(range(8))
+                assert workers(pool) == now
+        assert len(workers(pool)) == 2
+
+
+def test_what_cannot_be_pickled_is_torchs_error():
+    with WorkerPool(1, "forkserver") as pool:
+        bad = Numbers(4)
+        bad.function = lambda: None
+        with pytest.raises((AttributeError, TypeError), match=r"pickle|local"):
+            iter(DataLoader(bad, worker_pool=pool))
+        assert numbers(DataLoader(Numbers(4), worker_pool=pool)) == [0, 1, 2, 3]
+
+
+def test_a_pool_that_was_shut_down():
+    snapshot = Snapshot.take()
+    pool = WorkerPool(2)
+    with pool:
+        loader = DataLoader(Numbers(8), worker_pool=pool)
+        numbers(loader)
+        iterator = iter(loader)
+        next(iterator)
+        ended = workers(pool)
+    assert [pid for pid in ended if is_running(pid)] == []
+    with pytest.raises(RuntimeError, match="worker_pool of this loader was shut down"):
+        iter(loader)
+    with pytest.raises(RuntimeError, match=DIED):
+        list(iterator)
+    del iterator
+    pool.shutdown()
+    snapshot.assert_nothing_left()
+
+
+def test_a_pool_that_is_forgotten_ends():
+    snapshot = Snapshot.take()
+    assert numbers(DataLoader(Numbers(8), worker_pool=WorkerPool(2))) == list(range(8))
+    wait_without_children(10)
+    # It collects those that nothing waits for.
+    multiprocessing.active_children()
+    snapshot.assert_nothing_left()
+
+
+class Stuck(Numbers):
+    """Tells that it is at work, and does not end."""
+
+    def __init__(self, file):
+        super().__init__(4)
+        self.file = file
+
+    def __getitem__(self, index):
+        self.file.touch()
+        time.sleep(60)
+
+
+def test_a_worker_that_does_not_come_back_is_replaced(monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.2)
+    with WorkerPool(1) as pool:
+        slow = DataLoader(Stuck(tmp_path / "begun"), worker_pool=pool)
+        good = DataLoader(Numbers(4), worker_pool=pool)
+        iterator = iter(slow)
+        (stuck,) = workers(pool)
+        assert wait_until((tmp_path / "begun").exists, 20)
+        began = time.monotonic()
+        del iterator
+        gc.collect()
+        assert time.monotonic() - began < 10
+        assert numbers(good) == [0, 1, 2, 3]
+        assert stuck not in workers(pool)
+
+
+def test_a_lease_that_an_interrupt_has_lost():
+    """Between two lines of the main process: nothing has it, and nothing gives it back."""
+    with WorkerPool(2) as pool:
+        loader = DataLoader(Numbers(4), worker_pool=pool)
+        numbers(loader)
+        before = workers(pool)
+        lease = pool._lend(loader)
+        assert all(process.is_lent for process in pool._crew._processes)
+        del lease
+        assert numbers(loader) == [0, 1, 2, 3]
+        assert workers(pool) == before
+
+
+MOMENTS = """
+    import threading
+    from faults.proc import descriptors
+    from ringloader import WorkerPool
+
+    def numbers(loader):
+        return [int(batch.view(-1)[0]) for batch in loader]
+
+    with WorkerPool(2) as pool:
+        loader = DataLoader(Numbers(30, 10), worker_pool=pool)
+        main, interrupted = threading.main_thread().ident, 0
+        for moment in range(40):
+            timer = threading.Timer(moment / 1000, signal.pthread_kill, (main, signal.SIGINT))
+            try:
+                timer.start()
+                assert numbers(loader) == list(range(30))
+                timer.join()
+                time.sleep(0.01)
+            except KeyboardInterrupt:
+                interrupted += 1
+            timer.join()
+            gc.collect()
+        # In a finalizer, it is told and ignored.
+        assert interrupted >= 20, interrupted
+        assert numbers(loader) == list(range(30))
+        processes = pool._crew._processes
+        assert len(processes) <= 4
+        assert sum(process.is_lent for process in processes) == 0
+        print(*(process.process.pid for process in processes))
+    # It keeps memory for the next epoch.
+    del loader
+    gc.collect()
+    # Pipes may be left: to start a process of multiprocessing's is not safe from interrupts.
+    print([target for target in descriptors().values() if "memfd:ringloader" in target])
+"""
+
+
+def test_interrupts_at_any_moment(tmp_path):
+    """The main process gets SIGINT at 40 moments. The pool goes on, and nothing of it is left."""
+    ended = run_script("ringloader", MOMENTS, tmp_path)
+    assert ended.code == 0, ended.err
+    pids, memory = ended.out.splitlines()
+    assert not any(is_running(int(pid)) for pid in pids.split())
+    assert memory == "[]"
+
+
+def held_by(pid):
+    descriptors = len(list(Path(f"/proc/{pid}/fd").iterdir()))
+    mappings = len(Path(f"/proc/{pid}/maps").read_text().splitlines())
+    resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4
+    return descriptors, mappings, resident
+
+
+def test_200_assignments_leave_nothing():
+    with WorkerPool(2) as pool:
+        loaders = [DataLoader(Numbers(2, size), worker_pool=pool) for size in (100_000, 100)]
+        for _ in range(10):
+            for loader in loaders:
+                numbers(loader)
+        pids = [os.getpid(), *workers(pool)]
+        before = [held_by(pid) for pid in pids]
+        for _ in range(100):
+            for loader in loaders:
+                numbers(loader)
+        gc.collect()
+        assert [os.getpid(), *workers(pool)] == pids
+        for (fds, maps, kib), pid in zip(before, pids, strict=True):
+            now = held_by(pid)
+            assert now[0] <= fds, "descriptors"
+            assert now[1] <= maps + 10, "mappings"
+            assert now[2] <= kib + 4096, "memory"
+
+
+POOL = """
+    from ringloader import WorkerPool
+    pool = WorkerPool(2)
+    loader = DataLoader(Numbers(8), worker_pool=pool)
+    assert len(list(loader)) == 8
+    iterator = iter(loader)
+    next(iterator)
+    spare = iter(DataLoader(Numbers(8), worker_pool=pool))
+    del spare
+    print(*(process.process.pid for process in pool._crew._processes), flush=True)
+"""
+
+
+def test_an_interpreter_that_ends_leaves_nothing(tmp_path):
+    ended = run_script("ringloader", POOL, tmp_path)
+    assert (ended.code, ended.err) == (0, "")
+    pids = [int(pid) for pid in ended.out.split()]
+    assert len(pids) == 4
+    assert [pid for pid in pids if is_running(pid)] == []
+
+
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
+def test_a_parent_that_dies(tmp_path, sent):
+    program = start("ringloader", POOL + "\n    time.sleep(60)", tmp_path)
+    pids = [int(pid) for pid in program.stdout.readline().split()]
+    assert len(pids) == 4
+    program.send_signal(sent)
+    assert wait_until(lambda: not any(is_running(pid) for pid in pids), 3)
+    assert finish(program, 20).code == -sent
+
+
+INTERRUPTED = """
+    from ringloader import WorkerPool
+    pool = WorkerPool(2)
+    idle = DataLoader(Numbers(8), worker_pool=pool)
+    loader = DataLoader(Numbers(1_000_000), worker_pool=pool)
+    assert len(list(idle)) == 8
+    try:
+        for index, batch in enumerate(loader):
+            if index == 10:
+                print("ready", flush=True)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+    time.sleep(0.5)
+    assert len(list(idle)) == 8
+    before = [process.process.pid for process in pool._crew._processes]
+    try:
+        print("again", flush=True)
+        time.sleep(60)
+    except KeyboardInterrupt:
+        pass
+    assert len(list(idle)) == 8
+    print(before == [process.process.pid for process in pool._crew._processes])
+"""
+
+
+def test_an_interrupt_from_the_terminal(tmp_path):
+    """It goes to all processes: those that work end, as torch's do; those that wait do not mind."""
+    program = start("ringloader", INTERRUPTED, tmp_path)
+    assert program.stdout.readline() == "ready\n"
+    os.killpg(program.pid, signal.SIGINT)
+    assert program.stdout.readline() == "interrupted\n"
+    assert program.stdout.readline() == "again\n"
+    os.killpg(program.pid, signal.SIGINT)
+    ended = finish(program, 30)
+    assert (ended.code, ended.out) == (0, "True\n"), ended.err
