@@ -105,8 +105,9 @@ test-fast: rust-test python-test-fast ## while working
 rust-test: ## the crates' own tests
 	cargo test -q --workspace
 
+# Files side by side, each in its order: most tests wait for processes to start.
 python-test: $(WHEEL_STAMP) ## all Python tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 python-test-fast: $(WHEEL_STAMP)
 	$(BIN)/python -m pytest -m "not slow" --path native

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from ringloader._shared.lists import SharedList
     from ringloader._weighted import WeightedRandomSampler
     from ringloader.dataloader import DataLoader
+    from ringloader.rollover import RolloverBatchSampler
+    from ringloader.seeds import Seeds
 
 _MODULES = {
     "ArrayDataset": "_common.array_dataset",
@@ -27,6 +29,8 @@ _MODULES = {
     "SharedArray": "_shared.arrays",
     "SharedList": "_shared.lists",
     "WeightedRandomSampler": "_weighted",
+    "RolloverBatchSampler": "rollover",
+    "Seeds": "seeds",
     # The module itself.
     "batchify": "batchify",
     "convert": "_patch.convert",
@@ -42,6 +46,8 @@ __all__ = [
     "DataLoader",
     "Dispatch",
     "PathReport",
+    "RolloverBatchSampler",
+    "Seeds",
     "Sharded",
     "SharedArray",
     "SharedList",

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
+    from ringloader.seeds import Seeds
+
 
 # The values of `worker_method`, in torch's words.
 THREAD = "thread"
@@ -32,6 +34,10 @@ class Options:
     worker_prefetch: int | None = None
     main_prefetch: int = 0
     worker_method: str = "multiprocessing"
+    last_batch: str | None = None
+    worker_reset_fn: Callable[[Any, Any, Seeds], Any] | None = None
+    reseed_workers: bool = False
+    seed: int | None = None
 
     def __post_init__(self) -> None:
         if self.max_shared_bytes is not None:
@@ -55,6 +61,11 @@ class Options:
             raise ValueError("device_transform needs device: pass the device that its batches are to be on")
         self._check_prefetch()
         self._check_worker_method()
+        if self.last_batch not in (None, "keep", "discard", "rollover"):
+            raise ValueError(
+                f"last_batch must be 'keep', 'discard', 'rollover' or None, not {self.last_batch!r}"
+            )
+        self._check_epochs()
 
     def _check_prefetch(self) -> None:
         if self.worker_prefetch is not None:
@@ -86,6 +97,34 @@ class Options:
             raise ValueError(
                 f"worker_method={THREAD!r} and main_prefetch={self.main_prefetch} do not go together: what "
                 "threads make needs no decoding; leave one of them out"
+            )
+        for name in ("worker_reset_fn", "reseed_workers"):
+            if self.worker_method == THREAD and getattr(self, name):
+                raise ValueError(
+                    f"worker_method={THREAD!r} and {name}={getattr(self, name)!r} do not go together: "
+                    "dataset and generators are those of the process; leave one of them out"
+                )
+
+    def _check_epochs(self) -> None:
+        if isinstance(self.worker_reset_fn, str):
+            raise TypeError(
+                "worker_reset_fn must be a callable, which no text can name, not "
+                f"{self.worker_reset_fn!r}: pass the function itself to DataLoader, install() or convert()"
+            )
+        if self.worker_reset_fn is not None and not callable(self.worker_reset_fn):
+            raise TypeError(f"worker_reset_fn must be a callable or None, not {self.worker_reset_fn!r}")
+        if not isinstance(self.reseed_workers, bool):
+            raise TypeError(f"reseed_workers must be a bool, not {self.reseed_workers!r}")
+        if self.seed is None:
+            return
+        if not _is_int(self.seed):
+            raise TypeError(f"seed must be an int or None, not {self.seed!r}")
+        if not 0 <= self.seed < 1 << 64:
+            raise ValueError(f"seed must be from 0 up to and without {1 << 64}, not {self.seed}")
+        if self.worker_reset_fn is None and not self.reseed_workers:
+            raise ValueError(
+                f"seed={self.seed} has no effect without worker_reset_fn or reseed_workers=True: for the "
+                "order of the samples, pass torch's generator"
             )
 
     def _check_device(self) -> None:
@@ -140,7 +179,10 @@ def theirs(loader: object) -> tuple[str, ...]:
 
 
 # Options that say what the constructor is to do, and nothing to an iterator.
-_OF_THE_CONSTRUCTOR = ("worker_prefetch",)
+_OF_THE_CONSTRUCTOR = {
+    "worker_prefetch": "set torch's prefetch_factor there",
+    "last_batch": "give the loader a ringloader.RolloverBatchSampler",
+}
 
 
 def check_prefetch_factor(options: Options, prefetch_factor: object) -> None:
@@ -159,6 +201,11 @@ def check_with(loader: Any, options: Options) -> None:
             f"worker_prefetch={options.worker_prefetch} and num_workers=0 do not go together: there is no "
             "worker to have batches ready"
         )
+    if options.worker_method == THREAD and loader.num_workers and _needs_processes(loader.dataset):
+        raise ValueError(
+            f"worker_method={THREAD!r} and a dataset {type(loader.dataset).__name__} do not go together: it "
+            "sends its items to worker processes; leave worker_method out"
+        )
     if not options.main_prefetch:
         return
     if loader.num_workers == 0:
@@ -171,6 +218,10 @@ def check_with(loader: Any, options: Options) -> None:
             f"main_prefetch={options.main_prefetch} and pin_memory=True do not go together: batches are "
             "pinned before their turn in any case; leave main_prefetch out"
         )
+
+
+def _needs_processes(dataset: object) -> bool:
+    return getattr(type(dataset), "_ringloader_needs_processes", False)
 
 
 def _is_int(value: object) -> bool:
@@ -200,7 +251,7 @@ def check_names(function: str, given: Iterable[str]) -> None:
             raise TypeError(f"{function} got an unknown option {name!r}; there are: {', '.join(NAMES)}")
         if name in _OF_THE_CONSTRUCTOR:
             raise TypeError(
-                f"{function} cannot take {name}: pass it to DataLoader, or set torch's prefetch_factor there"
+                f"{function} cannot take {name}: pass it to DataLoader, or {_OF_THE_CONSTRUCTOR[name]}"
             )
 
 

@@ -13,13 +13,17 @@ import torch
 import torch.utils.data
 
 import ringloader._native as _native
+import ringloader.rollover as rollover
 from ringloader._dispatch import datapipes
+from ringloader._dispatch.dataset import Dispatch
 from ringloader._launch import spawn
-from ringloader._main import ending, forgotten_epoch, pausing
+from ringloader._main import ending, epochs, forgotten_epoch, pausing
 from ringloader._options import NAMES, THREAD, Options, check_prefetch_factor, check_with, put_on
 from ringloader._report import report
 from ringloader._torch import devices, hook, internals, select_path
+from ringloader.seeds import Seeds
 
+_T = TypeVar("_T")
 _T_co = TypeVar("_T_co", covariant=True)
 
 if TYPE_CHECKING:
@@ -69,6 +73,17 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             and a batch is what the worker made, not a copy. ``get_worker_info().rng`` has generators with
             torch's seeds for the worker; the global ones are the process's and are not seeded. Without
             workers it means nothing.
+        last_batch: What becomes of samples that fill no whole batch at the end of an epoch: ``"keep"`` and
+            ``"discard"`` are torch's ``drop_last=False`` and ``True``; with ``"rollover"`` they open the next
+            epoch, and ``len`` is that of the epoch that begins next. See ``RolloverBatchSampler``.
+        worker_reset_fn: Called in each worker when an epoch begins, before its first batch, as
+            ``worker_reset_fn(dataset, worker_info, seeds)``, with torch's ``WorkerInfo`` and ``Seeds``. What
+            it returns is the dataset of that epoch; None for the same. What it raises is the error of the
+            epoch's batches. Without workers it is called in the main process, as for a single worker 0.
+        reseed_workers: Whether the generators of python, numpy and torch are set anew in each worker when an
+            epoch begins. Without workers, they are left alone.
+        seed: What ``Seeds`` come from, the same in all ranks (default: torch's base seed, which each process
+            draws). It says nothing about the order of the samples.
         **kwargs: As torch's ``DataLoader``.
 
     Raises:
@@ -77,8 +92,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             ``device_transform`` is given without ``device``; if ``worker_prefetch`` is not positive, is not
             ``prefetch_factor``, or there are no workers; if ``main_prefetch`` is negative, there are no
             workers, or it is given with ``device`` or ``pin_memory``; if ``worker_method`` is another word,
-            or is ``"thread"`` beside ``multiprocessing_context``, ``max_shared_bytes``, ``main_prefetch`` or
-            a DataPipe.
+            or is ``"thread"`` beside ``multiprocessing_context``, ``max_shared_bytes``, ``main_prefetch``, a
+            DataPipe or a ``Dispatch``.
+            workers, or it is given with ``device`` or ``pin_memory``; if ``last_batch`` does not agree with
+            ``drop_last`` or ``batch_sampler``, or is given with ``batch_size=None``; if it is ``"rollover"``
+            for an ``IterableDataset``; if ``seed`` is out of range, or given without ``worker_reset_fn`` and
+            ``reseed_workers``.
         TypeError: If one of these has the wrong type.
     """
 
@@ -90,6 +109,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     _ringloader_worker_prefetch: int | None
     _ringloader_main_prefetch: int
     _ringloader_worker_method: str
+    _ringloader_last_batch: rollover.LastBatch | None
+    _ringloader_worker_reset_fn: Callable[[Any, Any, Seeds], Any] | None
+    _ringloader_reseed_workers: bool
+    _ringloader_seed: int | None
 
     def __init__(
         self,
@@ -101,6 +124,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         worker_prefetch: int | None = None,
         main_prefetch: int = 0,
         worker_method: str = "multiprocessing",
+        last_batch: rollover.LastBatch | None = None,
+        worker_reset_fn: Callable[[Any, Any, Seeds], Any] | None = None,
+        reseed_workers: bool = False,
+        seed: int | None = None,
         **kwargs: Any,
     ) -> None:
         options = Options(
@@ -111,6 +138,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             worker_prefetch=worker_prefetch,
             main_prefetch=main_prefetch,
             worker_method=worker_method,
+            last_batch=last_batch,
+            worker_reset_fn=worker_reset_fn,
+            reseed_workers=reseed_workers,
+            seed=seed,
         )
         check_prefetch_factor(options, kwargs.get("prefetch_factor"))
         if not internals.is_in_worker():
@@ -121,10 +152,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             kwargs["dataset"] = datapipes.translated(kwargs["dataset"])
         super().__init__(*args, **kwargs)
         if options.worker_method == THREAD:
-            select_path.check_threads(self)
+            check_threads(self)
         check_with(self, options)
+        check_dispatch(self, options)
         if worker_prefetch is not None:
             self.prefetch_factor = worker_prefetch
+        rollover.apply(self, last_batch)
         put_on(self, options)
         for name in NAMES:
             # Where code looks that makes such a loader anew of its arguments, as Lightning does. What a
@@ -145,6 +178,46 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         ending.note(self, iterator)
         return iterator
 
+    def set_epoch(self, epoch: int) -> None:
+        """Says which epoch begins next: to the samplers and to the dataset that have a ``set_epoch``.
+
+        The loader's ``sampler``, ``batch_sampler``, its ``sampler`` and the dataset are told at once, in this
+        process. Persistent workers are told when their next epoch begins, and call the ``set_epoch`` of
+        their dataset then; what it raises there is the error of that epoch's batches. Other workers get the
+        dataset as it is when they are started. Seeds are of that epoch. Epochs that follow without a call
+        count up from it, for the seeds only.
+
+        Args:
+            epoch: The epoch, from 0 on.
+
+        Raises:
+            TypeError: If it is no int.
+            ValueError: If it is negative.
+        """
+        epochs.set_next(self, epoch)
+
+    def call_workers(self, fn: Callable[..., _T], *args: Any, timeout: float | None = None) -> list[_T]:
+        """Calls ``fn(dataset, *args)`` in each living worker, and returns the results in the workers' order.
+
+        It waits for all of them. A worker calls it in its main thread between two batches, behind those that
+        it was asked for before, so batches that come after the call may be older. ``get_worker_info()`` works
+        in it, and its dataset is the one that is passed. Function, arguments and results are pickled, and
+        tensors copied. Without workers it is called here, with this process's dataset.
+
+        Args:
+            fn: What is called, by its name: one that the worker's module had when the worker was started.
+            *args: Its further arguments.
+            timeout: Seconds that it may take (default: the loader's ``timeout``, and if that is 0, no limit).
+
+        Raises:
+            Exception: What ``fn`` raised, as torch raises a worker's error; of several, the first worker's.
+            RuntimeError: If no worker lives, one ends meanwhile, or does not answer in time: it then still
+                calls the function later. If batches travel by torch's own transport.
+        """
+        from ringloader._main import calling
+
+        return calling.call_workers(self, fn, args, timeout)
+
     def shutdown(self) -> None:
         """Ends this loader's iterators and workers now, and gives back the memory that it keeps.
 
@@ -163,6 +236,25 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def __exit__(self, *_: object) -> None:
         self.shutdown()
+
+
+def check_dispatch(loader: Any, options: Options) -> None:
+    """Raises a ``ValueError`` for a loader of a ``Dispatch`` that cannot do what the options say."""
+    if isinstance(loader.dataset, Dispatch) and options.worker_reset_fn is not None:
+        raise ValueError(
+            f"worker_reset_fn={options.worker_reset_fn!r} and a Dispatch as dataset do not go together: "
+            "workers have no dataset that an epoch could begin with; leave one of them out"
+        )
+
+
+def check_threads(loader: Any) -> None:
+    """Raises a ``ValueError`` for a loader that cannot have threads for workers, with what to change."""
+    select_path.check_threads(loader)
+    if isinstance(loader.dataset, Dispatch):
+        raise ValueError(
+            "worker_method='thread' and a Dispatch as dataset do not go together: its items go to worker "
+            "processes; leave worker_method out, or pass the source itself with num_workers=1"
+        )
 
 
 def _signature() -> inspect.Signature:
@@ -190,9 +282,10 @@ def get_iterator(loader: Any, options: Options, without_ours: Any, fall_back: Ca
     if options.device is not None and internals.is_in_worker():
         # A loader that a dataset has. Workers have no device, and what they send is moved in the end.
         options = dataclasses.replace(options, device=None, device_transform=None)
+    check_dispatch(loader, options)
     forgotten_epoch.note(loader)
     if options.worker_method == THREAD and loader.num_workers > 0:
-        select_path.check_threads(loader)
+        check_threads(loader)
         why_not = select_path.reason_against_threads(without_ours)
         if why_not is not None:
             raise RuntimeError(f"worker_method='thread' cannot be had: {why_not}; leave worker_method out")
@@ -201,11 +294,11 @@ def get_iterator(loader: Any, options: Options, without_ours: Any, fall_back: Ca
     if reason is None:
         return internals.get_iterator(without_ours, loader, functools.partial(_make_iterator, options))
     before = report.noted(loader)
-    if options.device is None:
+    if options.device is None and options.worker_reset_fn is None and not options.reseed_workers:
         iterator, counters = fall_back(), None
-        _put_steps(loader, options, iterator)
+        _put_steps(loader, iterator)
     else:
-        iterator, counters = _make_placing(loader, options, without_ours, fall_back)
+        iterator, counters = _make_torchs(loader, options, without_ours, fall_back)
     if report.noted(loader) is before:
         if reason.warning is not None:
             select_path.say_once(reason.warning)
@@ -213,38 +306,41 @@ def get_iterator(loader: Any, options: Options, without_ours: Any, fall_back: Ca
     return iterator
 
 
-def _make_placing(
+def _make_torchs(
     loader: Any, options: Options, without_ours: Any, fall_back: Callable[[], Any]
 ) -> tuple[Any, Callable[[], Mapping[str, int]] | None]:
-    """An iterator of torch's, whose batches go where the options say, and its counters."""
+    """An iterator of torch's that does what the options say, and its counters."""
     from ringloader._main import stages, through
 
     passes = stages.stages_for(loader, options)
     moving = stages.moving_for(options)
-    if moving is not None and internals.is_torchs_own(without_ours, "DataLoader._get_iterator"):
-        made = internals.get_iterator_of_torch(without_ours, loader, _without_pinning)
+    if internals.is_torchs_own(without_ours, "DataLoader._get_iterator"):
+        begins = epochs.step_for(loader, options)
+        view = functools.partial(through.view_for, moving=moving, begins=begins)
+        made = internals.get_iterator_of_torch(without_ours, loader, view)
     else:
         before = report.noted(loader)
         made = fall_back()
         if report.noted(loader) is not before:
             # A hook further down has seen to it.
             return made, None
-    _put_steps(loader, options, made)
+        begins = epochs.step_for(loader, options)
+        if begins is not None and not hasattr(made, "_dataset_fetcher"):
+            raise RuntimeError(
+                "worker_reset_fn and reseed_workers cannot take effect: DataLoader._get_iterator was replaced"
+            )
+    if begins is not None and loader.num_workers == 0:
+        epochs.begin_without_workers(made, loader, begins)
+    _put_steps(loader, made)
     return through.through(made, moving, passes), None if moving is None else moving.counts
 
 
-def _put_steps(loader: Any, options: Options, iterator: Any) -> None:
+def _put_steps(loader: Any, iterator: Any) -> None:
     """Has an iterator without workers fetch as the loader's workers would."""
     if loader.num_workers == 0 and internals.missing_name() is None:
         from ringloader._main import stages
 
-        stages.put_steps(iterator, stages.steps_for(loader, options))
-
-
-def _without_pinning(loader: Any) -> Any:
-    from ringloader._main.iterator import LoaderView
-
-    return LoaderView(loader, pin_memory=False)
+        stages.put_steps(iterator, stages.fetch_steps_for(loader))
 
 
 def _make_iterator(options: Options, loader: Any) -> Any:
@@ -267,7 +363,7 @@ def _make_iterator(options: Options, loader: Any) -> Any:
             raise
         reason = f"shared memory could not be had: {error}"
         select_path.say_once(f"{reason}; batches travel by torch's own transport")
-        made = internals.Iterator(loader if moving is None else _without_pinning(loader))
+        made = internals.Iterator(through.view_for(loader, moving, epochs.step_in(steps)))
         made = through.through(made, moving, passes)
         report.record(loader, made, "torch", reason, dict if moving is None else moving.counts)
         return made

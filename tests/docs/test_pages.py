@@ -109,3 +109,13 @@ def test_files_that_the_architecture_names_are_there() -> None:
     roots += [ROOT / "rust/py/src", ROOT / "tests/parity", ROOT / "rust/core/src/transport"]
     assert len(named) > 60
     assert {name for name in named if not any(list(root.glob(name)) for root in roots)} == set()
+
+
+def test_tests_that_a_page_names_are_there() -> None:
+    missing = []
+    for page in sorted(DOCS.rglob("*.md")):
+        for file, name in re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?", page.read_text()):
+            path = ROOT / file
+            if not path.is_file() or (name and f"def {name}(" not in path.read_text()):
+                missing.append(f"{page.name}: {file}::{name}")
+    assert missing == []

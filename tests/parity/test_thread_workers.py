@@ -422,3 +422,22 @@ def test_the_length_of_a_stream_is_watched():
             list(loader)
         found[method] = [(normalise(str(one.message)), one.filename) for one in caught]
     assert found["thread"] == found["multiprocessing"] and found["thread"]
+
+
+@pytest.mark.parametrize("make", [torch.utils.data.TensorDataset, ringloader.ArrayDataset])
+def test_rows_of_arrays(make):
+    """Which are gathered natively, in a thread into memory of its own."""
+    rows = torch.arange(60.0).reshape(20, 3)
+    labels = torch.arange(20)
+
+    def batches(method):
+        torch.manual_seed(2)
+        loader = DataLoader(
+            make(rows, labels), batch_size=6, shuffle=True, num_workers=2, worker_method=method
+        )
+        return list(loader)
+
+    found = batches("thread")
+    assert describe(found) == describe(batches("multiprocessing"))
+    found[0][0].zero_()
+    assert rows[1:].min() > 0, "a batch has memory of its own"

@@ -381,6 +381,12 @@ def test_the_number_of_items_is_the_sources():
             len(unknown)
 
 
+def test_threads_as_workers_are_refused():
+    with pytest.raises(ValueError, match="worker_method='thread' and a dataset Dispatch do not go together"):
+        DataLoader(Dispatch([1]), num_workers=1, worker_method="thread")
+    assert len(list(DataLoader(Dispatch([1]), worker_method="thread"))) == 1
+
+
 def test_wrong_arguments_are_named():
     with pytest.raises(TypeError, match="needs an iterable, and int is none"):
         Dispatch(3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
+import torch
 from torch.utils.data import IterDataPipe, functional_datapipe
 from torch.utils.data.datapipes.iter import IterableWrapper
 
@@ -64,6 +65,16 @@ def test_a_graph_behind_it_that_meets_again():
     left, right = IterableWrapper(range(6)).sharding_round_robin_dispatch().fork(2)
     loader = DataLoader(left.zip(right), batch_size=None, num_workers=2, collate_fn=as_it_is)
     assert list(loader) == [(number, number) for number in range(6)]
+
+
+def test_a_sharding_filter_in_front_of_it_is_for_ranks(monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 3)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 1)
+    pipe = IterableWrapper(range(9)).sharding_filter().sharding_round_robin_dispatch().sharding_filter()
+    loader = DataLoader(pipe, batch_size=None, num_workers=2)
+    monkeypatch.undo()
+    assert list(loader) == [1, 4, 7]
 
 
 def test_what_cannot_be_translated_is_an_error():

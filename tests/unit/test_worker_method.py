@@ -72,6 +72,11 @@ def test_a_datapipe_does_not_go_with_threads():
         DataLoader(IterableWrapper(NUMBERS), num_workers=1, worker_method="thread")
 
 
+def test_a_dispatch_does_not_go_with_threads():
+    with pytest.raises(ValueError, match="worker_method='thread' and a Dispatch as dataset do not go"):
+        DataLoader(ringloader.Dispatch(NUMBERS), num_workers=1, worker_method="thread")
+
+
 @pytest.mark.parametrize("name", ["_worker_loop", "get_worker_info", "WorkerInfo"])
 def test_what_of_torch_was_replaced_or_is_missing_is_said(monkeypatch, name):
     loader = DataLoader(NUMBERS, num_workers=1, worker_method="thread")

@@ -9,8 +9,10 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
+import torch.distributed
 import torch.utils.data
 from torch.utils.data.graph import traverse_dps
+from torch.utils.data.graph_settings import apply_sharding
 
 from ringloader._dispatch.dataset import Dispatch
 
@@ -45,6 +47,10 @@ def translated(dataset: Any) -> Any:
     _find(traverse_dps(source), nested, {})
     if nested:
         raise ValueError(f"one {_METHOD}() is read through another: remove the inner one")
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        # As torch's iterator does it. Workers take no part: they have other items already.
+        apply_sharding(source, distributed.get_world_size(), distributed.get_rank())
     received = _Received()
     # What comes behind it is the workers', and none of it the caller's.
     behind = copy.deepcopy(dataset, {id(dispatcher): received})

@@ -43,3 +43,7 @@ class NoDraws:
     def multinomial(self) -> torch.Tensor:
         """All indices of an epoch, by weight."""
         raise NotImplementedError
+
+    def leave(self, rest: list[int]) -> None:
+        """Keeps the incomplete last batch, with which the next epoch begins."""
+        raise NotImplementedError

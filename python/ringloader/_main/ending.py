@@ -27,6 +27,13 @@ def note(loader: Any, iterator: Any) -> None:
     _made.put(loader, [*alive, (_native.process_identity(), reference)])
 
 
+def alive(loader: Any) -> list[Any]:
+    """The iterators that a loader has made in this process and that are still there, the oldest first."""
+    here = _native.process_identity()
+    found = [reference() for process, reference in _made.get(loader) or () if process == here]
+    return [iterator for iterator in found if iterator is not None]
+
+
 def shut_down(loader: Any) -> None:
     """Ends the iterators that a loader has made in this process, and gives back what it keeps for others.
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import ringloader._native as _native
-from ringloader._main import decoding, forgotten_epoch, overdue, pinning, samplers
+from ringloader._main import decoding, epochs, forgotten_epoch, overdue, pinning, samplers
 from ringloader._main.lookahead import Lookahead, Placement
 from ringloader._main.pausing import Pausing
 from ringloader._main.stages import Stage, passed
@@ -26,6 +26,8 @@ class Transport(Protocol):
 
     # Whether an iteration of this one ended as it should, as far as is known.
     sound: bool
+    # Whether workers have the main process's dataset itself.
+    shares_dataset: bool
 
     @property
     def engine(self) -> Any:
@@ -78,6 +80,8 @@ class TransportIterator(Pausing, internals.Iterator):  # type: ignore[misc]
 
     # What brings batches to where they are needed.
     _placement: Placement | None = None
+    # What `set_epoch` said since the last epoch began.
+    _epoch_to_tell: int | None = None
 
     def __init__(
         self,
@@ -136,6 +140,7 @@ class TransportIterator(Pausing, internals.Iterator):  # type: ignore[misc]
             self._placement.abandon()
         if not first_iter:
             forgotten_epoch.note(loader)
+            epochs.resume(self, loader)
         super()._reset(loader, first_iter)
 
     def _shutdown_workers(self) -> None:
@@ -245,6 +250,7 @@ class RingIterator(TransportIterator, _SchedulerCallbacks):
                 self._lookahead = Lookahead(self._scheduler, self._placement)
                 self._take_next = self._lookahead.next
         else:
+            epochs.resume(self, loader)
             # Behind the tasks of an abandoned epoch, which still run, as torch's do. They are not waited for:
             # their results are told by their epoch.
             forgotten_epoch.note(loader)

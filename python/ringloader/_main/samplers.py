@@ -18,6 +18,7 @@ from torch.utils.data.distributed import DistributedSampler
 import ringloader._native as _native
 from ringloader._main import draws, randperm
 from ringloader._torch import internals
+from ringloader.rollover import OWN_ITER, RolloverBatchSampler
 
 
 def index_source(index_sampler: Any) -> _native.IndexSource:
@@ -29,20 +30,34 @@ def index_source(index_sampler: Any) -> _native.IndexSource:
 def draws_of(index_sampler: Any) -> TorchDraws | None:
     """What a native stream asks for a loader's index sampler; None if Python must iterate it."""
     batch: _native.BatchRule | None = None
+    rolling: RolloverBatchSampler | None = None
     sampler = index_sampler
     if type(sampler) is torch_sampler.BatchSampler:
         if not _is_torchs_own(sampler):
             return None
         size, drop_last = sampler.batch_size, sampler.drop_last
-        if type(size) is not int or not 1 <= size <= sys.maxsize or type(drop_last) is not bool:
+        if not _is_size(size) or type(drop_last) is not bool:
             return None
         batch = _native.BatchRule(size, drop_last, None if drop_last else index_sampler)
         sampler = sampler.sampler
+    elif type(sampler) is RolloverBatchSampler:
+        if type(sampler).__iter__ is not OWN_ITER or not _is_size(sampler.batch_size):
+            return None
+        batch, rolling = _native.BatchRule(sampler.batch_size, True), sampler
+        sampler = sampler.sampler
+        if type(sampler) is torch_sampler.SubsetRandomSampler:
+            # Its stream has positions, and what is left over are the indices that were there in its epoch.
+            return None
     opener = _OPENERS.get(type(sampler))
     if opener is None or not _is_torchs_own(sampler):
         return None
     made = opener(sampler, batch)
+    made.rolling = rolling
     return made if made.is_plain() else None
+
+
+def _is_size(size: Any) -> bool:
+    return type(size) is int and 1 <= size <= sys.maxsize
 
 
 def _is_torchs_own(sampler: Any) -> bool:
@@ -55,6 +70,8 @@ class TorchDraws(draws.NoDraws):
     def __init__(self, sampler: Any, batch: _native.BatchRule | None) -> None:
         self.sampler = sampler
         self.batch = batch
+        # The batch sampler that takes what is left over.
+        self.rolling: RolloverBatchSampler | None = None
         self._words_from: torch.Generator | None = None
 
     def is_plain(self) -> bool:
@@ -68,9 +85,28 @@ class TorchDraws(draws.NoDraws):
         big: then Python iterates it.
         """
         try:
-            return self._make()
+            made = self._make()
         except (ValueError, OverflowError):
             return None
+        return made if self.rolling is None or self._roll_over(made, self.rolling) else None
+
+    @staticmethod
+    def _roll_over(made: _native.Stream, rolling: RolloverBatchSampler) -> bool:
+        rest = rolling.rest()
+        # What other samplers left, and more than a batch, for which `__iter__` has a rule.
+        if len(rest) >= rolling.batch_size or any(type(index) is not int for index in rest):
+            return False
+        try:
+            made.roll_over(rest)
+        except (ValueError, OverflowError):
+            return False
+        rolling.set_rest([])
+        return True
+
+    def leave(self, rest: list[int]) -> None:
+        """Keeps the incomplete last batch, with which the next epoch begins."""
+        assert self.rolling is not None
+        self.rolling.set_rest(rest)
 
     def _make(self) -> _native.Stream:
         raise NotImplementedError

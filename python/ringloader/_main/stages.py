@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ringloader._main import epochs
 from ringloader._main.device import Moving
 from ringloader._options import Options
 from ringloader._torch import devices, internals
@@ -34,8 +35,14 @@ def moving_for(options: Options) -> Moving | None:
     return None if device is None else Moving(device, options.device_prefetch, options.device_transform)
 
 
-def steps_for(loader: Any, _options: Options) -> tuple[Step, ...]:
-    """The same for the steps of its workers, or of an iterator without workers."""
+def steps_for(loader: Any, options: Options) -> tuple[Step, ...]:
+    """The same for the steps of its workers. An epoch begins by it."""
+    step = epochs.step_for(loader, options)
+    return (*fetch_steps_for(loader), *(() if step is None else (step,)))
+
+
+def fetch_steps_for(loader: Any) -> tuple[Step, ...]:
+    """Those that are for an iterator without workers too."""
     return (gather.gathering,) if gather.is_of_arrays(loader) else ()
 
 

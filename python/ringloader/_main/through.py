@@ -7,6 +7,24 @@ from typing import Any
 
 from ringloader._main.lookahead import Placement
 from ringloader._main.stages import Stage, passed
+from ringloader._torch import internals
+from ringloader._worker.epochs import EpochStep
+from ringloader._worker.fetch import PutSteps
+
+
+def view_for(loader: Any, moving: Placement | None, begins: EpochStep | None) -> Any:
+    """The loader as torch's own iterator is to see it, for what options do beside it."""
+    from ringloader._main.iterator import LoaderView
+
+    others: dict[str, Any] = {}
+    if moving is not None:
+        others["pin_memory"] = False
+    if begins is not None and loader.num_workers:
+        others["worker_init_fn"] = PutSteps([begins], loader.worker_init_fn)
+    elif begins is not None:
+        # So that its fetcher asks the dataset for nothing: `begin_without_workers` makes the one that counts.
+        others["_dataset_kind"] = internals.MAP
+    return LoaderView(loader, **others) if others else loader
 
 
 def through(iterator: Any, placement: Placement | None, stages: Sequence[Stage]) -> Any:

@@ -31,6 +31,8 @@ class Transport:
     # The function itself: an iterator that lives on while modules are torn down finds their names None.
     _process_identity = staticmethod(_native.process_identity)
     scheduler = _native.Scheduler
+    # Whether workers have the main process's dataset itself.
+    shares_dataset = False
 
     def __init__(
         self,
@@ -49,7 +51,8 @@ class Transport:
         self._dispatching = dispatching
         self._registrations = registrations
         self._cache = cache
-        self._steps = steps
+        # What fetching goes through in each worker.
+        self.steps = steps
         # Whether an iteration of this one ended as it should, as far as is known.
         self.sound = True
         self._workers = workers
@@ -92,7 +95,7 @@ class Transport:
         if self._dispatching is not None:
             stand_ins = tuple(self._dispatching.without_source(arg) for arg in stand_ins)
         arguments = stand_ins if self._shared is None else shared_args.Arguments(self._shared, stand_ins)
-        worker_end = endpoint.WorkerEndpoint(self.engine, worker, self._steps)
+        worker_end = endpoint.WorkerEndpoint(self.engine, worker, self.steps)
         process = self._context.Process(target=entry.run_worker, args=(worker_end, target, arguments))
         process = spawn.by_server(process)
         return processes.watched(process, lambda pid: self._started(worker, process, pid))

@@ -7,8 +7,8 @@ from types import FunctionType
 from typing import Any, TypeVar
 
 import ringloader._options as _options
-from ringloader._torch import devices, internals, select_path
-from ringloader.dataloader import DataLoader
+from ringloader._torch import devices, internals
+from ringloader.dataloader import DataLoader, check_dispatch, check_threads
 
 _Loader = TypeVar("_Loader")
 
@@ -63,7 +63,8 @@ def convert(loader: _Loader, **options: Any) -> _Loader:
     _options.check_with(loader, now)
     devices.resolve(now.device)
     if now.worker_method == _options.THREAD:
-        select_path.check_threads(loader)
+        check_threads(loader)
+    check_dispatch(loader, now)
     if not was_ours:
         _set_class(loader, _converted(cls))
         _note_theirs(loader, theirs)

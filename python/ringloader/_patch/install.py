@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -96,9 +97,13 @@ def _maker(options: _options.Options) -> hook.Make:
 def make_iterator(options: _options.Options, loader: Any, previous: Callable[[Any], Any]) -> Any:
     """The iterator of any torch loader; ``previous`` makes it without ringloader."""
     import ringloader.dataloader as dataloader
+    from ringloader._torch import internals
 
     if isinstance(loader, dataloader.DataLoader):
         # It has found torch's `_get_iterator` replaced, perhaps by a wrapper around this hook. What the hook
         # replaced decides, and the options are its own.
         options = _options.Options.of(loader)
+    elif internals.is_in_worker():
+        # A loader that a dataset has: what happens when epochs begin is meant for those of the main process.
+        options = dataclasses.replace(options, worker_reset_fn=None, reseed_workers=False, seed=None)
     return dataloader.get_iterator(loader, options, previous, lambda: previous(loader))

@@ -111,12 +111,13 @@ class ThreadTransport:
     # The functions themselves: an iterator that lives on while modules are torn down finds their names None.
     _process_identity = staticmethod(_native.process_identity)
     scheduler = _native.ThreadScheduler
+    shares_dataset = True
 
     def __init__(self, loader: Any, steps: Sequence[Step]) -> None:
         self.engine = _native.ThreadQueues(loader.num_workers)
         self.sound = True
         self._dataset = loader.dataset
-        self._steps = steps
+        self.steps = steps
         # Tasks of a worker that are on their way at once, at most: for an error of one that is late.
         factor = loader.prefetch_factor if isinstance(loader.prefetch_factor, int) else 0
         self._remembered = factor * loader.num_workers if loader.timeout else 0
@@ -166,7 +167,7 @@ class ThreadTransport:
             init_fn,
             number,
             workers,
-            self._steps,
+            self.steps,
         )
         thread = WorkerThread(self.engine, self._ending, work)
         self._threads[number] = thread

@@ -37,7 +37,7 @@ class Work(NamedTuple):
         fetcher = internals.create_fetcher(
             kind, dataset, self.auto_collation, self.collate_fn, self.drop_last
         )
-        return fetch.through(fetcher, self.steps) if self.steps else fetcher
+        return fetch.through(fetcher, self.steps, kind == internals.ITERABLE) if self.steps else fetcher
 
 
 def run(queues: _native.ThreadQueues, work: Work) -> None:

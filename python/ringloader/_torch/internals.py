@@ -59,7 +59,12 @@ _signal_handling = _module("torch.utils.data._utils.signal_handling")
 Loader = torch.utils.data.DataLoader
 Iterator: Any = _private(torch_dataloader, "_MultiProcessingDataLoaderIter")
 BaseIterator: Any = getattr(Iterator, "__base__", None)
-ITERABLE = _private(_private(torch_dataloader, "_DatasetKind"), "Iterable")
+_DatasetKind: Any = _private(torch_dataloader, "_DatasetKind")
+ITERABLE = _private(_DatasetKind, "Iterable")
+# Of a dataset that is asked for nothing before its first batch.
+MAP = _private(_DatasetKind, "Map")
+# Of an iterator without workers, as `worker_reset_fn` is given it.
+worker_info: Any = _private(_worker, "WorkerInfo")
 InfiniteConstantSampler: Any = _private(torch_dataloader, "_InfiniteConstantSampler")
 ResumeIteration: Any = _private(_worker, "_ResumeIteration")
 set_worker_pids: Any = _private(_signal_handling, "_set_worker_pids")
@@ -225,7 +230,7 @@ def replace_worker_info(of_thread: Callable[[Any], Any]) -> None:
 
 
 def create_fetcher(*arguments: Any) -> Any:
-    """As torch's worker loop makes one, of what stands there now."""
+    """A fetcher, as torch makes one in workers and without, by what stands there now."""
     kind: Any = torch_dataloader._DatasetKind
     return kind.create_fetcher(*arguments)
 

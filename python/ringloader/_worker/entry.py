@@ -33,7 +33,7 @@ def run_worker(
     worker_port.port = port
     worker = worker_end.worker
     tasks: Any = queues.Tasks(port, trimming)
-    if worker_end.steps:
+    if worker_end.steps or fetch.in_place():
         fetch.put_steps(worker_end.steps)
         tasks = fetch.joining(worker_end.steps, worker, port, tasks)
     ends = {

@@ -1,12 +1,14 @@
 """Between torch's worker loop and the dataset: what options do around the fetching of a batch.
 
 torch's loop makes a fetcher when it begins and, in persistent workers, at the start of each epoch after that.
-Where an iterator has steps, each step is asked then. Without steps nothing here runs, and torch's own fetcher
-is all there is.
+Where an iterator has steps, each step is asked then: for the dataset of the epoch, before torch makes the
+fetcher and, with it, the iterator of an iterable dataset; and for the fetcher. Without steps nothing here
+runs, and torch's own fetcher is all there is.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -24,8 +26,13 @@ class Fetcher(Protocol):
 
 
 # Called at the start of each epoch, in the worker, with torch's fetcher or that of the step before. Returns
-# the one to ask instead. Made in the main process; pickled for workers that do not fork.
+# the one to ask instead. Made in the main process; pickled for workers that do not fork. A method `begin`
+# of it is given the dataset before, and returns the one for the epoch.
 Step = Callable[[Fetcher], Fetcher]
+
+# Those of this worker, and whether torch's loop asks them. A worker that this one forks has them too.
+_in_place: list[Step] = []
+_is_put = False
 
 
 class JoiningStep(ABC):
@@ -45,12 +52,17 @@ class JoiningStep(ABC):
 
 
 class _Failing:
-    """For an epoch whose start failed: each of its batches is that error."""
+    """For an epoch whose start failed: each batch is that error. An iterable dataset ends after one."""
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: Exception, once: bool) -> None:
         self._error = error
+        self._once = once
+        self._raised = False
 
     def fetch(self, _index: Any, /) -> Any:
+        if self._once and self._raised:
+            raise StopIteration
+        self._raised = True
         raise self._error
 
 
@@ -89,7 +101,7 @@ def _leave(steps: Sequence[Step]) -> None:
             step.leave()
 
 
-def through(fetcher: Fetcher, steps: Sequence[Step]) -> Fetcher:
+def through(fetcher: Fetcher, steps: Sequence[Step], is_iterable: bool) -> Fetcher:
     """What to ask for batches in an epoch: ``fetcher``, or what the steps make of it."""
     try:
         for step in steps:
@@ -97,22 +109,79 @@ def through(fetcher: Fetcher, steps: Sequence[Step]) -> Fetcher:
     except Exception as error:
         _leave(steps)
         # torch's loop does not expect it in later epochs: the worker would end.
-        return _Failing(error)
+        return _Failing(error, once=is_iterable)
     return fetcher
 
 
+def in_place() -> Sequence[Step]:
+    """The steps that fetchers go through in this worker."""
+    return _in_place
+
+
+def begun(
+    begin: Sequence[Callable[[Any], Any]],
+    steps: Sequence[Step],
+    make: Callable[[Any], Fetcher],
+    dataset: Any,
+    is_iterable: bool,
+) -> Fetcher:
+    """The fetcher of an epoch that begins.
+
+    Args:
+        begin: What takes the dataset, and returns the one for the epoch.
+        steps: What takes the fetcher.
+        make: Makes torch's fetcher of a dataset. What it raises is torch's matter.
+        dataset: The dataset.
+        is_iterable: Whether it is one that ends by itself.
+    """
+    try:
+        for one in begin:
+            dataset = one(dataset)
+    except Exception as error:
+        _leave(steps)
+        return _Failing(error, once=is_iterable)
+    return through(make(dataset), steps, is_iterable)
+
+
 def put_steps(steps: Sequence[Step]) -> None:
-    """Has the fetchers of torch's loop, in this worker, go through ``steps``."""
+    """Has the fetchers of torch's loop, in this worker, go through ``steps``, in place of those before."""
+    global _is_put
+    _in_place[:] = steps
+    if not _is_put:
+        _is_put = True
+        internals.replace_create_fetcher(_make_create_fetcher)
 
-    def make(torchs_own: Callable[..., Any]) -> Callable[..., Any]:
-        def create_fetcher(*args: Any, **options: Any) -> Any:
-            fetcher = torchs_own(*args, **options)
-            # A loader inside the dataset makes fetchers too.
-            if not internals.is_code_of_worker_loop(sys._getframe(1).f_code):
-                return fetcher
+
+def _make_create_fetcher(torchs_own: Callable[..., Any]) -> Callable[..., Any]:
+    def create_fetcher(kind: Any, dataset: Any, *args: Any, **options: Any) -> Any:
+        # A loader inside the dataset makes fetchers too.
+        if not internals.is_code_of_worker_loop(sys._getframe(1).f_code):
+            return torchs_own(kind, dataset, *args, **options)
+
+        def torchs_fetcher(dataset: Any) -> Fetcher:
+            fetcher: Fetcher = torchs_own(kind, dataset, *args, **options)
             _Begun.is_so = True
-            return through(fetcher, steps)
+            return fetcher
 
-        return create_fetcher
+        begin = [step.begin for step in _in_place if hasattr(step, "begin")]
+        return begun(begin, _in_place, torchs_fetcher, dataset, kind == internals.ITERABLE)
 
-    internals.replace_create_fetcher(make)
+    return create_fetcher
+
+
+class PutSteps:
+    """Stands in for a ``worker_init_fn`` where torch starts the workers: puts steps, then calls it."""
+
+    def __init__(self, steps: Sequence[Step], init_fn: Callable[[int], object] | None) -> None:
+        self._steps = steps
+        self._init_fn = init_fn
+        self._made_in = os.getpid()
+
+    def __call__(self, worker_id: int) -> None:
+        if os.getpid() == self._made_in:
+            raise RuntimeError(
+                "worker_reset_fn and reseed_workers cannot take effect: workers are no processes"
+            )
+        put_steps(self._steps)
+        if self._init_fn is not None:
+            self._init_fn(worker_id)

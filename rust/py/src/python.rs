@@ -152,6 +152,11 @@ impl<'py> Draws<'_, 'py> {
         self.0.call_method0(intern!(self.py(), "multinomial"))
     }
 
+    /// Gives it the incomplete last batch of a stream that rolls over.
+    pub(crate) fn leave(&self, rest: Vec<i64>) -> PyResult<()> {
+        self.0.call_method1(intern!(self.py(), "leave"), (rest,)).map(drop)
+    }
+
     /// What torch makes of a batch size that was set meanwhile and is no plain number.
     pub(crate) fn odd_size(&self, size: &Bound<'py, PyAny>) -> PyResult<u64> {
         self.0.call_method1(intern!(self.py(), "odd_size"), (size,))?.extract()

@@ -202,13 +202,15 @@ pub struct Stream {
     /// Indices of the batch that is being read; after it was handed out, until the next request.
     batch: Vec<i64>,
     state: StreamState,
+    /// For a stream that rolls over: the incomplete last batch, once the end was reached.
+    rest: Option<Vec<i64>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum StreamState {
     /// Nothing of the next batch has been read.
     Ready,
-    /// A need was answered while the batch was being read.
+    /// A need was answered while the batch was being read, or it begins with what an earlier stream left.
     Answered,
     /// A need was told.
     Needs(Draw),
@@ -247,7 +249,7 @@ impl Stream {
             Source::InfiniteNone => Generator::InfiniteNone,
             source => Generator::Once(Once::new(source)?),
         };
-        Ok(Self { generator, rule, batch: Vec::new(), state: StreamState::Ready })
+        Ok(Self { generator, rule, batch: Vec::new(), state: StreamState::Ready, rest: None })
     }
 
     /// The next batch or index, or what is needed for it. Costs what the batch has indices; allocates only while the
@@ -298,6 +300,28 @@ impl Stream {
         }
     }
 
+    /// Has a stream that was not asked yet, and drops its last batch, roll over: it begins with `first`, which an
+    /// earlier one left, and keeps what it would drop for [`take_rest`](Self::take_rest).
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a stream of another kind, and for a whole batch or more in `first`.
+    pub fn roll_over(&mut self, first: Vec<i64>) -> Result<()> {
+        let fits = self.rule.is_some_and(|rule| rule.drop_last && (first.len() as u64) < rule.size);
+        let is_fresh = self.state == StreamState::Ready && self.batch.is_empty();
+        if !fits || !is_fresh || matches!(self.generator, Generator::InfiniteNone) {
+            return Err(Error::Config(format!("a stream that cannot begin with {} indices", first.len())));
+        }
+        self.batch = first;
+        self.state = StreamState::Answered;
+        self.rest = Some(Vec::new());
+        Ok(())
+    }
+
+    /// What a stream that rolls over has left; empty before its end, and after it was taken.
+    pub fn take_rest(&mut self) -> Vec<i64> {
+        self.rest.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
     /// Whether another request finds the end.
     pub fn has_ended(&self) -> bool {
         matches!(self.state, StreamState::Needs(_) | StreamState::Ended)
@@ -331,7 +355,12 @@ impl Stream {
                 self.generator = Generator::Once(Once::empty());
                 Step::Batch(&self.batch)
             }
-            _ => self.end(),
+            _ => {
+                if let Some(rest) = &mut self.rest {
+                    *rest = std::mem::take(&mut self.batch);
+                }
+                self.end()
+            }
         }
     }
 

@@ -22,6 +22,8 @@ pub enum TaskKind {
     Object = 6,
     /// `None` itself as an index: what an iterable dataset is asked with for one sample. No bytes.
     None = 7,
+    /// No task of torch's: something that the worker calls between two of them, pickled. Nothing answers it here.
+    Call = 8,
 }
 
 /// What a task asks for: bytes, and how they are to be read.
@@ -62,6 +64,7 @@ impl TaskDescriptor {
             5 => TaskKind::PickledIndex,
             6 => TaskKind::Object,
             7 => TaskKind::None,
+            8 => TaskKind::Call,
             _ => return Err(Error::Corrupt(format!("{kind} is no kind of task"))),
         };
         Ok(Self { seq, kind, offset, len })

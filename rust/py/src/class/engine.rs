@@ -18,7 +18,7 @@ use super::worker_fds::WorkerFds;
 use crate::batch::decode::{Decoded, decode};
 use crate::batch::template::TemplateCache;
 use crate::gil::{Deadline, exception, wait, without_interpreter};
-use crate::index::codec::encode_task;
+use crate::index::codec::{encode_call, encode_task};
 use crate::python;
 use crate::torch::names::Torch;
 
@@ -61,6 +61,12 @@ impl Engine {
     /// Sends one message of torch's protocol to a worker: `None`, `(index of the task, index)`, or any object.
     fn put(&self, worker: u32, message: &Bound<'_, PyAny>) -> PyResult<()> {
         let task = encode_task(message)?;
+        self.core()?.put_task(worker, task).map_err(exception)
+    }
+
+    /// Sends what a worker calls between two tasks, in its turn among them: an object that is pickled.
+    fn put_call(&self, worker: u32, callable: &Bound<'_, PyAny>) -> PyResult<()> {
+        let task = encode_call(callable)?;
         self.core()?.put_task(worker, task).map_err(exception)
     }
 

@@ -10,7 +10,7 @@ use pyo3::types::PyTuple;
 use ringloader_core::batch::Dtype;
 use ringloader_core::os::Segment;
 use ringloader_core::sync::{Arc, AtomicBool, Ordering};
-use ringloader_core::transport::message::ResultKind;
+use ringloader_core::transport::message::{ResultKind, TaskKind};
 use ringloader_core::transport::port::{Chunk, Commit, Room, Wake};
 use ringloader_core::transport::{Control, PortFds};
 
@@ -60,7 +60,7 @@ impl Port {
     }
 
     /// Waits for the next task: a message of torch's protocol in a tuple of its own, which costs less than a class.
-    /// None when the time is over or the parent has ended.
+    /// None when the time is over or the parent has ended. Makes the calls that come before it.
     fn get<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Option<Bound<'py, PyTuple>>> {
         let deadline = Deadline::after(timeout)?;
         if !self.core.is_current() {
@@ -70,7 +70,13 @@ impl Port {
         }
         loop {
             if let Some(task) = self.core.try_task().map_err(exception)? {
-                return Ok(Some((decode_task(py, task)?,).into_pyobject(py)?));
+                let is_call = task.kind == TaskKind::Call;
+                let message = decode_task(py, task)?;
+                if is_call {
+                    message.call0()?;
+                    continue;
+                }
+                return Ok(Some((message,).into_pyobject(py)?));
             }
             let Some(left) = deadline.left().filter(|_| !self.parent_ended()) else { return Ok(None) };
             if detached(py, || self.core.wait(left))? == Wake::ParentEnded {

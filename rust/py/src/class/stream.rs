@@ -9,6 +9,7 @@ use pyo3::types::PyList;
 use pyo3::{PyTraverseError, PyVisit};
 use ringloader_core::Error;
 use ringloader_core::plan::{BatchRule as CoreRule, Draw, Source, Step, Supply};
+use ringloader_core::sync::{AtomicBool, Ordering};
 use ringloader_core::transport::message::TaskKind;
 
 use crate::gil::exception;
@@ -46,6 +47,8 @@ pub(crate) struct Stream {
     resizable: Option<Py<PyAny>>,
     /// The sampler in whose `indices` the numbers are positions.
     through: Option<Py<PyAny>>,
+    /// Whether `draws` is given the incomplete last batch.
+    rolls_over: AtomicBool,
 }
 
 #[pymethods]
@@ -103,6 +106,14 @@ impl Stream {
         Self::new(Source::InfiniteNone, batch)
     }
 
+    /// Begins with `first`, which an earlier stream left, and gives `draws` what it leaves itself. For a stream that was
+    /// not asked yet, drops its last batch and has numbers that are indices.
+    fn roll_over(&self, first: Vec<i64>) -> PyResult<()> {
+        self.core().roll_over(first).map_err(exception)?;
+        self.rolls_over.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
     /// The next index or batch of indices, with `draws` asked for what torch draws.
     fn next(&self, draws: &Bound<'_, PyAny>) -> PyResult<Option<Py<PyAny>>> {
         let py = draws.py();
@@ -122,7 +133,7 @@ impl Stream {
         let core = ringloader_core::plan::Stream::new(source, rule).map_err(exception)?;
         let resizable = batch.and_then(|rule| rule.resizable.as_ref());
         let resizable = resizable.map(|sampler| Python::attach(|py| sampler.clone_ref(py)));
-        Ok(Self { core: Mutex::new(core), resizable, through: None })
+        Ok(Self { core: Mutex::new(core), resizable, through: None, rolls_over: AtomicBool::new(false) })
     }
 
     /// The next index, as a task's bytes. `draws` is called, at torch's moment, for each thing that torch draws.
@@ -157,6 +168,14 @@ impl Stream {
                     Ok(Step::Index(index)) => return Ok(Some((TaskKind::Index, word(index)))),
                     Ok(Step::Nones(count)) => return Ok(Some((TaskKind::Nones, word(count as i64)))),
                     Ok(Step::None) => return Ok(Some((TaskKind::None, Vec::new()))),
+                    Ok(Step::End) if self.rolls_over.load(Ordering::Relaxed) => {
+                        let rest = core.take_rest();
+                        drop(core);
+                        if !rest.is_empty() {
+                            draws.leave(rest)?;
+                        }
+                        return Ok(None);
+                    }
                     Ok(Step::End) => return Ok(None),
                     Ok(Step::Need(need)) => need,
                     Err(Error::EmptySource) => {

@@ -43,6 +43,14 @@ pub(crate) fn encode_index_or_pickle(index: &Bound<'_, PyAny>) -> PyResult<(Task
     }
 }
 
+/// A task that is a call: the worker unpickles `callable` and calls it.
+///
+/// # Errors
+/// `TypeError` for what cannot be pickled.
+pub(crate) fn encode_call(callable: &Bound<'_, PyAny>) -> PyResult<Task> {
+    Ok(Task { seq: 0, kind: TaskKind::Call, bytes: pickle(callable)? })
+}
+
 fn pickle(object: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
     let py = object.py();
     let bytes = Torch::get(py)?.dumps_index.bind(py).call1((object,))?;
@@ -83,7 +91,7 @@ pub(crate) fn encode_index(index: &Bound<'_, PyAny>) -> PyResult<Option<(TaskKin
 pub(crate) fn decode_task<'py>(py: Python<'py>, task: Task) -> PyResult<Bound<'py, PyAny>> {
     match task.kind {
         TaskKind::End => Ok(py.None().into_bound(py)),
-        TaskKind::Object => loads(py, &task.bytes),
+        TaskKind::Object | TaskKind::Call => loads(py, &task.bytes),
         kind => {
             let index = decode_index(py, kind, &task.bytes)?;
             Ok((task.seq as i64, index).into_pyobject(py)?.into_any())
@@ -108,6 +116,6 @@ pub(crate) fn decode_index<'py>(
         TaskKind::Index => one()?.into_pyobject(py)?.into_any(),
         TaskKind::Nones => PyList::new(py, (0..one()?).map(|_| py.None()).collect::<Vec<_>>())?.into_any(),
         TaskKind::None | TaskKind::End => py.None().into_bound(py),
-        TaskKind::PickledIndex | TaskKind::Object => loads(py, bytes)?,
+        TaskKind::PickledIndex | TaskKind::Object | TaskKind::Call => loads(py, bytes)?,
     })
 }

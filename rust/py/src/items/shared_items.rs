@@ -72,14 +72,14 @@ impl SharedItems {
 
     fn __getitem__<'py>(slf: &Bound<'py, Self>, key: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let (py, this) = (slf.py(), slf.get());
-        if !key.is_exact_instance_of::<PyInt>() {
-            if let Ok(slice) = key.cast::<PySlice>() {
-                let slice = slice.indices(this.len as isize)?;
-                let start = this.start + this.step * slice.start;
-                let part = this.part(start, this.step.saturating_mul(slice.step), slice.slicelength)?;
-                // The class may be a subclass.
-                return slf.get_type().call1((Bound::new(py, part)?,));
-            }
+        if !key.is_exact_instance_of::<PyInt>()
+            && let Ok(slice) = key.cast::<PySlice>()
+        {
+            let slice = slice.indices(this.len as isize)?;
+            let start = this.start + this.step * slice.start;
+            let part = this.part(start, this.step.saturating_mul(slice.step), slice.slicelength)?;
+            // The class may be a subclass.
+            return slf.get_type().call1((Bound::new(py, part)?,));
         }
         let index: isize = key.extract().map_err(|error: PyErr| {
             if error.is_instance_of::<PyOverflowError>(py) {

@@ -1,0 +1,110 @@
+"""Which epoch it is, and what options do when one begins."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch.distributed
+
+from ringloader._options import Options
+from ringloader._torch import internals, select_path
+from ringloader._worker import fetch
+from ringloader._worker.epochs import EpochNote, EpochStep
+
+# On a loader that counts: the epoch that begins next.
+_NEXT = "_ringloader_next_epoch"
+
+
+def step_for(loader: Any, options: Options) -> EpochStep | None:
+    """What an iterator does when its epochs begin, if options say so; its first epoch is counted here."""
+    # Without workers the generators are the program's own.
+    reseeds = options.reseed_workers and loader.num_workers > 0
+    if options.worker_reset_fn is None and not reseeds:
+        return None
+    rank, world_size = _ranks()
+    epoch = _take_next(loader)
+    return EpochStep(options.worker_reset_fn, reseeds, options.seed, epoch, rank, world_size)
+
+
+def step_in(steps: Sequence[Any]) -> EpochStep | None:
+    """That step among others."""
+    return next((step for step in steps if isinstance(step, EpochStep)), None)
+
+
+def _ranks() -> tuple[int, int]:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    try:
+        rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    except (KeyError, ValueError):
+        return 0, 1
+    return (rank, world_size) if 0 <= rank < world_size else (0, 1)
+
+
+def _take_next(loader: Any) -> int:
+    epoch = int(getattr(loader, _NEXT, 0))
+    setattr(loader, _NEXT, epoch + 1)
+    return epoch
+
+
+def set_next(loader: Any, epoch: int) -> None:
+    """The next epoch of a loader is this one: samplers and the dataset are told, workers when it begins.
+
+    Raises:
+        TypeError: If it is no int.
+        ValueError: If it is negative.
+    """
+    if not isinstance(epoch, int) or isinstance(epoch, bool):
+        raise TypeError(f"epoch must be an int, not {epoch!r}")
+    if not 0 <= epoch < 1 << 32:
+        raise ValueError(f"epoch must be from 0 up to and without {1 << 32}, not {epoch}")
+    setattr(loader, _NEXT, epoch)
+    batch_sampler = loader.batch_sampler
+    have_it = (loader.sampler, batch_sampler, getattr(batch_sampler, "sampler", None), loader.dataset)
+    distinct: dict[int, Any] = {id(one): one for one in have_it}
+    for one in distinct.values():
+        if hasattr(one, "set_epoch"):
+            one.set_epoch(epoch)
+    # Workers of an iterator that is made from now on get the dataset as it is.
+    iterator = loader._iterator
+    if hasattr(iterator, "_transport"):
+        # Threads have the dataset that was told above.
+        iterator._epoch_to_tell = None if iterator._transport.shares_dataset else epoch
+    elif iterator is not None and hasattr(loader.dataset, "set_epoch"):
+        select_path.say_once("set_epoch() does not reach persistent workers on torch's own path")
+
+
+def resume(iterator: Any, loader: Any) -> None:
+    """Tells persistent workers what they cannot count, before they begin their next epoch."""
+    told = iterator._epoch_to_tell
+    if step_in(iterator._transport.steps) is not None:
+        _take_next(loader)
+    if told is not None:
+        iterator._epoch_to_tell = None
+        for index_queue in iterator._index_queues:
+            index_queue.call(EpochNote(told))
+
+
+def begin_without_workers(iterator: Any, loader: Any, step: EpochStep) -> None:
+    """Begins the epoch of an iterator of torch's that has no workers, and no fetcher yet that counts."""
+    iterator._dataset_kind = loader._dataset_kind
+    # As in one worker: code that shares a dataset out by these numbers then reads all of it.
+    dataset, seed = iterator._dataset, iterator._base_seed
+    info = internals.worker_info(id=0, num_workers=1, seed=seed, dataset=dataset)
+
+    begin = functools.partial(step.begin_as, info, seed)
+
+    def make(dataset: Any) -> Any:
+        return internals.create_fetcher(
+            iterator._dataset_kind,
+            dataset,
+            iterator._auto_collation,
+            iterator._collate_fn,
+            iterator._drop_last,
+        )
+
+    is_iterable = iterator._dataset_kind == internals.ITERABLE
+    iterator._dataset_fetcher = fetch.begun([begin], [], make, dataset, is_iterable)

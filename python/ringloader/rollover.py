@@ -1,0 +1,120 @@
+"""``last_batch=``: what becomes of the samples that fill no whole batch at the end of an epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal
+
+from torch.utils.data import BatchSampler, IterableDataset, Sampler
+
+LastBatch = Literal["keep", "discard", "rollover"]
+
+
+class RolloverBatchSampler(BatchSampler):
+    """A ``BatchSampler`` whose remainder opens its next epoch, as Gluon's ``last_batch="rollover"``.
+
+    Of 10 samples in batches of 3, the first epoch has ``0-2``, ``3-5`` and ``6-8``, and the second begins
+    with ``9, 0, 1``. All batches are whole.
+
+    An epoch takes the remainder when its first batch is read, and leaves one when its sampler has been read
+    to the end. An epoch that is given up before that leaves none, and what it took is gone, as with Gluon.
+    Copies and pickles have the remainder.
+
+    Args:
+        sampler: Any iterable of indices.
+        batch_size: Indices in a batch. What is set later counts from the next epoch on.
+        drop_last: False. Code that makes batch samplers anew passes it.
+
+    Raises:
+        ValueError: If ``batch_size`` is no positive int, or ``drop_last`` is true.
+    """
+
+    last_batch: LastBatch = "rollover"
+
+    def __init__(
+        self, sampler: Sampler[Any] | Iterable[Any], batch_size: int, drop_last: bool = False
+    ) -> None:
+        if drop_last:
+            raise ValueError(
+                f"drop_last={drop_last!r} and last_batch='rollover' do not go together: the remainder is "
+                "either dropped or opens the next epoch"
+            )
+        super().__init__(sampler, batch_size, False)
+        # Less than a batch, unless `batch_size` was set meanwhile.
+        self._rest: list[Any] = []
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        # MIRRORS core::plan::sampler::Stream::roll_over
+        size = self.batch_size
+        batch, self._rest = self._rest, []
+        while len(batch) >= size:
+            yield batch[:size]
+            batch = batch[size:]
+        for index in self.sampler:
+            batch.append(index)
+            if len(batch) == size:
+                yield batch
+                batch = []
+        self._rest = batch
+
+    def __len__(self) -> int:
+        """Batches of the epoch that begins next. While one is under way, its remainder is not known yet."""
+        return (len(self._rest) + len(self.sampler)) // self.batch_size  # type: ignore[arg-type]
+
+    def rest(self) -> list[Any]:
+        """The indices with which the next epoch begins."""
+        return list(self._rest)
+
+    def set_rest(self, rest: list[Any]) -> None:
+        """Has the next epoch begin with these."""
+        self._rest = list(rest)
+
+
+# As it is here: a subclass, and code that replaces it, read in another way.
+OWN_ITER = RolloverBatchSampler.__iter__
+
+
+def apply(loader: Any, last_batch: LastBatch | None) -> None:
+    """Has a loader of torch's, which was just made, treat its last batches so.
+
+    Raises:
+        ValueError: Where that does not go together with torch's arguments.
+    """
+    if last_batch is None:
+        return
+    if loader.batch_sampler is None:
+        raise ValueError(
+            f"last_batch={last_batch!r} and batch_size=None do not go together: without batches there is no "
+            "last one; pass a batch_size"
+        )
+    if loader.batch_size is None:
+        _check_batch_sampler(loader.batch_sampler, last_batch)
+        return
+    if loader.drop_last and last_batch != "discard":
+        raise ValueError(
+            f"last_batch={last_batch!r} and drop_last={loader.drop_last!r} do not go together: leave "
+            "drop_last out"
+        )
+    if last_batch == "discard":
+        # Past torch's `__setattr__`, which refuses it from now on. The batch sampler is the loader's own.
+        vars(loader)["drop_last"] = True
+        loader.batch_sampler.drop_last = True
+    elif last_batch == "rollover":
+        if isinstance(loader.dataset, IterableDataset):
+            raise ValueError(
+                "last_batch='rollover' and an IterableDataset do not go together: its samples have no "
+                "indices that could wait for the next epoch; use 'keep' or 'discard'"
+            )
+        vars(loader)["batch_sampler"] = RolloverBatchSampler(loader.sampler, loader.batch_size)
+
+
+def _check_batch_sampler(batch_sampler: Any, last_batch: LastBatch) -> None:
+    does = getattr(batch_sampler, "last_batch", None)
+    if does is None and isinstance(batch_sampler, BatchSampler):
+        does = "discard" if batch_sampler.drop_last else "keep"
+    if does != last_batch:
+        raise ValueError(
+            f"last_batch={last_batch!r} and batch_sampler={batch_sampler!r:.200} do not go together: a batch "
+            "sampler says itself what becomes of its last batch; leave last_batch out, or pass a "
+            "ringloader.RolloverBatchSampler to roll over"
+        )

@@ -1,0 +1,100 @@
+"""One source of seeds for the ranks and workers of an epoch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+
+# What a stream of numbers is for.
+_SHARED, _UNIQUE, _GENERATORS = range(3)
+# Each part of a stream's name is one word, so that no two names are alike.
+_MOST = 1 << 32
+
+
+class Seeds:
+    """Seeds of one epoch: some equal in all ranks and workers, others different everywhere.
+
+    All come from one number, the epoch, the rank and the worker, by counter-based generators (Philox). No
+    global generator is read or changed. Seeds are ints from 0 up to and without ``2**63``, which ``random``,
+    ``torch.manual_seed`` and ``numpy.random.default_rng`` take.
+
+    Args:
+        seed: The number that all of them come from, from 0 up to and without ``2**64``.
+        epoch: The epoch.
+        rank: This process's rank.
+        shared_by_all: Whether ``seed`` is the same in all ranks.
+
+    Raises:
+        TypeError: If one of the numbers is no int.
+        ValueError: If one is out of range.
+    """
+
+    def __init__(self, seed: int, *, epoch: int = 0, rank: int = 0, shared_by_all: bool = True) -> None:
+        self._seed = _checked("seed", seed, 1 << 64)
+        self._epoch = _checked("epoch", epoch, _MOST)
+        self._rank = _checked("rank", rank, _MOST)
+        self._shared_by_all = shared_by_all
+        self._workers: tuple[int, ...] = ()
+        self._shared: Any = self._stream(_SHARED, self._epoch)
+        self._unique: Any = self._stream(_UNIQUE, self._epoch, self._rank)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that they are for."""
+        return self._epoch
+
+    def shared(self) -> int:
+        """The next shared seed: the first call gives the same in all ranks and workers, and so on.
+
+        Raises:
+            RuntimeError: If there are several ranks, and nothing says that they have the same seed.
+        """
+        if not self._shared_by_all:
+            raise RuntimeError(
+                "seeds.shared() is to be equal in all ranks, which draw their base seeds on their own: pass "
+                "DataLoader(seed=...), the same number in all ranks"
+            )
+        return int(self._shared.random_raw()) >> 1
+
+    def unique(self) -> int:
+        """The next seed that no other rank, worker, epoch or call has."""
+        return int(self._unique.random_raw()) >> 1
+
+    def spawn(self, worker_id: int) -> Seeds:
+        """Seeds for a worker of this process.
+
+        Its shared seeds go on where these are; its unique ones are its own, and the same at each call.
+
+        Args:
+            worker_id: The worker's number.
+
+        Raises:
+            TypeError: If it is no int.
+            ValueError: If it is negative.
+        """
+        made = Seeds(self._seed, epoch=self._epoch, rank=self._rank, shared_by_all=self._shared_by_all)
+        made._workers = (*self._workers, _checked("worker_id", worker_id, _MOST))
+        made._shared.state = self._shared.state
+        made._unique = made._stream(_UNIQUE, self._epoch, self._rank, *made._workers)
+        return made
+
+    def generator_words(self, count: int) -> list[int]:
+        """Words of 32 bits for generators that are to be set, apart from all seeds."""
+        sequence = self._sequence(_GENERATORS, self._epoch, self._rank, *self._workers)
+        return [int(word) for word in sequence.generate_state(count)]
+
+    def _stream(self, *name: int) -> Any:
+        return numpy.random.Philox(self._sequence(*name))
+
+    def _sequence(self, *name: int) -> Any:
+        words = [self._seed % _MOST, self._seed // _MOST]
+        return numpy.random.SeedSequence(words, spawn_key=name)
+
+
+def _checked(name: str, value: object, below: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{name} must be an int, not {value!r}")
+    if not 0 <= value < below:
+        raise ValueError(f"{name} must be from 0 up to and without {below}, not {value}")
+    return value

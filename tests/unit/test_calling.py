@@ -1,0 +1,295 @@
+"""``call_workers``: a function in each living worker, between two of its batches."""
+
+import os
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+from ringloader import DataLoader
+from ringloader._torch import select_path
+
+pytestmark = pytest.mark.rings_only
+
+
+@pytest.fixture(params=["native", "rings"])
+def path(request, monkeypatch):
+    if request.param == "rings":
+        monkeypatch.setattr(select_path, "reason_for_rings", lambda _: "the test wants it")
+    return request.param
+
+
+class Scaled(Dataset):
+    def __init__(self, count=12):
+        self.count = count
+        self.scale = 1
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        return index * self.scale
+
+
+class Streamed(IterableDataset):
+    def __iter__(self):
+        info = get_worker_info()
+        # The first worker's part is shorter.
+        return iter(range(2 if info.id == 0 else 6))
+
+
+def set_scale(dataset, scale):
+    before, dataset.scale = dataset.scale, scale
+    info = get_worker_info()
+    return info.id, info.dataset is dataset, before, os.getpid()
+
+
+def made(dataset=None, workers=2, persistent=True, **options):
+    return DataLoader(
+        Scaled() if dataset is None else dataset,
+        batch_size=None,
+        num_workers=workers,
+        persistent_workers=persistent,
+        **options,
+    )
+
+
+@pytest.mark.parametrize("start", ["fork", "forkserver"])
+@pytest.mark.usefixtures("path")
+def test_between_epochs_it_reaches_all_batches_of_the_next(start):
+    loader = made(multiprocessing_context=start)
+    for scale, before in ((10, 1), (100, 10)):
+        list(loader)
+        pids = [process.pid for process in loader._iterator._workers]
+        answers = loader.call_workers(set_scale, scale)
+        assert answers == [(worker, True, before, pids[worker]) for worker in range(2)]
+        assert list(loader) == [scale * index for index in range(12)]
+    assert loader.dataset.scale == 1, "the main process has another copy"
+
+
+@pytest.mark.usefixtures("path")
+def test_in_mid_epoch_it_runs_behind_what_was_asked_for_before():
+    loader = made(persistent=False, prefetch_factor=2)
+    iterator = iter(loader)
+    assert next(iterator) == 0
+    # Tasks 0 to 4 were sent: two for each worker, and one when a batch was returned.
+    assert [worker for worker, *_ in loader.call_workers(set_scale, 100)] == [0, 1]
+    assert list(iterator) == [1, 2, 3, 4, *(100 * index for index in range(5, 12))]
+
+
+@pytest.mark.usefixtures("path")
+def test_of_several_iterators_all_workers_are_called():
+    loader = made(persistent=False)
+    first, second = iter(loader), iter(loader)
+    assert len(loader.call_workers(set_scale, 2)) == 4
+    del first
+    assert len(loader.call_workers(set_scale, 2)) == 2
+    assert next(second) == 0
+
+
+def test_without_workers_it_is_called_here():
+    loader = made(workers=0, persistent=False)
+    assert loader.call_workers(lambda dataset, one: (dataset.count, one), 5) == [(12, 5)]
+
+
+@pytest.mark.parametrize("epochs", [0, 1])
+@pytest.mark.usefixtures("path")
+def test_where_no_worker_lives_it_says_so(epochs):
+    loader = made(persistent=False)
+    for _ in range(epochs):
+        list(loader)
+    with pytest.raises(RuntimeError, match="found no worker that lives"):
+        loader.call_workers(set_scale, 2)
+
+
+def test_workers_that_torch_starts_cannot_be_reached(monkeypatch):
+    reason = select_path.ReasonForTorch("the test wants it")
+    monkeypatch.setattr(select_path, "reason_for_torch", lambda *_: reason)
+    loader = made()
+    list(loader)
+    with pytest.raises(RuntimeError, match="cannot reach workers on torch's own path"):
+        loader.call_workers(set_scale, 2)
+
+
+def worker_id(_dataset):
+    return get_worker_info().id
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.usefixtures("path")
+def test_workers_whose_iterable_dataset_has_ended(persistent):
+    """Those that persist live on; the others have been told to end."""
+    loader = made(Streamed(), persistent=persistent)
+    iterator = iter(loader)
+    found = [next(iterator) for _ in range(7)]
+    answers = loader.call_workers(worker_id)
+    assert answers == ([0, 1] if persistent else [1])
+    assert sorted([*found, *iterator]) == sorted([0, 1, *range(6)])
+
+
+class OddError(Exception):
+    def __init__(self, one, other):
+        super().__init__(one, other)
+
+
+def fails(_dataset, kind):
+    info = get_worker_info()
+    if info.id == 0:
+        return "well"
+    if kind == "local":
+
+        class LocalError(Exception):
+            pass
+
+        raise LocalError("of a class that cannot be sent")
+    raise OddError(1, 2) if kind == "odd" else LookupError(f"worker {info.id} has none")
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "text"),
+    [
+        ("lookup", LookupError, "Caught LookupError in DataLoader worker process 1.*worker 1 has none"),
+        ("odd", RuntimeError, "Caught OddError in DataLoader worker process 1"),
+        (
+            "local",
+            RuntimeError,
+            "Caught .* in DataLoader worker process 1.*LocalError: of a class that cannot be",
+        ),
+    ],
+)
+@pytest.mark.usefixtures("path")
+def test_errors_are_torchs(kind, error, text):
+    loader = made()
+    list(loader)
+    with pytest.raises(error, match=f"(?s){text}"):
+        loader.call_workers(fails, kind)
+    assert list(loader) == list(range(12)), "the workers live"
+
+
+def unsendable(_dataset):
+    return threading.Lock()
+
+
+def large(_dataset, tensor):
+    assert not tensor.is_shared()
+    return tensor + get_worker_info().id, b"x" * 30_000_000
+
+
+@pytest.mark.usefixtures("path")
+def test_what_cannot_be_pickled_and_what_is_large():
+    loader = made()
+    list(loader)
+    with pytest.raises(Exception, match=r"(?s)in DataLoader worker process 0.*cannot pickle '_thread.lock'"):
+        loader.call_workers(unsendable)
+    with pytest.raises(Exception, match="pickle"):
+        loader.call_workers(lambda _: None)
+    with pytest.raises(TypeError, match="needs a callable, not 5"):
+        loader.call_workers(5)
+    answers = loader.call_workers(large, torch.arange(3_000_000))
+    assert [(int(tensor[7]), len(rest)) for tensor, rest in answers] == [(7, 30_000_000), (8, 30_000_000)]
+
+
+def ends(_dataset):
+    if get_worker_info().id == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.usefixtures("path")
+def test_a_worker_that_ends_meanwhile():
+    loader = made()
+    list(loader)
+    lost = loader._iterator._workers[1].pid
+    # The second is torch's, from a handler of its own that it has where it schedules.
+    text = rf"DataLoader worker \(pid(\(s\) {lost}\) exited unexpectedly| {lost}\) is killed by signal)"
+    with pytest.raises(RuntimeError, match=text):
+        loader.call_workers(ends)
+    with pytest.raises(RuntimeError, match=text):
+        loader.call_workers(worker_id)
+    loader._iterator = None
+
+
+def waits(dataset, seconds):
+    if get_worker_info().id == 1:
+        time.sleep(seconds)
+    dataset.scale += 1
+    return dataset.scale
+
+
+@pytest.mark.usefixtures("path")
+def test_a_worker_that_takes_too_long():
+    loader = made()
+    list(loader)
+    text = r"DataLoader timed out after 0.2 seconds: call_workers\(\) has no answer of worker\(s\) 1$"
+    with pytest.raises(RuntimeError, match=text):
+        loader.call_workers(waits, 1.0, timeout=0.2)
+    # It is called all the same, and what is asked next waits for it.
+    assert loader.call_workers(waits, 0.0) == [3, 3]
+    assert list(loader) == [3 * index for index in range(12)]
+    with pytest.raises(ValueError, match="timeout must be positive or None, not 0"):
+        loader.call_workers(waits, 0.0, timeout=0)
+
+
+def test_what_others_write_to_the_socket_is_no_answer(monkeypatch):
+    """Only what the kernel says to come from a worker is unpickled."""
+    loader = made(workers=1)
+    list(loader)
+    bind, strangers = socket.socket.bind, []
+
+    def overheard(listener, address):
+        bind(listener, address)
+        listener.listen(8)
+        stranger = socket.socket(socket.AF_UNIX)
+        stranger.connect(listener.getsockname())
+        stranger.sendall((5).to_bytes(8, "little") + b"wrong")
+        stranger.shutdown(socket.SHUT_WR)
+        strangers.append(stranger)
+
+    class Overheard(socket.socket):
+        bind = overheard
+
+    monkeypatch.setattr(socket, "socket", Overheard)
+    assert loader.call_workers(worker_id) == [0]
+    assert len(strangers) == 1
+    strangers[0].close()
+
+
+def test_many_calls_leave_nothing_behind():
+    loader = made(workers=1)
+    list(loader)
+    loader.call_workers(worker_id)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    (theirs,) = loader.call_workers(open_fds)
+    for _ in range(300):
+        loader.call_workers(worker_id)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert loader.call_workers(open_fds) == [theirs]
+
+
+def open_fds(_dataset):
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.mark.usefixtures("path")
+def test_calls_from_another_thread_while_the_epoch_goes_on():
+    loader = made(Scaled(400))
+    answers, stop = [], threading.Event()
+
+    def call():
+        while not stop.is_set():
+            answers.append(loader.call_workers(worker_id))
+
+    iterator = iter(loader)
+    thread = threading.Thread(target=call)
+    thread.start()
+    try:
+        assert list(iterator) == list(range(400))
+        assert list(loader) == list(range(400))
+    finally:
+        stop.set()
+        thread.join()
+    assert answers and all(answer == [0, 1] for answer in answers)
