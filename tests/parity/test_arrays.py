@@ -428,6 +428,21 @@ def test_rows_that_moved_are_found_again():
     assert torch.equal(next(iterator)[0], floats(1)[6:])
 
 
+@pytest.mark.parametrize("left", [4 * ROWS, 4 * (3 * ROWS - 1)])
+def test_rows_that_a_resized_storage_lacks_are_torchs_error(loader_class, left):
+    rows = floats(3)
+    rows.untyped_storage().resize_(left)
+    compare(loader_class, case(TensorDataset(rows), 0))
+
+
+def test_rows_past_a_resized_storage_are_not_read():
+    # So many that the memory behind the storage is not mapped.
+    rows = torch.zeros(ROWS, 1 << 22)
+    rows.untyped_storage().resize_(4 << 22)
+    with pytest.raises(RuntimeError, match="out of bounds for storage"):
+        list(DataLoader(TensorDataset(rows), batch_size=ROWS))
+
+
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_workers_of_any_start_method_gather(start):
     rows, labels = noise("B", 3), torch.arange(ROWS)

@@ -4,6 +4,7 @@ use std::ptr::copy_nonoverlapping;
 use std::time::{Duration, Instant};
 
 use pyo3::buffer::PyUntypedBuffer;
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyInt, PyList, PyTuple};
 use ringloader_core::batch::Dtype;
@@ -155,6 +156,13 @@ impl Column {
         if !tensor.get_type().is(&torch.tensor) || torch.is_more(tensor)? {
             return Ok(None);
         }
+        // Before the rest: to make this object may run finalisers. Where there is none, torch has the error.
+        let Ok(storage) = tensor.call_method0(intern!(tensor.py(), "untyped_storage")) else {
+            return Ok(None);
+        };
+        if !storage.get_type().is(&torch.untyped_storage) {
+            return Ok(None);
+        }
         let mut dims = Vec::new();
         let Some(found) = describe(torch, api, tensor, &mut dims) else { return Ok(None) };
         let (shape, strides) = dims.split_at(found.ndim);
@@ -171,6 +179,17 @@ impl Column {
         else {
             return Ok(None);
         };
+        // A storage that was resized may have less than the tensor's shape tells: torch raises for rows that it lacks.
+        let begin = tensor.call_method0(intern!(tensor.py(), "storage_offset"))?.extract::<i64>()?;
+        let end = (rows - 1)
+            .max(0)
+            .checked_mul(stride)
+            .and_then(|last| last.checked_add(begin)?.checked_mul(found.dtype.itemsize() as i64))
+            .and_then(|last| last.checked_add_unsigned(len as u64));
+        let nbytes = torch.nbytes_of(&storage)?;
+        if end.is_none_or(|end| end.cast_unsigned() > nbytes) {
+            return Ok(None);
+        }
         Ok(Some(Self {
             address: found.address,
             rows: rows as usize,

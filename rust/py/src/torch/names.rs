@@ -198,6 +198,14 @@ impl Torch {
         Ok((self.data_ptr.call(storage)?.extract()?, self.nbytes.call(storage)?.extract()?))
     }
 
+    /// Length of an exact `UntypedStorage` in bytes.
+    ///
+    /// # Errors
+    /// What torch raises.
+    pub(crate) fn nbytes_of(&self, storage: &Bound<'_, PyAny>) -> PyResult<u64> {
+        self.nbytes.call(storage)?.extract()
+    }
+
     /// Whether an exact tensor is more than values: it requires grad, or its dimensions have names.
     pub(crate) fn is_more(&self, tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
         let has_names =
