@@ -151,7 +151,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         elif "dataset" in kwargs:
             kwargs["dataset"] = datapipes.translated(kwargs["dataset"])
         super().__init__(*args, **kwargs)
-        if options.worker_method == THREAD:
+        if options.worker_method == THREAD and self.num_workers > 0:
             check_threads(self)
         check_with(self, options)
         check_dispatch(self, options)
