@@ -404,6 +404,19 @@ iterator = iter(DataLoader(Hangs(), num_workers=2, worker_method="thread"))
 next(iterator)
 time.sleep(0.2)
 """,
+    "in a sequence of an ArrayDataset": """
+from ringloader import ArrayDataset
+from ringloader._torch import internals
+internals.JOIN_SECONDS = 0.2
+class Waits:
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        while True:
+            time.sleep(0.0005)
+iterator = iter(DataLoader(ArrayDataset(Waits()), num_workers=2, batch_size=4, worker_method="thread"))
+time.sleep(0.2)
+""",
 }
 
 

@@ -80,8 +80,8 @@ class WorkerThread(threading.Thread):
 
     def start(self) -> None:
         """Starts it. As in a worker process, its operators use one thread; others' do as before."""
-        # One at a time: a caller that has not asked before would take another's worker's number for its own, and
-        # leave it to all threads that begin later.
+        # One at a time: a caller that has not asked before would take another's worker's number for its own,
+        # and leave it to all threads that begin later.
         with _starting:
             threads = torch.get_num_threads()
             super().start()
