@@ -201,11 +201,6 @@ def check_with(loader: Any, options: Options) -> None:
             f"worker_prefetch={options.worker_prefetch} and num_workers=0 do not go together: there is no "
             "worker to have batches ready"
         )
-    if options.worker_method == THREAD and loader.num_workers and _needs_processes(loader.dataset):
-        raise ValueError(
-            f"worker_method={THREAD!r} and a dataset {type(loader.dataset).__name__} do not go together: it "
-            "sends its items to worker processes; leave worker_method out"
-        )
     if not options.main_prefetch:
         return
     if loader.num_workers == 0:
@@ -218,10 +213,6 @@ def check_with(loader: Any, options: Options) -> None:
             f"main_prefetch={options.main_prefetch} and pin_memory=True do not go together: batches are "
             "pinned before their turn in any case; leave main_prefetch out"
         )
-
-
-def _needs_processes(dataset: object) -> bool:
-    return getattr(type(dataset), "_ringloader_needs_processes", False)
 
 
 def _is_int(value: object) -> bool:

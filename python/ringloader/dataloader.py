@@ -93,8 +93,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             ``prefetch_factor``, or there are no workers; if ``main_prefetch`` is negative, there are no
             workers, or it is given with ``device`` or ``pin_memory``; if ``worker_method`` is another word,
             or is ``"thread"`` beside ``multiprocessing_context``, ``max_shared_bytes``, ``main_prefetch``, a
-            DataPipe or a ``Dispatch``.
-            workers, or it is given with ``device`` or ``pin_memory``; if ``last_batch`` does not agree with
+            DataPipe or a ``Dispatch``; if ``last_batch`` does not agree with
             ``drop_last`` or ``batch_sampler``, or is given with ``batch_size=None``; if it is ``"rollover"``
             for an ``IterableDataset``; if ``seed`` is out of range, or given without ``worker_reset_fn`` and
             ``reseed_workers``.
@@ -250,7 +249,7 @@ def check_dispatch(loader: Any, options: Options) -> None:
 def check_threads(loader: Any) -> None:
     """Raises a ``ValueError`` for a loader that cannot have threads for workers, with what to change."""
     select_path.check_threads(loader)
-    if isinstance(loader.dataset, Dispatch):
+    if loader.num_workers and isinstance(loader.dataset, Dispatch):
         raise ValueError(
             "worker_method='thread' and a Dispatch as dataset do not go together: its items go to worker "
             "processes; leave worker_method out, or pass the source itself with num_workers=1"

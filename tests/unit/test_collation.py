@@ -177,7 +177,7 @@ def test_what_torch_warns_of_is_torchs(port):
         _native.Collate(port, refuse, [], [], FN_MAP)(samples, collate_fn_map=FN_MAP)
 
 
-@pytest.mark.parametrize("fn_map", [None, {}, dict(FN_MAP)], ids=repr)
+@pytest.mark.parametrize("fn_map", [None, {}, dict(FN_MAP)], ids=["none", "empty", "copy"])
 def test_other_maps_are(port, fn_map):
     collate = _native.Collate(port, refuse, [], [], FN_MAP)
     with pytest.raises(RefusedError):
@@ -237,7 +237,7 @@ def test_common_data_is_not_converted_by_torch(data):
     assert describe(_native.Convert(refuse, [])(data)) == describe(default_convert(data))
 
 
-@pytest.mark.parametrize("data", [np.arange(3), [np.arange(3)], Point(1, 2), OwnDict(a=1), AsTwo()], ids=repr)
+@pytest.mark.parametrize("data", [np.arange(3), [np.arange(3)], Point(1, 2), OwnDict(a=1), AsTwo()])
 def test_other_data_is(data):
     with pytest.raises(RefusedError):
         _native.Convert(refuse, [])(data)

@@ -308,6 +308,37 @@ def test_a_worker_that_ends_early_does_not_stop_the_others(persistent):
         assert set(range(20, 200)) <= set(found)
 
 
+def test_out_of_order_a_filter_may_drop_all_items_of_a_worker():
+    loader = DataLoader(Dispatch(Source(200)).filter(is_even), batch_size=4, num_workers=2, in_order=False)
+    assert list(itertools.chain.from_iterable(numbers(loader))) == list(range(0, 200, 2))
+
+
+class FailsInAnEpoch(Dispatch):
+    """In worker 0, these epochs do not begin."""
+
+    def set_epoch(self, epoch):
+        info = torch.utils.data.get_worker_info()
+        if info is not None and info.id == 0 and epoch % 3:
+            raise ValueError(f"no epoch {epoch}")
+
+
+@pytest.mark.parametrize("abandons", [False, True])
+def test_an_epoch_that_cannot_begin_in_a_worker_does_not_stop_the_others(abandons):
+    # A small `prefetch`: many ends of epochs have no room that no one takes them from.
+    loader = DataLoader(
+        FailsInAnEpoch(Source(10), prefetch=1), batch_size=None, num_workers=2, persistent_workers=True
+    )
+    for epoch in range(13):
+        loader.set_epoch(epoch)
+        if abandons and epoch % 3 == 0:
+            next(iter(loader))
+        elif epoch % 3:
+            # The other worker is sent all items.
+            assert outcomes(loader) == [ValueError, *range(10)]
+        else:
+            assert outcomes(loader) == list(range(10))
+
+
 def fail_in_worker_one(worker):
     if worker == 1:
         raise ValueError("no start")
@@ -382,7 +413,7 @@ def test_the_number_of_items_is_the_sources():
 
 
 def test_threads_as_workers_are_refused():
-    with pytest.raises(ValueError, match="worker_method='thread' and a dataset Dispatch do not go together"):
+    with pytest.raises(ValueError, match="worker_method='thread' and a Dispatch as dataset do not go"):
         DataLoader(Dispatch([1]), num_workers=1, worker_method="thread")
     assert len(list(DataLoader(Dispatch([1]), worker_method="thread"))) == 1
 

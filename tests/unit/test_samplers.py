@@ -198,7 +198,6 @@ class Odd(Sampler):
         SubsetRandomSampler((1, 2)),
         SequentialSampler(range(3)),
     ],
-    ids=repr,
 )
 def test_other_samplers_are_iterated_in_python(sampler):
     assert samplers.draws_of(sampler) is None

@@ -45,9 +45,6 @@ class Dispatch(torch.utils.data.IterableDataset[Any]):
         ValueError: If ``prefetch`` is not positive.
     """
 
-    # Read where options are checked, which knows no dataset.
-    _ringloader_needs_processes = True
-
     def __init__(self, iterable: Iterable[Any], *, prefetch: int = 16) -> None:
         if not hasattr(type(iterable), "__iter__") and not hasattr(type(iterable), "__getitem__"):
             raise TypeError(f"Dispatch needs an iterable, and {type(iterable).__name__} is none")

@@ -78,8 +78,12 @@ class DispatchEnd(JoiningStep):
         return _Leaving(fetcher, self._stream)
 
     def leave(self) -> None:
-        """An epoch began in which this worker takes no items."""
+        """This worker takes no items in the epoch that it began."""
         self._stream.leave()
+
+    def miss(self) -> None:
+        """An epoch began, without this step, in which this worker takes no items."""
+        self._stream.miss()
 
 
 class _Leaving:
@@ -129,14 +133,27 @@ class Stream:
         self._tell()
 
     def leave(self) -> None:
-        """The worker takes no more items in this epoch; in its next one, where none began."""
-        if self._epoch == 0:
-            self._epoch = 1
-        elif not self._is_reading:
+        """The worker takes no more items in this epoch."""
+        if not self._is_reading:
             return
         self._is_reading = False
         if not self._has_died:
             self._engine.put(0, (-self._epoch, [0, 0]))
+
+    def miss(self) -> None:
+        """The worker begins its next epoch, and takes no items in it."""
+        self._epoch += 1
+        self._is_reading = True
+        self._drop()
+        self.leave()
+
+    def _drop(self) -> None:
+        """Takes what is there: each epoch leaves its end, for which there must be room."""
+        while not self._has_died and (found := self._engine.next(0.0)) is not None:
+            if isinstance(found, _native.WorkerEnded):
+                self._has_died = True
+            elif found[0] > 0:
+                self._taken += 1
 
     def _tell(self) -> None:
         if not self._has_died:

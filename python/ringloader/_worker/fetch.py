@@ -48,7 +48,11 @@ class JoiningStep(ABC):
 
     @abstractmethod
     def leave(self) -> None:
-        """Called where the worker has begun an epoch in which it fetches nothing: its start has failed."""
+        """Called where an epoch cannot start, and this step was asked: nothing is fetched in it."""
+
+    @abstractmethod
+    def miss(self) -> None:
+        """The same where this step was not asked: the epoch is one that it has not counted."""
 
 
 class _Failing:
@@ -69,6 +73,8 @@ class _Failing:
 def joining(steps: Sequence[Step], worker: int, port: _native.Port, tasks: Any) -> Any:
     """The worker's task queue, once the steps that join have done so. Without such steps, as it was."""
     found = [step for step in steps if isinstance(step, JoiningStep)]
+    # A fork of a process that makes fetchers without workers has what that one noted.
+    _Begun.is_so = False
     for step in found:
         step.join(worker, port)
     return _FirstTask(tasks, found) if found else tasks
@@ -85,12 +91,12 @@ class _FirstTask:
     def _get_first(self, timeout: float | None = None) -> Any:
         self.get = self._tasks.get
         if not _Begun.is_so:
-            _leave(self._steps)
+            _miss(self._steps)
         return self._tasks.get(timeout)
 
 
 class _Begun:
-    """Whether a fetcher of this worker was made: not where ``worker_init_fn`` has failed."""
+    """Whether steps know that this worker began an epoch: not where ``worker_init_fn`` has failed."""
 
     is_so = False
 
@@ -99,6 +105,13 @@ def _leave(steps: Sequence[Step]) -> None:
     for step in steps:
         if isinstance(step, JoiningStep):
             step.leave()
+
+
+def _miss(steps: Sequence[Step]) -> None:
+    _Begun.is_so = True
+    for step in steps:
+        if isinstance(step, JoiningStep):
+            step.miss()
 
 
 def through(fetcher: Fetcher, steps: Sequence[Step], is_iterable: bool) -> Fetcher:
@@ -138,7 +151,7 @@ def begun(
         for one in begin:
             dataset = one(dataset)
     except Exception as error:
-        _leave(steps)
+        _miss(steps)
         return _Failing(error, once=is_iterable)
     return through(make(dataset), steps, is_iterable)
 
