@@ -160,7 +160,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if worker_pool is not None:
             args, kwargs = _with_pool(worker_pool, args, kwargs)
         super().__init__(*args, **kwargs)
-        if options.worker_method == THREAD:
+        if options.worker_method == THREAD and self.num_workers > 0:
             check_threads(self)
         check_with(self, options)
         check_dispatch(self, options)

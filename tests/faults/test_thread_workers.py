@@ -404,6 +404,19 @@ iterator = iter(DataLoader(Hangs(), num_workers=2, worker_method="thread"))
 next(iterator)
 time.sleep(0.2)
 """,
+    "in a sequence of an ArrayDataset": """
+from ringloader import ArrayDataset
+from ringloader._torch import internals
+internals.JOIN_SECONDS = 0.2
+class Waits:
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        while True:
+            time.sleep(0.0005)
+iterator = iter(DataLoader(ArrayDataset(Waits()), num_workers=2, batch_size=4, worker_method="thread"))
+time.sleep(0.2)
+""",
 }
 
 
@@ -421,3 +434,33 @@ threading.Thread(target=lambda: [None for _ in loader], daemon=True).start()
 time.sleep(0.5)
 """
     assert run_script("ringloader", MAKES_LOADER + body, tmp_path).code == 0
+
+
+def test_threads_that_make_loaders_at_once_keep_the_number_of_threads(monkeypatch):
+    real, before = torch.set_num_threads, torch.get_num_threads()
+    has_set = threading.Event()
+    found = []
+
+    def set_slowly(number: int) -> None:
+        real(number)
+        if number == 1 and not has_set.is_set():
+            has_set.set()
+            time.sleep(0.5)
+
+    def other() -> None:
+        # Asks for the first time while a worker's number is that of all.
+        has_set.wait(30)
+        list(threads(Numbers(4)))
+        found.append(torch.get_num_threads())
+
+    real(3)
+    monkeypatch.setattr(torch, "set_num_threads", set_slowly)
+    beside = threading.Thread(target=other)
+    try:
+        beside.start()
+        list(threads(Numbers(4)))
+        beside.join(30)
+        assert found == [3]
+        assert torch.get_num_threads() == 3
+    finally:
+        real(before)

@@ -75,6 +75,11 @@ def test_a_datapipe_does_not_go_with_threads():
 def test_a_dispatch_does_not_go_with_threads():
     with pytest.raises(ValueError, match="worker_method='thread' and a Dispatch as dataset do not go"):
         DataLoader(ringloader.Dispatch(NUMBERS), num_workers=1, worker_method="thread")
+    # Without workers the word means nothing.
+    alone = DataLoader(ringloader.Dispatch(NUMBERS), batch_size=None, worker_method="thread")
+    assert len(list(alone)) == len(NUMBERS)
+    plain = torch.utils.data.DataLoader(ringloader.Dispatch(NUMBERS), batch_size=None)
+    assert len(list(ringloader.convert(plain, worker_method="thread"))) == len(NUMBERS)
 
 
 @pytest.mark.parametrize("name", ["_worker_loop", "get_worker_info", "WorkerInfo"])

@@ -63,7 +63,7 @@ def convert(loader: _Loader, **options: Any) -> _Loader:
     now = _options.Options(**{**kept, **options})
     _options.check_with(loader, now)
     devices.resolve(now.device)
-    if now.worker_method == _options.THREAD:
+    if now.worker_method == _options.THREAD and loader.num_workers > 0:
         check_threads(loader)
     check_dispatch(loader, now)
     if now.worker_pool is not None and "worker_pool" in options:

@@ -22,6 +22,17 @@ from ringloader._worker.fetch import Step
 
 _logger = logging.getLogger("ringloader")
 
+_starting = threading.Lock()
+
+
+def _begin_anew() -> None:
+    # In a forked child no thread starts a worker.
+    global _starting
+    _starting = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
+
 
 class _Ending:
     """How long the end of an iterator waits for its workers: torch's time for one, for all together."""
@@ -69,11 +80,14 @@ class WorkerThread(threading.Thread):
 
     def start(self) -> None:
         """Starts it. As in a worker process, its operators use one thread; others' do as before."""
-        threads = torch.get_num_threads()
-        super().start()
-        self._has_begun.wait()
-        # The number that a thread sets is that of all which begin later too.
-        torch.set_num_threads(threads)
+        # One at a time: a caller that has not asked before would take another's worker's number for its own,
+        # and leave it to all threads that begin later.
+        with _starting:
+            threads = torch.get_num_threads()
+            super().start()
+            self._has_begun.wait()
+            # The number that a thread sets is that of all which begin later too.
+            torch.set_num_threads(threads)
 
     def run(self) -> None:
         """Is a worker until it is told to end."""

@@ -5,6 +5,8 @@ Wherever that is not certain, torch's own fetcher makes the batch, with its erro
 
 from __future__ import annotations
 
+import functools
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -103,10 +105,25 @@ class Gathering:
     def __init__(self, fetcher: Any) -> None:
         self._fetcher = fetcher
         rows = Rows(fetcher)
-        self.fetch = _native.FirstOf(rows.batch, fetcher.fetch, rows.note_torchs)
+        self.fetch: Callable[[Any], Any]
+        if threading.current_thread() is threading.main_thread():
+            self.fetch = _native.FirstOf(rows.batch, fetcher.fetch, rows.note_torchs)
+        else:
+            # The interpreter's exit ends a thread in the middle of the dataset's code, which aborts the
+            # process where native code has called that.
+            self.fetch = functools.partial(_first_of, rows, fetcher)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._fetcher, name)
+
+
+def _first_of(rows: Rows, fetcher: Any, index: Any) -> Any:
+    """MIRRORS the native ``FirstOf``."""
+    batch = rows.batch(index)
+    if batch is None:
+        batch = fetcher.fetch(index)
+        rows.note_torchs()
+    return batch
 
 
 class Rows:
