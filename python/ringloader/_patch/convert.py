@@ -63,11 +63,11 @@ def convert(loader: _Loader, **options: Any) -> _Loader:
     now = _options.Options(**{**kept, **options})
     _options.check_with(loader, now)
     devices.resolve(now.device)
-    if now.worker_method == _options.THREAD and loader.num_workers > 0:
+    at: Any = loader
+    if now.worker_method == _options.THREAD and at.num_workers > 0:
         check_threads(loader)
     check_dispatch(loader, now)
     if now.worker_pool is not None and "worker_pool" in options:
-        at: Any = loader
         pool.check(now.worker_pool, at.num_workers, at.persistent_workers, at.multiprocessing_context)
         if not at.num_workers:
             at.num_workers, at.prefetch_factor = now.worker_pool.num_workers, at.prefetch_factor or 2
