@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch.utils.data import sampler as torch_sampler
@@ -38,6 +39,16 @@ class WeightedRandomSampler(torch_sampler.WeightedRandomSampler):
         RuntimeError: In ``iter``, if weights are negative, infinite or NaN, if their sum is not positive and
             finite, or without replacement, if fewer than ``num_samples`` are positive.
     """
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            weights: Sequence[float],
+            num_samples: int,
+            replacement: bool = True,
+            generator: torch.Generator | None = None,
+        ) -> None: ...
 
     def __iter__(self) -> Iterator[int]:
         if len(self.weights) <= MULTINOMIAL:

@@ -7,7 +7,7 @@ import mmap
 import os
 from collections.abc import Iterable
 from multiprocessing import context, reduction
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -57,8 +57,12 @@ class SharedArray(_NDArray):
 
     _memory: _Memory | None
 
-    def __new__(cls, array_or_shape: Any, dtype: npt.DTypeLike | None = None) -> Self:  # noqa: D102
-        if isinstance(array_or_shape, (int, np.integer, tuple)):
+    if TYPE_CHECKING:
+
+        def __init__(self, array_or_shape: Any, dtype: npt.DTypeLike | None = None) -> None: ...
+
+    def __new__(cls, array_or_shape: Any, dtype: npt.DTypeLike | None = None) -> Self:
+        if isinstance(array_or_shape, (int, np.integer, tuple)) and not isinstance(array_or_shape, bool):
             return cls._over(_new(), array_or_shape, np.dtype(float if dtype is None else dtype))
         source = np.asarray(array_or_shape, dtype)
         made = cls._over(_new(), source.shape, source.dtype)

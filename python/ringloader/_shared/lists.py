@@ -38,10 +38,13 @@ class SharedList(_native.SharedItems, Sequence[_T]):
     # Items may be equal and not hashable, as those of a list.
     __hash__ = None  # type: ignore[assignment]
 
-    def __new__(cls, iterable: Iterable[_T] | _native.SharedItems = (), /) -> Self:  # noqa: D102
+    def __new__(cls, iterable: Iterable[_T] | _native.SharedItems = (), /) -> Self:
         return super().__new__(cls, iterable)
 
     if TYPE_CHECKING:
+
+        def __init__(self, iterable: Iterable[_T] | _native.SharedItems = (), /) -> None: ...
+
         # Only what the native method takes and gives: one of Python's would take longer than the look.
         @overload
         def __getitem__(self, key: SupportsIndex) -> _T: ...

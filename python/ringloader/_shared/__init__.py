@@ -1,0 +1,1 @@
+"""Lists and arrays in shared memory."""
