@@ -14,6 +14,7 @@ from parity import harness
 from parity.datasets import Samples, SizedStream, Slow, Stream, init_draws
 from parity.describe import describe
 from parity.harness import Case, assert_path, compare
+from ringloader import _options
 
 
 @pytest.mark.parametrize("take", [None, 0, 1, 3])
@@ -255,7 +256,7 @@ def test_the_signature_that_others_read(loader_class, of):
     """Configurations are filtered by it."""
     theirs = dict(inspect.signature(of(torch.utils.data.DataLoader)).parameters)
     ours = dict(inspect.signature(of(loader_class)).parameters)
-    for name in ("max_shared_bytes", "device", "device_prefetch", "device_transform"):
+    for name in _options.NAMES:
         assert ours.pop(name).kind is inspect.Parameter.KEYWORD_ONLY
     assert list(ours.items()) == list(theirs.items())
 

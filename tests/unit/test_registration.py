@@ -116,7 +116,8 @@ def test_a_slot_is_registered_from_its_second_use_on(driver):
     assert slots >= 2, "no slot is used for the second time"
     assert registered.count(False) == driver.registered, "each slot once in vain"
     assert driver.unregistered == 0, "kept for the next epoch"
-    assert all(epoch(loader)[2:]), "the next one finds them registered"
+    # It may use a slot that the first did not come to.
+    assert epoch(loader).count(False) < registered.count(False), "the next one finds them registered"
     del loader
     assert driver.unregistered == driver.registered
 
