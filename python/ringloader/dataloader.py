@@ -193,11 +193,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def set_epoch(self, epoch: int) -> None:
         """Says which epoch begins next: to the samplers and to the dataset that have a ``set_epoch``.
 
-        The loader's ``sampler``, ``batch_sampler``, its ``sampler`` and the dataset are told at once, in this
-        process. Persistent workers are told when their next epoch begins, and call the ``set_epoch`` of
-        their dataset then; what it raises there is the error of that epoch's batches. So does each iterator
-        with the processes of a ``worker_pool``. Other workers get the dataset as it is when they are started.
-        Seeds are of that epoch. Epochs that follow without a call count up from it, for the seeds only.
+        The loader's ``sampler``, its ``batch_sampler``, that one's ``sampler`` and the dataset are told at
+        once, in this process. Persistent workers, and those of a ``worker_pool``, are told when their next
+        epoch begins, and call the ``set_epoch`` of their dataset then; what it raises there is the error of
+        that epoch's batches. Other workers get the dataset as it is when they are started. ``Seeds`` are of
+        that epoch. Epochs that follow without a call count up from it, for ``Seeds`` only.
 
         Args:
             epoch: The epoch, from 0 on.
