@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-import errno
-import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
@@ -15,13 +12,12 @@ import torch.utils.data
 import ringloader._native as _native
 import ringloader.rollover as rollover
 from ringloader._dispatch import datapipes
-from ringloader._dispatch.dataset import Dispatch
 from ringloader._launch import pool, spawn
 from ringloader._launch.pool import WorkerPool
-from ringloader._main import ending, epochs, forgotten_epoch, pausing
+from ringloader._main import ending, epochs, pausing
+from ringloader._make_iterator import check_dispatch, check_threads, make_iterator
 from ringloader._options import NAMES, THREAD, Options, check_prefetch_factor, check_with, put_on
-from ringloader._report import report
-from ringloader._torch import devices, hook, internals, select_path
+from ringloader._torch import devices, hook, internals
 from ringloader.seeds import Seeds
 
 _T = TypeVar("_T")
@@ -185,7 +181,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def _get_iterator(self) -> Any:
         without_ours = hook.beneath(internals.Loader._get_iterator)
-        iterator = get_iterator(self, Options.of(self), without_ours, super()._get_iterator)
+        iterator = make_iterator(self, Options.of(self), without_ours, super()._get_iterator)
         pausing.attach(iterator)
         ending.note(self, iterator)
         return iterator
@@ -267,32 +263,6 @@ def _with_pool(
     return given.args[1:], given.kwargs
 
 
-def check_dispatch(loader: Any, options: Options) -> None:
-    """Raises a ``ValueError`` for a loader of a ``Dispatch`` that cannot do what the options say."""
-    if not isinstance(loader.dataset, Dispatch):
-        return
-    if options.worker_pool is not None:
-        raise ValueError(
-            f"worker_pool={options.worker_pool!r} and a Dispatch as dataset do not go together: its items "
-            "come from a process of each iterator; leave worker_pool out, and say num_workers"
-        )
-    if options.worker_reset_fn is not None:
-        raise ValueError(
-            f"worker_reset_fn={options.worker_reset_fn!r} and a Dispatch as dataset do not go together: "
-            "workers have no dataset that an epoch could begin with; leave one of them out"
-        )
-
-
-def check_threads(loader: Any) -> None:
-    """Raises a ``ValueError`` for a loader that cannot have threads for workers, with what to change."""
-    select_path.check_threads(loader)
-    if loader.num_workers and isinstance(loader.dataset, Dispatch):
-        raise ValueError(
-            "worker_method='thread' and a Dispatch as dataset do not go together: its items go to worker "
-            "processes; leave worker_method out, or pass the source itself with num_workers=1"
-        )
-
-
 def _signature() -> inspect.Signature:
     """torch's, with what is ours: by it others pick what they pass on, and editors what they show."""
     torchs = inspect.signature(torch.utils.data.DataLoader.__init__)
@@ -303,146 +273,3 @@ def _signature() -> inspect.Signature:
 
 
 DataLoader.__init__.__signature__ = _signature()  # type: ignore[attr-defined]
-
-
-def get_iterator(loader: Any, options: Options, without_ours: Any, fall_back: Callable[[], Any]) -> Any:
-    """The iterator of any torch loader, and the note of the path that it takes.
-
-    Args:
-        loader: A ``torch.utils.data.DataLoader``.
-        options: How its batches travel, where they travel over the rings.
-        without_ours: ``DataLoader._get_iterator`` without our hook: torch's own, or a replacement.
-        fall_back: Makes the iterator where they do not. It may come to a hook further down, beneath a
-            wrapper, which takes another path and notes that one.
-    """
-    if options.device is not None and internals.is_in_worker():
-        # A loader that a dataset has. Workers have no device, and what they send is moved in the end.
-        options = dataclasses.replace(options, device=None, device_transform=None)
-    check_dispatch(loader, options)
-    forgotten_epoch.note(loader)
-    if options.worker_method == THREAD and loader.num_workers > 0:
-        check_threads(loader)
-        why_not = select_path.reason_against_threads(without_ours)
-        if why_not is not None:
-            raise RuntimeError(f"worker_method='thread' cannot be had: {why_not}; leave worker_method out")
-        return internals.get_iterator(without_ours, loader, functools.partial(_make_thread_iterator, options))
-    reason = select_path.reason_for_torch(loader, without_ours)
-    if reason is None:
-        return internals.get_iterator(without_ours, loader, functools.partial(_make_iterator, options))
-    before = report.noted(loader)
-    if options.device is None and options.worker_reset_fn is None and not options.reseed_workers:
-        iterator, counters = fall_back(), None
-        _put_steps(loader, iterator)
-    else:
-        iterator, counters = _make_torchs(loader, options, without_ours, fall_back)
-    if report.noted(loader) is before:
-        if reason.warning is not None:
-            select_path.say_once(reason.warning)
-        report.record(loader, iterator, "torch", reason.text, counters or dict)
-    return iterator
-
-
-def _make_torchs(
-    loader: Any, options: Options, without_ours: Any, fall_back: Callable[[], Any]
-) -> tuple[Any, Callable[[], Mapping[str, int]] | None]:
-    """An iterator of torch's that does what the options say, and its counters."""
-    from ringloader._main import stages, through
-
-    passes = stages.stages_for(loader, options)
-    moving = stages.moving_for(options)
-    if internals.is_torchs_own(without_ours, "DataLoader._get_iterator"):
-        begins = epochs.step_for(loader, options)
-        view = functools.partial(through.view_for, moving=moving, begins=begins)
-        made = internals.get_iterator_of_torch(without_ours, loader, view)
-    else:
-        before = report.noted(loader)
-        made = fall_back()
-        if report.noted(loader) is not before:
-            # A hook further down has seen to it.
-            return made, None
-        begins = epochs.step_for(loader, options)
-        if begins is not None and not hasattr(made, "_dataset_fetcher"):
-            raise RuntimeError(
-                "worker_reset_fn and reseed_workers cannot take effect: DataLoader._get_iterator was replaced"
-            )
-    if begins is not None and loader.num_workers == 0:
-        epochs.begin_without_workers(made, loader, begins)
-    _put_steps(loader, made)
-    return through.through(made, moving, passes), None if moving is None else moving.counts
-
-
-def _put_steps(loader: Any, iterator: Any) -> None:
-    """Has an iterator without workers fetch as the loader's workers would."""
-    if loader.num_workers == 0 and internals.missing_name() is None:
-        from ringloader._main import stages
-
-        stages.put_steps(iterator, stages.fetch_steps_for(loader))
-
-
-def _make_iterator(options: Options, loader: Any) -> Any:
-    """Stands in for torch's iterator class."""
-    from ringloader._main import iterator, stages, through, transport
-
-    made: Any
-    passes, moving = stages.stages_for(loader, options), stages.moving_for(options)
-    steps = stages.steps_for(loader, options)
-    moved_to = None if moving is None else moving.device_type
-    lease = None
-    if options.worker_pool is not None and pool.takes(options.worker_pool, loader):
-        # Before the memory, which a process that is forked now would have too.
-        lease = options.worker_pool._lend(loader)
-        steps = (*epochs.telling_for(loader), *steps)
-    # Before torch's constructor, which draws: after it there is no way back.
-    try:
-        made_transport = transport.make_transport(loader, options.max_shared_bytes, steps, moved_to, lease)
-    except (OSError, ValueError) as error:
-        if lease is not None:
-            lease.close()
-        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
-            # torch's transport needs more of them, and leaves workers behind where its start fails.
-            error.add_note(
-                "Too few file descriptors are left: raise the limit (ulimit -n), or use fewer workers."
-            )
-            raise
-        reason = f"shared memory could not be had: {error}"
-        select_path.say_once(f"{reason}; batches travel by torch's own transport")
-        made = internals.Iterator(through.view_for(loader, moving, epochs.step_in(steps)))
-        made = through.through(made, moving, passes)
-        report.record(loader, made, "torch", reason, dict if moving is None else moving.counts)
-        return made
-    counters = functools.partial(_counters, made_transport, None if moving is None else moving.counts)
-    why_rings = select_path.reason_for_rings(loader)
-    if why_rings is None:
-        if moving is not None:
-            moving.find_registrations = made_transport.registrations
-        made = iterator.RingIterator(loader, made_transport, passes, moving, options.main_prefetch)
-        report.record(loader, made, "native", "native scheduling over shared-memory rings", counters)
-    else:
-        made = iterator.TransportIterator(loader, made_transport, passes, moving)
-        report.record(loader, made, "rings", why_rings, counters)
-    return made
-
-
-def _make_thread_iterator(options: Options, loader: Any) -> Any:
-    """As :func:`_make_iterator`, with threads for workers."""
-    from ringloader._main import iterator as main_iterator
-    from ringloader._main import stages
-    from ringloader._threads import iterator, transport
-
-    passes, moving = stages.stages_for(loader, options), stages.moving_for(options)
-    made_transport = transport.make_transport(loader, stages.steps_for(loader, options))
-    counters = functools.partial(_counters, made_transport, None if moving is None else moving.counts)
-    why_torchs = select_path.reason_for_rings(loader)
-    made: Any
-    if why_torchs is None:
-        made = iterator.ThreadIterator(loader, made_transport, passes, moving)
-    else:
-        made = main_iterator.TransportIterator(loader, made_transport, passes, moving)
-    reason = why_torchs or "native scheduling, with threads for workers"
-    report.record(loader, made, "threads", reason, counters)
-    return made
-
-
-def _counters(transport: Any, moved: Callable[[], Mapping[str, int]] | None) -> Mapping[str, int]:
-    """What went over the rings, and to a device."""
-    return {**transport.counters(), **({} if moved is None else moved())}

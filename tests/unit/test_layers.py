@@ -68,19 +68,19 @@ PYTHON_MAY_USE = {
     "_convert": {"_patch"},
     "_on_import": {"_patch"},
     "_cli": set(),
-    "_patch": {"dataloader", "_launch", "_options", "_torch"},
+    "_patch": {"_launch", "_make_iterator", "_options", "_torch", "dataloader"},
     "dataloader": {
         "_dispatch",
         "_launch",
         "_main",
+        "_make_iterator",
         "_native",
         "_options",
-        "_report",
-        "_threads",
         "_torch",
         "rollover",
         "seeds",
     },
+    "_make_iterator": {"_dispatch", "_launch", "_main", "_options", "_report", "_threads", "_torch"},
     "_main": {
         "_common",
         "_dispatch",
@@ -296,7 +296,7 @@ def test_the_package_depends_one_way() -> None:
     # By a string, by the binding's string, in a function, as an import of a name.
     assert ("_launch.forkserver", "_worker.entry") in edges
     assert ("_native", "_common.pickling") in edges
-    assert ("dataloader", "_main.transport") in edges
+    assert ("_make_iterator", "_main.transport") in edges
     assert ("_launch.spawn", "_launch.spawn_client") in edges
     between = {(room(one), room(other)) for one, other in edges if room(one) != room(other)}
     assert {edge for edge in between if edge[1] not in PYTHON_MAY_USE[edge[0]]} == set()

@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 
 import ringloader._options as _options
 from ringloader._launch import pool
+from ringloader._make_iterator import check_dispatch, check_threads
 from ringloader._torch import devices, internals
-from ringloader.dataloader import DataLoader, check_dispatch, check_threads
+from ringloader.dataloader import DataLoader
 
 _Loader = TypeVar("_Loader")
 

@@ -96,6 +96,7 @@ def _maker(options: _options.Options) -> hook.Make:
 
 def make_iterator(options: _options.Options, loader: Any, previous: Callable[[Any], Any]) -> Any:
     """The iterator of any torch loader; ``previous`` makes it without ringloader."""
+    import ringloader._make_iterator as _make_iterator
     import ringloader.dataloader as dataloader
     from ringloader._torch import internals
 
@@ -106,4 +107,4 @@ def make_iterator(options: _options.Options, loader: Any, previous: Callable[[An
     elif internals.is_in_worker():
         # A loader that a dataset has: what happens when epochs begin is meant for those of the main process.
         options = dataclasses.replace(options, worker_reset_fn=None, reseed_workers=False, seed=None)
-    return dataloader.get_iterator(loader, options, previous, lambda: previous(loader))
+    return _make_iterator.make_iterator(loader, options, previous, lambda: previous(loader))
