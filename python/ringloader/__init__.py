@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from ringloader._common.array_dataset import ArrayDataset
     from ringloader._common.sharded import Sharded
     from ringloader._dispatch.dataset import Dispatch
+    from ringloader._doctor.diagnosis import Diagnosis, Finding
+    from ringloader._doctor.doctor import doctor
     from ringloader._launch.pool import WorkerPool
     from ringloader._patch.convert import convert
     from ringloader._patch.install import install, installed, uninstall
@@ -24,7 +26,9 @@ if TYPE_CHECKING:
 _MODULES = {
     "ArrayDataset": "_common.array_dataset",
     "DataLoader": "dataloader",
+    "Diagnosis": "_doctor.diagnosis",
     "Dispatch": "_dispatch.dataset",
+    "Finding": "_doctor.diagnosis",
     "PathReport": "_report.report",
     "Sharded": "_common.sharded",
     "SharedArray": "_shared.arrays",
@@ -36,6 +40,7 @@ _MODULES = {
     # The module itself.
     "batchify": "batchify",
     "convert": "_patch.convert",
+    "doctor": "_doctor.doctor",
     "install": "_patch.install",
     "installed": "_patch.install",
     "path": "_report.report",
@@ -46,7 +51,9 @@ _MODULES = {
 __all__ = [
     "ArrayDataset",
     "DataLoader",
+    "Diagnosis",
     "Dispatch",
+    "Finding",
     "PathReport",
     "RolloverBatchSampler",
     "Seeds",
@@ -57,6 +64,7 @@ __all__ = [
     "WorkerPool",
     "batchify",
     "convert",
+    "doctor",
     "install",
     "installed",
     "path",

@@ -1,10 +1,11 @@
-"""``python -m ringloader``: runs a program with ringloader installed."""
+"""``python -m ringloader``: runs a program with ringloader installed, or says what is here."""
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
 import os
+import sys
 
 import ringloader._options as _options
 from ringloader._cli import run
@@ -21,7 +22,12 @@ docs/without-changing-code.md.
 def main() -> None:
     """Parses the command line and runs what it names."""
     parser = argparse.ArgumentParser(prog="python -m ringloader", description=__doc__.partition(": ")[2])
-    commands = parser.add_subparsers(title="commands", metavar="run")
+    commands = parser.add_subparsers(title="commands", metavar="run|doctor")
+    commands.add_parser(
+        "doctor",
+        help="prints what this machine, this Python and this torch mean for ringloader",
+        description="Prints what a bug report needs. The exit status is 1 if something is wrong.",
+    ).set_defaults(doctor=True)
     command = commands.add_parser(
         "run",
         help="runs a program with ringloader installed",
@@ -44,6 +50,9 @@ def main() -> None:
     if not given:
         parser.print_help()
         return
+    if given.pop("doctor", False):
+        _print_diagnosis()
+        return
     program, arguments = given.pop("program"), given.pop("arguments")
     is_module = given.pop("is_module")
     try:
@@ -59,6 +68,14 @@ def main() -> None:
         run.run_module(program, arguments)
     else:
         run.run_script(program, arguments)
+
+
+def _print_diagnosis() -> None:
+    from ringloader._doctor.doctor import doctor
+
+    found = doctor()
+    sys.stdout.write(f"{found}\n")
+    sys.exit(bool(found.problems))
 
 
 if __name__ == "__main__":

@@ -52,6 +52,7 @@ PYTHON_MAY_USE = {
     "__init__": {
         "_common",
         "_dispatch",
+        "_doctor",
         "_launch",
         "_patch",
         "_report",
@@ -62,7 +63,8 @@ PYTHON_MAY_USE = {
         "rollover",
         "seeds",
     },
-    "__main__": {"_cli", "_options", "_patch"},
+    "__main__": {"_cli", "_doctor", "_options", "_patch"},
+    "_doctor": {"_main", "_native", "_report", "_torch", "dataloader"},
     "_shared": {"_native"},
     "_weighted": set(),
     "_convert": {"_patch"},

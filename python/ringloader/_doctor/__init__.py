@@ -1,0 +1,1 @@
+"""What this machine, this Python and this torch mean for ringloader."""

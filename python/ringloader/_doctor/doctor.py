@@ -1,0 +1,27 @@
+"""``doctor()``: all that a bug report needs."""
+
+from __future__ import annotations
+
+from ringloader._doctor import software, system
+from ringloader._doctor.diagnosis import Diagnosis
+
+
+def doctor(*, rate: bool = True) -> Diagnosis:
+    """Says what this machine, this Python and this torch mean for a loader.
+
+    It looks at versions, at what would keep loaders off the native path, and at the limits on processes,
+    descriptors and memory, and runs a test loader beside torch's. ``python -m ringloader doctor`` prints the
+    same. It changes nothing, and draws no random numbers of this process.
+
+    Args:
+        rate: Whether it runs the test loader, which starts worker processes and takes a few seconds.
+
+    Returns:
+        The findings, whose ``str`` is what a bug report needs.
+    """
+    findings = [*software.findings(), *system.findings()]
+    if rate:
+        from ringloader._doctor import rate as test_loader
+
+        findings.append(test_loader.finding())
+    return Diagnosis(tuple(findings))

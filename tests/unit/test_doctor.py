@@ -1,0 +1,125 @@
+"""``doctor()``: it finds what is there, and says what follows."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.utils.data
+
+import ringloader
+from ringloader._doctor import software, system
+
+pytestmark = pytest.mark.rings_only
+
+
+def finding(subject: str, found: ringloader.Diagnosis) -> ringloader.Finding:
+    (one,) = [one for one in found.findings if one.subject.startswith(subject)]
+    return one
+
+
+def test_the_test_loader_runs_on_the_native_path_and_draws_nothing() -> None:
+    before = torch.get_rng_state(), random.getstate()
+    found = ringloader.doctor()
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert random.getstate() == before[1]
+    assert finding("path", found).value == "native"
+    rate = finding("test loader", found)
+    assert rate.verdict == "ok"
+    assert "on path native" in rate.value
+    assert found.problems == ()
+
+
+def test_without_the_rate_no_process_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(*_: object) -> None:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr("multiprocessing.process.BaseProcess.start", start)
+    found = ringloader.doctor(rate=False)
+    assert [one for one in found.findings if "test loader" in one.subject] == []
+
+
+def test_every_finding_is_printed_with_what_follows() -> None:
+    found = ringloader.Diagnosis(
+        (
+            ringloader.Finding("one", "1"),
+            ringloader.Finding("another", "2", "problem", "word " * 40),
+        )
+    )
+    text = str(found).splitlines()
+    assert text[:2] == ["one      1", "another  2"]
+    assert text[2].startswith("         problem: word")
+    assert all(len(line) <= 100 for line in text)
+    assert " ".join(text).count("word") == 40
+    assert [one.subject for one in found.problems] == ["another"]
+
+
+def test_a_replaced_iterator_is_a_problem_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Replacement(torch.utils.data.dataloader._MultiProcessingDataLoaderIter):
+        pass
+
+    monkeypatch.setattr(torch.utils.data.dataloader, "_MultiProcessingDataLoaderIter", Replacement)
+    path = finding("path", ringloader.Diagnosis(tuple(software.findings())))
+    assert (path.value, path.verdict) == ("torch", "problem")
+    assert "_MultiProcessingDataLoaderIter was replaced" in path.meaning
+
+
+def test_a_refused_system_call_is_a_problem_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("os.pidfd_open", refuse)
+    calls = finding("system calls", ringloader.Diagnosis(tuple(system.findings())))
+    assert calls.verdict == "problem"
+    assert calls.value == "not to be had: pidfd_open (Operation not permitted)"
+
+
+def test_few_descriptors_are_said_with_the_number_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda _: (64, 4096))
+    opened = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    files = finding("open files", ringloader.Diagnosis(tuple(system.findings())))
+    assert files.value == f"{opened} of 64: room for about {(64 - opened) // 6} workers"
+    assert "raised to 4096" in files.meaning
+
+
+def test_no_room_for_a_worker_is_a_problem() -> None:
+    program = (
+        "import os, resource, ringloader\n"
+        "from ringloader._doctor import system\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir('/proc/self/fd')) + 3,) * 2)\n"
+        "print([one.verdict for one in system.findings() if one.subject == 'open files'])\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert ran.stdout == "['problem']\n"
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 64, "this process keeps its own"
+
+
+def test_while_installed_torchs_rate_is_torchs() -> None:
+    with ringloader.installed():
+        found = ringloader.doctor()
+    assert finding("install()", found).value == "in effect"
+    assert found.problems == ()
+
+
+def test_the_command_prints_it_and_says_whether_something_is_wrong() -> None:
+    command = [sys.executable, "-m", "ringloader", "doctor"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    subjects = [line.split("  ")[0] for line in ran.stdout.splitlines() if not line.startswith(" ")]
+    assert {"ringloader", "torch", "path", "memory", "test loader, 2 workers"} <= set(subjects)
+    limited = subprocess.run(
+        ["bash", "-c", 'ulimit -n 12; exec "$0" "$@"', *command],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert limited.returncode == 1, limited.stdout + limited.stderr
+    assert "problem: A loader with workers does not run here." in limited.stdout
