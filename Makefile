@@ -27,7 +27,7 @@ WHEEL_PYTHONS ?= python3.11 python3.12 python3.13
 DIST_STAMP := build/dist.checked
 export TORCH_INDEX
 
-.PHONY: help test test-fast demo frameworks frameworks-docs bench bench-threads bench-scaling bench-sweep bench-padding bench-profile bench-smoke bench-threads-env bench-rust bench-instructions bench-accelerator gpu lint rust-test python-test python-test-fast parity parity-all accelerator accelerator-slow stubs docs loom loom-fast tsan tsan-fast storm storm-fast miri portable wheel wheel-pythons workflows clean
+.PHONY: help deny test test-fast demo frameworks frameworks-docs bench bench-threads bench-scaling bench-sweep bench-padding bench-profile bench-smoke bench-threads-env bench-rust bench-instructions bench-accelerator gpu lint rust-test python-test python-test-fast parity parity-all accelerator accelerator-slow stubs docs loom loom-fast tsan tsan-fast storm storm-fast miri portable wheel wheel-pythons workflows clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -175,6 +175,9 @@ portable: ## the build for systems without memfd
 
 miri: ## the parts without system calls and threads, in an interpreter that finds undefined behaviour; needs nightly
 	ci/miri.sh
+
+deny: ## the crates: known vulnerabilities, licenses, sources; needs cargo-deny, and GitHub
+	cargo deny --locked check
 
 wheel: $(DIST_STAMP) $(VENV)/.test ## what is published, into build/dist: built, checked, and run by this Python beside the torch at hand
 	ci/wheel.sh run $(BIN)/python $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
