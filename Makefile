@@ -200,10 +200,15 @@ frameworks: $(VENV)/.frameworks $(WHEEL_STAMP) ## the real frameworks, with torc
 frameworks-docs: $(VENV)/.frameworks $(WHEEL_STAMP) ## the same, and writes the versions into docs/frameworks
 	$(BIN)/python -m pytest tests/frameworks --write-versions
 
-bench: $(VENV)/.bench $(RELEASE_STAMP) ## loaders side by side, and their starts: build/bench.md, .png, bench-start.md
+bench: $(VENV)/.bench $(RELEASE_STAMP) ## loaders side by side, their starts, and what torch has not: build/bench*.md, bench.png
 	$(BIN)/python -m benches.python --threads-python $(THREADS_VENV)/bin/python
 	$(BIN)/python -m benches.python.start
 	$(BIN)/python -m benches.python.arrays
+	$(BIN)/python -m benches.python.padding
+	$(BIN)/python -m benches.python.pool
+	$(BIN)/python -m benches.python.dispatching
+	$(BIN)/python -m benches.python.shared_list
+	$(BIN)/python -m benches.python.threads --threads-python $(THREADS_VENV)/bin/python
 
 bench-threads: $(VENV)/.bench $(RELEASE_STAMP) ## threads as workers, beside processes and other packages' threads
 	$(BIN)/python -m benches.python.threads --threads-python $(THREADS_VENV)/bin/python
