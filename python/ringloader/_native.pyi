@@ -1,6 +1,6 @@
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar, NoReturn, Protocol, Self, final, type_check_only
 
 from torch import Tensor, UntypedStorage, dtype
@@ -28,6 +28,7 @@ __all__ = [
     "Positions",
     "Scheduler",
     "SharedItems",
+    "SharedSequence",
     "SlotMemory",
     "Stream",
     "ThreadQueues",
@@ -240,6 +241,11 @@ class SharedItems:
     def from_bytes(bytes: bytes) -> SharedItems: ...
     def is_same(self, other: SharedItems) -> bool: ...
     def to_bytes(self) -> bytes: ...
+
+class SharedSequence(SharedItems):
+    """``SharedItems`` with looks that take less."""
+
+    def __iter__(self) -> Iterator[Any]: ...
 
 @final
 class Leaves:

@@ -12,7 +12,7 @@ import ringloader._native as _native
 _T = TypeVar("_T")
 
 
-class SharedList(_native.SharedItems, Sequence[_T]):
+class SharedList(_native.SharedSequence, Sequence[_T]):
     """An immutable list in shared memory, for worker processes that read a large list.
 
     Workers that read a plain list write to it: each look counts a reference, and the system copies the page.
@@ -45,15 +45,13 @@ class SharedList(_native.SharedItems, Sequence[_T]):
 
         def __init__(self, iterable: Iterable[_T] | _native.SharedItems = (), /) -> None: ...
 
-        # Only what the native method takes and gives: one of Python's would take longer than the look.
+        # Only what the native slots take and give: a method of Python's would take longer than the look.
         @overload
         def __getitem__(self, key: SupportsIndex) -> _T: ...
         @overload
         def __getitem__(self, key: slice) -> Self: ...
         def __getitem__(self, key: Any) -> Any: ...
-
-    def __iter__(self) -> Iterator[_T]:
-        return map(self.__getitem__, range(len(self)))
+        def __iter__(self) -> Iterator[_T]: ...
 
     def __eq__(self, other: object) -> bool:
         """Whether the other is a list or a ``SharedList`` of equal items."""

@@ -6,7 +6,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::SealFlags;
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
@@ -25,9 +25,7 @@ impl Growing {
     /// # Errors
     /// [`Error::Os`] when the system refuses: too many open files.
     pub fn create(name: &str) -> Result<Self> {
-        let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
-            .map_err(|errno| Error::os("memfd_create", errno))?;
-        Ok(Self { fd, len: 0 })
+        Ok(Self { fd: super::memfd(name)?, len: 0 })
     }
 
     /// Bytes appended.
