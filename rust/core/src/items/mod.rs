@@ -63,6 +63,7 @@ impl Items {
 
     /// The bytes of one item; `None` past the end.
     #[must_use]
+    #[inline]
     pub fn get(&self, index: usize) -> Option<&[u8]> {
         if index >= self.count {
             return None;
@@ -86,6 +87,7 @@ impl Items {
     }
 }
 
+#[inline]
 fn word(bytes: &[u8], at: usize) -> Option<u64> {
     let word = bytes.get(at..at.checked_add(WORD)?)?;
     Some(u64::from_le_bytes(word.try_into().ok()?))

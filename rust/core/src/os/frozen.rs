@@ -137,6 +137,7 @@ impl Frozen {
 
     /// All of it.
     #[must_use]
+    #[inline]
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: mapped while `self` lives, and never written to (see the invariant); every u8 is valid.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.len) }

@@ -33,7 +33,17 @@ pub(crate) fn read_plain<'py>(
     bytes: &[u8],
     named: Option<&Named>,
 ) -> Result<Bound<'py, PyAny>, Box<PyErr>> {
-    Reader { rest: bytes, named }.read(py, 0)
+    // The small items first: at these, one more call would be seen.
+    Ok(match bytes {
+        [tag::SMALL, byte] => number((*byte as i8).into_pyobject(py)),
+        &[tag::INT, a, b, c, d, e, f, g, h] => {
+            number(i64::from_le_bytes([a, b, c, d, e, f, g, h]).into_pyobject(py))
+        }
+        &[tag::FLOAT, a, b, c, d, e, f, g, h] => {
+            PyFloat::new(py, f64::from_le_bytes([a, b, c, d, e, f, g, h])).into_any()
+        }
+        _ => return Reader { rest: bytes, named }.read(py, 0),
+    })
 }
 
 struct Reader<'a> {
