@@ -1,6 +1,6 @@
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NoReturn, Protocol, Self, final, type_check_only
 
 from torch import Tensor, UntypedStorage, dtype
@@ -245,7 +245,7 @@ class SharedItems:
 class SharedSequence(SharedItems):
     """``SharedItems`` with looks that take less."""
 
-    def __iter__(self) -> Iterator[Any]: ...
+    def __getitem__(self, key: Any, /) -> Any: ...
 
 @final
 class Leaves:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from multiprocessing import context, reduction
@@ -51,7 +53,10 @@ class SharedList(_native.SharedSequence, Sequence[_T]):
         @overload
         def __getitem__(self, key: slice) -> Self: ...
         def __getitem__(self, key: Any) -> Any: ...
-        def __iter__(self) -> Iterator[_T]: ...
+
+    def __iter__(self) -> Iterator[_T]:
+        # The look itself, without a call of Python's.
+        return map(operator.getitem, itertools.repeat(self), range(len(self)))
 
     def __eq__(self, other: object) -> bool:
         """Whether the other is a list or a ``SharedList`` of equal items."""
@@ -76,9 +81,11 @@ class SharedList(_native.SharedSequence, Sequence[_T]):
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # Of a subclass; none, usually.
+        attributes = self.__dict__ or None
         if context.get_spawning_popen() is None:
-            return _of_bytes, (type(self), self.to_bytes())
-        return _of_descriptor, (type(self), reduction.DupFd(self.fileno()), self.extent())
+            return _of_bytes, (type(self), self.to_bytes()), attributes
+        return _of_descriptor, (type(self), reduction.DupFd(self.fileno()), self.extent()), attributes
 
 
 def _of_bytes(kind: type[SharedList[Any]], data: bytes) -> SharedList[Any]:

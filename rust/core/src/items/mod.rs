@@ -81,8 +81,10 @@ impl Items {
     }
 
     /// What another process needs for [`attach`](Self::attach).
-    #[must_use]
-    pub fn fd(&self) -> BorrowedFd<'_> {
+    ///
+    /// # Errors
+    /// [`Error::Os`] when other code has closed it by its number. The items can still be read.
+    pub fn fd(&self) -> Result<BorrowedFd<'_>> {
         self.memory.fd()
     }
 }
@@ -127,7 +129,7 @@ mod tests {
         items.extend((0..BUFFER / WORD + 10).map(|number| vec![number as u8; number % 3]));
         let list = built(&items);
         assert_eq!(list.len(), items.len());
-        let again = Items::attach(list.fd().try_clone_to_owned().unwrap()).unwrap();
+        let again = Items::attach(list.fd().unwrap().try_clone_to_owned().unwrap()).unwrap();
         let copied = from_bytes(list.bytes()).unwrap();
         drop(list);
         for (index, item) in items.iter().enumerate() {

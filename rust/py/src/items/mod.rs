@@ -8,8 +8,8 @@
 //! | `write.rs`, `read.rs` | an object to bytes, and back |
 //!
 //! An item is a tag and what belongs to it. Numbers, strings and bytes, and plain tuples, lists and dicts of
-//! them, have a form of their own; any other item is pickled as a whole. Behind the items lies one more, a tuple of
-//! the strings that the items' dicts have as keys.
+//! them, have a form of their own; any other item is pickled as a whole. Behind the items lies one more, the
+//! strings that the items' dicts have as keys.
 
 #[allow(unsafe_code, reason = "is called by the interpreter, without what PyO3 puts in between")]
 pub(crate) mod look;

@@ -8,14 +8,12 @@ use std::collections::HashMap;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyString, PyTuple};
+use pyo3::types::PyString;
 use ringloader_core::items::Items;
-
-use super::read;
 
 /// Keys of one list that have a number, at most.
 const KEYS: usize = 1024;
-/// Bytes of such a key, at most.
+/// Bytes of such a key, at most: its length is one byte.
 const KEY: usize = 64;
 
 /// INVARIANT: `items` has at least one item: the last, which has the keys.
@@ -54,15 +52,18 @@ impl Named {
     /// `RuntimeError` when there is none.
     pub(crate) fn name<'py>(&self, py: Python<'py>, number: usize) -> PyResult<Bound<'py, PyString>> {
         let keys = self.keys.get_or_try_init(py, || {
-            let bytes = self.get(self.len()).unwrap_or_default();
-            // A key within the keys would ask for them again.
-            let keys = read::read(py, bytes, None)?.cast_into::<PyTuple>()?;
-            // Interned, as the strings of a program are that look for a key: then they are found by their address.
-            let key =
-                |key: Bound<'_, PyAny>| Ok(PyString::intern(py, key.cast::<PyString>()?.to_str()?).unbind());
-            keys.iter().map(key).collect::<PyResult<_>>()
+            let mut rest = self.get(self.len()).unwrap_or_default();
+            let mut keys = Vec::new();
+            while let Some((&len, text)) = rest.split_first() {
+                let (key, behind) = text.split_at_checked(len.into()).ok_or_else(corrupt)?;
+                let key = std::str::from_utf8(key).map_err(|_| corrupt())?;
+                // Interned, as the strings of a program are that look for a key: then they are found by their address.
+                keys.push(PyString::intern(py, key).unbind());
+                rest = behind;
+            }
+            Ok::<_, PyErr>(keys)
         })?;
-        let key = keys.get(number).ok_or_else(read::corrupt)?;
+        let key = keys.get(number).ok_or_else(corrupt)?;
         Ok(key.bind(py).clone())
     }
 }
@@ -85,10 +86,18 @@ impl Numbers {
         Some(number)
     }
 
-    /// All keys, by their numbers.
-    pub(crate) fn keys(&self) -> Vec<&str> {
+    /// The item behind the others: each key's length and its UTF-8, by their numbers.
+    pub(crate) fn write(&self, into: &mut Vec<u8>) {
         let mut keys: Vec<_> = self.0.iter().collect();
         keys.sort_by_key(|&(_, number)| number);
-        keys.into_iter().map(|(key, _)| key.as_str()).collect()
+        for (key, _) in keys {
+            into.push(key.len() as u8);
+            into.extend_from_slice(key.as_bytes());
+        }
     }
+}
+
+#[cold]
+pub(crate) fn corrupt() -> PyErr {
+    PyRuntimeError::new_err("shared memory is corrupt: the bytes of an item are none")
 }

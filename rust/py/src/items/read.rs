@@ -2,19 +2,18 @@
 
 use std::convert::Infallible;
 
-use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyList, PyString, PyTuple};
 
-use super::named::Named;
+use super::named::{Named, corrupt};
 use super::{DEPTH, tag};
 
 /// A new object each time.
 ///
 /// # Errors
 /// What unpickling raises; `RuntimeError` for bytes that `write` has not written.
-pub(crate) fn read<'py>(py: Python<'py>, bytes: &[u8], named: Option<&Named>) -> PyResult<Bound<'py, PyAny>> {
+pub(crate) fn read<'py>(py: Python<'py>, bytes: &[u8], named: &Named) -> PyResult<Bound<'py, PyAny>> {
     static LOADS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     if let [tag::PICKLE, pickled @ ..] = bytes {
         // A copy: what unpickles may keep the bytes longer than the list lives.
@@ -31,7 +30,7 @@ pub(crate) fn read<'py>(py: Python<'py>, bytes: &[u8], named: Option<&Named>) ->
 pub(crate) fn read_plain<'py>(
     py: Python<'py>,
     bytes: &[u8],
-    named: Option<&Named>,
+    named: &Named,
 ) -> Result<Bound<'py, PyAny>, Box<PyErr>> {
     // The small items first: at these, one more call would be seen.
     Ok(match bytes {
@@ -48,7 +47,7 @@ pub(crate) fn read_plain<'py>(
 
 struct Reader<'a> {
     rest: &'a [u8],
-    named: Option<&'a Named>,
+    named: &'a Named,
 }
 
 impl<'a> Reader<'a> {
@@ -62,7 +61,7 @@ impl<'a> Reader<'a> {
             tag::NONE => py.None().into_bound(py),
             tag::FALSE | tag::TRUE => PyBool::new(py, tag == tag::TRUE).to_owned().into_any(),
             tag::BYTES => PyBytes::new(py, self.bytes()?).into_any(),
-            tag::NAME => self.named.ok_or_else(corrupt)?.name(py, self.len()?)?.into_any(),
+            tag::NAME => self.named.name(py, self.len()?)?.into_any(),
             tag::TUPLE if depth < DEPTH => PyTuple::new(py, self.parts(py, depth)?)?.into_any(),
             tag::LIST if depth < DEPTH => PyList::new(py, self.parts(py, depth)?)?.into_any(),
             tag::DICT if depth < DEPTH => {
@@ -134,9 +133,4 @@ fn number<'py>(made: Result<Bound<'py, pyo3::types::PyInt>, Infallible>) -> Boun
     match made {
         Ok(number) => number.into_any(),
     }
-}
-
-#[cold]
-pub(crate) fn corrupt() -> PyErr {
-    PyRuntimeError::new_err("shared memory is corrupt: the bytes of an item are none")
 }

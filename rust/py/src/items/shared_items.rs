@@ -6,7 +6,7 @@ use std::sync::Arc;
 use pyo3::exceptions::{PyIndexError, PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyBytes, PyInt, PySlice, PyTuple, PyType};
+use pyo3::types::{PyBytes, PyInt, PySlice, PyType};
 use ringloader_core::items::{self, Builder, Items};
 
 use super::named::{Named, Numbers};
@@ -42,7 +42,7 @@ impl SharedItems {
         if bytes.first() == Some(&tag::PICKLE) {
             return None;
         }
-        read::read_plain(py, bytes, Some(&self.items)).ok()
+        read::read_plain(py, bytes, &self.items).ok()
     }
 
     /// The list of all that a builder has, with the keys.
@@ -91,8 +91,7 @@ impl SharedItems {
                 py.check_signals()?;
             }
         }
-        let keys = PyTuple::new(py, numbers.keys())?;
-        write::write(&keys, &mut Numbers::default(), builder.buffer())?;
+        numbers.write(builder.buffer());
         Self::finished(py, builder)
     }
 
@@ -128,7 +127,7 @@ impl SharedItems {
         })?;
         let index = if index < 0 { index + this.len as isize } else { index };
         match usize::try_from(index).ok().filter(|&index| index < this.len).and_then(|at| this.item(at)) {
-            Some(bytes) => read::read(py, bytes, Some(&this.items)),
+            Some(bytes) => read::read(py, bytes, &this.items),
             None => Err(PyIndexError::new_err("list index out of range")),
         }
     }
@@ -146,8 +145,8 @@ impl SharedItems {
     }
 
     /// The descriptor of the memory, for as long as this lives.
-    fn fileno(&self) -> RawFd {
-        self.items.items().fd().as_raw_fd()
+    fn fileno(&self) -> PyResult<RawFd> {
+        Ok(self.items.items().fd().map_err(exception)?.as_raw_fd())
     }
 
     /// What `attach` needs beside the descriptor.
