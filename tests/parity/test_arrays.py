@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
+import traceback
 import warnings
 
 import numpy as np
@@ -310,6 +312,45 @@ def test_what_torch_does_not_collate_is_not_gathered(loader_class, made, source,
     expected, _ = compare(loader_class, case(SOURCES[source], workers, **arguments))
     assert expected.delivered()
     assert list(made) == [0, 0]
+
+
+class Words:
+    """A sequence whose code is a user's."""
+
+    def __init__(self, asked):
+        self.asked = asked
+
+    def __len__(self):
+        return ROWS
+
+    def __getitem__(self, row):
+        self.asked.append(row)
+        if row == 4:
+            raise LookupError("no word for row 4")
+        return "word"
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_frames_of_the_error_of_a_sequence_of_ones_own(workers):
+    def run(cls):
+        asked = []
+        dataset = ArrayDataset(floats(2), Words(asked))
+        iterator = iter(cls(dataset, batch_size=3, num_workers=workers))
+        assert list(next(iterator)[1]) == ["word"] * 3
+        with pytest.raises(LookupError) as raised:
+            next(iterator)
+        assert list(next(iterator)[1]) == ["word"]
+        told = str(raised.value) + "".join(traceback.format_tb(raised.tb))
+        return asked, told, str(raised.value).strip().splitlines()[-1]
+
+    (asked, told, last), (torch_asked, torch_told, torch_last) = map(
+        run, (DataLoader, torch.utils.data.DataLoader)
+    )
+    assert (asked, last) == (torch_asked, torch_last)
+    for text in (told, torch_told):
+        assert re.search(r"test_arrays.py.*in __getitem__\n +raise LookupError", text)
+    assert "array_dataset.py" in torch_told and "gather.py" not in torch_told
+    assert "array_dataset.py" not in told and "gather.py" in told
 
 
 def summed(batch, **_):
