@@ -27,7 +27,7 @@ WHEEL_PYTHONS ?= python3.11 python3.12 python3.13
 DIST_STAMP := build/dist.checked
 export TORCH_INDEX
 
-.PHONY: help test test-fast demo frameworks frameworks-docs bench bench-threads bench-scaling bench-sweep bench-padding bench-profile bench-smoke bench-threads-env bench-rust bench-instructions bench-accelerator gpu lint rust-test python-test python-test-fast parity parity-all accelerator accelerator-slow stubs docs loom loom-fast tsan tsan-fast storm storm-fast miri portable wheel wheel-pythons workflows clean
+.PHONY: help deny test test-fast demo frameworks frameworks-docs bench bench-threads bench-scaling bench-sweep bench-padding bench-profile bench-smoke bench-threads-env bench-rust bench-instructions bench-accelerator gpu lint rust-test python-test python-test-fast parity parity-all accelerator accelerator-slow stubs docs loom loom-fast tsan tsan-fast storm storm-fast miri portable wheel wheel-pythons workflows clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -176,6 +176,9 @@ portable: ## the build for systems without memfd
 miri: ## the parts without system calls and threads, in an interpreter that finds undefined behaviour; needs nightly
 	ci/miri.sh
 
+deny: ## the crates: known vulnerabilities, licenses, sources; needs cargo-deny, and GitHub
+	cargo deny --locked check
+
 wheel: $(DIST_STAMP) $(VENV)/.test ## what is published, into build/dist: built, checked, and run by this Python beside the torch at hand
 	ci/wheel.sh run $(BIN)/python $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 
@@ -197,10 +200,15 @@ frameworks: $(VENV)/.frameworks $(WHEEL_STAMP) ## the real frameworks, with torc
 frameworks-docs: $(VENV)/.frameworks $(WHEEL_STAMP) ## the same, and writes the versions into docs/frameworks
 	$(BIN)/python -m pytest tests/frameworks --write-versions
 
-bench: $(VENV)/.bench $(RELEASE_STAMP) ## loaders side by side, and their starts: build/bench.md, .png, bench-start.md
+bench: $(VENV)/.bench $(RELEASE_STAMP) ## loaders side by side, their starts, and what torch has not: build/bench*.md, bench.png
 	$(BIN)/python -m benches.python --threads-python $(THREADS_VENV)/bin/python
 	$(BIN)/python -m benches.python.start
 	$(BIN)/python -m benches.python.arrays
+	$(BIN)/python -m benches.python.padding
+	$(BIN)/python -m benches.python.pool
+	$(BIN)/python -m benches.python.dispatching
+	$(BIN)/python -m benches.python.shared_list
+	$(BIN)/python -m benches.python.threads --threads-python $(THREADS_VENV)/bin/python
 
 bench-threads: $(VENV)/.bench $(RELEASE_STAMP) ## threads as workers, beside processes and other packages' threads
 	$(BIN)/python -m benches.python.threads --threads-python $(THREADS_VENV)/bin/python

@@ -17,6 +17,7 @@ PAGES = {
     "architecture.md": "ARCHITECTURE.md",
     "contributing.md": "CONTRIBUTING.md",
     "changelog.md": "CHANGELOG.md",
+    "security.md": "SECURITY.md",
     "measuring.md": "benches/README.md",
 }
 _IN_SITE = {source: page for page, source in PAGES.items()}

@@ -54,7 +54,7 @@ def translated(dataset: Any) -> Any:
     received = _Received()
     # What comes behind it is the workers', and none of it the caller's.
     behind = copy.deepcopy(dataset, {id(dispatcher): received})
-    return Dispatch(source)._with(_Behind(behind, received), False)
+    return Dispatch(source)._with(_Behind(behind, received), keeps_count=False, may_drop=True)
 
 
 def _find(graph: Any, found: dict[int, Any], others: dict[int, Any]) -> None:

@@ -19,20 +19,21 @@ import torch
 
 import ringloader._native as _native
 from ringloader._common import forks, moved_storages
+from ringloader._dispatch.consumer import WHERE, Consumer
+from ringloader._dispatch.holding import Holding
 from ringloader._torch import internals
-from ringloader._worker import queues
 
 # For a source that does not end when it is asked to.
 GRACE_SECONDS = 5.0
-
-_WHERE = "in the dispatching process"
 
 
 class _StopError(BaseException):
     """The process is to end. No `Exception`: a source's handler must not take it."""
 
 
-def run_dispatcher(source: Iterable[Any], requests: Any, workers: int, share: int, main_pid: int) -> None:
+def run_dispatcher(
+    source: Iterable[Any], requests: Any, workers: int, share: int, main_pid: int, most_held: int | None
+) -> None:
     """Serves the workers of one iterator until the last of them has ended. The process's main function.
 
     Args:
@@ -41,6 +42,8 @@ def run_dispatcher(source: Iterable[Any], requests: Any, workers: int, share: in
         workers: How many there are.
         share: Bytes of shared memory for the items of one worker.
         main_pid: The main process.
+        most_held: Bytes of items that may be held here for workers that are full, while another is hungry;
+            None where nothing need be held.
     """
     # The main process has the interrupt, and ends this one.
     signal.signal(signal.SIGINT, _do_nothing)
@@ -55,7 +58,7 @@ def run_dispatcher(source: Iterable[Any], requests: Any, workers: int, share: in
             threading.Thread(target=_end_with, args=(main_pid,), daemon=True).start()
             with socket.socket(fileno=requests.detach()) as theirs:
                 consumers = _accept(theirs, workers, share)
-            _serve(source, consumers)
+            _serve(source, consumers, most_held)
         finally:
             signal.signal(signal.SIGTERM, _do_nothing)
 
@@ -81,52 +84,9 @@ def _end_with(main_pid: int) -> None:
     os._exit(1)
 
 
-class _Consumer:
-    """A worker, and how far it is."""
-
-    def __init__(self, port: _native.Port) -> None:
-        self._port = port
-        self._results = queues.Results(port, _WHERE)
-        self.epoch = 0
-        self.seed = 0
-        # Items that it may be sent now.
-        self.allowance = 0
-        # The last epoch in which it reads no more.
-        self.left = 0
-        self.has_ended = False
-
-    def receive(self) -> None:
-        """Waits for a message, or the worker's end."""
-        task = self._port.get(None)
-        if task is None:
-            self.has_ended = True
-            return
-        epoch, (allowance, seed) = task[0]
-        self.epoch = abs(epoch)
-        if epoch < 0:
-            self.left = -epoch
-            return
-        self.allowance += allowance
-        self.seed = seed
-
-    def reads_in(self, epoch: int) -> bool:
-        """Whether items of that epoch are for it."""
-        return not self.has_ended and self.left < epoch
-
-    def send(self, epoch: int, item: object) -> None:
-        """Sends an item that was allowed."""
-        self.allowance -= 1
-        self._results.put((epoch, item))
-
-    def send_end(self, epoch: int) -> None:
-        """Sends the end of an epoch, for which the ring has room beside all that was allowed."""
-        if not self.has_ended:
-            self._port.put((-epoch, None))
-
-
-def _accept(requests: socket.socket, workers: int, share: int) -> list[_Consumer]:
+def _accept(requests: socket.socket, workers: int, share: int) -> list[Consumer]:
     """The workers in their order, once all have come."""
-    found: dict[int, _Consumer] = {}
+    found: dict[int, Consumer] = {}
     while len(found) < workers:
         message, fds, _, _ = socket.recv_fds(requests, 1 << 10, 16)
         if not message:
@@ -134,25 +94,25 @@ def _accept(requests: socket.socket, workers: int, share: int) -> list[_Consumer
         try:
             worker, *names = message.decode().split()
             sent = _native.WorkerFds(**dict(zip(names, fds, strict=True)))
-            found[int(worker)] = _Consumer(_native.Port.attach(sent, 0, share))
+            found[int(worker)] = Consumer(_native.Port.attach(sent, 0, share))
         finally:
             for fd in fds:
                 os.close(fd)
     return [found[worker] for worker in range(workers)]
 
 
-def _serve(source: Iterable[Any], consumers: list[_Consumer]) -> None:
+def _serve(source: Iterable[Any], consumers: list[Consumer], most_held: int | None) -> None:
     epoch = 1
     while _all_are_in(consumers, epoch):
         if epoch == 1:
             _seed(max(one.seed for one in consumers) + len(consumers))
-        _serve_epoch(source, consumers, epoch)
+        _serve_epoch(source, consumers, epoch, most_held)
         for one in consumers:
             one.send_end(epoch)
         epoch += 1
 
 
-def _all_are_in(consumers: list[_Consumer], epoch: int) -> bool:
+def _all_are_in(consumers: list[Consumer], epoch: int) -> bool:
     """Waits until each worker has begun the epoch or ended. Returns whether any is there.
 
     INVARIANT: no worker waits here for another. A worker begins an epoch before it asks for an item of it,
@@ -160,17 +120,21 @@ def _all_are_in(consumers: list[_Consumer], epoch: int) -> bool:
     """
     for one in consumers:
         while one.epoch < epoch and not one.has_ended:
-            one.receive()
+            one.receive(None)
     return any(not one.has_ended for one in consumers)
 
 
-def _serve_epoch(source: Iterable[Any], consumers: list[_Consumer], epoch: int) -> None:
+def _serve_epoch(source: Iterable[Any], consumers: list[Consumer], epoch: int, most_held: int | None) -> None:
     items = _items(source)
+    holding = None if most_held is None else Holding(consumers, epoch, most_held)
     turn = 0
     while any(one.reads_in(epoch) for one in consumers):
         one = consumers[turn % len(consumers)]
-        while one.allowance == 0 and one.reads_in(epoch) and one.epoch == epoch:
-            one.receive()
+        if holding is None:
+            while one.allowance == 0 and one.reads_in(epoch) and one.epoch == epoch:
+                one.receive(None)
+        else:
+            holding.wait_for_turn(one)
         if one.epoch > epoch:
             # The epoch was abandoned.
             return
@@ -179,11 +143,16 @@ def _serve_epoch(source: Iterable[Any], consumers: list[_Consumer], epoch: int) 
             try:
                 item = next(items)
             except StopIteration:
-                return
+                break
             except Exception:
-                item = internals.ExceptionWrapper(where=_WHERE)
-            one.send(epoch, item)
+                item = internals.ExceptionWrapper(where=WHERE)
+            if holding is None:
+                one.send(epoch, item)
+            elif not holding.give(one, item):
+                break
             del item
+    if holding is not None:
+        holding.finish()
 
 
 def _items(source: Iterable[Any]) -> Iterator[Any]:

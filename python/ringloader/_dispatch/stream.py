@@ -1,7 +1,8 @@
 """A worker's end of what the dispatching process sends, and its way to the worker.
 
-Messages to the dispatching process are `(epoch, [allowance, seed])`: the worker is in this epoch, may be sent
-so many items more, and has the loader's base seed. With the epoch negated: the worker reads no more in it.
+Messages to the dispatching process are `(epoch, [allowance, seed, is_hungry])`: the worker is in this epoch,
+may be sent so many items more, has the loader's base seed, and may be hungry: a batch waits for an item. With
+the epoch negated: the worker reads no more in it.
 Messages from there are `(epoch, item)`, and `(-epoch, None)` for its end.
 """
 
@@ -51,19 +52,23 @@ class DispatchEnd(JoiningStep):
         pid: The dispatching process.
         prefetch: Items on their way to one worker, at most.
         share: Bytes of shared memory for them.
+        tells_hunger: Whether it is told that a batch waits for an item.
     """
 
-    def __init__(self, key: str, requests: Any, pid: int, prefetch: int, share: int) -> None:
+    def __init__(
+        self, key: str, requests: Any, pid: int, prefetch: int, share: int, tells_hunger: bool
+    ) -> None:
         self._key = key
         self._requests = requests
         self.pid = pid
         self.prefetch = prefetch
         self.share = share
+        self.tells_hunger = tells_hunger
         self._stream: Stream
 
     def __reduce__(self) -> tuple[Any, ...]:
         sent = reduction.DupFd(self._requests.fileno())
-        return DispatchEnd, (self._key, sent, self.pid, self.prefetch, self.share)
+        return DispatchEnd, (self._key, sent, self.pid, self.prefetch, self.share, self.tells_hunger)
 
     def join(self, worker: int, port: _native.Port) -> None:
         """Reaches the dispatching process, before torch's loop begins."""
@@ -99,6 +104,9 @@ class _Leaving:
         except StopIteration:
             self._stream.leave()
             raise
+        finally:
+            if self._stream.is_hungry:
+                self._stream.eat_no_more()
 
 
 class Stream:
@@ -106,6 +114,7 @@ class Stream:
 
     def __init__(self, end: DispatchEnd, worker: int, port: _native.Port, requests: socket.socket) -> None:
         self._pid = end.pid
+        self._tells_hunger = end.tells_hunger
         self._port = port
         self._allowance = end.prefetch
         # Not for each item: a message each would cost as much as the item.
@@ -114,6 +123,8 @@ class Stream:
         self._seed = 0
         self._epoch = 0
         self._is_reading = False
+        # Whether the dispatching process was told that a batch waits for an item.
+        self.is_hungry = False
         self._has_died = False
         self._engine = _native.Engine(1, end.prefetch, end.share)
         try:
@@ -130,15 +141,22 @@ class Stream:
         self._seed = 0 if info is None else info.seed - info.id
         self._epoch += 1
         self._is_reading = True
+        self.is_hungry = False
         self._tell()
 
     def leave(self) -> None:
         """The worker takes no more items in this epoch."""
         if not self._is_reading:
             return
-        self._is_reading = False
+        self._is_reading = self.is_hungry = False
         if not self._has_died:
-            self._engine.put(0, (-self._epoch, [0, 0]))
+            self._engine.put(0, (-self._epoch, [0, 0, 0]))
+
+    def eat_no_more(self) -> None:
+        """The batch that waited for items is made."""
+        self.is_hungry = False
+        if self._is_reading:
+            self._tell()
 
     def miss(self) -> None:
         """The worker begins its next epoch, and takes no items in it."""
@@ -157,7 +175,7 @@ class Stream:
 
     def _tell(self) -> None:
         if not self._has_died:
-            self._engine.put(0, (self._epoch, [self._taken, self._seed]))
+            self._engine.put(0, (self._epoch, [self._taken, self._seed, int(self.is_hungry)]))
             self._taken = 0
 
     def __iter__(self) -> Stream:
@@ -171,6 +189,9 @@ class Stream:
             if found is None:
                 if self._port.is_done():
                     break
+                if self._tells_hunger and not self.is_hungry:
+                    self.is_hungry = True
+                    self._tell()
                 continue
             if isinstance(found, _native.WorkerEnded):
                 self._has_died = True

@@ -56,11 +56,7 @@ def _start_methods() -> Iterator[Finding]:
 def _handles() -> Finding:
     """Whether the kernel, or a container's filter of system calls, has what the transport needs."""
     missing = []
-    for name, make in (
-        ("memfd_create", _make_memfd),
-        ("pidfd_open", _make_pidfd),
-        ("eventfd", _make_eventfd),
-    ):
+    for name, make in _MAKERS.items():
         try:
             os.close(make())
         except OSError as error:

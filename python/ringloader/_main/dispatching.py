@@ -10,6 +10,9 @@ from typing import Any
 from ringloader._dispatch import dataset, process, stream
 from ringloader._launch import spawn
 
+# Bytes that items may take in the dispatching process, where a share is less.
+_LEAST_HELD = 64 << 20
+
 
 class _SentSocket:
     """A socket as the argument of a process."""
@@ -37,17 +40,21 @@ class Dispatching:
         context: The ``multiprocessing`` context that starts the workers.
         workers: How many there will be.
         share: Bytes of shared memory for the items of one worker.
+        in_order: Whether the loader hands out batches in order.
 
     Raises:
         Exception: What starting a process raises. Nothing is left then.
     """
 
-    def __init__(self, source: dataset.Dispatch, context: Any, workers: int, share: int) -> None:
+    def __init__(
+        self, source: dataset.Dispatch, context: Any, workers: int, share: int, in_order: bool
+    ) -> None:
         self._dataset = source
         self._without_source = dataset.without_source(source)
+        most_held = max(share, _LEAST_HELD) if in_order and dataset.may_drop(source) else None
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            arguments = (source._source, _SentSocket(theirs), workers, share, os.getpid())
+            arguments = (source._source, _SentSocket(theirs), workers, share, os.getpid(), most_held)
             made = context.Process(target=process.run_dispatcher, args=arguments)
             made.daemon = True
             self._process = spawn.by_server(made)
@@ -60,7 +67,9 @@ class Dispatching:
             # What workers send must fail once the process has ended.
             theirs.close()
         pid = self._process.pid
-        self.step = stream.DispatchEnd(source._key, self._requests, pid, source._prefetch, share)
+        self.step = stream.DispatchEnd(
+            source._key, self._requests, pid, source._prefetch, share, most_held is not None
+        )
 
     def without_source(self, argument: object) -> object:
         """An argument of torch's worker loop, with the dataset as workers need it."""
@@ -84,4 +93,4 @@ def dispatching_for(loader: Any, context: Any, share: int) -> Dispatching | None
     """For an iterator of a loader with workers; None if its dataset needs none."""
     if not isinstance(loader.dataset, dataset.Dispatch):
         return None
-    return Dispatching(loader.dataset, context, loader.num_workers, share)
+    return Dispatching(loader.dataset, context, loader.num_workers, share, loader.in_order)

@@ -74,6 +74,14 @@ class Results:
             except Exception:
                 self._put_text(message[0], error)
 
+    def put_now(self, message: tuple[int, object]) -> bool:
+        """As ``put``, where there is room. Returns whether there was."""
+        try:
+            return self._port.put_now(message)
+        except Exception:
+            self.put(message)
+            return True
+
     def _wrapped(self) -> object:
         wrapped: object = internals.ExceptionWrapper(where=self._where)
         return wrapped

@@ -88,22 +88,12 @@ impl Port {
     /// Commits one message of torch's protocol: `(index of the task, batch)` or any object. Waits for
     /// room if it must, unless the parent wants nothing more.
     fn put(&self, message: &Bound<'_, PyAny>) -> PyResult<()> {
-        if !self.core.is_current() {
-            // The rings are the worker's, which answers for itself.
-            self.parent_ended.store(true, Ordering::Relaxed);
-            return Ok(());
-        }
-        let (kind, seq, object) = match pair(message)? {
-            Some((seq, data)) => (ResultKind::Batch, seq, data),
-            None => (ResultKind::Object, 0, message.clone()),
-        };
-        let mut encoded = self.spare().take().unwrap_or_default();
-        encoded.encode(&object)?;
-        let committed = self.commit(&object, kind, seq as u64, &mut encoded);
-        if encoded.clear() {
-            *self.spare() = Some(encoded);
-        }
-        committed
+        self.send(message, true).map(drop)
+    }
+
+    /// As `put`, without waiting for room. False: there is none, and nothing was sent.
+    fn put_now(&self, message: &Bound<'_, PyAny>) -> PyResult<bool> {
+        self.send(message, false)
     }
 
     /// Memory for `nbytes` in the slot that is being filled, as a `torch.UntypedStorage`; None where the
@@ -149,6 +139,26 @@ impl Port {
         self.core.allocate(nbytes).map_err(exception)
     }
 
+    /// Returns whether the message was committed, or is wanted no more.
+    fn send(&self, message: &Bound<'_, PyAny>, waits: bool) -> PyResult<bool> {
+        if !self.core.is_current() {
+            // The rings are the worker's, which answers for itself.
+            self.parent_ended.store(true, Ordering::Relaxed);
+            return Ok(true);
+        }
+        let (kind, seq, object) = match pair(message)? {
+            Some((seq, data)) => (ResultKind::Batch, seq, data),
+            None => (ResultKind::Object, 0, message.clone()),
+        };
+        let mut encoded = self.spare().take().unwrap_or_default();
+        encoded.encode(&object)?;
+        let committed = self.commit(&object, kind, seq as u64, &mut encoded, waits);
+        if encoded.clear() {
+            *self.spare() = Some(encoded);
+        }
+        committed
+    }
+
     fn spare(&self) -> MutexGuard<'_, Option<Box<Encoded>>> {
         self.spare.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -159,7 +169,8 @@ impl Port {
         kind: ResultKind,
         seq: u64,
         encoded: &mut Encoded,
-    ) -> PyResult<()> {
+        waits: bool,
+    ) -> PyResult<bool> {
         let py = object.py();
         let mut commit = self.core.begin_commit();
         let generation = commit.generation();
@@ -167,7 +178,9 @@ impl Port {
         for _ in 0..MOST_LOOKS {
             let Encoded { meta, drafts, groups, .. } = encoded;
             groups.form(py, drafts, &commit, meta)?;
-            let Some(place) = self.find_room(py, &mut commit, encoded)? else { return Ok(()) };
+            let Some(place) = self.find_room(py, &mut commit, encoded, waits)? else {
+                return Ok(waits || self.is_done());
+            };
             if encoded.holds_still(object)? {
                 found = Some(place);
                 break;
@@ -186,7 +199,7 @@ impl Port {
         if let Some((_, fd)) = &own {
             while !commit.send(fd).map_err(exception)? {
                 if self.rest(py)? {
-                    return Ok(());
+                    return Ok(true);
                 }
             }
         }
@@ -201,18 +214,19 @@ impl Port {
         count(&counters.oversize, own.is_some().into());
         while !commit.finish(seq, kind, meta_at..end, end, own.is_some()).map_err(exception)? {
             if self.rest(py)? {
-                return Ok(());
+                return Ok(true);
             }
         }
-        Ok(())
+        Ok(true)
     }
 
-    /// Places the batch; `None` when the parent wants nothing more.
+    /// Places the batch; `None` when the parent wants nothing more, or where it would have to wait and may not.
     fn find_room(
         &self,
         py: Python<'_>,
         commit: &mut Commit<'_>,
         encoded: &mut Encoded,
+        waits: bool,
     ) -> PyResult<Option<BatchPlace>> {
         let Encoded { meta, drafts, groups, .. } = encoded;
         let len = meta.encoded_len() as u64;
@@ -223,7 +237,7 @@ impl Port {
                 Room::Ready => return Ok(Some(BatchPlace { own: None, meta_at, end })),
                 Room::Later => {
                     drafts.disturb();
-                    if self.rest(py)? {
+                    if !waits || self.rest(py)? {
                         return Ok(None);
                     }
                 }
@@ -235,7 +249,7 @@ impl Port {
                         return Ok(Some(BatchPlace { own, meta_at, end }));
                     }
                     drafts.disturb();
-                    if self.rest(py)? {
+                    if !waits || self.rest(py)? {
                         return Ok(None);
                     }
                 }

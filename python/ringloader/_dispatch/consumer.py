@@ -1,0 +1,77 @@
+"""A worker as the dispatching process sees it: how far it is, and what it may be sent."""
+
+from __future__ import annotations
+
+import collections
+from typing import Any
+
+import ringloader._native as _native
+from ringloader._worker import queues
+
+# In the words of torch's errors.
+WHERE = "in the dispatching process"
+
+
+class Consumer:
+    """A worker, and how far it is.
+
+    Args:
+        port: The end of its rings.
+    """
+
+    def __init__(self, port: _native.Port) -> None:
+        self._port = port
+        self._results = queues.Results(port, WHERE)
+        self.epoch = 0
+        self.seed = 0
+        # Items that it may be sent now.
+        self.allowance = 0
+        # Whether a batch of its waits for an item, and it has none left.
+        self.is_hungry = False
+        # The last epoch in which it reads no more.
+        self.left = 0
+        self.has_ended = False
+        # The last epoch whose end it was sent.
+        self._end_sent = 0
+        # Its items that it may not be sent yet, or has no room for.
+        self.held: collections.deque[Any] = collections.deque()
+
+    def receive(self, timeout: float | None) -> bool:
+        """Takes a message, or notes the worker's end. Returns whether there was one in time."""
+        if self.has_ended:
+            return False
+        task = self._port.get(timeout)
+        if task is None:
+            self.has_ended = timeout is None or self._port.parent_ended
+            return self.has_ended
+        epoch, (allowance, seed, is_hungry) = task[0]
+        self.epoch = abs(epoch)
+        if epoch < 0:
+            self.left = -epoch
+            self.is_hungry = False
+            return True
+        self.allowance += allowance
+        self.seed = seed
+        self.is_hungry = bool(is_hungry)
+        return True
+
+    def reads_in(self, epoch: int) -> bool:
+        """Whether items of that epoch are for it."""
+        return not self.has_ended and self.left < epoch
+
+    def send(self, epoch: int, item: object) -> None:
+        """Sends an item that was allowed. Waits for room."""
+        self.allowance -= 1
+        self._results.put((epoch, item))
+
+    def send_held(self, epoch: int) -> None:
+        """Sends what is held, as far as it is allowed and there is room."""
+        while self.held and self.allowance and self._results.put_now((epoch, self.held[0])):
+            self.held.popleft()
+            self.allowance -= 1
+
+    def send_end(self, epoch: int) -> None:
+        """Sends the end of an epoch, once. The ring has room for it beside all that was allowed."""
+        if self._end_sent < epoch and not self.has_ended:
+            self._end_sent = epoch
+            self._port.put((-epoch, None))

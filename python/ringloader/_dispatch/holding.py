@@ -1,0 +1,122 @@
+"""Items that are held back for a worker that is full, while another is hungry.
+
+The loader takes batches in order. If a filter drops what one worker is sent, its batch waits for items, and
+the loader for that batch. The others are full by then, and the source's next item is theirs. It is held here,
+so that the source can be read on, and each item still goes to the worker whose turn it is.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from ringloader._dispatch.consumer import WHERE, Consumer
+from ringloader._torch import internals
+
+# How long it waits for one worker before it looks at the others: at first, and at most.
+_SHORTEST, _LONGEST = 0.001, 0.05
+# How often the memory is looked at, in items that are held.
+_LOOK_EVERY = 64
+
+
+class Holding:
+    """What is held in one epoch.
+
+    Args:
+        consumers: All workers.
+        epoch: The epoch.
+        most: Bytes that this process may grow by, through what it holds.
+    """
+
+    def __init__(self, consumers: Sequence[Consumer], epoch: int, most: int) -> None:
+        self._consumers = consumers
+        self._epoch = epoch
+        self._most = most
+        # Resident bytes when the first of them was held.
+        self._before = 0
+        for one in consumers:
+            # Of an epoch that was abandoned.
+            one.held.clear()
+
+    def wait_for_turn(self, one: Consumer) -> None:
+        """Waits until an item for ``one`` can be sent, or must be held, or it reads no more."""
+        pause = _SHORTEST
+        # Each time: the ring of its messages has room for those of a few items only.
+        while one.receive(0.0):
+            pass
+        while one.reads_in(self._epoch) and one.epoch == self._epoch:
+            one.send_held(self._epoch)
+            if one.allowance and not one.held:
+                return
+            self._look_at_all()
+            # It takes what it has been sent, and tells.
+            if not one.is_hungry and any(other.is_hungry for other in self._reading()):
+                return
+            one.receive(pause)
+            pause = min(2 * pause, _LONGEST)
+
+    def give(self, one: Consumer, item: object) -> bool:
+        """Sends an item to ``one``, or holds it. False: no more can be held, and the hungry are told."""
+        one.held.append(item)
+        one.send_held(self._epoch)
+        if not one.held:
+            return True
+        held = sum(len(other.held) for other in self._consumers)
+        if held == 1:
+            self._before = _resident_bytes()
+        if held % _LOOK_EVERY:
+            return True
+        grown = _resident_bytes() - self._before
+        if grown <= self._most:
+            return True
+        for other in self._reading():
+            if other.is_hungry:
+                other.held.append(_too_many(held, grown, self._most))
+        return False
+
+    def finish(self) -> None:
+        """Sends what is held, as there is room, and each worker the end once nothing more is held for it."""
+        pause = _SHORTEST
+        while True:
+            waiting = []
+            for one in self._consumers:
+                one.send_held(self._epoch)
+                if not one.held or one.epoch > self._epoch or not one.reads_in(self._epoch):
+                    one.held.clear()
+                    one.send_end(self._epoch)
+                else:
+                    waiting.append(one)
+            if not waiting:
+                return
+            if waiting[0].receive(pause) or self._look_at_all():
+                pause = _SHORTEST
+            else:
+                pause = min(2 * pause, _LONGEST)
+
+    def _reading(self) -> list[Consumer]:
+        return [one for one in self._consumers if one.reads_in(self._epoch)]
+
+    def _look_at_all(self) -> bool:
+        """Takes the messages that are there. Returns whether there were any."""
+        found = False
+        for one in self._consumers:
+            while one.receive(0.0):
+                found = True
+        return found
+
+
+def _too_many(held: int, nbytes: int, most: int) -> object:
+    """The error of the batches that wait for an item."""
+    try:
+        raise RuntimeError(
+            f"a Dispatch in order holds {held} items ({nbytes} bytes; at most {most}) for workers that are "
+            "full, because what this worker was sent meanwhile was dropped by filter(): pass in_order=False, "
+            "filter in the source, or raise max_shared_bytes"
+        )
+    except RuntimeError:
+        return internals.ExceptionWrapper(where=WHERE)
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
