@@ -293,3 +293,108 @@ def test_calls_from_another_thread_while_the_epoch_goes_on():
         stop.set()
         thread.join()
     assert answers and all(answer == [0, 1] for answer in answers)
+
+
+class Large(Dataset):
+    """Batches of which a worker's share holds one and no second."""
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        return torch.full((1 << 18,), float(index))
+
+
+class LargeStream(IterableDataset):
+    """The same, in parts: that of the first worker ends soon."""
+
+    def __iter__(self):
+        info = get_worker_info()
+        for number in range(3 if info.id == 0 else 12):
+            yield torch.full((1 << 18,), float(info.id * 100 + number))
+
+
+def first_of(batches):
+    """The number of each batch, whose bytes must be those."""
+    found = []
+    for batch in batches:
+        assert bool((batch == batch[0]).all())
+        found.append(int(batch[0]))
+    return found
+
+
+@pytest.mark.parametrize("options", [{}, {"main_prefetch": 3}, {"in_order": False}, {"timeout": 30}])
+@pytest.mark.parametrize("dataset", [Large(), LargeStream()], ids=["map", "iterable"])
+def test_workers_that_wait_for_room_are_called_too(dataset, options):
+    given = {"batch_size": None, "num_workers": 2, "prefetch_factor": 6}
+    expected = first_of(torch.utils.data.DataLoader(dataset, **given))
+    loader = DataLoader(dataset, max_shared_bytes=5 << 20, **given, **options)
+    iterator = iter(loader)
+    found = first_of([next(iterator), next(iterator)])
+    for _ in range(2):
+        started = time.monotonic()
+        # Not for the loader's `timeout`, which is longer than this may take.
+        assert loader.call_workers(worker_id) in ([0, 1], [1])
+        assert time.monotonic() - started < 20
+        found += first_of([next(iterator)])
+    found += first_of(iterator)
+    assert (sorted(found) if "in_order" in options else found) == (
+        sorted(expected) if "in_order" in options else expected
+    )
+
+
+def test_errors_that_were_taken_early_come_in_their_turn():
+    class Failing(Large):
+        def __getitem__(self, index):
+            if index % 5 == 4:
+                raise LookupError(f"sample {index}")
+            return super().__getitem__(index)
+
+    loader = DataLoader(
+        Failing(), batch_size=None, num_workers=2, prefetch_factor=6, max_shared_bytes=5 << 20
+    )
+    iterator = iter(loader)
+    found = first_of([next(iterator)])
+    loader.call_workers(worker_id)
+    while len(found) < 24:
+        try:
+            found += first_of([next(iterator)])
+        except LookupError as error:
+            assert f"sample {len(found)}" in str(error)
+            found.append(len(found))
+    assert found == list(range(24))
+
+
+def test_a_worker_whose_batches_were_taken_early_may_die():
+    loader = DataLoader(Large(), batch_size=None, num_workers=2, prefetch_factor=6, max_shared_bytes=5 << 20)
+    iterator = iter(loader)
+    first_of([next(iterator)])
+    loader.call_workers(worker_id)
+    os.kill(iterator._workers[1].pid, signal.SIGKILL)
+    # What it had committed comes first.
+    found = []
+    with pytest.raises(RuntimeError, match="exited unexpectedly"):
+        while True:
+            found += first_of([next(iterator)])
+    assert found == list(range(1, len(found) + 1))
+
+
+def test_in_a_forked_child_there_is_no_worker_to_call():
+    loader = made(persistent=False)
+    iterator = iter(loader)
+    next(iterator)
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        said = "nothing"
+        try:
+            loader.call_workers(worker_id)
+        except RuntimeError as error:
+            said = str(error)
+        os.write(writer, said.encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as answer:
+        assert "found no worker that lives" in answer.read()
+    os.waitpid(pid, 0)
+    assert loader.call_workers(worker_id) == [0, 1]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ringloader._main import ending
-from ringloader._main.iterator import TransportIterator
+from ringloader._main.iterator import RingIterator, TransportIterator
 from ringloader._torch import internals
 from ringloader._worker.calls import LENGTH, Call
 
@@ -37,7 +37,7 @@ def call_workers(
             "call_workers() found no worker that lives: workers live during an epoch, and with "
             "persistent_workers=True from the first iter() on; before that, change the dataset itself"
         )
-    answers = _asked(workers, pickled, timeout or loader.timeout or None)
+    answers = _asked(workers, pickled, timeout or loader.timeout or None, lambda: _take_committed(loader))
     found = [pickle.loads(answer) for answer in answers]
     for answer in found:
         if isinstance(answer, internals.ExceptionWrapper):
@@ -49,6 +49,9 @@ def _living(loader: Any) -> list[tuple[Any, Any]]:
     """The task queue and the process of each worker, of all iterators that are under way."""
     found = []
     for iterator in ending.alive(loader):
+        if isinstance(iterator, TransportIterator) and iterator._transport.is_inherited():
+            # In a forked child: they are the parent's.
+            continue
         workers = getattr(iterator, "_workers", None)
         if not workers or getattr(iterator, "_shutdown", True):
             continue
@@ -68,8 +71,17 @@ def _living(loader: Any) -> list[tuple[Any, Any]]:
     return found
 
 
-def _asked(workers: list[tuple[Any, Any]], pickled: bytes, timeout: float | None) -> list[bytes]:
-    """The answers, in the order of the workers."""
+def _take_committed(loader: Any) -> None:
+    """Takes the batches that are there: a worker that waits for room comes to no call."""
+    for iterator in ending.alive(loader):
+        if isinstance(iterator, RingIterator):
+            iterator.take_committed()
+
+
+def _asked(
+    workers: list[tuple[Any, Any]], pickled: bytes, timeout: float | None, make_room: Callable[[], None]
+) -> list[bytes]:
+    """The answers, in the order of the workers. Meanwhile ``make_room`` is called now and then."""
     deadline = None if timeout is None else time.monotonic() + timeout
     answers: dict[int, bytes] = {}
     pids = [process.pid for _, process in workers]
@@ -97,6 +109,8 @@ def _asked(workers: list[tuple[Any, Any]], pickled: bytes, timeout: float | None
                 if lost and not ready:
                     pid = lost[0].pid
                     raise RuntimeError(f"DataLoader worker (pid(s) {pid}) exited unexpectedly")
+                if not ready:
+                    make_room()
                 if not ready and deadline is not None and time.monotonic() >= deadline:
                     silent = [number for number, pid in enumerate(pids) if pid not in answers]
                     raise RuntimeError(

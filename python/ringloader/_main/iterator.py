@@ -297,6 +297,11 @@ class RingIterator(TransportIterator, _SchedulerCallbacks):
         else:
             self._scheduler.put_index(self)
 
+    def take_committed(self) -> None:
+        """Takes what the workers have committed, and keeps it until its turn, so that none waits for room."""
+        if not self._torch_schedules and not self._shutdown:
+            self._scheduler.take_committed()
+
     def _note_exhausted(self, worker_id: int) -> None:
         """A worker's iterable dataset has ended. MIRRORS torch dataloader.py::_next_data."""
         if self._persistent_workers:

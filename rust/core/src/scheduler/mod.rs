@@ -179,19 +179,51 @@ impl<T> Scheduler<T> {
                     found
                 }
             };
-            match found {
-                Ok(Some(delivery)) => {
-                    let (seq, kind) = C::answered(&delivery);
-                    if !self.is_stale(seq, kind) {
-                        return Ok(Poll::Arrived { seq: seq & SEQ_MASK, delivery });
-                    }
-                }
-                Err(Error::Arrival { task: Some(seq), error }) if !self.is_stale(seq, ResultKind::Batch) => {
-                    return Ok(Poll::Failed { seq: seq & SEQ_MASK, error: *error });
-                }
-                Ok(None) | Err(Error::Arrival { .. }) => {}
-                Err(error) => return Err(error),
+            if let Some(poll) = self.found::<C>(found)? {
+                return Ok(poll);
             }
+        }
+    }
+
+    /// The next result that `worker` has committed, before its turn: for a caller that waits for something else from
+    /// this worker, which may wait for room. [`keep`](Self::keep) what comes. `None`: nothing is there.
+    ///
+    /// # Errors
+    /// As [`poll`](Self::poll).
+    pub fn poll_of<C: Transport>(
+        &mut self,
+        transport: &C,
+        worker: u32,
+    ) -> Result<Option<Poll<T, C::Delivery>>> {
+        // One that has ended may have answers in its ring that nobody awaits.
+        while self.dispatch.is_active(worker) {
+            let found = transport.try_next_of(worker);
+            if matches!(found, Ok(None)) {
+                return Ok(None);
+            }
+            if let Some(poll) = self.found::<C>(found)? {
+                return Ok(Some(poll));
+            }
+        }
+        Ok(None)
+    }
+
+    /// What a look into a ring means. `None`: nothing was there, or nothing that this epoch waits for.
+    fn found<C: Transport>(
+        &self,
+        found: Result<Option<C::Delivery>>,
+    ) -> Result<Option<Poll<T, C::Delivery>>> {
+        match found {
+            Ok(Some(delivery)) => {
+                let (seq, kind) = C::answered(&delivery);
+                let seq = (!self.is_stale(seq, kind)).then_some(seq & SEQ_MASK);
+                Ok(seq.map(|seq| Poll::Arrived { seq, delivery }))
+            }
+            Err(Error::Arrival { task: Some(seq), error }) if !self.is_stale(seq, ResultKind::Batch) => {
+                Ok(Some(Poll::Failed { seq: seq & SEQ_MASK, error: *error }))
+            }
+            Ok(None) | Err(Error::Arrival { .. }) => Ok(None),
+            Err(error) => Err(error),
         }
     }
 

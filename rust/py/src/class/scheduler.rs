@@ -61,6 +61,7 @@ struct Scheduling<E: ParentEnd> {
     state: DetachedLock<State<Indexed<E>>>,
     /// The process that made it.
     process: &'static Process,
+    workers: u32,
     iterable: bool,
     timeout: Option<f64>,
 }
@@ -107,6 +108,10 @@ macro_rules! scheduler_class {
                 self.0.hand_out(callbacks, ahead)
             }
 
+            fn take_committed(&self, py: Python<'_>) -> PyResult<()> {
+                self.0.take_committed(py)
+            }
+
             fn positions(&self, py: Python<'_>) -> PyResult<Positions> {
                 self.0.positions(py)
             }
@@ -134,11 +139,22 @@ struct State<I> {
     source: Py<IndexSource>,
     /// What was taken and not yet handed out, in its order.
     taken: VecDeque<Taken>,
-    /// The task that a worker answered with the end of its iterable dataset, where that was found ahead of its turn. To
-    /// end the worker then would change which worker gets which of the tasks that are sent until its turn.
-    end_ahead: Option<u64>,
+    /// The end of a worker's iterable dataset, where that was found ahead of its turn. To end the worker then would
+    /// change which worker gets which of the tasks that are sent until its turn.
+    end_ahead: Option<End>,
+    /// Workers whose end was taken and is kept until its turn.
+    ends_kept: Vec<u32>,
     /// What an error of lateness says. Kept where there is a timeout.
     sent: SentTasks<I>,
+}
+
+/// The end of a worker's iterable dataset.
+#[derive(Clone, Copy)]
+enum End {
+    /// The answer to this task, which is still awaited.
+    Answer(u64),
+    /// Of this worker, whose answer was kept until its turn.
+    Kept(u32),
 }
 
 /// A batch that was taken and not yet handed out.
@@ -165,9 +181,10 @@ impl<E: ParentEnd> Scheduling<E> {
         };
         let core = Core::new(workers, prefetch_factor, order);
         let (taken, sent) = (VecDeque::new(), SentTasks::default());
-        let state = DetachedLock::new(State { core, source, taken, end_ahead: None, sent });
+        let (end_ahead, ends_kept) = (None, Vec::new());
+        let state = DetachedLock::new(State { core, source, taken, end_ahead, ends_kept, sent });
         let timeout = (timeout > 0.0).then_some(timeout);
-        Self { engine, state, process: process::current(), iterable, timeout }
+        Self { engine, state, process: process::current(), workers, iterable, timeout }
     }
 
     /// Begins a new epoch, with indices from `source`. What comes from the one before is thrown away.
@@ -176,6 +193,7 @@ impl<E: ParentEnd> Scheduling<E> {
         state.core.reset();
         state.taken.clear();
         state.end_ahead = None;
+        state.ends_kept.clear();
         state.sent = SentTasks::default();
         let before = std::mem::replace(&mut state.source, source);
         drop(state);
@@ -217,12 +235,12 @@ impl<E: ParentEnd> Scheduling<E> {
         if wait {
             state.taken.clear();
         }
-        if let Some(seq) = state.end_ahead {
+        if let Some(end) = state.end_ahead {
             if !wait {
                 return Ok(false);
             }
             state.end_ahead = None;
-            self.end_worker(state, callbacks, seq)?;
+            self.end_worker(state, callbacks, end)?;
         }
         let (_, received, _) = state.core.positions();
         let keep = |delivery| E::keep(&self.engine, py, delivery, self.iterable);
@@ -247,6 +265,37 @@ impl<E: ParentEnd> Scheduling<E> {
         ahead.call_method0(intern!(callbacks.py(), "popleft"))?;
         state.core.delivered(worker);
         self.send_one(state, &Callbacks(callbacks))
+    }
+
+    /// Takes what all workers have committed, and keeps it until its turn: for a caller that waits for something else
+    /// from them. So no worker waits for room for long.
+    fn take_committed(&self, py: Python<'_>) -> PyResult<()> {
+        let mut state = self.lock(py)?;
+        let state = &mut *state;
+        let Ok(engine) = E::of(&self.engine).core() else { return Ok(()) };
+        for worker in 0..self.workers {
+            while !state.ends_kept.contains(&worker)
+                && let Some(poll) = state.core.poll_of(&*engine, worker).map_err(exception)?
+            {
+                let (seq, found) = match poll {
+                    Poll::Arrived { seq, delivery } => (seq, E::of(&self.engine).unpack(py, delivery)),
+                    Poll::Failed { seq, error } => (seq, Err(exception(error))),
+                    _ => break,
+                };
+                let (data, interrupt) = match found {
+                    Ok(data) => (data, None),
+                    Err(error) => stand_in(py, error)?,
+                };
+                if self.iterable && is_end(&data)? {
+                    state.ends_kept.push(worker);
+                }
+                state.core.keep(seq, data.unbind()).map_err(exception)?;
+                if let Some(interrupt) = interrupt {
+                    return Err(interrupt);
+                }
+            }
+        }
+        Ok(())
     }
 
     /// torch's `_send_idx`, `_rcvd_idx` and `_tasks_outstanding`.
@@ -305,7 +354,18 @@ impl<E: ParentEnd> Scheduling<E> {
                     drop(engine);
                     return Err(self.end(callbacks)?);
                 }
-                Poll::Ready { worker, data } => return Ok(Some((worker, data.into_bound(py)))),
+                Poll::Ready { worker, data } => {
+                    let data = data.into_bound(py);
+                    if !self.iterable || !is_end(&data)? {
+                        return Ok(Some((worker, data)));
+                    }
+                    if !wait {
+                        state.end_ahead = Some(End::Kept(worker));
+                        return Ok(None);
+                    }
+                    self.end_worker(state, callbacks, End::Kept(worker))?;
+                    deadline = Deadline::after(self.timeout)?;
+                }
                 Poll::Failed { seq, error } => {
                     if let Some(turn) = self.fail(py, &mut state.core, seq, exception(error))? {
                         return Ok(Some(turn));
@@ -324,10 +384,10 @@ impl<E: ParentEnd> Scheduling<E> {
                     };
                     if self.iterable && is_end(&data)? {
                         if !wait {
-                            state.end_ahead = Some(seq);
+                            state.end_ahead = Some(End::Answer(seq));
                             return Ok(None);
                         }
-                        self.end_worker(state, callbacks, seq)?;
+                        self.end_worker(state, callbacks, End::Answer(seq))?;
                     } else if let Some((worker, data)) =
                         state.core.accept(seq, data.unbind()).map_err(exception)?
                     {
@@ -363,14 +423,21 @@ impl<E: ParentEnd> Scheduling<E> {
         }
     }
 
-    /// The answer to `seq` was the end of its worker's part of an iterable dataset.
+    /// A worker has nothing more of its iterable dataset.
     fn end_worker(
         &self,
         state: &mut State<Indexed<E>>,
         callbacks: &Callbacks<'_, '_>,
-        seq: u64,
+        end: End,
     ) -> PyResult<()> {
-        let worker = state.core.end_worker(seq).map_err(exception)?;
+        let worker = match end {
+            End::Answer(seq) => state.core.end_worker(seq).map_err(exception)?,
+            End::Kept(worker) => {
+                state.core.give_up(worker);
+                state.ends_kept.retain(|&kept| kept != worker);
+                worker
+            }
+        };
         callbacks.note_exhausted(worker)?;
         self.send_one(state, callbacks)
     }
