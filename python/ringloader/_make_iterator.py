@@ -11,7 +11,7 @@ from typing import Any
 from ringloader._dispatch.dataset import Dispatch
 from ringloader._launch import pool
 from ringloader._main import epochs, forgotten_epoch
-from ringloader._options import THREAD, Options
+from ringloader._options import THREAD, Options, check_with
 from ringloader._report import report
 from ringloader._torch import internals, select_path
 
@@ -53,6 +53,34 @@ def make_iterator(loader: Any, options: Options, without_ours: Any, fall_back: C
             select_path.say_once(reason.warning)
         report.record(loader, iterator, "torch", reason.text, counters or dict)
     return iterator
+
+
+def make_as_far_as_it_fits(
+    loader: Any, options: Options, without_ours: Any, fall_back: Callable[[], Any]
+) -> Any:
+    """As :func:`make_iterator`, for options that were meant for all loaders.
+
+    How the workers of ``loader`` are started, and where its batches go, is its own to say: an option that
+    does not go with that is left aside, and the note says which and why.
+    """
+    aside = []
+    if options.worker_method == THREAD and loader.num_workers > 0:
+        try:
+            check_threads(loader)
+        except ValueError as error:
+            options = dataclasses.replace(options, worker_method=Options.worker_method)
+            select_path.say_once(f"install(worker_method={THREAD!r}) leaves a loader its processes: {error}")
+            aside.append(str(error))
+    if options.main_prefetch and loader.num_workers > 0:
+        try:
+            check_with(loader, options)
+        except ValueError as error:
+            options = dataclasses.replace(options, main_prefetch=Options.main_prefetch)
+            aside.append(str(error))
+    made = make_iterator(loader, options, without_ours, fall_back)
+    for text in aside:
+        report.add(loader, text)
+    return made
 
 
 def _make_torchs_iterator(

@@ -211,7 +211,8 @@ def test_from_another_thread_while_a_batch_is_awaited(path, tmp_path, monkeypatc
     assert not thread.is_alive(), "no wait is for ever"
     # torch's own loop may pass over the lost batch, to one that is there.
     assert path == "torch" or isinstance(outcome[0], Exception)
-    assert not descendants()
+    # An older torch does not wait for the end of what it has terminated.
+    assert wait_until(lambda: not descendants(), 5)
     assert_ended(iterator)
 
 

@@ -161,8 +161,11 @@ def test_batches_are_written_where_they_are_sent_from(loader_class, name, tensor
     loader = loader_class(Ragged(form), batch_size=6, num_workers=2, collate_fn=function)
     assert len(list(loader)) == 8
     counters = ringloader.report(loader).counters
-    assert counters["in_place"] == 8 * tensors
-    assert counters["copied"] == counters["pickled"] == counters["oversize"] == 0
+    # Beside tensors that an older torch pads, their lengths are a tensor of its own.
+    is_native = hasattr(torch.Tensor, "__dlpack_c_exchange_api__") or name not in ("lengths", "edges")
+    assert counters["in_place"] == 8 * (tensors if is_native else tensors - 1)
+    assert counters["copied"] == (0 if is_native else 8)
+    assert counters["pickled"] == counters["oversize"] == 0
 
 
 class IsShared:

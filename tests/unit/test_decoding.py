@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 import weakref
 
 import pytest
@@ -291,7 +292,14 @@ def test_installed_and_converted():
         ringloader.convert(pinned, main_prefetch=2)
     assert type(pinned) is torch.utils.data.DataLoader
     with ringloader.installed(main_prefetch=2):
+        with warnings.catch_warnings():
+            # torch has something to say of pinning without an accelerator.
+            warnings.simplefilter("ignore")
+            assert list(pinned) == [torch.tensor([0])]
+        reason = ringloader.report(pinned).reason
+        assert reason.count("main_prefetch=2 and pin_memory=True do not go together") == 1
         assert [batch.number for batch in plain] == [0, 1]
+        assert "main_prefetch" not in ringloader.report(plain).reason
     assert {name for _, name in SEEN} == {"ringloader_decode"}
     SEEN.clear()
     converted = ringloader.convert(plain, main_prefetch=1)

@@ -153,7 +153,10 @@ class Sized:
 
 def random_sampler(rng):
     n, generator = rng.choice([1, 5, 32, 33, 100]), torch.Generator() if rng.random() < 0.5 else None
-    kind = rng.choice(["sequential", "random", "replacement", "weighted", "distributed"])
+    kind = rng.choice(["sequential", "random", "replacement", "weighted", "distributed", "subset"])
+    if kind == "subset":
+        indices = rng.choice([range(n), [rng.choice([rng.randrange(9), "name", 2**70]) for _ in range(n)]])
+        return SubsetRandomSampler(indices, generator), generator
     if kind == "sequential":
         return SequentialSampler(range(n)), None
     if kind == "distributed":
@@ -225,14 +228,42 @@ def test_a_batch_size_that_was_set_meanwhile_counts_from_the_next_epoch_on():
     assert rolling.rest() == [7]
 
 
-def test_of_a_subset_the_indices_of_its_epoch_are_left():
+def test_of_a_subset_the_indices_of_its_epoch_are_left(workers):
     subset = SubsetRandomSampler([10, 11, 12, 13], torch.Generator())
-    loader = DataLoader(range(50), batch_size=3, sampler=subset, num_workers=1, last_batch="rollover")
+    loader = DataLoader(range(50), batch_size=3, sampler=subset, num_workers=workers, last_batch="rollover")
     first = batches(loader)
     (left,) = {10, 11, 12, 13} - set(first[0])
     subset.indices = [20, 21]
     (second,) = batches(loader)
     assert (second[0], set(second[1:])) == (left, {20, 21})
+
+
+def test_a_subset_whose_indices_go_while_it_is_read():
+    """An index that is not there is an error of its request, and nothing is left."""
+    subset = SubsetRandomSampler(list(range(5)))
+    found = []
+    for is_native in (False, True):
+        torch.manual_seed(0)
+        subset.indices = list(range(5))
+        rolling = RolloverBatchSampler(subset, 2)
+        advance = native(rolling) if is_native else iter(rolling).__next__
+        seen = [advance(), advance()]
+        subset.indices = []
+        with pytest.raises(IndexError) as error:
+            advance()
+        found.append((seen, str(error.value), next_or_none(advance), rolling.rest()))
+    assert found[0] == found[1]
+    assert found[0][2:] == (None, [])
+
+
+def test_what_a_subset_carries_over_is_the_same_objects():
+    subset = SubsetRandomSampler([{number} for number in range(3)])
+    rolling = RolloverBatchSampler(subset, 10)
+    for _ in range(3):
+        assert native(rolling)() is None
+    left = rolling.rest()
+    assert len(left) == 9
+    assert all(sum(one is index for one in left) == 3 for index in subset.indices)
 
 
 def test_copies_and_pickles_have_the_remainder():

@@ -1,8 +1,10 @@
 """``worker_method``: what is refused, when, and in which words; what of torch it changes, and when."""
 
 import multiprocessing
+import re
 import subprocess
 import sys
+from multiprocessing import process
 
 import pytest
 import torch
@@ -63,8 +65,34 @@ def test_a_start_method_does_not_go_with_threads(context):
     with pytest.raises(ValueError, match=text):
         iter(later)
     assert torch.equal(torch.get_rng_state(), before), "nothing was drawn"
-    with ringloader.installed(worker_method="thread"), pytest.raises(ValueError, match=text):
-        iter(plain)
+
+
+LEFT_ASIDE = {
+    "a start method": ({"dataset": NUMBERS, "multiprocessing_context": "fork"}, "multiprocessing_context="),
+    "a DataPipe": ({"dataset": IterableWrapper(NUMBERS)}, "a DataPipe as dataset"),
+    "a Dispatch": ({"dataset": ringloader.Dispatch(NUMBERS), "batch_size": None}, "a Dispatch as dataset"),
+}
+
+
+@pytest.mark.parametrize("name", LEFT_ASIDE)
+def test_installed_it_leaves_loaders_their_processes_where_these_say_so(name, caplog):
+    arguments, text = LEFT_ASIDE[name]
+    loader = torch.utils.data.DataLoader(num_workers=1, **arguments)
+    text = f"worker_method='thread' and {text}.* do not go together"
+    with ringloader.installed(worker_method="thread"):
+        for _ in range(2):
+            iterator = iter(loader)
+            assert all(isinstance(worker, process.BaseProcess) for worker in iterator._workers)
+            assert len(list(iterator)) == len(NUMBERS)
+            found = ringloader.report(iterator)
+            assert found.path != "threads"
+            assert len(re.findall(text, found.reason)) == 1
+        other = torch.utils.data.DataLoader(NUMBERS, num_workers=1)
+        assert len(list(other)) == len(NUMBERS)
+        assert ringloader.report(other).path == "threads"
+    assert len(re.findall(text, caplog.text)) <= 1, "it is said once"
+    with pytest.raises(ValueError, match=text):
+        ringloader.convert(loader, worker_method="thread")
 
 
 def test_a_datapipe_does_not_go_with_threads():

@@ -9,6 +9,7 @@ from typing import Any
 
 from ringloader._dispatch import dataset, process, stream
 from ringloader._launch import spawn
+from ringloader._torch import internals
 
 # Bytes that items may take in the dispatching process, where a share is less.
 _LEAST_HELD = 64 << 20
@@ -40,18 +41,18 @@ class Dispatching:
         context: The ``multiprocessing`` context that starts the workers.
         workers: How many there will be.
         share: Bytes of shared memory for the items of one worker.
-        in_order: Whether the loader hands out batches in order.
+        in_turn: Whether a worker waits for the others' batches, in order or because tasks go round.
 
     Raises:
         Exception: What starting a process raises. Nothing is left then.
     """
 
     def __init__(
-        self, source: dataset.Dispatch, context: Any, workers: int, share: int, in_order: bool
+        self, source: dataset.Dispatch, context: Any, workers: int, share: int, in_turn: bool
     ) -> None:
         self._dataset = source
         self._without_source = dataset.without_source(source)
-        most_held = max(share, _LEAST_HELD) if in_order and dataset.may_drop(source) else None
+        most_held = max(share, _LEAST_HELD) if in_turn and dataset.may_drop(source) else None
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             arguments = (source._source, _SentSocket(theirs), workers, share, os.getpid(), most_held)
@@ -93,4 +94,5 @@ def dispatching_for(loader: Any, context: Any, share: int) -> Dispatching | None
     """For an iterator of a loader with workers; None if its dataset needs none."""
     if not isinstance(loader.dataset, dataset.Dispatch):
         return None
-    return Dispatching(loader.dataset, context, loader.num_workers, share, loader.in_order)
+    in_turn = loader.in_order or not internals.counts_tasks_per_worker()
+    return Dispatching(loader.dataset, context, loader.num_workers, share, in_turn)

@@ -44,6 +44,6 @@ class NoDraws:
         """All indices of an epoch, by weight."""
         raise NotImplementedError
 
-    def leave(self, rest: list[int]) -> None:
+    def leave(self, rest: list[Any]) -> None:
         """Keeps the incomplete last batch, with which the next epoch begins."""
         raise NotImplementedError

@@ -45,9 +45,6 @@ def draws_of(index_sampler: Any) -> TorchDraws | None:
             return None
         batch, rolling = _native.BatchRule(sampler.batch_size, True), sampler
         sampler = sampler.sampler
-        if type(sampler) is torch_sampler.SubsetRandomSampler:
-            # Its stream has positions, and what is left over are the indices that were there in its epoch.
-            return None
     opener = _OPENERS.get(type(sampler))
     if opener is None or not _is_torchs_own(sampler):
         return None
@@ -66,6 +63,9 @@ def _is_torchs_own(sampler: Any) -> bool:
 
 class TorchDraws(draws.NoDraws):
     """One epoch of a sampler: what torch reads and draws for it. The stream asks this when torch would."""
+
+    # Whether its indices may be other objects than ints.
+    has_any_indices = False
 
     def __init__(self, sampler: Any, batch: _native.BatchRule | None) -> None:
         self.sampler = sampler
@@ -90,11 +90,12 @@ class TorchDraws(draws.NoDraws):
             return None
         return made if self.rolling is None or self._roll_over(made, self.rolling) else None
 
-    @staticmethod
-    def _roll_over(made: _native.Stream, rolling: RolloverBatchSampler) -> bool:
+    def _roll_over(self, made: _native.Stream, rolling: RolloverBatchSampler) -> bool:
         rest = rolling.rest()
-        # What other samplers left, and more than a batch, for which `__iter__` has a rule.
-        if len(rest) >= rolling.batch_size or any(type(index) is not int for index in rest):
+        # More than a batch, for which `__iter__` has a rule, and what other samplers left.
+        if len(rest) >= rolling.batch_size:
+            return False
+        if not self.has_any_indices and any(type(index) is not int for index in rest):
             return False
         try:
             made.roll_over(rest)
@@ -103,7 +104,7 @@ class TorchDraws(draws.NoDraws):
         rolling.set_rest([])
         return True
 
-    def leave(self, rest: list[int]) -> None:
+    def leave(self, rest: list[Any]) -> None:
         """Keeps the incomplete last batch, with which the next epoch begins."""
         assert self.rolling is not None
         self.rolling.set_rest(rest)
@@ -185,6 +186,8 @@ class _Random(TorchDraws):
 
 class _Subset(TorchDraws):
     """MIRRORS torch sampler.py::SubsetRandomSampler."""
+
+    has_any_indices = True
 
     def is_plain(self) -> bool:
         return _is_cpu(self.sampler.generator) and type(self.sampler.indices) in (list, range)

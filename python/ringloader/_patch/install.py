@@ -23,6 +23,9 @@ def install(**options: Any) -> None:
     With ``device``, loaders in worker processes, which datasets may have, leave their batches on the CPU and
     call no ``device_transform``: what the worker sends is moved in the main process.
 
+    ``worker_method="thread"`` leaves loaders with a ``multiprocessing_context``, DataPipes or a ``Dispatch``
+    their processes, and ``main_prefetch`` is for none that pins: ``ringloader.report`` says so.
+
     Forked children inherit it. Children that start a Python of their own do not, unless their environment
     says so (see ``docs/without-changing-code.md``). A second call replaces the options of the first.
 
@@ -103,8 +106,11 @@ def make_iterator(options: _options.Options, loader: Any, previous: Callable[[An
     if isinstance(loader, dataloader.DataLoader):
         # It has found torch's `_get_iterator` replaced, perhaps by a wrapper around this hook. What the hook
         # replaced decides, and the options are its own.
-        options = _options.Options.of(loader)
-    elif internals.is_in_worker():
-        # A loader that a dataset has: what happens when epochs begin is meant for those of the main process.
-        options = dataclasses.replace(options, worker_reset_fn=None, reseed_workers=False, seed=None)
-    return _make_iterator.make_iterator(loader, options, previous, lambda: previous(loader))
+        make, options = _make_iterator.make_iterator, _options.Options.of(loader)
+    else:
+        make = _make_iterator.make_as_far_as_it_fits
+        if internals.is_in_worker():
+            # A loader that a dataset has: what happens when epochs begin is meant for those of the main
+            # process.
+            options = dataclasses.replace(options, worker_reset_fn=None, reseed_workers=False, seed=None)
+    return make(loader, options, previous, lambda: previous(loader))

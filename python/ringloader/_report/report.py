@@ -57,6 +57,13 @@ def record(
         _records.put(key, noted)
 
 
+def add(loader: object, text: str) -> None:
+    """Adds ``text`` to the reason that was noted last for ``loader``, and for the iterator it made then."""
+    found = noted(loader)
+    if found is not None:
+        found.reason += f"; {text}"
+
+
 def noted(key: object) -> _Record | None:
     """What was noted last for an iterator or a loader; a new object each time."""
     return _records.get(key)

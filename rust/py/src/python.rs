@@ -153,7 +153,7 @@ impl<'py> Draws<'_, 'py> {
     }
 
     /// Gives it the incomplete last batch of a stream that rolls over.
-    pub(crate) fn leave(&self, rest: Vec<i64>) -> PyResult<()> {
+    pub(crate) fn leave(&self, rest: Bound<'py, PyAny>) -> PyResult<()> {
         self.0.call_method1(intern!(self.py(), "leave"), (rest,)).map(drop)
     }
 

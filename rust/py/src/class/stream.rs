@@ -1,6 +1,6 @@
 //! torch's samplers, read natively, as a Python class.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use pyo3::exceptions::PyZeroDivisionError;
 use pyo3::intern;
@@ -49,6 +49,8 @@ pub(crate) struct Stream {
     through: Option<Py<PyAny>>,
     /// Whether `draws` is given the incomplete last batch.
     rolls_over: AtomicBool,
+    /// With `through`, what it begins with: it has no positions, and [`placeholder`]s stand for it.
+    carried: OnceLock<Py<PyList>>,
 }
 
 #[pymethods]
@@ -107,9 +109,16 @@ impl Stream {
     }
 
     /// Begins with `first`, which an earlier stream left, and gives `draws` what it leaves itself. For a stream that was
-    /// not asked yet, drops its last batch and has numbers that are indices.
-    fn roll_over(&self, first: Vec<i64>) -> PyResult<()> {
-        self.core().roll_over(first).map_err(exception)?;
+    /// not asked yet, and drops its last batch. `first` has exact ints, and with `subset` any objects.
+    fn roll_over(&self, first: &Bound<'_, PyList>) -> PyResult<()> {
+        let numbers = match self.through {
+            None => first.extract()?,
+            Some(_) => (0..first.len()).map(placeholder).collect(),
+        };
+        self.core().roll_over(numbers).map_err(exception)?;
+        if self.through.is_some() {
+            let _ = self.carried.set(first.clone().unbind());
+        }
         self.rolls_over.store(true, Ordering::Relaxed);
         Ok(())
     }
@@ -123,7 +132,8 @@ impl Stream {
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.resizable)?;
-        visit.call(&self.through)
+        visit.call(&self.through)?;
+        visit.call(self.carried.get())
     }
 }
 
@@ -133,7 +143,13 @@ impl Stream {
         let core = ringloader_core::plan::Stream::new(source, rule).map_err(exception)?;
         let resizable = batch.and_then(|rule| rule.resizable.as_ref());
         let resizable = resizable.map(|sampler| Python::attach(|py| sampler.clone_ref(py)));
-        Ok(Self { core: Mutex::new(core), resizable, through: None, rolls_over: AtomicBool::new(false) })
+        Ok(Self {
+            core: Mutex::new(core),
+            resizable,
+            through: None,
+            rolls_over: AtomicBool::new(false),
+            carried: OnceLock::new(),
+        })
     }
 
     /// The next index, as a task's bytes. `draws` is called, at torch's moment, for each thing that torch draws.
@@ -147,41 +163,46 @@ impl Stream {
             let need = {
                 let mut core = self.core();
                 let word = |index: i64| index.to_le_bytes().to_vec();
-                match core.next() {
-                    Ok(Step::Batch(positions)) if self.through.is_some() => {
+                match (core.next(), &self.through) {
+                    (Ok(Step::Batch(positions)), Some(sampler)) => {
                         let positions = positions.to_vec();
                         drop(core);
-                        return self.look_up(draws, |indices| {
-                            let found: PyResult<Vec<_>> =
-                                positions.iter().map(|&at| item(indices, at)).collect();
-                            Ok(PyList::new(draws.py(), found?)?.into_any())
-                        });
+                        let found =
+                            self.look_up(sampler, draws, |indices| self.items(indices, &positions))?;
+                        return encode_index_or_pickle(&found).map(Some);
                     }
-                    Ok(Step::Index(position)) if self.through.is_some() => {
+                    (Ok(Step::Index(position)), Some(sampler)) => {
                         drop(core);
-                        return self.look_up(draws, |indices| item(indices, position));
+                        let found = self.look_up(sampler, draws, |indices| item(indices, position))?;
+                        return encode_index_or_pickle(&found).map(Some);
                     }
-                    Ok(Step::Batch(indices)) => {
+                    (Ok(Step::Batch(indices)), None) => {
                         let bytes = indices.iter().flat_map(|index| index.to_le_bytes()).collect();
                         return Ok(Some((TaskKind::Indices, bytes)));
                     }
-                    Ok(Step::Index(index)) => return Ok(Some((TaskKind::Index, word(index)))),
-                    Ok(Step::Nones(count)) => return Ok(Some((TaskKind::Nones, word(count as i64)))),
-                    Ok(Step::None) => return Ok(Some((TaskKind::None, Vec::new()))),
-                    Ok(Step::End) if self.rolls_over.load(Ordering::Relaxed) => {
+                    (Ok(Step::Index(index)), None) => return Ok(Some((TaskKind::Index, word(index)))),
+                    (Ok(Step::Nones(count)), _) => return Ok(Some((TaskKind::Nones, word(count as i64)))),
+                    (Ok(Step::None), _) => return Ok(Some((TaskKind::None, Vec::new()))),
+                    (Ok(Step::End), through) if self.rolls_over.load(Ordering::Relaxed) => {
                         let rest = core.take_rest();
                         drop(core);
-                        if !rest.is_empty() {
-                            draws.leave(rest)?;
+                        if rest.is_empty() {
+                            return Ok(None);
                         }
-                        return Ok(None);
+                        let left = match through {
+                            None => PyList::new(draws.py(), rest)?.into_any(),
+                            Some(sampler) => {
+                                self.look_up(sampler, draws, |indices| self.items(indices, &rest))?
+                            }
+                        };
+                        return draws.leave(left).map(|()| None);
                     }
-                    Ok(Step::End) => return Ok(None),
-                    Ok(Step::Need(need)) => need,
-                    Err(Error::EmptySource) => {
+                    (Ok(Step::End), _) => return Ok(None),
+                    (Ok(Step::Need(need)), _) => need,
+                    (Err(Error::EmptySource), _) => {
                         return Err(PyZeroDivisionError::new_err("integer division or modulo by zero"));
                     }
-                    Err(other) => return Err(exception(other)),
+                    (Err(other), _) => return Err(exception(other)),
                 }
             };
             // Not under the lock: torch's functions, and the user's `len`, run here.
@@ -197,15 +218,29 @@ impl Stream {
     /// What `read` finds in the sampler's `indices` as they are now. What it raises ends the stream.
     fn look_up<'py>(
         &self,
+        sampler: &Py<PyAny>,
         draws: &Draws<'_, 'py>,
         read: impl FnOnce(&Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>>,
-    ) -> PyResult<Option<(TaskKind, Vec<u8>)>> {
+    ) -> PyResult<Bound<'py, PyAny>> {
         let py = draws.py();
-        let Some(sampler) = &self.through else { return Ok(None) };
         let indices = sampler.bind(py).getattr(intern!(py, "indices"));
-        let index = indices.and_then(|indices| read(&indices)).inspect_err(|_| self.core().close())?;
-        encode_index_or_pickle(&index).map(Some)
+        indices.and_then(|indices| read(&indices)).inspect_err(|_| self.core().close())
     }
+
+    /// `[indices[at] for at in positions]`, with what was carried over where a placeholder stands.
+    fn items<'py>(&self, indices: &Bound<'py, PyAny>, positions: &[i64]) -> PyResult<Bound<'py, PyAny>> {
+        let py = indices.py();
+        let found = positions.iter().map(|&at| match self.carried.get() {
+            Some(carried) if at < 0 => carried.bind(py).get_item(!at as usize),
+            _ => item(indices, at),
+        });
+        Ok(PyList::new(py, found.collect::<PyResult<Vec<_>>>()?)?.into_any())
+    }
+}
+
+/// Stands where a position does, for the object of that number among those carried over: it is negative.
+fn placeholder(number: usize) -> i64 {
+    !(number as i64)
 }
 
 /// `indices[at]`
