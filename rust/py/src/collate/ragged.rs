@@ -77,7 +77,8 @@ impl Ragged {
                 || !ragged.push(
                     described.address,
                     shape.iter().map(|&size| size as usize),
-                    strides.iter().map(|&stride| stride as isize * itemsize),
+                    // Of a dimension of size 1 it may be any number.
+                    strides.iter().map(|&stride| (stride as isize).wrapping_mul(itemsize)),
                 )
                 || torch.is_lazy(tensor, described.dtype)?
             {
