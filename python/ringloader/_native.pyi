@@ -28,6 +28,7 @@ __all__ = [
     "Positions",
     "Scheduler",
     "SharedItems",
+    "SharedSequence",
     "SlotMemory",
     "Stream",
     "ThreadQueues",
@@ -241,6 +242,11 @@ class SharedItems:
     def from_bytes(bytes: bytes) -> SharedItems: ...
     def is_same(self, other: SharedItems) -> bool: ...
     def to_bytes(self) -> bytes: ...
+
+class SharedSequence(SharedItems):
+    """``SharedItems`` with looks that take less."""
+
+    def __getitem__(self, key: Any, /) -> Any: ...
 
 @final
 class Leaves:

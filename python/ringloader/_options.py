@@ -116,12 +116,6 @@ class Options:
                 f"worker_method={THREAD!r} and worker_pool={self.worker_pool!r} do not go together: a pool "
                 "has processes; leave one of them out"
             )
-        for name in ("worker_reset_fn", "reseed_workers"):
-            if self.worker_method == THREAD and getattr(self, name):
-                raise ValueError(
-                    f"worker_method={THREAD!r} and {name}={getattr(self, name)!r} do not go together: "
-                    "dataset and generators are those of the process; leave one of them out"
-                )
 
     def _check_epochs(self) -> None:
         if isinstance(self.worker_reset_fn, str):

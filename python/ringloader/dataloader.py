@@ -81,7 +81,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             it returns is the dataset of that epoch; None for the same. What it raises is the error of the
             epoch's batches. Without workers it is called in the main process, as for a single worker 0.
         reseed_workers: Whether the generators of python, numpy and torch are set anew in each worker when an
-            epoch begins. Without workers, they are left alone.
+            epoch begins; in a thread, those of ``get_worker_info().rng``. Without workers, they are left
+            alone.
         seed: What ``Seeds`` come from, the same in all ranks (default: torch's base seed, which each process
             draws). It says nothing about the order of the samples.
         **kwargs: As torch's ``DataLoader``.
@@ -210,7 +211,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         It waits for all of them. A worker calls it in its main thread between two batches, behind those that
         it was asked for before, so batches that come after the call may be older. ``get_worker_info()`` works
         in it, and its dataset is the one that is passed. Function, arguments and results are pickled, and
-        tensors copied. Without workers it is called here, with this process's dataset.
+        tensors copied, unless workers are threads. Without workers it is called here, with this process's
+        dataset.
 
         Args:
             fn: What is called, by its name: one that the worker's module had when the worker was started.

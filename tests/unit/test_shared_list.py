@@ -2,11 +2,15 @@
 
 import contextlib
 import copy
+import ctypes
 import gc
 import multiprocessing
+import operator
 import os
 import pickle
+import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +61,83 @@ def test_an_item_is_new_at_each_look_and_one_object_in_it_twice_is_one():
     loop.append(loop)
     (found,) = SharedList([loop])
     assert found[0] is found
+
+
+def test_keys_of_dicts_are_one_string_in_a_process():
+    long = "k" * 65
+    dicts = [
+        {"file": "file", "größe": 1, long: 2, 3: {"file": 4}, "": None, ("file",): 5, f"{number}": number}
+        for number in range(3000)
+    ]
+    dicts.append({"\ud800": 1, "file": 2})
+    items = SharedList(dicts)
+    assert items == dicts
+    assert all(list(found) == list(made) for found, made in zip(items, dicts, strict=True))
+    one, other = items[0], items[1]
+    # The program's own, which is found by its address.
+    assert next(iter(one)) is next(iter(other)) is next(iter(one[3])) is "file"  # noqa: F632
+    assert one["file"] is not other["file"]
+    # A part takes the keys with it, and only its items.
+    part = pickle.loads(pickle.dumps(items[2990:2980:-2]))
+    assert part == dicts[2990:2980:-2] and part.nbytes < items.nbytes / 10
+    # None of the keys is an item.
+    assert len(items) == 3001 and len(part) == 5
+    with pytest.raises(IndexError):
+        items[3001]
+
+
+def test_what_is_written_leaves_nothing_in_the_source():
+    texts = ["é" * 100, "日本" * 50, {"ключ" * 10: 1}]
+    before = [sys.getsizeof(text) for text in texts] + [sys.getsizeof(next(iter(texts[2])))]
+    SharedList(texts)
+    assert [sys.getsizeof(text) for text in texts] + [sys.getsizeof(next(iter(texts[2])))] == before
+
+
+class Doubled(SharedList):
+    def __getitem__(self, key):
+        return super().__getitem__(key) * 2
+
+
+def test_a_subclass_with_a_look_of_its_own():
+    items = Doubled(["a", "b"])
+    items.note = "kept"
+    assert (
+        items[0] == "aa"
+        and list(items) == ["aa", "bb"]
+        and "bb" in items
+        and list(reversed(items)) == ["bb", "aa"]
+    )
+    again = pickle.loads(pickle.dumps(items))
+    assert again.note == "kept" and again[1] == "bb"
+
+
+def test_it_is_a_sequence_for_c_code_too():
+    items = SharedList([1, "x", {2}])
+    at = [operator.itemgetter(-1)(items), *map(items.__getitem__, [0, -2])]
+    assert at == [{2}, 1, "x"]
+    getitem = ctypes.pythonapi.PySequence_GetItem
+    getitem.restype, getitem.argtypes = ctypes.py_object, [ctypes.py_object, ctypes.c_ssize_t]
+    assert getitem(items, 1) == "x" and getitem(items, -1) == {2}
+    with pytest.raises(IndexError, match="list index out of range"):
+        getitem(items, 3)
+    with pytest.raises(TypeError):
+        type(items).__mro__[1].__getitem__([1], 0)
+    first, *rest = items
+    assert (first, rest) == (1, ["x", {2}])
+
+
+def test_threads_that_read_at_once_have_the_keys():
+    for _ in range(20):
+        items = SharedList({"first": number, "second": "x"} for number in range(50))
+        barrier = threading.Barrier(4)
+
+        def read(items=items, barrier=barrier):
+            barrier.wait()
+            return list(items)
+
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(lambda _: read(), range(4)))
+        assert found == [[{"first": number, "second": "x"} for number in range(50)]] * 4
 
 
 class Text(str):

@@ -6,11 +6,12 @@ import pickle
 import selectors
 import socket
 import struct
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
-from ringloader._main import ending
+from ringloader._main import ending, thread_calls
 from ringloader._main.iterator import RingIterator, TransportIterator
 from ringloader._torch import internals
 from ringloader._worker.calls import LENGTH, Call
@@ -30,15 +31,21 @@ def call_workers(
         raise ValueError(f"timeout must be positive or None, not {timeout!r}")
     if loader.num_workers == 0:
         return [function(loader.dataset, *args)]
-    pickled = pickle.dumps((function, args), pickle.HIGHEST_PROTOCOL)
     workers = _living(loader)
+    in_threads = bool(workers) and isinstance(workers[0][1], threading.Thread)
+    # What cannot be sent is said also where no worker lives.
+    pickled = b"" if in_threads else pickle.dumps((function, args), pickle.HIGHEST_PROTOCOL)
     if not workers:
         raise RuntimeError(
             "call_workers() found no worker that lives: workers live during an epoch, and with "
             "persistent_workers=True from the first iter() on; before that, change the dataset itself"
         )
-    answers = _asked(workers, pickled, timeout or loader.timeout or None, lambda: _take_committed(loader))
-    found = [pickle.loads(answer) for answer in answers]
+    limit = timeout or loader.timeout or None
+    if in_threads:
+        found = thread_calls.asked(workers, function, args, limit)
+    else:
+        answers = _asked(workers, pickled, limit, lambda: _take_committed(loader))
+        found = [pickle.loads(answer) for answer in answers]
     for answer in found:
         if isinstance(answer, internals.ExceptionWrapper):
             answer.reraise()
@@ -59,11 +66,6 @@ def _living(loader: Any) -> list[tuple[Any, Any]]:
             raise RuntimeError(
                 "call_workers() cannot reach workers on torch's own path; ringloader.report() says why the "
                 "loader takes it"
-            )
-        if iterator._transport.shares_dataset:
-            raise RuntimeError(
-                "call_workers() and worker_method='thread' do not go together: threads have this process's "
-                "dataset; change that itself"
             )
         pairs = zip(iterator._index_queues, workers, strict=True)
         # Workers that were sent the last signal, at the end of an iterable dataset, are about to end.

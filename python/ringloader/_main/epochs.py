@@ -12,7 +12,7 @@ import torch.distributed
 from ringloader._options import Options
 from ringloader._torch import internals, select_path
 from ringloader._worker import fetch
-from ringloader._worker.epochs import EpochNote, EpochStep, TellingStep
+from ringloader._worker.epochs import EpochStep, TellingStep
 
 # On a loader that counts: the epoch that begins next.
 _NEXT = "_ringloader_next_epoch"
@@ -81,8 +81,7 @@ def set_next(loader: Any, epoch: int) -> None:
     # Workers of an iterator that is made from now on get the dataset as it is.
     iterator = loader._iterator
     if hasattr(iterator, "_transport"):
-        # Threads have the dataset that was told above.
-        iterator._epoch_to_tell = None if iterator._transport.shares_dataset else epoch
+        iterator._epoch_to_tell = epoch
     elif iterator is not None and hasattr(loader.dataset, "set_epoch"):
         select_path.say_once("set_epoch() does not reach persistent workers on torch's own path")
 
@@ -94,8 +93,8 @@ def resume(iterator: Any, loader: Any) -> None:
         _take_next(loader)
     if told is not None:
         iterator._epoch_to_tell = None
-        for index_queue in iterator._index_queues:
-            index_queue.call(EpochNote(told))
+        for number, index_queue in enumerate(iterator._index_queues):
+            index_queue.call(iterator._transport.epoch_note(number, told))
 
 
 def begin_without_workers(iterator: Any, loader: Any, step: EpochStep) -> None:

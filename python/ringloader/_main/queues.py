@@ -34,8 +34,9 @@ class TaskQueue:
     def call(self, callable_object: object) -> None:
         """Has the worker call it, in its turn among the messages; nothing answers it here. Never waits."""
         if isinstance(self._engine, _native.ThreadQueues):
-            raise TypeError("threads are not called: they have the caller's objects")
-        self._engine.put_call(self.worker, callable_object)
+            self._engine.put(self.worker, callable_object)
+        else:
+            self._engine.put_call(self.worker, callable_object)
 
     def cancel_join_thread(self) -> None:
         """Does nothing: there is no thread."""

@@ -25,6 +25,7 @@ from ringloader._main.registration import Registrations
 from ringloader._main.segment_cache import SegmentCache
 from ringloader._torch import internals
 from ringloader._worker import endpoint, entry
+from ringloader._worker.epochs import EpochNote
 from ringloader._worker.fetch import Step
 
 
@@ -90,6 +91,10 @@ class Transport:
         """The index of a task that torch's iterator has sent to a worker; None if that was not remembered."""
         queue = self._queues[worker]
         return queue.index_of(number) if isinstance(queue, RememberingTaskQueue) else None
+
+    def epoch_note(self, _worker: int, epoch: int) -> EpochNote:
+        """What a worker calls to know that its next epoch is this one."""
+        return EpochNote(epoch)
 
     def Event(self) -> DoneEvent:  # noqa: N802
         """The event that ends the workers."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from multiprocessing import context, reduction
@@ -12,7 +14,7 @@ import ringloader._native as _native
 _T = TypeVar("_T")
 
 
-class SharedList(_native.SharedItems, Sequence[_T]):
+class SharedList(_native.SharedSequence, Sequence[_T]):
     """An immutable list in shared memory, for worker processes that read a large list.
 
     Workers that read a plain list write to it: each look counts a reference, and the system copies the page.
@@ -45,7 +47,7 @@ class SharedList(_native.SharedItems, Sequence[_T]):
 
         def __init__(self, iterable: Iterable[_T] | _native.SharedItems = (), /) -> None: ...
 
-        # Only what the native method takes and gives: one of Python's would take longer than the look.
+        # Only what the native slots take and give: a method of Python's would take longer than the look.
         @overload
         def __getitem__(self, key: SupportsIndex) -> _T: ...
         @overload
@@ -53,7 +55,8 @@ class SharedList(_native.SharedItems, Sequence[_T]):
         def __getitem__(self, key: Any) -> Any: ...
 
     def __iter__(self) -> Iterator[_T]:
-        return map(self.__getitem__, range(len(self)))
+        # The look itself, without a call of Python's.
+        return map(operator.getitem, itertools.repeat(self), range(len(self)))
 
     def __eq__(self, other: object) -> bool:
         """Whether the other is a list or a ``SharedList`` of equal items."""
@@ -78,9 +81,11 @@ class SharedList(_native.SharedItems, Sequence[_T]):
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # Of a subclass; none, usually.
+        attributes = self.__dict__ or None
         if context.get_spawning_popen() is None:
-            return _of_bytes, (type(self), self.to_bytes())
-        return _of_descriptor, (type(self), reduction.DupFd(self.fileno()), self.extent())
+            return _of_bytes, (type(self), self.to_bytes()), attributes
+        return _of_descriptor, (type(self), reduction.DupFd(self.fileno()), self.extent()), attributes
 
 
 def _of_bytes(kind: type[SharedList[Any]], data: bytes) -> SharedList[Any]:

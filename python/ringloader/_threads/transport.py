@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import atexit
+import copy
+import functools
 import logging
 import os
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 import ringloader._native as _native
 from ringloader._common import forks
+from ringloader._main.epochs import step_in
 from ringloader._main.queues import DoneEvent, RememberingTaskQueue, ResultQueue, TaskQueue
 from ringloader._threads import worker, worker_info
 from ringloader._torch import internals
@@ -138,6 +141,7 @@ class ThreadTransport:
         self._owner = self._process_identity()
         self._queues: list[TaskQueue] = []
         self._threads: dict[int, WorkerThread] = {}
+        self._steps_of: dict[int, Sequence[Step]] = {}
         self._ending = _Ending()
         self._results_made = False
         self._closed = False
@@ -171,6 +175,8 @@ class ThreadTransport:
         del target
         kind, _, _, _, _, auto_collation, collate_fn, drop_last, *others = args
         base_seed, init_fn, number, workers, *_ = others
+        # Copies: what counts epochs counts those of one worker.
+        steps = self._steps_of[number] = tuple(map(copy.copy, self.steps))
         work = worker.Work(
             kind,
             self._dataset,
@@ -181,11 +187,16 @@ class ThreadTransport:
             init_fn,
             number,
             workers,
-            self.steps,
+            steps,
         )
         thread = WorkerThread(self.engine, self._ending, work)
         self._threads[number] = thread
         return thread
+
+    def epoch_note(self, number: int, epoch: int) -> Callable[[], None]:
+        """What a worker calls to know that its next epoch is this one. The dataset was told here."""
+        step = step_in(self._steps_of[number])
+        return _do_nothing if step is None else functools.partial(step.count_from, epoch)
 
     def note_end(self, number: int) -> bool:
         """Looks at a worker that has ended. Returns whether it should not have."""
@@ -242,6 +253,10 @@ class ThreadTransport:
         self.engine.close()
         for thread in self._threads.values():
             thread.join(max(until - time.monotonic(), 0.0))
+
+
+def _do_nothing() -> None:
+    pass
 
 
 class _NoteEnd:

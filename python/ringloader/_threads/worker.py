@@ -33,11 +33,17 @@ class Work(NamedTuple):
 
     def make_fetcher(self) -> Any:
         """For an epoch."""
-        kind, dataset = self.dataset_kind, self.dataset
-        fetcher = internals.create_fetcher(
-            kind, dataset, self.auto_collation, self.collate_fn, self.drop_last
-        )
-        return fetch.through(fetcher, self.steps, kind == internals.ITERABLE) if self.steps else fetcher
+        kind = self.dataset_kind
+
+        def torchs_fetcher(dataset: Any) -> Any:
+            return internals.create_fetcher(
+                kind, dataset, self.auto_collation, self.collate_fn, self.drop_last
+            )
+
+        if not self.steps:
+            return torchs_fetcher(self.dataset)
+        begin = [step.begin for step in self.steps if hasattr(step, "begin")]
+        return fetch.begun(begin, self.steps, torchs_fetcher, self.dataset, kind == internals.ITERABLE)
 
 
 def run(queues: _native.ThreadQueues, work: Work) -> None:
@@ -61,10 +67,15 @@ def run(queues: _native.ThreadQueues, work: Work) -> None:
         message = queues.get(worker)
         if message is None:
             return
-        if isinstance(message, internals.ResumeIteration):
-            queues.reply(worker, (message, None))
-            iteration_end = False
-            fetcher = work.make_fetcher()
+        if not isinstance(message, tuple):
+            if isinstance(message, internals.ResumeIteration):
+                queues.reply(worker, (message, None))
+                iteration_end = False
+                fetcher = work.make_fetcher()
+            else:
+                # A call, which answers where it wants to.
+                message()
+            del message
             continue
         if iteration_end or queues.is_done():
             continue

@@ -23,7 +23,7 @@ class EpochStep:
 
     Args:
         reset_fn: The user's function.
-        reseeds: Whether the generators of python, numpy and torch are set anew.
+        reseeds: Whether the generators of python, numpy and torch are set anew; in a thread, its own three.
         seed: What the seeds come from; None for torch's base seed.
         epoch: The first epoch. Those that follow count up, until :meth:`tell` says another.
         rank: This process's, or that of the main process.
@@ -52,6 +52,10 @@ class EpochStep:
         self._epoch = epoch
         self._told = True
 
+    def count_from(self, epoch: int) -> None:
+        """The same where the dataset was told already."""
+        self._epoch = epoch
+
     def __call__(self, fetcher: Fetcher) -> Fetcher:
         return fetcher
 
@@ -72,7 +76,7 @@ class EpochStep:
         seed = base_seed if self._seed is None else self._seed
         seeds = Seeds(seed, epoch=epoch, rank=self._rank, shared_by_all=agreed).spawn(info.id)
         if self._reseeds:
-            _set_generators(seeds)
+            _set_generators(seeds, info)
         if self._reset_fn is None:
             return dataset
         try:
@@ -112,8 +116,16 @@ class EpochNote:
         step.tell(self._epoch)
 
 
-def _set_generators(seeds: Seeds) -> None:
+def _set_generators(seeds: Seeds, info: Any) -> None:
     words = seeds.generator_words(10)
+    if getattr(info, "worker_method", None) == "thread":
+        # Its own: the global ones are the process's.
+        rng = info.rng
+        rng.random_generator.seed(_joined(words[:4]))
+        made = type(rng.numpy_generator.bit_generator)(words[4:8])
+        rng.numpy_generator.bit_generator.state = made.state
+        rng.torch_generator.manual_seed(_joined(words[8:]))
+        return
     random.seed(_joined(words[:4]))
     numpy.random.seed(words[4:8])
     torch.manual_seed(_joined(words[8:]))

@@ -33,6 +33,34 @@ pub enum Error {
         limit: String,
     },
 
+    /// The machine or the control group cannot give the memory that a list needs.
+    #[error(
+        "a list in shared memory has {built} bytes and needs {needed} more, and {spare} to spare, but only {available} \
+         are available ({limit}); use a shorter list or smaller items, or raise the limit"
+    )]
+    ListMemory {
+        /// Bytes that it has by then.
+        built: u64,
+        /// Bytes that were to be added.
+        needed: u64,
+        /// Bytes that have to be left.
+        spare: u64,
+        /// Bytes that can still be taken.
+        available: u64,
+        /// What sets the limit: the machine or a control group.
+        limit: String,
+    },
+
+    /// A forked child goes on building its parent's list.
+    #[error(
+        "process {owner} builds this list in shared memory, and this process was forked from it meanwhile; build the \
+         list before the fork, or one in each process"
+    )]
+    ListInherited {
+        /// The process that builds it.
+        owner: u32,
+    },
+
     /// A forked child uses its parent's end. The first words are `multiprocessing`'s, which torch's iterator raises
     /// there and for which callers look.
     #[error(

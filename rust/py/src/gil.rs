@@ -19,7 +19,9 @@ pub(crate) fn exception(error: Error) -> PyErr {
         Error::Os { errno, ref call, ref message } => {
             PyOSError::new_err((errno, format!("{call}: {message}")))
         }
-        Error::OutOfMemory { .. } | Error::Allocation { .. } => PyMemoryError::new_err(error.to_string()),
+        Error::OutOfMemory { .. } | Error::ListMemory { .. } | Error::Allocation { .. } => {
+            PyMemoryError::new_err(error.to_string())
+        }
         Error::Config(_) | Error::TaskTooLarge { .. } => PyValueError::new_err(error.to_string()),
         Error::Inherited { .. } => PyAssertionError::new_err(error.to_string()),
         Error::Arrival { error, .. } => exception(*error),

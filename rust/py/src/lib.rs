@@ -70,6 +70,13 @@ mod _native {
         },
     };
 
+    #[cfg(all(target_os = "linux", not(ringloader_portable)))]
+    #[pymodule_init]
+    fn init(module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
+        use pyo3::types::PyModuleMethods;
+        module.add("SharedSequence", super::items::look::class(module.py())?)
+    }
+
     /// Whether this build has shared-memory rings: on Linux.
     #[pymodule_export]
     const SUPPORTED: bool = cfg!(all(target_os = "linux", not(ringloader_portable)));

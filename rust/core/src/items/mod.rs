@@ -13,9 +13,11 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use crate::error::{Error, Result};
 use crate::os::frozen::{Frozen, Growing};
 
+mod builder;
+
+pub use builder::Builder;
+
 const WORD: usize = 8;
-/// Bytes that are collected before they are written.
-const BUFFER: usize = 1 << 20;
 
 /// A list of byte strings that never changes.
 #[derive(Debug)]
@@ -61,6 +63,7 @@ impl Items {
 
     /// The bytes of one item; `None` past the end.
     #[must_use]
+    #[inline]
     pub fn get(&self, index: usize) -> Option<&[u8]> {
         if index >= self.count {
             return None;
@@ -78,101 +81,43 @@ impl Items {
     }
 
     /// What another process needs for [`attach`](Self::attach).
-    #[must_use]
-    pub fn fd(&self) -> BorrowedFd<'_> {
+    ///
+    /// # Errors
+    /// [`Error::Os`] when other code has closed it by its number. The items can still be read.
+    pub fn fd(&self) -> Result<BorrowedFd<'_>> {
         self.memory.fd()
     }
 }
 
+#[inline]
 fn word(bytes: &[u8], at: usize) -> Option<u64> {
     let word = bytes.get(at..at.checked_add(WORD)?)?;
     Some(u64::from_le_bytes(word.try_into().ok()?))
 }
 
-/// Builds a list, item by item. Private memory is a buffer, and the item at hand.
-#[derive(Debug)]
-pub struct Builder {
-    payload: Growing,
-    ends: Growing,
-    buffer: Vec<u8>,
-    ends_buffer: Vec<u8>,
-    count: u64,
-}
-
-impl Builder {
-    /// An empty list.
-    ///
-    /// # Errors
-    /// [`Error::Os`] when the system refuses: too many open files.
-    pub fn new() -> Result<Self> {
-        Ok(Self {
-            payload: Growing::create("ringloader-items")?,
-            ends: Growing::create("ringloader-ends")?,
-            buffer: Vec::new(),
-            ends_buffer: 0u64.to_le_bytes().to_vec(),
-            count: 0,
-        })
-    }
-
-    /// Where the bytes of the next item are appended, behind others. [`end_item`](Self::end_item) follows.
-    pub fn buffer(&mut self) -> &mut Vec<u8> {
-        &mut self.buffer
-    }
-
-    /// All that was appended since the last call is one item.
-    ///
-    /// # Errors
-    /// [`Error::Os`] when the system has no memory for it.
-    pub fn end_item(&mut self) -> Result<()> {
-        let end = self.payload.len() + self.buffer.len() as u64;
-        self.ends_buffer.extend_from_slice(&end.to_le_bytes());
-        self.count += 1;
-        if self.buffer.len() >= BUFFER {
-            self.payload.append(&self.buffer)?;
-            self.buffer.clear();
-            self.buffer.shrink_to(2 * BUFFER);
-        }
-        if self.ends_buffer.len() >= BUFFER {
-            self.ends.append(&self.ends_buffer)?;
-            self.ends_buffer.clear();
-        }
-        Ok(())
-    }
-
-    /// The list.
-    ///
-    /// # Errors
-    /// [`Error::Os`] when the system has no memory for it.
-    pub fn finish(mut self) -> Result<Items> {
-        let end = self.payload.len() + self.buffer.len() as u64;
-        self.buffer.resize(self.buffer.len() + (end.next_multiple_of(WORD as u64) - end) as usize, 0);
-        self.payload.append(&self.buffer)?;
-        self.payload.append_all(&self.ends)?;
-        self.ends_buffer.extend_from_slice(&self.count.to_le_bytes());
-        self.payload.append(&self.ends_buffer)?;
-        Items::over(self.payload.freeze()?)
-    }
-}
-
 /// A list whose [`bytes`](Items::bytes) were kept.
 ///
 /// # Errors
-/// [`Error::Corrupt`] when they are no list, [`Error::Os`] when the system has no memory for them.
+/// [`Error::Corrupt`] when they are no list, [`Error::ListMemory`] or [`Error::Os`] when there is no memory for them.
 pub fn from_bytes(bytes: &[u8]) -> Result<Items> {
     let mut memory = Growing::create("ringloader-items")?;
+    builder::Room::default().take(bytes.len() as u64, 0)?;
     memory.append(bytes)?;
     Items::over(memory.freeze()?)
 }
 
 #[cfg(test)]
 mod tests {
+    use super::builder::BUFFER;
     use super::*;
 
     fn built(items: &[Vec<u8>]) -> Items {
         let mut builder = Builder::new().unwrap();
         for item in items {
             builder.buffer().extend_from_slice(item);
-            builder.end_item().unwrap();
+            if builder.end_item() {
+                builder.flush().unwrap();
+            }
         }
         builder.finish().unwrap()
     }
@@ -184,7 +129,7 @@ mod tests {
         items.extend((0..BUFFER / WORD + 10).map(|number| vec![number as u8; number % 3]));
         let list = built(&items);
         assert_eq!(list.len(), items.len());
-        let again = Items::attach(list.fd().try_clone_to_owned().unwrap()).unwrap();
+        let again = Items::attach(list.fd().unwrap().try_clone_to_owned().unwrap()).unwrap();
         let copied = from_bytes(list.bytes()).unwrap();
         drop(list);
         for (index, item) in items.iter().enumerate() {

@@ -6,7 +6,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::SealFlags;
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
@@ -25,9 +25,7 @@ impl Growing {
     /// # Errors
     /// [`Error::Os`] when the system refuses: too many open files.
     pub fn create(name: &str) -> Result<Self> {
-        let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
-            .map_err(|errno| Error::os("memfd_create", errno))?;
-        Ok(Self { fd, len: 0 })
+        Ok(Self { fd: super::memfd(name)?, len: 0 })
     }
 
     /// Bytes appended.
@@ -98,6 +96,8 @@ pub struct Frozen {
     base: NonNull<u8>,
     len: usize,
     fd: OwnedFd,
+    /// Device and number of the memfd.
+    inode: (u64, u64),
 }
 
 // SAFETY: memory that nobody writes to has no thread of its own.
@@ -119,8 +119,8 @@ impl Frozen {
         if !seals.contains(Self::seals()) {
             return Err(Error::Corrupt("the descriptor is no memfd that is sealed against writing".into()));
         }
-        let len = rustix::fs::fstat(&fd).map_err(|errno| Error::os("fstat of the memfd", errno))?.st_size;
-        let len = usize::try_from(len).map_err(|_| Error::os("mmap", Errno::NOMEM))?;
+        let stat = rustix::fs::fstat(&fd).map_err(|errno| Error::os("fstat of the memfd", errno))?;
+        let len = usize::try_from(stat.st_size).map_err(|_| Error::os("mmap", Errno::NOMEM))?;
         if len == 0 {
             return Err(Error::Corrupt("the memfd is empty".into()));
         }
@@ -134,20 +134,27 @@ impl Frozen {
         // SAFETY: the range is the mapping just made; DONTDUMP changes no contents.
         let _ = unsafe { rustix::mm::madvise(base, len, Advice::LinuxDontDump) };
         let base = NonNull::new(base.cast::<u8>()).ok_or_else(|| Error::os("mmap", Errno::NOMEM))?;
-        Ok(Self { base, len, fd })
+        Ok(Self { base, len, fd, inode: (stat.st_dev, stat.st_ino) })
     }
 
     /// All of it.
     #[must_use]
+    #[inline]
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: mapped while `self` lives, and never written to (see the invariant); every u8 is valid.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.len) }
     }
 
     /// What another process needs for [`attach`](Self::attach).
-    #[must_use]
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+    ///
+    /// # Errors
+    /// [`Error::Os`] when other code has closed it by its number, as daemons do. What is mapped stays.
+    pub fn fd(&self) -> Result<BorrowedFd<'_>> {
+        let stat = rustix::fs::fstat(&self.fd).map_err(|errno| Error::os("fstat of the memfd", errno))?;
+        if (stat.st_dev, stat.st_ino) != self.inode {
+            return Err(Error::os("the descriptor is another file's by now", Errno::BADF));
+        }
+        Ok(self.fd.as_fd())
     }
 }
 
@@ -172,8 +179,8 @@ mod tests {
         let frozen = one.freeze().unwrap();
         assert_eq!(&frozen.bytes()[..7], b"first \x07");
         assert_eq!(frozen.bytes().len(), (1 << 20) + 7);
-        assert_eq!(rustix::io::pwrite(frozen.fd(), b"x", 0), Err(Errno::PERM));
-        let again = Frozen::attach(frozen.fd().try_clone_to_owned().unwrap()).unwrap();
+        assert_eq!(rustix::io::pwrite(frozen.fd().unwrap(), b"x", 0), Err(Errno::PERM));
+        let again = Frozen::attach(frozen.fd().unwrap().try_clone_to_owned().unwrap()).unwrap();
         drop(frozen);
         assert_eq!(&again.bytes()[..5], b"first");
     }

@@ -26,7 +26,17 @@ pub mod segment;
 pub use read_ahead::read_ahead;
 pub use segment::Segment;
 
-use crate::error::Error;
+use std::os::fd::OwnedFd;
+
+use rustix::fs::MemfdFlags;
+
+use crate::error::{Error, Result};
+
+/// Memory without a name in any file system, of no length, that children do not inherit over `exec`.
+fn memfd(name: &str) -> Result<OwnedFd> {
+    rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+        .map_err(|errno| Error::os("memfd_create", errno))
+}
 
 impl Error {
     /// A refused system call.

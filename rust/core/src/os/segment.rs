@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::SealFlags;
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
@@ -43,8 +43,7 @@ impl Segment {
     /// # Errors
     /// [`Error::Os`] when the system refuses: too many open files, a low `RLIMIT_AS` or `RLIMIT_FSIZE`.
     pub fn create(name: &str, len: u64) -> Result<(Self, OwnedFd)> {
-        let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
-            .map_err(|errno| Error::os("memfd_create", errno))?;
+        let fd = super::memfd(name)?;
         rustix::fs::ftruncate(&fd, len).map_err(|errno| Error::os("ftruncate of the memfd", errno))?;
         rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
             .map_err(|errno| Error::os("sealing the memfd", errno))?;
@@ -317,7 +316,7 @@ mod tests {
 
     #[test]
     fn a_descriptor_that_is_no_sealed_memfd_is_refused() {
-        let fd = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC).unwrap();
+        let fd = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         assert!(Segment::attach(fd.as_fd()).is_err());
     }
 }

@@ -9,25 +9,46 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyInt, PySlice, PyType};
 use ringloader_core::items::{self, Builder, Items};
 
-use super::{read, write};
+use super::named::{Named, Numbers};
+use super::{read, tag, write};
 use crate::fds;
-use crate::gil::exception;
+use crate::gil::{exception, without_interpreter};
 
 /// A list of any objects in shared memory, or every `step`-th of its items.
 ///
 /// INVARIANT: `start + step * i` is an index of `items` for each `i` below `len`.
 #[pyclass(module = "ringloader._native", subclass, frozen)]
 pub(crate) struct SharedItems {
-    items: Arc<Items>,
+    items: Arc<Named>,
     start: isize,
     step: isize,
     len: usize,
 }
 
 impl SharedItems {
-    fn all(items: Items) -> Self {
+    fn all(items: Items) -> PyResult<Self> {
+        let items = Named::new(items)?;
         let len = items.len();
-        Self { items: Arc::new(items), start: 0, step: 1, len }
+        Ok(Self { items: Arc::new(items), start: 0, step: 1, len })
+    }
+
+    /// The item at an index, as `read_plain` makes it. `None` where it is pickled, where it cannot be read, and where
+    /// the index is none of the list's: then `__getitem__` has to look.
+    #[inline]
+    pub(super) fn plain<'py>(&self, py: Python<'py>, index: isize) -> Option<Bound<'py, PyAny>> {
+        let index = if index < 0 { index + self.len as isize } else { index };
+        let index = usize::try_from(index).ok().filter(|&index| index < self.len)?;
+        let bytes = self.item(index)?;
+        if bytes.first() == Some(&tag::PICKLE) {
+            return None;
+        }
+        read::read_plain(py, bytes, &self.items).ok()
+    }
+
+    /// The list of all that a builder has, with the keys.
+    fn finished(py: Python<'_>, mut builder: Builder) -> PyResult<Self> {
+        let _ = builder.end_item();
+        Self::all(without_interpreter(py, || builder.finish()).map_err(exception)?)
     }
 
     fn part(&self, start: isize, step: isize, len: usize) -> PyResult<Self> {
@@ -57,20 +78,31 @@ impl SharedItems {
             let other = other.get();
             return other.part(other.start, other.step, other.len);
         }
+        let py = iterable.py();
         let mut builder = Builder::new().map_err(exception)?;
+        let mut numbers = Numbers::default();
         for (position, item) in iterable.try_iter()?.enumerate() {
             let item = item?;
-            write::write(&item, builder.buffer()).map_err(|error| unpicklable(&item, position, error))?;
-            builder.end_item().map_err(exception)?;
+            write::write(&item, &mut numbers, builder.buffer())
+                .map_err(|error| unpicklable(&item, position, error))?;
+            if builder.end_item() {
+                without_interpreter(py, || builder.flush()).map_err(exception)?;
+                // An iterator without Python code would go on to its end.
+                py.check_signals()?;
+            }
         }
-        Ok(Self::all(builder.finish().map_err(exception)?))
+        numbers.write(builder.buffer());
+        Self::finished(py, builder)
     }
 
     fn __len__(&self) -> usize {
         self.len
     }
 
-    fn __getitem__<'py>(slf: &Bound<'py, Self>, key: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    pub(super) fn __getitem__<'py>(
+        slf: &Bound<'py, Self>,
+        key: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyAny>> {
         let (py, this) = (slf.py(), slf.get());
         if !key.is_exact_instance_of::<PyInt>()
             && let Ok(slice) = key.cast::<PySlice>()
@@ -95,7 +127,7 @@ impl SharedItems {
         })?;
         let index = if index < 0 { index + this.len as isize } else { index };
         match usize::try_from(index).ok().filter(|&index| index < this.len).and_then(|at| this.item(at)) {
-            Some(bytes) => read::read(py, bytes),
+            Some(bytes) => read::read(py, bytes, &this.items),
             None => Err(PyIndexError::new_err("list index out of range")),
         }
     }
@@ -109,12 +141,12 @@ impl SharedItems {
     /// Bytes of shared memory; of a part, those of the whole.
     #[getter]
     fn nbytes(&self) -> usize {
-        self.items.bytes().len()
+        self.items.items().bytes().len()
     }
 
     /// The descriptor of the memory, for as long as this lives.
-    fn fileno(&self) -> RawFd {
-        self.items.fd().as_raw_fd()
+    fn fileno(&self) -> PyResult<RawFd> {
+        Ok(self.items.items().fd().map_err(exception)?.as_raw_fd())
     }
 
     /// What `attach` needs beside the descriptor.
@@ -125,26 +157,30 @@ impl SharedItems {
     /// The list that another process has built, by its descriptor, which stays the caller's.
     #[staticmethod]
     fn attach(fd: RawFd, start: isize, step: isize, len: usize) -> PyResult<Self> {
-        Self::all(Items::attach(fds::duplicate(fd)?).map_err(exception)?).part(start, step, len)
+        Self::all(Items::attach(fds::duplicate(fd)?).map_err(exception)?)?.part(start, step, len)
     }
 
     /// The items as bytes, without the memory; of a part, only its items.
     fn to_bytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         if (self.start, self.step, self.len) == (0, 1, self.items.len()) {
-            return Ok(PyBytes::new(py, self.items.bytes()));
+            return Ok(PyBytes::new(py, self.items.items().bytes()));
         }
         let mut builder = Builder::new().map_err(exception)?;
         for index in 0..self.len {
             builder.buffer().extend_from_slice(self.item(index).unwrap_or_default());
-            builder.end_item().map_err(exception)?;
+            if builder.end_item() {
+                without_interpreter(py, || builder.flush()).map_err(exception)?;
+                py.check_signals()?;
+            }
         }
-        Ok(PyBytes::new(py, builder.finish().map_err(exception)?.bytes()))
+        builder.buffer().extend_from_slice(self.items.get(self.items.len()).unwrap_or_default());
+        Ok(PyBytes::new(py, Self::finished(py, builder)?.items.items().bytes()))
     }
 
     /// A list of its own of what `to_bytes` gave.
     #[staticmethod]
     fn from_bytes(bytes: &[u8]) -> PyResult<Self> {
-        Ok(Self::all(items::from_bytes(bytes).map_err(exception)?))
+        Self::all(items::from_bytes(bytes).map_err(exception)?)
     }
 }
 

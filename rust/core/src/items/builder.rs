@@ -1,0 +1,129 @@
+//! Building a list, item by item.
+//!
+//! INVARIANT: only the process that made a `Builder` writes with it. A forked child has the same memory and the same
+//! offset in it, so what it wrote would lie between the parent's items.
+
+use super::{Items, WORD};
+use crate::error::{Error, Result};
+use crate::os::frozen::Growing;
+use crate::os::memory::{Available, MemoryProbe};
+
+/// Bytes that are collected before they are written.
+pub(super) const BUFFER: usize = 1 << 20;
+/// Bytes that are written between two looks at what the system has left.
+const LOOK: u64 = 16 << 20;
+
+/// Builds a list. Private memory is a buffer, and the item at hand.
+#[derive(Debug)]
+pub struct Builder {
+    payload: Growing,
+    ends: Growing,
+    buffer: Vec<u8>,
+    ends_buffer: Vec<u8>,
+    count: u64,
+    room: Room,
+    owner: u32,
+}
+
+impl Builder {
+    /// An empty list.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the system refuses: too many open files.
+    pub fn new() -> Result<Self> {
+        Ok(Self {
+            payload: Growing::create("ringloader-items")?,
+            ends: Growing::create("ringloader-ends")?,
+            buffer: Vec::new(),
+            ends_buffer: 0u64.to_le_bytes().to_vec(),
+            count: 0,
+            room: Room::default(),
+            owner: std::process::id(),
+        })
+    }
+
+    /// Where the bytes of the next item are appended, behind others. [`end_item`](Self::end_item) follows.
+    pub fn buffer(&mut self) -> &mut Vec<u8> {
+        &mut self.buffer
+    }
+
+    /// All that was appended since the last call is one item. Returns whether [`flush`](Self::flush) should follow.
+    #[must_use]
+    pub fn end_item(&mut self) -> bool {
+        let end = self.payload.len() + self.buffer.len() as u64;
+        self.ends_buffer.extend_from_slice(&end.to_le_bytes());
+        self.count += 1;
+        self.buffer.len() >= BUFFER || self.ends_buffer.len() >= BUFFER
+    }
+
+    /// Moves what was collected to shared memory. Between items only.
+    ///
+    /// # Errors
+    /// [`Error::ListInherited`] in a forked child, [`Error::ListMemory`] when the memory is not there, [`Error::Os`] when the system refuses.
+    pub fn flush(&mut self) -> Result<()> {
+        if std::process::id() != self.owner {
+            return Err(Error::ListInherited { owner: self.owner });
+        }
+        for (memory, buffer) in
+            [(&mut self.payload, &mut self.buffer), (&mut self.ends, &mut self.ends_buffer)]
+        {
+            self.room.take(buffer.len() as u64, memory.len())?;
+            memory.append(buffer)?;
+            buffer.clear();
+            buffer.shrink_to(2 * BUFFER);
+        }
+        Ok(())
+    }
+
+    /// The list.
+    ///
+    /// # Errors
+    /// As [`flush`](Self::flush).
+    pub fn finish(mut self) -> Result<Items> {
+        let end = self.payload.len() + self.buffer.len() as u64;
+        self.buffer.resize(self.buffer.len() + (end.next_multiple_of(WORD as u64) - end) as usize, 0);
+        self.ends_buffer.extend_from_slice(&self.count.to_le_bytes());
+        self.flush()?;
+        self.room.take(self.ends.len(), self.payload.len())?;
+        self.payload.append_all(&self.ends)?;
+        Items::over(self.payload.freeze()?)
+    }
+}
+
+/// What may be written before the next look at what the system has left: at a control group's limit it kills.
+#[derive(Debug, Default)]
+pub(super) struct Room {
+    taken: u64,
+    probe: Option<MemoryProbe>,
+}
+
+impl Room {
+    /// Asks for `needed` bytes for a list that has `built`.
+    pub(super) fn take(&mut self, needed: u64, built: u64) -> Result<()> {
+        self.taken = self.taken.saturating_add(needed);
+        if self.taken < LOOK {
+            return Ok(());
+        }
+        self.taken = 0;
+        let Available { bytes, limit } = self.probe.get_or_insert_default().available();
+        // What is written before the next look has to be there too.
+        if needed.saturating_add(LOOK) > bytes {
+            return Err(Error::ListMemory { built, needed, spare: LOOK, available: bytes, limit });
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_than_the_machine_has_is_refused_with_the_figures() {
+        let mut room = Room::default();
+        assert_eq!(room.take(LOOK - 1, 0), Ok(()));
+        let error = room.take(1 << 60, 77).unwrap_err().to_string();
+        assert!(error.contains("77 bytes") && error.contains(&(1u64 << 60).to_string()), "{error}");
+        assert_eq!(room.take(1, 0), Ok(()), "the next look is later");
+    }
+}

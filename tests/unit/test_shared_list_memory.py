@@ -1,0 +1,99 @@
+"""What a list takes in eight workers beside one: a ``SharedList``, and a plain list that grows."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from ringloader import DataLoader, SharedList
+
+pytestmark = [pytest.mark.rings_only, pytest.mark.slow]
+
+ITEMS = 1_000_000
+PARTS = 4
+
+
+class Epochs:
+    """First tasks in which the workers read nothing, then tasks in which each reads all."""
+
+    def __init__(self, workers):
+        self.workers = workers
+        self.reads = False
+
+    def __iter__(self):
+        yield from (part if self.reads else -1 for part in range(PARTS) for _ in range(self.workers))
+
+    def __len__(self):
+        return PARTS * self.workers
+
+
+class Read(torch.utils.data.Dataset):
+    def __init__(self, items):
+        self.items = items
+
+    def __getitem__(self, part):
+        found = 0
+        if part >= 0:
+            for number in range(part, ITEMS, PARTS):
+                found += len(self.items[number])
+        return torch.tensor([os.getpid(), part, found])
+
+
+def proportional(process):
+    """Bytes in private memory, and in mappings of lists; each page that processes share in equal parts."""
+    private = listed = 0
+    lists = in_file = False
+    for line in Path(f"/proc/{process}/smaps").read_text().splitlines():
+        if line.endswith("B") and line.split(":")[0] == "Pss":
+            size = int(line.split()[1]) << 10
+            listed += size if lists else 0
+            private += 0 if in_file else size
+        elif "-" in line.split()[0]:
+            name = line.split(maxsplit=5)[5:]
+            lists = bool(name) and "ringloader-items" in name[0]
+            in_file = bool(name) and name[0].startswith("/")
+    return private, listed
+
+
+def taken(items, workers, method):
+    """Bytes that reading all has added to private memory of all processes, and those in mappings of lists."""
+    epochs = Epochs(workers)
+    loader = DataLoader(
+        Read(items),
+        sampler=epochs,
+        batch_size=None,
+        num_workers=workers,
+        multiprocessing_context=method,
+        persistent_workers=True,
+    )
+    pids = {row[0] for row in map(torch.Tensor.tolist, loader)} | {os.getpid()}
+    assert len(pids) == workers + 1
+    before = [proportional(pid) for pid in pids]
+    epochs.reads = True
+    rows = [row.tolist() for row in loader]
+    assert {row[0] for row in rows} == pids - {os.getpid()}
+    assert sum(row[2] for row in rows) == workers * 60 * ITEMS
+    after = [proportional(pid) for pid in pids]
+    loader.shutdown()
+    return sum(now[0] - then[0] for now, then in zip(after, before, strict=True)), sum(
+        row[1] for row in after
+    )
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_eight_workers_take_what_one_takes(method):
+    items = SharedList(f"{number:060}" for number in range(ITEMS))
+    one, eight = (taken(items, workers, method) for workers in (1, 8))
+    assert 0.99 * items.nbytes < one[1] <= 1.01 * items.nbytes, "the mapping is not measured"
+    assert sum(eight) < 1.1 * sum(one), (one, eight, items.nbytes)
+    assert sum(eight) < 1.1 * items.nbytes
+
+
+def test_a_plain_list_grows():
+    before = proportional("self")[0]
+    items = [f"{number:060}" for number in range(ITEMS)]
+    size = proportional("self")[0] - before
+    one, eight = (size + taken(items, workers, "fork")[0] for workers in (1, 8))
+    assert size > 80_000_000
+    assert eight > 2 * one, (one, eight, size)
