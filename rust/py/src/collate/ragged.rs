@@ -16,6 +16,8 @@ pub(super) struct Ragged {
     /// In bytes, of all dimensions of one sample after the other.
     strides: Vec<isize>,
     /// INVARIANT: where the first element of each begins, if it has any. The caller's samples, or `_buffers`, keep them.
+    /// As for torch's own functions, such as `stack` and `copy_`, it is the caller's error to resize a storage to less than
+    /// its tensors need.
     addresses: Vec<usize>,
     _buffers: Vec<PyUntypedBuffer>,
 }
