@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+# torch seeds it in each worker, where numpy would import it otherwise: it does so at the first use.
+import numpy.random  # noqa: F401
 import torch.multiprocessing
 
 import ringloader._native as _native
