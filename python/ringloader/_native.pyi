@@ -170,7 +170,7 @@ class Port:
 class Collate:
     def __new__(
         cls,
-        port: Port,
+        port: Port | None,
         function: object,
         parts: Sequence[tuple[dict[str, Any], str, object]],
         modes: Sequence[Callable[[], int]],
@@ -178,6 +178,7 @@ class Collate:
         others: Sequence[Any] = ...,
     ) -> Collate: ...
     def __call__(self, batch: object, *, collate_fn_map: object = None) -> Any: ...
+    def collated(self, batch: object) -> Any: ...
 
 @final
 class Convert:
