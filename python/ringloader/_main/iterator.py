@@ -50,6 +50,9 @@ class Transport(Protocol):
     def index_of(self, worker: int, number: int, /) -> Any:
         """The index of a task that torch's iterator has sent; None if that is not known."""
 
+    def end_workers(self, iterator: Any, shut_down: Callable[[], None], /) -> None:
+        """Has torch's shutdown of an iterator end its workers, however they are."""
+
     def unregister(self) -> None:
         """Has nothing of its memory registered."""
 
@@ -149,7 +152,10 @@ class TransportIterator(Pausing, internals.Iterator):  # type: ignore[misc]
             # A forked child has this iterator from its parent, whose workers and memory they are.
             return
         try:
-            super()._shutdown_workers()
+            if self._shutdown:
+                super()._shutdown_workers()
+            else:
+                self._transport.end_workers(self, super()._shutdown_workers)
         finally:
             if self._shutdown:
                 self._transport.close(may_keep=not self._persistent_workers)

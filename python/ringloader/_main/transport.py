@@ -7,7 +7,7 @@ worker loop, unchanged.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 # torch seeds it in each worker, where numpy would import it otherwise: it does so at the first use.
@@ -16,7 +16,7 @@ import torch.multiprocessing
 
 import ringloader._native as _native
 from ringloader._common import forks, moved_storages
-from ringloader._launch import forkserver, processes, shared_args, spawn
+from ringloader._launch import forkserver, processes, shared_args, spawn, stuck
 from ringloader._launch.pool import Lease
 from ringloader._main import budget, registration
 from ringloader._main.dispatching import Dispatching, dispatching_for
@@ -32,8 +32,9 @@ from ringloader._worker.fetch import Step
 class Transport:
     """Everything of one iterator that must be closed; also the ``multiprocessing_context`` it is given."""
 
-    # The function itself: an iterator that lives on while modules are torn down finds their names None.
+    # The things themselves: an iterator that lives on while modules are torn down finds their names None.
     _process_identity = staticmethod(_native.process_identity)
+    _group = stuck.Group
     scheduler = _native.Scheduler
     # Whether workers have the main process's dataset itself.
     shares_dataset = False
@@ -155,12 +156,14 @@ class Transport:
 
     def _started(self, worker: int, process: Any, pid: int) -> None:
         self._processes[worker] = process
+        if self._lease is None:
+            stuck.note_started(process)
         try:
             self.engine.watch_worker(worker, pid)
         except BaseException:
             # torch does not list it yet, so no other code would end it.
             process.terminate()
-            process.join()
+            stuck.end(process, internals.JOIN_SECONDS)
             raise
         if len(self._processes) == self._workers:
             self._share_nothing_more()
@@ -186,6 +189,21 @@ class Transport:
         if process.is_alive():
             raise RuntimeError(f"DataLoader worker (pid(s) {process.pid}) exited unexpectedly")
         return True
+
+    def end_workers(self, iterator: Any, shut_down: Callable[[], None]) -> None:
+        """Has torch's shutdown of an iterator end its workers, also those that are stopped.
+
+        What torch's leaves alive, after it has told, waited and terminated, is killed.
+        """
+        processes = iterator._workers
+        group = self._group(processes)
+        iterator._workers = group.stand_ins()
+        try:
+            shut_down()
+        finally:
+            iterator._workers = processes
+            if iterator._shutdown:
+                group.kill()
 
     def unregister(self) -> None:
         """Has nothing of its memory registered. No copy is under way."""
