@@ -12,7 +12,7 @@ from typing import Any
 import torch.multiprocessing
 
 import ringloader._native as _native
-from ringloader._launch import forkserver, shared_args, spawn
+from ringloader._launch import forkserver, shared_args, spawn, stuck
 from ringloader._launch.pool_objects import Entry, PoolObjects
 from ringloader._launch.pool_process import Assigned, LostError, PoolProcess
 
@@ -391,8 +391,7 @@ class _Crew:
             if process.is_lent:
                 process.process.terminate()
             process.end()
+        group = stuck.Group([process.process for process in processes])
         for process in processes:
-            process.process.join(_ENDS_WITHIN)
-            if process.is_alive():
-                process.process.kill()
-                process.process.join()
+            group.join(process.process, _ENDS_WITHIN)
+        group.kill()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from multiprocessing import connection, context, reduction
 from typing import Any
 
-from ringloader._launch import spawn
+from ringloader._launch import spawn, stuck
 from ringloader._launch.pool_objects import Entry, PoolObjects
 from ringloader._worker import assignments, pooled
 
@@ -48,6 +48,7 @@ class PoolProcess:
                 made = context.Process(target=pooled.main, args=(end, inherited), daemon=True)
                 self.process = spawn.by_server(made)
                 self.process.start()
+                stuck.note_started(self.process)
             except BaseException:
                 self.channel.close()
                 raise
@@ -130,6 +131,7 @@ class PoolProcess:
         with contextlib.suppress(OSError):
             self.channel.send(assignments.END, socket.MSG_DONTWAIT)
         self.channel.close()
+        stuck.resume([self.process])
 
     def wait_until_left(self, timeout: float | None) -> bool | None:
         """Waits for the end of an assignment. True: the process has left its memory; None: it has ended."""
@@ -234,6 +236,11 @@ class Assigned:
 
     def close(self) -> None:
         """Does nothing: the process is the pool's."""
+
+    @property
+    def process(self) -> Any:
+        """The process of the pool, as ``multiprocessing`` knows it."""
+        return None if self._lent is None else self._lent.process
 
     @property
     def pid(self) -> int | None:

@@ -8,7 +8,7 @@ from multiprocessing import reduction
 from typing import Any
 
 from ringloader._dispatch import dataset, process, stream
-from ringloader._launch import spawn
+from ringloader._launch import spawn, stuck
 from ringloader._torch import internals
 
 # Bytes that items may take in the dispatching process, where a share is less.
@@ -60,6 +60,7 @@ class Dispatching:
             made.daemon = True
             self._process = spawn.by_server(made)
             self._process.start()
+            stuck.note_started(self._process)
             del made, arguments
         except BaseException:
             self._requests.close()
@@ -84,10 +85,7 @@ class Dispatching:
         """Ends the process. Its workers have ended."""
         self._requests.close()
         self._process.terminate()
-        self._process.join(process.GRACE_SECONDS)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
+        stuck.end(self._process, process.GRACE_SECONDS)
 
 
 def dispatching_for(loader: Any, context: Any, share: int) -> Dispatching | None:

@@ -7,14 +7,16 @@ worker loop, unchanged.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+# torch seeds it in each worker, where numpy would import it otherwise: it does so at the first use.
+import numpy.random  # noqa: F401
 import torch.multiprocessing
 
 import ringloader._native as _native
 from ringloader._common import forks, moved_storages
-from ringloader._launch import forkserver, processes, shared_args, spawn
+from ringloader._launch import forkserver, processes, shared_args, spawn, stuck
 from ringloader._launch.pool import Lease
 from ringloader._main import budget, registration
 from ringloader._main.dispatching import Dispatching, dispatching_for
@@ -30,8 +32,9 @@ from ringloader._worker.fetch import Step
 class Transport:
     """Everything of one iterator that must be closed; also the ``multiprocessing_context`` it is given."""
 
-    # The function itself: an iterator that lives on while modules are torn down finds their names None.
+    # The things themselves: an iterator that lives on while modules are torn down finds their names None.
     _process_identity = staticmethod(_native.process_identity)
+    _group = stuck.Group
     scheduler = _native.Scheduler
     # Whether workers have the main process's dataset itself.
     shares_dataset = False
@@ -61,6 +64,9 @@ class Transport:
         # Whether an iteration of this one ended as it should, as far as is known.
         self.sound = True
         self._workers = workers
+        self._keeps_arguments = False
+        # The function and the arguments of each worker.
+        self._arguments: dict[int, tuple[Any, tuple[Any, ...]]] = {}
         self._owner = self._process_identity()
         self._context = context
         self._queues: list[TaskQueue] = []
@@ -108,9 +114,31 @@ class Transport:
             stand_ins = tuple(self._dispatching.without_source(arg) for arg in stand_ins)
         arguments = stand_ins if self._shared is None else shared_args.Arguments(self._shared, stand_ins)
         worker_end = endpoint.WorkerEndpoint(self.engine, worker, self.steps)
-        process = self._context.Process(target=entry.run_worker, args=(worker_end, target, arguments))
+        if self._keeps_arguments:
+            self._arguments[worker] = target, stand_ins
+        return self._process(worker, (worker_end, target, arguments))
+
+    def _process(self, worker: int, args: tuple[Any, ...]) -> Any:
+        process = self._context.Process(target=entry.run_worker, args=args)
         process = spawn.by_server(process)
         return processes.watched(process, lambda pid: self._started(worker, process, pid))
+
+    def keep_arguments(self) -> None:
+        """Has what workers are given kept, for :meth:`restart`. Before they are started."""
+        self._keeps_arguments = True
+
+    def restart(self, worker: int) -> Any:
+        """Starts a successor of a worker that has ended, whose results were taken.
+
+        Its tasks must be sent again. It gets the dataset as it is now in this process.
+        """
+        self.sound = False
+        target, args = self._arguments[worker]
+        worker_end = endpoint.WorkerEndpoint(self.engine, worker, self.steps, self.engine.succeed(worker))
+        process = self._process(worker, (worker_end, target, args))
+        process.daemon = True
+        process.start()
+        return process
 
     def _lent(self, lease: Lease, worker: int, target: Any, args: tuple[Any, ...]) -> Any:
         process = lease.worker(endpoint.WorkerEndpoint(self.engine, worker, self.steps), target, args)
@@ -128,12 +156,14 @@ class Transport:
 
     def _started(self, worker: int, process: Any, pid: int) -> None:
         self._processes[worker] = process
+        if self._lease is None:
+            stuck.note_started(process)
         try:
             self.engine.watch_worker(worker, pid)
         except BaseException:
             # torch does not list it yet, so no other code would end it.
             process.terminate()
-            process.join()
+            stuck.end(process, internals.JOIN_SECONDS)
             raise
         if len(self._processes) == self._workers:
             self._share_nothing_more()
@@ -159,6 +189,21 @@ class Transport:
         if process.is_alive():
             raise RuntimeError(f"DataLoader worker (pid(s) {process.pid}) exited unexpectedly")
         return True
+
+    def end_workers(self, iterator: Any, shut_down: Callable[[], None]) -> None:
+        """Has torch's shutdown of an iterator end its workers, also those that are stopped.
+
+        What torch's leaves alive, after it has told, waited and terminated, is killed.
+        """
+        processes = iterator._workers
+        group = self._group(processes)
+        iterator._workers = group.stand_ins()
+        try:
+            shut_down()
+        finally:
+            iterator._workers = processes
+            if iterator._shutdown:
+                group.kill()
 
     def unregister(self) -> None:
         """Has nothing of its memory registered. No copy is under way."""
@@ -210,6 +255,7 @@ class Transport:
         if self._lease is not None:
             self._lease.close()
         self._processes.clear()
+        self._arguments.clear()
 
     def _note_left(self) -> None:
         """Of workers whose processes live on: nothing of them uses the memory any more."""

@@ -193,6 +193,11 @@ class ThreadTransport:
         self._threads[number] = thread
         return thread
 
+    @staticmethod
+    def end_workers(_iterator: Any, shut_down: Callable[[], None]) -> None:
+        """Has torch's shutdown of an iterator end its workers."""
+        shut_down()
+
     def epoch_note(self, number: int, epoch: int) -> Callable[[], None]:
         """What a worker calls to know that its next epoch is this one. The dataset was told here."""
         step = step_in(self._steps_of[number])

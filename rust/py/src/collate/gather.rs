@@ -205,7 +205,8 @@ impl Column {
         Ok(Some(Self {
             address: found.address,
             rows: rows as usize,
-            stride: stride as isize * found.dtype.itemsize() as isize,
+            // Of one row it may be any number.
+            stride: (stride as isize).wrapping_mul(found.dtype.itemsize() as isize),
             len,
             dtype: found.dtype,
             shape: shape.to_vec(),

@@ -202,10 +202,11 @@ pub(super) fn has_strides_of_torch(array: &Bound<'_, PyAny>, dtype: Dtype, skipp
 
 /// MIRRORS torch c10/core/Contiguity.h: the stride of a dimension of size 1 says nothing.
 pub(super) fn is_contiguous(shape: &[i64], strides: &[i64]) -> bool {
-    let mut expected = 1;
+    let mut expected = 1i64;
     shape.iter().zip(strides).rev().all(|(&size, &stride)| {
         let fits = size == 1 || stride == expected;
-        expected *= size;
+        // Of a tensor without elements the product may be any number.
+        expected = expected.wrapping_mul(size);
         fits
     })
 }

@@ -1,0 +1,149 @@
+"""The end of processes that may be stopped, or asleep in the kernel."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import time
+import weakref
+from collections.abc import Iterable, Sequence
+from multiprocessing import process as multiprocessing_process
+from multiprocessing import util
+from pathlib import Path
+from typing import Any
+
+_logger = logging.getLogger("ringloader")
+
+# Seconds between two looks at processes that are waited for.
+_LOOK = 0.05
+# Seconds for all processes of one end that sleep where no signal but SIGKILL reaches them.
+_ASLEEP_WITHIN = 5.0
+# Looks in a row that find a process asleep: one that only reads a disk is found awake in between.
+_LOOKS = 5
+# Seconds in which processes that were killed have gone, all together.
+_KILLED_WITHIN = 1.0
+
+# INVARIANT: processes of this package alone, so that no other code's is ever continued or killed.
+_started: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def note_started(process: Any) -> None:
+    """Has a process continued at exit, where ``multiprocessing`` waits for its end without a limit."""
+    _started.add(process)
+
+
+def _state(pid: int | None) -> str:
+    """The letter of ``/proc/PID/stat``; nothing if it cannot be read."""
+    try:
+        # The command name stands in parentheses and may hold anything, so split behind the last one.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError, ValueError):
+        return ""
+
+
+def resume(processes: Iterable[Any]) -> None:
+    """Continues those that a signal has stopped: they can do what they were told, which is to end."""
+    for process in processes:
+        # A child that has ended keeps its number until it is waited for, so the signal reaches no other.
+        if process.is_alive() and _state(process.pid) == "T":
+            with contextlib.suppress(OSError):
+                os.kill(process.pid, signal.SIGCONT)
+
+
+class _StandIn:
+    """A process object whose ``join`` is its group's; else the process object."""
+
+    def __init__(self, process: Any, group: Group) -> None:
+        self._process = process
+        self._group = group
+
+    def join(self, timeout: float) -> None:
+        self._group.join(self._process, timeout)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._process, name)
+
+
+class Group:
+    """Processes that have been told to end.
+
+    Args:
+        processes: ``multiprocessing``'s process objects, or a pool's.
+    """
+
+    def __init__(self, processes: Sequence[Any]) -> None:
+        self._processes = processes
+        # When it has waited long enough for those that sleep.
+        self._asleep_until: float | None = None
+
+    # The class itself: an iterator that lives on while modules are torn down finds their names None.
+    _stand_in = _StandIn
+
+    def stand_ins(self) -> list[Any]:
+        """What torch's shutdown joins in place of the processes."""
+        return [self._stand_in(process, self) for process in self._processes]
+
+    def join(self, process: Any, timeout: float) -> None:
+        """Waits for one of them as its ``join`` does, and has those that are stopped go on.
+
+        A process that sleeps uninterruptibly is waited for no longer than five seconds, together with all
+        others of the group that do.
+        """
+        until = time.monotonic() + timeout
+        process.join(min(timeout, _LOOK))
+        looks = 0
+        while process.is_alive():
+            now = time.monotonic()
+            if now >= until:
+                return
+            resume(self._processes)
+            looks = looks + 1 if _state(process.pid) == "D" else 0
+            if looks and self._asleep_until is None:
+                self._asleep_until = now + _ASLEEP_WITHIN
+            if looks >= _LOOKS and self._asleep_until is not None and now >= self._asleep_until:
+                return
+            process.join(min(until - now, _LOOK))
+
+    def kill(self) -> None:
+        """Kills those that are left, and does not wait for what even that does not end."""
+        left = [process for process in self._processes if process.is_alive()]
+        for process in left:
+            process.kill()
+        until = time.monotonic() + _KILLED_WITHIN
+        for process in left:
+            process.join(max(until - time.monotonic(), 0.0))
+        for process in left:
+            if process.is_alive():
+                _abandon(process)
+
+
+def _abandon(process: Any) -> None:
+    """The process ends once its system call returns. The exit of this one does not wait for that."""
+    _logger.warning(
+        "process %s was killed and has not ended within %s s: it is in a system call that cannot be "
+        "interrupted (state %s), and keeps what it has mapped until that returns",
+        process.pid,
+        _KILLED_WITHIN,
+        _state(process.pid) or "unknown",
+    )
+    # A pool's stands for one of multiprocessing's.
+    behind = getattr(process, "process", process)
+    _started.discard(behind)
+    getattr(multiprocessing_process, "_children", set()).discard(behind)
+
+
+def end(process: Any, timeout: float) -> None:
+    """Waits until a process that was told to end has done so, and kills it after ``timeout`` seconds."""
+    group = Group([process])
+    group.join(process, timeout)
+    group.kill()
+
+
+def _resume_at_exit() -> None:
+    resume(list(_started))
+
+
+# Before `multiprocessing` terminates and joins what is left. It skips this in a forked child.
+util.Finalize(None, _resume_at_exit, exitpriority=0)
