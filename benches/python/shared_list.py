@@ -1,6 +1,9 @@
 """``SharedList`` beside a plain list: what a look takes, and the memory of workers after an epoch.
 
-    python -m benches.python.shared_list [--items N] [--workers N]
+    python -m benches.python.shared_list [--items N] [--workers N] [--looks-only]
+
+A look at a list takes an object that is there. ``SharedList`` makes one, and so does what "made" stands for:
+Python's own ``array[i]`` for numbers, a slice for strings and bytes, and a tuple or dict of these.
 
 Memory is the proportional set size of the main process and its workers together.
 """
@@ -8,6 +11,7 @@ Memory is the proportional set size of the main process and its workers together
 from __future__ import annotations
 
 import argparse
+import array
 import os
 import random
 import time
@@ -20,20 +24,42 @@ from torch.utils.data import Dataset
 
 from ringloader import DataLoader, SharedList
 
-ITEMS: dict[str, Callable[[int], Any]] = {
-    "str of 60": lambda number: f"{number:060}",
-    "small int": lambda number: number % 100,
-    "int": lambda number: number << 20,
-    "float": float,
-    "bytes of 60": lambda number: b"%060d" % number,
-    "tuple of 3": lambda number: (number, "label", 0.5),
-    "dict of 3": lambda number: {"file": f"{number}.jpg", "width": number, "text": "a caption"},
-    "pickled (complex)": complex,
+NUMBERS = array.array("q", [1 << 40]) * 300
+SMALL = array.array("q", range(100)) * 3
+REALS = array.array("d", [0.5]) * 300
+TEXT, DATA = "x" * 400, b"x" * 400
+OF_10, OF_60, OF_300 = slice(1, 11), slice(1, 61), slice(1, 301)
+
+# An item by its number, and a loop body in which Python makes one like it.
+ITEMS: dict[str, tuple[Callable[[int], Any], str]] = {
+    "small int": (lambda number: number % 100, "SMALL[at]"),
+    "large int": (lambda number: number << 20, "NUMBERS[at]"),
+    "float": (float, "REALS[at]"),
+    "str of 10": (lambda number: f"{number:010}", "TEXT[OF_10]"),
+    "str of 60": (lambda number: f"{number:060}", "TEXT[OF_60]"),
+    "str of 300": (lambda number: f"{number:0300}", "TEXT[OF_300]"),
+    "bytes of 60": (lambda number: b"%060d" % number, "DATA[OF_60]"),
+    "tuple of 3": (lambda number: (number, f"{number:010}", 0.5), "(NUMBERS[at], TEXT[OF_10], REALS[at])"),
+    "dict of 3": (
+        lambda number: {"file": f"{number:010}", "width": number, "text": f"{number:060}"},
+        "{'file': TEXT[OF_10], 'width': NUMBERS[at], 'text': TEXT[OF_60]}",
+    ),
+    "complex": (complex, "complex(1.0)"),
 }
 
 
-def nanoseconds(items: Sequence[Any], order: list[int]) -> float:
-    """Of one look, the best of five."""
+class Sample:
+    """What a dataset does."""
+
+    def __init__(self, items: Sequence[Any]) -> None:
+        self.items = items
+
+    def __getitem__(self, index: int) -> Any:
+        return self.items[index]
+
+
+def nanoseconds(items: Any, order: list[int]) -> float:
+    """Of one look, with its loop, the best of five."""
     best = float("inf")
     for _ in range(5):
         begin = time.perf_counter_ns()
@@ -41,6 +67,39 @@ def nanoseconds(items: Sequence[Any], order: list[int]) -> float:
             items[index]
         best = min(best, time.perf_counter_ns() - begin)
     return best / len(order)
+
+
+def nanoseconds_to_make(expression: str) -> float:
+    """As ``nanoseconds``, of an expression."""
+    names = dict(globals())
+    exec(
+        "def run(order):\n"
+        "    begin = time.perf_counter_ns()\n"
+        f"    for at in order: {expression}\n"
+        "    return time.perf_counter_ns() - begin",
+        names,
+    )
+    order = list(range(256)) * 400
+    return float(min(names["run"](order) for _ in range(5)) / len(order))
+
+
+def looks(count: int) -> None:
+    """Prints a table of nanoseconds, and of times that a list takes."""
+    shuffled = random.Random(0).sample(range(count), min(count, 200_000))
+    in_order = list(range(len(shuffled)))
+    print(
+        "ns: list, SharedList (ratio)   made | in order           | shuffled           | a dataset, shuffled"
+    )
+    for name, (make, made) in ITEMS.items():
+        plain = [make(number) for number in range(count)]
+        shared = SharedList(plain)
+        assert shared[count - 1] == plain[-1]
+        kinds = [plain, shared]
+        row = f"{name:28} {nanoseconds_to_make(made):7.0f} "
+        for readers, order in ((kinds, in_order), (kinds, shuffled), (list(map(Sample, kinds)), shuffled)):
+            one, other = (nanoseconds(reader, order) for reader in readers)
+            row += f"| {one:5.0f} {other:5.0f} ({other / one:4.1f}) "
+        print(row)
 
 
 class Read(Dataset[torch.Tensor]):
@@ -85,18 +144,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--items", type=int, default=1_000_000)
     parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--looks-only", action="store_true")
     arguments = parser.parse_args()
     count = arguments.items
-    shuffled = random.Random(0).sample(range(count), min(count, 200_000))
-    in_order = list(range(len(shuffled)))
-    print("item                    in order: list, SharedList    shuffled: list, SharedList    (ns)")
-    for name, make in ITEMS.items():
-        plain = [make(number) for number in range(count)]
-        shared = SharedList(plain)
-        times = [nanoseconds(items, order) for order in (in_order, shuffled) for items in (plain, shared)]
-        print(f"{name:20} " + " ".join(f"{taken:14.0f}" for taken in times))
-    del plain, shared
-    make = ITEMS["str of 60"]
+    looks(count)
+    if arguments.looks_only:
+        return
+    make, _ = ITEMS["str of 60"]
     for method in ("fork", "spawn"):
         for kind in (list, SharedList):
             values: Any = (make(number) for number in range(count))

@@ -42,6 +42,8 @@ def make_iterator(loader: Any, options: Options, without_ours: Any, fall_back: C
     reason = select_path.reason_for_torch(loader, without_ours)
     if reason is None:
         return internals.get_iterator(without_ours, loader, functools.partial(_make_rings_iterator, options))
+    if loader.num_workers > 0:
+        _say_no_restarts(options)
     before = report.noted(loader)
     if options.device is None and options.worker_reset_fn is None and not options.reseed_workers:
         iterator, counters = fall_back(), None
@@ -83,6 +85,11 @@ def make_as_far_as_it_fits(
     return made
 
 
+def _say_no_restarts(options: Options) -> None:
+    if options.restart_workers:
+        select_path.say_once("restart_workers has no effect where torch schedules")
+
+
 def _make_torchs_iterator(
     loader: Any, options: Options, without_ours: Any, fall_back: Callable[[], Any]
 ) -> tuple[Any, Callable[[], Mapping[str, int]] | None]:
@@ -122,7 +129,7 @@ def _put_steps(loader: Any, iterator: Any) -> None:
 
 def _make_rings_iterator(options: Options, loader: Any) -> Any:
     """Stands in for torch's iterator class."""
-    from ringloader._main import iterator, stages, through, transport
+    from ringloader._main import iterator, restarting, stages, through, transport
 
     made: Any
     passes, moving = stages.stages_for(loader, options), stages.moving_for(options)
@@ -156,9 +163,14 @@ def _make_rings_iterator(options: Options, loader: Any) -> Any:
     if why_rings is None:
         if moving is not None:
             moving.find_registrations = made_transport.registrations
-        made = iterator.RingIterator(loader, made_transport, passes, moving, options.main_prefetch)
+        again = None
+        if options.restart_workers:
+            is_iterable = loader._dataset_kind == internals.ITERABLE
+            again = restarting.Restarting(options.restart_workers, is_iterable, made_transport)
+        made = iterator.RingIterator(loader, made_transport, passes, moving, options.main_prefetch, again)
         report.record(loader, made, "native", "native scheduling over shared-memory rings", counters)
     else:
+        _say_no_restarts(options)
         made = iterator.TransportIterator(loader, made_transport, passes, moving)
         report.record(loader, made, "rings", why_rings, counters)
     return made
@@ -197,6 +209,11 @@ def check_dispatch(loader: Any, options: Options) -> None:
         raise ValueError(
             f"worker_pool={options.worker_pool!r} and a Dispatch as dataset do not go together: its items "
             "come from a process of each iterator; leave worker_pool out, and say num_workers"
+        )
+    if options.restart_workers:
+        raise ValueError(
+            f"restart_workers={options.restart_workers} and a Dispatch as dataset do not go together: items "
+            "that a worker had taken are lost with it; leave restart_workers out"
         )
     if options.worker_reset_fn is not None:
         raise ValueError(

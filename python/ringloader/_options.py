@@ -40,6 +40,7 @@ class Options:
     worker_reset_fn: Callable[[Any, Any, Seeds], Any] | None = None
     reseed_workers: bool = False
     seed: int | None = None
+    restart_workers: int = 0
 
     def __post_init__(self) -> None:
         if self.max_shared_bytes is not None:
@@ -69,6 +70,23 @@ class Options:
                 f"last_batch must be 'keep', 'discard', 'rollover' or None, not {self.last_batch!r}"
             )
         self._check_epochs()
+        self._check_restarts()
+
+    def _check_restarts(self) -> None:
+        if not _is_int(self.restart_workers):
+            raise TypeError(f"restart_workers must be an int, not {self.restart_workers!r}")
+        if self.restart_workers < 0:
+            raise ValueError(f"restart_workers must be 0 or more, not {self.restart_workers}")
+        if self.restart_workers and self.worker_method == THREAD:
+            raise ValueError(
+                f"restart_workers={self.restart_workers} and worker_method={THREAD!r} do not go together: a "
+                "thread is lost only with the process; leave one of them out"
+            )
+        if self.restart_workers and self.worker_pool is not None:
+            raise ValueError(
+                f"restart_workers={self.restart_workers} and worker_pool={self.worker_pool!r} do not go "
+                "together: a pool replaces a process for the next iterator; leave one of them out"
+            )
 
     def _check_prefetch(self) -> None:
         if self.worker_prefetch is not None:

@@ -85,6 +85,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             alone.
         seed: What ``Seeds`` come from, the same in all ranks (default: torch's base seed, which each process
             draws). It says nothing about the order of the samples.
+        restart_workers: Workers that are started again in an epoch, of those whose process ends although it
+            should not, at most (default: 0, the error is torch's). What such a worker had not delivered is
+            done again, so no batch is lost, and none comes twice. The successor has the worker's number and
+            seed, and the dataset as it then is in the main process, and calls ``worker_init_fn``; its
+            generators begin anew, so random augmentation may differ. Workers of an ``IterableDataset`` are
+            not restarted.
         **kwargs: As torch's ``DataLoader``.
 
     Raises:
@@ -98,7 +104,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             ``persistent_workers``, with ``multiprocessing_context``, with a ``Dispatch``, or with more
             workers than it has; if ``last_batch`` does not agree with ``drop_last`` or ``batch_sampler``, or
             is given with ``batch_size=None``; if it is ``"rollover"`` for an ``IterableDataset``; if
-            ``seed`` is out of range, or given without ``worker_reset_fn`` and ``reseed_workers``.
+            ``seed`` is out of range, or given without ``worker_reset_fn`` and ``reseed_workers``; if
+            ``restart_workers`` is negative, or given with ``worker_pool``, threads or a ``Dispatch``.
         TypeError: If one of these has the wrong type.
     """
 
@@ -115,6 +122,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     _ringloader_worker_reset_fn: Callable[[Any, Any, Seeds], Any] | None
     _ringloader_reseed_workers: bool
     _ringloader_seed: int | None
+    _ringloader_restart_workers: int
 
     def __init__(
         self,
@@ -131,6 +139,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         worker_reset_fn: Callable[[Any, Any, Seeds], Any] | None = None,
         reseed_workers: bool = False,
         seed: int | None = None,
+        restart_workers: int = 0,
         **kwargs: Any,
     ) -> None:
         options = Options(
@@ -146,6 +155,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             worker_reset_fn=worker_reset_fn,
             reseed_workers=reseed_workers,
             seed=seed,
+            restart_workers=restart_workers,
         )
         check_prefetch_factor(options, kwargs.get("prefetch_factor"))
         if not internals.is_in_worker():

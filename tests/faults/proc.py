@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 
@@ -113,6 +114,8 @@ class Snapshot:
 
     @staticmethod
     def take() -> Snapshot:
+        # It lives as long as this process, with a pipe, from the first worker on that is not forked.
+        resource_tracker.ensure_running()
         gc.collect()
         named = names_in_dev_shm()
         return Snapshot(descriptors(), len(mappings()), shared_resident_kib(), named)

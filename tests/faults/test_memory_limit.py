@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -101,3 +102,42 @@ def test_active_cache_makes_room(loader_name, group, tmp_path):
     assert "ended well" in out
     if loader_name != "torch":
         assert "oversize 500000 0" in out, out
+
+
+@pytest.mark.rings_only
+def test_what_the_group_cannot_hold_is_an_error_with_figures(group, tmp_path):
+    at, _ = group
+    ended = script.run_script(
+        "ringloader",
+        f"""
+        import itertools
+        from pathlib import Path
+        from ringloader import SharedList
+        Path({str(at / "cgroup.procs")!r}).write_text(str(os.getpid()))
+        for item in (bytes(1000), bytes(30 << 20), 1):
+            try:
+                SharedList(itertools.repeat(item))
+            except MemoryError as error:
+                print(error)
+        print(len(SharedList([bytes(1000)] * 100_000)))
+        import numpy
+        from ringloader import SharedArray
+        for build in (
+            lambda: SharedArray.from_rows(itertools.repeat(numpy.zeros(1000))),
+            lambda: SharedArray(numpy.zeros(1 << 26)),
+        ):
+            try:
+                build()
+            except MemoryError as error:
+                print(error)
+        """,
+        tmp_path,
+    )
+    assert ended.code == 0, ended.err
+    *errors, fits, rows, copied = ended.out.splitlines()
+    for error in (rows, copied):
+        assert re.match(r"an array in shared memory has \d+ bytes and needs \d+ more", error)
+    assert len(errors) == 3 and fits == "100000"
+    for error in errors:
+        assert re.match(r"a list in shared memory has \d+ bytes and needs \d+ more, and \d+ to spare", error)
+        assert f"{at}/memory." in error, error

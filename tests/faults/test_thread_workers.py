@@ -417,6 +417,34 @@ class Waits:
 iterator = iter(DataLoader(ArrayDataset(Waits()), num_workers=2, batch_size=4, worker_method="thread"))
 time.sleep(0.2)
 """,
+    "in native collation": """
+from ringloader._threads.collate import Collation
+from ringloader._torch import internals
+from torch.utils.data import default_collate
+internals.JOIN_SECONDS = 0.0
+class Collates(Slow):
+    def __getitem__(self, index):
+        collation = Collation(default_collate)
+        samples = [torch.zeros(8)] * 64
+        while True:
+            collation(samples)
+iterator = iter(DataLoader(Collates(), num_workers=2, worker_method="thread"))
+time.sleep(0.2)
+""",
+    "in a native gather": """
+from ringloader import ArrayDataset
+from ringloader._torch import internals
+from ringloader._worker.gather import Rows
+internals.JOIN_SECONDS = 0.0
+class Gathers(Slow):
+    def __getitem__(self, index):
+        fetcher = internals.create_fetcher(internals.MAP, torch.zeros(64, 8), True, None, False)
+        rows = Rows(fetcher)
+        while True:
+            assert rows.batch(list(range(64))) is not None
+iterator = iter(DataLoader(Gathers(), num_workers=2, worker_method="thread"))
+time.sleep(0.2)
+""",
 }
 
 

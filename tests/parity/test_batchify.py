@@ -293,6 +293,56 @@ def test_batches_larger_than_a_workers_share(loader_class):
     assert ringloader.report(loader).counters["oversize"] == 4
 
 
+class Pairs(Dataset):
+    """Rows of 64 KB to 256 KB that hold their number, and that number."""
+
+    def __len__(self):
+        return 160
+
+    def __getitem__(self, index):
+        return torch.full(((index % 4 + 1) << 13,), index, dtype=torch.int64), index
+
+
+def failing_at_every_third(numbers):
+    if numbers[0] // 2 % 3 == 1:
+        raise LookupError(f"the batch of {numbers[0]}")
+    return torch.tensor(numbers)
+
+
+@pytest.mark.rings_only
+def test_an_error_in_the_middle_of_a_batch_gives_its_memory_back(loader_class):
+    """The first field lies in the slot when the second fails. 10 MB of such go through 2 MB."""
+    loader = loader_class(
+        Pairs(),
+        batch_size=2,
+        num_workers=1,
+        collate_fn=Group(Pad(-1), failing_at_every_third),
+        max_shared_bytes=2 << 20,
+    )
+    iterator, kept, failed = iter(loader), None, 0
+    for first in range(0, 160, 2):
+        if first // 2 % 3 == 1:
+            with pytest.raises(LookupError, match=f"the batch of {first}"):
+                next(iterator)
+            failed += 1
+            continue
+        batch, numbers = next(iterator)
+        assert numbers.tolist() == [first, first + 1]
+        for one in (batch, kept):
+            if one is not None:
+                for place, sample in enumerate(one):
+                    number = int(sample[0])
+                    size = (number % 4 + 1) << 13
+                    assert number % 2 == place
+                    assert (sample[:size] == number).all() and (sample[size:] == -1).all()
+        kept = batch
+    with pytest.raises(StopIteration):
+        next(iterator)
+    counters = ringloader.report(loader).counters
+    assert failed == 27 and counters["oversize"] == 0
+    assert counters["in_place"] >= 160 // 2 - failed
+
+
 @pytest.mark.rings_only
 def test_any_loader_of_torchs_that_is_converted():
     made = torch.utils.data.DataLoader(Ragged(), batch_size=6, num_workers=2, collate_fn=Pad(1))

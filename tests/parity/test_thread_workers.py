@@ -343,8 +343,10 @@ class Tensors(Dataset[Any]):
         return torch.full((5,), index), np.full(2, index), index
 
 
-@pytest.mark.parametrize("collate", [default_collate, lambda samples: [default_collate(samples)]])
-def test_collation_in_a_thread_takes_no_shared_memory(collate, monkeypatch):
+@pytest.mark.parametrize(
+    ("collate", "allocations"), [(default_collate, 0), (lambda samples: [default_collate(samples)], 4)]
+)
+def test_collation_in_a_thread_takes_no_shared_memory(collate, allocations, monkeypatch):
     asked = []
     new_shared = torch.UntypedStorage._new_shared.__func__
     monkeypatch.setattr(
@@ -356,7 +358,8 @@ def test_collation_in_a_thread_takes_no_shared_memory(collate, monkeypatch):
     for batch in loader:
         tensors = batch[0] if isinstance(batch[0], list) else batch
         assert len(tensors) == 3 and not any(tensor.is_shared() for tensor in tensors)
-    assert len(asked) == 4, "torch asks for shared memory as in a process, and is given private"
+    # torch's own collation asks for it as in a process, and is given private memory.
+    assert len(asked) == allocations
     # Outside of a worker's thread it is what it was.
     assert torch.UntypedStorage._new_shared(16).is_shared()
 
@@ -420,7 +423,9 @@ def test_the_length_of_a_stream_is_watched():
         len(loader)
         with pytest.warns(UserWarning) as caught:
             list(loader)
-        found[method] = [(normalise(str(one.message)), one.filename) for one in caught]
+        # From 3.12 on, Python may have something to say of forks.
+        theirs = (one for one in caught if one.category is UserWarning)
+        found[method] = [(normalise(str(one.message)), one.filename) for one in theirs]
     assert found["thread"] == found["multiprocessing"] and found["thread"]
 
 

@@ -159,6 +159,18 @@ def test_the_value_stands_in_all_that_samples_leave():
             assert (row[: sample.shape[0], : sample.shape[1]] == 1).all()
 
 
+def test_strides_that_say_nothing_may_be_any_number():
+    one = torch.arange(3.0)
+    shapes = [((1, 3), (1 << 62, 1)), ((1, 1), (1 << 62, 1 << 61)), ((0, 2), ((1 << 62) - 1, 1 << 62))]
+    samples = [one.as_strided(shape, strides) for shape, strides in shapes]
+    expected = torch.full((3, 1, 3), 7.0)
+    expected[0, 0], expected[1, 0, 0] = one, one[0]
+    assert torch.equal(Pad(7)(samples), expected)
+    nothing = torch.empty(0).as_strided((0, 1 << 40, 1 << 40), (1, 1, 1))
+    with pytest.raises(RuntimeError):
+        Pad()([nothing, one.as_strided((1, 1 << 40, 1 << 40), (0, 0, 0))])
+
+
 def test_a_batch_shares_no_memory_with_samples():
     for samples in ([torch.zeros(4), torch.zeros(4)], [np.zeros(4), np.zeros(4)], [torch.zeros(4)]):
         batch = Pad()(samples)

@@ -81,10 +81,15 @@ def taken(items, workers, method):
     )
 
 
+def say(what, one, eight):
+    print(f"\n{what}: {one / 1e6:.1f} MB with 1 worker, {eight / 1e6:.1f} MB with 8")  # noqa: T201
+
+
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_eight_workers_take_what_one_takes(method):
     items = SharedList(f"{number:060}" for number in range(ITEMS))
     one, eight = (taken(items, workers, method) for workers in (1, 8))
+    say(f"SharedList, {method}", sum(one), sum(eight))
     assert 0.99 * items.nbytes < one[1] <= 1.01 * items.nbytes, "the mapping is not measured"
     assert sum(eight) < 1.1 * sum(one), (one, eight, items.nbytes)
     assert sum(eight) < 1.1 * items.nbytes
@@ -95,5 +100,6 @@ def test_a_plain_list_grows():
     items = [f"{number:060}" for number in range(ITEMS)]
     size = proportional("self")[0] - before
     one, eight = (size + taken(items, workers, "fork")[0] for workers in (1, 8))
+    say("list, fork", one, eight)
     assert size > 80_000_000
     assert eight > 2 * one, (one, eight, size)

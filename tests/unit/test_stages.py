@@ -93,7 +93,8 @@ def test_a_warning_names_the_file_that_torchs_names_through_stages_too(staged):
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             assert len(list(iter(loader))) == 6
-        return [one.filename for one in told]
+        # From 3.12 on, Python may have something to say of forks.
+        return [one.filename for one in told if one.category is UserWarning]
 
     named = files_named(DataLoader)
     assert len(named) == 2

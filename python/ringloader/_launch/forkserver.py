@@ -5,7 +5,7 @@ from __future__ import annotations
 from multiprocessing import forkserver
 from typing import Any
 
-_MODULES = ["__main__", "torch", "numpy", "ringloader._worker.entry"]
+_MODULES = ["__main__", "torch", "numpy.random", "ringloader._worker.entry"]
 
 
 def preload(context: Any) -> None:

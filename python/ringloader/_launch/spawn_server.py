@@ -88,7 +88,7 @@ def main(channel_fd: int, parent: int) -> None:
 def _import_quietly() -> bool:
     gc.disable()
     try:
-        import numpy  # noqa: F401
+        import numpy.random  # noqa: F401
         import torch  # noqa: F401
 
         from ringloader._worker import entry  # noqa: F401

@@ -89,8 +89,10 @@ def set_next(loader: Any, epoch: int) -> None:
 def resume(iterator: Any, loader: Any) -> None:
     """Tells persistent workers what they cannot count, before they begin their next epoch."""
     told = iterator._epoch_to_tell
-    if step_in(iterator._transport.steps) is not None:
-        _take_next(loader)
+    step = step_in(iterator._transport.steps)
+    if step is not None:
+        # Workers count on their own. A worker that is restarted has this one.
+        step.count_from(_take_next(loader))
     if told is not None:
         iterator._epoch_to_tell = None
         for number, index_queue in enumerate(iterator._index_queues):

@@ -10,6 +10,7 @@ import ringloader._native as _native
 from ringloader._main import decoding, epochs, forgotten_epoch, overdue, pinning, samplers
 from ringloader._main.lookahead import Lookahead, Placement
 from ringloader._main.pausing import Pausing
+from ringloader._main.restarting import Restarting
 from ringloader._main.stages import Stage, passed
 from ringloader._report import report
 from ringloader._torch import internals, select_path
@@ -214,9 +215,12 @@ class RingIterator(TransportIterator, _SchedulerCallbacks):
         stages: Sequence[Stage] = (),
         moving: Placement | None = None,
         main_prefetch: int = 0,
+        restarting: Restarting | None = None,
     ) -> None:
         # Batches that a thread decodes before their turn.
         self._main_prefetch = main_prefetch
+        # Where workers that were lost get successors.
+        self._restarting = restarting
         super().__init__(loader, transport, stages, moving)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
@@ -247,6 +251,8 @@ class RingIterator(TransportIterator, _SchedulerCallbacks):
                 self._dataset_kind == internals.ITERABLE,
                 self._timeout,
             )
+            if self._restarting is not None:
+                self._scheduler.keep_sent()
             self._take_next = self._scheduler.next
             if self._placement is None and self._pin_memory:
                 self._placement = pinning.Pinning(self._pin_memory_device, internals.current_device_index())
@@ -257,6 +263,8 @@ class RingIterator(TransportIterator, _SchedulerCallbacks):
                 self._take_next = self._lookahead.next
         else:
             epochs.resume(self, loader)
+            if self._restarting is not None:
+                self._restarting.begin_epoch()
             # Behind the tasks of an abandoned epoch, which still run, as torch's do. They are not waited for:
             # their results are told by their epoch.
             forgotten_epoch.note(loader)
@@ -332,14 +340,28 @@ class RingIterator(TransportIterator, _SchedulerCallbacks):
         overdue.add_notes(error, self._workers, late)
         raise error
 
-    def _raise_lost(self, worker_id: int) -> NoReturn:
+    def _replace_lost(self, worker_id: int, in_hand: overdue.Late | None) -> bool:
+        """Starts a successor of a worker whose process has ended, if there may be one."""
+        successor = None
+        if self._restarting is not None:
+            successor = self._restarting.successor(self._workers[worker_id], worker_id, in_hand)
+        if successor is None:
+            return False
+        self._workers[worker_id] = successor
+        return True
+
+    def _raise_lost(self, worker_id: int, in_hand: overdue.Late | None) -> NoReturn:
         """Raises for a worker whose process has ended: what torch does, from what its signal handler says."""
         process = self._workers[worker_id]
         process.join(1.0)
         self._transport.sound = False
         self._workers_status[worker_id] = False
         cause = _how_it_ended(process.pid, process.exitcode or 0)
-        raise RuntimeError(f"DataLoader worker (pid(s) {process.pid}) exited unexpectedly") from cause
+        error = RuntimeError(f"DataLoader worker (pid(s) {process.pid}) exited unexpectedly")
+        overdue.add_note_of_lost(error, in_hand)
+        if self._restarting is not None:
+            error.add_note(self._restarting.why_not)
+        raise error from cause
 
     _send_idx = _Position("sent")
     _rcvd_idx = _Position("received")

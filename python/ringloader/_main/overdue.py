@@ -10,6 +10,10 @@ _MOST_INDICES = 16
 _MOST_WORKERS = 8
 
 
+# A worker, its task, and that task's index; None where it is not known.
+Late = tuple[int, int, Any]
+
+
 def is_timeout(error: RuntimeError, timeout: float) -> bool:
     """Whether it is torch's of a batch that did not come in time."""
     return timeout > 0 and error.args == (f"DataLoader timed out after {timeout} seconds",)
@@ -26,12 +30,20 @@ def add_notes(error: BaseException, workers: Sequence[Any], late: Iterable[tuple
     """
     named = list(late)
     for worker, number, index in named[:_MOST_WORKERS]:
-        error.add_note(f"worker {worker} (pid {workers[worker].pid}) is late with {_batch(number, index)}")
+        error.add_note(f"worker {worker} (pid {workers[worker].pid}) is late with {batch(number, index)}")
     if len(named) > _MOST_WORKERS:
         error.add_note(f"and so are {len(named) - _MOST_WORKERS} other workers")
 
 
-def _batch(number: int, index: Any) -> str:
+def add_note_of_lost(error: BaseException, in_hand: Late | None) -> None:
+    """Has the error of a worker that has ended name what it was in, where that is known."""
+    if in_hand is not None:
+        _, number, index = in_hand
+        error.add_note(f"it was in {batch(number, index)}")
+
+
+def batch(number: int, index: Any) -> str:
+    """A batch and its dataset indices, in words."""
     if index is None or (isinstance(index, list) and all(one is None for one in index)):
         # Of an iterable dataset: it has no indices, and tasks are more than batches.
         return "its next batch"

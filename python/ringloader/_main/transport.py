@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+# torch seeds it in each worker, where numpy would import it otherwise: it does so at the first use.
+import numpy.random  # noqa: F401
 import torch.multiprocessing
 
 import ringloader._native as _native
@@ -62,6 +64,9 @@ class Transport:
         # Whether an iteration of this one ended as it should, as far as is known.
         self.sound = True
         self._workers = workers
+        self._keeps_arguments = False
+        # The function and the arguments of each worker.
+        self._arguments: dict[int, tuple[Any, tuple[Any, ...]]] = {}
         self._owner = self._process_identity()
         self._context = context
         self._queues: list[TaskQueue] = []
@@ -109,9 +114,31 @@ class Transport:
             stand_ins = tuple(self._dispatching.without_source(arg) for arg in stand_ins)
         arguments = stand_ins if self._shared is None else shared_args.Arguments(self._shared, stand_ins)
         worker_end = endpoint.WorkerEndpoint(self.engine, worker, self.steps)
-        process = self._context.Process(target=entry.run_worker, args=(worker_end, target, arguments))
+        if self._keeps_arguments:
+            self._arguments[worker] = target, stand_ins
+        return self._process(worker, (worker_end, target, arguments))
+
+    def _process(self, worker: int, args: tuple[Any, ...]) -> Any:
+        process = self._context.Process(target=entry.run_worker, args=args)
         process = spawn.by_server(process)
         return processes.watched(process, lambda pid: self._started(worker, process, pid))
+
+    def keep_arguments(self) -> None:
+        """Has what workers are given kept, for :meth:`restart`. Before they are started."""
+        self._keeps_arguments = True
+
+    def restart(self, worker: int) -> Any:
+        """Starts a successor of a worker that has ended, whose results were taken.
+
+        Its tasks must be sent again. It gets the dataset as it is now in this process.
+        """
+        self.sound = False
+        target, args = self._arguments[worker]
+        worker_end = endpoint.WorkerEndpoint(self.engine, worker, self.steps, self.engine.succeed(worker))
+        process = self._process(worker, (worker_end, target, args))
+        process.daemon = True
+        process.start()
+        return process
 
     def _lent(self, lease: Lease, worker: int, target: Any, args: tuple[Any, ...]) -> Any:
         process = lease.worker(endpoint.WorkerEndpoint(self.engine, worker, self.steps), target, args)
@@ -228,6 +255,7 @@ class Transport:
         if self._lease is not None:
             self._lease.close()
         self._processes.clear()
+        self._arguments.clear()
 
     def _note_left(self) -> None:
         """Of workers whose processes live on: nothing of them uses the memory any more."""

@@ -12,6 +12,11 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import numpy.typing as npt
 
+import ringloader._native as _native
+
+# Bytes that are written between two looks at what the system has left.
+_LOOK = 16 << 20
+
 _NDArray = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -52,6 +57,8 @@ class SharedArray(_NDArray):
 
     Raises:
         TypeError: If the elements are Python objects: use ``SharedList``.
+        MemoryError: If the machine or a control group has too little left for what is copied. An array of
+            zeros takes memory when it is written to, as any array.
         OSError: If the system refuses memory or a descriptor.
     """
 
@@ -65,6 +72,8 @@ class SharedArray(_NDArray):
         if isinstance(array_or_shape, (int, np.integer, tuple)) and not isinstance(array_or_shape, bool):
             return cls._over(_new(), array_or_shape, np.dtype(float if dtype is None else dtype))
         source = np.asarray(array_or_shape, dtype)
+        if source.nbytes >= _LOOK:
+            _require(source.nbytes, 0)
         made = cls._over(_new(), source.shape, source.dtype)
         np.copyto(made, source)
         return made
@@ -80,9 +89,10 @@ class SharedArray(_NDArray):
         Raises:
             ValueError: If a row has another shape than the first.
             TypeError: If the elements are Python objects, or a row cannot be cast safely.
+            MemoryError: If the machine or a control group has too little left; the message has the figures.
         """
         fd = _new()
-        count = 0
+        count = unseen = 0
         first: _NDArray | None = None
         try:
             with open(fd, "wb", buffering=1 << 20, closefd=False) as file:
@@ -96,6 +106,10 @@ class SharedArray(_NDArray):
                             f"row {count - 1} has the shape {row.shape}, and row 0 has {first.shape}"
                         )
                     row = row.astype(first.dtype, order="C", casting="safe", copy=False)
+                    unseen += row.nbytes
+                    if unseen >= _LOOK:
+                        _require(row.nbytes, (count - 1) * row.nbytes)
+                        unseen = 0
                     if row.size:
                         file.write(row.reshape(-1).view(np.uint8).data)
         except BaseException:
@@ -160,6 +174,17 @@ class SharedArray(_NDArray):
 
 def _new() -> int:
     return os.memfd_create("ringloader-array", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+
+
+def _require(needed: int, built: int) -> None:
+    """At a control group's limit the system kills, so who is about to take memory looks first."""
+    available = _native.available_memory()
+    if needed + _LOOK > available:
+        raise MemoryError(
+            f"an array in shared memory has {built} bytes and needs {needed} more, and {_LOOK} to spare, but "
+            f"only {available} are available on the machine and in its control groups; use a smaller array, "
+            "or raise the limit"
+        )
 
 
 def _check(dtype: np.dtype[Any]) -> None:

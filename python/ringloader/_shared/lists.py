@@ -34,6 +34,8 @@ class SharedList(_native.SharedSequence, Sequence[_T]):
 
     Raises:
         pickle.PicklingError: If an item cannot be pickled; the message has its position.
+        MemoryError: If the machine or a control group has too little left; the message has the figures.
+        RuntimeError: In a child that was forked while the list is built, and goes on building it.
         OSError: If the system refuses memory or a descriptor.
     """
 

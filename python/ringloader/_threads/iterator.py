@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NoReturn
 
 from ringloader._main.iterator import RingIterator
+from ringloader._main.overdue import Late
 from ringloader._threads.transport import ThreadTransport
 
 
@@ -14,7 +15,7 @@ class ThreadIterator(RingIterator):
     _transport: ThreadTransport
     _path_of_torchs = "threads"
 
-    def _raise_lost(self, worker_id: int) -> NoReturn:
+    def _raise_lost(self, worker_id: int, _in_hand: Late | None) -> NoReturn:
         self._transport.sound = False
         self._workers_status[worker_id] = False
         raise self._transport.lost(worker_id)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import ringloader._native as _native
-from ringloader._threads import worker_info
+from ringloader._threads import collate, worker_info
 from ringloader._torch import internals
 from ringloader._worker import fetch
 from ringloader._worker.fetch import Step
@@ -34,12 +34,22 @@ class Work(NamedTuple):
     def make_fetcher(self) -> Any:
         """For an epoch."""
         kind = self.dataset_kind
+        torchs: Any = None
 
         def torchs_fetcher(dataset: Any) -> Any:
-            return internals.create_fetcher(
+            nonlocal torchs
+            torchs = internals.create_fetcher(
                 kind, dataset, self.auto_collation, self.collate_fn, self.drop_last
             )
+            return torchs
 
+        fetcher = self._through_steps(torchs_fetcher)
+        # Behind the steps, which look at what the fetcher collates with.
+        collate.put_native(torchs)
+        return fetcher
+
+    def _through_steps(self, torchs_fetcher: Callable[[Any], Any]) -> Any:
+        kind = self.dataset_kind
         if not self.steps:
             return torchs_fetcher(self.dataset)
         begin = [step.begin for step in self.steps if hasattr(step, "begin")]

@@ -317,6 +317,11 @@ def is_default_collate(function: Any) -> bool:
     return own and is_torchs_own(function, "default_collate")
 
 
+def collate_of_columns() -> Any:
+    """What ``default_collate`` calls, and what calls itself for what is in containers."""
+    return _collation.collate
+
+
 def collates_rows(fetcher: Any, stand_in: type) -> bool:
     """Whether a fetcher is torch's own for lists of samples, which it gives to torch's ``default_collate``.
 

@@ -25,12 +25,25 @@ class WorkerEndpoint:
 
     A forked worker inherits mapping and descriptors; to any other the descriptors are sent, which
     ``multiprocessing`` allows only while the process is being started.
+
+    Args:
+        engine: The main process's end.
+        worker: The worker's number.
+        steps: What fetching goes through.
+        busy: Of the successor of a worker, what ``Engine.succeed`` has returned.
     """
 
-    def __init__(self, engine: _native.Engine, worker: int, steps: Sequence[Step] = ()) -> None:
+    def __init__(
+        self,
+        engine: _native.Engine,
+        worker: int,
+        steps: Sequence[Step] = (),
+        busy: Sequence[int] | None = None,
+    ) -> None:
         self._engine = engine
         self.worker = worker
         self.steps = steps
+        self._busy = busy
 
     @property
     def share(self) -> int:
@@ -39,18 +52,26 @@ class WorkerEndpoint:
 
     def attach(self) -> _native.Port:
         """The worker's end, in the worker."""
-        return _native.Port.inherit(self._engine, self.worker)
+        return _native.Port.inherit(self._engine, self.worker, self._busy)
 
     def __reduce__(self) -> tuple[Any, ...]:
         fds = self._engine.worker_fds(self.worker).as_dict()
         sent = {name: reduction.DupFd(fd) for name, fd in fds.items()}
-        return SentEndpoint, (sent, self.worker, self.share, self.steps)
+        return SentEndpoint, (sent, self.worker, self.share, self.steps, self._busy)
 
 
 class SentEndpoint:
     """The same, as a worker that was not forked gets it."""
 
-    def __init__(self, sent: dict[str, Any], worker: int, share: int, steps: Sequence[Step]) -> None:
+    def __init__(
+        self,
+        sent: dict[str, Any],
+        worker: int,
+        share: int,
+        steps: Sequence[Step],
+        busy: Sequence[int] | None,
+    ) -> None:
+        self._busy = busy
         self._sent = sent
         self.worker = worker
         self.share = share
@@ -60,7 +81,7 @@ class SentEndpoint:
         """The worker's end."""
         fds = {name: sent.detach() for name, sent in self._sent.items()}
         try:
-            return _native.Port.attach(_native.WorkerFds(**fds), self.worker, self.share)
+            return _native.Port.attach(_native.WorkerFds(**fds), self.worker, self.share, self._busy)
         finally:
             for fd in fds.values():
                 os.close(fd)

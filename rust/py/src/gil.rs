@@ -52,34 +52,78 @@ pub(crate) fn without_interpreter<T: Send>(py: Python<'_>, work: impl FnOnce() -
     if exits_elsewhere() {
         return work();
     }
-    let _away = Away::new();
+    let _expected = Expected::new();
     py.detach(work)
 }
 
-/// How many threads are in [`without_interpreter`], in the low half, of the process whose id is in the high half: a
-/// forked child has none of them. Read and written with the interpreter only, which orders it.
-static AWAY: AtomicU64 = AtomicU64::new(0);
-
-struct Away;
-
-impl Away {
-    fn new() -> Self {
-        AWAY.store(u64::from(std::process::id()) << 32 | u64::from(Self::count() + 1), Ordering::Relaxed);
-        Self
+/// Runs native `work` of a worker's thread that calls Python, but no code of the user's that may take long: the exit
+/// of the interpreter waits for it. Once another thread ends the interpreter, this one parks for ever instead.
+pub(crate) fn in_thread<T>(py: Python<'_>, work: impl FnOnce() -> T) -> T {
+    // This thread has the interpreter: see `without_interpreter`.
+    if exits_elsewhere() {
+        py.detach(park);
     }
+    let _expected = Expected::new();
+    work()
+}
 
-    fn count() -> u32 {
-        let away = AWAY.load(Ordering::Relaxed);
-        if away >> 32 == u64::from(std::process::id()) { away as u32 } else { 0 }
+/// Never returns, where another thread ends the interpreter.
+fn park() {
+    while exits_elsewhere() {
+        thread::sleep(LOOK);
     }
 }
 
-impl Drop for Away {
-    fn drop(&mut self) {
-        if Self::count() > 0 {
-            AWAY.fetch_sub(1, Ordering::Relaxed);
+/// To be had from before this thread comes back to the interpreter until it has: the exit of the interpreter waits for
+/// it. Parks for ever if that has begun.
+fn come_back() -> Expected {
+    loop {
+        let expected = Expected::new();
+        if !exits_elsewhere() {
+            return expected;
         }
+        drop(expected);
+        park();
     }
+}
+
+/// How many threads of ours the exit of the interpreter must wait for, in the low half, of the process whose id is in
+/// the high half: a forked child has none of them.
+///
+/// ORDERING: `note_exit` too looks at it by changing it, so the first such look comes before or after a thread's change.
+/// Where it is before, that thread's acquire sees `EXITING`; where it is after, the thread is in the count.
+static EXPECTED: AtomicU64 = AtomicU64::new(0);
+
+/// One of them, as long as it lives.
+#[must_use]
+struct Expected;
+
+impl Expected {
+    fn new() -> Self {
+        let mine = process_half();
+        let one_more = |count| Some(if count & !LOW == mine { count + 1 } else { mine | 1 });
+        let _ = EXPECTED.fetch_update(Ordering::AcqRel, Ordering::Relaxed, one_more);
+        Self
+    }
+
+    fn count() -> u64 {
+        let count = EXPECTED.fetch_add(0, Ordering::AcqRel);
+        if count & !LOW == process_half() { count & LOW } else { 0 }
+    }
+}
+
+impl Drop for Expected {
+    fn drop(&mut self) {
+        let mine = process_half();
+        let one_less = |count| (count & !LOW == mine && count & LOW > 0).then(|| count - 1);
+        let _ = EXPECTED.fetch_update(Ordering::AcqRel, Ordering::Relaxed, one_less);
+    }
+}
+
+const LOW: u64 = u32::MAX as u64;
+
+fn process_half() -> u64 {
+    u64::from(std::process::id()) << 32
 }
 
 /// Waits for the engine's next event without the interpreter, then lets signal handlers run.
@@ -135,12 +179,9 @@ pub(crate) fn wait_for_request<I: Send, R: Send>(
 ) -> PyResult<()> {
     let wait = || {
         queues.wait_for_request(worker, Duration::MAX)?;
-        while exits_elsewhere() {
-            thread::sleep(LOOK);
-        }
-        Ok(())
+        Ok(come_back())
     };
-    py.detach(wait).map_err(exception)
+    py.detach(wait).map(drop).map_err(exception)
 }
 
 /// The thread that ends the interpreter, once it has begun to, and its process: a child that is forked meanwhile goes on.
@@ -153,12 +194,12 @@ pub(crate) fn exits_elsewhere() -> bool {
 }
 
 /// To be called when the interpreter begins to exit, by the thread that ends it. Returns once no other thread is in
-/// the middle of a copy from which it has to come back to the interpreter, and no thread of ours writes to memory that
+/// native code of ours from which it has to come back to the interpreter, and no thread of ours writes to memory that
 /// goes with the process.
 #[pyfunction]
 pub(crate) fn note_exit(py: Python<'_>) {
     let _ = EXITING.set((process::current(), thread::current().id()));
-    while Away::count() > 0 {
+    while Expected::count() > 0 {
         py.detach(|| thread::sleep(Duration::from_millis(1)));
     }
     py.detach(stop_copies);

@@ -70,11 +70,13 @@ mod _native {
         },
     };
 
-    #[cfg(all(target_os = "linux", not(ringloader_portable)))]
+    // The attribute takes no condition.
     #[pymodule_init]
     fn init(module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
-        use pyo3::types::PyModuleMethods;
-        module.add("SharedSequence", super::items::look::class(module.py())?)
+        #[cfg(all(target_os = "linux", not(ringloader_portable)))]
+        pyo3::types::PyModuleMethods::add(module, "SharedSequence", super::items::look::class(module.py())?)?;
+        let _ = module;
+        Ok(())
     }
 
     /// Whether this build has shared-memory rings: on Linux.

@@ -84,12 +84,20 @@ impl<'py> Callbacks<'_, 'py> {
         self.0.call_method1(intern!(self.py(), "_note_exhausted"), (worker,)).map(drop)
     }
 
-    /// A worker's process has ended.
+    /// A worker's process has ended. `in_hand`: what it was in.
     ///
     /// # Errors
     /// What it raises, as it always does.
-    pub(crate) fn raise_lost(&self, worker: u32) -> PyResult<()> {
-        self.0.call_method1(intern!(self.py(), "_raise_lost"), (worker,)).map(drop)
+    pub(crate) fn raise_lost(&self, worker: u32, in_hand: Option<Late<'py>>) -> PyResult<()> {
+        self.0.call_method1(intern!(self.py(), "_raise_lost"), (worker, in_hand)).map(drop)
+    }
+
+    /// Starts a successor of a worker whose process has ended, if there is to be one. Returns whether it did.
+    ///
+    /// # Errors
+    /// What starting a process raises.
+    pub(crate) fn replace_lost(&self, worker: u32, in_hand: Option<Late<'py>>) -> PyResult<bool> {
+        self.0.call_method1(intern!(self.py(), "_replace_lost"), (worker, in_hand))?.extract()
     }
 
     /// The time for a batch is over. `late`: what may be waited for.

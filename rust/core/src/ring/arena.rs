@@ -93,6 +93,11 @@ impl ByteFifo {
         }
     }
 
+    /// Whether the bytes of the task at `position` were not reclaimed.
+    pub fn holds(&self, position: u64) -> bool {
+        self.by_position.iter().any(|(committed, _)| *committed == position)
+    }
+
     /// How many bytes are committed and not reclaimed.
     pub fn outstanding(&self) -> u64 {
         self.by_offset.iter().map(|range| range.end - range.start).sum()

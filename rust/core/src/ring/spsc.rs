@@ -194,6 +194,17 @@ impl Producer {
         Ok(true)
     }
 
+    /// The words of the descriptor that the consumer took last, if they are still there.
+    ///
+    /// # Errors
+    /// As [`head`](Self::head).
+    pub fn last_taken(&mut self, ring: Ring<'_>) -> Result<Option<(u64, Words)>> {
+        let last = self.head(ring)?.wrapping_sub(1);
+        // A ring that was never pushed to has zeros there, which are no descriptor of anything.
+        let overwritten = self.tail.wrapping_sub(last) > ring.capacity();
+        Ok((!overwritten).then(|| (last, ring.slot(last).load())))
+    }
+
     /// The consumer's position, read afresh: whatever was pushed at earlier positions is the
     /// producer's again.
     ///

@@ -36,7 +36,7 @@ pub struct Scheduler<T> {
     order: Order,
     /// Modulo [`EPOCHS`].
     epoch: u64,
-    /// Workers whose process has ended; never cleared, they do not come back.
+    /// Workers whose process has ended, and has no successor.
     ended: Vec<u32>,
     /// Since when results of a worker that has ended wait behind another's.
     behind: Option<Instant>,
@@ -310,6 +310,38 @@ impl<T> Scheduler<T> {
     /// it, as torch's does.
     pub fn give_up(&mut self, worker: u32) {
         self.dispatch.deactivate(worker);
+    }
+
+    /// A successor runs in place of a worker that was [lost](Poll::Lost): sends the tasks again whose results have not
+    /// come, in their order, with the indices that `index` knows.
+    ///
+    /// # Errors
+    /// As [`Transport::put_task`]; [`Error::Config`] for a task whose index is not known.
+    pub fn resume<C: Transport>(
+        &mut self,
+        transport: &C,
+        worker: u32,
+        index: impl Fn(u64) -> Option<C::Index>,
+    ) -> Result<()> {
+        self.ended.retain(|&ended| ended != worker);
+        self.behind = None;
+        let of_worker = self.tasks.awaited_tasks().filter(|&(_, of)| of == worker);
+        let mut awaited: Vec<u64> = of_worker.map(|(seq, _)| seq).collect();
+        awaited.sort_unstable();
+        for seq in awaited {
+            let index =
+                index(seq).ok_or_else(|| Error::Config(format!("the index of task {seq} was not kept")))?;
+            transport.put_task(worker, (self.epoch << EPOCH_SHIFT) | seq, index)?;
+        }
+        Ok(())
+    }
+
+    /// The number in this epoch of a task that was sent as `seq`, if its result has not come.
+    #[must_use]
+    pub fn awaited_task(&self, seq: u64) -> Option<u64> {
+        let of_epoch = seq >> EPOCH_SHIFT == self.epoch;
+        (of_epoch && self.tasks.awaited_tasks().any(|(awaited, _)| awaited == seq & SEQ_MASK))
+            .then_some(seq & SEQ_MASK)
     }
 
     /// A batch of `worker` is about to be handed out.

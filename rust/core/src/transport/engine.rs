@@ -228,6 +228,28 @@ impl Engine {
         Ok(Ledger::busy(view.slots))
     }
 
+    /// The task that `worker` took last, as far as its bytes are still there: what it is in, unless its result has come.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] from the ring, [`Error::Inherited`] in a forked child.
+    pub fn in_hand(&self, worker: u32) -> Result<Option<Task>> {
+        let mut state = self.lock_own()?;
+        let channel = &mut state.channels[worker as usize];
+        let ring = self.control.worker(worker).tasks;
+        let Some((position, words)) = channel.tasks.last_taken(ring)? else { return Ok(None) };
+        if !channel.arena.holds(position) {
+            return Ok(None);
+        }
+        let TaskDescriptor { seq, kind, offset, len } = TaskDescriptor::from_words(&words)?;
+        let arena = self.control.arena(worker);
+        if offset.checked_add(len).is_none_or(|end| end > arena.end - arena.start) {
+            return Ok(None);
+        }
+        let mut bytes = Vec::new();
+        self.control.segment().copy_out(arena.start + offset, len, &mut bytes)?;
+        Ok(Some(Task { seq, kind, bytes }))
+    }
+
     /// Sends `task` to `worker`, or keeps it until there is room. Never blocks.
     ///
     /// # Errors
@@ -251,12 +273,18 @@ impl Engine {
         let view = self.control.worker(worker);
         let mut sent = false;
         while let Some(task) = channel.pending.front() {
-            channel.arena.reclaim(channel.tasks.head(view.tasks)?);
+            let head = channel.tasks.head(view.tasks)?;
+            // The bytes of the task that the worker took last stay, if there is room: for `in_hand`.
+            channel.arena.reclaim(head.wrapping_sub(1));
             let len = task.bytes.len() as u64;
-            if channel.tasks.tail() - channel.tasks.head(view.tasks)? >= view.tasks.capacity() {
+            if channel.tasks.tail() - head >= view.tasks.capacity() {
                 break;
             }
-            let Some(offset) = channel.arena.reserve(len) else { break };
+            let offset = channel.arena.reserve(len).or_else(|| {
+                channel.arena.reclaim(head);
+                channel.arena.reserve(len)
+            });
+            let Some(offset) = offset else { break };
             self.control.segment().copy_in(self.control.arena(worker).start + offset, &task.bytes)?;
             let words = TaskDescriptor { seq: task.seq, kind: task.kind, offset, len }.to_words();
             channel.arena.commit(channel.tasks.tail());

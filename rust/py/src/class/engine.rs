@@ -58,6 +58,11 @@ impl Engine {
         self.core()?.watch_worker(worker, pid).map_err(exception)
     }
 
+    /// Makes the rings of a worker whose process has ended ready for a successor. Returns what that one's port needs.
+    fn succeed(&self, worker: u32) -> PyResult<Vec<u64>> {
+        self.core()?.succeed(worker).map_err(exception)
+    }
+
     /// Notes that a worker's process has left the memory and lives on.
     fn note_left(&self, worker: u32) -> PyResult<()> {
         self.core()?.note_left(worker);

@@ -8,7 +8,7 @@ use ringloader_core::sync::Arc;
 use ringloader_core::transport::Transport;
 use ringloader_core::transport::delivery::Delivery;
 use ringloader_core::transport::engine::Engine as CoreEngine;
-use ringloader_core::transport::message::TaskIndex;
+use ringloader_core::transport::message::{TaskIndex, TaskKind};
 use ringloader_core::transport::queues::Reply;
 
 use super::arrival::Arrival;
@@ -72,6 +72,9 @@ pub(crate) trait ParentEnd: Sized {
     /// What unpickling raises.
     fn index<'py>(py: Python<'py>, index: &Indexed<Self>) -> PyResult<Bound<'py, PyAny>>;
 
+    /// The task that `worker` took last, as it was sent, and its index; `None` where that is not known.
+    fn in_hand(core: &Self::Core, worker: u32) -> Option<(u64, Indexed<Self>)>;
+
     /// Waits for the next event without the interpreter, then lets signal handlers run.
     ///
     /// # Errors
@@ -128,6 +131,16 @@ impl ParentEnd for Engine {
         decode_index(py, *kind, bytes)
     }
 
+    fn in_hand(core: &CoreEngine, worker: u32) -> Option<(u64, TaskIndex)> {
+        let task = core.in_hand(worker).ok().flatten()?;
+        // Messages and calls have no number.
+        let asks = matches!(
+            task.kind,
+            TaskKind::Indices | TaskKind::Index | TaskKind::Nones | TaskKind::PickledIndex | TaskKind::None
+        );
+        asks.then_some((task.seq, (task.kind, task.bytes)))
+    }
+
     fn wait(py: Python<'_>, core: &CoreEngine, only: Option<u32>, limit: Duration) -> PyResult<()> {
         wait(py, core, only, limit)
     }
@@ -181,6 +194,10 @@ impl ParentEnd for ThreadQueues {
 
     fn index<'py>(py: Python<'py>, index: &Index) -> PyResult<Bound<'py, PyAny>> {
         index.decode(py)
+    }
+
+    fn in_hand(_core: &CoreQueues, _worker: u32) -> Option<(u64, Index)> {
+        None
     }
 
     fn wait(py: Python<'_>, core: &CoreQueues, only: Option<u32>, limit: Duration) -> PyResult<()> {

@@ -11,7 +11,7 @@ use ringloader_core::batch::Dtype;
 use ringloader_core::os::Segment;
 use ringloader_core::sync::{Arc, AtomicBool, Ordering};
 use ringloader_core::transport::message::{ResultKind, TaskKind};
-use ringloader_core::transport::port::{Chunk, Commit, Room, Wake};
+use ringloader_core::transport::port::{Chunk, Commit, Port as Core, Room, Wake};
 use ringloader_core::transport::{Control, PortFds};
 
 use super::engine::Engine;
@@ -29,7 +29,7 @@ const MOST_LOOKS: u32 = 100;
 /// A worker's end: tasks in, results out, memory for collate.
 #[pyclass(frozen, weakref, module = "ringloader._native")]
 pub(crate) struct Port {
-    core: ringloader_core::transport::port::Port,
+    core: Core,
     parent_ended: AtomicBool,
     /// The last batch's memory, empty. A thread that puts a batch has it meanwhile.
     spare: Mutex<Option<Box<Encoded>>>,
@@ -37,17 +37,20 @@ pub(crate) struct Port {
 
 #[pymethods]
 impl Port {
-    /// The end of a worker that was forked: it has the parent's mapping and descriptors.
+    /// The end of a worker that was forked: it has the parent's mapping and descriptors. `busy`: of a successor, what
+    /// `Engine.succeed` has returned.
     #[staticmethod]
-    fn inherit(engine: &Engine, worker: u32) -> PyResult<Self> {
+    #[pyo3(signature = (engine, worker, busy = None))]
+    fn inherit(engine: &Engine, worker: u32, busy: Option<Vec<u64>>) -> PyResult<Self> {
         let engine = engine.core()?;
         let fds = engine.worker_fds(worker).for_port()?;
-        Self::attached(engine.control().clone(), worker, engine.share(), fds)
+        Self::attached(engine.control().clone(), worker, engine.share(), fds, busy)
     }
 
-    /// The end of a worker that was sent the descriptors, which stay the caller's.
+    /// The end of a worker that was sent the descriptors, which stay the caller's. `busy`: as for `inherit`.
     #[staticmethod]
-    fn attach(fds: &WorkerFds, worker: u32, share: u64) -> PyResult<Self> {
+    #[pyo3(signature = (fds, worker, share, busy = None))]
+    fn attach(fds: &WorkerFds, worker: u32, share: u64, busy: Option<Vec<u64>>) -> PyResult<Self> {
         let segment = Segment::attach(duplicate(fds.segment)?.as_fd()).map_err(exception)?;
         let control = Arc::new(Control::attach(segment).map_err(exception)?);
         let fds = PortFds {
@@ -56,7 +59,7 @@ impl Port {
             parent_pidfd: duplicate(fds.parent_pidfd)?,
             socket: duplicate(fds.socket)?,
         };
-        Self::attached(control, worker, share, fds)
+        Self::attached(control, worker, share, fds, busy)
     }
 
     /// Waits for the next task: a message of torch's protocol in a tuple of its own, which costs less than a class.
@@ -125,9 +128,18 @@ impl Port {
 }
 
 impl Port {
-    fn attached(control: Arc<Control>, worker: u32, share: u64, fds: PortFds) -> PyResult<Self> {
-        let core =
-            ringloader_core::transport::port::Port::attach(control, worker, share, fds).map_err(exception)?;
+    fn attached(
+        control: Arc<Control>,
+        worker: u32,
+        share: u64,
+        fds: PortFds,
+        busy: Option<Vec<u64>>,
+    ) -> PyResult<Self> {
+        let core = match busy {
+            None => Core::attach(control, worker, share, fds),
+            Some(busy) => Core::take_over(control, worker, share, fds, &busy),
+        }
+        .map_err(exception)?;
         Ok(Self { core, parent_ended: AtomicBool::new(false), spare: Mutex::default() })
     }
 

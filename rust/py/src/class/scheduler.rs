@@ -88,6 +88,10 @@ macro_rules! scheduler_class {
                 Self(Scheduling::new(engine, source, workers, prefetch_factor, order, iterable, timeout))
             }
 
+            fn keep_sent(&self, py: Python<'_>) -> PyResult<()> {
+                self.0.keep_sent(py)
+            }
+
             fn reset(&self, py: Python<'_>, source: Py<IndexSource>) -> PyResult<()> {
                 self.0.reset(py, source)
             }
@@ -144,7 +148,9 @@ struct State<I> {
     end_ahead: Option<End>,
     /// Workers whose end was taken and is kept until its turn.
     ends_kept: Vec<u32>,
-    /// What an error of lateness says. Kept where there is a timeout.
+    /// Whether the indices of tasks are kept until their results have come: for errors of lateness, and for successors.
+    keeps_sent: bool,
+    /// Those.
     sent: SentTasks<I>,
 }
 
@@ -182,9 +188,16 @@ impl<E: ParentEnd> Scheduling<E> {
         let core = Core::new(workers, prefetch_factor, order);
         let (taken, sent) = (VecDeque::new(), SentTasks::default());
         let (end_ahead, ends_kept) = (None, Vec::new());
-        let state = DetachedLock::new(State { core, source, taken, end_ahead, ends_kept, sent });
         let timeout = (timeout > 0.0).then_some(timeout);
+        let keeps_sent = timeout.is_some();
+        let state = DetachedLock::new(State { core, source, taken, end_ahead, ends_kept, keeps_sent, sent });
         Self { engine, state, process: process::current(), workers, iterable, timeout }
+    }
+
+    /// From now on, the indices of tasks are kept until their results have come.
+    fn keep_sent(&self, py: Python<'_>) -> PyResult<()> {
+        self.lock(py)?.keeps_sent = true;
+        Ok(())
     }
 
     /// Begins a new epoch, with indices from `source`. What comes from the one before is thrown away.
@@ -400,8 +413,18 @@ impl<E: ParentEnd> Scheduling<E> {
                     if E::of(&self.engine).is_done() {
                         return Err(invalid_state());
                     }
+                    let Some(core) = &engine else { return Err(invalid_state()) };
+                    let in_hand = E::in_hand(core, worker).and_then(|(seq, index)| {
+                        Some((worker, state.core.awaited_task(seq)?, E::index(py, &index).ok()))
+                    });
+                    if callbacks.replace_lost(worker, in_hand.clone())? {
+                        let sent = |seq| state.sent.get(seq).map(|index| E::kept(index, py));
+                        state.core.resume(&**core, worker, sent).map_err(exception)?;
+                        deadline = Deadline::after(self.timeout)?;
+                        continue;
+                    }
                     state.core.give_up(worker);
-                    callbacks.raise_lost(worker)?;
+                    callbacks.raise_lost(worker, in_hand)?;
                     return Err(PyRuntimeError::new_err(format!(
                         "DataLoader worker {worker} exited unexpectedly"
                     )));
@@ -500,7 +523,7 @@ impl<E: ParentEnd> Scheduling<E> {
         let Some(index) = E::read(state.source.get(), callbacks)? else { return Ok(()) };
         // After shutdown there is no worker left, and as in torch the index is lost.
         let Ok(engine) = E::of(&self.engine).core() else { return Ok(()) };
-        if self.timeout.is_some() {
+        if state.keeps_sent {
             state.sent.note(&state.core, E::kept(&index, callbacks.py()));
         }
         state.core.send(&*engine, index).map_err(exception)?;

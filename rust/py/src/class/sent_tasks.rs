@@ -1,4 +1,4 @@
-//! The indices of tasks that were sent, for errors that name them.
+//! The indices of tasks that were sent, for errors that name them, and for workers that begin them anew.
 
 use std::collections::BTreeMap;
 
@@ -25,6 +25,11 @@ impl<I> SentTasks<I> {
         }
         let (seq, ..) = core.positions();
         self.0.insert(seq, index);
+    }
+
+    /// The index of a task that is awaited.
+    pub(crate) fn get(&self, seq: u64) -> Option<&I> {
+        self.0.get(&seq)
     }
 
     /// What each worker is in, or is to begin with: of the one whose turn it is, or of all. A worker does its tasks in

@@ -10,7 +10,7 @@ use ringloader_core::transport::message::{ResultKind, TaskIndex};
 use ringloader_core::transport::queues::{Queues, Reply, Request};
 
 use super::messages::{Event, WorkerEnded};
-use crate::gil::{Deadline, exception, wait_for_request, wait_for_threads};
+use crate::gil::{Deadline, exception, in_thread, wait_for_request, wait_for_threads};
 use crate::index::codec::{decode_index, encode_index, pair};
 use crate::python;
 use crate::torch::names::Torch;
@@ -128,8 +128,11 @@ impl ThreadQueues {
                 Some(Request::End) => return Ok(None),
                 Some(Request::Object(index)) => return index.decode(py).map(Some),
                 Some(Request::Task { seq, index }) => {
-                    let message = (seq as i64, index.decode(py)?);
-                    return Ok(Some(message.into_pyobject(py)?.into_any()));
+                    // New objects may set off the collector, and that finalisers.
+                    return in_thread(py, || {
+                        let message = (seq as i64, index.decode(py)?);
+                        Ok(Some(message.into_pyobject(py)?.into_any()))
+                    });
                 }
                 None => wait_for_request(py, &core, worker)?,
             }

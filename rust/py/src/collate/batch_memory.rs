@@ -69,6 +69,15 @@ impl<'py> BatchMemory<'py> {
         Ok(Some(Self { dtype, shape, nbytes, place }))
     }
 
+    /// The same in the slot of this worker; `None` where that has no room either.
+    ///
+    /// # Errors
+    /// `OSError` when pages cannot be had.
+    pub(super) fn in_slot(port: &Port, dtype: Dtype, shape: Vec<i64>, nbytes: u64) -> PyResult<Option<Self>> {
+        let chunk = port.allocate(nbytes)?;
+        Ok(chunk.map(|chunk| Self { dtype, shape, nbytes: chunk.len(), place: Place::Slot(chunk) }))
+    }
+
     /// Whether code that is not ours may have run in making it.
     pub(super) fn is_torchs(&self) -> bool {
         matches!(self.place, Place::Own(..))

@@ -6,20 +6,23 @@ use pyo3::types::{PyBool, PyDict, PyFloat, PyList, PyString, PyTuple};
 use pyo3::{PyTypeCheck, intern};
 use ringloader_core::batch::Dtype;
 
+use super::batch_memory::{Allocator, BatchMemory};
 use super::fallback::{Fallback, Part};
 use super::kinds::{DEEPEST, is_number, is_text};
 use super::rows::{Rows, fill};
 use super::unchanged::Unchanged;
 use crate::class::port::Port;
+use crate::gil::in_thread;
+use crate::torch::describe::describe;
 use crate::torch::names::Torch;
-use crate::torch::tensor::tensor_over_chunk;
 
 /// Stands in for `collate` in a worker, which `default_collate` calls, and which calls itself for what is in containers.
 ///
 /// MIRRORS `torch/utils/data/_utils/collate.py::collate`.
 #[pyclass(frozen, module = "ringloader._native")]
 pub(crate) struct Collate {
-    port: Py<Port>,
+    /// Of a worker process. None in a thread, whose batches lie in memory of torch's own.
+    port: Option<Py<Port>>,
     fallback: Fallback,
     unchanged: Unchanged,
     /// The classes in it that are not torch's own: those that it asks of what it does not find by its type.
@@ -31,7 +34,7 @@ impl Collate {
     #[new]
     #[pyo3(signature = (port, function, parts, modes, fn_map, others=Vec::new()))]
     fn new(
-        port: Py<Port>,
+        port: Option<Py<Port>>,
         function: Py<PyAny>,
         parts: Vec<Part>,
         modes: Vec<Py<PyAny>>,
@@ -60,6 +63,12 @@ impl Collate {
             return Ok(made);
         }
         self.torchs(batch, collate_fn_map)
+    }
+
+    /// In a worker's thread: what `default_collate` makes of a batch; None where it must be asked.
+    fn collated<'py>(&self, batch: &Bound<'py, PyAny>) -> Made<'py> {
+        let py = batch.py();
+        in_thread(py, || if self.unchanged.holds(py)? { self.native(batch) } else { Ok(None) })
     }
 }
 
@@ -93,7 +102,7 @@ impl Collate {
             Some(first) if is_common(torch, first, 0) => {}
             _ => return Ok(None),
         }
-        let work = Work { torch, port: self.port.get(), collate: self };
+        let work = Work { torch, port: self.port.as_ref().map(Py::get), collate: self };
         match work.column(&samples, form) {
             // Torch's function raises it again, from where it does.
             Err(error) if error.is_instance_of::<PyException>(py) => Ok(None),
@@ -151,7 +160,7 @@ type Made<'py> = PyResult<Option<Bound<'py, PyAny>>>;
 
 struct Work<'a> {
     torch: &'a Torch,
-    port: &'a Port,
+    port: Option<&'a Port>,
     collate: &'a Collate,
 }
 
@@ -162,16 +171,10 @@ impl Work<'_> {
         if self.collate.is_others(self.torch, first)? {
             return Ok(None);
         }
-        let kind = first.get_type();
-        let rows = if kind.is(&self.torch.tensor) {
-            Rows::of_tensors(self.torch, items)?
-        } else if kind.is(&self.torch.ndarray) {
-            Rows::of_arrays(self.torch, items)
-        } else {
-            None
-        };
-        let made = if let Some(rows) = rows {
-            self.stacked(&rows, first.py())?
+        let made = if self.port.is_none() && first.get_type().is(&self.torch.tensor) {
+            self.stacked_by_torch(items)?
+        } else if let Some(rows) = self.rows(items)? {
+            self.stacked(&rows, items)?
         } else if is_number(first) {
             self.numbers(items)?
         } else if is_text(first) {
@@ -238,12 +241,68 @@ impl Work<'_> {
         Ok(Some(made.into_any()))
     }
 
+    /// Samples that may be the rows of a tensor.
+    fn rows<'i, 'py>(&self, items: &'i [Bound<'py, PyAny>]) -> PyResult<Option<Rows<'i, 'py>>> {
+        let kind = items[0].get_type();
+        if kind.is(&self.torch.tensor) {
+            Rows::of_tensors(self.torch, items)
+        } else if kind.is(&self.torch.ndarray) {
+            Ok(Rows::of_arrays(self.torch, items))
+        } else {
+            Ok(None)
+        }
+    }
+
     /// `None` where torch must make this column.
-    fn stacked<'py>(&self, rows: &Rows<'_, 'py>, py: Python<'py>) -> Made<'py> {
+    fn stacked<'py>(&self, rows: &Rows<'_, 'py>, items: &[Bound<'py, PyAny>]) -> Made<'py> {
+        let py = items[0].py();
         let Some((dtype, shape, len)) = rows.stacked() else { return Ok(None) };
-        let Some(chunk) = self.port.allocate(len)? else { return Ok(None) };
-        rows.copy_to(py, &chunk)?;
-        tensor_over_chunk(py, chunk, dtype, &shape).map(Some)
+        let Some(memory) = self.memory(py, dtype, shape, len)? else { return Ok(None) };
+        if memory.is_torchs() {
+            // To make it may have run finalisers and other threads, which may have done anything to a sample.
+            match self.rows(items)? {
+                Some(now) if now.stacked() == rows.stacked() => now.copy_to(py, &memory)?,
+                _ => return Ok(None),
+            }
+        } else {
+            rows.copy_to(py, &memory)?;
+        }
+        memory.into_tensor(py).map(Some)
+    }
+
+    /// torch's own stack of tensors: in private memory nothing is as fast. As in a process it is contiguous, and of the
+    /// first one's type. `None` where torch must make this column.
+    fn stacked_by_torch<'py>(&self, items: &[Bound<'py, PyAny>]) -> Made<'py> {
+        let (py, first) = (items[0].py(), &items[0]);
+        let Some(api) = self.torch.exchange else { return Ok(None) };
+        if !items.iter().all(|item| item.get_type().is(&self.torch.tensor)) || self.torch.is_more(first)? {
+            return Ok(None);
+        }
+        let mut shape = vec![items.len() as i64];
+        let found = describe(self.torch, api, first, &mut shape);
+        // torch warns when it makes one of these.
+        let Some(found) = found.filter(|found| found.dtype != Dtype::C32) else { return Ok(None) };
+        if self.torch.is_lazy(first, found.dtype)? {
+            return Ok(None);
+        }
+        shape.truncate(1 + found.ndim);
+        let allocator = Allocator { py, port: None, new_shared: None };
+        let Some(memory) = BatchMemory::new(allocator, found.dtype, shape)? else { return Ok(None) };
+        self.torch.stack_into(items, &memory.into_tensor(py)?).map(Some)
+    }
+
+    /// So many bytes for a column. `None` where torch must allocate them.
+    fn memory<'py>(
+        &self,
+        py: Python<'py>,
+        dtype: Dtype,
+        shape: Vec<i64>,
+        nbytes: u64,
+    ) -> PyResult<Option<BatchMemory<'py>>> {
+        match self.port {
+            Some(port) => BatchMemory::in_slot(port, dtype, shape, nbytes),
+            None => BatchMemory::new(Allocator { py, port: None, new_shared: None }, dtype, shape),
+        }
     }
 
     /// `None` where torch must make this column: of numbers of several types, or one that is too large.
@@ -266,9 +325,10 @@ impl Work<'_> {
                 bytes.extend(item.extract::<i64>()?.to_ne_bytes());
             }
         }
-        let Some(chunk) = self.port.allocate(bytes.len() as u64)? else { return Ok(None) };
-        fill(&chunk, &bytes)?;
-        tensor_over_chunk(py, chunk, dtype, &[items.len() as i64]).map(Some)
+        let shape = vec![items.len() as i64];
+        let Some(memory) = self.memory(py, dtype, shape, bytes.len() as u64)? else { return Ok(None) };
+        fill(&memory, &bytes)?;
+        memory.into_tensor(py).map(Some)
     }
 }
 

@@ -15,7 +15,7 @@ use super::fallback::Part;
 use super::rows::{byte_len, dtype_of_format, has_strides_of_torch, is_contiguous};
 use super::unchanged::Unchanged;
 use crate::class::port::Port;
-use crate::gil::{DETACH, without_interpreter};
+use crate::gil::{DETACH, in_thread, without_interpreter};
 use crate::torch::describe::describe;
 use crate::torch::names::Torch;
 
@@ -49,6 +49,20 @@ impl Gather {
         may_be_read_only: bool,
     ) -> PyResult<Option<Vec<Option<Bound<'py, PyAny>>>>> {
         let py = columns.py();
+        let gather = || self.gather(py, columns, indices, may_be_read_only);
+        // Without a port this may be a worker's thread.
+        if self.port.is_some() { gather() } else { in_thread(py, gather) }
+    }
+}
+
+impl Gather {
+    fn gather<'py>(
+        &self,
+        py: Python<'py>,
+        columns: &Bound<'py, PyAny>,
+        indices: &Bound<'py, PyAny>,
+        may_be_read_only: bool,
+    ) -> PyResult<Option<Vec<Option<Bound<'py, PyAny>>>>> {
         let (Some(columns), Some(indices)) = (exact_items(columns), integers(indices)) else {
             return Ok(None);
         };
@@ -66,9 +80,7 @@ impl Gather {
         }
         columns.iter().map(|column| self.gathered(torch, column, &indices)).collect::<PyResult<_>>().map(Some)
     }
-}
 
-impl Gather {
     /// `None` for what torch must collate.
     fn gathered<'py>(
         &self,
@@ -193,7 +205,8 @@ impl Column {
         Ok(Some(Self {
             address: found.address,
             rows: rows as usize,
-            stride: stride as isize * found.dtype.itemsize() as isize,
+            // Of one row it may be any number.
+            stride: (stride as isize).wrapping_mul(found.dtype.itemsize() as isize),
             len,
             dtype: found.dtype,
             shape: shape.to_vec(),

@@ -11,6 +11,7 @@ use super::batch_memory::{Allocator, BatchMemory};
 use super::padded::{Cast, Pattern, Target, write_all};
 use super::ragged::{Kind, Numbers, Ragged, Shapes};
 use crate::class::port::Port;
+use crate::gil::in_thread;
 use crate::torch::names::Torch;
 
 /// Pads samples to one size. What it is not certain of, it leaves to Python.
@@ -68,7 +69,9 @@ impl Pad {
             return Ok(None);
         };
         let allocator = Allocator { py, port: port.map(Bound::get), new_shared };
-        match self.padded(&items, allocator) {
+        let pad = || self.padded(&items, allocator);
+        // Without a port this may be a worker's thread.
+        match if port.is_some() { pad() } else { in_thread(py, pad) } {
             // Python raises it again, or says it better.
             Err(error) if error.is_instance_of::<PyException>(py) => Ok(None),
             made => made,

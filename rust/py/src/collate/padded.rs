@@ -240,7 +240,7 @@ impl<'a> Target<'a> {
                 cast.copy(from, to, len * below, itemsize);
             } else {
                 for at in 0..len {
-                    let from = from.wrapping_add_signed(at as isize * sample.strides[dim]);
+                    let from = from.wrapping_add_signed((at as isize).wrapping_mul(sample.strides[dim]));
                     self.write_dims(sample, dim + 1, run, cast, from, to + at * below * itemsize);
                 }
             }

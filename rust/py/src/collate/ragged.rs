@@ -16,6 +16,8 @@ pub(super) struct Ragged {
     /// In bytes, of all dimensions of one sample after the other.
     strides: Vec<isize>,
     /// INVARIANT: where the first element of each begins, if it has any. The caller's samples, or `_buffers`, keep them.
+    /// As for torch's own functions, such as `stack` and `copy_`, it is the caller's error to resize a storage to less than
+    /// its tensors need.
     addresses: Vec<usize>,
     _buffers: Vec<PyUntypedBuffer>,
 }
@@ -77,7 +79,8 @@ impl Ragged {
                 || !ragged.push(
                     described.address,
                     shape.iter().map(|&size| size as usize),
-                    strides.iter().map(|&stride| stride as isize * itemsize),
+                    // Of a dimension of size 1 it may be any number.
+                    strides.iter().map(|&stride| (stride as isize).wrapping_mul(itemsize)),
                 )
                 || torch.is_lazy(tensor, described.dtype)?
             {

@@ -7,8 +7,8 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use ringloader_core::batch::Dtype;
-use ringloader_core::transport::port::Chunk;
 
+use super::batch_memory::BatchMemory;
 use crate::gil::{DETACH, without_interpreter};
 use crate::torch::describe::describe;
 use crate::torch::names::Torch;
@@ -120,19 +120,19 @@ impl<'a, 'py> Rows<'a, 'py> {
         Some((form.dtype, shape, form.len.checked_mul(self.addresses.len())? as u64))
     }
 
-    /// Copies all of them into `chunk`, one behind the other.
+    /// Copies all of them into `memory`, one behind the other.
     ///
     /// # Errors
     /// `RuntimeError` unless it has just so many bytes.
-    pub(crate) fn copy_to(&self, py: Python<'_>, chunk: &Chunk) -> PyResult<()> {
+    pub(crate) fn copy_to(&self, py: Python<'_>, memory: &BatchMemory<'_>) -> PyResult<()> {
         let (Some(form), Some((.., len))) = (&self.form, self.stacked()) else { return Ok(()) };
-        if len != chunk.len() {
-            return Err(PyRuntimeError::new_err(format!("{} bytes for {len}", chunk.len())));
+        if len != memory.nbytes() {
+            return Err(PyRuntimeError::new_err(format!("{} bytes for {len}", memory.nbytes())));
         }
-        let (addresses, each, to) = (&self.addresses, form.len, chunk.address());
+        let (addresses, each, to) = (&self.addresses, form.len, memory.address());
         let copy = || {
             let places = (to..).step_by(each);
-            // SAFETY: each address has `each` bytes, and the chunk has room for all; its bytes have no other user.
+            // SAFETY: each address has `each` bytes, and the memory has room for all; its bytes have no other user.
             // Nothing is assumed of alignment. No foreign code has run since the addresses were taken. Without the
             // interpreter, other threads must leave the samples' memory where it is, as while torch stacks them.
             unsafe {
@@ -149,7 +149,7 @@ impl<'a, 'py> Rows<'a, 'py> {
                 }
             }
         };
-        if chunk.len() < DETACH as u64 {
+        if memory.nbytes() < DETACH as u64 {
             copy()
         } else {
             without_interpreter(py, copy)
@@ -202,23 +202,24 @@ pub(super) fn has_strides_of_torch(array: &Bound<'_, PyAny>, dtype: Dtype, skipp
 
 /// MIRRORS torch c10/core/Contiguity.h: the stride of a dimension of size 1 says nothing.
 pub(super) fn is_contiguous(shape: &[i64], strides: &[i64]) -> bool {
-    let mut expected = 1;
+    let mut expected = 1i64;
     shape.iter().zip(strides).rev().all(|(&size, &stride)| {
         let fits = size == 1 || stride == expected;
-        expected *= size;
+        // Of a tensor without elements the product may be any number.
+        expected = expected.wrapping_mul(size);
         fits
     })
 }
 
-/// Writes a chunk's bytes.
+/// Writes the bytes of memory.
 ///
 /// # Errors
 /// `RuntimeError` unless it has just so many.
-pub(crate) fn fill(chunk: &Chunk, bytes: &[u8]) -> PyResult<()> {
-    if bytes.len() as u64 != chunk.len() {
-        return Err(PyRuntimeError::new_err(format!("{} bytes for {}", chunk.len(), bytes.len())));
+pub(super) fn fill(memory: &BatchMemory<'_>, bytes: &[u8]) -> PyResult<()> {
+    if bytes.len() as u64 != memory.nbytes() {
+        return Err(PyRuntimeError::new_err(format!("{} bytes for {}", memory.nbytes(), bytes.len())));
     }
-    // SAFETY: the chunk has so many bytes, which have no other user; `bytes` is private memory.
-    unsafe { copy_nonoverlapping(bytes.as_ptr(), chunk.address() as *mut u8, bytes.len()) };
+    // SAFETY: the memory has so many bytes, which have no other user; `bytes` is private memory.
+    unsafe { copy_nonoverlapping(bytes.as_ptr(), memory.address() as *mut u8, bytes.len()) };
     Ok(())
 }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyDict, PyTuple, PyType};
+use pyo3::types::{PyDict, PyList, PyTuple, PyType};
 use ringloader_core::batch::Dtype;
 
 use super::abi::ExchangeApi;
@@ -26,6 +26,7 @@ pub(crate) struct Torch {
     default_dtype: Py<PyAny>,
     pub(crate) empty: Py<PyAny>,
     empty_strided: Py<PyAny>,
+    stack: Py<PyAny>,
     empty_like: Py<PyAny>,
     /// The keywords of a tensor in pinned memory.
     pinned_options: Py<PyDict>,
@@ -107,6 +108,7 @@ impl Torch {
             default_dtype: get(&torch, "get_default_dtype")?,
             empty: get(&torch, "empty")?,
             empty_strided: get(&torch, "empty_strided")?,
+            stack: get(&torch, "stack")?,
             empty_like: get(&torch, "empty_like")?,
             pinned_options: {
                 let options = PyDict::new(py);
@@ -285,6 +287,21 @@ impl Torch {
     ) -> PyResult<Bound<'py, PyAny>> {
         let options = self.plain_options(py, dtype)?;
         self.empty_strided.bind(py).call((shape, strides), Some(&options))
+    }
+
+    /// Has torch stack `tensors` into `out`.
+    ///
+    /// # Errors
+    /// What torch raises.
+    pub(crate) fn stack_into<'py>(
+        &self,
+        tensors: &[Bound<'py, PyAny>],
+        out: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let py = out.py();
+        let options = PyDict::new(py);
+        options.set_item(intern!(py, "out"), out)?;
+        self.stack.bind(py).call((PyList::new(py, tensors)?,), Some(&options))
     }
 
     /// A new tensor in pinned memory of torch's own, whose storage begins where its block does.

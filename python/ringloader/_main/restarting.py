@@ -1,0 +1,71 @@
+"""``restart_workers=``: how many workers that were lost get a successor, and what is said of it."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from ringloader._main import overdue
+from ringloader._main.transport import Transport
+
+_logger = logging.getLogger("ringloader")
+
+
+class Restarting:
+    """The restarts of an iterator's epoch.
+
+    Args:
+        most: Restarts in an epoch, of all workers together.
+        is_iterable: Whether the dataset is one whose workers cannot go on where they were.
+        transport: The iterator's. Its workers were not started yet.
+    """
+
+    def __init__(self, most: int, is_iterable: bool, transport: Transport) -> None:
+        self._most = most
+        self._transport = transport
+        transport.keep_arguments()
+        self._left = most
+        self._is_iterable = is_iterable
+        # Of the iterator, in all its epochs.
+        self.count = 0
+
+    def begin_epoch(self) -> None:
+        """All restarts are there again."""
+        self._left = self._most
+
+    def successor(self, lost: Any, worker: int, in_hand: overdue.Late | None) -> Any:
+        """The process of a worker's successor, which runs; None if there may be none.
+
+        Args:
+            lost: The process that has ended.
+            worker: The worker's number.
+            in_hand: What it was in.
+        """
+        lost.join(1.0)
+        if self._left == 0 or self._is_iterable:
+            return None
+        self._left -= 1
+        self.count += 1
+        self._say(lost, worker, in_hand)
+        return self._transport.restart(worker)
+
+    @property
+    def why_not(self) -> str:
+        """Why one got none, for its error."""
+        if self._is_iterable:
+            return "restart_workers: an IterableDataset is not restarted, which would begin its part again"
+        return f"restart_workers={self._most}: so many workers were restarted in this epoch"
+
+    def _say(self, lost: Any, worker: int, in_hand: overdue.Late | None) -> None:
+        code = lost.exitcode
+        how = f"was killed by signal {-code}" if code is not None and code < 0 else f"exited with code {code}"
+        where = "between two batches" if in_hand is None else f"in {overdue.batch(*in_hand[1:])}"
+        _logger.warning(
+            "DataLoader worker %d (pid %s) %s %s; it is restarted, and its tasks are done again "
+            "(%d more restarts in this epoch)",
+            worker,
+            lost.pid,
+            how,
+            where,
+            self._left,
+        )

@@ -1,0 +1,38 @@
+"""torch's own ``default_collate`` in a worker's thread: native while no part of it was replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import ringloader._native as _native
+from ringloader._torch import internals
+
+
+def put_native(fetcher: Any) -> None:
+    """Has a fetcher of torch's collate natively, where it would call torch's own ``default_collate``.
+
+    Nothing else in the process is changed: ``default_collate`` itself is torch's for every caller.
+    """
+    torchs_own: Any = getattr(fetcher, "collate_fn", None)
+    if _native.SUPPORTED and internals.is_default_collate(torchs_own) and internals.collates_as_torch():
+        fetcher.collate_fn = Collation(torchs_own)
+
+
+class Collation:
+    """Stands in for ``default_collate``. In Python: native code in a thread calls nothing that may take long."""
+
+    def __init__(self, torchs_own: Callable[[Any], Any]) -> None:
+        self._torchs_own = torchs_own
+        self._native = _native.Collate(
+            None,
+            internals.collate_of_columns(),
+            internals.parts_of_default_collate(),
+            internals.MODES,
+            internals.collate_fn_map,
+            internals.others_in_collate(),
+        ).collated
+
+    def __call__(self, batch: Any) -> Any:
+        made = self._native(batch)
+        return self._torchs_own(batch) if made is None else made

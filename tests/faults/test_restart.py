@@ -1,0 +1,354 @@
+"""``restart_workers``: lost workers get successors; each batch comes once, in order, with its bytes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+import ringloader
+from faults.failing_datasets import Dies, Numbers
+from faults.proc import Snapshot, descriptors, wait_without_children
+from ringloader import DataLoader, Dispatch
+
+pytestmark = pytest.mark.rings_only
+
+METHODS = ["fork", "spawn", "forkserver"]
+
+
+class DiesOnce(Numbers):
+    """At each of these indices a worker ends, the first time that one comes to it."""
+
+    def __init__(self, length: int, ends: dict[int, str], marks: Path, elements: int = 3000) -> None:
+        super().__init__(length, elements)
+        self.ends = ends
+        self.marks = marks
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        mark = self.marks / str(index)
+        if index in self.ends and get_worker_info() is not None and not mark.exists():
+            mark.touch()
+            Dies(self.length, index, self.ends[index])[index]
+        return super().__getitem__(index)
+
+
+def firsts(batches: Any) -> list[int]:
+    """The number of each sample of each batch. All batches are held until the last one has come."""
+    held = list(batches)
+    for batch in held:
+        assert bool((batch == batch[:, :1]).all()), "bytes of another batch"
+    return [int(number) for batch in held for number in batch[:, 0]]
+
+
+@pytest.fixture
+def snapshot() -> Snapshot:
+    firsts(DataLoader(Numbers(4), num_workers=1))
+    return Snapshot.take()
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("persistent", [False, True])
+def test_each_batch_comes_once_in_order(method, persistent, tmp_path):
+    # What a start method needs once is there then.
+    firsts(DataLoader(Numbers(4), num_workers=1, multiprocessing_context=method))
+    snapshot = Snapshot.take()
+    ends = {0: "kill", 9: "exit", 10: "segfault", 31: "exit 0", 59: "kill"}
+    loader = DataLoader(
+        DiesOnce(60, ends, tmp_path),
+        batch_size=2,
+        num_workers=2,
+        restart_workers=5,
+        persistent_workers=persistent,
+        multiprocessing_context=method,
+    )
+    for _ in range(2):
+        assert firsts(loader) == list(range(60))
+    assert ringloader.report(loader).path == "native"
+    assert len(list(tmp_path.iterdir())) == 5
+    loader.shutdown()
+    del loader
+    snapshot.assert_nothing_left()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"in_order": False},
+        {"main_prefetch": 2},
+        {"timeout": 30},
+        {"prefetch_factor": 5},
+        {"max_shared_bytes": 1 << 20},
+        {"batch_size": 1},
+        {"sampler": [f"{number}" for number in range(40)]},
+        {"collate_fn": torch.stack},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_with_other_options(options, tmp_path):
+    class ByText(DiesOnce):
+        def __getitem__(self, index: Any) -> torch.Tensor:
+            return super().__getitem__(int(index))
+
+    loader = DataLoader(
+        ByText(40, {5: "kill", 6: "kill", 30: "exit"}, tmp_path, 20_000),
+        num_workers=3,
+        restart_workers=3,
+        **{"batch_size": 4, **options},
+    )
+    found = firsts(loader)
+    assert (sorted(found) if "in_order" in options else found) == list(range(40))
+
+
+def test_the_log_says_what_the_worker_was_in(tmp_path, caplog):
+    loader = DataLoader(DiesOnce(8, {5: "kill"}, tmp_path), batch_size=2, num_workers=2, restart_workers=2)
+    with caplog.at_level(logging.WARNING, "ringloader"):
+        firsts(loader)
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert "worker 0" in message
+    assert "was killed by signal 9 in batch 2 of the epoch: dataset indices [4, 5]" in message
+    assert "1 more restarts" in message
+
+
+@pytest.mark.parametrize("most", [0, 3])
+def test_an_index_that_always_kills_is_named_in_the_end(most):
+    loader = DataLoader(Dies(12, 6, "kill"), batch_size=2, num_workers=2, restart_workers=most)
+    iterator, got = iter(loader), []
+    with pytest.raises(RuntimeError, match="exited unexpectedly") as raised:
+        while True:
+            got += firsts([next(iterator)])
+    assert got == list(range(6))
+    notes = [
+        "it was in batch 3 of the epoch: dataset indices [6, 7]",
+        *([f"restart_workers={most}: so many workers were restarted in this epoch"] if most else []),
+    ]
+    assert raised.value.__notes__ == notes
+
+
+def test_each_epoch_has_all_restarts(tmp_path):
+    dataset = DiesOnce(8, {1: "kill"}, tmp_path)
+    loader = DataLoader(dataset, num_workers=2, restart_workers=1, persistent_workers=True)
+    for _ in range(3):
+        assert firsts(loader) == list(range(8))
+        for mark in tmp_path.iterdir():
+            mark.unlink()
+
+
+class Streamed(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        yield 0
+        os._exit(1)
+
+
+def test_an_iterable_dataset_gets_torchs_error_which_says_why():
+    loader = DataLoader(Streamed(), num_workers=1, restart_workers=3)
+    with pytest.raises(RuntimeError, match="exited unexpectedly") as raised:
+        list(loader)
+    assert "IterableDataset is not restarted" in raised.value.__notes__[-1]
+
+
+def fails_to_start_once(marks: Path) -> Any:
+    def init(worker: int) -> None:
+        if worker == 1 and not (marks / "init").exists():
+            (marks / "init").touch()
+            os._exit(1)
+
+    return init
+
+
+def test_a_worker_that_does_not_come_to_its_first_batch(tmp_path):
+    init = fails_to_start_once(tmp_path)
+    loader = DataLoader(Numbers(8), num_workers=2, worker_init_fn=init, restart_workers=1)
+    assert firsts(loader) == list(range(8))
+
+
+def seed_of(worker: int) -> None:
+    info = get_worker_info()
+    assert info is not None
+    info.dataset.seed = (worker, info.id, info.seed, torch.initial_seed())
+
+
+class Seeded(DiesOnce):
+    seed: Any = None
+    epoch: Any = None
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __getitem__(self, index: int) -> Any:
+        super().__getitem__(index)
+        return self.seed, self.epoch
+
+
+def note_epoch(dataset: Any, info: Any, seeds: Any) -> Any:
+    dataset.reset = (seeds.epoch, info.id)
+
+
+class Reset(Seeded):
+    reset: Any = None
+
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index), self.reset
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_a_successor_has_the_number_the_seed_and_the_epoch(method, tmp_path):
+    loader = DataLoader(
+        Reset(8, {5: "kill"}, tmp_path),
+        batch_size=None,
+        num_workers=2,
+        worker_init_fn=seed_of,
+        worker_reset_fn=note_epoch,
+        persistent_workers=True,
+        restart_workers=1,
+        multiprocessing_context=method,
+    )
+    (tmp_path / "5").touch()
+    first = list(loader)
+    (tmp_path / "5").unlink()
+    loader.set_epoch(7)
+    second = list(loader)
+    # The seeds, the epoch that the dataset was told, the epoch of the seeds.
+    assert [batch[0][0] for batch in second] == [batch[0][0] for batch in first]
+    assert {batch[0][1] for batch in second} == {7}
+    assert [batch[1] for batch in second] == [[7, index % 2] for index in range(8)]
+    third = list(loader)
+    assert [batch[1] for batch in third] == [[8, index % 2] for index in range(8)]
+    loader.shutdown()
+
+
+def kill_now_and_then(iterator: Any, chance: random.Random, stop: threading.Event, kills: list[int]) -> None:
+    while not stop.wait(chance.uniform(0.005, 0.08)):
+        pid = chance.choice(list(iterator._workers)).pid
+        if pid is not None:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+            kills.append(pid)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("in_order", [True, False])
+def test_a_storm_of_kills(seed, in_order, snapshot):
+    storm(seed, workers=4, batches=1500, in_order=in_order, at_least=5)
+    snapshot.assert_nothing_left()
+
+
+def storm(seed: int, workers: int, batches: int, in_order: bool, at_least: int) -> int:
+    """Kills workers at random while batches of all sizes are read and held. Returns how many were killed."""
+    chance = random.Random(seed)
+    loader = DataLoader(
+        Numbers(4 * batches, chance.choice([16, 700, 20_000])),
+        batch_size=4,
+        num_workers=workers,
+        prefetch_factor=chance.choice([1, 2, 6]),
+        restart_workers=1 << 30,
+        in_order=in_order,
+    )
+    iterator: Any = iter(loader)
+    stop, kills = threading.Event(), []
+    killer = threading.Thread(target=kill_now_and_then, args=(iterator, chance, stop, kills))
+    killer.start()
+    found, held = [], []
+    try:
+        for batch in iterator:
+            assert bool((batch == batch[:, :1]).all())
+            found += [int(number) for number in batch[:, 0]]
+            held.append((found[-4:], batch))
+            if len(held) > 20:
+                numbers, old = held.pop(chance.randrange(len(held)))
+                assert [int(number) for number in old[:, 0]] == numbers
+                assert bool((old == old[:, :1]).all())
+            if len(kills) < at_least:
+                time.sleep(0.001)
+    finally:
+        stop.set()
+        killer.join()
+    assert (found if in_order else sorted(found)) == list(range(4 * batches))
+    assert len(kills) >= at_least
+    return len(kills)
+
+
+@pytest.mark.slow
+def test_a_long_storm():
+    seconds = float(os.environ.get("STORM_SECONDS", "20"))
+    until, seed, batches, kills = time.monotonic() + seconds, 100, 0, 0
+    while time.monotonic() < until:
+        kills += storm(seed, workers=8, batches=4000, in_order=seed % 4 != 3, at_least=5)
+        batches += 4000
+        seed += 1
+    sys.stdout.write(f"{batches} batches, {kills} kills, each batch once\n")
+
+
+def test_restarts_leave_nothing_behind(snapshot):
+    loader = DataLoader(Numbers(100_000, 16), num_workers=2, restart_workers=100)
+    iterator: Any = iter(loader)
+    series = []
+    for count in range(60):
+        os.kill(iterator._workers[count % 2].pid, signal.SIGKILL)
+        pid = iterator._workers[count % 2].pid
+        while iterator._workers[count % 2].pid == pid:
+            next(iterator)
+        series.append((len(descriptors()), len(os.listdir("/proc/self/task"))))  # noqa: PTH208
+    sys.stdout.write(f"descriptors and threads: {series[::10]}\n")
+    # The first restarts may load what is kept.
+    assert max(series[20:]) == min(series[20:])
+    del iterator
+    loader.shutdown()
+    assert wait_without_children(10) == {}
+    snapshot.assert_nothing_left()
+
+
+class NoProcess(Dataset[Any]):
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options", "error", "text"),
+    [
+        (NoProcess(), {"restart_workers": -1}, ValueError, "restart_workers must be 0 or more, not -1"),
+        (NoProcess(), {"restart_workers": True}, TypeError, "restart_workers must be an int, not True"),
+        (NoProcess(), {"restart_workers": "2"}, TypeError, "restart_workers must be an int, not '2'"),
+        (
+            NoProcess(),
+            {"restart_workers": 2, "worker_method": "thread", "num_workers": 1},
+            ValueError,
+            "restart_workers=2 and worker_method='thread' do not go together",
+        ),
+        (
+            Dispatch([1]),
+            {"restart_workers": 2, "num_workers": 1},
+            ValueError,
+            "restart_workers=2 and a Dispatch as dataset do not go together",
+        ),
+    ],
+)
+def test_what_is_wrong_is_told(dataset, options, error, text):
+    with pytest.raises(error, match=text):
+        DataLoader(dataset, **options)
+
+
+def test_a_pool_does_not_go_with_it():
+    with (
+        ringloader.WorkerPool(1) as pool,
+        pytest.raises(ValueError, match=r"restart_workers=1 and worker_pool="),
+    ):
+        DataLoader(NoProcess(), worker_pool=pool, restart_workers=1)
+
+
+def test_without_workers_it_means_nothing():
+    assert len(list(DataLoader(NoProcess(), restart_workers=3))) == 2
