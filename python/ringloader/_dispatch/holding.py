@@ -16,7 +16,7 @@ from ringloader._torch import internals
 
 # How long it waits for one worker before it looks at the others: at first, and at most.
 _SHORTEST, _LONGEST = 0.001, 0.05
-# How often the memory is looked at, in items that are held.
+# How often the memory is looked at where many items are held.
 _LOOK_EVERY = 64
 
 
@@ -33,8 +33,10 @@ class Holding:
         self._consumers = consumers
         self._epoch = epoch
         self._most = most
-        # Resident bytes when the first of them was held.
-        self._before = 0
+        # Resident bytes before any was held.
+        self._before = _resident_bytes()
+        # Items that were held since the last look.
+        self._unlooked = 0
         for one in consumers:
             # Of an epoch that was abandoned.
             one.held.clear()
@@ -63,16 +65,18 @@ class Holding:
         if not one.held:
             return True
         held = sum(len(other.held) for other in self._consumers)
-        if held == 1:
-            self._before = _resident_bytes()
-        if held % _LOOK_EVERY:
+        self._unlooked += 1
+        # Each time while they are few, which may be large.
+        if held > _LOOK_EVERY > self._unlooked:
             return True
+        self._unlooked = 0
         grown = _resident_bytes() - self._before
-        if grown <= self._most:
+        hungry = [other for other in self._reading() if other.is_hungry]
+        # With none hungry, the source is not read on before there is room.
+        if grown <= self._most or not hungry:
             return True
-        for other in self._reading():
-            if other.is_hungry:
-                other.held.append(_too_many(held, grown, self._most))
+        for other in hungry:
+            other.held.append(_too_many(held, grown, self._most))
         return False
 
     def finish(self) -> None:

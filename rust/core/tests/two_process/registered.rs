@@ -143,8 +143,9 @@ impl Driver {
 pub(crate) fn registered(effort: Effort) -> Seen {
     let mut random = Random(effort.seed);
     let (end, mut seen, mut looks, mut refused) = (Instant::now() + effort.time, Seen::default(), 0, 0);
-    idle(false);
-    idle(true);
+    // A busy machine may not let the worker rest in time.
+    assert!((0..10).any(|_| !keeps_pages(false)), "nothing was given back");
+    assert!(keeps_pages(true), "the driver has other pages than the slot");
     for round in 0.. {
         let closed_first = round % 2 == 0;
         let profile = Profile { seed: random.next(), leaves: 3, leaf: 120 << 10 };
@@ -198,8 +199,8 @@ pub(crate) fn registered(effort: Effort) -> Seen {
 }
 
 /// A worker that rests gives its free slots back: without a word of the parent's, the driver goes on to see the old
-/// bytes, while the worker fills other pages.
-fn idle(is_registered: bool) {
+/// bytes, while the worker fills other pages. Returns whether they are the same.
+fn keeps_pages(is_registered: bool) -> bool {
     let profile = Profile { seed: 1, leaves: 1, leaf: 64 << 10 };
     let mut parent = Parent::with_workers(1, 1, MIB, profile);
     let mut next = || {
@@ -228,7 +229,6 @@ fn idle(is_registered: bool) {
         }
     };
     let same = pages.are_those_of_the_window(&driver.control, &driver.memfd);
-    assert!(same || !is_registered, "the driver has other pages than the slot");
-    assert!(!same || is_registered, "nothing was given back");
     driver.unregister();
+    same
 }
