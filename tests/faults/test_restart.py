@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import random
@@ -20,6 +21,8 @@ import ringloader
 from faults.failing_datasets import Dies, Numbers
 from faults.proc import Snapshot, descriptors, wait_without_children
 from ringloader import DataLoader, Dispatch
+from ringloader._main.restarting import Restarting
+from ringloader._main.transport import Transport
 
 pytestmark = pytest.mark.rings_only
 
@@ -352,3 +355,148 @@ def test_a_pool_does_not_go_with_it():
 
 def test_without_workers_it_means_nothing():
     assert len(list(DataLoader(NoProcess(), restart_workers=3))) == 2
+
+
+def interrupted_loader(tmp_path: Path) -> Any:
+    return DataLoader(DiesOnce(12, {5: "kill"}, tmp_path), batch_size=2, num_workers=2, restart_workers=3)
+
+
+def raising_at_restarts(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
+    """Has a method run and then raise, once, as a signal handler would, where a successor is started."""
+    method = getattr(owner, name)
+    raised: list[bool] = []
+
+    def run(*args: Any) -> Any:
+        found = method(*args)
+        if not raised and (name != "_started" or not args[0].sound):
+            raised.append(True)
+            raise KeyboardInterrupt
+        return found
+
+    monkeypatch.setattr(owner, name, run)
+
+
+def taken_until_an_error(iterator: Any) -> tuple[list[int], BaseException]:
+    got: list[int] = []
+    try:
+        while True:
+            got += firsts([next(iterator)])
+    except BaseException as error:
+        return got, error
+
+
+@pytest.mark.parametrize("is_watched", [False, True])
+def test_an_interrupt_within_a_start_leaves_one_process_at_the_rings(
+    is_watched, tmp_path, monkeypatch, snapshot
+):
+    iterator: Any = iter(interrupted_loader(tmp_path))
+    if is_watched:
+        raising_at_restarts(monkeypatch, Transport, "_started")
+    else:
+        started = Transport._started
+
+        def interrupted(self: Any, worker: int, process: Any, pid: int) -> None:
+            if not self.sound:
+                raise KeyboardInterrupt
+            started(self, worker, process, pid)
+
+        monkeypatch.setattr(Transport, "_started", interrupted)
+    got, error = taken_until_an_error(iterator)
+    assert isinstance(error, KeyboardInterrupt)
+    more, error = taken_until_an_error(iterator)
+    # Not a second process beside the one that was started, which would take the same tasks.
+    assert "exited unexpectedly" in str(error)
+    assert "the start of a successor has failed or was interrupted" in error.__notes__[-1]
+    assert got + more == list(range(len(got + more)))
+    del iterator, error
+    snapshot.assert_nothing_left()
+
+
+def test_an_interrupt_behind_a_start_loses_nothing(tmp_path, monkeypatch, snapshot):
+    iterator: Any = iter(interrupted_loader(tmp_path))
+    raising_at_restarts(monkeypatch, Restarting, "successor")
+    got, error = taken_until_an_error(iterator)
+    assert isinstance(error, KeyboardInterrupt)
+    more, error = taken_until_an_error(iterator)
+    assert isinstance(error, StopIteration)
+    assert got + more == list(range(12))
+    del iterator, error
+    snapshot.assert_nothing_left()
+
+
+def test_an_interrupt_behind_a_start_and_the_end_leave_no_process(tmp_path, monkeypatch, snapshot):
+    iterator: Any = iter(interrupted_loader(tmp_path))
+    raising_at_restarts(monkeypatch, Restarting, "successor")
+    _, error = taken_until_an_error(iterator)
+    assert isinstance(error, KeyboardInterrupt)
+    del iterator, error
+    assert wait_without_children(0) == {}
+    snapshot.assert_nothing_left()
+
+
+def test_no_process_can_be_had(tmp_path, monkeypatch):
+    loader = interrupted_loader(tmp_path)
+    iterator: Any = iter(loader)
+
+    def fork() -> int:
+        raise BlockingIOError(errno.EAGAIN, "no more processes")
+
+    monkeypatch.setattr(os, "fork", fork)
+    _, error = taken_until_an_error(iterator)
+    assert isinstance(error, BlockingIOError)
+    _, error = taken_until_an_error(iterator)
+    assert "the start of a successor has failed" in error.__notes__[-1]
+    monkeypatch.undo()
+    loader.shutdown()
+    # `multiprocessing` itself leaves the pipes of a process that could not be forked.
+    assert wait_without_children(10) == {}
+
+
+def test_a_shutdown_within_a_start_leaves_no_process(tmp_path, monkeypatch, snapshot):
+    loader = interrupted_loader(tmp_path)
+    iterator: Any = iter(loader)
+    started = Transport._started
+
+    def with_shutdown(self: Any, worker: int, process: Any, pid: int) -> None:
+        started(self, worker, process, pid)
+        if not self.sound:
+            loader.shutdown()
+
+    monkeypatch.setattr(Transport, "_started", with_shutdown)
+    _, error = taken_until_an_error(iterator)
+    assert isinstance(error, AssertionError), error
+    assert wait_without_children(0) == {}
+    del iterator, error
+    snapshot.assert_nothing_left()
+
+
+class OfTensors(torch.utils.data.Sampler[Any]):
+    def __iter__(self) -> Any:
+        number = torch.zeros((), dtype=torch.int64)
+        for value in range(24):
+            # The same tensor each time: what was sent is what it was then.
+            number.fill_(value)
+            yield [number]
+
+    def __len__(self) -> int:
+        return 24
+
+
+class ByTensor(DiesOnce):
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        return super().__getitem__(int(index))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_index_that_is_a_tensor_is_sent_again(method, tmp_path, capfd):
+    # torch's handle of its memory can be taken once only.
+    loader = DataLoader(
+        ByTensor(24, {3: "kill", 4: "kill"}, tmp_path),
+        batch_sampler=OfTensors(),
+        num_workers=2,
+        restart_workers=2,
+        multiprocessing_context=method,
+    )
+    assert firsts(loader) == list(range(24))
+    loader.shutdown()
+    assert "Error" not in capfd.readouterr().err

@@ -75,13 +75,34 @@ def loads(data: bytes, leaves: list[object]) -> object:
     return _BatchUnpickler(io.BytesIO(data), leaves).load()
 
 
-def dumps_index(index: object) -> bytes:
+class _CopyingPickler(ForkingPickler):
+    """Pickles tensors with their bytes. torch's reductions for other processes can be unpickled once only."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, _PROTOCOL)
+        theirs = reductions.__name__
+        self.dispatch_table = {
+            kind: reduce
+            for kind, reduce in self.dispatch_table.items()
+            if getattr(reduce, "__module__", None) != theirs
+        }
+
+
+def dumps_index(index: object, again: bool = False) -> bytes:
     """Pickles the index of a task, or a whole message.
+
+    Args:
+        index: It.
+        again: Whether it may be unpickled more than once.
 
     Raises:
         TypeError: When it cannot be pickled, in the main process and not, as with a queue's thread, never.
     """
     try:
+        if again:
+            file = io.BytesIO()
+            _CopyingPickler(file).dump(index)
+            return file.getvalue()
         return bytes(ForkingPickler.dumps(index))
     except Exception as error:
         raise TypeError(

@@ -18,3 +18,9 @@ def watched(process: Any, started: Callable[[int], None]) -> Any:
 
     process.start = start_and_tell
     return process
+
+
+def kill(process: Any) -> None:
+    """Ends a process that was started, whatever it is in, and waits for its end."""
+    process.kill()
+    process.join()

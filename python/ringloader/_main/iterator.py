@@ -329,6 +329,8 @@ class RingIterator(TransportIterator, _SchedulerCallbacks):
 
     def _shutdown_workers(self) -> None:
         try:
+            if self._restarting is not None and not self._transport.is_inherited() and not self._shutdown:
+                self._restarting.list_all(self._workers)
             if self._lookahead is not None and not self._transport.is_inherited() and not self._shutdown:
                 # Memory that they keep could not be stored for the next epoch.
                 self._lookahead.close()
@@ -360,7 +362,7 @@ class RingIterator(TransportIterator, _SchedulerCallbacks):
         error = RuntimeError(f"DataLoader worker (pid(s) {process.pid}) exited unexpectedly")
         overdue.add_note_of_lost(error, in_hand)
         if self._restarting is not None:
-            error.add_note(self._restarting.why_not)
+            error.add_note(self._restarting.why_not(worker_id))
         raise error from cause
 
     _send_idx = _Position("sent")

@@ -41,6 +41,12 @@ class Restarting:
             worker: The worker's number.
             in_hand: What it was in.
         """
+        if not self._transport.may_restart(worker):
+            return None
+        running = self._transport.process_of(worker)
+        if running is not lost:
+            # A signal handler raised between its start and its caller's note of it.
+            return running
         lost.join(1.0)
         if self._left == 0 or self._is_iterable:
             return None
@@ -49,9 +55,17 @@ class Restarting:
         self._say(lost, worker, in_hand)
         return self._transport.restart(worker)
 
-    @property
-    def why_not(self) -> str:
+    def list_all(self, workers: list[Any]) -> None:
+        """Has the list of an iterator's processes name each successor, so that none is left at its end."""
+        for worker in range(len(workers)):
+            running = self._transport.process_of(worker)
+            if running is not None:
+                workers[worker] = running
+
+    def why_not(self, worker: int) -> str:
         """Why one got none, for its error."""
+        if not self._transport.may_restart(worker):
+            return "restart_workers: the start of a successor has failed or was interrupted"
         if self._is_iterable:
             return "restart_workers: an IterableDataset is not restarted, which would begin its part again"
         return f"restart_workers={self._most}: so many workers were restarted in this epoch"

@@ -65,6 +65,8 @@ class Transport:
         self.sound = True
         self._workers = workers
         self._keeps_arguments = False
+        # Whose successor's start has failed or was interrupted: its process may run all the same.
+        self._not_again: set[int] = set()
         # The function and the arguments of each worker.
         self._arguments: dict[int, tuple[Any, tuple[Any, ...]]] = {}
         self._owner = self._process_identity()
@@ -131,14 +133,35 @@ class Transport:
         """Starts a successor of a worker that has ended, whose results were taken.
 
         Its tasks must be sent again. It gets the dataset as it is now in this process.
+
+        Raises:
+            BaseException: What starting a process raises. The worker is not to be started again then.
         """
         self.sound = False
         target, args = self._arguments[worker]
         worker_end = endpoint.WorkerEndpoint(self.engine, worker, self.steps, self.engine.succeed(worker))
         process = self._process(worker, (worker_end, target, args))
         process.daemon = True
-        process.start()
+        try:
+            process.start()
+        except BaseException:
+            # INVARIANT: no two processes are at the rings of one worker. This one may run unknown.
+            self._not_again.add(worker)
+            if process.pid is not None:
+                processes.kill(process)
+            raise
+        if self.engine.is_done():
+            # Another thread, or a signal handler, has ended the workers meanwhile, without this one.
+            processes.kill(process)
         return process
+
+    def may_restart(self, worker: int) -> bool:
+        """Whether no process but its own can be at the rings of a worker."""
+        return worker not in self._not_again
+
+    def process_of(self, worker: int) -> Any:
+        """The process that was started last as a worker; None before."""
+        return self._processes.get(worker)
 
     def _lent(self, lease: Lease, worker: int, target: Any, args: tuple[Any, ...]) -> Any:
         process = lease.worker(endpoint.WorkerEndpoint(self.engine, worker, self.steps), target, args)

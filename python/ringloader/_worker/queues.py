@@ -72,26 +72,29 @@ class Results:
             try:
                 self._port.put((message[0], self._wrapped()))
             except Exception:
-                self._put_text(message[0], error)
+                self._port.put((message[0], self._in_text(error)))
 
     def put_now(self, message: tuple[int, object]) -> bool:
         """As ``put``, where there is room. Returns whether there was."""
         try:
             return self._port.put_now(message)
-        except Exception:
-            self.put(message)
-            return True
+        except Exception as error:
+            # Its error waits for room no more than it does.
+            try:
+                return self._port.put_now((message[0], self._wrapped()))
+            except Exception:
+                return self._port.put_now((message[0], self._in_text(error)))
 
     def _wrapped(self) -> object:
         wrapped: object = internals.ExceptionWrapper(where=self._where)
         return wrapped
 
-    def _put_text(self, index: object, error: Exception) -> None:
-        """For an error whose own type cannot be sent either."""
+    def _in_text(self, error: Exception) -> object:
+        """Stands for an error whose own type cannot be sent either."""
         try:
             raise RuntimeError(f"a batch could not be sent: {type(error).__name__}: {error}") from None
         except RuntimeError:
-            self._port.put((index, self._wrapped()))
+            return self._wrapped()
 
     def cancel_join_thread(self) -> None:
         pass

@@ -42,12 +42,12 @@ impl IndexSource {
 }
 
 impl IndexSource {
-    /// The next index, as a task's bytes; `None` at the sampler's end.
+    /// The next index, as a task's bytes, which may be unpickled more than once if `again`; `None` at the sampler's end.
     ///
     /// # Errors
     /// What the sampler raises, and what torch raises for it.
-    pub(crate) fn read(&self, callbacks: &Callbacks<'_, '_>) -> PyResult<Option<TaskIndex>> {
-        self.read_as(callbacks, |index| index, encode_index_or_pickle)
+    pub(crate) fn read(&self, callbacks: &Callbacks<'_, '_>, again: bool) -> PyResult<Option<TaskIndex>> {
+        self.read_as(callbacks, again, |index| index, |index| encode_index_or_pickle(index, again))
     }
 
     /// As [`read`](Self::read): `natively` makes an index of what a native stream has, and `by_python` of an object.
@@ -57,6 +57,7 @@ impl IndexSource {
     pub(crate) fn read_as<I>(
         &self,
         callbacks: &Callbacks<'_, '_>,
+        again: bool,
         natively: impl FnOnce(TaskIndex) -> I,
         by_python: impl FnOnce(&Bound<'_, PyAny>) -> PyResult<I>,
     ) -> PyResult<Option<I>> {
@@ -70,7 +71,7 @@ impl IndexSource {
                 let _ = self.stream.set(made);
             }
             if let Some(Some(stream)) = self.stream.get() {
-                return Ok(stream.get().read(&draws)?.map(natively));
+                return Ok(stream.get().read(&draws, again)?.map(natively));
             }
         }
         match callbacks.next_index() {

@@ -57,11 +57,15 @@ pub(crate) trait ParentEnd: Sized {
         iterable: bool,
     ) -> PyResult<Bound<'py, PyAny>>;
 
-    /// Reads the next index; `None` at the sampler's end.
+    /// Reads the next index; `None` at the sampler's end. `again`: it may be sent and decoded more than once.
     ///
     /// # Errors
     /// What the sampler raises.
-    fn read(source: &IndexSource, callbacks: &Callbacks<'_, '_>) -> PyResult<Option<Indexed<Self>>>;
+    fn read(
+        source: &IndexSource,
+        callbacks: &Callbacks<'_, '_>,
+        again: bool,
+    ) -> PyResult<Option<Indexed<Self>>>;
 
     /// The same index again, for errors that name it.
     fn kept(index: &Indexed<Self>, py: Python<'_>) -> Indexed<Self>;
@@ -119,8 +123,8 @@ impl ParentEnd for Engine {
         Ok(Bound::new(py, arrival)?.into_any())
     }
 
-    fn read(source: &IndexSource, callbacks: &Callbacks<'_, '_>) -> PyResult<Option<TaskIndex>> {
-        source.read(callbacks)
+    fn read(source: &IndexSource, callbacks: &Callbacks<'_, '_>, again: bool) -> PyResult<Option<TaskIndex>> {
+        source.read(callbacks, again)
     }
 
     fn kept(index: &TaskIndex, _py: Python<'_>) -> TaskIndex {
@@ -181,8 +185,8 @@ impl ParentEnd for ThreadQueues {
         Ok(reply.content.into_bound(py))
     }
 
-    fn read(source: &IndexSource, callbacks: &Callbacks<'_, '_>) -> PyResult<Option<Index>> {
-        source.read_as(callbacks, Index::Plain, |index| {
+    fn read(source: &IndexSource, callbacks: &Callbacks<'_, '_>, again: bool) -> PyResult<Option<Index>> {
+        source.read_as(callbacks, again, Index::Plain, |index| {
             // A list of plain ints is made anew for the worker, as it is for a process: a sampler may use its own again.
             Ok(encode_index(index)?.map_or_else(|| Index::Object(index.clone().unbind()), Index::Plain))
         })

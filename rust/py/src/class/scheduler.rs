@@ -520,7 +520,7 @@ impl<E: ParentEnd> Scheduling<E> {
                 "Number of outstanding tasks exceeded maximum allowed tasks",
             ));
         }
-        let Some(index) = E::read(state.source.get(), callbacks)? else { return Ok(()) };
+        let Some(index) = E::read(state.source.get(), callbacks, state.keeps_sent)? else { return Ok(()) };
         // After shutdown there is no worker left, and as in torch the index is lost.
         let Ok(engine) = E::of(&self.engine).core() else { return Ok(()) };
         if state.keeps_sent {

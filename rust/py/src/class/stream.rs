@@ -126,7 +126,7 @@ impl Stream {
     /// The next index or batch of indices, with `draws` asked for what torch draws.
     fn next(&self, draws: &Bound<'_, PyAny>) -> PyResult<Option<Py<PyAny>>> {
         let py = draws.py();
-        let read = self.read(&Draws(draws))?;
+        let read = self.read(&Draws(draws), false)?;
         read.map(|(kind, bytes)| decode_index(py, kind, &bytes).map(Bound::unbind)).transpose()
     }
 
@@ -152,8 +152,9 @@ impl Stream {
         })
     }
 
-    /// The next index, as a task's bytes. `draws` is called, at torch's moment, for each thing that torch draws.
-    pub(crate) fn read(&self, draws: &Draws<'_, '_>) -> PyResult<Option<(TaskKind, Vec<u8>)>> {
+    /// The next index, as a task's bytes, which may be unpickled more than once if `again`. `draws` is called, at torch's
+    /// moment, for each thing that torch draws.
+    pub(crate) fn read(&self, draws: &Draws<'_, '_>, again: bool) -> PyResult<Option<(TaskKind, Vec<u8>)>> {
         let has_ended = self.core().has_ended();
         if !has_ended && let Some(batches) = &self.resizable {
             let size = batch_size(batches.bind(draws.py()), draws).inspect_err(|_| self.core().close())?;
@@ -169,12 +170,12 @@ impl Stream {
                         drop(core);
                         let found =
                             self.look_up(sampler, draws, |indices| self.items(indices, &positions))?;
-                        return encode_index_or_pickle(&found).map(Some);
+                        return encode_index_or_pickle(&found, again).map(Some);
                     }
                     (Ok(Step::Index(position)), Some(sampler)) => {
                         drop(core);
                         let found = self.look_up(sampler, draws, |indices| item(indices, position))?;
-                        return encode_index_or_pickle(&found).map(Some);
+                        return encode_index_or_pickle(&found, again).map(Some);
                     }
                     (Ok(Step::Batch(indices)), None) => {
                         let bytes = indices.iter().flat_map(|index| index.to_le_bytes()).collect();

@@ -16,10 +16,10 @@ pub(crate) fn encode_task(message: &Bound<'_, PyAny>) -> PyResult<Task> {
         return Ok(Task { seq: 0, kind: TaskKind::End, bytes: Vec::new() });
     }
     if let Some((seq, index)) = pair(message)? {
-        let (kind, bytes) = encode_index_or_pickle(&index)?;
+        let (kind, bytes) = encode_index_or_pickle(&index, false)?;
         return Ok(Task { seq: seq as u64, kind, bytes });
     }
-    Ok(Task { seq: 0, kind: TaskKind::Object, bytes: pickle(message)? })
+    Ok(Task { seq: 0, kind: TaskKind::Object, bytes: pickle(message, false)? })
 }
 
 /// A message of the form `(index of the task, data)`, in either direction; `None` for any other.
@@ -32,14 +32,14 @@ pub(crate) fn pair<'py>(message: &Bound<'py, PyAny>) -> PyResult<Option<(i64, Bo
     Ok(Some((seq, tuple.get_item(1)?)))
 }
 
-/// The bytes of a task for `index`, pickled if they must be.
+/// The bytes of a task for `index`, pickled if they must be: `again` for those that may be unpickled more than once.
 ///
 /// # Errors
 /// `TypeError` for what cannot be pickled.
-pub(crate) fn encode_index_or_pickle(index: &Bound<'_, PyAny>) -> PyResult<(TaskKind, Vec<u8>)> {
+pub(crate) fn encode_index_or_pickle(index: &Bound<'_, PyAny>, again: bool) -> PyResult<(TaskKind, Vec<u8>)> {
     match encode_index(index)? {
         Some(plain) => Ok(plain),
-        None => Ok((TaskKind::PickledIndex, pickle(index)?)),
+        None => Ok((TaskKind::PickledIndex, pickle(index, again)?)),
     }
 }
 
@@ -48,12 +48,12 @@ pub(crate) fn encode_index_or_pickle(index: &Bound<'_, PyAny>) -> PyResult<(Task
 /// # Errors
 /// `TypeError` for what cannot be pickled.
 pub(crate) fn encode_call(callable: &Bound<'_, PyAny>) -> PyResult<Task> {
-    Ok(Task { seq: 0, kind: TaskKind::Call, bytes: pickle(callable)? })
+    Ok(Task { seq: 0, kind: TaskKind::Call, bytes: pickle(callable, false)? })
 }
 
-fn pickle(object: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
+fn pickle(object: &Bound<'_, PyAny>, again: bool) -> PyResult<Vec<u8>> {
     let py = object.py();
-    let bytes = Torch::get(py)?.dumps_index.bind(py).call1((object,))?;
+    let bytes = Torch::get(py)?.dumps_index.bind(py).call1((object, again))?;
     Ok(bytes.cast::<PyBytes>()?.as_bytes().to_vec())
 }
 
