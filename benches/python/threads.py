@@ -10,7 +10,7 @@ import sys
 from . import __main__ as side_by_side
 from .files import BUILD
 
-WORKLOADS = ("jpeg", "slow-store", "tensor-1mb", "tiny-64")
+WORKLOADS = ("jpeg", "slow-store", "slow-store-unordered", "tensor-1mb", "tiny-64")
 LOADERS = ("torch", "ringloader", "ringloader-threads", "torchdata-nodes", "spdl", "dataloader-rs")
 DEFAULTS = {
     "--only": ",".join(WORKLOADS),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import logging
@@ -273,7 +274,13 @@ def test_stopped_workers_do_not_hold_up_the_exit(method, tmp_path):
             print(process.pid)
             os.kill(process.pid, signal.SIGSTOP)
     """
-    ended = finish(start("ringloader", body, tmp_path), 30)
+    process = start("ringloader", body, tmp_path)
+    try:
+        ended = finish(process, 30)
+    finally:
+        # Its session's: stopped workers would outlive the program that hangs.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
     assert ended.code == 0, ended
     assert wait_until(lambda: not any(is_running(int(pid)) for pid in ended.out.split()), 5)
 

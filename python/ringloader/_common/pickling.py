@@ -15,6 +15,9 @@ import numpy as np
 import torch
 from torch.multiprocessing import reductions
 
+from ringloader._common import whole_errors
+from ringloader._torch import internals
+
 # Where a leaf's content lies, for the native encoder: object to keep, address, bytes, itemsize, whether
 # column-major and whether read-only, dtype tag, shape.
 _ArrayParts = tuple[object, int, int, int, tuple[bool, bool], bytes, list[int]]
@@ -60,6 +63,8 @@ def dumps(batch: object, leaves: Callable[[object], int | None]) -> bytes:
     Raises:
         Exception: What pickling raises for what cannot be pickled.
     """
+    if type(batch) is internals.ExceptionWrapper:
+        batch = whole_errors.whole(batch)
     file = io.BytesIO()
     _BatchPickler(file, leaves).dump(batch)
     return file.getvalue()

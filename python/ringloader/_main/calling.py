@@ -77,7 +77,7 @@ def _take_committed(loader: Any) -> None:
     """Takes the batches that are there: a worker that waits for room comes to no call."""
     for iterator in ending.alive(loader):
         if isinstance(iterator, RingIterator):
-            iterator.take_committed()
+            iterator._take_committed()
 
 
 def _asked(

@@ -311,7 +311,7 @@ class RingIterator(TransportIterator, _SchedulerCallbacks):
         else:
             self._scheduler.put_index(self)
 
-    def take_committed(self) -> None:
+    def _take_committed(self) -> None:
         """Takes what the workers have committed, and keeps it until its turn, so that none waits for room."""
         if not self._torch_schedules and not self._shutdown:
             self._scheduler.take_committed()

@@ -20,7 +20,7 @@ def put_native(fetcher: Any) -> None:
 
 
 class Collation:
-    """Stands in for ``default_collate``. In Python: native code in a thread calls nothing that may take long."""
+    """Stands in for ``default_collate``. Native code in a thread calls nothing that may take long."""
 
     def __init__(self, torchs_own: Callable[[Any], Any]) -> None:
         self._torchs_own = torchs_own

@@ -236,6 +236,10 @@ class ThreadTransport:
         self._final = dict(self.engine.counters())
         self._closed = True
         self.engine.close()
+        # torch has waited for them, but where its constructor did not come to an end.
+        for thread in self._threads.values():
+            if thread.is_alive():
+                thread.join(internals.JOIN_SECONDS)
         left = [
             thread
             for thread in self._threads.values()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import ringloader._native as _native
+from ringloader._common import whole_errors
 from ringloader._threads import collate, worker_info
 from ringloader._torch import internals
 from ringloader._worker import fetch
@@ -101,7 +102,7 @@ def run(queues: _native.ThreadQueues, work: Work) -> None:
                     data = internals.IterableDatasetStopIteration(worker)
                     iteration_end = True
                 else:
-                    data = internals.ExceptionWrapper(where=where)
+                    data = whole_errors.whole(internals.ExceptionWrapper(where=where), is_sent=False)
         queues.reply(worker, (task, data))
         # What the caller has dropped must not live on here until the next task comes.
         del data, task, index, message

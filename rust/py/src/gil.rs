@@ -76,7 +76,7 @@ fn park() {
 
 /// To be had from before this thread comes back to the interpreter until it has: the exit of the interpreter waits for
 /// it. Parks for ever if that has begun.
-fn come_back() -> Expected {
+pub(crate) fn come_back() -> Expected {
     loop {
         let expected = Expected::new();
         if !exits_elsewhere() {
@@ -96,7 +96,7 @@ static EXPECTED: AtomicU64 = AtomicU64::new(0);
 
 /// One of them, as long as it lives.
 #[must_use]
-struct Expected;
+pub(crate) struct Expected;
 
 impl Expected {
     fn new() -> Self {
@@ -148,7 +148,8 @@ pub(crate) fn wait(py: Python<'_>, engine: &Engine, only: Option<u32>, limit: Du
 /// How long a wait for another thread of this process may go on without a look for signals.
 pub(crate) const LOOK: Duration = Duration::from_millis(50);
 
-/// As [`wait`], for what threads of this process send. It ends before `limit`, with nothing there, after [`LOOK`].
+/// As [`wait`], for what threads of this process send. It ends before `limit`, with nothing there, after [`LOOK`]; never,
+/// once another thread ends the interpreter.
 ///
 /// # Errors
 /// As [`wait`].
@@ -159,13 +160,10 @@ pub(crate) fn wait_for_threads<I: Send, R: Send>(
     limit: Duration,
 ) -> PyResult<()> {
     detached(py, || {
-        loop {
-            queues.wait_for(only, limit.min(LOOK))?;
-            if !exits_elsewhere() {
-                return Ok(());
-            }
-        }
+        queues.wait_for(only, limit.min(LOOK))?;
+        Ok(come_back())
     })
+    .map(drop)
 }
 
 /// Waits in a worker's thread for a request; for ever, once another thread ends the interpreter.

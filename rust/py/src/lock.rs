@@ -8,7 +8,7 @@ use pyo3::PyTraverseError;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
-use crate::gil::{LOOK, detached, exits_elsewhere};
+use crate::gil::{LOOK, come_back, detached};
 
 /// Takes its value out while it is held. The thread that holds it cannot take it again: below a signal handler, or a
 /// finaliser, that is an error.
@@ -56,10 +56,11 @@ impl<T> DetachedLock<T> {
                 }
             }
             // Without the interpreter, for the other thread needs it. As with torch's, each gets a batch.
-            detached(py, || {
+            let back = detached(py, || {
                 self.wait();
-                Ok(())
+                Ok(come_back())
             })?;
+            drop(back);
         }
     }
 
@@ -80,19 +81,12 @@ impl<T> DetachedLock<T> {
         }
     }
 
-    /// Until it is free, or for [`LOOK`]; for ever, once another thread ends the interpreter.
+    /// Until it is free, or for [`LOOK`].
     fn wait(&self) {
         let mut state = self.state();
-        loop {
-            match &mut *state {
-                State::Held { awaited, .. } => *awaited = true,
-                State::Free(_) if !exits_elsewhere() => return,
-                State::Free(_) => {}
-            }
-            state = self.released.wait_timeout(state, LOOK).unwrap_or_else(PoisonError::into_inner).0;
-            if !exits_elsewhere() {
-                return;
-            }
+        if let State::Held { awaited, .. } = &mut *state {
+            *awaited = true;
+            drop(self.released.wait_timeout(state, LOOK));
         }
     }
 
