@@ -117,6 +117,8 @@ def test_what_cannot_be_pickled_is_torchs_error():
         bad.function = lambda: None
         with pytest.raises((AttributeError, TypeError), match=r"pickle|local"):
             iter(DataLoader(bad, worker_pool=pool))
+        with pytest.raises((AttributeError, TypeError), match=r"pickle|local"):
+            iter(DataLoader(Numbers(4), worker_pool=pool, worker_reset_fn=lambda *_: None))
         assert numbers(DataLoader(Numbers(4), worker_pool=pool)) == [0, 1, 2, 3]
 
 
