@@ -146,6 +146,25 @@ def test_each_epoch_has_all_restarts(tmp_path):
             mark.unlink()
 
 
+class ByKey(Dies):
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        return super().__getitem__(int(index))
+
+
+@pytest.mark.parametrize(
+    ("index", "note"),
+    [("3", "it was in batch 3 of the epoch: dataset index '3'"), (torch.tensor(3), None)],
+    ids=["text", "tensor"],
+)
+def test_an_index_that_only_the_worker_can_take_is_left_alone(index, note, capfd):
+    sampler = ["0", "1", "2", index, "4"]
+    loader = DataLoader(ByKey(8, 3, "kill"), batch_size=None, sampler=sampler, num_workers=1)
+    with pytest.raises(RuntimeError, match="exited unexpectedly") as raised:
+        list(loader)
+    assert getattr(raised.value, "__notes__", [None]) == [note]
+    assert "Traceback" not in capfd.readouterr().err
+
+
 class Streamed(IterableDataset[Any]):
     def __iter__(self) -> Any:
         yield 0

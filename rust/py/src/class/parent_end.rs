@@ -19,6 +19,9 @@ use crate::gil::{exception, wait, wait_for_threads};
 use crate::index::codec::{decode_index, encode_index};
 use crate::python::Callbacks;
 
+/// In each pickle that has what torch sends of a tensor to another process.
+const REDUCTIONS: &[u8] = b"torch.multiprocessing.reductions";
+
 /// What a [`ParentEnd`] delivers.
 pub(crate) type Delivered<E> = <<E as ParentEnd>::Core as Transport>::Delivery;
 
@@ -142,7 +145,10 @@ impl ParentEnd for Engine {
             task.kind,
             TaskKind::Indices | TaskKind::Index | TaskKind::Nones | TaskKind::PickledIndex | TaskKind::None
         );
-        asks.then_some((task.seq, (task.kind, task.bytes)))
+        // What torch sends of a tensor can be taken once only, and not here.
+        let once = task.kind == TaskKind::PickledIndex
+            && task.bytes.windows(REDUCTIONS.len()).any(|part| part == REDUCTIONS);
+        (asks && !once).then_some((task.seq, (task.kind, task.bytes)))
     }
 
     fn wait(py: Python<'_>, core: &CoreEngine, only: Option<u32>, limit: Duration) -> PyResult<()> {
