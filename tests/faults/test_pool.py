@@ -191,6 +191,27 @@ def test_a_lease_that_an_interrupt_has_lost():
         assert workers(pool) == before
 
 
+def test_an_iterator_that_ends_as_others_look_after_the_pool(monkeypatch):
+    """As in another thread: after the pool has looked who came back, before it looks whose lease was lost."""
+    with WorkerPool(2) as pool:
+        iterators = [iter(DataLoader(Numbers(4), worker_pool=pool))]
+        before = workers(pool)
+        tidy = pool._crew.objects.tidy
+
+        def tidy_meanwhile():
+            tidy()
+            if iterators:
+                assert sum(len(batch) for batch in iterators.pop()) == 4
+
+        monkeypatch.setattr(pool._crew.objects, "tidy", tidy_meanwhile)
+        loader = DataLoader(Numbers(4), worker_pool=pool)
+        assert not iterators
+        time.sleep(0.2)
+        assert workers(pool) == before
+        assert all(process.is_alive() for process in pool._crew._processes)
+        assert numbers(loader) == [0, 1, 2, 3]
+
+
 MOMENTS = """
     import threading
     from faults.proc import descriptors

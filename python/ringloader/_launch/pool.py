@@ -367,6 +367,7 @@ class _Crew:
     def give_back(self, process: PoolProcess) -> None:
         """A process has left its iterator. From anywhere."""
         if not self.is_inherited():
+            process.note_given_back()
             self._returned.append(process)
             self._tidy_if_free()
 

@@ -38,6 +38,7 @@ class PoolProcess:
         # Whether an iterator has it.
         self.is_lent = False
         self._lease: Callable[[], object] = _no_lease
+        self._is_given_back = False
         self._is_assigned = False
         self._has_said_all = False
         self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -60,11 +61,17 @@ class PoolProcess:
 
     def lend(self, lease: object) -> None:
         """It is the iterator's that has this lease, until it is given back."""
-        self._lease, self._is_assigned, self.is_lent = weakref.ref(lease), False, True
+        self._lease, self._is_assigned, self._is_given_back = weakref.ref(lease), False, False
+        self.is_lent = True
+
+    def note_given_back(self) -> None:
+        """The iterator is done with it, and the pool will have it idle. Called before the lease goes."""
+        self._is_given_back = True
 
     def recover(self) -> None:
         """Where an interrupt has lost the lease: it is idle if it has left its iterator, else it ends."""
-        if self.is_lent and self._lease() is None:
+        # ORDERING: the lease first: another thread notes that it gives the process back, then drops it.
+        if self.is_lent and self._lease() is None and not self._is_given_back:
             if not self._is_assigned or self.wait_until_left(0.0):
                 self.is_lent = False
             else:
