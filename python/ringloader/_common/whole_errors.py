@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -19,7 +20,12 @@ class WholeError(internals.ExceptionWrapper):  # type: ignore[misc]
 
     def reraise(self) -> None:
         """Raises it in torch's words."""
-        raise RuntimeError(f"Caught {self.name} {self.where}.\nOriginal {self.exc_msg}")
+        raise RuntimeError(_text(self, self.name))
+
+
+def _text(wrapper: Any, name: str) -> str:
+    """MIRRORS torch _utils.py::ExceptionWrapper.reraise."""
+    return f"Caught {name} {wrapper.where}.\nOriginal {wrapper.exc_msg}"
 
 
 def whole(wrapper: Any, is_sent: bool = True) -> Any:
@@ -33,9 +39,14 @@ def whole(wrapper: Any, is_sent: bool = True) -> Any:
     try:
         if is_sent:
             ForkingPickler.dumps(kind)
+        # As torch makes it again. It does not expect an error of the first, that of ExceptionGroup say, and
+        # versions before 2.7 none but a TypeError of the second.
+        text = _text(wrapper, kind.__name__)
         if getattr(kind, "message", None):
-            # What torch calls there, and where it does not expect an error: that of ExceptionGroup, say.
-            kind(message="")
+            kind(message=text)
+        elif kind.__module__ != "builtins":
+            with contextlib.suppress(TypeError):
+                kind(text)
     except Exception:
         return WholeError(wrapper)
     return wrapper
