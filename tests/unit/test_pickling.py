@@ -185,4 +185,4 @@ def test_memory_of_one_huge_batch_is_not_kept(monkeypatch):
     monkeypatch.setenv("RINGLOADER_MALLOC", "0")
     found = list(DataLoader(OneHuge(), batch_size=None, num_workers=1))
     assert len(found[2].content) == 1_000_000
-    assert found[-1] < found[0] + 30, "its pickle has some 60 MB"
+    assert found[-1] < found[0] + 45, "its pickle has some 60 MB"
