@@ -39,8 +39,8 @@ def whole(wrapper: Any, is_sent: bool = True) -> Any:
     try:
         if is_sent:
             ForkingPickler.dumps(kind)
-        # As torch makes it again. It does not expect an error of the first, that of ExceptionGroup say, and
-        # versions before 2.7 none but a TypeError of the second.
+        # As torch makes the error again. Of the first call torch expects no error, such as ExceptionGroup's;
+        # of the second, older versions expect a TypeError only.
         text = _text(wrapper, kind.__name__)
         if getattr(kind, "message", None):
             kind(message=text)

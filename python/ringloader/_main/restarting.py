@@ -26,8 +26,6 @@ class Restarting:
         transport.keep_arguments()
         self._left = most
         self._is_iterable = is_iterable
-        # Of the iterator, in all its epochs.
-        self.count = 0
 
     def begin_epoch(self) -> None:
         """All restarts are there again."""
@@ -51,7 +49,6 @@ class Restarting:
         if self._left == 0 or self._is_iterable:
             return None
         self._left -= 1
-        self.count += 1
         self._say(lost, worker, in_hand)
         return self._transport.restart(worker)
 
