@@ -27,7 +27,7 @@ WHEEL_PYTHONS ?= python3.11 python3.12 python3.13
 DIST_STAMP := build/dist.checked
 export TORCH_INDEX
 
-.PHONY: help deny test test-fast demo frameworks frameworks-docs bench bench-threads bench-scaling bench-sweep bench-padding bench-profile bench-smoke bench-threads-env bench-rust bench-instructions bench-accelerator gpu lint rust-test python-test python-test-fast parity parity-all accelerator accelerator-slow stubs docs loom loom-fast tsan tsan-fast storm storm-fast miri portable wheel wheel-pythons workflows clean
+.PHONY: help deny test test-fast demo frameworks frameworks-docs bench bench-threads bench-scaling bench-sweep bench-padding bench-profile bench-smoke bench-threads-env bench-rust bench-instructions bench-accelerator gpu lint rust-test python-test python-test-fast parity parity-all accelerator accelerator-slow stubs docs chaos soak loom loom-fast tsan tsan-fast storm storm-fast miri portable wheel wheel-pythons workflows clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -112,6 +112,12 @@ python-test: $(WHEEL_STAMP) ## all Python tests
 python-test-fast: $(WHEEL_STAMP)
 	$(BIN)/python -m pytest -m "not slow" --path native
 
+chaos: $(WHEEL_STAMP) ## programs that go wrong in every way, one line each; CASES="deaths ends/", AGAINST=torch
+	PYTHONPATH=tests $(BIN)/python -m chaos $(CASES) $(if $(AGAINST),--against $(AGAINST)) --json build/chaos.json
+
+soak: $(WHEEL_STAMP) ## what a process has stays flat, for a time: MINUTES=30; KINDS="storm batches", COUNT=1000 of each
+	PYTHONPATH=tests $(BIN)/python -W ignore -m chaos.soak $(KINDS) --minutes $(or $(MINUTES),8) $(if $(COUNT),--count $(COUNT))
+
 parity: $(WHEEL_STAMP) ## all generated cases beside torch; TORCH=2.6.0 for another version
 	$(BIN)/python -m pytest -q tests/parity/generated/whole.py
 
@@ -164,8 +170,10 @@ tsan: ## ThreadSanitizer, and its planted faults
 tsan-fast:
 	ci/tsan.sh --fast
 
-storm: ## SIGKILL at random and at each named moment, with successors
+storm: ## SIGKILL at random and at each named moment, with successors; every word of live memory overwritten, a million damaged tables
 	ci/storm.sh
+	RINGLOADER_TEST_ALL=1 RINGLOADER_TEST_INPUTS=1000000 \
+		cargo test -q -p ringloader-core --profile loom --test corruption --test batch -- --nocapture
 
 storm-fast:
 	ci/storm.sh --fast

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = "python/"
 IN_SDIST = re.compile(
     r"PKG-INFO|Cargo\.(toml|lock)|LICENSE|README\.md|pyproject\.toml"
-    r"|rust/(core|py)/(Cargo\.toml|(src|tests)/.+\.rs)"
+    r"|rust/(core|py)/(Cargo\.toml|(src|tests)/.+\.rs)|rust/core/tests/batch/corpus/[^/.]+"
 )
 SDIST_MUST_HAVE = {"PKG-INFO", "Cargo.toml", "Cargo.lock", "LICENSE", "README.md", "pyproject.toml"}
 # A free-threaded CPython has no stable ABI: its module is named after its version.

@@ -19,17 +19,20 @@ if TYPE_CHECKING:
     from ringloader._shared.arrays import SharedArray
     from ringloader._shared.lists import SharedList
     from ringloader._weighted import WeightedRandomSampler
+    from ringloader.bad_samples import BadSample, Retry
     from ringloader.dataloader import DataLoader
     from ringloader.rollover import RolloverBatchSampler
     from ringloader.seeds import Seeds
 
 _MODULES = {
     "ArrayDataset": "_common.array_dataset",
+    "BadSample": "bad_samples",
     "DataLoader": "dataloader",
     "Diagnosis": "_doctor.diagnosis",
     "Dispatch": "_dispatch.dataset",
     "Finding": "_doctor.diagnosis",
     "PathReport": "_report.report",
+    "Retry": "bad_samples",
     "Sharded": "_common.sharded",
     "SharedArray": "_shared.arrays",
     "SharedList": "_shared.lists",
@@ -50,11 +53,13 @@ _MODULES = {
 
 __all__ = [
     "ArrayDataset",
+    "BadSample",
     "DataLoader",
     "Diagnosis",
     "Dispatch",
     "Finding",
     "PathReport",
+    "Retry",
     "RolloverBatchSampler",
     "Seeds",
     "Sharded",

@@ -7,6 +7,8 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import ringloader.bad_samples as bad_samples
+
 if TYPE_CHECKING:
     import torch
 
@@ -41,6 +43,9 @@ class Options:
     reseed_workers: bool = False
     seed: int | None = None
     restart_workers: int = 0
+    on_error: bad_samples.OnError = bad_samples.RAISE
+    max_errors: int | None = None
+    watchdog: float | None = None
 
     def __post_init__(self) -> None:
         if self.max_shared_bytes is not None:
@@ -71,6 +76,8 @@ class Options:
             )
         self._check_epochs()
         self._check_restarts()
+        bad_samples.check(self.on_error, self.max_errors)
+        self._check_watchdog()
 
     def _check_restarts(self) -> None:
         if not _is_int(self.restart_workers):
@@ -82,11 +89,15 @@ class Options:
                 f"restart_workers={self.restart_workers} and worker_method={THREAD!r} do not go together: a "
                 "thread is lost only with the process; leave one of them out"
             )
-        if self.restart_workers and self.worker_pool is not None:
-            raise ValueError(
-                f"restart_workers={self.restart_workers} and worker_pool={self.worker_pool!r} do not go "
-                "together: a pool replaces a process for the next iterator; leave one of them out"
-            )
+
+    def _check_watchdog(self) -> None:
+        seconds = self.watchdog
+        if seconds is None:
+            return
+        if not isinstance(seconds, float) and not _is_int(seconds):
+            raise TypeError(f"watchdog must be a number of seconds or None, not {seconds!r}")
+        if not seconds > 0:
+            raise ValueError(f"watchdog must be positive, not {seconds}: leave it out to have none")
 
     def _check_prefetch(self) -> None:
         if self.worker_prefetch is not None:
@@ -178,7 +189,7 @@ class Options:
 # Of all options.
 NAMES = tuple(field.name for field in dataclasses.fields(Options))
 # Of those that are functions, the ones that workers call: the processes of a pool hold them.
-CALLED_IN_WORKERS = ("worker_reset_fn",)
+CALLED_IN_WORKERS = ("worker_reset_fn", "on_error")
 # The attribute of a converted loader that names its own attributes which have an option's name.
 THEIRS = "_ringloader_theirs"
 

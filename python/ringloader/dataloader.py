@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 import torch
 import torch.utils.data
@@ -15,9 +15,10 @@ from ringloader._dispatch import datapipes
 from ringloader._launch import pool, spawn
 from ringloader._launch.pool import WorkerPool
 from ringloader._main import ending, epochs, pausing
-from ringloader._make_iterator import check_dispatch, check_threads, make_iterator
+from ringloader._make_iterator import check_dispatch, check_retry, check_threads, make_iterator
 from ringloader._options import NAMES, THREAD, Options, check_prefetch_factor, check_with, put_on
 from ringloader._torch import devices, hook, internals
+from ringloader.bad_samples import RAISE, BadSample, OnError
 from ringloader.seeds import Seeds
 
 _T = TypeVar("_T")
@@ -27,6 +28,23 @@ if TYPE_CHECKING:
 
     class _Iterator(pausing.Pausing, internals.DeclaredIterator):
         """What callers of ``iter(loader)`` may use."""
+
+
+class _Errors:
+    """``DataLoader.errors``, where a subclass or the caller has no attribute of that name."""
+
+    @overload
+    def __get__(self, loader: None, owner: object) -> Self: ...
+
+    @overload
+    def __get__(self, loader: object, owner: object) -> list[BadSample]: ...
+
+    def __get__(self, loader: object | None, owner: object) -> Self | list[BadSample]:
+        if loader is None:
+            return self
+        from ringloader._main import bad_samples
+
+        return bad_samples.listed(loader)
 
 
 class DataLoader(torch.utils.data.DataLoader[_T_co]):
@@ -91,6 +109,15 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             seed, and the dataset as it then is in the main process, and calls ``worker_init_fn``; its
             generators begin anew, so random augmentation may differ. Workers of an ``IterableDataset`` are
             not restarted.
+        on_error: What becomes of a sample that raises: ``"raise"`` (torch's), ``"skip"``, which leaves it out
+            of its batch, ``"retry"``, a ``ringloader.Retry``, or a function that is called in the worker as
+            ``on_error(index, error)`` and returns the sample to have instead, or raises (default:
+            ``"raise"``). A batch of which nothing is left is left out.
+        max_errors: Samples of an epoch that are skipped or replaced, at most; the error of one more is raised
+            (default: any number).
+        watchdog: Seconds without a batch after which the logger ``ringloader`` says which worker is in which
+            batch, for how long, and its Python stack; again each time the wait has become twice as long
+            (default: never). Nothing without workers.
         **kwargs: As torch's ``DataLoader``.
 
     Raises:
@@ -105,7 +132,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             workers than it has; if ``last_batch`` does not agree with ``drop_last`` or ``batch_sampler``, or
             is given with ``batch_size=None``; if it is ``"rollover"`` for an ``IterableDataset``; if
             ``seed`` is out of range, or given without ``worker_reset_fn`` and ``reseed_workers``; if
-            ``restart_workers`` is negative, or given with ``worker_pool``, threads or a ``Dispatch``.
+            ``restart_workers`` is negative, or given with threads or a ``Dispatch``; if
+            ``on_error`` is another word, asks for a retry of an ``IterableDataset``, or is given with a
+            ``Dispatch``; if ``max_errors`` is negative, or given without ``on_error``; if ``watchdog`` is not
+            positive.
         TypeError: If one of these has the wrong type.
     """
 
@@ -123,6 +153,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     _ringloader_reseed_workers: bool
     _ringloader_seed: int | None
     _ringloader_restart_workers: int
+    _ringloader_on_error: OnError
+    _ringloader_max_errors: int | None
+    _ringloader_watchdog: float | None
+
+    #: The bad samples of the epoch that began last, those of handed out batches, in their order.
+    errors = _Errors()
 
     def __init__(
         self,
@@ -140,6 +176,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         reseed_workers: bool = False,
         seed: int | None = None,
         restart_workers: int = 0,
+        on_error: OnError = RAISE,
+        max_errors: int | None = None,
+        watchdog: float | None = None,
         **kwargs: Any,
     ) -> None:
         options = Options(
@@ -156,6 +195,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             reseed_workers=reseed_workers,
             seed=seed,
             restart_workers=restart_workers,
+            on_error=on_error,
+            max_errors=max_errors,
+            watchdog=watchdog,
         )
         check_prefetch_factor(options, kwargs.get("prefetch_factor"))
         if not internals.is_in_worker():
@@ -171,6 +213,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             check_threads(self)
         check_with(self, options)
         check_dispatch(self, options)
+        check_retry(self, options)
         if worker_prefetch is not None:
             self.prefetch_factor = worker_prefetch
         rollover.apply(self, last_batch)

@@ -149,9 +149,11 @@ def test_what_a_transform_leaves_on_the_cpu_stays_there(path):
     stream = torch.Stream(device=DEVICE)
     with pretend.on_stream(stream):
         found = list(loader_on(path, Numbered(3, (100,)), device_transform=transform))
-    for number, batch in enumerate(found):
-        assert [batch[name].device.type for name in ("0", "cpu", "sparse")] == [pretend.NAME, "cpu", "cpu"]
-        assert_numbered({"0": batch["0"]}, number)
+        for number, batch in enumerate(found):
+            types = [batch[name].device.type for name in ("0", "cpu", "sparse")]
+            assert types == [pretend.NAME, "cpu", "cpu"]
+            # On this stream, which was the current one at hand-out.
+            assert_numbered({"0": batch["0"]}, number)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +137,67 @@ def test_a_pool(size, options):
                 for offset, batch in zip((0, 100), batches, strict=True):
                     assert all(offset <= number < offset + 12 for number in numbers([batch], options))
             assert numbers(loaders[1], options) == list(range(100, 112))
+
+
+class WaitsOnce(Dataset[Any]):
+    def __init__(self, released: Path, size: int) -> None:
+        self.released = released
+        self.size = size
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        while index == 7 and not self.released.exists():
+            time.sleep(0.001)
+        return torch.full((self.size,), index)
+
+
+def test_waits_are_said(options, tmp_path, caplog):
+    released = tmp_path / "released"
+    loader = DataLoader(WaitsOnce(released, 300), batch_size=2, num_workers=2, watchdog=0.2, **options)
+
+    class Releases(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "has waited" in record.getMessage():
+                released.touch()
+
+    logger = logging.getLogger("ringloader")
+    handler = Releases()
+    logger.addHandler(handler)
+    try:
+        assert numbers(loader, options) == list(range(20))
+    finally:
+        logger.removeHandler(handler)
+    (said,) = [text for text in caplog.messages if "has waited" in text]
+    assert "owes batch 3 of the epoch: dataset indices [6, 7]" in said
+    assert "in __getitem__" in said
+
+
+def raises_sometimes(index: int) -> torch.Tensor:
+    if index % 7 == 3:
+        raise ValueError(index)
+    return torch.full((300,), index)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_bad_samples(workers, options):
+    loader = DataLoader(
+        Mapped(raises_sometimes), batch_size=4, num_workers=workers, on_error="skip", max_errors=9, **options
+    )
+    assert numbers(loader, options) == [index for index in range(40) if index % 7 != 3]
+    assert [error.index for error in loader.errors] == [3, 10, 17, 24, 31, 38]
+
+
+class Mapped(Dataset[Any]):
+    def __init__(self, made: Any) -> None:
+        self.made = made
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.made(index)  # type: ignore[no-any-return]
 
 
 class DiesOnce(Dataset[Any]):

@@ -144,7 +144,7 @@ class Segment:
     """The shared memory of an iterator's workers, as a peer could write to it."""
 
     def __init__(self, iterator):
-        self._fd = iterator._transport.engine.worker_fds(0).segment
+        self._fd = iterator._transport.engine.segment
 
     def _parts(self):
         begin, length = 0, os.fstat(self._fd).st_size

@@ -60,7 +60,7 @@ def test_workers_lock_what_they_collate(loader_class, loader_name, in_order):
     segment = -1
     if loader_name != "torch":
         assert_path(iterator, 1)
-        segment = iterator._transport.engine.worker_fds(0).segment
+        segment = iterator._transport.engine.segment
     seen = 0
     kept = []
     for index, batch in enumerate(iterator):

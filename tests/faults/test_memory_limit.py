@@ -141,3 +141,47 @@ def test_what_the_group_cannot_hold_is_an_error_with_figures(group, tmp_path):
     for error in errors:
         assert re.match(r"a list in shared memory has \d+ bytes and needs \d+ more, and \d+ to spare", error)
         assert f"{at}/memory." in error, error
+
+
+@pytest.mark.rings_only
+@pytest.mark.limit(90)
+@pytest.mark.parametrize("max_shared_bytes", [4 << 30, 16 << 20], ids=["slots", "copies"])
+def test_batches_that_are_held_until_the_limit_end_in_an_error_with_figures(
+    group, max_shared_bytes, tmp_path
+):
+    """And in no kill, whether they lie in slots or, beyond ``max_shared_bytes``, in copies."""
+    at, _ = group
+    ended = script.run_script(
+        "ringloader",
+        f"""
+        from pathlib import Path
+        Path({str(at / "cgroup.procs")!r}).write_text(str(os.getpid()))
+
+        class Rows(torch.utils.data.Dataset):
+            def __len__(self):
+                return 400
+            def __getitem__(self, index):
+                return torch.full((1 << 18,), float(index))
+
+        loader = DataLoader(Rows(), num_workers=2, batch_size=4, max_shared_bytes={max_shared_bytes})
+        held = []
+        try:
+            for batch in loader:
+                held.append(batch)
+        except MemoryError as error:
+            print(str(error).splitlines()[-1])
+        for index, batch in enumerate(held):
+            assert batch[:, -1].tolist() == [float(4 * index + row) for row in range(4)]
+        print(len(held))
+        del held, batch, loader
+        # What was held is there for others.
+        again = DataLoader(torch.arange(8), num_workers=2, batch_size=1)
+        assert [int(batch[0]) for batch in again] == list(range(8))
+        """,
+        tmp_path,
+    )
+    assert ended.code == 0, ended.out + ended.err
+    error, held = ended.out.splitlines()
+    assert re.search(r"a batch needs \d+ more bytes of memory, but only \d+ are available", error), ended.out
+    assert f"{at}/memory." in error
+    assert LIMIT // 2 < int(held) * (4 << 20) < LIMIT

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import logging
 import os
 import random
@@ -365,12 +366,68 @@ def test_what_is_wrong_is_told(dataset, options, error, text):
         DataLoader(dataset, **options)
 
 
-def test_a_pool_does_not_go_with_it():
-    with (
-        ringloader.WorkerPool(1) as pool,
-        pytest.raises(ValueError, match=r"restart_workers=1 and worker_pool="),
-    ):
-        DataLoader(NoProcess(), worker_pool=pool, restart_workers=1)
+@pytest.mark.parametrize("method", METHODS)
+def test_workers_of_a_pool(method, tmp_path):
+    """Two loaders, both under way; a process that was lost is another's successor in neither."""
+    marks = [tmp_path / "first", tmp_path / "second"]
+    for folder in marks:
+        folder.mkdir()
+    # What a start method needs once is there then.
+    firsts(DataLoader(Numbers(4), num_workers=1, multiprocessing_context=method))
+    snapshot = Snapshot.take()
+    with ringloader.WorkerPool(2, method) as pool:
+        loaders = [
+            DataLoader(
+                DiesOnce(40, ends, folder, 20_000),
+                batch_size=2,
+                num_workers=2,
+                worker_pool=pool,
+                restart_workers=4,
+            )
+            for ends, folder in zip(
+                [{0: "kill", 9: "exit", 30: "segfault"}, {1: "kill", 22: "exit 0"}], marks, strict=True
+            )
+        ]
+        for _ in range(3):
+            both = [list(batches) for batches in zip(*zip(*loaders, strict=True), strict=True)]
+            assert [firsts(batches) for batches in both] == [list(range(40))] * 2
+        assert [len(list(folder.iterdir())) for folder in marks] == [3, 2]
+        del both
+    del loaders, pool
+    assert not wait_without_children(10)
+    # What a child forked in mid-epoch might have had is looked for when memory is made.
+    firsts(DataLoader(Numbers(4), num_workers=1))
+    snapshot.assert_nothing_left()
+
+
+def test_a_pool_keeps_no_process_that_was_forked_in_mid_epoch(tmp_path):
+    def processes() -> set[int]:
+        return {process.process.pid for process in pool._crew._processes}
+
+    with ringloader.WorkerPool(1, "fork") as pool:
+        loader = DataLoader(
+            DiesOnce(10, {5: "kill"}, tmp_path), num_workers=1, worker_pool=pool, restart_workers=1
+        )
+        batches = iter(loader)
+        before = processes()
+        assert firsts(batches) == list(range(10))
+        del batches
+        gc.collect()
+        assert not before & processes(), "the one that was lost"
+        assert processes() == set(), "it has the memory of that epoch"
+        assert firsts(loader) == list(range(10)) and len(processes()) == 1
+
+
+def test_the_loader_of_a_pools_iterator_has_gone(tmp_path):
+    with ringloader.WorkerPool(1) as pool:
+        options: Any = {"worker_pool": pool, "restart_workers": 1}
+        batches = iter(DataLoader(DiesOnce(10, {5: "kill"}, tmp_path), **options))
+        gc.collect()
+        got = []
+        with pytest.raises(RuntimeError, match="the loader of its iterator has gone"):
+            while True:
+                got.append(next(batches))
+        assert firsts(got) == list(range(5))
 
 
 def test_without_workers_it_means_nothing():

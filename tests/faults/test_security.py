@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import platform
 import subprocess
 import sys
 import tempfile
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.rings_only
 
 METHODS = ["fork", "spawn", "forkserver"]
 _F_GET_SEALS = 1034
-_F_SEAL_SHRINK, _F_SEAL_GROW, _F_SEAL_SEAL = 2, 4, 1
+_F_SEAL_SHRINK, _F_SEAL_GROW, _F_SEAL_SEAL, _F_SEAL_EXEC = 2, 4, 1, 32
 _NOBODY = 65534
 _SYS_PIDFD_OPEN, _SYS_PIDFD_GETFD = 434, 438
 
@@ -36,6 +37,7 @@ def at_work(method: str) -> Iterator[list[int]]:
         batch_size=2,
         num_workers=2,
         multiprocessing_context=method,
+        watchdog=60,
     )
     iterator: Any = iter(loader)
     # One of each worker: both have started.
@@ -105,16 +107,20 @@ def test_shared_memory_is_sealed() -> None:
             lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
             mapped.append([line.split()[0] for line in lines if "/memfd:ringloader" in line])
         assert all(mapped), "each of them has mapped it"
-        # The descriptors are closed by now, so the mapping is opened, which only root may do.
-        try:
-            fd = os.open(f"/proc/{pids[1]}/map_files/{mapped[1][0]}", os.O_RDWR)
-        except PermissionError:
-            pytest.skip("only root may open a mapping")
-        seals = fcntl.fcntl(fd, _F_GET_SEALS)
-        assert seals & (_F_SEAL_SHRINK | _F_SEAL_GROW | _F_SEAL_SEAL) == 7
-        with pytest.raises(PermissionError):
-            os.ftruncate(fd, 0)
-        os.close(fd)
+        assert any("ringloader-watchdog" in target for target in memfds(pids[0]).values())
+        for part in mapped[1]:
+            # The descriptors are closed by now, so the mapping is opened, which only root may do.
+            try:
+                fd = os.open(f"/proc/{pids[1]}/map_files/{part}", os.O_RDWR)
+            except PermissionError:
+                pytest.skip("only root may open a mapping")
+            seals = fcntl.fcntl(fd, _F_GET_SEALS)
+            assert seals & (_F_SEAL_SHRINK | _F_SEAL_GROW | _F_SEAL_SEAL) == 7
+            if tuple(map(int, platform.release().split("-")[0].split(".")[:2])) >= (6, 3):
+                assert seals & _F_SEAL_EXEC, "it is no program"
+            with pytest.raises(PermissionError):
+                os.ftruncate(fd, 0)
+            os.close(fd)
 
 
 def as_nobody(attempt: Callable[[], None]) -> str:

@@ -11,6 +11,7 @@ import os
 import platform
 import signal
 import time
+from multiprocessing.util import Finalize
 
 import pytest
 
@@ -18,6 +19,7 @@ from faults.failing_datasets import Numbers
 from faults.proc import Snapshot, descendants, is_running, wait_until
 from faults.script import finish, start
 from ringloader import DataLoader, Dispatch, WorkerPool
+from ringloader._common import proc
 from ringloader._launch import stuck
 
 pytestmark = [pytest.mark.rings_only, pytest.mark.limit(120)]
@@ -30,14 +32,18 @@ _CLONE_VFORK = 0x4000
 
 
 class Notes(Numbers):
-    """Notes in a file of its worker that it came to its end."""
+    """Notes in a file of its worker that it came to its end, as ``multiprocessing`` ends a process."""
 
     def __init__(self, n, folder):
         super().__init__(n)
         self.folder = folder
+        self.pid = os.getpid()
 
-    def __del__(self):
-        (self.folder / f"ended-{os.getpid()}").touch()
+    def __getitem__(self, index):
+        if self.pid != os.getpid():
+            self.pid = os.getpid()
+            Finalize(None, (self.folder / f"ended-{self.pid}").touch, exitpriority=1)
+        return super().__getitem__(index)
 
 
 class Sleeps(Numbers):
@@ -74,7 +80,7 @@ class Endless:
 
 
 def state(pid):
-    return stuck._state(pid)
+    return proc.state_of(pid)
 
 
 def stop(pids):
@@ -131,6 +137,7 @@ def test_a_stopped_worker_goes_to_its_own_end(tmp_path):
     loader = DataLoader(Notes(50, tmp_path), num_workers=2, multiprocessing_context="spawn")
     iterator = iter(loader)
     next(iterator)
+    next(iterator)
     pids = [process.pid for process in iterator._workers]
     stop(pids)
     loader.shutdown()
@@ -184,7 +191,7 @@ class Pretended:
 def pretended(monkeypatch):
     def make(states, ends_at=None):
         process = Pretended(list(states), ends_at)
-        monkeypatch.setattr(stuck, "_state", lambda _: process.look())
+        monkeypatch.setattr(proc, "state_of", lambda _: process.look())
         return process
 
     monkeypatch.setattr(stuck, "_ASLEEP_WITHIN", 0.5)
@@ -220,6 +227,20 @@ def test_one_that_only_works_long_has_torchs_time(pretended):
     stuck.end(process, 1.0)
     assert 1.0 <= time.monotonic() - process.began < 2.5
     assert process.signals == ["kill"]
+
+
+def test_one_that_other_code_has_waited_for_is_not_waited_for():
+    """A program may reap any child. The process object then says for ever that it is alive."""
+    process = multiprocessing.get_context("fork").Process(target=int)
+    process.start()
+    os.waitpid(process.pid, 0)
+    try:
+        assert process.is_alive()
+        before = time.monotonic()
+        stuck.end(process, 5.0)
+        assert time.monotonic() - before < 2
+    finally:
+        multiprocessing.process._children.discard(process)
 
 
 @pytest.mark.parametrize("how", ["lent", "idle", "gone"])
@@ -283,6 +304,20 @@ def test_stopped_workers_do_not_hold_up_the_exit(method, tmp_path):
             os.killpg(process.pid, signal.SIGKILL)
     assert ended.code == 0, ended
     assert wait_until(lambda: not any(is_running(int(pid)) for pid in ended.out.split()), 5)
+
+
+def test_at_the_exit_a_stop_that_is_under_way_is_taken_back(monkeypatch):
+    loader = DataLoader(Numbers(8), num_workers=1)
+    iterator = iter(loader)
+    next(iterator)
+    pid = iterator._workers[0].pid
+    stop([pid])
+    # As it looks before the signal has stopped it.
+    monkeypatch.setattr(proc, "state_of", lambda _: "R")
+    stuck._resume_at_exit()
+    monkeypatch.undo()
+    assert state(pid) != "T"
+    loader.shutdown()
 
 
 def test_a_stopped_child_of_other_code_stays_stopped():

@@ -113,7 +113,7 @@ def test_shared_memory_stays_within_the_budget(loader_class):
 def on_their_way(iterator, size):
     """Bytes of batches of `size` bytes, all oversize, that the main process has not taken, with the slots."""
     engine = iterator._transport.engine
-    return engine.committed() * size + os.fstat(engine.worker_fds(0).segment).st_blocks * 512
+    return engine.committed() * size + os.fstat(engine.segment).st_blocks * 512
 
 
 def at_rest(iterator, size):

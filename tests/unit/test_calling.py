@@ -1,6 +1,8 @@
 """``call_workers``: a function in each living worker, between two of its batches."""
 
+import contextlib
 import os
+import resource
 import signal
 import socket
 import threading
@@ -234,28 +236,55 @@ def test_a_worker_that_takes_too_long():
         loader.call_workers(waits, 0.0, timeout=0)
 
 
-def test_what_others_write_to_the_socket_is_no_answer(monkeypatch):
-    """Only what the kernel says to come from a worker is unpickled."""
+def names_of_sockets(_dataset):
+    """What other processes could connect to of this worker's sockets, and of its parent's."""
+    inodes = set()
+    for pid in (os.getpid(), os.getppid()):
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                target = str(entry.readlink())
+                if target.startswith("socket:["):
+                    inodes.add(target[8:-1])
+    rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
+    return inodes and [row[7:] for row in rows if row[6] in inodes and row[7:]]
+
+
+def test_an_answer_comes_where_no_other_process_can_write():
+    # The fork server that other tests have had listens.
+    known = list(names_of_sockets(None))
     loader = made(workers=1)
     list(loader)
-    bind, strangers = socket.socket.bind, []
+    (found,) = loader.call_workers(names_of_sockets)
+    assert [name for name in found if name not in known] == []
+    # It can fail.
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("")
+        (found,) = loader.call_workers(names_of_sockets)
+        assert len([name for name in found if name not in known]) == 1
 
-    def overheard(listener, address):
-        bind(listener, address)
-        listener.listen(8)
-        stranger = socket.socket(socket.AF_UNIX)
-        stranger.connect(listener.getsockname())
-        stranger.sendall((5).to_bytes(8, "little") + b"wrong")
-        stranger.shutdown(socket.SHUT_WR)
-        strangers.append(stranger)
 
-    class Overheard(socket.socket):
-        bind = overheard
+def fills_its_table(_dataset):
+    """In one of them no descriptor is left, until the answer has failed."""
+    if get_worker_info().id > 0:
+        return
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, before[1]))
+    threading.Timer(2.0, lambda: resource.setrlimit(resource.RLIMIT_NOFILE, before)).start()
 
-    monkeypatch.setattr(socket, "socket", Overheard)
-    assert loader.call_workers(worker_id) == [0]
-    assert len(strangers) == 1
-    strangers[0].close()
+
+@pytest.mark.usefixtures("path")
+def test_a_worker_without_room_for_a_descriptor_is_named():
+    loader = made()
+    list(loader)
+    pid = loader._iterator._workers[0].pid
+    text = rf"call_workers\(\) has no answer of worker 0 \(pid {pid}\).*too many files are open in it"
+    with pytest.raises(RuntimeError, match=text):
+        loader.call_workers(fills_its_table)
+    time.sleep(2.2)
+    assert loader.call_workers(worker_id) == [0, 1]
+    assert list(loader) == list(range(12))
 
 
 def test_many_calls_leave_nothing_behind():

@@ -86,7 +86,7 @@ def test_few_descriptors_are_said_with_the_number_of_workers(monkeypatch: pytest
     files = finding("open files", ringloader.Diagnosis(tuple(system.findings())))
     # The list of descriptors has one of its own.
     assert files.value in [
-        f"{found} of {limit}: room for about {(limit - found) // 6} workers" for found in (opened, opened + 1)
+        f"{found} of {limit}: room for about {(limit - found) // 5} workers" for found in (opened, opened + 1)
     ]
     assert "raised to 4096" in files.meaning
 

@@ -20,7 +20,7 @@ import ringloader
 from faults.failing_datasets import Numbers
 from ringloader import DataLoader, WorkerPool
 from ringloader._launch.pool_objects import PoolObjects
-from ringloader._torch import internals
+from ringloader._torch import stand_ins
 from ringloader._worker import collate, fetch
 from ringloader._worker.held import Held
 from ringloader._worker.process_state import ProcessState
@@ -226,7 +226,7 @@ def _change_and_restore(folder):
             torch.utils.data._utils.collate.collate,
             vars(torch.UntypedStorage).get("_new_shared"),
             vars(torch.utils.data.dataloader._DatasetKind)["create_fetcher"],
-            internals._own_create_fetcher,
+            stand_ins.own_create_fetcher,
             kind._worker_info,
             signal.getitimer(signal.ITIMER_REAL)[0],
         )

@@ -18,7 +18,7 @@ import ringloader._native as _native
 from parity.describe import describe, difference
 from ringloader import DataLoader
 from ringloader._threads import collate, worker_info
-from ringloader._torch import internals
+from ringloader._torch import collating, internals
 
 IMAGE = torch.arange(3 * 8 * 8, dtype=torch.uint8).reshape(3, 8, 8)
 Point = collections.namedtuple("Point", "x y")
@@ -124,7 +124,7 @@ def test_a_function_that_was_replaced_is_called(monkeypatch):
 
 
 def test_a_type_that_others_taught_is_theirs(monkeypatch):
-    monkeypatch.setitem(internals.collate_fn_map, dict, lambda _, **__: "theirs")
+    monkeypatch.setitem(collating.collate_fn_map, dict, lambda _, **__: "theirs")
     collation = collate.Collation(default_collate)
     assert in_worker(lambda: collation([{"a": 1}])) == "theirs"
 
@@ -161,4 +161,4 @@ def test_a_collate_fn_of_the_users_stays():
     fetcher = internals.create_fetcher(internals.MAP, Rows(), True, refuse, False)
     collate.put_native(fetcher)
     assert fetcher.collate_fn is refuse
-    assert not isinstance(internals.collate_of_columns(), _native.Collate)
+    assert not isinstance(collating.collate_of_columns(), _native.Collate)

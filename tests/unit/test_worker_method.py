@@ -114,9 +114,9 @@ def test_a_dispatch_does_not_go_with_threads():
 def test_what_of_torch_was_replaced_or_is_missing_is_said(monkeypatch, name):
     loader = DataLoader(NUMBERS, num_workers=1, worker_method="thread")
     if name == "WorkerInfo":
-        monkeypatch.delattr(internals._worker, name)
+        monkeypatch.delattr(internals.worker_module, name)
     else:
-        monkeypatch.setattr(internals._worker, name, lambda *_: None)
+        monkeypatch.setattr(internals.worker_module, name, lambda *_: None)
     with pytest.raises(RuntimeError, match=f"worker_method='thread' cannot be had: .*{name}"):
         iter(loader)
 

@@ -14,7 +14,7 @@ import torch
 import ringloader._native as _native
 from ringloader._batchify import samples as sampling
 from ringloader._common import worker_port
-from ringloader._torch import internals
+from ringloader._torch import modes, stand_ins
 
 
 class Pad:
@@ -67,10 +67,10 @@ class Pad:
 
     def __call__(self, samples: Sequence[Any]) -> Any:
         """Makes a batch of samples."""
-        if self._native is not None and not internals.is_in_modes():
+        if self._native is not None and not modes.is_in_modes():
             port = worker_port.port
-            is_torchs_worker = port is None and internals.is_in_worker_process()
-            made = self._native(samples, port, internals.new_shared if is_torchs_worker else None)
+            is_torchs_worker = port is None and stand_ins.is_in_worker_process()
+            made = self._native(samples, port, stand_ins.new_shared if is_torchs_worker else None)
             if made is not None:
                 return made
         return self._by_torch(samples)
@@ -224,7 +224,7 @@ def _check_alike(tensors: list[torch.Tensor]) -> None:
                 f"samples 0 and {number} have the shapes {tuple(first.shape)} and {tuple(tensor.shape)}; "
                 "Pad takes samples of as many dimensions"
             )
-        if tensor.requires_grad and torch.is_grad_enabled() and internals.is_in_worker_process():
+        if tensor.requires_grad and torch.is_grad_enabled() and stand_ins.is_in_worker_process():
             # As torch.stack(out=...) in default_collate; sent, it would be an error of the sender's thread.
             raise ValueError(
                 f"sample {number} requires gradients, which do not leave a worker; detach() it in the dataset"

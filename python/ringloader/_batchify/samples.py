@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 import torch
 
-from ringloader._torch import internals
+from ringloader._torch import stand_ins
 
 
 def as_tensor(sample: object, number: int, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -69,9 +69,9 @@ def new_batch(first: torch.Tensor, shape: Sequence[int], dtype: torch.dtype) -> 
 
     In a worker process it is shared, as that of ``default_collate``: in the slot, if the worker is ours.
     """
-    if type(first) is torch.Tensor and first.device.type == "cpu" and internals.is_in_worker_process():
+    if type(first) is torch.Tensor and first.device.type == "cpu" and stand_ins.is_in_worker_process():
         nbytes = functools.reduce(int.__mul__, shape, dtype.itemsize)
-        storage = internals.new_shared(nbytes) if nbytes else None
+        storage = stand_ins.new_shared(nbytes) if nbytes else None
         if storage is not None:
             return torch.empty(0, dtype=dtype, device="cpu").set_(storage).view(tuple(shape))
     return first.new_empty(tuple(shape), dtype=dtype)

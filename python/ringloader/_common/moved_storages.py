@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import ringloader._native as _native
-from ringloader._torch import internals
+from ringloader._torch import internals, stand_ins
 
 # Weak references to storages that torch has moved, with what keeps their old memory. Beside the storages and
 # not on them: torch 2.6 lets the garbage collector take the attributes of a storage that lives on.
@@ -50,4 +50,4 @@ def _keeping(torchs_own: Callable[..., Any]) -> Callable[..., Any]:
 @functools.cache
 def keep_views() -> None:
     """From now on: in the main process, and in workers, where collate hands out memory of the slot."""
-    internals.replace_sharing(_keeping)
+    stand_ins.replace_sharing(_keeping)

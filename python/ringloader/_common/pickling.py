@@ -116,9 +116,14 @@ def loads_index(data: bytes) -> object:
     return pickle.loads(data)
 
 
+def _is_its_bytes(dtype: np.dtype[Any]) -> bool:
+    """Whether an item is the bytes of it, and no address of something else."""
+    return not dtype.hasobject and dtype.kind in "biufcmMSUV"
+
+
 def _dtype_tag(dtype: np.dtype[Any]) -> bytes | None:
     """How ``dtype`` is written; None when its items are not their bytes."""
-    if dtype.hasobject or dtype.kind not in "biufcmMSUV":
+    if not _is_its_bytes(dtype):
         return None
     if dtype.kind == "V" or dtype.metadata is not None:
         # Equal dtypes of this sort may still differ, so nothing is remembered by them.
@@ -141,10 +146,9 @@ def _plain_tag(dtype: np.dtype[Any]) -> bytes:
 
 def array_dtype(tag: bytes) -> np.dtype[Any]:
     """The dtype that a tag stands for; a new one, where its fields can be renamed."""
-    if tag[:1] == _BY_NAME:
-        return np.dtype(tag[1:].decode())
-    dtype = pickle.loads(tag[1:])
-    if not isinstance(dtype, np.dtype):
+    dtype = np.dtype(tag[1:].decode()) if tag[:1] == _BY_NAME else pickle.loads(tag[1:])
+    # Whatever the tag says: an array over shared bytes must not take them for addresses.
+    if not isinstance(dtype, np.dtype) or not _is_its_bytes(dtype):
         raise TypeError(f"the tag of an array's dtype holds {dtype!r}")
     return dtype
 

@@ -76,6 +76,9 @@ def _end_with(main_pid: int) -> None:
     """Ends this process once the main process has ended, also where the source does not return."""
     with contextlib.suppress(ProcessLookupError):
         main = os.pidfd_open(main_pid)
+        with contextlib.suppress(OSError):
+            # Where the source keeps this thread from running, too.
+            _native.end_with_parent(main)
         poll = select.poll()
         poll.register(main, select.POLLIN)
         poll.poll()

@@ -8,6 +8,7 @@ Messages from there are `(epoch, item)`, and `(-epoch, None)` for its end.
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterator
 from multiprocessing import reduction
@@ -127,13 +128,17 @@ class Stream:
         self.is_hungry = False
         self._has_died = False
         self._engine = _native.Engine(1, end.prefetch, end.share)
+        fds = self._engine.worker_fds(0).as_dict()
+        # The engine keeps its own for as long as it is not watched.
+        fds["socket"] = os.dup(fds["socket"])
         try:
             # Before it is asked: where it has ended, and another process has its number, sending fails.
             self._engine.watch_worker(0, end.pid)
-            fds = self._engine.worker_fds(0).as_dict()
             socket.send_fds(requests, [f"{worker} {' '.join(fds)}".encode()], list(fds.values()))
         except (BrokenPipeError, ConnectionError):
             self._has_died = True
+        finally:
+            os.close(fds["socket"])
 
     def begin_epoch(self) -> None:
         """The worker begins its next epoch. What is left of the one before is dropped."""

@@ -14,7 +14,7 @@ import torch.utils.data
 
 import ringloader._native as _native
 from ringloader._doctor.diagnosis import Finding
-from ringloader._torch import hook, internals, select_path
+from ringloader._torch import accelerator, hook, internals, replacements, select_path
 
 
 def findings() -> Iterator[Finding]:
@@ -42,7 +42,7 @@ def _build() -> str:
 
 
 def _accelerator() -> Finding:
-    bad = internals.device_in_bad_fork()
+    bad = accelerator.device_in_bad_fork()
     if bad is not None:
         return Finding(
             "accelerator",
@@ -70,7 +70,7 @@ def _path() -> Finding:
     if reason is not None:
         return Finding("path", "torch", "problem", f"{reason.text}: batches travel by torch's own transport.")
     # Of that, the log is told where a loader comes to it.
-    replaced = internals.replaced_scheduling()
+    replaced = replacements.replaced_scheduling()
     if replaced is not None:
         return Finding("path", "rings", "problem", f"{replaced} was replaced: torch's own scheduling runs.")
     return Finding("path", "native")

@@ -15,7 +15,7 @@ from ringloader._doctor.diagnosis import Finding
 from ringloader._main import budget
 
 # Descriptors that the main process has for each worker, with ringloader's transport.
-_FDS_PER_WORKER = 6
+_FDS_PER_WORKER = 5
 _MIB = 1 << 20
 
 

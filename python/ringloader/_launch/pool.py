@@ -176,7 +176,7 @@ class Lease:
 
     def _begin(self, work: tuple[Any, ...]) -> PoolProcess:
         for _ in range(_LOST_AT_MOST):
-            process = self._idle[0] if self._idle else self._crew.lend_one(self, self._loader())
+            process = self._idle[0] if self._idle else self._crew.lend_one(self, self._own_loader())
             numbers = tuple(entry.number for entry in self._entries if entry.number not in process.numbers)
             try:
                 process.assign(self._crew.objects, self._new(numbers), numbers, work)
@@ -194,6 +194,12 @@ class Lease:
         raise RuntimeError(
             f"{_LOST_AT_MOST} processes of worker_pool in a row have ended before they got to work"
         )
+
+    def _own_loader(self) -> Any:
+        loader = self._loader()
+        if loader is None:
+            raise RuntimeError("a process of worker_pool was lost, and the loader of its iterator has gone")
+        return loader
 
     def _take(self, process: PoolProcess) -> None:
         if process in self._idle:
@@ -289,7 +295,10 @@ class _Crew:
 
     def _tidy(self) -> None:
         while self._returned:
-            self._returned.pop().is_lent = False
+            returned = self._returned.pop()
+            returned.is_lent = False
+            if returned.is_for_one and returned in self._processes:
+                self._end(returned)
         self.objects.tidy()
         dropped, self.objects.dropped = self.objects.dropped, []
         for process in list(self._processes):
@@ -332,7 +341,7 @@ class _Crew:
         """Another process, in place of one that was lost."""
         with self._held():
             entries = self._check_in(loader)
-            (process,) = self._find(1, {entry.number for entry in entries})
+            (process,) = self._find(1, {entry.number for entry in entries}, for_one=True)
             process.lend(lease)
         return process
 
@@ -344,7 +353,8 @@ class _Crew:
             )
         return self.objects.keep(loader, self._note_gone)
 
-    def _find(self, count: int, needed: set[int]) -> list[PoolProcess]:
+    def _find(self, count: int, needed: set[int], for_one: bool = False) -> list[PoolProcess]:
+        """Processes that are idle, or new. ``for_one``: for an iterator whose memory is there already."""
         idle = [process for process in self._processes if not process.is_lent]
         found = [process for process in idle if needed <= process.numbers][:count]
         others = [process for process in idle if process not in found]
@@ -360,6 +370,7 @@ class _Crew:
         while len(found) < count:
             channels = [process.channel for process in self._processes]
             process = PoolProcess(self.context, dict(inherited), channels)
+            process.is_for_one = for_one and forks
             self._processes.append(process)
             found.append(process)
         return found

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from multiprocessing import connection, context, reduction
 from typing import Any
 
+from ringloader._common import memory_file
 from ringloader._launch import spawn, stuck
 from ringloader._launch.pool_objects import Entry, PoolObjects
 from ringloader._worker import assignments, pooled
@@ -37,6 +38,8 @@ class PoolProcess:
         self.numbers = set(inherited)
         # Whether an iterator has it.
         self.is_lent = False
+        # Whether it was forked from the midst of an iteration: it has what was there then, and ends with it.
+        self.is_for_one = False
         self._lease: Callable[[], object] = _no_lease
         self._is_given_back = False
         self._is_assigned = False
@@ -102,7 +105,7 @@ class PoolProcess:
         if len(data) <= assignments.MOST_BYTES:
             self._send(assignments.ASSIGN + data, sending.fds)
         else:
-            memory = os.memfd_create("ringloader-assignment", os.MFD_CLOEXEC)
+            memory = memory_file.make("ringloader-assignment")
             try:
                 with open(memory, "wb", closefd=False) as target:
                     target.write(data)

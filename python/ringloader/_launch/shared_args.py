@@ -19,6 +19,8 @@ import numpy as np
 import torch.multiprocessing
 from torch.multiprocessing import reductions
 
+from ringloader._common import memory_file
+
 # Shorter arrays go with the pickle: a mapping of their own costs more than a copy.
 _MAPPED_FROM = 64 << 10
 # Of the address of a mapped array, as of memory that numpy allocates itself.
@@ -105,6 +107,9 @@ class Shared:
             pickler.dump(arguments)
         finally:
             context.set_spawning_popen(popen)
+        # What one worker did to a file, another would find in its arguments.
+        memory_file.seal_bytes(self._pickle.fd)
+        memory_file.seal_bytes(self._arrays.fd)
         self._fds = stand_in.fds
         self._alive = pickler if stand_in.fds else None
         self._first = arguments
@@ -139,7 +144,7 @@ class _Memory:
 
     def __init__(self) -> None:
         try:
-            self.fd = os.memfd_create("ringloader-arguments", os.MFD_CLOEXEC)
+            self.fd = memory_file.make("ringloader-arguments")
         except OSError as error:
             raise _NotForAllError from error
         self.size = 0

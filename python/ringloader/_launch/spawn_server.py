@@ -109,13 +109,13 @@ def missed_after_fork() -> str | None:
     fork is one that the child has not: the threads of numpy's pool end before each fork, by a handler of the
     pool's own, and come back when they are needed.
     """
-    from ringloader._torch import internals
+    from ringloader._torch import accelerator
 
     told, tell = os.pipe()
     child = _fork()
     if child == 0:
         try:
-            device = internals.device_in_bad_fork()
+            device = accelerator.device_in_bad_fork()
             os.write(tell, b"-" if device is None else b"the device " + device.encode())
         finally:
             os._exit(0)

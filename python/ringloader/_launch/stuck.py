@@ -11,8 +11,9 @@ import weakref
 from collections.abc import Iterable, Sequence
 from multiprocessing import process as multiprocessing_process
 from multiprocessing import util
-from pathlib import Path
 from typing import Any
+
+from ringloader._common import proc
 
 _logger = logging.getLogger("ringloader")
 
@@ -34,22 +35,32 @@ def note_started(process: Any) -> None:
     _started.add(process)
 
 
-def _state(pid: int | None) -> str:
-    """The letter of ``/proc/PID/stat``; nothing if it cannot be read."""
-    try:
-        # The command name stands in parentheses and may hold anything, so split behind the last one.
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (OSError, IndexError, ValueError):
-        return ""
-
-
 def resume(processes: Iterable[Any]) -> None:
     """Continues those that a signal has stopped: they can do what they were told, which is to end."""
     for process in processes:
-        # A child that has ended keeps its number until it is waited for, so the signal reaches no other.
-        if process.is_alive() and _state(process.pid) == "T":
-            with contextlib.suppress(OSError):
-                os.kill(process.pid, signal.SIGCONT)
+        if proc.state_of(process.pid) == "T":
+            _continue(process)
+
+
+def _continue(process: Any) -> None:
+    # A child that has ended keeps its number until it is waited for, so the signal reaches no other.
+    if process.is_alive():
+        with contextlib.suppress(OSError):
+            os.kill(process.pid, signal.SIGCONT)
+
+
+def _is_left(process: Any) -> bool:
+    """Whether it has not ended. ``is_alive`` is true for ever of one that other code has waited for."""
+    if not process.is_alive():
+        return False
+    try:
+        os.kill(process.pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        # It is another user's now, so it is there.
+        return True
+    return True
 
 
 class _StandIn:
@@ -94,12 +105,12 @@ class Group:
         until = time.monotonic() + timeout
         process.join(min(timeout, _LOOK))
         looks = 0
-        while process.is_alive():
+        while _is_left(process):
             now = time.monotonic()
             if now >= until:
                 return
             resume(self._processes)
-            looks = looks + 1 if _state(process.pid) == "D" else 0
+            looks = looks + 1 if proc.state_of(process.pid) == "D" else 0
             if looks and self._asleep_until is None:
                 self._asleep_until = now + _ASLEEP_WITHIN
             if looks >= _LOOKS and self._asleep_until is not None and now >= self._asleep_until:
@@ -108,14 +119,14 @@ class Group:
 
     def kill(self) -> None:
         """Kills those that are left, and does not wait for what even that does not end."""
-        left = [process for process in self._processes if process.is_alive()]
+        left = [process for process in self._processes if _is_left(process)]
         for process in left:
             process.kill()
         until = time.monotonic() + _KILLED_WITHIN
         for process in left:
             process.join(max(until - time.monotonic(), 0.0))
         for process in left:
-            if process.is_alive():
+            if _is_left(process):
                 _abandon(process)
 
 
@@ -126,7 +137,7 @@ def _abandon(process: Any) -> None:
         "interrupted (state %s), and keeps what it has mapped until that returns",
         process.pid,
         _KILLED_WITHIN,
-        _state(process.pid) or "unknown",
+        proc.state_of(process.pid),
     )
     # A pool's stands for one of multiprocessing's.
     behind = getattr(process, "process", process)
@@ -142,7 +153,9 @@ def end(process: Any, timeout: float) -> None:
 
 
 def _resume_at_exit() -> None:
-    resume(list(_started))
+    # Whatever their state: this takes back a signal that was sent to stop one and has not stopped it yet.
+    for process in list(_started):
+        _continue(process)
 
 
 # Before `multiprocessing` terminates and joins what is left. It skips this in a forked child.

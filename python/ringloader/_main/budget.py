@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
+import resource
 
 _SMALLEST_SHARE = 1 << 20
 
@@ -28,6 +30,17 @@ def _local_world_size() -> int:
         return max(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
     except ValueError:
         return 1
+
+
+def limits_behind(error: BaseException) -> str:
+    """What a refusal of memory may come from, to be put behind its text; empty where no limit is known."""
+    named = {errno.ENOMEM: ("AS", "v"), errno.EFBIG: ("FSIZE", "f")}.get(getattr(error, "errno", None) or 0)
+    if named is None:
+        return ""
+    most, _ = resource.getrlimit(getattr(resource, f"RLIMIT_{named[0]}"))
+    return (
+        "" if most == resource.RLIM_INFINITY else f"; RLIMIT_{named[0]} (ulimit -{named[1]}) is {most} bytes"
+    )
 
 
 def say_oversize(nbytes: int, share: int, largest: int, num_workers: int) -> None:

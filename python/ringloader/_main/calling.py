@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import os
 import pickle
 import selectors
-import socket
-import struct
 import threading
 import time
 from collections.abc import Callable
@@ -18,7 +19,6 @@ from ringloader._worker.calls import LENGTH, Call
 
 # How often is looked whether a worker that has not answered still lives.
 _LOOK_SECONDS = 0.1
-_CREDENTIALS = struct.Struct("3i")
 
 
 def call_workers(
@@ -86,43 +86,62 @@ def _asked(
     """The answers, in the order of the workers. Meanwhile ``make_room`` is called now and then."""
     deadline = None if timeout is None else time.monotonic() + timeout
     answers: dict[int, bytes] = {}
-    pids = [process.pid for _, process in workers]
-    with socket.socket(socket.AF_UNIX) as listener, selectors.DefaultSelector() as selector:
-        # A name without a file, that the system makes up.
-        listener.bind("")
-        listener.listen(len(workers))
-        listener.setblocking(False)
-        selector.register(listener, selectors.EVENT_READ)
-        parts: dict[socket.socket, list[bytes]] = {}
-        try:
-            for index_queue, _ in workers:
-                index_queue.call(Call(listener.getsockname(), pickled))
-            while len(answers) < len(workers):
-                # Before the look: what a worker said before it ended is there then.
-                lost = [
-                    process for _, process in workers if process.pid not in answers and not process.is_alive()
-                ]
-                ready = selector.select(0 if lost else _left(deadline))
-                for key, _ in ready:
-                    if key.fileobj is listener:
-                        _accept(listener, selector, parts)
+    with contextlib.ExitStack() as ends, selectors.DefaultSelector() as selector:
+        unsent = {number: index_queue for number, (index_queue, _) in enumerate(workers)}
+        while len(answers) < len(workers):
+            for number, index_queue in list(unsent.items()):
+                reader = _sent(index_queue, pickled)
+                if reader is not None:
+                    ends.callback(os.close, reader)
+                    selector.register(reader, selectors.EVENT_READ, (number, bytearray()))
+                    del unsent[number]
+            # Before the look: what a worker said before it ended is there then.
+            lost = [
+                process
+                for number, (_, process) in enumerate(workers)
+                if number not in answers and not process.is_alive()
+            ]
+            ready = selector.select(0 if lost else _left(deadline))
+            for key, _ in ready:
+                number, answer = key.data
+                if _is_read(key.fd, answer):
+                    selector.unregister(key.fd)
+                    if _is_whole(answer):
+                        answers[number] = bytes(answer[LENGTH.size :])
                     else:
-                        _read(key.fileobj, selector, parts, answers, pids)
-                if lost and not ready:
-                    pid = lost[0].pid
-                    raise RuntimeError(f"DataLoader worker (pid(s) {pid}) exited unexpectedly")
-                if not ready:
-                    make_room()
-                if not ready and deadline is not None and time.monotonic() >= deadline:
-                    silent = [number for number, pid in enumerate(pids) if pid not in answers]
-                    raise RuntimeError(
-                        f"DataLoader timed out after {timeout} seconds: call_workers() has no answer of "
-                        f"worker(s) {', '.join(map(str, silent))}"
-                    )
-        finally:
-            for connection in parts:
-                connection.close()
-    return [answers[pid] for pid in pids]
+                        _check_ended(number, workers[number][1])
+            if lost and not ready:
+                pid = lost[0].pid
+                raise RuntimeError(f"DataLoader worker (pid(s) {pid}) exited unexpectedly")
+            if not ready:
+                make_room()
+            if not ready and deadline is not None and time.monotonic() >= deadline:
+                silent = [number for number in range(len(workers)) if number not in answers]
+                raise RuntimeError(
+                    f"DataLoader timed out after {timeout} seconds: call_workers() has no answer of "
+                    f"worker(s) {', '.join(map(str, silent))}"
+                )
+    return [answers[number] for number in range(len(workers))]
+
+
+def _sent(index_queue: Any, pickled: bytes) -> int | None:
+    """Sends a worker a call. Returns where its answer comes; None: there is no room for it yet."""
+    reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        # The worker's end blocks.
+        os.set_blocking(writer, True)
+        if index_queue.call_with(writer, functools.partial(Call, pickled)):
+            return reader
+    except ConnectionError:
+        # It has ended, and is found among the lost.
+        pass
+    except BaseException:
+        os.close(reader)
+        raise
+    finally:
+        os.close(writer)
+    os.close(reader)
+    return None
 
 
 def _left(deadline: float | None) -> float:
@@ -131,40 +150,25 @@ def _left(deadline: float | None) -> float:
     return max(0.0, min(_LOOK_SECONDS, deadline - time.monotonic()))
 
 
-def _accept(
-    listener: socket.socket, selector: selectors.BaseSelector, parts: dict[socket.socket, list[bytes]]
-) -> None:
-    try:
-        connection, _ = listener.accept()
-    except OSError:
-        return
-    connection.setblocking(False)
-    parts[connection] = []
-    selector.register(connection, selectors.EVENT_READ)
+def _check_ended(number: int, process: Any) -> None:
+    """Raises for a worker that lives and will not answer. One that has ended is found among the lost."""
+    process.join(1.0)
+    if process.is_alive():
+        raise RuntimeError(
+            f"call_workers() has no answer of worker {number} (pid {process.pid}): it could not be told "
+            "where to answer, as where too many files are open in it"
+        )
 
 
-def _read(
-    connection: Any,
-    selector: selectors.BaseSelector,
-    parts: dict[socket.socket, list[bytes]],
-    answers: dict[int, bytes],
-    pids: list[int],
-) -> None:
+def _is_read(reader: int, answer: bytearray) -> bool:
+    """Reads what is there of an answer. Returns whether it is whole, or has ended before."""
     try:
-        part = connection.recv(1 << 20)
+        part = os.read(reader, 1 << 20)
     except BlockingIOError:
-        return
-    except OSError:
-        part = b""
-    if part:
-        parts[connection].append(part)
-        return
-    selector.unregister(connection)
-    whole = b"".join(parts.pop(connection))
-    # By the system's word: only a worker's answer is unpickled.
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    connection.close()
-    pid = _CREDENTIALS.unpack(credentials)[0]
-    # A worker that ended while it answered has said nothing whole.
-    if pid in pids and len(whole) >= LENGTH.size and LENGTH.unpack_from(whole)[0] == len(whole) - LENGTH.size:
-        answers[pid] = whole[LENGTH.size :]
+        return False
+    answer += part
+    return not part or _is_whole(answer)
+
+
+def _is_whole(answer: bytearray) -> bool:
+    return len(answer) >= LENGTH.size and len(answer) - LENGTH.size >= LENGTH.unpack_from(answer)[0]

@@ -17,7 +17,7 @@ from ringloader._main.device_tree import leaves, with_leaves
 from ringloader._main.failed_arrival import FailedArrival
 from ringloader._main.lookahead import Prepared
 from ringloader._main.registration import Registrations
-from ringloader._torch import internals
+from ringloader._torch import accelerator, internals
 
 # Devices without the streams and events that copies need: torch's own `.to()` moves their batches.
 _WITHOUT_STREAMS = frozenset({"mps"})
@@ -273,7 +273,7 @@ class Moving:
         if self._transform is None:
             blocks, large = plan.allocate()
         else:
-            with internals.stream_context(copies.stream):
+            with accelerator.stream_context(copies.stream):
                 blocks, large = plan.allocate()
         sources: list[torch.Tensor] = []
         staging = arrival.stage()
@@ -358,7 +358,7 @@ class Moving:
         done = copies.begin(current)
         try:
             try:
-                with internals.stream_context(copies.stream):
+                with accelerator.stream_context(copies.stream):
                     data = make()
                     if transform is not None and not _is_failed(data):
                         if is_partial:
@@ -387,7 +387,7 @@ class Moving:
     def _allocating(self, copies: CopyStream) -> contextlib.AbstractContextManager[Any]:
         """What a transform is given belongs to its stream, as what it makes; else all to the caller's."""
         return (
-            contextlib.nullcontext() if self._transform is None else internals.stream_context(copies.stream)
+            contextlib.nullcontext() if self._transform is None else accelerator.stream_context(copies.stream)
         )
 
     def moved_here(self, data: Any) -> Any:

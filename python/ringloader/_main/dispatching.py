@@ -9,7 +9,7 @@ from typing import Any
 
 from ringloader._dispatch import dataset, process, stream
 from ringloader._launch import spawn, stuck
-from ringloader._torch import internals
+from ringloader._torch import versions
 
 # Bytes that items may take in the dispatching process, where a share is less.
 _LEAST_HELD = 64 << 20
@@ -92,5 +92,5 @@ def dispatching_for(loader: Any, context: Any, share: int) -> Dispatching | None
     """For an iterator of a loader with workers; None if its dataset needs none."""
     if not isinstance(loader.dataset, dataset.Dispatch):
         return None
-    in_turn = loader.in_order or not internals.counts_tasks_per_worker()
+    in_turn = loader.in_order or not versions.counts_tasks_per_worker()
     return Dispatching(loader.dataset, context, loader.num_workers, share, in_turn)

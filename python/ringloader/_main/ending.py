@@ -9,7 +9,7 @@ import ringloader._native as _native
 from ringloader._common import weak_registry
 from ringloader._launch import spawn
 from ringloader._main import pausing, segment_cache
-from ringloader._torch import internals
+from ringloader._torch import stand_ins
 
 # Each with the process that it is from.
 _Made = list[tuple[object, "weakref.ref[Any]"]]
@@ -62,7 +62,7 @@ def shut_down(loader: Any) -> None:
 def _end(iterator: Any) -> None:
     if hasattr(type(iterator), "_next_data"):
         pausing.end(iterator)
-        internals.drop_fetcher(iterator)
+        stand_ins.drop_fetcher(iterator)
     for name in ("_shutdown_workers", "close"):
         close = getattr(iterator, name, None)
         if close is not None:

@@ -104,7 +104,7 @@ def begin_without_workers(iterator: Any, loader: Any, step: EpochStep) -> None:
     iterator._dataset_kind = loader._dataset_kind
     # As in one worker: code that shares a dataset out by these numbers then reads all of it.
     dataset, seed = iterator._dataset, iterator._base_seed
-    info = internals.worker_info(id=0, num_workers=1, seed=seed, dataset=dataset)
+    info = internals.WorkerInfo(id=0, num_workers=1, seed=seed, dataset=dataset)
 
     begin = functools.partial(step.begin_as, info, seed)
 

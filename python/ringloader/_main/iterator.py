@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import ringloader._native as _native
 from ringloader._main import decoding, epochs, forgotten_epoch, overdue, pinning, samplers
+from ringloader._main.bad_samples import Collecting
 from ringloader._main.lookahead import Lookahead, Placement
 from ringloader._main.pausing import Pausing
 from ringloader._main.restarting import Restarting
 from ringloader._main.stages import Stage, passed
+from ringloader._main.watchdog import Watchdog
 from ringloader._report import report
-from ringloader._torch import internals, select_path
+from ringloader._torch import accelerator, internals, iterating, replacements, select_path, versions
 
 if TYPE_CHECKING:
     # torch's iterator is untyped, so only a base shows mypy what the scheduler calls.
@@ -29,6 +32,8 @@ class Transport(Protocol):
     sound: bool
     # Whether workers have the main process's dataset itself.
     shares_dataset: bool
+    # What says that a batch is late, and what workers do then.
+    watchdog: Watchdog | None
 
     @property
     def engine(self) -> Any:
@@ -84,6 +89,8 @@ class TransportIterator(Pausing, internals.Iterator):  # type: ignore[misc]
 
     # What brings batches to where they are needed.
     _placement: Placement | None = None
+    # What takes batches with `on_error` apart.
+    _collecting: Collecting | None = None
     # What `set_epoch` said since the last epoch began.
     _epoch_to_tell: int | None = None
 
@@ -93,9 +100,12 @@ class TransportIterator(Pausing, internals.Iterator):  # type: ignore[misc]
         transport: Transport,
         stages: Sequence[Stage] = (),
         moving: Placement | None = None,
+        collecting: Collecting | None = None,
     ) -> None:
         self._transport = transport
         self._stages = stages
+        if collecting is not None:
+            self._collecting = collecting
         if moving is not None:
             self._placement = moving
         # torch's shutdown reads them, also when its constructor has failed half-way.
@@ -110,7 +120,7 @@ class TransportIterator(Pausing, internals.Iterator):  # type: ignore[misc]
             others: dict[str, Any] = {"multiprocessing_context": transport}
             if moving is not None:
                 others["pin_memory"] = False
-            internals.call_from_torch(super().__init__, LoaderView(loader, **others))
+            iterating.call_from_torch(super().__init__, LoaderView(loader, **others))
         except BaseException:
             self._shutdown_workers()
             raise
@@ -119,18 +129,25 @@ class TransportIterator(Pausing, internals.Iterator):  # type: ignore[misc]
 
     def _next_data(self) -> Any:
         take = super()._next_data
+        if self._placement is not None:
+            take = functools.partial(self._placement.place_next, take)
         try:
-            batch = take() if self._placement is None else self._placement.place_next(take)
+            batch = take() if self._collecting is None else self._collecting.next(take)
         except RuntimeError as error:
             if overdue.is_timeout(error, self._timeout):
                 overdue.add_notes(error, self._workers, self._late())
+                if self._transport.watchdog is not None:
+                    self._transport.watchdog.add_notes(error, self._workers, self._late())
             raise
         return passed(batch, self._stages)
 
-    def _late(self) -> list[tuple[int, int, Any]]:
-        """Worker, task and index of each task that torch's scheduling may be waiting for."""
+    def _late(self, every: bool = False) -> list[tuple[int, int, Any]]:
+        """Worker, task and index of each task that torch's scheduling may be waiting for; first of that one.
+
+        With ``every``, also what other workers are in.
+        """
         awaited = {number: info[0] for number, info in self._task_info.items() if len(info) == 1}
-        if self._in_order and self._rcvd_idx in awaited:
+        if self._in_order and self._rcvd_idx in awaited and not every:
             awaited = {self._rcvd_idx: awaited[self._rcvd_idx]}
         first: dict[int, int] = {}
         for number in sorted(awaited):
@@ -145,6 +162,8 @@ class TransportIterator(Pausing, internals.Iterator):  # type: ignore[misc]
         if not first_iter:
             forgotten_epoch.note(loader)
             epochs.resume(self, loader)
+            if self._collecting is not None:
+                self._collecting.begin_epoch(loader)
         super()._reset(loader, first_iter)
 
     def _shutdown_workers(self) -> None:
@@ -214,6 +233,7 @@ class RingIterator(TransportIterator, _SchedulerCallbacks):
         transport: Transport,
         stages: Sequence[Stage] = (),
         moving: Placement | None = None,
+        collecting: Collecting | None = None,
         main_prefetch: int = 0,
         restarting: Restarting | None = None,
     ) -> None:
@@ -221,12 +241,12 @@ class RingIterator(TransportIterator, _SchedulerCallbacks):
         self._main_prefetch = main_prefetch
         # Where workers that were lost get successors.
         self._restarting = restarting
-        super().__init__(loader, transport, stages, moving)
+        super().__init__(loader, transport, stages, moving, collecting)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         self._is_constructed = True
         if not self._torch_schedules:
-            replaced = internals.replaced_method()
+            replaced = replacements.replaced_method()
             if replaced is not None:
                 # With persistent workers: since the epoch before.
                 self._leave(loader, f"{replaced} was replaced")
@@ -253,18 +273,25 @@ class RingIterator(TransportIterator, _SchedulerCallbacks):
             )
             if self._restarting is not None:
                 self._scheduler.keep_sent()
+            watchdog = self._transport.watchdog
+            if watchdog is not None and watchdog.seconds is not None:
+                self._scheduler.watch(watchdog.seconds)
             self._take_next = self._scheduler.next
             if self._placement is None and self._pin_memory:
-                self._placement = pinning.Pinning(self._pin_memory_device, internals.current_device_index())
+                self._placement = pinning.Pinning(self._pin_memory_device, accelerator.current_device_index())
             elif self._placement is None and self._main_prefetch:
                 self._placement = decoding.Decoding(self._main_prefetch)
             if self._placement is not None:
                 self._lookahead = Lookahead(self._scheduler, self._placement)
                 self._take_next = self._lookahead.next
+            if self._collecting is not None:
+                self._take_next = functools.partial(self._collecting.next, self._take_next)
         else:
             epochs.resume(self, loader)
             if self._restarting is not None:
                 self._restarting.begin_epoch()
+            if self._collecting is not None:
+                self._collecting.begin_epoch(loader)
             # Behind the tasks of an abandoned epoch, which still run, as torch's do. They are not waited for:
             # their results are told by their epoch.
             forgotten_epoch.note(loader)
@@ -291,14 +318,14 @@ class RingIterator(TransportIterator, _SchedulerCallbacks):
         self._worker_pids_set = True
 
     def __next__(self) -> Any:
-        if internals.Iterator.__next__ is not internals.torchs_next:
+        if internals.Iterator.__next__ is not internals.next_of_iterator:
             return super().__next__()
         # Most of torch's is the profiler's record, which takes longer than a small batch.
         if self._is_direct and not internals.profiler_enabled():
             data = self._take_next(self)
             self._num_yielded += 1
             return data
-        return internals.next_from_beneath(self)
+        return iterating.next_from_beneath(self)
 
     def _next_data(self) -> Any:
         if self._torch_schedules:
@@ -340,7 +367,13 @@ class RingIterator(TransportIterator, _SchedulerCallbacks):
     def _raise_timeout(self, late: list[tuple[int, int, Any]]) -> NoReturn:
         error = RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
         overdue.add_notes(error, self._workers, late)
+        if self._transport.watchdog is not None:
+            self._transport.watchdog.add_notes(error, self._workers, late)
         raise error
+
+    def _note_wait(self, seconds: float, owing: list[tuple[int, int, Any]]) -> None:
+        if self._transport.watchdog is not None:
+            self._transport.watchdog.say(seconds, self._workers, owing)
 
     def _replace_lost(self, worker_id: int, in_hand: overdue.Late | None) -> bool:
         """Starts a successor of a worker whose process has ended, if there may be one."""
@@ -394,6 +427,6 @@ def _how_it_ended(pid: int, code: int) -> RuntimeError | None:
 def _order(in_order: bool) -> _native.Order:
     if in_order:
         return _native.Order.IN_ORDER
-    if internals.counts_tasks_per_worker():
+    if versions.counts_tasks_per_worker():
         return _native.Order.AS_COMPLETED
     return _native.Order.AS_COMPLETED_ROUND_ROBIN

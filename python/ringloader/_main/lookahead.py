@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import ringloader._native as _native
-from ringloader._torch import internals
+from ringloader._torch import internals, modes
 
 
 class Prepared(Protocol):
@@ -101,9 +101,9 @@ class Lookahead:
         """What is at this place of those ahead, prepared."""
         found = self._ahead[at]
         if type(found) is _native.Arrival:
-            if internals.is_in_modes():
+            if modes.is_in_modes():
                 # Those of the caller's thread are not for what it prepares for later.
-                with internals.without_modes():
+                with modes.without_modes():
                     found = self._placement.prepare(found)
             else:
                 found = self._placement.prepare(found)

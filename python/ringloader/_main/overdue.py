@@ -42,15 +42,16 @@ def add_note_of_lost(error: BaseException, in_hand: Late | None) -> None:
         error.add_note(f"it was in {batch(number, index)}")
 
 
-def batch(number: int, index: Any) -> str:
-    """A batch and its dataset indices, in words."""
+def batch(number: int | None, index: Any) -> str:
+    """A batch and its dataset indices, in words. Without a number where that is not known."""
+    which = "a batch" if number is None else f"batch {number} of the epoch"
     if index is None or (isinstance(index, list) and all(one is None for one in index)):
         # Of an iterable dataset: it has no indices, and tasks are more than batches.
         return "its next batch"
     if isinstance(index, list):
         more = "" if len(index) <= _MOST_INDICES else f" and {len(index) - _MOST_INDICES} more"
-        return f"batch {number} of the epoch: dataset indices {_text(index[:_MOST_INDICES])}{more}"
-    return f"batch {number} of the epoch: dataset index {_text(index)}"
+        return f"{which}: dataset indices {_text(index[:_MOST_INDICES])}{more}"
+    return f"{which}: dataset index {_text(index)}"
 
 
 def _text(value: object) -> str:

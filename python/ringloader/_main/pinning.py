@@ -9,7 +9,7 @@ import torch
 
 import ringloader._native as _native
 from ringloader._main.lookahead import Prepared
-from ringloader._torch import internals
+from ringloader._torch import internals, versions
 
 
 class _Ready:
@@ -38,7 +38,7 @@ class Pinning:
     def __init__(self, device: str | None, index: int) -> None:
         self._device = device
         self._index = index
-        self._pinner = _native.Pinner() if internals.pins_each_tensor_alike() else None
+        self._pinner = _native.Pinner() if versions.pins_each_tensor_alike() else None
 
     def prepare(self, arrival: _native.Arrival) -> Prepared:
         """Begins to pin a batch."""

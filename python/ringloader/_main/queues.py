@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import queue
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,9 @@ class TaskQueue:
         self.worker = worker
         # Whether torch's final signal was sent: the worker's end is no failure then.
         self.ended = False
+        # INVARIANT: of two calls, the one with the lower tag is sent first.
+        self._lock = threading.RLock()
+        self._tag = 0
 
     def put(self, message: object) -> None:
         """Sends a message without ever waiting."""
@@ -37,6 +41,24 @@ class TaskQueue:
             self._engine.put(self.worker, callable_object)
         else:
             self._engine.put_call(self.worker, callable_object)
+
+    def call_with(self, fd: int, make: Callable[[int], object]) -> bool:
+        """As :meth:`call`, to a worker process, with a descriptor beside it, which stays the caller's.
+
+        Args:
+            fd: The descriptor.
+            make: Makes what is called, of the tag by which the worker takes the descriptor.
+
+        Returns:
+            Whether it was sent: the worker may have to take others before.
+        """
+        assert isinstance(self._engine, _native.Engine)
+        with self._lock:
+            self._tag += 1
+            if not self._engine.send_fd(self.worker, fd, self._tag):
+                return False
+            self._engine.put_call(self.worker, make(self._tag))
+            return True
 
     def cancel_join_thread(self) -> None:
         """Does nothing: there is no thread."""

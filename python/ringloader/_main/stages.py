@@ -10,12 +10,13 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ringloader._main import epochs
+from ringloader._main import bad_samples, epochs
 from ringloader._main.device import Moving
 from ringloader._options import Options
-from ringloader._torch import devices, internals
+from ringloader._torch import devices, replacements, stand_ins
 from ringloader._worker import gather
 from ringloader._worker.fetch import Step
+from ringloader.bad_samples import RAISE
 
 # Takes a batch, and returns what the next stage, or the caller, gets. What it raises, the caller gets.
 Stage = Callable[[Any], Any]
@@ -32,25 +33,34 @@ def stages_for(_loader: Any, options: Options) -> tuple[Stage, ...]:
 def moving_for(options: Options) -> Moving | None:
     """What moves the batches of an iterator; None if they stay on the CPU."""
     device = devices.resolve(options.device)
-    return None if device is None else Moving(device, options.device_prefetch, options.device_transform)
+    if device is None:
+        return None
+    transform = options.device_transform
+    if options.on_error != RAISE:
+        transform = bad_samples.through(transform)
+    return Moving(device, options.device_prefetch, transform)
 
 
 def steps_for(loader: Any, options: Options) -> tuple[Step, ...]:
     """The same for the steps of its workers. An epoch begins by it."""
     step = epochs.step_for(loader, options)
-    return (*fetch_steps_for(loader), *(() if step is None else (step,)))
+    return (*fetch_steps_for(loader, options), *(() if step is None else (step,)))
 
 
-def fetch_steps_for(loader: Any) -> tuple[Step, ...]:
+def fetch_steps_for(loader: Any, options: Options) -> tuple[Step, ...]:
     """Those that are for an iterator without workers too."""
-    return (gather.gathering,) if gather.is_of_arrays(loader) else ()
+    handling = bad_samples.step_for(options)
+    return (
+        *((gather.gathering,) if gather.is_of_arrays(loader) else ()),
+        *(() if handling is None else (handling,)),
+    )
 
 
 def put_steps(iterator: Any, steps: Sequence[Step]) -> None:
     """Has torch's own iterator without workers fetch through ``steps``. Any other is left as it is."""
-    if steps and internals.has_own_fetcher(iterator):
+    if steps and replacements.has_own_fetcher(iterator):
         for step in steps:
-            internals.replace_fetcher(iterator, step)
+            stand_ins.replace_fetcher(iterator, step)
 
 
 def _transformed(transform: Callable[[Any], Any], batch: Any) -> Any:

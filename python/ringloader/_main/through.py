@@ -2,45 +2,57 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ringloader._main.bad_samples import Collecting
 from ringloader._main.lookahead import Placement
 from ringloader._main.stages import Stage, passed
 from ringloader._torch import internals
 from ringloader._worker.epochs import EpochStep
-from ringloader._worker.fetch import PutSteps
+from ringloader._worker.fetch import PutSteps, Step
 
 
-def view_for(loader: Any, moving: Placement | None, begins: EpochStep | None) -> Any:
-    """The loader as torch's own iterator is to see it, for what options do beside it."""
+def view_for(loader: Any, moving: Placement | None, steps: Sequence[Step]) -> Any:
+    """The loader as torch's own iterator is to see it, for what options do beside it.
+
+    Args:
+        loader: The loader.
+        moving: What brings its batches to where they are needed, if they are needed elsewhere.
+        steps: What its workers' fetchers go through.
+    """
     from ringloader._main.iterator import LoaderView
 
     others: dict[str, Any] = {}
     if moving is not None:
         others["pin_memory"] = False
-    if begins is not None and loader.num_workers:
-        others["worker_init_fn"] = PutSteps([begins], loader.worker_init_fn)
-    elif begins is not None:
+    if loader.num_workers:
+        if steps:
+            others["worker_init_fn"] = PutSteps(steps, loader.worker_init_fn)
+    elif any(isinstance(step, EpochStep) for step in steps):
         # So that its fetcher asks the dataset for nothing: `begin_without_workers` makes the one that counts.
         others["_dataset_kind"] = internals.MAP
     return LoaderView(loader, **others) if others else loader
 
 
-def through(iterator: Any, placement: Placement | None, stages: Sequence[Stage]) -> Any:
+def through(
+    iterator: Any, placement: Placement | None, stages: Sequence[Stage], collecting: Collecting | None = None
+) -> Any:
     """An iterator whose batches go on: the same object, if it is made as torch's are.
 
     Args:
         iterator: The iterator.
         placement: What brings its batches to where they are needed, if they are needed elsewhere.
         stages: What they go through then.
+        collecting: What takes batches with ``on_error`` apart, before that.
     """
     cls: Any = type(iterator)
-    if placement is None and not stages:
+    if placement is None and not stages and collecting is None:
         return iterator
     if not hasattr(cls, "_next_data"):
         return _Through(iterator, placement, stages)
-    vars(iterator).update(_placement=placement, _stages=stages)
+    vars(iterator).update(_placement=placement, _stages=stages, _collecting=collecting)
     names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
     iterator.__class__ = type(cls)(cls.__name__, (_NextData, cls), names)
     return iterator
@@ -51,18 +63,28 @@ class _NextData:
 
     _placement: Placement | None
     _stages: Sequence[Stage]
+    _collecting: Collecting | None
 
     def _next_data(self) -> Any:
-        return _next(super()._next_data, self._placement, self._stages)  # type: ignore[misc]
+        return _next(super()._next_data, self._placement, self._stages, self._collecting)  # type: ignore[misc]
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         if self._placement is not None:
             self._placement.abandon()
+        if self._collecting is not None and not first_iter:
+            self._collecting.begin_epoch(loader)
         super()._reset(loader, first_iter)  # type: ignore[misc]
 
 
-def _next(take: Callable[[], Any], placement: Placement | None, stages: Sequence[Stage]) -> Any:
-    return passed(take() if placement is None else placement.place_next(take), stages)
+def _next(
+    take: Callable[[], Any],
+    placement: Placement | None,
+    stages: Sequence[Stage],
+    collecting: Collecting | None = None,
+) -> Any:
+    if placement is not None:
+        take = functools.partial(placement.place_next, take)
+    return passed(take() if collecting is None else collecting.next(take), stages)
 
 
 class _Through:

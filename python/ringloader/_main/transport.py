@@ -23,6 +23,7 @@ from ringloader._main.dispatching import Dispatching, dispatching_for
 from ringloader._main.queues import DoneEvent, RememberingTaskQueue, ResultQueue, TaskQueue
 from ringloader._main.registration import Registrations
 from ringloader._main.segment_cache import SegmentCache
+from ringloader._main.watchdog import Watchdog, watch_processes
 from ringloader._torch import internals
 from ringloader._worker import endpoint, entry
 from ringloader._worker.epochs import EpochNote
@@ -50,8 +51,10 @@ class Transport:
         remembered_tasks: int = 0,
         dispatching: Dispatching | None = None,
         lease: Lease | None = None,
+        watchdog: Watchdog | None = None,
     ) -> None:
         self.engine = engine
+        self.watchdog = watchdog
         # Of each worker, where an error is to name them.
         self._remembered_tasks = remembered_tasks
         self._dispatching = dispatching
@@ -110,19 +113,23 @@ class Transport:
         """A process of the user's context that runs ``target`` at a worker's end."""
         worker = next(arg.worker for arg in args if isinstance(arg, TaskQueue))
         stand_ins = tuple(self._stand_in(arg) for arg in args)
-        if self._lease is not None:
-            return self._lent(self._lease, worker, target, stand_ins)
         if self._dispatching is not None:
             stand_ins = tuple(self._dispatching.without_source(arg) for arg in stand_ins)
-        arguments = stand_ins if self._shared is None else shared_args.Arguments(self._shared, stand_ins)
-        worker_end = endpoint.WorkerEndpoint(self.engine, worker, self.steps)
         if self._keeps_arguments:
             self._arguments[worker] = target, stand_ins
-        return self._process(worker, (worker_end, target, arguments))
+        worker_end = endpoint.WorkerEndpoint(self.engine, worker, self.steps)
+        shared = self._shared
+        return self._process(
+            worker_end, target, stand_ins if shared is None else shared_args.Arguments(shared, stand_ins)
+        )
 
-    def _process(self, worker: int, args: tuple[Any, ...]) -> Any:
-        process = self._context.Process(target=entry.run_worker, args=args)
-        process = spawn.by_server(process)
+    def _process(self, worker_end: endpoint.WorkerEndpoint, target: Any, args: Any) -> Any:
+        worker = worker_end.worker
+        if self._lease is not None:
+            process: Any = self._lease.worker(worker_end, target, args)
+        else:
+            made = self._context.Process(target=entry.run_worker, args=(worker_end, target, args))
+            process = spawn.by_server(made)
         return processes.watched(process, lambda pid: self._started(worker, process, pid))
 
     def keep_arguments(self) -> None:
@@ -140,7 +147,7 @@ class Transport:
         self.sound = False
         target, args = self._arguments[worker]
         worker_end = endpoint.WorkerEndpoint(self.engine, worker, self.steps, self.engine.succeed(worker))
-        process = self._process(worker, (worker_end, target, args))
+        process = self._process(worker_end, target, args)
         process.daemon = True
         try:
             process.start()
@@ -162,10 +169,6 @@ class Transport:
     def process_of(self, worker: int) -> Any:
         """The process that was started last as a worker; None before."""
         return self._processes.get(worker)
-
-    def _lent(self, lease: Lease, worker: int, target: Any, args: tuple[Any, ...]) -> Any:
-        process = lease.worker(endpoint.WorkerEndpoint(self.engine, worker, self.steps), target, args)
-        return processes.watched(process, lambda pid: self._started(worker, process, pid))
 
     @staticmethod
     def _stand_in(argument: object) -> object:
@@ -277,6 +280,8 @@ class Transport:
         self._share_nothing_more()
         if self._lease is not None:
             self._lease.close()
+        if self.watchdog is not None:
+            self.watchdog.close()
         self._processes.clear()
         self._arguments.clear()
 
@@ -298,6 +303,7 @@ def make_transport(
     steps: Sequence[Step] = (),
     device_type: str | None = None,
     lease: Lease | None = None,
+    watchdog: float | None = None,
 ) -> Transport:
     """The transport for one iterator of a loader with workers.
 
@@ -308,6 +314,7 @@ def make_transport(
         device_type: Of the device that batches are moved to. What was registered for it is not for batches
             that the user is given where they lie.
         lease: The processes of a pool; None to start processes. The transport gives them back.
+        watchdog: After how many seconds without a batch that is said; None: never.
 
     Raises:
         OSError: When shared memory or descriptors cannot be had. Nothing is left then.
@@ -329,9 +336,14 @@ def make_transport(
     if dispatching is not None:
         # First: what a later one raises must find it there.
         steps = (dispatching.step, *steps)
-    remembered_tasks = most_tasks if loader.timeout else 0
+    remembered_tasks = most_tasks if loader.timeout or watchdog is not None else 0
+    watching = None
+    if loader.timeout or watchdog is not None:
+        watching, answering = watch_processes(workers, watchdog, loader.in_order)
+        # Last: the time in the other steps is time in the batch.
+        steps = (*steps, *answering)
     return Transport(
-        engine, registrations, context, workers, cache, steps, remembered_tasks, dispatching, lease
+        engine, registrations, context, workers, cache, steps, remembered_tasks, dispatching, lease, watching
     )
 
 

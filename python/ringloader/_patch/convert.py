@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import ringloader._options as _options
 from ringloader._launch import pool
-from ringloader._make_iterator import check_dispatch, check_threads
+from ringloader._make_iterator import check_dispatch, check_retry, check_threads
 from ringloader._torch import devices, internals
 from ringloader.dataloader import DataLoader
 
@@ -68,6 +68,7 @@ def convert(loader: _Loader, **options: Any) -> _Loader:
     if now.worker_method == _options.THREAD and at.num_workers > 0:
         check_threads(loader)
     check_dispatch(loader, now)
+    check_retry(loader, now)
     if now.worker_pool is not None and "worker_pool" in options:
         pool.check(now.worker_pool, at.num_workers, at.persistent_workers, at.multiprocessing_context)
         if not at.num_workers:

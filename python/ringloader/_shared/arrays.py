@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
 from collections.abc import Iterable
@@ -13,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 import ringloader._native as _native
+from ringloader._common import memory_file
 
 # Bytes that are written between two looks at what the system has left.
 _LOOK = 16 << 20
@@ -128,7 +128,7 @@ class SharedArray(_NDArray):
             strided = np.broadcast_to(np.empty((), dtype), shape)
             # An empty file cannot be mapped.
             os.ftruncate(fd, max(1, strided.size * dtype.itemsize))
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+            memory_file.seal_size(fd)
             memory = _Memory(fd)
         except BaseException:
             os.close(fd)
@@ -173,7 +173,7 @@ class SharedArray(_NDArray):
 
 
 def _new() -> int:
-    return os.memfd_create("ringloader-array", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    return memory_file.make("ringloader-array")
 
 
 def _require(needed: int, built: int) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import ringloader._native as _native
-from ringloader._torch import internals
+from ringloader._torch import collating, modes
 
 
 def put_native(fetcher: Any) -> None:
@@ -15,7 +15,7 @@ def put_native(fetcher: Any) -> None:
     Nothing else in the process is changed: ``default_collate`` itself is torch's for every caller.
     """
     torchs_own: Any = getattr(fetcher, "collate_fn", None)
-    if _native.SUPPORTED and internals.is_default_collate(torchs_own) and internals.collates_as_torch():
+    if _native.SUPPORTED and collating.is_default_collate(torchs_own) and collating.collates_as_torch():
         fetcher.collate_fn = Collation(torchs_own)
 
 
@@ -26,11 +26,11 @@ class Collation:
         self._torchs_own = torchs_own
         self._native = _native.Collate(
             None,
-            internals.collate_of_columns(),
-            internals.parts_of_default_collate(),
-            internals.MODES,
-            internals.collate_fn_map,
-            internals.others_in_collate(),
+            collating.collate_of_columns(),
+            collating.parts_of_default_collate(),
+            modes.MODES,
+            collating.collate_fn_map,
+            collating.others_in_collate(),
         ).collated
 
     def __call__(self, batch: Any) -> Any:

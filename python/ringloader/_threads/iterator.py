@@ -6,6 +6,7 @@ from typing import NoReturn
 
 from ringloader._main.iterator import RingIterator
 from ringloader._main.overdue import Late
+from ringloader._main.watching import Watching
 from ringloader._threads.transport import ThreadTransport
 
 
@@ -19,3 +20,7 @@ class ThreadIterator(RingIterator):
         self._transport.sound = False
         self._workers_status[worker_id] = False
         raise self._transport.lost(worker_id)
+
+
+class WatchedThreadIterator(Watching, ThreadIterator):
+    """The same, watched."""

@@ -19,7 +19,8 @@ import ringloader._native as _native
 from ringloader._common import forks
 from ringloader._main.epochs import step_in
 from ringloader._main.queues import DoneEvent, RememberingTaskQueue, ResultQueue, TaskQueue
-from ringloader._threads import worker, worker_info
+from ringloader._main.watchdog import Watchdog
+from ringloader._threads import watched, worker, worker_info
 from ringloader._torch import internals
 from ringloader._worker.fetch import Step
 
@@ -130,14 +131,15 @@ class ThreadTransport:
     scheduler = _native.ThreadScheduler
     shares_dataset = True
 
-    def __init__(self, loader: Any, steps: Sequence[Step]) -> None:
+    def __init__(self, loader: Any, steps: Sequence[Step], watchdog: Watchdog | None) -> None:
         self.engine = _native.ThreadQueues(loader.num_workers)
         self.sound = True
+        self.watchdog = watchdog
         self._dataset = loader.dataset
         self.steps = steps
         # Tasks of a worker that are on their way at once, at most: for an error of one that is late.
         factor = loader.prefetch_factor if isinstance(loader.prefetch_factor, int) else 0
-        self._remembered = factor * loader.num_workers if loader.timeout else 0
+        self._remembered = factor * loader.num_workers if watchdog is not None else 0
         self._owner = self._process_identity()
         self._queues: list[TaskQueue] = []
         self._threads: dict[int, WorkerThread] = {}
@@ -279,11 +281,18 @@ class _NoteEnd:
         return transport is not None and transport.note_end(number)
 
 
-def make_transport(loader: Any, steps: Sequence[Step] = ()) -> ThreadTransport:
-    """The transport for one iterator of a loader with workers."""
+def make_transport(loader: Any, steps: Sequence[Step] = (), watchdog: float | None = None) -> ThreadTransport:
+    """The transport for one iterator of a loader with workers, whose waits are said after so many seconds."""
     forks.tell_native()
     worker_info.put_in_place()
-    return ThreadTransport(loader, steps)
+    watching = None
+    if watchdog is not None:
+        notes = watched.Notes()
+        watching = Watchdog(watchdog, watched.Threads(notes), loader.in_order)
+        steps = (*steps, notes)
+    elif loader.timeout:
+        watching = Watchdog(None, watched.Threads(None), loader.in_order)
+    return ThreadTransport(loader, steps, watching)
 
 
 _living: weakref.WeakSet[ThreadTransport] = weakref.WeakSet()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy
 import torch
 
-from ringloader._torch import internals
+from ringloader._torch import internals, stand_ins
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ def put_in_place() -> None:
     global _is_put
     with _lock:
         if not _is_put:
-            internals.replace_worker_info(_of_thread)
-            internals.replace_new_shared(_private_in_threads)
+            stand_ins.replace_worker_info(_of_thread)
+            stand_ins.replace_new_shared(_private_in_threads)
             _is_put = True
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.multiprocessing
 
 import ringloader._native as _native
-from ringloader._torch import internals
+from ringloader._torch import internals, replacements, versions
 
 _logger = logging.getLogger("ringloader")
 _said: set[str] = set()
@@ -41,7 +41,7 @@ def reason_for_torch(loader: Any, get_iterator: Any) -> ReasonForTorch | None:
     if missing is not None:
         reason = f"this torch has no {missing}, which ringloader needs"
         return ReasonForTorch(reason, f"{reason}; batches travel by torch's own transport")
-    replaced = internals.replaced_transport(get_iterator)
+    replaced = replacements.replaced_transport(get_iterator)
     if replaced is not None:
         reason = f"{replaced} was replaced"
         return ReasonForTorch(reason, f"{reason}, so batches travel by torch's own transport")
@@ -75,19 +75,19 @@ def reason_against_threads(get_iterator: Any) -> str | None:
     missing = internals.missing_name() or internals.missing_for_threads()
     if missing is not None:
         return f"this torch has no {missing}, which ringloader needs"
-    replaced = internals.replaced_for_threads() or internals.replaced_transport(get_iterator)
+    replaced = replacements.replaced_for_threads() or replacements.replaced_transport(get_iterator)
     return None if replaced is None else f"{replaced} was replaced"
 
 
 def reason_for_rings(loader: Any) -> str | None:
     """Why torch must schedule over the rings, or None for native scheduling."""
-    replaced = internals.replaced_scheduling()
+    replaced = replacements.replaced_scheduling()
     if replaced is not None:
         say_once(f"{replaced} was replaced, so torch's own scheduling runs over the rings")
         return f"{replaced} was replaced"
     if isinstance(loader.dataset, internals.DATA_PIPES):
         return "DataPipes are torch's own matter"
-    if loader.pin_memory and loader.pin_memory_device and internals.pins_for_named_device():
+    if loader.pin_memory and loader.pin_memory_device and versions.pins_for_named_device():
         return "torch's own thread pins for the device that pin_memory_device names"
     if not isinstance(loader.prefetch_factor, int) or loader.prefetch_factor <= 0:
         return "torch's constructor is about to refuse the prefetch_factor"

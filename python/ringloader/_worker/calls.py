@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import pickle
-import socket
 import struct
 from typing import Any
 
 from torch.utils.data import get_worker_info
 
+from ringloader._common import worker_port
 from ringloader._torch import internals
 
 # Of an answer: it stands before it.
@@ -16,27 +18,31 @@ LENGTH = struct.Struct("<Q")
 
 
 class Call:
-    """On its way to a worker, among its tasks. It answers on a socket: no batch has to make way for that.
+    """On its way to a worker, among its tasks. It answers on a pipe: no batch has to make way for that.
 
     Args:
-        address: Of the socket, on which the main process waits.
         function: The function and its arguments, pickled.
+        tag: Of the descriptor of that pipe, which is sent to the worker beside it.
     """
 
-    def __init__(self, address: bytes, function: bytes) -> None:
-        self._address = address
+    def __init__(self, function: bytes, tag: int) -> None:
+        self._tag = tag
         self._function = function
 
     def __call__(self) -> None:
         answer = self._answer()
-        try:
-            with socket.socket(socket.AF_UNIX) as connection:
-                connection.connect(self._address)
-                connection.sendall(LENGTH.pack(len(answer)))
-                connection.sendall(answer)
-        except OSError:
-            # The main process no longer waits for it.
-            pass
+        port = worker_port.port
+        assert port is not None
+        # Where the descriptor is not to be had, the pipe ends, which tells the main process. That may wait
+        # no longer.
+        with (
+            contextlib.suppress(OSError, RuntimeError),
+            os.fdopen(port.receive_fd(self._tag), "wb", buffering=0) as pipe,
+        ):
+            for part in (LENGTH.pack(len(answer)), answer):
+                left = memoryview(part)
+                while left:
+                    left = left[pipe.write(left) :]
 
     def _answer(self) -> bytes:
         info = get_worker_info()

@@ -9,30 +9,30 @@ import numpy
 import torch
 
 import ringloader._native as _native
-from ringloader._torch import internals
+from ringloader._torch import collating, modes, replacements, stand_ins
 
 
 def replace_collate(port: _native.Port) -> None:
     """Lets torch's ``default_collate`` work natively, for any caller, and write into the slot."""
-    if internals.collates_as_torch():
+    if collating.collates_as_torch():
 
         def make(torchs_own: Any) -> _native.Collate:
             return _native.Collate(
                 port,
                 torchs_own,
-                internals.parts_of_collate(),
-                internals.MODES,
-                internals.collate_fn_map,
-                internals.others_in_collate(),
+                collating.parts_of_collate(),
+                modes.MODES,
+                collating.collate_fn_map,
+                collating.others_in_collate(),
             )
 
-        internals.replace_collate(make)
+        collating.replace_collate(make)
 
 
 def native(argument: Any) -> Any:
     """A native callable for torch's own ``default_convert``; anything else as it is."""
-    parts = internals.parts_of_convert(argument)
-    if not parts or internals.replaced_scheduling() is not None:
+    parts = collating.parts_of_convert(argument)
+    if not parts or replacements.replaced_scheduling() is not None:
         return argument
     return _native.Convert(argument, parts)
 
@@ -49,7 +49,7 @@ def allocate_in_slots(port: _native.Port) -> None:
 
         return _new_shared
 
-    internals.replace_new_shared(make)
+    stand_ins.replace_new_shared(make)
 
 
 def _private_storage(size: int) -> Any:

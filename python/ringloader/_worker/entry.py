@@ -6,6 +6,9 @@ The main process, the fork server and the server for ``spawn`` import this modul
 from __future__ import annotations
 
 import atexit
+import contextlib
+import multiprocessing
+import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -31,7 +34,17 @@ def run_worker(
 def attach(worker_end: WorkerEndpoint | SentEndpoint) -> _native.Port:
     """A worker's end of the transport, in the worker."""
     forks.tell_native()
-    return worker_end.attach()
+    port = worker_end.attach()
+    # Else it ends once it comes back to torch's loop.
+    with contextlib.suppress(OSError):
+        port.end_with_parent(_pipe_of_parent())
+    return port
+
+
+def _pipe_of_parent() -> int | None:
+    """In a process of a fork server, a pipe that only the main process holds open."""
+    parent = multiprocessing.parent_process()
+    return None if parent is None or parent.pid == os.getppid() else parent.sentinel
 
 
 def run_at(

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import ringloader._native as _native
-from ringloader._torch import internals
+from ringloader._torch import internals, stand_ins
 
 
 class Fetcher(Protocol):
@@ -55,7 +55,7 @@ class JoiningStep(ABC):
         """The same where this step was not asked: the epoch is one that it has not counted."""
 
 
-class _Failing:
+class Failing:
     """For an epoch whose start failed: each batch is that error. An iterable dataset ends after one."""
 
     def __init__(self, error: Exception, once: bool) -> None:
@@ -124,7 +124,7 @@ def through(fetcher: Fetcher, steps: Sequence[Step], is_iterable: bool) -> Fetch
     except Exception as error:
         _leave(steps)
         # torch's loop does not expect it in later epochs: the worker would end.
-        return _Failing(error, once=is_iterable)
+        return Failing(error, once=is_iterable)
     return fetcher
 
 
@@ -168,7 +168,7 @@ def begun(
             dataset = one(dataset)
     except Exception as error:
         _miss(steps)
-        return _Failing(error, once=is_iterable)
+        return Failing(error, once=is_iterable)
     return through(make(dataset), steps, is_iterable)
 
 
@@ -178,7 +178,7 @@ def put_steps(steps: Sequence[Step]) -> None:
     _in_place[:] = steps
     if not _is_put:
         _is_put = True
-        internals.replace_create_fetcher(_make_create_fetcher)
+        stand_ins.replace_create_fetcher(_make_create_fetcher)
 
 
 def _make_create_fetcher(torchs_own: Callable[..., Any]) -> Callable[..., Any]:
@@ -209,7 +209,7 @@ class PutSteps:
     def __call__(self, worker_id: int) -> None:
         if os.getpid() == self._made_in:
             raise RuntimeError(
-                "worker_reset_fn and reseed_workers cannot take effect: workers are no processes"
+                "worker_reset_fn, reseed_workers and on_error cannot take effect: workers are no processes"
             )
         put_steps(self._steps)
         if self._init_fn is not None:

@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 import ringloader._native as _native
 from ringloader._common import worker_port
 from ringloader._common.array_dataset import ArrayDataset
-from ringloader._torch import internals
+from ringloader._torch import collating, modes, replacements
 from ringloader._worker.fetch import Fetcher
 
 # Makes the batch of gathered columns, of which those that torch must collate are None. Returns None where
@@ -79,7 +79,7 @@ _KINDS = {
         (TensorDataset, lambda dataset: dataset.tensors, _tuples),
         (ArrayDataset, lambda dataset: (*dataset.arrays, *dataset.named.values()), _arrays),
     )
-    if internals.is_not_replaced(cls, "__getitem__")
+    if replacements.is_not_replaced(cls, "__getitem__")
 }
 
 
@@ -88,13 +88,13 @@ def is_of_arrays(loader: Any) -> bool:
     return (
         type(loader.dataset) in _KINDS
         and loader.batch_sampler is not None
-        and internals.is_default_collate(loader.collate_fn)
+        and collating.is_default_collate(loader.collate_fn)
     )
 
 
 def gathering(fetcher: Fetcher) -> Fetcher:
     """A step: has the batches of arrays gathered, where torch's own fetcher would index and collate."""
-    if not _native.SUPPORTED or not internals.collates_rows(fetcher, _native.Collate):
+    if not _native.SUPPORTED or not collating.collates_rows(fetcher, _native.Collate):
         return fetcher
     return Gathering(fetcher)
 
@@ -103,7 +103,7 @@ class Gathering:
     """Stands in front of torch's fetcher, and is otherwise like it."""
 
     def __init__(self, fetcher: Any) -> None:
-        self._fetcher = fetcher
+        self.torchs = fetcher
         rows = Rows(fetcher)
         self.fetch: Callable[[Any], Any]
         if threading.current_thread() is threading.main_thread():
@@ -114,7 +114,7 @@ class Gathering:
             self.fetch = functools.partial(_first_of, rows, fetcher)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._fetcher, name)
+        return getattr(self.torchs, name)
 
 
 def _first_of(rows: Rows, fetcher: Any, index: Any) -> Any:
@@ -133,9 +133,9 @@ class Rows:
         self._fetcher = fetcher
         self._gather = _native.Gather(
             worker_port.port,
-            internals.parts_of_default_collate(),
-            internals.MODES,
-            internals.collate_fn_map,
+            collating.parts_of_default_collate(),
+            modes.MODES,
+            collating.collate_fn_map,
         )
         # Whether torch has had the chance to warn of rows that may not be written to, which it does once.
         self._has_warned = False

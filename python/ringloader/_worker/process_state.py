@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 
 from ringloader._common import worker_port
-from ringloader._torch import internals
-from ringloader._worker import fetch
+from ringloader._torch import stand_ins
+from ringloader._worker import fetch, watched
 
 
 class ProcessState:
@@ -24,7 +24,7 @@ class ProcessState:
         self._handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
         self._dtype = torch.get_default_dtype()
         self._grad = torch.is_grad_enabled()
-        self._parts = internals.WorkerParts()
+        self._parts = stand_ins.WorkerParts()
         self._steps = fetch.State()
 
     def restore(self) -> None:
@@ -46,6 +46,7 @@ class ProcessState:
         self._parts.restore()
         self._steps.restore()
         worker_port.port = None
+        watched.forget()
 
 
 def _directory() -> Path | None:

@@ -21,7 +21,7 @@ pub enum Error {
 
     /// The machine or the control group cannot give the memory that a batch needs.
     #[error(
-        "a batch needs {needed} more bytes of shared memory, but only {available} are available \
+        "a batch needs {needed} more bytes of memory, but only {available} are available \
          ({limit}); use fewer workers, a smaller batch_size or prefetch_factor, or raise the limit"
     )]
     OutOfMemory {

@@ -66,7 +66,8 @@ mod _native {
         gil::note_exit,
         items::shared_items::SharedItems,
         process::{
-            after_fork_in_child, after_fork_in_parent, available_memory, before_fork, process_identity,
+            after_fork_in_child, after_fork_in_parent, available_memory, before_fork, end_with_parent,
+            process_identity,
         },
     };
 

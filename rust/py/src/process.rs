@@ -1,7 +1,14 @@
 //! What a program says when it forks; which process this is, and the memory that it may take.
 
+use std::os::fd::{AsFd, RawFd};
+use std::time::Duration;
+
 use pyo3::prelude::*;
+use ringloader_core::os::parent_death;
 use ringloader_core::process;
+
+use crate::fds::duplicate;
+use crate::gil::exception;
 
 /// To be called before each fork, by the thread that forks.
 #[pyfunction]
@@ -19,6 +26,16 @@ pub(crate) fn after_fork_in_parent() {
 #[pyfunction]
 pub(crate) fn after_fork_in_child() {
     process::after_fork_in_child();
+}
+
+/// What a process has after its parent's end, to end in its own way.
+pub(crate) const GRACE: Duration = Duration::from_millis(500);
+
+/// Has this process killed half a second after the end of the parent, whose pidfd this is, if it has not ended by then,
+/// whatever it does. `OSError`: the system cannot do it.
+#[pyfunction]
+pub(crate) fn end_with_parent(pidfd: RawFd) -> PyResult<()> {
+    parent_death::end_with(duplicate(pidfd)?.as_fd(), None, GRACE).map_err(exception)
 }
 
 /// A number that is this process's alone, also where process ids are the same: in another pid namespace.

@@ -108,6 +108,14 @@ impl<'py> Callbacks<'_, 'py> {
         self.0.call_method1(intern!(self.py(), "_raise_timeout"), (late,)).map(drop)
     }
 
+    /// A batch has been waited for so many seconds. `owing`: what each worker owes.
+    ///
+    /// # Errors
+    /// What logging raises.
+    pub(crate) fn note_wait(&self, seconds: f64, owing: Vec<Late<'py>>) -> PyResult<()> {
+        self.0.call_method1(intern!(self.py(), "_note_wait"), (seconds, owing)).map(drop)
+    }
+
     /// The epoch is over.
     ///
     /// # Errors

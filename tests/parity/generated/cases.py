@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from ringloader._torch import internals
+from ringloader._torch import versions
 
 # Every axis and its values. The first is the plain one, which a case's name leaves out.
 AXES: Mapping[str, tuple[Any, ...]] = {
@@ -118,7 +118,7 @@ class Generated:
         """The paths it takes where native scheduling, and where torch's own, is asked for."""
         if self.workers == 0:
             return ("torch", "torch")
-        named = self.pin == "device" and internals.pins_for_named_device()
+        named = self.pin == "device" and versions.pins_for_named_device()
         if self.dataset in DATAPIPES or named:
             return ("rings", "rings")
         return ("native", "rings")

@@ -1,4 +1,4 @@
-//! A descriptor of a batch's own segment, sent from a worker to the parent over their socket pair.
+//! Descriptors sent over the socket pair of a worker and the parent: a batch's own segment, and where a call is answered.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -64,12 +64,6 @@ pub fn receive(socket: BorrowedFd<'_>, tag: u64) -> Result<OwnedFd> {
             }
         }
     }
-}
-
-/// Drops what a worker that has ended had sent for batches that it did not commit: its successor
-/// numbers from the start.
-pub fn discard(socket: BorrowedFd<'_>) {
-    while next(socket).is_ok() {}
 }
 
 /// Whether no process, not even this one, has the other end any more.
@@ -139,20 +133,6 @@ mod tests {
         let mut read = Vec::new();
         segment.copy_out(0, 8, &mut read).unwrap();
         assert_eq!(read, b"this one");
-    }
-
-    #[test]
-    fn discarding_leaves_nothing() {
-        let (parent, worker) = pair().unwrap();
-        let (_segment, fd) = Segment::create("test", 4096).unwrap();
-        for tag in [1, 2] {
-            assert!(send(worker.as_fd(), fd.as_fd(), tag).unwrap());
-        }
-        discard(parent.as_fd());
-        assert!(send(worker.as_fd(), fd.as_fd(), 1).unwrap());
-        assert!(receive(parent.as_fd(), 1).is_ok());
-        drop(worker);
-        discard(parent.as_fd());
     }
 
     #[test]

@@ -22,6 +22,9 @@ pub struct Available {
 pub struct MemoryProbe {
     meminfo: PathBuf,
     groups: Vec<Group>,
+    /// Where the system promises no more than it has (`vm.overcommit_memory=2`): what it keeps back of that, in bytes.
+    /// Pages of shared memory are promised when they are first touched, and one too many is a SIGBUS.
+    promises: Option<u64>,
 }
 
 #[derive(Debug, Clone)]
@@ -64,22 +67,43 @@ static LEGACY: Files = Files {
 /// are read again at once. And the figures lag behind, by some pages for each CPU, and by what others take meanwhile.
 const KEPT_CACHE: u64 = 8;
 
+/// What is left alone of a group's limit, where a page too many is a kill: a part of it, up to some bytes. Whoever asks
+/// takes more than it asks for: samples, copies, page tables. And several ask at once.
+const KEPT_PART: u64 = 16;
+const KEPT_MOST: u64 = 64 << 20;
+const FEW: u64 = 64 << 10;
+
 impl MemoryProbe {
     /// Finds the memory control groups that this process lies in, its own and those above it.
     #[must_use]
     pub fn new() -> Self {
         let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-        Self { meminfo: "/proc/meminfo".into(), groups: groups(&own, Path::new("/sys/fs/cgroup")) }
+        Self {
+            meminfo: "/proc/meminfo".into(),
+            groups: groups(&own, Path::new("/sys/fs/cgroup")),
+            promises: promises(Path::new("/proc/sys/vm")),
+        }
     }
 
-    /// The least of what the machine and every group above this process have left.
+    /// The least of what the machine, its promises and every group above this process have left.
     #[must_use]
     pub fn available(&self) -> Available {
+        self.available_beyond(4)
+    }
+
+    /// With so many quarters of what is left alone of a group's limit.
+    fn available_beyond(&self, quarters: u64) -> Available {
         let meminfo = fs::read_to_string(&self.meminfo).unwrap_or_default();
         let machine = value_of(&meminfo, "MemAvailable:").map_or(u64::MAX, |kib| kib.saturating_mul(1024));
         let mut least = Available { bytes: machine, limit: "MemAvailable of the machine".into() };
+        if let Some(kept) = self.promises
+            && let Some(bytes) = promised(&meminfo, kept)
+            && bytes < least.bytes
+        {
+            least = Available { bytes, limit: "CommitLimit of the machine (vm.overcommit_memory=2)".into() };
+        }
         for group in &self.groups {
-            if let Some(bytes) = group.available()
+            if let Some(bytes) = group.available(quarters)
                 && bytes < least.bytes
             {
                 let file = group.path.join(group.files.limit);
@@ -89,12 +113,13 @@ impl MemoryProbe {
         least
     }
 
-    /// Asks for `needed` bytes.
+    /// Asks for `needed` bytes. A few come out of what is left alone, for those that say why there are no more.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`] with the figures when less is left.
     pub fn require(&self, needed: u64) -> Result<()> {
-        let Available { bytes, limit } = self.available();
+        let quarters = if needed <= FEW { 1 } else { 4 };
+        let Available { bytes, limit } = self.available_beyond(quarters);
         if needed > bytes {
             return Err(Error::OutOfMemory { needed, available: bytes, limit });
         }
@@ -109,7 +134,7 @@ impl Default for MemoryProbe {
 }
 
 impl Group {
-    fn available(&self) -> Option<u64> {
+    fn available(&self, quarters: u64) -> Option<u64> {
         let limit = read_number(&self.path.join(self.files.limit))?;
         let usage = read_number(&self.path.join(self.files.usage))?;
         let stat = fs::read_to_string(self.path.join("memory.stat")).unwrap_or_default();
@@ -120,7 +145,8 @@ impl Group {
         let clean = sum(cache).saturating_sub(sum(unwritten));
         let droppable = clean.saturating_add(sum(slab.as_slice()));
         // Usage may be above the limit for a moment, or after the limit was lowered.
-        Some(limit.saturating_add(droppable - droppable / KEPT_CACHE).saturating_sub(usage))
+        let kept = (limit / KEPT_PART).min(KEPT_MOST) * quarters / 4;
+        Some((limit - kept).saturating_add(droppable - droppable / KEPT_CACHE).saturating_sub(usage))
     }
 }
 
@@ -150,6 +176,27 @@ fn groups(own: &str, root: &Path) -> Vec<Group> {
         }
     }
     found
+}
+
+/// What the system keeps back of its promises, from the settings below `root`; `None` where it makes none.
+fn promises(root: &Path) -> Option<u64> {
+    let kept = |name| read_number(&root.join(name)).unwrap_or(0).saturating_mul(1024);
+    (read_number(&root.join("overcommit_memory"))? == 2)
+        .then(|| kept("admin_reserve_kbytes").saturating_add(kept("user_reserve_kbytes")))
+}
+
+/// What the system can still promise.
+fn promised(meminfo: &str, kept: u64) -> Option<u64> {
+    let figure = |key| value_of(meminfo, key).map(|kib| kib.saturating_mul(1024));
+    Some(figure("CommitLimit:")?.saturating_sub(figure("Committed_AS:")?).saturating_sub(kept))
+}
+
+/// Bytes of address space that this process may still take, if `RLIMIT_AS` bounds it.
+pub(crate) fn address_space_left() -> Option<u64> {
+    let most = rustix::process::getrlimit(rustix::process::Resource::As).current?;
+    let statm = fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let pages: u64 = statm.split_whitespace().next()?.parse().ok()?;
+    Some(most.saturating_sub(pages.saturating_mul(super::segment::page_size())))
 }
 
 /// A file with one number; `None` where it is missing or says `max`.
@@ -182,7 +229,7 @@ mod tests {
         for (name, content) in files {
             fs::write(root.join(group).join(name), content).unwrap();
         }
-        MemoryProbe { meminfo: "/nowhere".into(), groups: groups(own, root) }.available()
+        MemoryProbe { meminfo: "/nowhere".into(), groups: groups(own, root), promises: None }.available()
     }
 
     #[test]
@@ -196,20 +243,24 @@ mod tests {
         fs::write(root.join("pod/memory.stat"), "anon 5\ninactive_file 80000\n").unwrap();
         let groups = groups("0::/pod/container\n", &root);
         assert_eq!(groups.len(), 1);
-        let mut probe = MemoryProbe { meminfo: "/proc/meminfo".into(), groups };
-        assert_eq!(probe.available().bytes, 170_000);
+        let mut probe = MemoryProbe { meminfo: "/proc/meminfo".into(), groups, promises: None };
+        assert_eq!(probe.available().bytes, 107_500);
         assert!(probe.available().limit.ends_with("pod/memory.max"));
-        assert!(probe.require(170_000).is_ok());
-        let refused = probe.require(170_001).unwrap_err().to_string();
-        assert!(refused.contains("170001") && refused.contains("170000"), "{refused}");
+        // Few bytes come out of what is left alone.
+        assert!(probe.require(FEW).is_ok());
+        fs::write(root.join("pod/memory.max"), "10000000\n").unwrap();
+        fs::write(root.join("pod/memory.current"), "9375000\n").unwrap();
+        assert!(probe.require(70_000).is_ok());
+        let refused = probe.require(70_001).unwrap_err().to_string();
+        assert!(refused.contains("70001") && refused.contains("70000"), "{refused}");
 
         // The inner one is nearer now, and its cache no help against the outer one's limit.
         fs::write(inner.join("memory.max"), "500000\n").unwrap();
-        fs::write(inner.join("memory.current"), "480000\n").unwrap();
+        fs::write(inner.join("memory.current"), "448750\n").unwrap();
         probe.groups = super::groups("0::/pod/container\n", &root);
         assert_eq!(probe.available().bytes, 20_000);
         fs::write(inner.join("memory.stat"), "active_file 400000\n").unwrap();
-        assert_eq!(probe.available().bytes, 170_000);
+        assert_eq!(probe.available().bytes, 70_000);
         fs::remove_dir_all(root).unwrap();
     }
 
@@ -219,8 +270,8 @@ mod tests {
         let stat = "anon 600\nfile 8000\nkernel 900\nshmem 3000\nfile_mapped 70\nfile_dirty 300\nfile_writeback 100\n\
             inactive_anon 4000\nactive_anon 1\ninactive_file 800\nactive_file 4400\nunevictable 9\n\
             slab_reclaimable 800\nslab_unreclaimable 99\nslab 899\n";
-        let full = [("memory.max", "9000\n"), ("memory.current", "9000\n"), ("memory.stat", stat)];
-        // An eighth of 4400 + 800 - 300 - 100 + 800 stays.
+        let full = [("memory.max", "9600\n"), ("memory.current", "9000\n"), ("memory.stat", stat)];
+        // A sixteenth of the limit stays, and an eighth of 4400 + 800 - 300 - 100 + 800.
         assert_eq!(left(&root, "0::/a\n", "a", &full).bytes, 4900);
         let above = [("memory.current", "9100\n")];
         assert_eq!(left(&root, "0::/a\n", "a", &above).bytes, 4800);
@@ -234,11 +285,37 @@ mod tests {
         let root = scratch("cgroup1");
         let own = "4:cpu,memory:/docker/abc\n3:pids:/x\n";
         let files = [("memory.limit_in_bytes", "4096\n"), ("memory.usage_in_bytes", "96\n")];
-        assert_eq!(left(&root, own, "memory", &files).bytes, 4000);
+        assert_eq!(left(&root, own, "memory", &files).bytes, 3744);
         // Without what lies below, and with it.
         let stat = "inactive_file 1\nactive_file 2\ndirty 3\nwriteback 4\ntotal_dirty 20\ntotal_writeback 30\n\
             total_inactive_anon 5\ntotal_inactive_file 850\ntotal_active_file 800\n";
-        assert_eq!(left(&root, own, "memory", &[("memory.stat", stat)]).bytes, 5400);
+        assert_eq!(left(&root, own, "memory", &[("memory.stat", stat)]).bytes, 5144);
+        fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn what_is_promised_counts_where_the_system_keeps_its_promises() {
+        let root = scratch("promises");
+        let meminfo = "MemAvailable: 9000 kB\nCommitLimit: 5000 kB\nCommitted_AS: 1000 kB\n";
+        fs::write(root.join("meminfo"), meminfo).unwrap();
+        let left = |mode: &str| {
+            for (name, content) in [
+                ("overcommit_memory", mode),
+                ("admin_reserve_kbytes", "300\n"),
+                ("user_reserve_kbytes", "200\n"),
+            ] {
+                fs::write(root.join(name), content).unwrap();
+            }
+            let promises = promises(&root);
+            MemoryProbe { meminfo: root.join("meminfo"), groups: Vec::new(), promises }.available()
+        };
+        assert_eq!(left("0\n").bytes, 9000 * 1024);
+        assert_eq!(left("1\n").bytes, 9000 * 1024);
+        let strict = left("2\n");
+        assert_eq!(strict.bytes, 3500 * 1024);
+        assert!(strict.limit.contains("vm.overcommit_memory=2"), "{strict:?}");
+        fs::write(root.join("meminfo"), "CommitLimit: 5000 kB\nCommitted_AS: 6000 kB\n").unwrap();
+        assert_eq!(left("2\n").bytes, 0);
         fs::remove_dir_all(root).unwrap();
     }
 

@@ -8,6 +8,7 @@
 //! | [`fd_passing`] | a descriptor over a socket pair |
 //! | [`eventfd`] | one process wakes another |
 //! | [`poller`] | sleeping for an eventfd and the ends of processes at once |
+//! | [`parent_death`] | the end of this process soon after that of its parent |
 //! | [`process`] | handles of processes, and pipes that tell of a child's end |
 //! | [`mod@read_ahead`] | files' pages, fetched before they are read |
 
@@ -16,6 +17,8 @@ pub mod fd_passing;
 #[allow(unsafe_code, reason = "maps memory that nobody writes to, and refers to it")]
 pub mod frozen;
 pub mod memory;
+#[allow(unsafe_code, reason = "handles a signal, and has a timer kill the process")]
+pub mod parent_death;
 pub mod poller;
 pub mod process;
 #[allow(unsafe_code, reason = "advises the system of memory by its address")]
@@ -29,13 +32,20 @@ pub use segment::Segment;
 use std::os::fd::OwnedFd;
 
 use rustix::fs::MemfdFlags;
+use rustix::io::Errno;
 
 use crate::error::{Error, Result};
 
-/// Memory without a name in any file system, of no length, that children do not inherit over `exec`.
+/// Memory without a name in any file system, of no length, that children do not inherit over `exec`, and that is no
+/// program: a system may refuse any other (`vm.memfd_noexec=2`).
 fn memfd(name: &str) -> Result<OwnedFd> {
-    rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
-        .map_err(|errno| Error::os("memfd_create", errno))
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    match rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
+        // Before Linux 6.3.
+        Err(Errno::INVAL) => rustix::fs::memfd_create(name, flags),
+        other => other,
+    }
+    .map_err(|errno| Error::os("memfd_create", errno))
 }
 
 impl Error {

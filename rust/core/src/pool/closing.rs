@@ -46,8 +46,3 @@ pub fn retire(words: SlotWords<'_>, slot: SlotId) -> bool {
     let won = if fault("retire_relaxed") { Ordering::Relaxed } else { Ordering::AcqRel };
     words.holds[slot.index()].compare_exchange(0, RETIRED, won, Ordering::Relaxed).is_ok()
 }
-
-/// Whether [`retire`] has ended the use of a slot.
-pub fn is_retired(words: SlotWords<'_>, slot: SlotId) -> bool {
-    words.holds[slot.index()].load(Ordering::Relaxed) == RETIRED
-}

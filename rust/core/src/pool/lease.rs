@@ -127,6 +127,15 @@ impl Ledger {
             .collect()
     }
 
+    /// Whether the shared holds can be true: each slot that the user has leased is held. What is not held is given
+    /// back, so a hold that some other process has overwritten must not be believed. To be asked once nothing is drained
+    /// any more, or while nothing can be.
+    pub fn is_borne_out(&self, words: SlotWords<'_>) -> bool {
+        // ORDERING slot-unheld: a lease ends before its hold, so whoever finds the hold lowered finds the lease ended.
+        let held = words.holds.iter().filter(|holds| holds.load(Ordering::Acquire) > 0).count();
+        held as u64 >= self.leased_slots.load(Ordering::Relaxed)
+    }
+
     /// Whether the user has leased more than half of what he may.
     pub fn is_half_leased(&self) -> bool {
         2 * u64::from(self.leased_slots()) > self.most_slots || self.leased_bytes() > self.most_bytes / 2
@@ -207,6 +216,24 @@ mod tests {
         let [a, b] = [(0, 1), (1, u64::MAX)].map(|(slot, bytes)| touch(heap.words(), slot, bytes));
         assert_eq!(ledger.try_lease(heap.words(), a), Some(1));
         assert_eq!(ledger.try_lease(heap.words(), b), None);
+    }
+
+    #[test]
+    fn a_lowered_hold_of_a_leased_slot_is_noticed() {
+        let heap = HeapWords::new(64);
+        let words = heap.words();
+        let ledger = Ledger::new(LIMITS, 64);
+        let [a, b] = [(0, 1), (1, 1)].map(|(slot, bytes)| touch(words, slot, bytes));
+        assert!(ledger.is_borne_out(words));
+        let [first, second] = [a, b].map(|slot| ledger.try_lease(words, slot));
+        assert!(ledger.is_borne_out(words));
+        words.holds[1].store(0, Ordering::Relaxed);
+        assert!(!ledger.is_borne_out(words));
+        words.holds[1].store(1, Ordering::Relaxed);
+        ledger.release(words, a, first);
+        assert!(ledger.is_borne_out(words));
+        ledger.release(words, b, second);
+        assert!(ledger.is_borne_out(words));
     }
 
     #[test]

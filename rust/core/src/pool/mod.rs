@@ -70,7 +70,7 @@ mod words;
 mod worker;
 
 pub use budget::{Growth, Limits, Pages};
-pub use closing::{Closing, is_retired, retire};
+pub use closing::{Closing, retire};
 pub use lease::Ledger;
 pub use words::{HeapWords, SlotId, SlotWords};
 pub use worker::{OwnLease, WorkerSlots};

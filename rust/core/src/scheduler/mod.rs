@@ -209,6 +209,7 @@ impl<T> Scheduler<T> {
     }
 
     /// What a look into a ring means. `None`: nothing was there, or nothing that this epoch waits for.
+    #[inline]
     fn found<C: Transport>(
         &self,
         found: Result<Option<C::Delivery>>,

@@ -4,7 +4,8 @@ mod channel;
 mod segment_cache;
 
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, OwnedFd};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -23,11 +24,11 @@ use crate::sync::ready::Ready;
 use crate::testing::failpoint::failpoint;
 use crate::testing::fault::fault;
 use crate::transport::delivery::{Backing, Delivery, HeldSlot, OwnSegment};
-use crate::transport::fds::WorkerFds;
+use crate::transport::fds::{PortFds, WorkerFds};
 use crate::transport::layout::{Control, Geometry};
 use crate::transport::message::{BatchPlace, ResultDescriptor, ResultKind, Task, TaskDescriptor, TaskIndex};
 use crate::transport::slot_memory::SlotMemory;
-use crate::transport::worker_handle::WorkerHandle;
+use crate::transport::worker_handle::{WorkerHandle, holds_overwritten};
 use crate::transport::{LONGEST_SLEEP, Transport};
 
 use channel::WorkerChannel;
@@ -49,7 +50,9 @@ pub struct Engine {
     /// The pidfd of the parent, for its workers, which end when it does.
     pidfd: OwnedFd,
     handles: Vec<Arc<WorkerHandle>>,
-    sockets: Vec<(OwnedFd, OwnedFd)>,
+    /// The ends of the socket pairs that are the workers', until each has its own. Beside the state: a forked worker
+    /// looks here, and what held the state's lock at the fork never gives it back there.
+    worker_ends: Mutex<Vec<Option<Arc<OwnedFd>>>>,
     state: Mutex<EngineState>,
     spin: AdaptiveSpin,
     /// The process that made it. A forked child has all of it too.
@@ -105,7 +108,7 @@ impl Engine {
             poller: Poller::new(EventFd::new()?)?,
             pidfd: pidfd(0)?,
             handles: Vec::new(),
-            sockets: Vec::new(),
+            worker_ends: Mutex::default(),
             state: Mutex::new(EngineState::new(workers)),
             memfd,
             control,
@@ -114,16 +117,18 @@ impl Engine {
         };
         for worker in 0..workers {
             let view = engine.control.worker(worker);
+            let (socket, theirs) = fd_passing::pair()?;
+            engine.ends().push(Some(Arc::new(theirs)));
             engine.lock().channels.push(WorkerChannel {
                 tasks: Producer::attach(view.tasks)?,
                 arena: ByteFifo::new(engine.control.geometry().arena),
                 pending: VecDeque::new(),
                 results: Consumer::attach(view.results)?,
                 pidfd: None,
+                socket: Some(socket),
             });
             let ledger = Ledger::new(limits, view.slots.slots());
             engine.handles.push(WorkerHandle::new(engine.control.clone(), worker, EventFd::new()?, ledger));
-            engine.sockets.push(fd_passing::pair()?);
         }
         Ok(engine)
     }
@@ -152,7 +157,7 @@ impl Engine {
         self.control.limits(self.share).half()
     }
 
-    /// What `worker` must have to attach.
+    /// What `worker` must have to attach, until [`watch_worker`](Self::watch_worker) says that it has.
     #[must_use]
     pub fn worker_fds(&self, worker: u32) -> WorkerFds<'_> {
         WorkerFds {
@@ -160,15 +165,33 @@ impl Engine {
             worker_eventfd: self.handles[worker as usize].eventfd.as_fd(),
             parent_eventfd: self.poller.eventfd().as_fd(),
             parent_pidfd: self.pidfd.as_fd(),
-            socket: self.sockets[worker as usize].1.as_fd(),
+            socket: self.ends()[worker as usize].clone(),
         }
     }
 
-    /// Watches the process that runs as `worker`.
+    /// In the process that was forked as `worker`: what its port keeps. The ends of socket pairs that are others' are
+    /// closed first: where the parent could fork, the worker has room then.
+    ///
+    /// # Errors
+    /// As [`WorkerFds::for_port`].
+    pub fn inherited_fds(&self, worker: u32) -> io::Result<PortFds> {
+        let fds = self.worker_fds(worker);
+        if !self.process.is_current() {
+            self.ends().fill(None);
+            // What is locked was locked at the fork, by a thread that is not here, and stays open.
+            if let Ok(mut state) = self.state.try_lock() {
+                state.channels.iter_mut().for_each(|channel| channel.socket = None);
+            }
+        }
+        fds.for_port()
+    }
+
+    /// Watches the process that runs as `worker`, which has its descriptors: its end of the socket pair is its alone.
     ///
     /// # Errors
     /// [`Error::Os`] when the system refuses for another reason than that it has ended already.
     pub fn watch_worker(&self, worker: u32, pid: u32) -> Result<()> {
+        self.ends()[worker as usize] = None;
         let mut state = self.lock();
         match pidfd(pid) {
             Ok(pidfd) => {
@@ -207,7 +230,7 @@ impl Engine {
     /// # Errors
     /// [`Error::Config`] when the worker is not known to have ended, when results of it are still in
     /// the ring, which would take their slots for free, or after [`close`](Self::close);
-    /// [`Error::Corrupt`] from a ring.
+    /// [`Error::Corrupt`] from a ring; [`Error::Os`] when there are too many open files.
     pub fn succeed(&self, worker: u32) -> Result<Vec<u64>> {
         let mut state = self.lock();
         let refuse = |why| Err(Error::Config(format!("worker {worker} cannot be succeeded: {why}")));
@@ -222,9 +245,15 @@ impl Engine {
         if channel.results.peek(view.results)?.is_some() {
             return refuse("it has committed results that were not taken; call try_next() first");
         }
+        if !self.handles[worker as usize].ledger.is_borne_out(view.slots) {
+            return Err(holds_overwritten(worker));
+        }
+        // What it sent for batches that it did not commit goes with its pair: its successor numbers from the start.
+        let (socket, theirs) = fd_passing::pair()?;
         channel.drop_tasks(view.tasks)?;
+        channel.socket = Some(socket);
+        self.ends()[worker as usize] = Some(Arc::new(theirs));
         state.ended.retain(|&ended| ended != worker);
-        fd_passing::discard(self.sockets[worker as usize].0.as_fd());
         Ok(Ledger::busy(view.slots))
     }
 
@@ -266,6 +295,17 @@ impl Engine {
         self.flush(worker, channel)?;
         state.behind |= !channel.pending.is_empty();
         Ok(())
+    }
+
+    /// Sends `fd` to `worker`, for a task that names `tag`. Tags ascend. `false`: there is no room, try again later.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the worker has ended, [`Error::Inherited`] in a forked child.
+    pub fn send_fd(&self, worker: u32, fd: BorrowedFd<'_>, tag: u64) -> Result<bool> {
+        match &self.lock_own()?.channels[worker as usize].socket {
+            Some(socket) => fd_passing::send(socket.as_fd(), fd, tag),
+            None => Err(Error::Config(format!("worker {worker} has left"))),
+        }
     }
 
     /// Sends what is pending, as far as there is room.
@@ -363,7 +403,8 @@ impl Engine {
         // INVARIANT: what cannot be read stays in the ring, so that no call waits for what was in it.
         let descriptor = self.descriptor(&words)?;
         channel.results.advance(ring);
-        self.open(worker, descriptor, std::mem::take(&mut state.table)).map(Some).map_err(|error| {
+        let table = std::mem::take(&mut state.table);
+        self.open(worker, &channel.socket, descriptor, table).map(Some).map_err(|error| {
             let task = (descriptor.kind == ResultKind::Batch).then_some(descriptor.seq);
             Error::Arrival { task, error: Box::new(error) }
         })
@@ -405,7 +446,13 @@ impl Engine {
     }
 
     /// Turns a descriptor into a delivery, whose table is copied to `meta`.
-    fn open(&self, worker: u32, descriptor: ResultDescriptor, mut meta: Vec<u8>) -> Result<Delivery> {
+    fn open(
+        &self,
+        worker: u32,
+        socket: &Option<OwnedFd>,
+        descriptor: ResultDescriptor,
+        mut meta: Vec<u8>,
+    ) -> Result<Delivery> {
         let ResultDescriptor { seq, kind, place, meta_offset, meta_len, used, generation } = descriptor;
         let backing = match place {
             BatchPlace::Slot(slot) => {
@@ -418,7 +465,10 @@ impl Engine {
             BatchPlace::Own => {
                 // It may wait for room, which this one took.
                 self.handles[worker as usize].wake();
-                let fd = fd_passing::receive(self.sockets[worker as usize].0.as_fd(), generation)?;
+                let Some(socket) = socket else {
+                    return Err(Error::Corrupt(format!("the memory of batch {generation} was not sent")));
+                };
+                let fd = fd_passing::receive(socket.as_fd(), generation)?;
                 let segment = Segment::attach(fd.as_fd())?;
                 segment.copy_out(meta_offset, meta_len, &mut meta)?;
                 segment.pointer(0, used)?;
@@ -524,6 +574,10 @@ impl Engine {
             return Err(Error::Inherited { owner: self.process.pid() });
         }
         Ok(self.lock())
+    }
+
+    fn ends(&self) -> MutexGuard<'_, Vec<Option<Arc<OwnedFd>>>> {
+        self.worker_ends.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock(&self) -> MutexGuard<'_, EngineState> {

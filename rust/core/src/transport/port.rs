@@ -1,28 +1,33 @@
 //! A worker's side: takes tasks, fills slots, commits results. Composition only.
 
+mod chunk;
+mod commit;
+
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::os::fd::{AsFd, OwnedFd};
-use std::ptr::NonNull;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
-use crate::forks::Moment;
 use crate::os::eventfd::{EventFd, sleep};
 use crate::os::memory::MemoryProbe;
-use crate::os::{Segment, fd_passing};
-use crate::pool::{Growth, Ledger, Limits, OwnLease, Pages, SlotId, SlotWords, WorkerSlots};
+use crate::os::{fd_passing, parent_death};
+use crate::pool::{Growth, Ledger, Limits, Pages, SlotId, SlotWords, WorkerSlots};
 use crate::process::{self, Lender, Process};
 use crate::ring::{Consumer, Producer, Ring};
+use crate::sync::Arc;
 use crate::sync::adaptive_spin::AdaptiveSpin;
-use crate::sync::doorbell::{sleep_unless, take_any};
-use crate::sync::{Arc, Weak};
+use crate::sync::doorbell::sleep_unless;
 use crate::testing::failpoint::failpoint;
 use crate::transport::LONGEST_SLEEP;
 use crate::transport::fds::PortFds;
 use crate::transport::layout::{Control, Counters};
-use crate::transport::message::{BatchPlace, ResultDescriptor, ResultKind, Task, TaskDescriptor, TaskKind};
+use crate::transport::message::{Task, TaskDescriptor, TaskKind};
+
+pub use chunk::Chunk;
+use chunk::Fill;
+pub use commit::{Commit, Room};
 
 /// Leaves lie at multiples of this.
 pub const ALIGNMENT: u64 = crate::batch::wire::STORAGE_ALIGN;
@@ -82,52 +87,6 @@ impl PortState {
     }
 }
 
-/// A slot that is being filled for one batch.
-#[derive(Debug)]
-pub struct Fill {
-    slot: SlotId,
-    /// The first byte that was not handed out, from the start of the window.
-    bump: u64,
-    /// What was handed out, in order; what the worker has dropped at the end is taken back.
-    chunks: Vec<(u64, Weak<OwnLease>)>,
-}
-
-/// Bytes of a slot that collate may write to. The slot is not filled again before it is dropped, and the children
-/// that were forked while it was there have ended.
-#[derive(Debug)]
-pub struct Chunk {
-    address: usize,
-    len: u64,
-    lease: Arc<OwnLease>,
-    process: &'static Process,
-    taken: Moment,
-}
-
-impl Chunk {
-    /// The address where they begin; as long as the chunk lives, no other code gets them.
-    #[inline]
-    #[must_use]
-    pub fn address(&self) -> usize {
-        self.address
-    }
-
-    /// How many bytes they are. Not zero.
-    #[inline]
-    #[must_use]
-    #[allow(clippy::len_without_is_empty)]
-    pub fn len(&self) -> u64 {
-        self.len
-    }
-}
-
-impl Drop for Chunk {
-    fn drop(&mut self) {
-        if !self.process.is_still(self.taken) {
-            self.process.give_back(self.taken, || self.lease.clone());
-        }
-    }
-}
-
 /// The worker lends what it collates to itself, and to those that it forks: to ask whether it has any at a fork would
 /// be more than to note the fork.
 #[derive(Debug)]
@@ -137,18 +96,6 @@ impl Lender for Collated {
     fn is_lending(&self) -> bool {
         true
     }
-}
-
-/// Whether a batch can be written into a slot now.
-#[derive(Debug)]
-#[must_use]
-pub enum Room {
-    /// It can.
-    Ready,
-    /// Once the parent has taken what was committed before: wait, then ask again.
-    Later,
-    /// It never fits: it must travel in a segment of its own.
-    Oversize,
 }
 
 /// Why a worker goes on.
@@ -244,6 +191,15 @@ impl Port {
         self.process.is_current()
     }
 
+    /// Has this process killed `grace` after the parent's end, if it has not ended by then, whatever it does. `pipe`: as
+    /// [`parent_death::end_with`] takes it.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the system cannot do it.
+    pub fn end_with_parent(&self, pipe: Option<BorrowedFd<'_>>, grace: Duration) -> Result<()> {
+        parent_death::end_with(self.parent_pidfd.as_fd(), pipe, grace)
+    }
+
     /// The next task, if one is there.
     ///
     /// # Errors
@@ -264,6 +220,14 @@ impl Port {
         failpoint("task-handed-back");
         state.open = kind != TaskKind::End;
         Ok(Some(Task { seq, kind, bytes }))
+    }
+
+    /// Takes the descriptor that the parent sent for a task that names `tag`.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when this process has no room for it, [`Error::Corrupt`] when none was sent.
+    pub fn receive_fd(&self, tag: u64) -> Result<OwnedFd> {
+        fd_passing::receive(self.socket.as_fd(), tag)
     }
 
     /// Sleeps until the parent sends something or gives room, ends, a signal comes, or `limit` or
@@ -330,7 +294,7 @@ impl Port {
             Some(fill) => fill,
             None => {
                 let Some(slot) = slots.begin(view.slots) else { return Ok(None) };
-                filling.insert(Fill { slot, bump: 0, chunks: Vec::new() })
+                filling.insert(Fill::new(slot))
             }
         };
         fill.take_back();
@@ -341,12 +305,8 @@ impl Port {
         };
         let window = self.control.window(self.worker, fill.slot);
         let pointer = self.control.segment().pointer(window.start + start, nbytes)?;
-        let lease = Arc::new(slots.own_lease(fill.slot));
-        fill.chunks.push((start, Arc::downgrade(&lease)));
-        fill.bump = end;
-        failpoint("chunk-taken");
-        let (process, taken) = (self.process, self.process.now());
-        Ok(Some(Chunk { address: pointer.as_ptr() as usize, len: nbytes, lease, process, taken }))
+        let lease = slots.own_lease(fill.slot);
+        Ok(Some(fill.hand_out(start..end, pointer.as_ptr() as usize, lease, self.process)))
     }
 
     /// Ends what this worker does with its slots: from now on nothing is allocated. `false`: the worker itself still
@@ -401,19 +361,6 @@ impl Drop for Port {
     }
 }
 
-impl Fill {
-    /// Takes the chunks at the end that the worker no longer has.
-    fn take_back(&mut self) {
-        while let Some((start, lease)) = self.chunks.last() {
-            if lease.strong_count() > 0 {
-                break;
-            }
-            self.bump = *start;
-            self.chunks.pop();
-        }
-    }
-}
-
 struct PortPages<'a> {
     port: &'a Port,
 }
@@ -426,191 +373,5 @@ impl Pages for PortPages<'_> {
 
     fn available(&mut self, need: u64) -> Result<()> {
         self.port.probe.require(need)
-    }
-}
-
-/// One batch on its way into the ring. Dropped before [`finish`](Self::finish), it was never there.
-#[derive(Debug)]
-pub struct Commit<'a> {
-    port: &'a Port,
-    fill: Option<Fill>,
-    generation: u64,
-    /// Bytes of its own segment.
-    own: u64,
-}
-
-impl Commit<'_> {
-    /// The number of this filling, for the meta block.
-    #[must_use]
-    pub fn generation(&self) -> u64 {
-        self.generation
-    }
-
-    /// The addresses of what was allocated of the slot that is being filled, from the slot's start.
-    #[must_use]
-    pub fn filled(&self) -> Range<usize> {
-        let Some(fill) = &self.fill else { return 0..0 };
-        let window = self.port.control.window(self.port.worker, fill.slot);
-        let start = self.port.control.segment().base().as_ptr() as usize + window.start as usize;
-        start..start + fill.bump as usize
-    }
-
-    /// The first byte of the slot that is free for copies.
-    #[must_use]
-    pub fn bump(&mut self) -> u64 {
-        self.fill.as_mut().map_or(0, |fill| {
-            fill.take_back();
-            fill.bump
-        })
-    }
-
-    /// Makes bytes `0..end` of a slot usable for this batch.
-    ///
-    /// # Errors
-    /// [`Error::OutOfMemory`] when the machine or the control group has not enough left.
-    pub fn reserve(&mut self, end: u64) -> Result<Room> {
-        let port = self.port;
-        let view = port.control.worker(port.worker);
-        let mut state = port.lock();
-        if self.fill.is_none() {
-            if end > port.limits.half() {
-                return Ok(Room::Oversize);
-            }
-            let slot = state.slots.begin(view.slots);
-            self.fill = slot.map(|slot| Fill { slot, bump: 0, chunks: Vec::new() });
-        }
-        loop {
-            state.count_own(view.results)?;
-            if let Some(fill) = &self.fill {
-                match state.slots.grow(view.slots, fill.slot, end, &mut port.pages())? {
-                    Growth::Ready => return Ok(Room::Ready),
-                    Growth::Oversize => return Ok(Room::Oversize),
-                    Growth::NoRoom => {}
-                }
-            }
-            // INVARIANT: a worker waits only for results that come before this one. With none left in the
-            // ring, room would come only from the user or the worker itself: nothing to wait for.
-            if !view.results.is_empty()? {
-                return Ok(Room::Later);
-            }
-            // Counted before the parent took the last one: look again, once.
-            if state.own.is_empty() {
-                return Ok(Room::Oversize);
-            }
-        }
-    }
-
-    /// The address of `len` bytes at `offset` of the slot, of what [`reserve`](Self::reserve) made usable.
-    ///
-    /// # Errors
-    /// [`Error::Config`] when there is no slot.
-    pub fn pointer(&self, offset: u64, len: u64) -> Result<NonNull<u8>> {
-        let Some(fill) = &self.fill else { return Err(Error::Config("no slot is being filled".into())) };
-        let window = self.port.control.window(self.port.worker, fill.slot);
-        self.port.control.segment().pointer(window.start + offset, len)
-    }
-
-    /// A segment of `len` bytes for this batch alone, checked against the memory that is left. `None`: once the parent
-    /// has taken what was committed before; wait and ask [`reserve`](Self::reserve) again.
-    ///
-    /// Such segments that the parent has not taken and the slots stay within the share together, but for a batch
-    /// that has nothing before it.
-    ///
-    /// # Errors
-    /// [`Error::OutOfMemory`] or [`Error::Os`] when it cannot be had.
-    pub fn own_segment(&mut self, len: u64) -> Result<Option<(Segment, OwnedFd)>> {
-        let port = self.port;
-        let view = port.control.worker(port.worker);
-        let bytes = len.next_multiple_of(port.limits.page);
-        let mut state = port.lock();
-        state.count_own(view.results)?;
-        if !state.slots.room_beside(view.slots, bytes, &mut port.pages()) {
-            // INVARIANT: as in `reserve`.
-            if !view.results.is_empty()? {
-                return Ok(None);
-            }
-            // What is over the share anyway is so without warm slots.
-            state.slots.shrink(view.slots, bytes, &mut port.pages());
-        }
-        drop(state);
-        port.probe.require(bytes)?;
-        let made = Segment::create("ringloader-batch", len)?;
-        self.own = bytes;
-        Ok(Some(made))
-    }
-
-    /// Sends the descriptor of an oversize batch's segment; to be called before [`finish`](Self::finish). `false`:
-    /// the socket is full, wait and try again.
-    ///
-    /// # Errors
-    /// [`Error::Os`] when the parent is gone.
-    pub fn send(&self, fd: &OwnedFd) -> Result<bool> {
-        let sent = fd_passing::send(self.port.socket.as_fd(), fd.as_fd(), self.generation)?;
-        failpoint("segment-sent");
-        Ok(sent)
-    }
-
-    /// Commits the batch. `meta` was written to `meta_offset` of the slot, or of the segment that was
-    /// sent if `own`; `used` bytes of it are in use. `false`: the ring is full, wait and try again.
-    ///
-    /// # Errors
-    /// [`Error::Corrupt`] when the parent wrote what it never writes, [`Error::Config`] when there is no
-    /// slot and not `own`.
-    pub fn finish(
-        &mut self,
-        seq: u64,
-        kind: ResultKind,
-        meta: Range<u64>,
-        used: u64,
-        own: bool,
-    ) -> Result<bool> {
-        failpoint("filled");
-        let port = self.port;
-        let view = port.control.worker(port.worker);
-        let place = match &self.fill {
-            Some(fill) if !own => BatchPlace::Slot(fill.slot),
-            None if !own => return Err(Error::Config("a batch without a slot has to be sent first".into())),
-            _ => BatchPlace::Own,
-        };
-        let words = ResultDescriptor {
-            seq,
-            kind,
-            place,
-            meta_offset: meta.start,
-            meta_len: meta.end - meta.start,
-            used,
-            generation: self.generation,
-        }
-        .to_words();
-        let mut state = port.lock();
-        let at = state.results.tail();
-        if !state.results.push(view.results, &words)? {
-            return Ok(false);
-        }
-        if let BatchPlace::Own = place {
-            state.own.push_back((at, self.own));
-        }
-        // A batch in a segment of its own leaves the slot, if there is one, to be abandoned.
-        if let BatchPlace::Slot(slot) = place {
-            state.slots.commit(slot);
-            self.fill = None;
-        }
-        drop(state);
-        failpoint("tail-stored");
-        port.control.ready().set(port.worker);
-        failpoint("ready-set");
-        if take_any([view.parent_sleeps, port.control.parent_sleeps()]) {
-            failpoint("flag-taken");
-            port.parent_eventfd.notify();
-        }
-        Ok(true)
-    }
-}
-
-impl Drop for Commit<'_> {
-    fn drop(&mut self) {
-        if let Some(fill) = self.fill.take() {
-            self.port.lock().slots.abandon(fill.slot);
-        }
     }
 }

@@ -1,5 +1,6 @@
 //! What the parent keeps of one worker, for its engine and for all leases.
 
+use crate::error::Error;
 use crate::os::eventfd::EventFd;
 use crate::pool::{Closing, Ledger, SlotId};
 use crate::process::{self, Lender, Process};
@@ -27,6 +28,12 @@ impl Lender for WorkerHandle {
     }
 }
 
+/// The error where a hold was overwritten of a slot that the user has.
+#[cold]
+pub(crate) fn holds_overwritten(worker: u32) -> Error {
+    Error::Corrupt(format!("some process has overwritten which slots of worker {worker} are held"))
+}
+
 impl WorkerHandle {
     pub(crate) fn new(control: Arc<Control>, worker: u32, eventfd: EventFd, ledger: Ledger) -> Arc<Self> {
         let process = process::current();
@@ -49,6 +56,11 @@ impl WorkerHandle {
     /// To be called when the worker has ended: nothing is filled any more.
     pub(crate) fn close(&self) {
         self.closing.close();
+        if !self.ledger.is_borne_out(self.control.worker(self.worker).slots) {
+            // INVARIANT: what the user holds stays mapped. Which slots he holds is not known any more, so all of them
+            // stay as long as his batches do.
+            return self.control.note(Err(holds_overwritten(self.worker)));
+        }
         self.control.release_unheld(self.worker, (0..self.control.geometry().slots).map(SlotId::new));
         self.control.give_back(self.control.arena(self.worker));
     }

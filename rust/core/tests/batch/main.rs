@@ -2,5 +2,6 @@
 
 mod skeleton;
 mod table_cases;
+mod table_fuzz;
 mod table_model;
 mod table_props;

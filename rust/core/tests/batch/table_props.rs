@@ -60,7 +60,7 @@ fn any_leaf() -> impl Strategy<Value = Given> {
 }
 
 /// Storages, one after another as a sender places them, and leaves, of which only the legal ones are kept.
-fn legal_table() -> impl Strategy<Value = (Vec<StorageRecord>, Vec<Given>)> {
+pub(crate) fn legal_table() -> impl Strategy<Value = (Vec<StorageRecord>, Vec<Given>)> {
     let storages = prop::collection::vec((0..2000u64).prop_map(|n| n * 3), 4).prop_map(|sizes| {
         let mut offset = 0;
         let place = |nbytes: u64| {

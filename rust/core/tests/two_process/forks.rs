@@ -102,7 +102,7 @@ fn storm(profile: Profile, time: Duration) -> Seen {
     let held: Held = Arc::new((0..6).map(|_| Mutex::new(None)).collect());
     let (mut children, mut forked) = (Vec::<Child>::new(), 0);
     // Each child has the writing end, and each of its own.
-    let mut alive = pipe().unwrap();
+    let alive = pipe().unwrap();
     for _ in 0..3 {
         let end = Instant::now() + time / 3;
         thread::scope(|scope| {
@@ -133,8 +133,6 @@ fn storm(profile: Profile, time: Duration) -> Seen {
             }
         });
         parent.end_workers(false);
-        // Those that were forked within the epoch have the workers' sockets, and so look like children of the workers.
-        wait_for(&mut children, std::mem::replace(&mut alive, pipe().unwrap()));
         parent = parent.next_epoch_after(|| {
             children.extend((0..3).map(|_| Child::fork(&held, Duration::from_millis(60), &mut random)));
         });

@@ -379,8 +379,9 @@ impl Parent {
 pub(crate) fn start(engine: &Engine, worker: u32, busy: Option<&[u64]>, failpoint: Option<&str>) -> Child {
     let (ours, theirs) = fd_passing::pair().unwrap();
     let fds = engine.worker_fds(worker);
+    let socket = fds.socket.unwrap();
     for (tag, fd) in
-        (0..).zip([fds.segment, fds.worker_eventfd, fds.parent_eventfd, fds.parent_pidfd, fds.socket])
+        (0..).zip([fds.segment, fds.worker_eventfd, fds.parent_eventfd, fds.parent_pidfd, socket.as_fd()])
     {
         assert!(fd_passing::send(ours.as_fd(), fd, tag).unwrap());
     }

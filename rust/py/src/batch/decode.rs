@@ -30,18 +30,22 @@ pub(crate) struct Decoded<'py> {
 }
 
 /// Decodes `delivery`. Its large tensors lie where the worker wrote them, for as long as they live; if the user
-/// holds too much already, or `may_lease` is not given, they are copies.
+/// holds too much already, or `may_lease` is not given, they are copies, for which `require` is asked first.
 ///
 /// # Errors
-/// `RuntimeError` for what no worker writes; what unpickling raises.
+/// What `require` says; `RuntimeError` for what no worker writes; what unpickling raises.
 pub(crate) fn decode<'py>(
     py: Python<'py>,
     cache: &TemplateCache,
     mut delivery: Delivery,
     may_lease: bool,
+    require: impl FnOnce(u64) -> PyResult<()>,
 ) -> PyResult<Decoded<'py>> {
     let large = delivery.len() > SMALL;
     let leased = large && may_lease && delivery.lease();
+    if large && !leased {
+        require(delivery.len())?;
+    }
     let mut last = cache.take();
     let repeated = last.is_repeated(&delivery);
     let template = if repeated { last.template(py, &delivery)? } else { None };

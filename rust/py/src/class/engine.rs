@@ -1,10 +1,12 @@
 //! The parent's end of the transport, as a Python class.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use pyo3::exceptions::{PyException, PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
 use ringloader_core::Error;
+use ringloader_core::os::memory::MemoryProbe;
 use ringloader_core::sync::{Arc, AtomicBool, AtomicU64, Ordering};
 use ringloader_core::transport::Control;
 use ringloader_core::transport::delivery::Delivery;
@@ -17,6 +19,7 @@ use super::slot_memory::SlotMemory;
 use super::worker_fds::WorkerFds;
 use crate::batch::decode::{Decoded, decode};
 use crate::batch::template::TemplateCache;
+use crate::fds::duplicate;
 use crate::gil::{Deadline, exception, wait, without_interpreter};
 use crate::index::codec::{encode_call, encode_task};
 use crate::python;
@@ -24,6 +27,9 @@ use crate::torch::names::Torch;
 
 /// The smallest memory of a table that is used again: malloc has smaller ones at hand.
 const REUSED: usize = 1024;
+
+/// Bytes whose copy takes longer than to ask whether there is memory for them.
+const ASKED: u64 = 1 << 20;
 
 /// The parent's end: tasks down, results up.
 #[pyclass(frozen, module = "ringloader._native")]
@@ -36,6 +42,10 @@ pub(crate) struct Engine {
     layouts: LayoutCache,
     /// The message that stands for a batch whose arrival was interrupted.
     interrupted: Mutex<Option<Py<PyAny>>>,
+    /// What is asked before much is copied out.
+    probe: OnceLock<MemoryProbe>,
+    /// Bytes that were copied since.
+    unasked: AtomicU64,
 }
 
 #[pymethods]
@@ -48,9 +58,16 @@ impl Engine {
         Core::new(workers, max_tasks, share).map(Self::of).map_err(exception)
     }
 
-    /// The descriptors that a worker needs.
+    /// The descriptor of the shared memory, which stays the engine's.
+    #[getter]
+    fn segment(&self) -> PyResult<RawFd> {
+        Ok(self.core()?.worker_fds(0).segment.as_raw_fd())
+    }
+
+    /// The descriptors that a worker needs, until its process is watched.
     fn worker_fds(&self, worker: u32) -> PyResult<WorkerFds> {
-        Ok(WorkerFds::of(&self.core()?.worker_fds(worker)))
+        WorkerFds::of(&self.core()?.worker_fds(worker))
+            .ok_or_else(|| PyRuntimeError::new_err(format!("worker {worker} has its descriptors already")))
     }
 
     /// Watches the process with this id as a worker.
@@ -79,6 +96,13 @@ impl Engine {
     fn put_call(&self, worker: u32, callable: &Bound<'_, PyAny>) -> PyResult<()> {
         let task = encode_call(callable)?;
         self.core()?.put_task(worker, task).map_err(exception)
+    }
+
+    /// Sends a worker a descriptor, which stays the caller's, for a call that names `tag`. Tags ascend. False: there is
+    /// no room now.
+    fn send_fd(&self, worker: u32, fd: RawFd, tag: u64) -> PyResult<bool> {
+        let sent = duplicate(fd)?;
+        self.core()?.send_fd(worker, sent.as_fd(), tag).map_err(exception)
     }
 
     /// Waits for the next result: a message of torch's protocol, `(index of the task, batch)`.
@@ -252,6 +276,8 @@ impl Engine {
             templates: TemplateCache::default(),
             layouts: LayoutCache::default(),
             interrupted: Mutex::new(None),
+            probe: OnceLock::new(),
+            unasked: AtomicU64::new(0),
         }
     }
 
@@ -321,6 +347,15 @@ impl Engine {
         self.unpack_leased(py, delivery, may_lease)
     }
 
+    /// Asks whether there is memory for a copy, whenever so much was copied that to ask is little beside it.
+    fn require(&self, bytes: u64) -> PyResult<()> {
+        if self.unasked.fetch_add(bytes, Ordering::Relaxed) + bytes < ASKED {
+            return Ok(());
+        }
+        self.unasked.store(0, Ordering::Relaxed);
+        self.probe.get_or_init(MemoryProbe::new).require(bytes).map_err(exception)
+    }
+
     /// As [`unpack`](Self::unpack). Unless `may_lease`, nothing of it lies where the worker wrote it.
     fn unpack_leased<'py>(
         &self,
@@ -329,7 +364,9 @@ impl Engine {
         may_lease: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
         self.say_if_oversize(py, &delivery)?;
-        let Decoded { object, copied_out, table } = decode(py, &self.templates, delivery, may_lease)?;
+        let require = |bytes| self.require(bytes);
+        let Decoded { object, copied_out, table } =
+            decode(py, &self.templates, delivery, may_lease, require)?;
         if table.capacity() >= REUSED
             && let Ok(core) = self.core()
         {

@@ -1,6 +1,6 @@
 //! A worker's end of the transport, as a Python class.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pyo3::exceptions::PyRuntimeError;
@@ -21,6 +21,7 @@ use crate::batch::write::Target;
 use crate::fds::duplicate;
 use crate::gil::{Deadline, detached, exception};
 use crate::index::codec::{decode_task, pair};
+use crate::process::GRACE;
 use crate::torch::tensor::tensor_over_chunk;
 
 /// How often a batch is read that others change meanwhile.
@@ -43,7 +44,7 @@ impl Port {
     #[pyo3(signature = (engine, worker, busy = None))]
     fn inherit(engine: &Engine, worker: u32, busy: Option<Vec<u64>>) -> PyResult<Self> {
         let engine = engine.core()?;
-        let fds = engine.worker_fds(worker).for_port()?;
+        let fds = engine.inherited_fds(worker)?;
         Self::attached(engine.control().clone(), worker, engine.share(), fds, busy)
     }
 
@@ -60,6 +61,14 @@ impl Port {
             socket: duplicate(fds.socket)?,
         };
         Self::attached(control, worker, share, fds, busy)
+    }
+
+    /// Has this process killed half a second after the parent's end, if it has not ended by then, whatever it does.
+    /// `pipe`: of a process that a server has forked, the reading end of one whose writing end only the parent has.
+    /// `OSError`: the system cannot do it.
+    fn end_with_parent(&self, pipe: Option<RawFd>) -> PyResult<()> {
+        let pipe = pipe.map(duplicate).transpose()?;
+        self.core.end_with_parent(pipe.as_ref().map(AsFd::as_fd), GRACE).map_err(exception)
     }
 
     /// Waits for the next task: a message of torch's protocol in a tuple of its own, which costs less than a class.
@@ -97,6 +106,11 @@ impl Port {
     /// As `put`, without waiting for room. False: there is none, and nothing was sent.
     fn put_now(&self, message: &Bound<'_, PyAny>) -> PyResult<bool> {
         self.send(message, false)
+    }
+
+    /// Takes the descriptor that the main process sent for a call that names `tag`. It is the caller's to close.
+    fn receive_fd(&self, tag: u64) -> PyResult<RawFd> {
+        self.core.receive_fd(tag).map(OwnedFd::into_raw_fd).map_err(exception)
     }
 
     /// Memory for `nbytes` in the slot that is being filled, as a `torch.UntypedStorage`; None where the

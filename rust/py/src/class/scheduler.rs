@@ -1,6 +1,7 @@
 //! Native scheduling of one iterator, as a Python class: one call for each batch.
 
 use std::collections::VecDeque;
+use std::time::{Duration, Instant};
 
 use pyo3::exceptions::{PyAssertionError, PyRuntimeError, PyStopIteration};
 use pyo3::intern;
@@ -19,7 +20,7 @@ use super::sent_tasks::SentTasks;
 use super::thread_queues::ThreadQueues;
 use crate::gil::{Deadline, exception};
 use crate::lock::{DetachedLock, Guard};
-use crate::python::Callbacks;
+use crate::python::{Callbacks, Late};
 use crate::torch::names::Torch;
 
 type Core = ringloader_core::scheduler::Scheduler<Py<PyAny>>;
@@ -92,6 +93,10 @@ macro_rules! scheduler_class {
                 self.0.keep_sent(py)
             }
 
+            fn watch(&self, py: Python<'_>, seconds: f64) -> PyResult<()> {
+                self.0.watch(py, seconds)
+            }
+
             fn reset(&self, py: Python<'_>, source: Py<IndexSource>) -> PyResult<()> {
                 self.0.reset(py, source)
             }
@@ -152,6 +157,8 @@ struct State<I> {
     keeps_sent: bool,
     /// Those.
     sent: SentTasks<I>,
+    /// After how long a wait for a batch is said.
+    watch: Option<Duration>,
 }
 
 /// The end of a worker's iterable dataset.
@@ -168,6 +175,35 @@ struct Taken {
     worker: u32,
     /// torch's `_rcvd_idx` before it.
     received: u64,
+}
+
+/// A wait for a batch that is said when it is due.
+struct Watched {
+    since: Instant,
+    /// How long the wait is when it is said next.
+    next: Duration,
+}
+
+impl Watched {
+    fn new(after: Duration) -> Self {
+        Self { since: Instant::now(), next: after }
+    }
+
+    /// How long the wait has been, if that is to be said now.
+    fn is_due(&mut self) -> Option<Duration> {
+        let waited = self.since.elapsed();
+        let is_due = waited >= self.next;
+        while waited >= self.next {
+            // More than nothing, or it would never be more.
+            self.next = self.next.max(Duration::from_millis(1)).saturating_mul(2);
+        }
+        is_due.then_some(waited)
+    }
+
+    /// How long until it is due.
+    fn left(&self) -> Duration {
+        self.next.saturating_sub(self.since.elapsed())
+    }
 }
 
 impl<E: ParentEnd> Scheduling<E> {
@@ -190,13 +226,31 @@ impl<E: ParentEnd> Scheduling<E> {
         let (end_ahead, ends_kept) = (None, Vec::new());
         let timeout = (timeout > 0.0).then_some(timeout);
         let keeps_sent = timeout.is_some();
-        let state = DetachedLock::new(State { core, source, taken, end_ahead, ends_kept, keeps_sent, sent });
+        let state = DetachedLock::new(State {
+            core,
+            source,
+            taken,
+            end_ahead,
+            ends_kept,
+            keeps_sent,
+            sent,
+            watch: None,
+        });
         Self { engine, state, process: process::current(), workers, iterable, timeout }
     }
 
     /// From now on, the indices of tasks are kept until their results have come.
     fn keep_sent(&self, py: Python<'_>) -> PyResult<()> {
         self.lock(py)?.keeps_sent = true;
+        Ok(())
+    }
+
+    /// From now on, a wait for a batch is said after so many seconds, and again each time it has become twice as long.
+    fn watch(&self, py: Python<'_>, seconds: f64) -> PyResult<()> {
+        let mut state = self.lock(py)?;
+        // What no clock counts to never comes.
+        state.watch = Duration::try_from_secs_f64(seconds).ok();
+        state.keeps_sent = true;
         Ok(())
     }
 
@@ -359,6 +413,7 @@ impl<E: ParentEnd> Scheduling<E> {
         let py = callbacks.py();
         let engine = E::of(&self.engine).core().ok();
         let mut deadline = Deadline::after(self.timeout)?;
+        let mut watched = None;
         loop {
             match state.core.poll(engine.as_deref()).map_err(exception)? {
                 Poll::End | Poll::Lost { .. } | Poll::Wait { .. } if !wait => return Ok(None),
@@ -437,13 +492,44 @@ impl<E: ParentEnd> Scheduling<E> {
                         )?;
                         return Err(PyRuntimeError::new_err("DataLoader timed out"));
                     };
-                    E::wait(py, engine, worker, left.min(limit))?;
+                    let mut limit = left.min(limit);
+                    if let Some(after) = state.watch {
+                        let watched = watched.get_or_insert_with(|| Watched::new(after));
+                        if let Some(waited) = watched.is_due() {
+                            let owing = Self::owing(py, state, engine, worker);
+                            callbacks.note_wait(waited.as_secs_f64(), owing)?;
+                            continue;
+                        }
+                        limit = limit.min(watched.left());
+                    }
+                    E::wait(py, engine, worker, limit)?;
                     if E::of(&self.engine).core().is_err() {
                         return Err(invalid_state());
                     }
                 }
             }
         }
+    }
+
+    /// What each worker owes: first that of the one whose turn it is.
+    fn owing<'py>(
+        py: Python<'py>,
+        state: &State<Indexed<E>>,
+        engine: &E::Core,
+        turn: Option<u32>,
+    ) -> Vec<Late<'py>> {
+        let mut owing = state.sent.late(&state.core, None, |index| E::index(py, index));
+        owing.sort_by_key(|&(worker, ..)| Some(worker) != turn);
+        for (worker, number, index) in &mut owing {
+            // What comes before it may lie in the ring. Of the one whose turn it is, nothing does.
+            let taken = (Some(*worker) != turn).then(|| E::in_hand(engine, *worker)).flatten();
+            if let Some((seq, taken)) = taken
+                && let Some(awaited) = state.core.awaited_task(seq)
+            {
+                (*number, *index) = (awaited, E::index(py, &taken).ok());
+            }
+        }
+        owing
     }
 
     /// A worker has nothing more of its iterable dataset.

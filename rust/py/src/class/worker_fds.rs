@@ -43,13 +43,15 @@ impl WorkerFds {
 }
 
 impl WorkerFds {
-    pub(super) fn of(fds: &CoreFds<'_>) -> Self {
-        Self {
+    /// `None` once the worker has them.
+    pub(super) fn of(fds: &CoreFds<'_>) -> Option<Self> {
+        let socket = fds.socket.as_ref()?.as_raw_fd();
+        Some(Self {
             segment: fds.segment.as_raw_fd(),
             worker_eventfd: fds.worker_eventfd.as_raw_fd(),
             parent_eventfd: fds.parent_eventfd.as_raw_fd(),
             parent_pidfd: fds.parent_pidfd.as_raw_fd(),
-            socket: fds.socket.as_raw_fd(),
-        }
+            socket,
+        })
     }
 }

@@ -1,6 +1,6 @@
 //! What lies before a tensor's bytes: the structure that torch is given, and what keeps the bytes.
 
-use std::alloc::{Layout, dealloc};
+use std::alloc::Layout;
 use std::mem::ManuallyDrop;
 use std::ptr::{NonNull, copy_nonoverlapping};
 
@@ -117,7 +117,8 @@ pub(super) unsafe fn drop_header(header: *mut Header) {
     let Header { keeper, layout, .. } = unsafe { header.read() };
     drop(keeper);
     if let Some(layout) = layout {
-        // SAFETY: the header had this memory for itself.
-        unsafe { dealloc(header.cast(), layout) };
+        // The header had this memory for itself.
+        let start = NonNull::new(header.cast()).expect("the address of a header");
+        drop(Memory { start, layout });
     }
 }

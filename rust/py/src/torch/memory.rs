@@ -24,7 +24,9 @@ impl Memory {
     pub(super) fn new(len: usize) -> Option<Self> {
         let layout = Layout::from_size_align(len.max(1), ALIGNMENT).ok()?;
         // SAFETY: the size is not zero.
-        NonNull::new(unsafe { alloc(layout) }).map(|start| Self { start, layout })
+        let start = NonNull::new(unsafe { alloc(layout) })?;
+        spike::note_made(layout.size());
+        Some(Self { start, layout })
     }
 }
 
@@ -32,7 +34,60 @@ impl Drop for Memory {
     fn drop(&mut self) {
         // SAFETY: it was allocated with this layout, and nothing refers to it any more (D1).
         unsafe { dealloc(self.start.as_ptr(), self.layout) };
+        spike::note_gone(self.layout.size());
     }
+}
+
+/// Gives memory back to the system after many batches were held: glibc keeps what it has given out from its heap.
+mod spike {
+    use ringloader_core::sync::{AtomicU64, Ordering};
+
+    /// Bytes of an allocation that counts.
+    const COUNTS: usize = 64 << 10;
+    /// Bytes that are worth the milliseconds.
+    const MANY: u64 = 64 << 20;
+    /// What is left of them when they are given back: one part in so many.
+    const FEW: u64 = 8;
+
+    static HELD: AtomicU64 = AtomicU64::new(0);
+    /// The most that was held since few were.
+    static MOST: AtomicU64 = AtomicU64::new(0);
+
+    #[inline]
+    pub(super) fn note_made(len: usize) {
+        if len >= COUNTS {
+            let held = HELD.fetch_add(len as u64, Ordering::Relaxed) + len as u64;
+            MOST.fetch_max(held, Ordering::Relaxed);
+        }
+    }
+
+    #[inline]
+    pub(super) fn note_gone(len: usize) {
+        if len < COUNTS {
+            return;
+        }
+        let left = HELD.fetch_sub(len as u64, Ordering::Relaxed) - len as u64;
+        let most = MOST.load(Ordering::Relaxed);
+        // Of threads that come to this at once, one goes on.
+        if most >= MANY
+            && left <= most / FEW
+            && MOST.compare_exchange(most, left, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        {
+            trim();
+        }
+    }
+
+    #[cfg(target_env = "gnu")]
+    fn trim() {
+        unsafe extern "C" {
+            fn malloc_trim(pad: usize) -> std::ffi::c_int;
+        }
+        // SAFETY: has no conditions: it looks at memory that was freed, under malloc's own locks.
+        unsafe { malloc_trim(0) };
+    }
+
+    #[cfg(not(target_env = "gnu"))]
+    fn trim() {}
 }
 
 /// The largest memory that several small tensors share: as much as one that is kept can keep.

@@ -18,6 +18,8 @@ pub(super) struct WorkerChannel {
     pub(super) results: Consumer,
     /// `None` once its process has ended, or before it is known.
     pub(super) pidfd: Option<OwnedFd>,
+    /// The parent's end of the socket pair; `None` while the engine is stored.
+    pub(super) socket: Option<OwnedFd>,
 }
 
 impl WorkerChannel {

@@ -15,6 +15,7 @@ use crate::pool::registered::fixed;
 use crate::pool::{Ledger, SlotId};
 use crate::sync::{Arc, Ordering};
 use crate::transport::layout::{Control, GRANULE};
+use crate::transport::worker_handle::holds_overwritten;
 
 /// An engine that was [stored](Engine::store). Dropping it closes it.
 #[derive(Debug)]
@@ -56,9 +57,11 @@ impl Engine {
         if state.closed || state.channels.iter().any(|channel| channel.pidfd.is_some()) {
             return Ok(false);
         }
-        for (parents, workers) in self.sockets.drain(..) {
-            drop(workers);
-            if !fd_passing::is_deserted(parents.as_fd())? {
+        self.worker_ends.get_mut().unwrap_or_else(PoisonError::into_inner).clear();
+        for channel in &mut state.channels {
+            if let Some(ours) = channel.socket.take()
+                && !fd_passing::is_deserted(ours.as_fd())?
+            {
                 return Ok(false);
             }
         }
@@ -78,6 +81,11 @@ impl Engine {
         Ok(true)
     }
 
+    /// The most that a slot can have touched, whatever the words say.
+    fn window(&self) -> u64 {
+        self.control.geometry().window
+    }
+
     /// Gives back what the slots of `worker` keep beyond what is registered and `most` bytes. `false`: the user holds
     /// more.
     ///
@@ -85,7 +93,10 @@ impl Engine {
     /// The system's refusal: more is kept than may be.
     fn keep(&self, worker: u32, most: u64) -> Result<bool> {
         let words = self.control.worker(worker).slots;
-        let touched = |slot: SlotId| words.touched()[slot.index()].load(Ordering::Relaxed);
+        if !self.handles[worker as usize].ledger.is_borne_out(words) {
+            return Err(holds_overwritten(worker));
+        }
+        let touched = |slot: SlotId| words.touched()[slot.index()].load(Ordering::Relaxed).min(self.window());
         let loose = |slot| touched(slot) - fixed(words, slot, touched(slot));
         let busy = Ledger::busy(words);
         let (held, free): (Vec<_>, Vec<_>) =
@@ -112,7 +123,7 @@ impl CachedSegment {
     pub fn resident(&self) -> u64 {
         let workers = 0..self.0.control.geometry().workers;
         let touched = |worker| self.0.control.worker(worker).slots.touched();
-        workers.flat_map(touched).map(|touched| touched.load(Ordering::Relaxed)).sum()
+        workers.flat_map(touched).map(|touched| touched.load(Ordering::Relaxed).min(self.0.window())).sum()
     }
 
     /// The segment and its geometry.
@@ -134,8 +145,12 @@ impl CachedSegment {
     pub fn take(self) -> Result<Engine> {
         let mut engine = self.0;
         engine.process.look();
-        for _ in 0..engine.control.geometry().workers {
-            engine.sockets.push(fd_passing::pair()?);
+        let state = engine.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let ends = engine.worker_ends.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for channel in &mut state.channels {
+            let (ours, theirs) = fd_passing::pair()?;
+            channel.socket = Some(ours);
+            ends.push(Some(Arc::new(theirs)));
         }
         Ok(engine)
     }

@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::Mutex;
 
 use super::geometry::{GRANULE, Geometry, SegmentOffsets};
+use super::gone::Gone;
 use crate::error::{Error, Result};
 use crate::os::Segment;
 use crate::os::segment::page_size;
@@ -19,6 +20,8 @@ pub struct Control {
     pub(super) geometry: Geometry,
     /// Those of the geometry: asked for several times for each batch.
     pub(super) offsets: SegmentOffsets,
+    /// Which windows were retired: private, because nothing may be unmapped twice.
+    pub(super) gone: Gone,
     /// What was retired, but would not be unmapped.
     pub(super) stuck: Mutex<Vec<Range<u64>>>,
     pub(super) refusal: Mutex<Option<Error>>,
@@ -39,7 +42,16 @@ impl Control {
             )));
         }
         let offsets = geometry.offsets();
-        Ok(Self { segment, geometry, offsets, stuck: Mutex::default(), refusal: Mutex::default(), maker })
+        let gone = Gone::new(&geometry);
+        Ok(Self {
+            segment,
+            geometry,
+            offsets,
+            gone,
+            stuck: Mutex::default(),
+            refusal: Mutex::default(),
+            maker,
+        })
     }
 
     /// The memory behind it.

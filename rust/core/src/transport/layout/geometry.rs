@@ -20,6 +20,9 @@ pub(super) const MAX_SEGMENT: u64 = 4 << 40;
 const USUAL: u64 = 1 << 39;
 /// The window of an ordinary large batch. What does not fit into its window travels in a segment of its own.
 const USEFUL: u64 = 64 << 20;
+/// To what windows and arenas shrink, where address space is short.
+const LEAST_WINDOW: u64 = 1 << 20;
+const LEAST_ARENA: u64 = 16 << 20;
 /// Slots that a worker has in any case, if it has tasks for them: half may be leased, half be on their way.
 const FEWEST: u64 = 32;
 
@@ -77,9 +80,15 @@ impl Geometry {
         Ok(geometry)
     }
 
-    /// The same with windows of half the size, for a system that refuses so much address space.
+    /// The same with windows, or arenas, of half the size, for a system that refuses so much address space.
     pub(super) fn halved(self) -> Option<Self> {
-        (self.window > (1 << 20)).then_some(Self { window: self.window / 2, ..self })
+        if self.window > LEAST_WINDOW.max(self.arena / 16) {
+            return Some(Self { window: self.window / 2, ..self });
+        }
+        if self.arena > LEAST_ARENA {
+            return Some(Self { arena: self.arena / 2, ..self });
+        }
+        (self.window > LEAST_WINDOW).then_some(Self { window: self.window / 2, ..self })
     }
 
     pub(super) fn offsets(&self) -> SegmentOffsets {

@@ -5,6 +5,7 @@
 //! | `geometry` | sizes and offsets |
 //! | `structures` | headers, counters, one worker's view |
 //! | `control` | a segment with structures in it |
+//! | `gone` | which windows were given up |
 //! | `open` | it is made, and attached |
 //! | `views` | pointers into the mapping become references |
 //! | `windows` | windows that are not held are unmapped |
@@ -24,6 +25,7 @@
 
 mod control;
 mod geometry;
+mod gone;
 mod open;
 mod structures;
 #[allow(unsafe_code, reason = "turns mapped memory into references to the structures in it")]

@@ -10,20 +10,31 @@ use super::geometry::Geometry;
 use super::views::header;
 use crate::error::{Error, Result};
 use crate::os::Segment;
+use crate::os::memory::address_space_left;
 use crate::process;
 use crate::sync::Ordering;
 
 impl Control {
-    /// Makes a segment for `geometry`, with smaller windows where the system refuses so much address
-    /// space. The descriptor is for those that attach.
+    /// Makes a segment for `geometry`, with smaller windows and arenas where the system refuses so much address
+    /// space or so large a file, or it were more than half of what `RLIMIT_AS` leaves for all that this process does. The descriptor is
+    /// for those that attach.
     ///
     /// # Errors
     /// [`Error::Os`] when no segment can be had.
     pub fn create(mut geometry: Geometry) -> Result<(Self, OwnedFd)> {
+        let most = address_space_left().map_or(u64::MAX, |left| left / 2);
         let (segment, fd) = loop {
+            if geometry.total() > most
+                && let Some(smaller) = geometry.halved()
+            {
+                geometry = smaller;
+                continue;
+            }
             match Segment::create("ringloader", geometry.total()) {
-                Err(Error::Os { errno, .. }) if errno == Errno::NOMEM.raw_os_error() => {
-                    geometry = geometry.halved().ok_or_else(|| Error::os("mmap", Errno::NOMEM))?;
+                Err(Error::Os { errno, call, message })
+                    if [Errno::NOMEM, Errno::FBIG].map(Errno::raw_os_error).contains(&errno) =>
+                {
+                    geometry = geometry.halved().ok_or(Error::Os { errno, call, message })?;
                 }
                 other => break other?,
             }

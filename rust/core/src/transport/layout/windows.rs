@@ -5,7 +5,7 @@ use std::sync::PoisonError;
 
 use super::control::Control;
 use crate::error::{Error, Result};
-use crate::pool::{SlotId, SlotWords, is_retired, retire};
+use crate::pool::{SlotId, SlotWords, retire};
 use crate::process::Process;
 use crate::sync::Ordering;
 
@@ -17,7 +17,7 @@ impl Control {
         let words = self.worker(worker).slots;
         let mut unused: Option<Range<u64>> = None;
         for slot in slots {
-            if !retire(words, slot) {
+            if !retire(words, slot) || !self.gone.insert(worker, slot) {
                 continue;
             }
             let window = self.window(worker, slot);
@@ -40,8 +40,8 @@ impl Control {
 
     /// Gives up windows that were just retired.
     pub(super) fn unmap(&self, windows: Range<u64>) {
-        // SAFETY: the exchange in `retire` lets each window come here once, when it is not held; its
-        // worker has ended, and a retired slot is never held again.
+        // SAFETY: the exchange in `retire` lets a window come here when it is not held, and `gone` lets it come once,
+        // whatever became of the shared words; its worker has ended, and a retired slot is never held again.
         let unmapped = unsafe { self.segment.unmap(windows.clone()) };
         if unmapped.is_err() {
             self.stuck.lock().unwrap_or_else(PoisonError::into_inner).push(windows);
@@ -55,7 +55,7 @@ impl Control {
     }
 
     /// Keeps the first refusal. All else goes on: what was not given back now goes with the mapping.
-    pub(super) fn note(&self, result: Result<()>) {
+    pub(crate) fn note(&self, result: Result<()>) {
         if let Err(refused) = result {
             self.refusal.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(refused);
         }
@@ -84,7 +84,7 @@ impl Drop for Control {
         let mut mapped: Vec<Range<u64>> = std::iter::once(0..self.offsets.windows).collect();
         for worker in 0..self.geometry.workers {
             let words = self.worker(worker).slots;
-            for slot in slots().filter(|&slot| !is_retired(words, slot) && !stays(words, slot)) {
+            for slot in slots().filter(|&slot| !self.gone.contains(worker, slot) && !stays(words, slot)) {
                 join(&mut mapped, self.window(worker, slot));
             }
         }

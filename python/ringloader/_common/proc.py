@@ -1,0 +1,42 @@
+"""What ``/proc`` says of a process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def stat_of(pid: int | None) -> list[str]:
+    """The fields of ``/proc/PID/stat`` from the state on; none if it cannot be read."""
+    try:
+        # The command name stands in parentheses and may hold anything, so split behind the last one.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (OSError, ValueError):
+        return []
+
+
+def state_of(pid: int | None) -> str:
+    """The letter of its state; "?" if it cannot be read."""
+    return next(iter(stat_of(pid)), "?")
+
+
+def start_of(pid: int) -> int:
+    """When it began, in the kernel's units; 0 if that cannot be read."""
+    try:
+        return int(stat_of(pid)[19])
+    except (IndexError, ValueError):
+        return 0
+
+
+def signals_of(pid: int) -> dict[str, int]:
+    """The sets of signals in ``/proc/PID/status``; none if it cannot be read."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
+    except OSError:
+        return {}
+    fields = (line.partition(":") for line in lines if line.startswith(("Sig", "ShdPnd")))
+    return {name: int(value, 16) for name, _, value in fields if name != "SigQ"}
+
+
+def bit(number: int) -> int:
+    """Of a signal, in such a set."""
+    return 1 << (number - 1)

@@ -1,0 +1,140 @@
+"""``on_error=`` in the main process: batches without their errors, and the list of those."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from ringloader._common import sent_bad_samples, whole_errors
+from ringloader._common.weak_registry import WeakRegistry
+from ringloader._options import THREAD, Options
+from ringloader._torch import internals
+from ringloader._worker.bad_samples import Handling
+from ringloader.bad_samples import RAISE, BadSample
+
+_logger = logging.getLogger("ringloader")
+
+# Of the epoch that a loader began last.
+_listed: WeakRegistry[list[BadSample]] = WeakRegistry()
+
+
+def step_for(options: Options) -> Handling | None:
+    """The step of a loader's fetchers, if its options say so."""
+    return None if options.on_error == RAISE else Handling(options.on_error)
+
+
+def collecting_for(loader: Any, options: Options) -> Collecting | None:
+    """What takes the batches of an iterator apart. Its first epoch begins by it."""
+    if options.on_error == RAISE:
+        return None
+    made = Collecting(options.max_errors, "thread" if options.worker_method == THREAD else "process")
+    made.begin_epoch(loader)
+    return made
+
+
+def listed(loader: object) -> list[BadSample]:
+    """Those of a loader's epoch."""
+    return list(_listed.get(loader) or ())
+
+
+def through(transform: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:
+    """A function of batches, for batches as :class:`Handling` makes them."""
+    return None if transform is None else functools.partial(_transformed, transform)
+
+
+def _transformed(transform: Callable[[Any], Any], found: list[Any]) -> list[Any]:
+    return found if len(found) == 3 else [transform(found[0]), *found[1:]]
+
+
+class Collecting:
+    """Takes the batches of an iterator apart.
+
+    Args:
+        most: Bad samples of an epoch that are skipped or replaced; None for any number.
+        worker: What a worker is: ``"process"`` or ``"thread"``.
+    """
+
+    def __init__(self, most: int | None, worker: str) -> None:
+        self._most = most
+        self._worker = worker
+        self._bad: list[BadSample] = []
+        # Of those, how many are not good after all.
+        self.number = 0
+        # Whether the epoch has given a batch.
+        self._has_given = False
+
+    def begin_epoch(self, loader: Any) -> None:
+        """The loader's list is that of this epoch."""
+        self._bad = []
+        self.number = 0
+        self._has_given = False
+        _listed.put(loader, self._bad)
+
+    def next(self, take: Callable[..., Any], *args: Any) -> Any:
+        """The next batch of those that ``take(*args)`` gives.
+
+        Raises:
+            Exception: What the bad sample raised that is one too many; the first, if the epoch ends and all
+                of its samples were skipped.
+        """
+        while True:
+            try:
+                found = take(*args)
+            except StopIteration:
+                if self.number and not self._has_given:
+                    self._has_given = True
+                    first = next(bad for bad in self._bad if bad.handling != "retried")
+                    self._raise(first, "on_error: nothing is left of the epoch, whose samples were all bad")
+                raise
+            if len(found) > 1:
+                self._note(found[1])
+            if len(found) != 3:
+                self._has_given = True
+                return found[0]
+
+    def _note(self, errors: Any) -> None:
+        many = sent_bad_samples.from_bytes(errors) if isinstance(errors, bytes) else errors
+        over = None
+        for bad in many:
+            self._bad.append(bad)
+            if bad.handling == "retried":
+                continue
+            self.number += 1
+            if _is_power_of_ten(self.number):
+                self._say(bad)
+            if over is None and self._most is not None and self.number > self._most:
+                over = bad
+        if over is not None:
+            self._raise(over, f"max_errors={self._most}: so many samples were bad before it in this epoch")
+
+    def _say(self, bad: BadSample) -> None:
+        _logger.warning(
+            "on_error: sample %.200r was %s: %s: %.500s (bad samples of this epoch so far: %d; the loader's "
+            "errors are all of them)",
+            bad.index,
+            bad.handling,
+            type(bad.error).__name__,
+            bad.error,
+            self.number,
+        )
+
+    def _raise(self, bad: BadSample, note: str) -> NoReturn:
+        """Raises as torch raises an error of a dataset."""
+        if bad.worker_id is None:
+            sent_bad_samples.note(bad.error, f"Original {bad.traceback}", note)
+            raise bad.error
+        where = f"in DataLoader worker {self._worker} {bad.worker_id}"
+        wrapper = internals.ExceptionWrapper(exc_info=(type(bad.error), bad.error, None), where=where)
+        wrapper.exc_msg = bad.traceback
+        try:
+            whole_errors.whole(wrapper, is_sent=False).reraise()
+        except Exception as error:
+            error.add_note(note)
+            raise
+        raise AssertionError("unreachable")
+
+
+def _is_power_of_ten(number: int) -> bool:
+    return str(number).rstrip("0") == "1"

@@ -1,0 +1,63 @@
+"""The device in use, its streams, and a device that a fork has made unusable."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def on_cuda_device_in_use() -> contextlib.AbstractContextManager[Any]:
+    """Makes a device of this process's the current one that has a context, if there is one."""
+    has_context = getattr(torch._C, "_cuda_hasPrimaryContext", None)
+    devices = range(torch.cuda.device_count()) if has_context is not None else ()
+    in_use = next((index for index in devices if has_context and has_context(index)), None)
+    return contextlib.nullcontext() if in_use is None else torch.cuda.device(in_use)
+
+
+def current_device_index() -> int:
+    """Of the device that torch pins for, as its pinning thread finds it."""
+    return int(torch.accelerator.current_device_index())
+
+
+@contextlib.contextmanager
+def _stream_context(stream: Any) -> Any:
+    """``with stream``, which torch 2.6 does not have."""
+    device = torch.accelerator.current_device_index()
+    before = torch.accelerator.current_stream(stream.device)
+    torch.accelerator.set_stream(stream)
+    try:
+        yield
+    finally:
+        # Each sets the device too.
+        torch.accelerator.set_stream(before)
+        torch.accelerator.set_device_index(device)
+
+
+# What makes a stream, and its device, the current ones.
+stream_context: Callable[[Any], Any] = (
+    (lambda stream: stream) if hasattr(torch.Stream, "__enter__") else _stream_context
+)
+
+
+def device_in_bad_fork() -> str | None:
+    """A device that was initialised in the process from which this one was forked, and is unusable here.
+
+    Of those which do not tell this: one that was initialised at all.
+    """
+    get_name = getattr(torch._C, "_get_privateuse1_backend_name", None)
+    names: list[str] = [*_DEVICES, *([] if get_name is None else [get_name()])]
+    for name in dict.fromkeys(names):
+        device = getattr(torch, name, None)
+        ask = getattr(device, "_is_in_bad_fork", None) or getattr(device, "is_initialized", None)
+        # Where one's package is there without its other half.
+        with contextlib.suppress(AttributeError, NotImplementedError):
+            if ask is not None and ask():
+                return name
+    return None
+
+
+# `hpu` is put there by its own package; a device of a name of its own is the private one.
+_DEVICES = ("cuda", "xpu", "mps", "mtia", "hpu")

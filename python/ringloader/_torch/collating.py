@@ -1,0 +1,106 @@
+"""torch's ``default_collate``: what it is made of, and what others taught it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import BuiltinFunctionType
+from typing import Any
+
+import numpy
+import torch
+import torch.utils.data
+
+from ringloader._torch import internals
+
+# A torch without one of these collates itself.
+_collation: Any = torch.utils.data._utils.collate
+collate_fn_map: dict[Any, Any] = getattr(_collation, "default_collate_fn_map", {})
+# What it has, and what of torch the functions call.
+_COLLATING = ("stack", "tensor", "as_tensor")
+_COLLATE_FN_MAP: dict[Any, str] = {
+    torch.Tensor: "collate_tensor_fn",
+    numpy.ndarray: "collate_numpy_array_fn",
+    (numpy.bool_, numpy.number, numpy.object_): "collate_numpy_scalar_fn",
+    float: "collate_float_fn",
+    int: "collate_int_fn",
+    str: "collate_str_fn",
+    bytes: "collate_str_fn",
+}
+
+
+def parts_of_collate() -> list[tuple[dict[str, Any], str, Any]]:
+    """What torch's ``collate`` calls: variables, a name in them, its value."""
+    return [(vars(torch), name, getattr(torch, name)) for name in _COLLATING]
+
+
+def parts_of_convert(function: Any) -> list[tuple[dict[str, Any], str, Any]]:
+    """The same for ``default_convert``; nothing for any other function, and where it was replaced."""
+    ours, name = vars(_collation), "default_convert"
+    is_own = function is ours.get(name) and internals.is_torchs_own(function, name)
+    return [(ours, name, function)] if is_own else []
+
+
+def parts_of_default_collate() -> list[tuple[dict[str, Any], str, Any]]:
+    """What torch's ``default_collate`` calls, itself too."""
+    ours = vars(_collation)
+    return [*parts_of_collate(), *((ours, name, ours[name]) for name in ("collate", "default_collate"))]
+
+
+def is_default_collate(function: Any) -> bool:
+    """Whether it is torch's own ``default_collate``."""
+    own = function is getattr(_collation, "default_collate", None)
+    return own and internals.is_torchs_own(function, "default_collate")
+
+
+def collate_of_columns() -> Any:
+    """What ``default_collate`` calls, and what calls itself for what is in containers."""
+    return _collation.collate
+
+
+def collates_rows(fetcher: Any, stand_in: type) -> bool:
+    """Whether a fetcher is torch's own for lists of samples, which it gives to torch's ``default_collate``.
+
+    In a worker ``stand_in`` is the class of what may stand in for the ``collate`` that this calls.
+    """
+    cls = getattr(internals.fetch_module, "_MapDatasetFetcher", None)
+    return (
+        type(fetcher) is cls
+        and internals.is_torchs_own(cls.fetch, "_MapDatasetFetcher.fetch")
+        and fetcher.auto_collation
+        and is_default_collate(fetcher.collate_fn)
+        and collates_as_torch(stand_in)
+        and not _others_collate_rows()
+    )
+
+
+def _others_collate_rows() -> bool:
+    """Whether others taught ``default_collate`` what to make of arrays' rows, tuples or dicts."""
+    for other in others_in_collate():
+        for cls in other if isinstance(other, tuple) else (other,):
+            if not isinstance(cls, type) or issubclass(cls, (numpy.generic, numpy.memmap)):
+                return True
+            if any(issubclass(kind, cls) for kind in (tuple, dict, numpy.generic, numpy.ndarray)):
+                return True
+    return False
+
+
+def collates_as_torch(stand_in: type | tuple[()] = ()) -> bool:
+    """Whether torch's ``default_collate`` is made of what torch has made it of, or of a stand-in of ours."""
+    collate = getattr(_collation, "collate", None)
+    return (
+        internals.is_torchs_own(getattr(_collation, "default_collate", None), "default_collate")
+        and (isinstance(collate, stand_in) or internals.is_torchs_own(collate, "collate"))
+        and list(collate_fn_map)[: len(_COLLATE_FN_MAP)] == list(_COLLATE_FN_MAP)
+        and all(internals.is_torchs_own(collate_fn_map[key], name) for key, name in _COLLATE_FN_MAP.items())
+        and all(isinstance(getattr(torch, name), BuiltinFunctionType) for name in _COLLATING)
+    )
+
+
+def others_in_collate() -> list[Any]:
+    """The classes that others taught torch's ``default_collate``, which it asks after its own."""
+    return list(collate_fn_map)[len(_COLLATE_FN_MAP) :]
+
+
+def replace_collate(make: Callable[[Any], Any]) -> None:
+    """Puts ``make(torch's own)`` in place of the ``collate`` that torch's ``default_collate`` calls."""
+    _collation.collate = make(_collation.collate)

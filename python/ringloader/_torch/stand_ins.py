@@ -1,0 +1,100 @@
+"""What ringloader puts in the place of torch's parts, and takes out again."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+import torch.utils.data
+from torch.utils.data import dataloader as torch_dataloader
+
+from ringloader._torch import collating, internals
+
+# By which torch moves a storage to shared memory, for any caller. Not needed: a torch without one of them
+# moves none by it.
+_SHARING = ("_share_fd_cpu_", "_share_filename_cpu_")
+
+
+def replace_worker_info(of_thread: Callable[[Any], Any]) -> None:
+    """Has torch's ``get_worker_info`` return ``of_thread(that of the process)``, for whoever holds it.
+
+    Its code is replaced, since code that imported the function holds the function itself.
+    """
+    name = "_ringloader_of_thread"
+    setattr(internals.worker_module, name, of_thread)
+    source = f"def get_worker_info():\n    return {name}(_worker_info)\n"
+    made: dict[str, Any] = {}
+    exec(compile(source, internals.worker_module.__file__, "exec"), made)
+    internals.worker_module.get_worker_info.__code__ = made["get_worker_info"].__code__
+
+
+def drop_fetcher(iterator: Any) -> None:
+    """Has an iterator without workers let go of its dataset's iterator, as the end of workers does."""
+    vars(iterator).pop("_dataset_fetcher", None)
+
+
+def replace_fetcher(iterator: Any, make: Callable[[Any], Any]) -> None:
+    """Puts ``make(its fetcher)`` in place of what an iterator without workers asks for batches."""
+    iterator._dataset_fetcher = make(iterator._dataset_fetcher)
+
+
+def replace_new_shared(make: Callable[[Any], Any]) -> None:
+    """Puts ``make(torch's own)`` in place of what allocates shared memory in a worker."""
+    torchs_own = torch.UntypedStorage._new_shared.__func__  # type: ignore[attr-defined]
+    torch.UntypedStorage._new_shared = classmethod(make(torchs_own))  # type: ignore[method-assign,assignment]
+
+
+def is_in_worker_process() -> bool:
+    """Whether this is a process in which a loader's worker runs, and no thread of the main process."""
+    return torch.utils.data.get_worker_info() is not None and multiprocessing.parent_process() is not None
+
+
+def new_shared(size: int) -> torch.UntypedStorage | None:
+    """Shared memory of so many bytes, as ``default_collate`` has it in a worker; None if torch has no way."""
+    allocate = getattr(torch.UntypedStorage, "_new_shared", None)
+    return None if allocate is None else cast("torch.UntypedStorage", allocate(size))
+
+
+def replace_sharing(make: Callable[[Any], Any]) -> None:
+    """Puts ``make(torch's own)`` in place of what moves a storage to shared memory."""
+    for name in _SHARING:
+        torchs_own = getattr(torch.UntypedStorage, name, None)
+        if torchs_own is not None:
+            setattr(torch.UntypedStorage, name, make(torchs_own))
+
+
+def replace_create_fetcher(make: Callable[[Any], Any]) -> None:
+    """Puts ``make(torch's own)`` in place of what makes the fetchers of torch's worker loop."""
+    global own_create_fetcher
+    kind = torch_dataloader._DatasetKind
+    own_create_fetcher = make(kind.create_fetcher)
+    kind.create_fetcher = staticmethod(own_create_fetcher)  # type: ignore[method-assign]
+
+
+class WorkerParts:
+    """What a worker has of torch's, as it is now, before ours is put in its place."""
+
+    def __init__(self) -> None:
+        self._collate = collating.collate_of_columns()
+        self._new_shared = vars(torch.UntypedStorage).get("_new_shared")
+        self._create_fetcher = vars(torch_dataloader._DatasetKind)["create_fetcher"]
+        self._own_create_fetcher = own_create_fetcher
+
+    def restore(self) -> None:
+        """Puts it back, and ends what the worker loop of older torch leaves behind."""
+        global own_create_fetcher
+        collating.replace_collate(lambda _: self._collate)
+        if self._new_shared is None:
+            if "_new_shared" in vars(torch.UntypedStorage):
+                del torch.UntypedStorage._new_shared
+        else:
+            torch.UntypedStorage._new_shared = self._new_shared  # type: ignore[method-assign]
+        torch_dataloader._DatasetKind.create_fetcher = self._create_fetcher  # type: ignore[method-assign]
+        own_create_fetcher = self._own_create_fetcher
+        internals.worker_module._worker_info = None
+
+
+# Ours in this worker, which leaves the fetchers of other loaders alone.
+own_create_fetcher: Any = None

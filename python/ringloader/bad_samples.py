@@ -1,0 +1,109 @@
+"""``on_error=``: what becomes of samples that raise."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+RAISE = "raise"
+SKIP = "skip"
+RETRY = "retry"
+_WORDS = (RAISE, SKIP, RETRY)
+
+# Called in the worker with the index and the error; returns the sample to have instead.
+Replace = Callable[[Any, Exception], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Retry:
+    """For ``on_error``: a sample that raises is asked for again, after a pause.
+
+    Args:
+        times: How often, at most.
+        backoff: Seconds before the first time. Each pause is twice the one before, and 30 seconds at most.
+        then: What becomes of a sample that still raises: ``"raise"``, ``"skip"``, or a function, as
+            ``on_error`` takes them.
+
+    Raises:
+        TypeError: If a value has the wrong type.
+        ValueError: If one is out of range.
+    """
+
+    times: int = 3
+    backoff: float = 0.1
+    then: str | Replace = RAISE
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.times, int) or isinstance(self.times, bool):
+            raise TypeError(f"Retry: times must be an int, not {self.times!r}")
+        if self.times <= 0:
+            raise ValueError(f"Retry: times must be positive, not {self.times}")
+        if not isinstance(self.backoff, (int, float)) or isinstance(self.backoff, bool):
+            raise TypeError(f"Retry: backoff must be a number of seconds, not {self.backoff!r}")
+        if not 0 <= self.backoff < math.inf:
+            raise ValueError(f"Retry: backoff must be 0 or more seconds, not {self.backoff}")
+        if not callable(self.then) and self.then not in (RAISE, SKIP):
+            raise ValueError(f"Retry: then must be 'raise', 'skip' or a callable, not {self.then!r}")
+
+
+OnError = str | Retry | Replace
+
+
+@dataclasses.dataclass(frozen=True)
+class BadSample:
+    """A sample that raised, and what was done: an entry of ``DataLoader.errors``.
+
+    Attributes:
+        index: The index that the dataset was asked for. Of an ``IterableDataset``, how many samples the
+            worker's iterator had been asked for before. Where ``collate_fn`` raised, the batch's indices.
+        worker_id: The worker's number; None without workers.
+        error: What was raised, without its traceback. Where it cannot be pickled, or made again, a
+            ``RuntimeError`` with its text.
+        traceback: The text of its traceback.
+        handling: ``"skipped"``, ``"replaced"``, or ``"retried"``: asked for again, it was good.
+    """
+
+    index: Any
+    worker_id: int | None
+    error: BaseException
+    traceback: str
+    handling: str
+
+
+def check(on_error: object, max_errors: object) -> None:
+    """Raises for values of the options that mean nothing.
+
+    Raises:
+        TypeError: If one has the wrong type.
+        ValueError: If one is out of range.
+    """
+    if isinstance(on_error, str):
+        if on_error not in _WORDS:
+            raise ValueError(
+                f"on_error must be one of {_WORDS}, a ringloader.Retry or a callable, which no text can "
+                f"name, not {on_error!r}"
+            )
+    elif not isinstance(on_error, Retry) and not callable(on_error):
+        raise TypeError(
+            f"on_error must be one of {_WORDS}, a ringloader.Retry or a callable, not {on_error!r}"
+        )
+    if max_errors is None:
+        return
+    if not isinstance(max_errors, int) or isinstance(max_errors, bool):
+        raise TypeError(f"max_errors must be an int or None, not {max_errors!r}")
+    if max_errors < 0:
+        raise ValueError(f"max_errors must be 0 or more, not {max_errors}")
+    if on_error == RAISE:
+        raise ValueError(
+            f"max_errors={max_errors} has no effect with on_error={RAISE!r}: the first error is raised; say "
+            "with on_error what becomes of the others"
+        )
+
+
+def retries(on_error: OnError) -> Retry | None:
+    """How it has samples asked for again, if it does."""
+    if on_error == RETRY:
+        return Retry()
+    return on_error if isinstance(on_error, Retry) else None

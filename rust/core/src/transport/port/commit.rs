@@ -1,0 +1,211 @@
+//! A batch on its way into the ring, into a slot or into a segment of its own.
+
+use std::ops::Range;
+use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::NonNull;
+
+use super::{Fill, Port};
+use crate::error::{Error, Result};
+use crate::os::{Segment, fd_passing};
+use crate::pool::Growth;
+use crate::sync::doorbell::take_any;
+use crate::testing::failpoint::failpoint;
+use crate::transport::message::{BatchPlace, ResultDescriptor, ResultKind};
+
+/// Whether a batch can be written into a slot now.
+#[derive(Debug)]
+#[must_use]
+pub enum Room {
+    /// It can.
+    Ready,
+    /// Once the parent has taken what was committed before: wait, then ask again.
+    Later,
+    /// It never fits: it must travel in a segment of its own.
+    Oversize,
+}
+
+/// One batch on its way into the ring. Dropped before [`finish`](Self::finish), it was never there.
+#[derive(Debug)]
+pub struct Commit<'a> {
+    pub(super) port: &'a Port,
+    pub(super) fill: Option<Fill>,
+    pub(super) generation: u64,
+    /// Bytes of its own segment.
+    pub(super) own: u64,
+}
+
+impl Commit<'_> {
+    /// The number of this filling, for the meta block.
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// The addresses of what was allocated of the slot that is being filled, from the slot's start.
+    #[must_use]
+    pub fn filled(&self) -> Range<usize> {
+        let Some(fill) = &self.fill else { return 0..0 };
+        let window = self.port.control.window(self.port.worker, fill.slot);
+        let start = self.port.control.segment().base().as_ptr() as usize + window.start as usize;
+        start..start + fill.bump as usize
+    }
+
+    /// The first byte of the slot that is free for copies.
+    #[must_use]
+    pub fn bump(&mut self) -> u64 {
+        self.fill.as_mut().map_or(0, |fill| {
+            fill.take_back();
+            fill.bump
+        })
+    }
+
+    /// Makes bytes `0..end` of a slot usable for this batch.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] when the machine or the control group has not enough left.
+    pub fn reserve(&mut self, end: u64) -> Result<Room> {
+        let port = self.port;
+        let view = port.control.worker(port.worker);
+        let mut state = port.lock();
+        if self.fill.is_none() {
+            if end > port.limits.half() {
+                return Ok(Room::Oversize);
+            }
+            let slot = state.slots.begin(view.slots);
+            self.fill = slot.map(Fill::new);
+        }
+        loop {
+            state.count_own(view.results)?;
+            if let Some(fill) = &self.fill {
+                match state.slots.grow(view.slots, fill.slot, end, &mut port.pages())? {
+                    Growth::Ready => return Ok(Room::Ready),
+                    Growth::Oversize => return Ok(Room::Oversize),
+                    Growth::NoRoom => {}
+                }
+            }
+            // INVARIANT: a worker waits only for results that come before this one. With none left in the
+            // ring, room would come only from the user or the worker itself: nothing to wait for.
+            if !view.results.is_empty()? {
+                return Ok(Room::Later);
+            }
+            // Counted before the parent took the last one: look again, once.
+            if state.own.is_empty() {
+                return Ok(Room::Oversize);
+            }
+        }
+    }
+
+    /// The address of `len` bytes at `offset` of the slot, of what [`reserve`](Self::reserve) made usable.
+    ///
+    /// # Errors
+    /// [`Error::Config`] when there is no slot.
+    pub fn pointer(&self, offset: u64, len: u64) -> Result<NonNull<u8>> {
+        let Some(fill) = &self.fill else { return Err(Error::Config("no slot is being filled".into())) };
+        let window = self.port.control.window(self.port.worker, fill.slot);
+        self.port.control.segment().pointer(window.start + offset, len)
+    }
+
+    /// A segment of `len` bytes for this batch alone, checked against the memory that is left. `None`: once the parent
+    /// has taken what was committed before; wait and ask [`reserve`](Self::reserve) again.
+    ///
+    /// Such segments that the parent has not taken and the slots stay within the share together, but for a batch
+    /// that has nothing before it.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] or [`Error::Os`] when it cannot be had.
+    pub fn own_segment(&mut self, len: u64) -> Result<Option<(Segment, OwnedFd)>> {
+        let port = self.port;
+        let view = port.control.worker(port.worker);
+        let bytes = len.next_multiple_of(port.limits.page);
+        let mut state = port.lock();
+        state.count_own(view.results)?;
+        if !state.slots.room_beside(view.slots, bytes, &mut port.pages()) {
+            // INVARIANT: as in `reserve`.
+            if !view.results.is_empty()? {
+                return Ok(None);
+            }
+            // What is over the share anyway is so without warm slots.
+            state.slots.shrink(view.slots, bytes, &mut port.pages());
+        }
+        drop(state);
+        port.probe.require(bytes)?;
+        let made = Segment::create("ringloader-batch", len)?;
+        self.own = bytes;
+        Ok(Some(made))
+    }
+
+    /// Sends the descriptor of an oversize batch's segment; to be called before [`finish`](Self::finish). `false`:
+    /// the socket is full, wait and try again.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the parent is gone.
+    pub fn send(&self, fd: &OwnedFd) -> Result<bool> {
+        let sent = fd_passing::send(self.port.socket.as_fd(), fd.as_fd(), self.generation)?;
+        failpoint("segment-sent");
+        Ok(sent)
+    }
+
+    /// Commits the batch. `meta` was written to `meta_offset` of the slot, or of the segment that was
+    /// sent if `own`; `used` bytes of it are in use. `false`: the ring is full, wait and try again.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] when the parent wrote what it never writes, [`Error::Config`] when there is no
+    /// slot and not `own`.
+    pub fn finish(
+        &mut self,
+        seq: u64,
+        kind: ResultKind,
+        meta: Range<u64>,
+        used: u64,
+        own: bool,
+    ) -> Result<bool> {
+        failpoint("filled");
+        let port = self.port;
+        let view = port.control.worker(port.worker);
+        let place = match &self.fill {
+            Some(fill) if !own => BatchPlace::Slot(fill.slot),
+            None if !own => return Err(Error::Config("a batch without a slot has to be sent first".into())),
+            _ => BatchPlace::Own,
+        };
+        let words = ResultDescriptor {
+            seq,
+            kind,
+            place,
+            meta_offset: meta.start,
+            meta_len: meta.end - meta.start,
+            used,
+            generation: self.generation,
+        }
+        .to_words();
+        let mut state = port.lock();
+        let at = state.results.tail();
+        if !state.results.push(view.results, &words)? {
+            return Ok(false);
+        }
+        if let BatchPlace::Own = place {
+            state.own.push_back((at, self.own));
+        }
+        // A batch in a segment of its own leaves the slot, if there is one, to be abandoned.
+        if let BatchPlace::Slot(slot) = place {
+            state.slots.commit(slot);
+            self.fill = None;
+        }
+        drop(state);
+        failpoint("tail-stored");
+        port.control.ready().set(port.worker);
+        failpoint("ready-set");
+        if take_any([view.parent_sleeps, port.control.parent_sleeps()]) {
+            failpoint("flag-taken");
+            port.parent_eventfd.notify();
+        }
+        Ok(true)
+    }
+}
+
+impl Drop for Commit<'_> {
+    fn drop(&mut self) {
+        if let Some(fill) = self.fill.take() {
+            self.port.lock().slots.abandon(fill.slot);
+        }
+    }
+}

@@ -1,0 +1,47 @@
+"""The program of one case: `python -m chaos.child NAME LOADER FOLDER`."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import multiprocessing
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from chaos.all import CASES
+from chaos.case import Program, Skip
+
+
+def said(folder: Path, **result: Any) -> None:
+    made = folder / "result.new"
+    made.write_text(json.dumps(result))
+    made.replace(folder / "result")
+
+
+def main(name: str, loader: str, folder: Path) -> None:
+    # What a shell runs in the background begins with SIGINT ignored, and what nohup runs with SIGHUP.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    # Python's default since 3.14 is forkserver.
+    multiprocessing.set_start_method("fork", force=True)
+    chosen = CASES[name]
+    # A hang says where.
+    faulthandler.dump_traceback_later(chosen.limit - 8, exit=False)
+    program = Program(loader == "ringloader", chosen.method, folder)
+    Path(folder / "began").touch()
+    try:
+        chosen.run(program)
+    except Skip as reason:
+        said(folder, status="skipped", why=str(reason))
+    except Exception as error:
+        traceback.print_exc()
+        said(folder, status="wrong", why=f"{type(error).__name__}: {error}"[:400])
+    else:
+        said(folder, status="ok", figure=program.figure)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))

@@ -1,0 +1,224 @@
+"""The main process is killed: its workers end within a second, whatever they do at that moment."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from torch.utils.data import Dataset
+
+from faults.proc import descendants, is_running, wait_until
+from faults.script import start
+from ringloader import DataLoader
+
+pytestmark = pytest.mark.rings_only
+
+# For the system and the tests beside this one. Half a second is the workers' own.
+ENOUGH_S = 3.0
+
+BUSY = {
+    "sleeps": "time.sleep(60)",
+    "computes": "[index for index in iter(int, 1)]",
+    "is in C, with the interpreter's lock": "ctypes.PyDLL(None).pause()",
+    "blocks signals": "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}); time.sleep(60)",
+    "catches everything": "hold_on()",
+    "is stopped": "os.kill(os.getpid(), signal.SIGSTOP)",
+}
+
+BODY = """
+    import ctypes, threading
+    from pathlib import Path
+    from torch.utils.data import Dataset, IterableDataset
+    from ringloader import Dispatch, WorkerPool
+
+    def hold_on():
+        while True:
+            try:
+                time.sleep(60)
+            except BaseException:
+                pass
+
+    def note():
+        Path({folder!r}, f"busy.{{os.getpid()}}").touch()
+
+    class Busy(Dataset):
+        def __len__(self):
+            return 100
+        def __getitem__(self, index):
+            if index >= 4:
+                note()
+                {busy}
+            return torch.zeros(3)
+
+    class Source:
+        def __iter__(self):
+            yield from range(8)
+            note()
+            {busy}
+
+    def run():
+        global loader, batches
+        method = {method!r}
+        if method == "pool":
+            loader = DataLoader(Busy(), batch_size=1, worker_pool=WorkerPool(2))
+        elif method == "dispatch":
+            loader = DataLoader(Dispatch(Source()), batch_size=1, num_workers=2)
+        else:
+            loader = DataLoader(Busy(), batch_size=1, num_workers=2, multiprocessing_context=method)
+        batches = iter(loader)
+        for _ in range(4):
+            next(batches)
+
+    if __name__ == "__main__":
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+        print("ready", flush=True)
+        time.sleep(60)
+"""
+
+
+def busy_ones(folder: Path) -> list[int]:
+    return [int(mark.suffix[1:]) for mark in folder.glob("busy.*")]
+
+
+def ends_within(folder: Path, method: str, busy: str, expected: int) -> None:
+    program = start("ringloader", BODY.format(folder=str(folder), method=method, busy=busy), folder)
+    assert program.stdout is not None
+    assert program.stdout.readline() == "ready\n"
+    assert wait_until(lambda: len(busy_ones(folder)) == expected, 20)
+    # The thread that started them has ended, and they live.
+    time.sleep(0.3)
+    workers = descendants(program.pid)
+    assert set(busy_ones(folder)) <= workers and all(map(is_running, busy_ones(folder)))
+    program.kill()
+    program.communicate()
+    gone = wait_until(lambda: not any(map(is_running, workers)), ENOUGH_S)
+    left = [pid for pid in workers if is_running(pid)]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert gone, f"{left} outlive their parent"
+
+
+@pytest.mark.parametrize("busy", BUSY)
+def test_workers_that_are_busy(tmp_path: Path, busy: str) -> None:
+    ends_within(tmp_path, "fork", BUSY[busy], 2)
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver", "pool"])
+@pytest.mark.parametrize("busy", ["sleeps", "is stopped", pytest.param("computes", marks=pytest.mark.slow)])
+def test_other_ways_to_start_them(tmp_path: Path, method: str, busy: str) -> None:
+    ends_within(tmp_path, method, BUSY[busy], 2)
+
+
+def test_a_dispatching_process(tmp_path: Path) -> None:
+    ends_within(tmp_path, "dispatch", BUSY["computes"], 1)
+
+
+def test_which_signal_a_worker_handles() -> None:
+    def handled() -> set[int]:
+        (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if "SigCgt" in line]
+        return {number for number in range(1, 65) if int(line.split()[1], 16) >> (number - 1) & 1}
+
+    class Handled(Dataset[set[int]]):
+        def __len__(self) -> int:
+            return 1
+
+        def __getitem__(self, index: int) -> set[int]:
+            return handled()
+
+    (found,) = DataLoader(Handled(), batch_size=None, num_workers=1, collate_fn=lambda sample: sample)
+    ours = {number for number in found - handled() if number == signal.SIGCONT or number >= signal.SIGRTMIN}
+    assert ours == {signal.SIGCONT}
+
+
+def test_the_handler_of_the_program_runs_too(tmp_path: Path) -> None:
+    body = """
+        import multiprocessing
+        from torch.utils.data import Dataset
+
+        seen = []
+        signal.signal(signal.SIGCONT, lambda *_: seen.append(os.getpid()))
+
+        class Continued(Dataset):
+            def __init__(self, inner=None):
+                self.inner = inner
+            def __len__(self):
+                return 1
+            def __getitem__(self, index):
+                # Allows workers of its own.
+                multiprocessing.current_process()._config["daemon"] = False
+                begun = time.monotonic()
+                for _ in range(5):
+                    os.kill(os.getpid(), signal.SIGCONT)
+                # The handler does not wait for an end of the main process.
+                is_right = seen == [os.getpid()] * 5 and time.monotonic() - begun < 0.1
+                seen.clear()
+                return [is_right, *(all_of(self.inner) if self.inner else [])]
+
+        def all_of(dataset):
+            return next(iter(DataLoader(dataset, batch_size=None, num_workers=1, collate_fn=list)))
+
+        print(all_of(Continued(Continued())), flush=True)
+    """
+    program = start("ringloader", body, tmp_path)
+    out, err = program.communicate(timeout=40)
+    assert out == "[True, True]\n", err
+
+
+def test_a_worker_has_time_to_end_in_its_own_way(tmp_path: Path) -> None:
+    body = f"""
+        from multiprocessing.util import Finalize
+        from pathlib import Path
+        from torch.utils.data import Dataset
+
+        class Tidies(Dataset):
+            def __len__(self):
+                return 2
+            def __getitem__(self, index):
+                mark = Path({str(tmp_path)!r}, f"tidied.{{index}}")
+                # As multiprocessing ends a process.
+                Finalize(None, lambda: (time.sleep(0.1), mark.touch()), exitpriority=1)
+                return index
+
+        batches = iter(DataLoader(Tidies(), batch_size=1, num_workers=2))
+        next(batches), next(batches)
+        print("ready", flush=True)
+        time.sleep(60)
+    """
+    program = start("ringloader", body, tmp_path)
+    assert program.stdout is not None
+    assert program.stdout.readline() == "ready\n"
+    program.kill()
+    program.communicate()
+    assert wait_until(lambda: len(list(tmp_path.glob("tidied.*"))) == 2, ENOUGH_S)
+
+
+def test_a_sleep_in_a_worker_is_as_long_as_it_was_where_the_thread_that_forked_ends(tmp_path: Path) -> None:
+    body = """
+        import threading
+        from torch.utils.data import Dataset
+
+        class Sleeps(Dataset):
+            def __len__(self):
+                return 2
+            def __getitem__(self, index):
+                begun = time.monotonic()
+                time.sleep(1)
+                return time.monotonic() - begun
+
+        def run():
+            global batches
+            batches = iter(DataLoader(Sleeps(), batch_size=1, num_workers=2))
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+        print([1 <= float(slept) < 20 for slept in batches], flush=True)
+    """
+    program = start("ringloader", body, tmp_path)
+    out, err = program.communicate(timeout=40)
+    assert out == "[True, True]\n", err
