@@ -220,7 +220,8 @@ def made(monkeypatch):
 
     def counted(self, index):
         found = batch(self, index)
-        counts[0 if found is not None else 1] += 1
+        with counts.get_lock():
+            counts[0 if found is not None else 1] += 1
         return found
 
     monkeypatch.setattr(gather.Rows, "batch", counted)
