@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections.abc
-import types
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ import ringloader
 from accelerator import pretend
 from accelerator.moved import DEVICE, LARGE, Numbered, assert_numbered, bytes_of, loader_on, path
 from ringloader import DataLoader
-from ringloader._main import device, device_copy
+from ringloader._main import device, device_copy, device_prepared, device_tree
 
 pytestmark = pytest.mark.rings_only
 
@@ -135,10 +134,10 @@ def test_memory_is_that_of_the_device():
     packed = pack_sequence([torch.zeros(2), torch.zeros(1)])
     sparse = torch.eye(3).to_sparse()
     batch = [made, torch.ones(2), sparse, packed, {"a": made[2:]}]
-    assert [id(one) for one in device._memory_of([batch[0], batch[1]], DEVICE)] == [id(made)]
-    assert len(device._memory_of(batch, DEVICE)) == 2
-    assert len(device._memory_of(sparse, torch.device("cpu"))) == 2
-    assert len(device._memory_of(packed, torch.device("cpu"))) == 2
+    assert [id(one) for one in device_tree.memory_of([batch[0], batch[1]], DEVICE)] == [id(made)]
+    assert len(device_tree.memory_of(batch, DEVICE)) == 2
+    assert len(device_tree.memory_of(sparse, torch.device("cpu"))) == 2
+    assert len(device_tree.memory_of(packed, torch.device("cpu"))) == 2
 
 
 @pytest.mark.parametrize("path", ["native", "no workers"], indirect=True)
@@ -234,10 +233,7 @@ def test_what_was_issued_in_its_turn_is_not_issued_again():
                 raise torch.OutOfMemoryError("full")
             return 3
 
-    later = device._Later(
-        types.SimpleNamespace(is_short=True, explain=lambda _: None),
-        lambda: issued.append("issued") or Issued(),
-    )
+    later = device_prepared.Later(lambda: issued.append("issued") or Issued())
     with pytest.raises(torch.OutOfMemoryError):
         later.result()
     assert later.result() == 3 and issued == ["issued", "asked", "asked"]
@@ -310,13 +306,13 @@ def test_in_inference_mode_a_transform_has_no_gradients(path):
 
 
 def test_memory_of_what_a_transform_was_given_is_not_held(monkeypatch):
-    seen, found = [], device._Moved.__init__
+    seen, found = [], device_prepared.Moved.__init__
 
-    def init(self, moving, data, stream, done, memory, *rest):
+    def init(self, ahead, copies, data, stream, done, memory, *rest):
         seen.append([tensor.numel() for tensor in memory])
-        found(self, moving, data, stream, done, memory, *rest)
+        found(self, ahead, copies, data, stream, done, memory, *rest)
 
-    monkeypatch.setattr(device._Moved, "__init__", init)
+    monkeypatch.setattr(device_prepared.Moved, "__init__", init)
     list(loader_on("native", Numbered(3, (LARGE,)), device_transform=lambda batch: batch["0"][:7].clone()))
     assert seen == [[7]] * 3
 

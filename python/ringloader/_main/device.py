@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,8 +13,9 @@ import torch
 import ringloader._native as _native
 from ringloader._main.device_copy import CopyStream
 from ringloader._main.device_pack import Packing
-from ringloader._main.device_tree import leaves, with_leaves
-from ringloader._main.failed_arrival import FailedArrival
+from ringloader._main.device_prepared import Later, Moved, Ready, no_inference_mode
+from ringloader._main.device_tree import leaves, memory_of, with_leaves
+from ringloader._main.failed_arrival import is_failed, once
 from ringloader._main.lookahead import Prepared
 from ringloader._main.registration import Registrations
 from ringloader._torch import accelerator, internals
@@ -23,89 +24,6 @@ from ringloader._torch import accelerator, internals
 _WITHOUT_STREAMS = frozenset({"mps"})
 
 _Transform = Callable[[Any], Any]
-
-
-class _Ready:
-    """A batch that needs no device."""
-
-    __slots__ = ("_data",)
-
-    def __init__(self, data: Any) -> None:
-        self._data = data
-
-    def result(self) -> Any:
-        return self._data
-
-
-class _Moved:
-    """A batch on the device, whose copies may still be under way.
-
-    INVARIANT: until they are, its memory is not given back, or given back behind them on ``stream``.
-
-    Args:
-        moving: What has moved it.
-        data: The batch.
-        stream: On which its memory was allocated.
-        done: What happens once its copies are done.
-        memory: Tensors that have its memory, where those in ``data`` need not all be known.
-    """
-
-    __slots__ = ("_data", "_done", "_is_partial", "_memory", "_moving", "_stream")
-
-    def __init__(
-        self,
-        moving: Moving,
-        data: Any,
-        stream: torch.Stream,
-        done: torch.Event,
-        memory: list[torch.Tensor],
-        is_partial: bool = False,
-    ) -> None:
-        self._moving = moving
-        self._data = data
-        self._stream = stream
-        self._done = done
-        self._memory = memory
-        # Whether something in it is still to be moved, on the stream of the caller.
-        self._is_partial = is_partial
-        moving.ahead.add(self)
-
-    def result(self) -> Any:
-        """The batch. The caller's stream waits for it, and its memory for the caller's stream."""
-        current = self._moving.copies.current()
-        current.wait_event(self._done)
-        if current != self._stream:
-            for tensor in self._memory:
-                tensor.record_stream(current)
-        data = self._data
-        if self._is_partial:
-            with _no_inference_mode():
-                data = self._moving.moved_here(data)
-        self._moving.ahead.discard(self)
-        return data
-
-    def abandon(self) -> None:
-        """Its memory may be given back from now on."""
-        self._stream.wait_event(self._done)
-
-
-class _Later:
-    """A batch whose copies could not be begun before its turn. They are begun in its turn."""
-
-    def __init__(self, moving: Moving, issue: Callable[[], Prepared]) -> None:
-        self._moving = moving
-        self._issue = issue
-        self._issued: Prepared | None = None
-
-    def result(self) -> Any:
-        if self._issued is None:
-            try:
-                self._issued = self._issue()
-            except Exception as error:
-                self._moving.explain(error)
-                raise
-            self._moving.is_short = False
-        return self._issued.result()
 
 
 class Counts:
@@ -179,7 +97,7 @@ class Moving:
         # Threads may share an iterator of torch's too.
         self._lock = threading.RLock()
         self.depth = prefetch
-        self.ahead: set[_Moved] = set()
+        self.ahead: set[Moved] = set()
         self.is_short = False
         self._registrations: Registrations | None = None
         # What torch's iterator has handed out and could not be moved.
@@ -205,7 +123,7 @@ class Moving:
             except Exception:
                 # For its turn: until then there may be room.
                 self.is_short = True
-        return _Later(self, lambda: self._issue(arrival))
+        return Later(lambda: self._issue_in_turn(arrival))
 
     def place_next(self, take: Callable[[], Any]) -> Any:
         """Moves a batch that torch's iterator hands out. One that could not be moved is the next again."""
@@ -217,17 +135,17 @@ class Moving:
             if isinstance(error, Exception):
                 self.explain(error)
             raise
-        if _is_failed(data):
+        if is_failed(data):
             data.reraise()
         return data
 
     def _placed(self, batch: Any) -> Any:
         if self._device.type in _WITHOUT_STREAMS:
-            with self._lock, _no_inference_mode():
-                data = self.moved_here(batch)
-                return data if self._transform is None or _is_failed(data) else _once(self._transform, data)
+            with self._lock, no_inference_mode():
+                data = self._moved_here(batch)
+                return data if self._transform is None or is_failed(data) else once(self._transform, data)
         self.copies.drop_sources(self.depth + 2)
-        with self._lock, _no_inference_mode():
+        with self._lock, no_inference_mode():
             return self._issue_tree(batch).result()
 
     def abandon(self) -> None:
@@ -257,12 +175,21 @@ class Moving:
 
     def _issue(self, arrival: _native.Arrival) -> Prepared:
         if torch.is_inference_mode_enabled():
-            with _no_inference_mode():
+            with no_inference_mode():
                 return self._issue(arrival)
         layout = arrival.layout()
         if layout is not None:
             return self._issue_plain(arrival, layout)
         return self._issue_tree(arrival.unpack())
+
+    def _issue_in_turn(self, arrival: _native.Arrival) -> Prepared:
+        try:
+            prepared = self._issue(arrival)
+        except Exception as error:
+            self.explain(error)
+            raise
+        self.is_short = False
+        return prepared
 
     def _issue_plain(self, arrival: _native.Arrival, layout: _native.Layout) -> Prepared:
         """Tensors in lists, tuples and dicts, which the native side knows."""
@@ -305,12 +232,12 @@ class Moving:
     def _issue_tree(self, batch: Any) -> Prepared:
         """Any other batch."""
         if isinstance(batch, internals.ExceptionWrapper):
-            return _Ready(batch)
+            return Ready(batch)
         copies = self.copies
         current = copies.current()
-        found = _once(leaves, batch)
-        if _is_failed(found):
-            return _Ready(found)
+        found = once(leaves, batch)
+        if is_failed(found):
+            return Ready(found)
         packing = Packing(copies.device)
         is_partial = False
         here: list[torch.Tensor] = []
@@ -334,7 +261,7 @@ class Moving:
             for into, source in packing.pairs:
                 into.copy_(source, non_blocking=True)
             # Not before: where a copy fails, the batch is needed as it was.
-            return _once(with_leaves, batch, others)
+            return once(with_leaves, batch, others)
 
         memory = [into for into, _ in packing.pairs]
         sources = [source for _, source in packing.pairs]
@@ -360,25 +287,26 @@ class Moving:
             try:
                 with accelerator.stream_context(copies.stream):
                     data = make()
-                    if transform is not None and not _is_failed(data):
+                    if transform is not None and not is_failed(data):
                         if is_partial:
                             sources.append(data)
-                            data, is_partial = self.moved_here(data), False
-                        if not _is_failed(data):
-                            data = _once(transform, data)
+                            data, is_partial = self._moved_here(data), False
+                        if not is_failed(data):
+                            data = once(transform, data)
                         # What it was given belongs to the stream of the copies, and only what it made
                         # is used on another.
-                        if not _is_failed(data):
-                            memory = _once(_memory_of, data, copies.device)
-                            data = memory if _is_failed(memory) else data
+                        if not is_failed(data):
+                            memory = once(memory_of, data, copies.device)
+                            data = memory if is_failed(memory) else data
             finally:
                 copies.end(done, sources, nbytes)
             self.counts.copies += issued
             self.counts.batches += 1
-            if _is_failed(data):
+            if is_failed(data):
                 stream.wait_event(done)
-                return _Ready(data)
-            return _Moved(self, data, stream, done, memory, is_partial)
+                return Ready(data)
+            rest = self._moved_here if is_partial else None
+            return Moved(self.ahead, copies, data, stream, done, memory, rest)
         except BaseException:
             # An interrupt too: the memory goes.
             stream.wait_event(done)
@@ -390,22 +318,22 @@ class Moving:
             contextlib.nullcontext() if self._transform is None else accelerator.stream_context(copies.stream)
         )
 
-    def moved_here(self, data: Any) -> Any:
+    def _moved_here(self, data: Any) -> Any:
         """A batch with the rest of it moved, by its own methods, on the current stream.
 
         An error of an object's own method is the batch's, as a :class:`FailedArrival`.
         """
-        found = _once(leaves, data)
-        if _is_failed(found):
+        found = once(leaves, data)
+        if is_failed(found):
             return found
         others = []
         for leaf in found:
             is_tensor = isinstance(leaf, torch.Tensor)
-            other = self._moved_by_torch(leaf) if is_tensor else _once(self._moved_by_torch, leaf)
-            if _is_failed(other):
+            other = self._moved_by_torch(leaf) if is_tensor else once(self._moved_by_torch, leaf)
+            if is_failed(other):
                 return other
             others.append(other)
-        return _once(with_leaves, data, others)
+        return once(with_leaves, data, others)
 
     def _moved_by_torch(self, data: Any) -> Any:
         device = self._device if self._device.type in _WITHOUT_STREAMS else self.copies.device
@@ -414,77 +342,3 @@ class Moving:
         except TypeError:
             # An object whose method takes no such argument.
             return data.to(device)
-
-
-def _once(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What code of the user's returns, or the error that it raises in the batch's turn, and once.
-
-    Raises:
-        torch.OutOfMemoryError: In the batch's turn there may be room.
-    """
-    try:
-        return function(*arguments)
-    except torch.OutOfMemoryError:
-        raise
-    except StopIteration as error:
-        # To the caller that would be the end of the epoch.
-        raised = RuntimeError("StopIteration was raised where a batch was moved to a device")
-        raised.__cause__ = error
-        return FailedArrival(raised, False)
-    except Exception as error:
-        return FailedArrival(error, False)
-
-
-def _is_failed(data: Any) -> bool:
-    # Not `isinstance`, which would ask every batch for `__class__` too.
-    return issubclass(type(data), FailedArrival)
-
-
-def _memory_of(data: Any, device: torch.device) -> list[Any]:
-    """What a batch has on a device that takes a note of a stream: tensors, and objects with that method."""
-    found: list[Any] = []
-    for leaf in leaves(data):
-        if isinstance(leaf, torch.Tensor):
-            found.extend(tensor for tensor in _strided(leaf) if tensor.device == device)
-        elif callable(getattr(leaf, "record_stream", None)):
-            found.append(leaf)
-        elif isinstance(leaf, tuple):
-            # torch's PackedSequence.
-            found.extend(_memory_of(tuple(leaf), device))
-    return found
-
-
-# The parts of tensors of other layouts.
-_PARTS = {
-    torch.sparse_coo: ("_indices", "_values"),
-    torch.sparse_csr: ("crow_indices", "col_indices", "values"),
-    torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
-    torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
-    torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
-}
-
-
-def _strided(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The tensors that have its memory."""
-    parts = _PARTS.get(tensor.layout)
-    flatten = getattr(tensor, "__tensor_flatten__", None)
-    if parts is not None:
-        for part in parts:
-            yield from _strided(getattr(tensor, part)())
-    elif flatten is not None:
-        # A subclass around others, as nested tensors are.
-        for name in flatten()[0]:
-            yield from _strided(getattr(tensor, name))
-    elif tensor.layout == torch.strided:
-        yield tensor
-
-
-@contextlib.contextmanager
-def _no_inference_mode() -> Iterator[None]:
-    """Of the caller's thread, in which a batch may be moved whose turn comes outside of it."""
-    if not torch.is_inference_mode_enabled():
-        yield
-        return
-    # Without it gradients would be on.
-    with torch.inference_mode(False), torch.no_grad():
-        yield

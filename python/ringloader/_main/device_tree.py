@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import collections
 import copy
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, MutableSequence, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, MutableSequence, Sequence
 from typing import Any
 
 import torch
@@ -106,3 +106,42 @@ def _sequence(data: Sequence[Any], items: list[Any]) -> Any:
         return made
     except TypeError:
         return items
+
+
+def memory_of(data: Any, device: torch.device) -> list[Any]:
+    """What a batch has on a device that takes a note of a stream: tensors, and objects with that method."""
+    found: list[Any] = []
+    for leaf in leaves(data):
+        if isinstance(leaf, torch.Tensor):
+            found.extend(tensor for tensor in _strided(leaf) if tensor.device == device)
+        elif callable(getattr(leaf, "record_stream", None)):
+            found.append(leaf)
+        elif isinstance(leaf, tuple):
+            # torch's PackedSequence.
+            found.extend(memory_of(tuple(leaf), device))
+    return found
+
+
+# The parts of tensors of other layouts.
+_PARTS = {
+    torch.sparse_coo: ("_indices", "_values"),
+    torch.sparse_csr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
+}
+
+
+def _strided(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The tensors that have its memory."""
+    parts = _PARTS.get(tensor.layout)
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    if parts is not None:
+        for part in parts:
+            yield from _strided(getattr(tensor, part)())
+    elif flatten is not None:
+        # A subclass around others, as nested tensors are.
+        for name in flatten()[0]:
+            yield from _strided(getattr(tensor, name))
+    elif tensor.layout == torch.strided:
+        yield tensor

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
 from ringloader._torch import internals
 
 
@@ -28,3 +33,28 @@ class FailedArrival(internals.ExceptionWrapper):  # type: ignore[misc]
             raise error
         finally:
             del error
+
+
+def once(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What code of the user's returns, or the error that it raises in the batch's turn, and once.
+
+    Raises:
+        torch.OutOfMemoryError: In the batch's turn there may be room.
+    """
+    try:
+        return function(*arguments)
+    except torch.OutOfMemoryError:
+        raise
+    except StopIteration as error:
+        # To the caller that would be the end of the epoch.
+        raised = RuntimeError("StopIteration was raised where a batch was moved to a device")
+        raised.__cause__ = error
+        return FailedArrival(raised, False)
+    except Exception as error:
+        return FailedArrival(error, False)
+
+
+def is_failed(data: Any) -> bool:
+    """Whether it stands for a batch that cannot be had."""
+    # Not `isinstance`, which would ask every batch for `__class__` too.
+    return issubclass(type(data), FailedArrival)

@@ -17,7 +17,7 @@ import torch.multiprocessing
 import ringloader._native as _native
 from ringloader._common import forks, moved_storages
 from ringloader._launch import forkserver, processes, shared_args, spawn, stuck
-from ringloader._launch.pool import Lease
+from ringloader._launch.pool_crew import Lease
 from ringloader._main import budget, registration
 from ringloader._main.dispatching import Dispatching, dispatching_for
 from ringloader._main.queues import DoneEvent, RememberingTaskQueue, ResultQueue, TaskQueue

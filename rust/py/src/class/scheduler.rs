@@ -1,9 +1,12 @@
 //! Native scheduling of one iterator, as a Python class: one call for each batch.
 
-use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+mod advance;
+mod watched;
 
-use pyo3::exceptions::{PyAssertionError, PyRuntimeError, PyStopIteration};
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use pyo3::exceptions::PyAssertionError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::{PyTraverseError, PyVisit};
@@ -15,12 +18,12 @@ use ringloader_core::scheduler::Poll;
 use super::arrival::Arrival;
 use super::engine::{Engine, stand_in};
 use super::index_source::IndexSource;
-use super::parent_end::{Delivered, Indexed, ParentEnd};
+use super::parent_end::{Indexed, ParentEnd};
 use super::sent_tasks::SentTasks;
 use super::thread_queues::ThreadQueues;
-use crate::gil::{Deadline, exception};
+use crate::gil::exception;
 use crate::lock::{DetachedLock, Guard};
-use crate::python::{Callbacks, Late};
+use crate::python::Callbacks;
 use crate::torch::names::Torch;
 
 type Core = ringloader_core::scheduler::Scheduler<Py<PyAny>>;
@@ -175,35 +178,6 @@ struct Taken {
     worker: u32,
     /// torch's `_rcvd_idx` before it.
     received: u64,
-}
-
-/// A wait for a batch that is said when it is due.
-struct Watched {
-    since: Instant,
-    /// How long the wait is when it is said next.
-    next: Duration,
-}
-
-impl Watched {
-    fn new(after: Duration) -> Self {
-        Self { since: Instant::now(), next: after }
-    }
-
-    /// How long the wait has been, if that is to be said now.
-    fn is_due(&mut self) -> Option<Duration> {
-        let waited = self.since.elapsed();
-        let is_due = waited >= self.next;
-        while waited >= self.next {
-            // More than nothing, or it would never be more.
-            self.next = self.next.max(Duration::from_millis(1)).saturating_mul(2);
-        }
-        is_due.then_some(waited)
-    }
-
-    /// How long until it is due.
-    fn left(&self) -> Duration {
-        self.next.saturating_sub(self.since.elapsed())
-    }
 }
 
 impl<E: ParentEnd> Scheduling<E> {
@@ -399,220 +373,5 @@ impl<E: ParentEnd> Scheduling<E> {
             return Err(exception(Error::Inherited { owner: self.process.pid() }));
         }
         self.state.lock(py, "this iterator is being advanced elsewhere at this moment")
-    }
-
-    /// The next result whose turn it is, as `unpack` makes it, and its worker. `None` if there is none now, and `wait` is
-    /// not given: then what is to be raised in its turn is left for its turn.
-    fn advance<'py>(
-        &self,
-        state: &mut State<Indexed<E>>,
-        callbacks: &Callbacks<'_, 'py>,
-        wait: bool,
-        unpack: impl Fn(Delivered<E>) -> PyResult<Bound<'py, PyAny>>,
-    ) -> PyResult<Option<(u32, Bound<'py, PyAny>)>> {
-        let py = callbacks.py();
-        let engine = E::of(&self.engine).core().ok();
-        let mut deadline = Deadline::after(self.timeout)?;
-        let mut watched = None;
-        loop {
-            match state.core.poll(engine.as_deref()).map_err(exception)? {
-                Poll::End | Poll::Lost { .. } | Poll::Wait { .. } if !wait => return Ok(None),
-                Poll::End => {
-                    // Only an engine that has no other user can be kept for the next epoch.
-                    drop(engine);
-                    return Err(self.end(callbacks)?);
-                }
-                Poll::Ready { worker, data } => {
-                    let data = data.into_bound(py);
-                    if !self.iterable || !is_end(&data)? {
-                        return Ok(Some((worker, data)));
-                    }
-                    if !wait {
-                        state.end_ahead = Some(End::Kept(worker));
-                        return Ok(None);
-                    }
-                    self.end_worker(state, callbacks, End::Kept(worker))?;
-                    deadline = Deadline::after(self.timeout)?;
-                }
-                Poll::Failed { seq, error } => {
-                    if let Some(turn) = self.fail(py, &mut state.core, seq, exception(error))? {
-                        return Ok(Some(turn));
-                    }
-                    deadline = Deadline::after(self.timeout)?;
-                }
-                Poll::Arrived { seq, delivery } => {
-                    let data = match unpack(delivery) {
-                        Ok(data) => data,
-                        Err(error) => {
-                            if let Some(turn) = self.fail(py, &mut state.core, seq, error)? {
-                                return Ok(Some(turn));
-                            }
-                            continue;
-                        }
-                    };
-                    if self.iterable && is_end(&data)? {
-                        if !wait {
-                            state.end_ahead = Some(End::Answer(seq));
-                            return Ok(None);
-                        }
-                        self.end_worker(state, callbacks, End::Answer(seq))?;
-                    } else if let Some((worker, data)) =
-                        state.core.accept(seq, data.unbind()).map_err(exception)?
-                    {
-                        return Ok(Some((worker, data.into_bound(py))));
-                    }
-                    deadline = Deadline::after(self.timeout)?;
-                }
-                Poll::Lost { worker } => {
-                    // Another thread, or a signal handler, ends the workers.
-                    if E::of(&self.engine).is_done() {
-                        return Err(invalid_state());
-                    }
-                    let Some(core) = &engine else { return Err(invalid_state()) };
-                    let in_hand = E::in_hand(core, worker).and_then(|(seq, index)| {
-                        Some((worker, state.core.awaited_task(seq)?, E::index(py, &index).ok()))
-                    });
-                    if callbacks.replace_lost(worker, in_hand.clone())? {
-                        let sent = |seq| state.sent.get(seq).map(|index| E::kept(index, py));
-                        state.core.resume(&**core, worker, sent).map_err(exception)?;
-                        deadline = Deadline::after(self.timeout)?;
-                        continue;
-                    }
-                    state.core.give_up(worker);
-                    callbacks.raise_lost(worker, in_hand)?;
-                    return Err(PyRuntimeError::new_err(format!(
-                        "DataLoader worker {worker} exited unexpectedly"
-                    )));
-                }
-                Poll::Wait { worker, limit } => {
-                    let Some(engine) = &engine else { return Err(invalid_state()) };
-                    let Some(left) = deadline.left() else {
-                        callbacks.raise_timeout(
-                            state.sent.late(&state.core, worker, |index| E::index(py, index)),
-                        )?;
-                        return Err(PyRuntimeError::new_err("DataLoader timed out"));
-                    };
-                    let mut limit = left.min(limit);
-                    if let Some(after) = state.watch {
-                        let watched = watched.get_or_insert_with(|| Watched::new(after));
-                        if let Some(waited) = watched.is_due() {
-                            let owing = Self::owing(py, state, engine, worker);
-                            callbacks.note_wait(waited.as_secs_f64(), owing)?;
-                            continue;
-                        }
-                        limit = limit.min(watched.left());
-                    }
-                    E::wait(py, engine, worker, limit)?;
-                    if E::of(&self.engine).core().is_err() {
-                        return Err(invalid_state());
-                    }
-                }
-            }
-        }
-    }
-
-    /// What each worker owes: first that of the one whose turn it is.
-    fn owing<'py>(
-        py: Python<'py>,
-        state: &State<Indexed<E>>,
-        engine: &E::Core,
-        turn: Option<u32>,
-    ) -> Vec<Late<'py>> {
-        let mut owing = state.sent.late(&state.core, None, |index| E::index(py, index));
-        owing.sort_by_key(|&(worker, ..)| Some(worker) != turn);
-        for (worker, number, index) in &mut owing {
-            // What comes before it may lie in the ring. Of the one whose turn it is, nothing does.
-            let taken = (Some(*worker) != turn).then(|| E::in_hand(engine, *worker)).flatten();
-            if let Some((seq, taken)) = taken
-                && let Some(awaited) = state.core.awaited_task(seq)
-            {
-                (*number, *index) = (awaited, E::index(py, &taken).ok());
-            }
-        }
-        owing
-    }
-
-    /// A worker has nothing more of its iterable dataset.
-    fn end_worker(
-        &self,
-        state: &mut State<Indexed<E>>,
-        callbacks: &Callbacks<'_, '_>,
-        end: End,
-    ) -> PyResult<()> {
-        let worker = match end {
-            End::Answer(seq) => state.core.end_worker(seq).map_err(exception)?,
-            End::Kept(worker) => {
-                state.core.give_up(worker);
-                state.ends_kept.retain(|&kept| kept != worker);
-                worker
-            }
-        };
-        callbacks.note_exhausted(worker)?;
-        self.send_one(state, callbacks)
-    }
-
-    /// The epoch is over. Returns what to raise.
-    fn end(&self, callbacks: &Callbacks<'_, '_>) -> PyResult<PyErr> {
-        callbacks.end_epoch()?;
-        Ok(PyStopIteration::new_err(()))
-    }
-
-    /// The result of `seq` has come and cannot be had: its error takes its place. As [`Core::accept`].
-    ///
-    /// # Errors
-    /// What ends a program, and what interrupts it: at once. The batch's turn says so again.
-    fn fail<'py>(
-        &self,
-        py: Python<'py>,
-        core: &mut Core,
-        seq: u64,
-        error: PyErr,
-    ) -> PyResult<Option<(u32, Bound<'py, PyAny>)>> {
-        let (standing, interrupt) = stand_in(py, error)?;
-        match interrupt {
-            None => {
-                let turn = core.accept(seq, standing.unbind()).map_err(exception)?;
-                Ok(turn.map(|(worker, data)| (worker, data.into_bound(py))))
-            }
-            Some(interrupt) => {
-                core.keep(seq, standing.unbind()).map_err(exception)?;
-                Err(interrupt)
-            }
-        }
-    }
-
-    /// MIRRORS torch dataloader.py::_process_data. What reading the index raises replaces the batch.
-    fn process<'py>(
-        &self,
-        state: &mut State<Indexed<E>>,
-        callbacks: &Callbacks<'_, 'py>,
-        worker: u32,
-        data: Bound<'py, PyAny>,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        let py = callbacks.py();
-        state.core.delivered(worker);
-        self.send_one(state, callbacks)?;
-        // By its type: `isinstance` would ask every batch for `__class__` too, which a user's class may answer.
-        if data.get_type().is_subclass(Torch::get(py)?.exception_wrapper.bind(py))? {
-            data.call_method0(intern!(py, "reraise"))?;
-        }
-        Ok(data)
-    }
-
-    /// MIRRORS torch dataloader.py::_try_put_index.
-    fn send_one(&self, state: &mut State<Indexed<E>>, callbacks: &Callbacks<'_, '_>) -> PyResult<()> {
-        if state.core.is_full() {
-            return Err(PyAssertionError::new_err(
-                "Number of outstanding tasks exceeded maximum allowed tasks",
-            ));
-        }
-        let Some(index) = E::read(state.source.get(), callbacks, state.keeps_sent)? else { return Ok(()) };
-        // After shutdown there is no worker left, and as in torch the index is lost.
-        let Ok(engine) = E::of(&self.engine).core() else { return Ok(()) };
-        if state.keeps_sent {
-            state.sent.note(&state.core, E::kept(&index, callbacks.py()));
-        }
-        state.core.send(&*engine, index).map_err(exception)?;
-        Ok(())
     }
 }

@@ -1,9 +1,9 @@
 //! An engine between two epochs: its workers have ended, their slots stay warm for other workers.
 //!
 //! INVARIANT: no process but this one writes to what a [`CachedSegment`] lends again. Every worker has ended, or has
-//! left the memory (see [`Engine::note_left`]), and no process that one of them forked is left: it would have the worker's end of the socket pair. A process that this
-//! one forked has the segment too, but its objects lie over slots that were leased at the fork, and these stay leased
-//! until it has ended (see [`forks`](crate::forks)).
+//! left the memory (see [`Engine::note_left`]), and no process that one of them forked is left: it would have the
+//! worker's end of the socket pair. A process that this one forked has the segment too, but its objects lie over slots
+//! that were leased at the fork, and these stay leased until it has ended (see [`forks`](crate::forks)).
 
 use std::os::fd::AsFd;
 use std::sync::PoisonError;

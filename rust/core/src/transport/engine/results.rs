@@ -1,0 +1,168 @@
+//! Results on their way from the workers of an engine: found, taken out of their ring, opened.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use super::channel::WorkerChannel;
+use super::{Engine, EngineState};
+use crate::error::{Error, Result};
+use crate::os::{Segment, fd_passing};
+use crate::ring::Words;
+use crate::sync::Arc;
+use crate::testing::failpoint::failpoint;
+use crate::transport::LONGEST_SLEEP;
+use crate::transport::delivery::{Backing, Delivery, HeldSlot, OwnSegment};
+use crate::transport::message::{BatchPlace, ResultDescriptor, ResultKind};
+
+/// The largest memory of a table that is kept for the next one.
+const MOST_KEPT: usize = 256 << 10;
+
+impl Engine {
+    /// The next result of any worker that is there, without waiting; none after [`close`](Self::close).
+    ///
+    /// # Errors
+    /// [`Error::Arrival`] when the memory of a result cannot be had: that result is gone, and those behind it
+    /// are still there. [`Error::Corrupt`] when a worker wrote what none writes, which stays there: every later
+    /// call says so again. [`Error::Inherited`] in a forked child.
+    pub fn try_next(&self) -> Result<Option<Delivery>> {
+        let mut state = self.lock_own()?;
+        if state.looked.elapsed() >= LONGEST_SLEEP / 2 {
+            // A caller that always finds something never sleeps, and would never hear of a death.
+            let ended = self.poller.ended()?;
+            self.note_ended(&mut state, ended);
+        }
+        if state.behind && !state.closed {
+            // Room comes without a word, and not all tasks are answered: workers with room are found only so.
+            for (worker, channel) in state.channels.iter_mut().enumerate() {
+                self.flush(worker as u32, channel)?;
+            }
+            state.behind = state.channels.iter().any(|channel| !channel.pending.is_empty());
+        }
+        let Some(worker) = self.find(&mut state)? else { return Ok(None) };
+        let taken = self.take(&mut state, worker);
+        // Else the next call finds what cannot be read again.
+        if matches!(taken, Ok(_) | Err(Error::Arrival { .. })) {
+            state.ready.pass(worker);
+        }
+        taken
+    }
+
+    /// As [`try_next`](Self::try_next), of one worker. Looks for no worker's end: a caller that waits for one worker
+    /// sleeps sooner or later.
+    ///
+    /// # Errors
+    /// As [`try_next`](Self::try_next).
+    pub fn try_next_of(&self, worker: u32) -> Result<Option<Delivery>> {
+        self.take(&mut *self.lock_own()?, worker)
+    }
+
+    /// What the next result of `worker` answers and is, if [`try_next_of`](Self::try_next_of) would take one.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] when the worker wrote what none writes; [`Error::Inherited`] in a forked child.
+    pub fn peek_of(&self, worker: u32) -> Result<Option<(u64, ResultKind)>> {
+        let mut state = self.lock_own()?;
+        if state.closed {
+            return Ok(None);
+        }
+        let words = state.channels[worker as usize].results.peek(self.control.worker(worker).results)?;
+        let descriptor = words.map(|words| self.descriptor(&words)).transpose()?;
+        Ok(descriptor.map(|descriptor| (descriptor.seq, descriptor.kind)))
+    }
+
+    /// INVARIANT: under the lock from the descriptor to the hold, so that closing comes before the one or
+    /// after the other, and gives no pages back in between.
+    fn take(&self, state: &mut EngineState, worker: u32) -> Result<Option<Delivery>> {
+        if state.closed {
+            return Ok(None);
+        }
+        let channel = &mut state.channels[worker as usize];
+        if !channel.pending.is_empty() {
+            self.flush(worker, channel)?;
+        }
+        let ring = self.control.worker(worker).results;
+        let Some(words) = channel.results.peek(ring)? else { return Ok(None) };
+        // INVARIANT: what cannot be read stays in the ring, so that no call waits for what was in it.
+        let descriptor = self.descriptor(&words)?;
+        channel.results.advance(ring);
+        let table = std::mem::take(&mut state.table);
+        self.open(worker, &channel.socket, descriptor, table).map(Some).map_err(|error| {
+            let task = (descriptor.kind == ResultKind::Batch).then_some(descriptor.seq);
+            Error::Arrival { task, error: Box::new(error) }
+        })
+    }
+
+    /// Turns a descriptor into a delivery, whose table is copied to `meta`.
+    fn open(
+        &self,
+        worker: u32,
+        socket: &Option<OwnedFd>,
+        descriptor: ResultDescriptor,
+        mut meta: Vec<u8>,
+    ) -> Result<Delivery> {
+        let ResultDescriptor { seq, kind, place, meta_offset, meta_len, used, generation } = descriptor;
+        let backing = match place {
+            BatchPlace::Slot(slot) => {
+                failpoint("drained-unheld");
+                let held = HeldSlot::new(self.handles[worker as usize].clone(), slot);
+                let start = self.control.window(worker, slot).start;
+                self.control.segment().copy_out(start + meta_offset, meta_len, &mut meta)?;
+                Backing::Slot(held)
+            }
+            BatchPlace::Own => {
+                // It may wait for room, which this one took.
+                self.handles[worker as usize].wake();
+                let Some(socket) = socket else {
+                    return Err(Error::Corrupt(format!("the memory of batch {generation} was not sent")));
+                };
+                let fd = fd_passing::receive(socket.as_fd(), generation)?;
+                let segment = Segment::attach(fd.as_fd())?;
+                segment.copy_out(meta_offset, meta_len, &mut meta)?;
+                segment.pointer(0, used)?;
+                Backing::Own(OwnSegment::new(segment))
+            }
+        };
+        Ok(Delivery { worker, seq, kind, generation, used, meta, backing: Arc::new(backing) })
+    }
+
+    fn descriptor(&self, words: &Words) -> Result<ResultDescriptor> {
+        let geometry = self.control.geometry();
+        ResultDescriptor::from_words(words, geometry.slots, geometry.window)
+    }
+
+    /// A worker whose ring has a result, if there is one.
+    fn find(&self, state: &mut EngineState) -> Result<Option<u32>> {
+        let EngineState { channels, ready, .. } = state;
+        ready.find(self.control.ready(), |worker| self.has(channels, worker))
+    }
+
+    fn has(&self, channels: &mut [WorkerChannel], worker: u32) -> Result<bool> {
+        Ok(!channels[worker as usize].results.is_empty(self.control.worker(worker).results)?)
+    }
+
+    /// Whether a result of `only` (of any worker, if `None`) is there.
+    pub(super) fn has_any_of(&self, only: Option<u32>) -> Result<bool> {
+        let mut state = self.lock();
+        match only {
+            Some(worker) => self.has(&mut state.channels, worker),
+            None => Ok(self.find(&mut state)?.is_some()),
+        }
+    }
+
+    /// Takes the memory of a table that is done with: that of the next delivery is copied to it.
+    pub fn reuse(&self, table: Vec<u8>) {
+        if table.capacity() <= MOST_KEPT {
+            self.lock().table = table;
+        }
+    }
+
+    /// Results that are committed and not yet drained.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] from a ring.
+    pub fn committed(&self) -> Result<u64> {
+        // Under the lock the consumer's positions stand still, which `len` needs.
+        let state = self.lock();
+        let workers = 0..state.channels.len() as u32;
+        workers.map(|worker| self.control.worker(worker).results.len()).sum()
+    }
+}

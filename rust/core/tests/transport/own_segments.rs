@@ -1,0 +1,159 @@
+//! Batches that lie in a segment of their own, and the room that they take.
+
+use ringloader_core::sync::Ordering;
+use ringloader_core::transport::delivery::Delivery;
+use ringloader_core::transport::engine::Engine;
+use ringloader_core::transport::message::ResultKind;
+use ringloader_core::transport::port::{Port, Room};
+
+use crate::both_ends::{
+    LEAF, SHARE, answer, answer_oversize, check, content, describe, engine, port, take, take_task,
+};
+
+#[test]
+fn an_oversize_batch_gives_its_slot_back() {
+    let engine = engine();
+    let port = port(&engine, None);
+    // More than there are slots.
+    for seq in 0..u64::from(engine.control().geometry().slots) + 8 {
+        answer_oversize(&engine, &port, seq);
+        assert!(take(&engine, seq).is_oversize());
+    }
+}
+
+/// Commits a batch in a segment of its own of `len` bytes. `false`: there is no room yet.
+fn answer_own(engine: &Engine, port: &Port, seq: u64, len: u64) -> bool {
+    take_task(engine, port, seq);
+    let mut commit = port.begin_commit();
+    let Some((segment, fd)) = commit.own_segment(len).unwrap() else { return false };
+    let block = describe(&commit);
+    segment.copy_in(0, &content(seq)).unwrap();
+    segment.copy_in(LEAF, &block).unwrap();
+    assert!(commit.send(&fd).unwrap());
+    let end = LEAF + block.len() as u64;
+    assert!(commit.finish(seq, ResultKind::Batch, LEAF..end, end, true).unwrap());
+    true
+}
+
+/// Whether a batch has room in a slot. It is not committed.
+fn has_room(engine: &Engine, port: &Port, seq: u64) -> Room {
+    take_task(engine, port, seq);
+    port.begin_commit().reserve(LEAF).unwrap()
+}
+
+#[test]
+fn segments_on_their_way_are_within_the_share() {
+    let engine = engine();
+    let port = port(&engine, None);
+    // More often than the ring has places, so that positions come round.
+    for seq in (0..20).map(|round| 10 * round) {
+        assert!(answer_own(&engine, &port, seq, SHARE / 2));
+        assert!(answer_own(&engine, &port, seq + 1, SHARE / 2 - 5000));
+        assert!(
+            !answer_own(&engine, &port, seq + 2, 8000),
+            "the last two pages of the share are one too few"
+        );
+        assert!(answer_own(&engine, &port, seq + 3, 1000));
+        assert!(matches!(has_room(&engine, &port, seq + 4), Room::Later));
+        // What is taken is the user's.
+        let held = take(&engine, seq);
+        assert!(matches!(has_room(&engine, &port, seq + 5), Room::Ready));
+        assert!(answer_own(&engine, &port, seq + 6, SHARE / 2 - (16 << 10)));
+        let rest = [1, 3, 6].map(|next| take(&engine, seq + next));
+        assert!(rest.iter().all(Delivery::is_oversize));
+        drop(held);
+    }
+}
+
+#[test]
+fn a_batch_larger_than_the_share_goes_alone_and_without_warm_slots() {
+    let engine = engine();
+    let port = port(&engine, None);
+    let resident = || engine.control().worker(0).slots.resident.load(Ordering::Relaxed);
+    answer(&engine, &port, 1);
+    answer(&engine, &port, 2);
+    assert!(!answer_own(&engine, &port, 3, 3 * SHARE), "two come before it");
+    drop([1, 2].map(|seq| take(&engine, seq)));
+    assert!(resident() > 0);
+    assert!(answer_own(&engine, &port, 4, 3 * SHARE));
+    assert_eq!(resident(), 0);
+    assert!(!answer_own(&engine, &port, 5, 1));
+    assert!(matches!(has_room(&engine, &port, 6), Room::Later));
+    let held = take(&engine, 4);
+    assert!(answer_own(&engine, &port, 7, 3 * SHARE));
+    drop((held, take(&engine, 7)));
+    assert!(matches!(has_room(&engine, &port, 8), Room::Ready));
+}
+
+/// Of so many workers that each has fewer slots than tasks.
+#[test]
+fn a_worker_without_a_free_slot_waits_for_the_parent() {
+    let engine = Engine::new(200, 600, 128 << 20).unwrap();
+    let slots = u64::from(engine.control().geometry().slots);
+    assert_eq!((slots, engine.control().geometry().window), (32, 64 << 20));
+    let port = port(&engine, None);
+    (0..slots).for_each(|seq| answer(&engine, &port, seq));
+    let is_stuck = |seq| {
+        take_task(&engine, &port, seq);
+        assert!(port.allocate(LEAF).unwrap().is_none());
+        matches!(port.begin_commit().reserve(LEAF).unwrap(), Room::Later)
+    };
+    assert!(is_stuck(100));
+    drop(take(&engine, 0));
+    answer(&engine, &port, 101);
+    assert!(is_stuck(102));
+
+    let mut held: Vec<_> = (1..=slots / 2).map(|seq| take(&engine, seq)).collect();
+    assert!(held.iter_mut().all(Delivery::lease));
+    assert!(is_stuck(103), "the other half is on its way");
+    for seq in slots / 2 + 1..slots {
+        assert!(!take(&engine, seq).lease(), "copied out, and dropped");
+    }
+    for seq in 104..200 {
+        answer(&engine, &port, seq);
+        assert!(!take(&engine, if seq == 104 { 101 } else { seq - 1 }).lease());
+    }
+    held.iter().for_each(|batch| check(&engine, batch));
+}
+
+#[test]
+fn free_slots_make_room_for_a_segment() {
+    let engine = engine();
+    let port = port(&engine, None);
+    let resident = || engine.control().worker(0).slots.resident.load(Ordering::Relaxed);
+    for seq in 1..9 {
+        answer(&engine, &port, seq);
+    }
+    let mut batches: Vec<_> = (1..9).map(|seq| take(&engine, seq)).collect();
+    let all = resident();
+    assert!(answer_own(&engine, &port, 20, SHARE - all));
+    assert_eq!(resident(), all);
+    take(&engine, 20);
+    batches.truncate(3);
+    // Beside it the three that are held and one of those that came back.
+    assert!(answer_own(&engine, &port, 21, SHARE - all / 2));
+    assert_eq!(resident(), all / 2);
+    take(&engine, 21);
+    batches.iter().for_each(|batch| check(&engine, batch));
+}
+
+/// Nothing of a batch that was given up is counted, and a successor begins anew.
+#[test]
+fn what_was_not_committed_takes_no_room() {
+    let engine = engine();
+    let first = port(&engine, None);
+    for seq in 0..5 {
+        take_task(&engine, &first, seq);
+        let mut commit = first.begin_commit();
+        assert!(commit.own_segment(SHARE).unwrap().is_some());
+    }
+    assert!(answer_own(&engine, &first, 5, SHARE));
+    assert!(!answer_own(&engine, &first, 6, SHARE));
+    drop(first);
+    take(&engine, 5);
+    let busy = engine.succeed(0).unwrap();
+    let second = port(&engine, Some(&busy));
+    assert!(answer_own(&engine, &second, 7, SHARE));
+    assert!(!answer_own(&engine, &second, 8, 1));
+    take(&engine, 7);
+}
