@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data import Dataset, IterableDataset, default_collate, get_worker_info
 
 import ringloader
 from faults.failing_datasets import Dies, Numbers
@@ -113,6 +113,57 @@ def test_with_other_options(options, tmp_path):
     assert (sorted(found) if "in_order" in options else found) == list(range(40))
 
 
+class ForksInCollation:
+    """Its first batch's memory is another process's too, which writes to it for some seconds.
+
+    The worker dies at a later one.
+    """
+
+    def __init__(self, folder: Path, seconds: float) -> None:
+        self.mark = folder / "forked"
+        self.seconds = seconds
+
+    def __call__(self, samples: list[torch.Tensor]) -> torch.Tensor:
+        batch = default_collate(samples)
+        if not self.mark.exists():
+            if (pid := os.fork()) == 0:
+                array, until = batch.numpy(), time.monotonic() + self.seconds
+                while time.monotonic() < until:
+                    array[:] = -1
+                os._exit(0)
+            self.mark.write_text(str(pid))
+        elif samples[0][0] >= 8 and not (died := self.mark.with_name("died")).exists():
+            died.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return batch
+
+
+def test_memory_that_the_lost_worker_shares_with_a_process_is_not_filled_again(tmp_path):
+    collate = ForksInCollation(tmp_path, 60)
+    loader = DataLoader(
+        Numbers(40, 50_000), batch_size=2, num_workers=1, collate_fn=collate, restart_workers=1
+    )
+    try:
+        with pytest.raises(RuntimeError, match="exited unexpectedly") as raised:
+            # The first is in the memory that the process writes to.
+            for number, batch in enumerate(loader):
+                assert number == 0 or batch[:, 0].tolist() == [2 * number, 2 * number + 1]
+        assert "a process that the worker forked still has" in raised.value.__notes__[-1]
+    finally:
+        os.kill(int(collate.mark.read_text()), signal.SIGKILL)
+    # Its memory is not that of the next epoch.
+    assert firsts(loader) == list(range(40))
+
+
+def test_a_process_that_ends_soon_after_the_worker_is_waited_for(tmp_path):
+    collate = ForksInCollation(tmp_path, 0.5)
+    loader = DataLoader(
+        Numbers(40, 50_000), batch_size=2, num_workers=1, collate_fn=collate, restart_workers=1
+    )
+    found = [batch[:, 0].tolist() for batch in loader]
+    assert found[1:] == [[number, number + 1] for number in range(2, 40, 2)]
+
+
 def test_the_log_says_what_the_worker_was_in(tmp_path, caplog):
     loader = DataLoader(DiesOnce(8, {5: "kill"}, tmp_path), batch_size=2, num_workers=2, restart_workers=2)
     with caplog.at_level(logging.WARNING, "ringloader"):
@@ -133,7 +184,7 @@ def test_an_index_that_always_kills_is_named_in_the_end(most):
     assert got == list(range(6))
     notes = [
         "it was in batch 3 of the epoch: dataset indices [6, 7]",
-        *([f"restart_workers={most}: so many workers were restarted in this epoch"] if most else []),
+        *([f"restart_workers={most}: all restarts of this epoch are used"] if most else []),
     ]
     assert raised.value.__notes__ == notes
 

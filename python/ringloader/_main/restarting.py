@@ -46,7 +46,7 @@ class Restarting:
             # A signal handler raised between its start and its caller's note of it.
             return running
         lost.join(1.0)
-        if self._left == 0 or self._is_iterable:
+        if self._left == 0 or self._is_iterable or not self._transport.is_deserted(worker):
             return None
         self._left -= 1
         self._say(lost, worker, in_hand)
@@ -65,12 +65,17 @@ class Restarting:
             return "restart_workers: the start of a successor has failed or was interrupted"
         if self._is_iterable:
             return "restart_workers: an IterableDataset is not restarted, which would begin its part again"
-        return f"restart_workers={self._most}: so many workers were restarted in this epoch"
+        if self._left == 0:
+            return f"restart_workers={self._most}: all restarts of this epoch are used"
+        return (
+            "restart_workers: a process that the worker forked still has the worker's memory, which a "
+            "successor would fill; have such processes end with the worker"
+        )
 
     def _say(self, lost: Any, worker: int, in_hand: overdue.Late | None) -> None:
         code = lost.exitcode
         how = f"was killed by signal {-code}" if code is not None and code < 0 else f"exited with code {code}"
-        where = "between two batches" if in_hand is None else f"in {overdue.batch(*in_hand[1:])}"
+        where = "outside of a batch" if in_hand is None else f"in {overdue.batch(*in_hand[1:])}"
         _logger.warning(
             "DataLoader worker %d (pid %s) %s %s; it is restarted, and its tasks are done again "
             "(%d more restarts in this epoch)",

@@ -7,6 +7,7 @@ worker loop, unchanged.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,6 +29,9 @@ from ringloader._torch import internals
 from ringloader._worker import endpoint, entry
 from ringloader._worker.epochs import EpochNote
 from ringloader._worker.fetch import Step
+
+# Seconds for which a successor waits for processes that its predecessor forked.
+_ORPHANS_END_WITHIN = 2.0
 
 
 class Transport:
@@ -165,6 +169,18 @@ class Transport:
     def may_restart(self, worker: int) -> bool:
         """Whether no process but its own can be at the rings of a worker."""
         return worker not in self._not_again
+
+    def is_deserted(self, worker: int) -> bool:
+        """Whether no process is left that a lost worker forked: it has the memory that a successor would fill.
+
+        One that ends with the worker may take a moment.
+        """
+        until = time.monotonic() + _ORPHANS_END_WITHIN
+        while not self.engine.is_deserted(worker):
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.01)
+        return True
 
     def process_of(self, worker: int) -> Any:
         """The process that was started last as a worker; None before."""

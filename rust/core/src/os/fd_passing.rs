@@ -72,8 +72,13 @@ pub fn receive(socket: BorrowedFd<'_>, tag: u64) -> Result<OwnedFd> {
 /// [`Error::Os`] when the system refuses.
 pub fn is_deserted(socket: BorrowedFd<'_>) -> Result<bool> {
     let mut fds = [PollFd::from_borrowed_fd(socket, PollFlags::empty())];
-    poll(&mut fds, Some(&Timespec::default())).map_err(|errno| Error::os("poll", errno))?;
-    Ok(fds[0].revents().contains(PollFlags::HUP))
+    loop {
+        match poll(&mut fds, Some(&Timespec::default())) {
+            Ok(_) => return Ok(fds[0].revents().contains(PollFlags::HUP)),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(Error::os("poll", errno)),
+        }
+    }
 }
 
 /// The next message: its tag, and the descriptor if there is room for it.

@@ -4,7 +4,8 @@
 //! The system sends SIGCONT when the thread that forked this process ends, which a stopped process gets too. Its
 //! handler looks at the parent's pidfd, because that thread may end alone, and then the next thread of the parent takes
 //! its place. Where the parent has ended, the handler starts a timer that kills this process: by then it may have ended
-//! in its own way.
+//! in its own way. The signal comes while the parent ends, and with much memory or many files the rest of that takes
+//! seconds: another timer has the handler look again.
 //!
 //! A process that was forked by a server gets SIGCONT from a pipe, whose writing end only the parent has.
 
@@ -25,12 +26,27 @@ struct Watch {
     /// Which forked this process: the parent, or a server.
     forked_by: i32,
     parent: OwnedFd,
-    has_pipe: bool,
-    timer: libc::timer_t,
-    grace: libc::itimerspec,
+    pipe: Option<OwnedFd>,
+    /// Kills this process.
+    end: Timer,
+    /// Has the handler look again.
+    again: Timer,
+    /// How often that was started; the highest number once the other was.
+    looks: AtomicU64,
     /// The handler before this one, which runs as before.
     replaced: libc::sigaction,
 }
+
+/// Not started, and for how long it runs once it is.
+struct Timer {
+    id: libc::timer_t,
+    runs: libc::itimerspec,
+}
+
+/// How long after a look at a parent that may be ending the next one is, and how many there are at most: the writing end
+/// of a pipe may be closed by a parent that lives on.
+const NEXT_LOOK: Duration = Duration::from_millis(100);
+const MOST_LOOKS: u64 = 600;
 
 /// Which libc does not name.
 const F_SETSIG: libc::c_int = 10;
@@ -50,20 +66,15 @@ pub fn end_with(parent: BorrowedFd<'_>, pipe: Option<BorrowedFd<'_>>, grace: Dur
     if watch().is_some_and(|watch| watch.pid == pid) {
         return Ok(());
     }
-    let parent = fcntl_dupfd_cloexec(parent, 3).map_err(|errno| Error::os("fcntl", errno))?;
-    // SAFETY: all zero is a value of it.
-    let mut once: libc::itimerspec = unsafe { std::mem::zeroed() };
-    once.it_value.tv_sec = grace.as_secs().try_into().unwrap_or(libc::time_t::MAX);
-    // A timer of no time is one that is off.
-    once.it_value.tv_nsec = grace.subsec_nanos().max(1).into();
+    let duplicate = |fd| fcntl_dupfd_cloexec(fd, 3).map_err(|errno| Error::os("fcntl", errno));
     let made: &'static Watch = Box::leak(Box::new(Watch {
         pid,
-        // SAFETY: has no conditions.
-        forked_by: unsafe { libc::getppid() },
-        parent,
-        has_pipe: pipe.is_some(),
-        timer: killing_timer()?,
-        grace: once,
+        forked_by: parent_pid(),
+        parent: duplicate(parent)?,
+        pipe: pipe.map(duplicate).transpose()?,
+        end: Timer::new(libc::SIGKILL, grace)?,
+        again: Timer::new(libc::SIGCONT, NEXT_LOOK)?,
+        looks: AtomicU64::new(0),
         replaced: handler()?,
     }));
     // ORDERING: Release: a handler that reads the address reads what is there.
@@ -73,10 +84,32 @@ pub fn end_with(parent: BorrowedFd<'_>, pipe: Option<BorrowedFd<'_>>, grace: Dur
         send_at_end(pipe, pid)?;
     }
     // Its end before this moment has sent nothing.
-    if has_ended(&made.parent, Duration::ZERO) {
-        look();
-    }
+    look();
     Ok(())
+}
+
+impl Timer {
+    fn new(signal: libc::c_int, runs_for: Duration) -> Result<Self> {
+        // SAFETY: all zero is a value of it.
+        let mut event: libc::sigevent = unsafe { std::mem::zeroed() };
+        event.sigev_notify = libc::SIGEV_SIGNAL;
+        event.sigev_signo = signal;
+        // SAFETY: as above.
+        let mut runs: libc::itimerspec = unsafe { std::mem::zeroed() };
+        runs.it_value.tv_sec = runs_for.as_secs().try_into().unwrap_or(libc::time_t::MAX);
+        // A timer of no time is one that is off.
+        runs.it_value.tv_nsec = runs_for.subsec_nanos().max(1).into();
+        let mut id: libc::timer_t = ptr::null_mut();
+        // SAFETY: both are this function's own.
+        let made = unsafe { libc::timer_create(libc::CLOCK_MONOTONIC, &raw mut event, &raw mut id) };
+        if made == 0 { Ok(Self { id, runs }) } else { Err(last_error("timer_create")) }
+    }
+
+    /// Safe in a handler.
+    fn start(&self) {
+        // SAFETY: the timer is this process's, and is never deleted. The call is safe in a handler.
+        unsafe { libc::timer_settime(self.id, 0, &raw const self.runs, ptr::null_mut()) };
+    }
 }
 
 fn watch() -> Option<&'static Watch> {
@@ -86,19 +119,26 @@ fn watch() -> Option<&'static Watch> {
     unsafe { address.as_ref() }
 }
 
-/// Starts the timer if the parent has ended.
+/// Starts the timer that kills if the parent has ended; that for another look if it may be ending.
 fn look() {
-    let Some(watch) = watch() else { return };
-    // The signals come while the parent ends, a moment before its pidfd says so. By then the system has given this
-    // process another parent. Other signals, of people and of shells, are not waited for.
-    // SAFETY: has no conditions, and is safe in a handler.
-    let may_be_ending = watch.has_pipe || unsafe { libc::getppid() } != watch.forked_by;
-    let limit = if may_be_ending { Duration::from_millis(100) } else { Duration::ZERO };
-    if watch.pid != own_pid() || !has_ended(&watch.parent, limit) {
+    let Some(watch) = watch().filter(|watch| watch.pid == own_pid()) else { return };
+    // ORDERING: Relaxed, here and below: a count that nothing hangs on.
+    if is_there(&watch.parent, PollFlags::IN) {
+        // Not by a later signal again, which would put the end off.
+        if watch.looks.swap(u64::MAX, Ordering::Relaxed) != u64::MAX {
+            watch.end.start();
+        }
         return;
     }
-    // SAFETY: the timer is this process's, and is never deleted. The call is safe in a handler.
-    unsafe { libc::timer_settime(watch.timer, 0, &raw const watch.grace, ptr::null_mut()) };
+    // Other signals, of people and of shells, are of no concern.
+    let may_be_ending = match &watch.pipe {
+        Some(pipe) => is_there(pipe, PollFlags::HUP),
+        // By then the system has given this process another parent.
+        None => parent_pid() != watch.forked_by,
+    };
+    if may_be_ending && watch.looks.fetch_add(1, Ordering::Relaxed) < MOST_LOOKS {
+        watch.again.start();
+    }
 }
 
 extern "C" fn on_signal(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
@@ -109,6 +149,11 @@ extern "C" fn on_signal(signal: libc::c_int, info: *mut libc::siginfo_t, context
     look();
     // SAFETY: as above.
     unsafe { *errno = before };
+    // SAFETY: the system gives a handler with SA_SIGINFO the address of one.
+    if unsafe { (*info).si_code } == libc::SI_TIMER {
+        // This module's own.
+        return;
+    }
     let Some(Watch { replaced, .. }) = watch() else { return };
     if replaced.sa_sigaction == libc::SIG_DFL || replaced.sa_sigaction == libc::SIG_IGN {
         return;
@@ -130,11 +175,16 @@ fn own_pid() -> i32 {
     unsafe { libc::getpid() }
 }
 
-/// Whether the parent ends within `limit`, of less than a second. Safe in a handler: system calls.
-fn has_ended(pidfd: &OwnedFd, limit: Duration) -> bool {
-    let limit = Timespec { tv_sec: 0, tv_nsec: limit.subsec_nanos().into() };
-    let mut one = [PollFd::new(pidfd, PollFlags::IN)];
-    (0..10).map(|_| poll(&mut one, Some(&limit))).find(|found| *found != Err(Errno::INTR)) == Some(Ok(1))
+fn parent_pid() -> i32 {
+    // SAFETY: has no conditions, and is safe in a handler.
+    unsafe { libc::getppid() }
+}
+
+/// Whether `event` is there now. Safe in a handler: a system call.
+fn is_there(fd: &OwnedFd, event: PollFlags) -> bool {
+    let mut one = [PollFd::new(fd, event)];
+    (0..10).map(|_| poll(&mut one, Some(&Timespec::default()))).find(|found| *found != Err(Errno::INTR))
+        == Some(Ok(1))
 }
 
 /// That of SIGCONT now; where it is this module's, of the process that forked this one, that which it replaced.
@@ -147,18 +197,6 @@ fn handler() -> Result<libc::sigaction> {
     }
     let is_ours = now.sa_sigaction == on_signal as *const () as usize;
     Ok(watch().filter(|_| is_ours).map_or(now, |before| before.replaced))
-}
-
-/// A timer that is not started.
-fn killing_timer() -> Result<libc::timer_t> {
-    // SAFETY: all zero is a value of it.
-    let mut event: libc::sigevent = unsafe { std::mem::zeroed() };
-    event.sigev_notify = libc::SIGEV_SIGNAL;
-    event.sigev_signo = libc::SIGKILL;
-    let mut timer: libc::timer_t = ptr::null_mut();
-    // SAFETY: both are this function's own.
-    let made = unsafe { libc::timer_create(libc::CLOCK_MONOTONIC, &raw mut event, &raw mut timer) };
-    if made == 0 { Ok(timer) } else { Err(last_error("timer_create")) }
 }
 
 /// Has SIGCONT handled, and sent at the end of the thread that forked this process.

@@ -42,6 +42,23 @@ fn a_successor_leaves_what_is_held_and_gets_no_old_task() {
 }
 
 #[test]
+fn memory_that_a_process_of_the_worker_may_write_to_has_no_successor() {
+    let engine = engine();
+    // As what the worker forked has it.
+    let theirs = port(&engine, None);
+    answer(&engine, &theirs, 1);
+    drop(take(&engine, 1));
+    for _ in 0..2 {
+        let refused = engine.succeed(0).unwrap_err().to_string();
+        assert!(refused.contains("a process that it forked"), "{refused}");
+        assert!(!engine.is_deserted(0).unwrap());
+    }
+    drop(theirs);
+    assert!(engine.is_deserted(0).unwrap());
+    assert!(engine.succeed(0).is_ok());
+}
+
+#[test]
 fn a_worker_that_runs_is_not_succeeded() {
     let engine = engine();
     let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();

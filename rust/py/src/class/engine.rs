@@ -75,6 +75,11 @@ impl Engine {
         self.core()?.watch_worker(worker, pid).map_err(exception)
     }
 
+    /// Whether no process is left that may write to the slots of a worker whose process has ended.
+    fn is_deserted(&self, worker: u32) -> PyResult<bool> {
+        self.core()?.is_deserted(worker).map_err(exception)
+    }
+
     /// Makes the rings of a worker whose process has ended ready for a successor. Returns what that one's port needs.
     fn succeed(&self, worker: u32) -> PyResult<Vec<u64>> {
         self.core()?.succeed(worker).map_err(exception)

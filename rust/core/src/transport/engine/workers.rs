@@ -74,6 +74,18 @@ impl Engine {
         }
     }
 
+    /// Whether no process is left that may write to the slots of `worker`, whose process has ended: one that it forked has
+    /// its end of the socket pair too.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the system refuses.
+    pub fn is_deserted(&self, worker: u32) -> Result<bool> {
+        match &self.lock().channels[worker as usize].socket {
+            Some(ours) => fd_passing::is_deserted(ours.as_fd()),
+            None => Ok(true),
+        }
+    }
+
     /// Makes the rings of `worker`, whose process has ended, ready for a successor. Returns the slots
     /// that are still held, for [`Port::take_over`](crate::transport::port::Port::take_over). To be called after
     /// [`take_ended`](Self::take_ended) has named the worker and [`try_next`](Self::try_next) has
@@ -86,8 +98,8 @@ impl Engine {
     /// back: for the moment the parent is both ends of the task ring.
     ///
     /// # Errors
-    /// [`Error::Config`] when the worker is not known to have ended, when results of it are still in
-    /// the ring, which would take their slots for free, or after [`close`](Self::close);
+    /// [`Error::Config`] when the worker is not known to have ended, when it is not [deserted](Self::is_deserted), when
+    /// results of it are still in the ring, which would take their slots for free, or after [`close`](Self::close);
     /// [`Error::Corrupt`] from a ring; [`Error::Os`] when there are too many open files.
     pub fn succeed(&self, worker: u32) -> Result<Vec<u64>> {
         let mut state = self.lock();
@@ -102,6 +114,12 @@ impl Engine {
         }
         if channel.results.peek(view.results)?.is_some() {
             return refuse("it has committed results that were not taken; call try_next() first");
+        }
+        self.ends()[worker as usize] = None;
+        if let Some(ours) = &channel.socket
+            && !fd_passing::is_deserted(ours.as_fd())?
+        {
+            return refuse("a process that it forked still has its memory");
         }
         if !self.handles[worker as usize].ledger.is_borne_out(view.slots) {
             return Err(holds_overwritten(worker));
