@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any
@@ -44,7 +45,9 @@ class Retry:
             raise TypeError(f"Retry: backoff must be a number of seconds, not {self.backoff!r}")
         if not 0 <= self.backoff < math.inf:
             raise ValueError(f"Retry: backoff must be 0 or more seconds, not {self.backoff}")
-        if not callable(self.then) and self.then not in (RAISE, SKIP):
+        if callable(self.then):
+            _check_replaces("Retry: then", self.then)
+        elif self.then not in (RAISE, SKIP):
             raise ValueError(f"Retry: then must be 'raise', 'skip' or a callable, not {self.then!r}")
 
 
@@ -62,7 +65,8 @@ class BadSample:
         error: What was raised, without its traceback. Where it cannot be pickled, or made again, a
             ``RuntimeError`` with its text.
         traceback: The text of its traceback.
-        handling: ``"skipped"``, ``"replaced"``, or ``"retried"``: asked for again, it was good.
+        handling: ``"skipped"``, ``"replaced"``, ``"retried"`` (asked for again, it was good), or ``"raised"``
+            (``max_errors`` was exceeded).
     """
 
     index: Any
@@ -85,7 +89,11 @@ def check(on_error: object, max_errors: object) -> None:
                 f"on_error must be one of {_WORDS}, a ringloader.Retry or a callable, which no text can "
                 f"name, not {on_error!r}"
             )
-    elif not isinstance(on_error, Retry) and not callable(on_error):
+    elif on_error is Retry:
+        raise TypeError("on_error must be a ringloader.Retry, not the class: pass ringloader.Retry()")
+    elif callable(on_error):
+        _check_replaces("on_error", on_error)
+    elif not isinstance(on_error, Retry):
         raise TypeError(
             f"on_error must be one of {_WORDS}, a ringloader.Retry or a callable, not {on_error!r}"
         )
@@ -95,14 +103,30 @@ def check(on_error: object, max_errors: object) -> None:
         raise TypeError(f"max_errors must be an int or None, not {max_errors!r}")
     if max_errors < 0:
         raise ValueError(f"max_errors must be 0 or more, not {max_errors}")
-    if on_error == RAISE:
+    again = retries(on_error)
+    if RAISE in (on_error, again and again.then):
         raise ValueError(
-            f"max_errors={max_errors} has no effect with on_error={RAISE!r}: the first error is raised; say "
-            "with on_error what becomes of the others"
+            f"max_errors={max_errors} has no effect with on_error={on_error!r}: the first error is raised; "
+            "say with on_error, or with Retry(then=...), what becomes of the others"
         )
 
 
-def retries(on_error: OnError) -> Retry | None:
+def _check_replaces(name: str, function: Callable[..., Any]) -> None:
+    """Raises for a function that cannot be called with an index and an error."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        # One of C that does not say.
+        return
+    try:
+        signature.bind(0, OSError())
+    except TypeError as error:
+        raise TypeError(
+            f"{name} is called with an index and an error, which {function!r} does not take: {error}"
+        ) from None
+
+
+def retries(on_error: object) -> Retry | None:
     """How it has samples asked for again, if it does."""
     if on_error == RETRY:
         return Retry()

@@ -114,7 +114,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             ``on_error(index, error)`` and returns the sample to have instead, or raises (default:
             ``"raise"``). A batch of which nothing is left is left out.
         max_errors: Samples of an epoch that are skipped or replaced, at most; the error of one more is raised
-            (default: any number).
+            (default: any number). A batch that ``collate_fn`` cannot make counts as one.
         watchdog: Seconds without a batch after which the logger ``ringloader`` says which worker is in which
             batch, for how long, and its Python stack; again each time the wait has become twice as long
             (default: never). Nothing without workers.

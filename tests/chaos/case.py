@@ -84,7 +84,16 @@ class Program:
         if self.method != "fork":
             seconds *= 4
         began = time.monotonic()
-        yield
+        try:
+            yield
+        except Wrong:
+            raise
+        except BaseException:
+            self._took(began, seconds, what)
+            raise
+        self._took(began, seconds, what)
+
+    def _took(self, began: float, seconds: float, what: str) -> None:
         took = time.monotonic() - began
         self.figure = f"{took:.2f} s"
         must(took <= seconds, f"{what} took {took:.1f} s, and {seconds:g} s are allowed")
@@ -134,7 +143,7 @@ class Case:
     """How many it must print; `None`: any number."""
     fast: bool
     """Whether it is one of those that `make test` runs."""
-    known: str
+    known: tuple[str, str] | None
     """Why ringloader's loader fails it; empty if it should not."""
 
     @property
@@ -153,7 +162,7 @@ def case(
     ends: int = 0,
     tracebacks: int | None = None,
     fast: bool = False,
-    known: str = "",
+    known: tuple[str, str] | None = None,
     name: str = "",
 ) -> Callable[[Callable[[Program], None]], Callable[[Program], None]]:
     """Makes a function a case, one for each start method. Its docstring says what must hold."""

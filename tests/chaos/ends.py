@@ -157,7 +157,7 @@ def forked_child_has_its_own_loader(program: Program) -> None:
     must(os.waitpid(child, 0)[1] == 0, "the child failed")
 
 
-@case(known=FORKS_BESIDE_A_THREAD)
+@case(known=("hang", FORKS_BESIDE_A_THREAD))
 def in_a_thread(program: Program) -> None:
     """A thread starts and reads an epoch, while the main thread does the same."""
     failed: list[BaseException] = []
@@ -177,7 +177,7 @@ def in_a_thread(program: Program) -> None:
     must(not failed, repr(failed))
 
 
-@case(limit=60, known=FORKS_BESIDE_A_THREAD)
+@case(limit=60, known=("hang", FORKS_BESIDE_A_THREAD))
 def in_eight_threads(program: Program) -> None:
     """Eight threads, each with a loader of two workers: each epoch is complete."""
     failed: list[BaseException] = []

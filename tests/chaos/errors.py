@@ -93,7 +93,7 @@ for _name in KINDS:
     _kind(_name)
 
 
-@case(known="as torch: the error reaches the loop")
+@case(known=("wrong", "as torch: the error reaches the loop"))
 def stop_iteration_of_a_sample(program: Program) -> None:
     """A dataset with `__getitem__` raises StopIteration: the epoch does not end as if it were complete."""
     loader = program.loader(Raises(20, 5, StopIteration), num_workers=2)

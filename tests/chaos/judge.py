@@ -27,7 +27,7 @@ class Result:
     case: str
     loader: str
     status: str
-    """`ok`, `wrong`, `hang`, `crash`, `leftover`, `skipped`; `known`: ringloader fails it, and says so."""
+    """`ok`, `wrong`, `hang`, `crash`, `leftover`, `skipped`; `known`: ringloader fails it so, and says so."""
     seconds: float
     figure: str
     why: str
@@ -125,8 +125,8 @@ def run(case: Case, loader: str) -> Result:
     seconds = ended - start
 
     def result(status: str, why: str = "") -> Result:
-        if case.known and loader == "ringloader" and status not in ("ok", "skipped"):
-            status, why = "known", f"{case.known} ({status}: {why})"
+        if case.known is not None and loader == "ringloader" and status == case.known[0]:
+            status, why = "known", f"{case.known[1]} ({status}: {why})"
         figure = said.get("figure") or (f"{gone:.2f} s" if case.ends < 0 else f"{seconds:.1f} s in all")
         return Result(case.name, loader, status, round(seconds, 2), figure, why, error[-4000:])
 

@@ -98,7 +98,7 @@ def sigterm_handler_exits(program: Program) -> None:
     signal.signal(signal.SIGTERM, leave)
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
     try:
-        with program.within(5):
+        with program.within(3.5):
             for _ in iterator:
                 pass
     except SystemExit:

@@ -157,7 +157,7 @@ class Flaky(Some):
 
 
 def test_a_retry_asks_again(path: str) -> None:
-    loader = made(path, Flaky(6, 1, 4), batch_size=2, on_error=Retry(2, backoff=0.01), max_errors=0)
+    loader = made(path, Flaky(6, 1, 4), batch_size=2, on_error=Retry(2, 0.01, "skip"), max_errors=0)
     assert numbers(loader) == [[0, 1], [2, 3], [4, 5]]
     assert listed(loader) == [(1, worker_of(path, 0), "retried"), (4, worker_of(path, 2), "retried")]
 
@@ -188,7 +188,7 @@ def test_one_too_many_is_raised(path: str) -> None:
     assert [next(batches)[:, 0].tolist() for _ in range(2)] == [[0], [2]]
     with pytest.raises(Exception, match=r"truncated") as raised:
         next(batches)
-    assert raised.value.__notes__[-1].startswith("max_errors=2: so many samples were bad before it")
+    assert raised.value.__notes__[-1] == "max_errors=2 is exceeded: bad sample 3 of this epoch"
     if path != "without workers":
         assert "Caught BadError in DataLoader worker" in str(raised.value), "torch's words"
     assert next(batches)[:, 0].tolist() == [6, 7], "the caller may go on"
@@ -417,8 +417,13 @@ def test_the_log_says_it_once_and_then_seldom(caplog: pytest.LogCaptureFixture) 
     with caplog.at_level(logging.WARNING, "ringloader"):
         numbers(DataLoader(Some(40, *range(1, 30)), batch_size=4, on_error="skip"))
     said = [record.message for record in caplog.records if "on_error" in record.message]
-    assert [text.split(" was ")[0] for text in said] == ["on_error: sample 1", "on_error: sample 10"]
-    assert "skipped: BadError: (1, 'truncated') (bad samples of this epoch so far: 1;" in said[0]
+    assert [text.split(" was ")[0] for text in said] == [
+        f"on_error: the sample at index {number}" for number in (1, 10)
+    ]
+    assert (
+        "the sample at index 1 was skipped: BadError: (1, 'truncated') (bad samples of this epoch so far: 1; "
+        "loader.errors lists them)"
+    ) in said[0]
 
 
 def test_nothing_of_a_bad_sample_is_kept_but_its_error() -> None:
@@ -469,6 +474,14 @@ def test_loaders_of_other_classes() -> None:
         assert "on_error='retry' and an IterableDataset" in ringloader.report(stream).reason
 
 
+def test_convert_to_torchs_handling_needs_no_other_option() -> None:
+    loader = DataLoader(Some(4, 1), on_error="skip", max_errors=2)
+    with pytest.raises(BadError):
+        list(ringloader.convert(loader, on_error="raise"))
+    with pytest.raises(ValueError, match="max_errors=2 has no effect"):
+        ringloader.convert(DataLoader(Some(4, 1)), max_errors=2)
+
+
 @pytest.mark.parametrize(
     ("options", "error", "match"),
     [
@@ -476,6 +489,22 @@ def test_loaders_of_other_classes() -> None:
         ({"on_error": 3}, TypeError, "on_error must be one of .*, not 3"),
         ({"on_error": None}, TypeError, "on_error must be one of .*, not None"),
         ({"max_errors": 3}, ValueError, "max_errors=3 has no effect with on_error='raise'"),
+        (
+            {"max_errors": 3, "on_error": "retry"},
+            ValueError,
+            "max_errors=3 has no effect with on_error='retry'",
+        ),
+        (
+            {"max_errors": 3, "on_error": Retry(2)},
+            ValueError,
+            r"max_errors=3 has no effect with on_error=Retry\(",
+        ),
+        ({"on_error": Retry}, TypeError, r"not the class: pass ringloader.Retry\(\)"),
+        (
+            {"on_error": lambda _: 0},
+            TypeError,
+            "called with an index and an error, .* too many positional",
+        ),
         ({"on_error": "skip", "max_errors": -1}, ValueError, "max_errors must be 0 or more, not -1"),
         ({"on_error": "skip", "max_errors": 1.5}, TypeError, "max_errors must be an int or None, not 1.5"),
         ({"on_error": "skip", "max_errors": True}, TypeError, "max_errors must be an int or None, not True"),
@@ -495,6 +524,7 @@ def test_wrong_arguments(options: Any, error: type[Exception], match: str) -> No
         ({"backoff": float("inf")}, ValueError),
         ({"backoff": "1"}, TypeError),
         ({"then": "retry"}, ValueError),
+        ({"then": lambda: 0}, TypeError),
         ({"then": None}, ValueError),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import os
 import traceback
 import weakref
@@ -243,6 +244,59 @@ def test_a_generator_that_is_kept_is_one(workers: int, wrap: Any) -> None:
     assert found == [[0, 1], [2, 3], [4]]
     with pytest.raises(OSError, match=r"bad 5") as raised:
         next(batches)
+    said = str(raised.value) + str(getattr(raised.value, "__notes__", ""))
+    assert "a generator ends with its error" in said
+
+
+def read(shard: int, bad: set[int]) -> Iterator[int]:
+    for number in range(10 * shard, 10 * shard + 10):
+        if number in bad:
+            raise OSError(f"bad {number}")
+        yield number
+
+
+class Shards:
+    """Goes on with the next shard where one ends; ``is_wrapped``: knows the error as another."""
+
+    def __init__(self, bad: set[int], is_wrapped: bool) -> None:
+        self.shards = (read(shard, bad) for shard in range(3))
+        self.now = next(self.shards)
+        self.is_wrapped = is_wrapped
+
+    def __iter__(self) -> Shards:
+        return self
+
+    def __next__(self) -> int:
+        while True:
+            try:
+                return next(self.now)
+            except StopIteration:
+                self.now = next(self.shards)
+            except OSError as error:
+                if self.is_wrapped:
+                    raise ValueError(f"wrapped: {error}") from error
+                raise
+
+
+SHARDS = {
+    "chained": lambda bad: itertools.chain.from_iterable(read(shard, bad) for shard in range(3)),
+    "an iterator's": lambda bad: Shards(bad, False),
+    "an iterator's, wrapped": lambda bad: Shards(bad, True),
+}
+
+
+@WORKERS
+@pytest.mark.parametrize("bad", [2, 10, 29])
+@pytest.mark.parametrize("kind", SHARDS)
+def test_the_rest_of_a_shard_is_not_lost_in_silence(kind: str, bad: int, workers: int) -> None:
+    loader = DataLoader(
+        Stream(lambda: SHARDS[kind]({bad})), 4, num_workers=workers, on_error="skip", collate_fn=list
+    )
+    found: list[int] = []
+    with pytest.raises(Exception, match=f"bad {bad}") as raised:
+        for batch in loader:
+            found += batch
+    assert found == list(range(len(found))) and len(found) <= bad
     said = str(raised.value) + str(getattr(raised.value, "__notes__", ""))
     assert "a generator ends with its error" in said
 

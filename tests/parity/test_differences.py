@@ -13,7 +13,7 @@ from torch.utils.data import dataloader as torch_dataloader
 
 from parity import harness
 from parity.datasets import Blocks, Samples, identity
-from ringloader import DataLoader
+from ringloader import DataLoader, _options
 
 ROOT = Path(__file__).resolve().parents[2]
 ROW = re.compile(r"^\| (?!what \||---).*\|$", re.M)
@@ -94,6 +94,16 @@ def test_what_iterators_and_loaders_have_beside_torchs(loader_class, workers):
         {"limit", "pause", "resume", "is_paused"},
         {"shutdown", "__enter__", "__exit__"},
     )
+
+
+def test_what_a_loader_has_beside_torchs():
+    theirs, ours = torch.utils.data.DataLoader(Samples(2)), DataLoader(Samples(2), on_error="skip")
+    names = {name for name in dir(ours) if not name.startswith("_")} - set(dir(theirs))
+    assert names - {"shutdown"} == {"errors", "set_epoch", "call_workers", *_options.NAMES}
+    assert ours.on_error == "skip"
+    # What was read when it was made.
+    ours.on_error = "raise"
+    assert _options.Options.of(ours).on_error == "skip"
 
 
 @pytest.mark.rings_only

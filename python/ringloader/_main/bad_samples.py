@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
+import reprlib
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -64,9 +66,12 @@ class Collecting:
         self.number = 0
         # Whether the epoch has given a batch.
         self._has_given = False
+        # Where the list is to be had.
+        self._hint = ""
 
     def begin_epoch(self, loader: Any) -> None:
         """The loader's list is that of this epoch."""
+        self._hint = "; loader.errors lists them" if hasattr(type(loader), "errors") else ""
         self._bad = []
         self.number = 0
         self._has_given = False
@@ -96,28 +101,31 @@ class Collecting:
 
     def _note(self, errors: Any) -> None:
         many = sent_bad_samples.from_bytes(errors) if isinstance(errors, bytes) else errors
-        over = None
+        over: list[BadSample] = []
         for bad in many:
+            if bad.handling != "retried":
+                self.number += 1
+                if self._most is not None and self.number > self._most:
+                    # Its batch does not come.
+                    bad = dataclasses.replace(bad, handling="raised")
+                    over.append(bad)
+                elif _is_power_of_ten(self.number):
+                    self._say(bad)
             self._bad.append(bad)
-            if bad.handling == "retried":
-                continue
-            self.number += 1
-            if _is_power_of_ten(self.number):
-                self._say(bad)
-            if over is None and self._most is not None and self.number > self._most:
-                over = bad
-        if over is not None:
-            self._raise(over, f"max_errors={self._most}: so many samples were bad before it in this epoch")
+        if over:
+            number = self.number - len(over) + 1
+            self._raise(over[0], f"max_errors={self._most} is exceeded: bad sample {number} of this epoch")
 
     def _say(self, bad: BadSample) -> None:
         _logger.warning(
-            "on_error: sample %.200r was %s: %s: %.500s (bad samples of this epoch so far: %d; the loader's "
-            "errors are all of them)",
-            bad.index,
+            "on_error: the %s %s was %s: %s: %.500s (bad samples of this epoch so far: %d%s)",
+            "batch of indices" if isinstance(bad.index, list) else "sample at index",
+            reprlib.repr(bad.index),
             bad.handling,
             type(bad.error).__name__,
             bad.error,
             self.number,
+            self._hint,
         )
 
     def _raise(self, bad: BadSample, note: str) -> NoReturn:

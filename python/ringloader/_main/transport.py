@@ -171,7 +171,7 @@ class Transport:
         return worker not in self._not_again
 
     def is_deserted(self, worker: int) -> bool:
-        """Whether no process is left that a lost worker forked: it has the memory that a successor would fill.
+        """Whether no process is left that a lost worker forked: it has what a successor would fill.
 
         One that ends with the worker may take a moment.
         """

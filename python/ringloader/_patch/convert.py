@@ -7,6 +7,7 @@ from types import FunctionType
 from typing import Any, TypeVar
 
 import ringloader._options as _options
+import ringloader.bad_samples as bad_samples
 from ringloader._launch import pool
 from ringloader._make_iterator import check_dispatch, check_retry, check_threads
 from ringloader._torch import devices, internals
@@ -60,6 +61,9 @@ def convert(loader: _Loader, **options: Any) -> _Loader:
                 "pass it to install()"
             )
     kept = _options.kept_on(loader) if was_ours else {}
+    if options.get("on_error") == bad_samples.RAISE:
+        # With which it means nothing.
+        kept.pop("max_errors", None)
     # All of them together, before the first is set.
     now = _options.Options(**{**kept, **options})
     _options.check_with(loader, now)

@@ -15,7 +15,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from types import CodeType, GeneratorType
+from types import GeneratorType
 from typing import Any
 
 import numpy as np
@@ -255,11 +255,10 @@ class _InTurn:
         self._rule = rule
         # Samples that the iterator was asked for.
         self._asked = 0
-        # What its last call raised, if it did, and how many did before, without a sample between.
-        self._last: Exception | None = None
+        # How many of its last calls raised.
         self._in_a_row = 0
-        # Of the generators that it came through, which have ended by it.
-        self._generators: set[CodeType] = set()
+        # By which a generator has ended that is kept. What it would have given is lost: that is said next.
+        self._ended_by: Exception | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._fetcher, name)
@@ -297,52 +296,64 @@ class _InTurn:
     def _next(self, errors: list[Any]) -> list[Any]:
         """The next sample, or nothing for a bad one."""
         outer = sys.exception()
+        if self._ended_by is not None:
+            raise self._end()
         try:
             sample = next(self._fetcher.dataset_iter)
         except StopIteration:
-            if self._last is not None and _are_there(self._generators, self._last):
-                self._fetcher.ended = True
-                raise self._last_with(
-                    "on_error cannot go on: a generator ends with its error, and what it would have given "
-                    "after that is lost. Catch the error in the generator, or give the dataset an iterator "
-                    "with a __next__ that may be called again"
-                ) from None
             raise
         except Exception as error:
+            if _has_ended_a_generator(error, outer):
+                self._ended_by = error
             at, self._asked = self._asked, self._asked + 1
             self._in_a_row += 1
-            self._generators = _generators_of(error)
-            self._last = error
             if self._in_a_row >= _MOST_IN_A_ROW:
                 error.add_note(f"on_error: the dataset's iterator has raised {self._in_a_row} times in a row")
                 raise
             return self._rule.handled(error, at, errors, outer)
         self._asked += 1
-        self._last, self._in_a_row = None, 0
+        self._in_a_row = 0
         return [sample]
 
-    def _last_with(self, note: str) -> Exception:
-        error = self._last
+    def _end(self) -> Exception:
+        error, self._ended_by = self._ended_by, None
         assert error is not None
-        self._last = None
-        error.add_note(note)
+        self._fetcher.ended = True
+        error.add_note(
+            "on_error cannot go on: a generator ends with its error, and what it would have given after that "
+            "is lost. Catch the error in the generator, or give the dataset an iterator with a __next__ that "
+            "may be called again"
+        )
         return error
 
 
-def _generators_of(error: Exception) -> set[CodeType]:
-    """The code of the generators that it came through."""
-    found = (frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__))
-    return {code for code in found if code.co_flags & inspect.CO_GENERATOR}
+def _has_ended_a_generator(error: Exception, outer: BaseException | None) -> bool:
+    """Whether something keeps a generator that has ended by an error: asked again, it seems to be at its end.
 
-
-def _are_there(generators: set[CodeType], error: Exception) -> bool:
-    """Whether one that has ended by an error is kept, to be asked again. One of a single call is gone."""
-    if not generators:
+    One of a single call is gone. Of one that is kept it cannot be known whether it had more to give.
+    """
+    tracebacks = [one.__traceback__ for one in _with_causes(error, outer)]
+    frames = (frame.f_code for one in tracebacks for frame, _ in traceback.walk_tb(one))
+    ended = {code for code in frames if code.co_flags & inspect.CO_GENERATOR}
+    if not ended:
         return False
-    # What the frames of that call have.
-    traceback.clear_frames(error.__traceback__)
+    for one in tracebacks:
+        # What the frames of that call have.
+        traceback.clear_frames(one)
     return any(
         # No more than its type is asked: of some objects the rest warns, or imports.
-        type(found) is GeneratorType and found.gi_code in generators and found.gi_frame is None
+        type(found) is GeneratorType and found.gi_code in ended and found.gi_frame is None
         for found in gc.get_objects()
     )
+
+
+def _with_causes(error: BaseException, outer: BaseException | None) -> list[BaseException]:
+    """An error, and those for which, or in whose handling, it was raised; not what the program handles."""
+    found: list[BaseException] = []
+    left: list[BaseException | None] = [error]
+    while left:
+        one = left.pop()
+        if one is not None and one is not outer and not any(one is other for other in found):
+            found.append(one)
+            left += [one.__cause__, one.__context__]
+    return found
