@@ -212,6 +212,36 @@ def test_an_iterator_that_ends_as_others_look_after_the_pool(monkeypatch):
         assert numbers(loader) == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("moment", ["an iterator ends", "an iterator begins"])
+def test_a_signal_handler_shuts_it_down_while_the_pool_is_at_work(moment, monkeypatch):
+    """At that moment its thread has the pool's lock."""
+    pool = WorkerPool(2)
+    loader = DataLoader(Numbers(4), worker_pool=pool)
+    batches = iter(loader)
+    next(batches)
+    processes = [process.process for process in pool._crew._processes]
+    tidy, left = pool._crew.objects.tidy, ["once"]
+
+    def tidy_meanwhile():
+        tidy()
+        if left:
+            left.clear()
+            pool.shutdown()
+
+    monkeypatch.setattr(pool._crew.objects, "tidy", tidy_meanwhile)
+    if moment == "an iterator ends":
+        del batches
+    else:
+        with pytest.raises(RuntimeError, match="was shut down"):
+            iter(DataLoader(Numbers(4), worker_pool=pool))
+        with pytest.raises(RuntimeError, match=DIED):
+            list(batches)
+    assert not left
+    assert wait_until(lambda: not any(process.is_alive() for process in processes), 20)
+    with pytest.raises(RuntimeError, match="was shut down"):
+        iter(loader)
+
+
 MOMENTS = """
     import threading
     from faults.proc import descriptors

@@ -118,8 +118,9 @@ class Crew:
         self._lock = threading.Lock()
         self._holder: int | None = None
         self._processes: list[PoolProcess] = []
-        # Given back while the lock was held by the same thread, below a finalizer or a signal's handler.
+        # Asked for while the same thread held the lock, below a finalizer or a signal's handler.
         self._returned: list[PoolProcess] = []
+        self._ends_idle = False
         self.objects = PoolObjects()
         self.is_shut_down = False
 
@@ -157,10 +158,15 @@ class Crew:
 
     def _tidy_if_free(self) -> None:
         # Loaders go anywhere, also where the lock is held: its holder looks afterwards.
-        while (self._returned or self.objects.has_gone()) and self._lock.acquire(blocking=False):
+        while (self._returned or self._ends_idle or self.objects.has_gone()) and self._lock.acquire(
+            blocking=False
+        ):
+            self._holder = threading.get_ident()
             try:
+                self._ends_idle = False
                 self._tidy()
             finally:
+                self._holder = None
                 self._lock.release()
 
     def _tidy(self) -> None:
@@ -266,6 +272,13 @@ class Crew:
                 process.end()
 
     def shut_down(self) -> None:
+        if self._holder == threading.get_ident():
+            # What was interrupted ends those that are idle, and who returns one later ends that.
+            self.is_shut_down = self._ends_idle = True
+            for process in list(self._processes):
+                if process.is_lent:
+                    process.process.terminate()
+            return
         with self._held():
             self.is_shut_down = True
             processes, self._processes = self._processes, []

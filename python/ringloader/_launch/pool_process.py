@@ -149,7 +149,9 @@ class PoolProcess:
         while True:
             left = _LOOK if until is None else max(0.0, min(_LOOK, until - time.monotonic()))
             is_open = self.channel.fileno() >= 0 and not self._has_said_all
-            connection.wait([self.process.sentinel, *([self.channel] if is_open else [])], left)
+            # Another thread may find the process dead, and close its channel.
+            with contextlib.suppress(ValueError):
+                connection.wait([self.process.sentinel, *([self.channel] if is_open else [])], left)
             with contextlib.suppress(OSError):
                 message = self.channel.recv(len(assignments.LEFT), socket.MSG_DONTWAIT)
                 if message:
