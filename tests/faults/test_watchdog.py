@@ -30,26 +30,29 @@ SECONDS = 0.3
 
 
 class Collect(logging.Handler):
-    """What the logger says; calls a function once it has said so many of these waits."""
+    """What the logger says of waits, with all of these words; calls a function once it has said so many.
 
-    def __init__(self, then, after=1, about=""):
+    On a busy machine workers are waited for at other moments too.
+    """
+
+    def __init__(self, then, after, words):
         super().__init__()
         self.then = then
         self.after = after
-        self.about = about
+        self.words = words
         self.texts = []
 
     def emit(self, record):
         text = record.getMessage()
-        if text.startswith("DataLoader has waited") and self.about in text:
+        if text.startswith("DataLoader has waited") and all(re.search(one, text, re.M) for one in self.words):
             self.texts.append(text)
             if len(self.texts) == self.after:
                 self.then()
 
 
 @contextlib.contextmanager
-def collected(then, after=1, about=""):
-    handler = Collect(then, after, about)
+def collected(then, after=1, *words):
+    handler = Collect(then, after, words)
     logger = logging.getLogger("ringloader")
     logger.addHandler(handler)
     try:
@@ -81,7 +84,7 @@ def test_worker_batch_time_and_stack(method, released):
         watchdog=SECONDS,
         multiprocessing_context=method,
     )
-    with collected(released.touch, after=2, about="[4, 5]") as texts:
+    with collected(released.touch, 2, r"\[4, 5\]", "in wait") as texts:
         iterator = iter(loader)
         pid = iterator._workers[0].pid
         batches = [next(iterator).tolist() for _ in range(2)]
@@ -89,7 +92,7 @@ def test_worker_batch_time_and_stack(method, released):
         batches += [held.tolist(), *(batch.tolist() for batch in iterator)]
     assert batches == [[n, n + 1] for n in range(0, 12, 2)]
     assert ringloader.report(loader).path == "native"
-    first, second = texts
+    first, second, *_ = texts
     begin = f"worker 0 (pid {pid}) owes batch 2 of the epoch: dataset indices [4, 5]; "
     assert first.split("\n")[1].startswith(begin)
     assert float(re.search(r"has been making a batch for ([\d.]+) s", second)[1]) >= SECONDS
@@ -117,12 +120,11 @@ def test_on_every_path(path, released, monkeypatch):
             pytest.skip("torch pins nothing without an accelerator")
         options["pin_memory"] = True
     loader = DataLoader(Waits({5}, released, 12), batch_size=2, num_workers=2, watchdog=SECONDS, **options)
-    with collected(released.touch, after=2, about="[4, 5]") as texts:
+    with collected(released.touch, 2, r"\[4, 5\]", "in __getitem__") as texts:
         assert [batch.tolist() for batch in loader] == [[n, n + 1] for n in range(0, 12, 2)]
     for text in texts:
         assert re.match(r"worker (thread )?0 ", text.split("\n")[1])
         assert "batch 2 of the epoch" in text
-        assert "in __getitem__" in text
         assert "has been making a batch for" in text
 
 
@@ -147,10 +149,9 @@ def test_a_worker_that_holds_the_interpreter_lock(tmp_path):
     os.mkfifo(pipe)
     opened = []
     loader = DataLoader(HoldsTheLock(8, 3, pipe), num_workers=2, watchdog=SECONDS)
-    with collected(lambda: opened.append(os.open(pipe, os.O_RDWR)), 2, "batch 3 ") as texts:
+    with collected(lambda: opened.append(os.open(pipe, os.O_RDWR)), 2, "batch 3 ", "in __getitem__") as texts:
         assert [int(batch[0, 0]) for batch in loader] == list(range(8))
     os.close(opened[0])
-    assert "in __getitem__" in texts[0]
     assert "sleeps and has been making a batch" in texts[0]
 
 
@@ -187,9 +188,9 @@ class GivesUp(Waits):
 @pytest.mark.parametrize(("how", "words"), [("given up", "has given up its handler"), ("blocked", "blocks")])
 def test_a_worker_that_cannot_answer_lives_on(how, words, released):
     loader = DataLoader(GivesUp(how, released), num_workers=1, watchdog=SECONDS)
-    with collected(released.touch, 2) as texts:
+    with collected(released.touch, 2, words) as texts:
         assert torch.cat(list(loader)).tolist() == [0, 1, 2, 3]
-    assert all(words in text for text in texts)
+    assert "dataset indices [1]" in texts[0]
 
 
 def test_another_process_of_that_number_is_not_asked():
@@ -237,10 +238,9 @@ def test_a_successor_answers(pool, tmp_path):
     loader = DataLoader(DiesThenWaits(tmp_path), watchdog=SECONDS, restart_workers=1, **workers)
     iterator = iter(loader)
     lost = iterator._workers[1].pid
-    with collected((tmp_path / "released").touch, 2, "batch 3 ") as texts:
+    with collected((tmp_path / "released").touch, 2, "batch 3 ", "in __getitem__") as texts:
         assert torch.cat(list(iterator)).tolist() == list(range(8))
     assert f"(pid {lost})" not in texts[-1]
-    assert "in __getitem__" in texts[-1]
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
@@ -252,11 +252,10 @@ def test_processes_of_a_pool_answer_for_one_iterator_after_another(method, tmp_p
         loader = DataLoader(Waits({2}, released, 4), worker_pool=pool, watchdog=SECONDS)
         for _ in range(2):
             released.unlink(missing_ok=True)
-            with collected(released.touch, 2, "[2]") as texts:
+            with collected(released.touch, 2, r"\[2\]", "in __getitem__") as texts:
                 iterator = iter(loader)
                 pids.add(iterator._workers[0].pid)
                 assert torch.cat(list(iterator)).tolist() == [0, 1, 2, 3]
-            assert "in __getitem__" in texts[0]
             assert len(re.findall("in wait", texts[1])) == 1, "the stack of one moment alone"
         assert len(pids) == 1
         assert is_running(*pids)
@@ -269,9 +268,8 @@ def test_persistent_workers_and_abandoned_epochs(released):
         Waits({7}, released, 8), num_workers=2, watchdog=SECONDS, persistent_workers=True, prefetch_factor=1
     )
     next(iter(loader))
-    with collected(released.touch, 2, "batch 7 ") as texts:
+    with collected(released.touch, 2, "batch 7 ", "in __getitem__"):
         assert torch.cat(list(loader)).tolist() == list(range(8))
-    assert "in __getitem__" in texts[0]
     assert torch.cat(list(loader)).tolist() == list(range(8))
     loader.shutdown()
 
@@ -280,10 +278,10 @@ def test_out_of_order_all_in_batches_are_named(released):
     loader = DataLoader(
         Waits(range(4, 8), released, 8), batch_size=None, num_workers=2, watchdog=SECONDS, in_order=False
     )
-    with collected(released.touch, 2) as texts:
+    with collected(released.touch, 2, r"in __getitem__(.|\n)*in __getitem__") as texts:
         assert sorted(loader) == list(range(8))
     named = re.findall(r"^worker (\d) .* batch (\d) .* dataset index (\d)", texts[-1], re.M)
-    assert [worker for worker, _, _ in named] == ["0", "1"]
+    assert sorted(worker for worker, _, _ in named) == ["0", "1"]
     assert all(batch == index for _, batch, index in named)
     assert "4" in {index for _, _, index in named}
     assert len(re.findall("in __getitem__", texts[-1])) == 2
@@ -299,7 +297,9 @@ def test_only_workers_that_are_in_batches_are_named_beside_the_one_whose_turn_it
         watchdog=SECONDS,
         worker_method=worker_method,
     )
-    with collected(released.touch, 2) as texts:
+    # Those before are still on their way.
+    both = "dataset index 0;(.|\n)*in __getitem__(.|\n)*dataset index 5;(.|\n)*in __getitem__"
+    with collected(released.touch, 2, both) as texts:
         assert [int(one) for one in loader] == list(range(12))
     assert re.findall(r"^worker (?:thread )?(\d) .*dataset index (\d+)", texts[-1], re.M) == [
         ("0", "0"),
@@ -319,10 +319,9 @@ class Part(IterableDataset):
 
 def test_an_iterable_dataset(released):
     loader = DataLoader(Part(released), batch_size=None, num_workers=2, watchdog=SECONDS)
-    with collected(released.touch, 2, "worker 1") as texts:
+    with collected(released.touch, 2, "^worker 1", "in __iter__") as texts:
         assert list(loader) == [0, 1]
     assert "owes its next batch" in texts[0]
-    assert "in __iter__" in texts[0]
 
 
 class WaitsInInit:
@@ -419,13 +418,18 @@ def takes_the_signal(_worker):
 @pytest.mark.parametrize("options", [{"watchdog": SECONDS}, {"timeout": 1}])
 def test_a_handler_of_the_program_is_not_called(options, released):
     loader = DataLoader(Waits({2}, released, 4), num_workers=1, worker_init_fn=takes_the_signal, **options)
-    with collected(released.touch) as texts:
-        try:
-            assert torch.cat(list(loader)).tolist() == [0, 1, 2, 3]
-        except RuntimeError as error:
-            assert "timed out" in str(error), "the worker lives"
-            texts += error.__notes__
-    assert any("(no stack: no signal is left in the worker)" in text for text in texts)
+    words = r"\(no stack: no signal is left in the worker\)"
+    found, iterator = [], iter(loader)
+    with collected(released.touch, 1, words) as texts:
+        while len(found) < 4:
+            try:
+                found += next(iterator).tolist()
+            except RuntimeError as error:
+                assert "timed out" in str(error), "the worker lives"
+                if re.search(words, "".join(error.__notes__)):
+                    texts.append("a note")
+                    released.touch()
+    assert found == [0, 1, 2, 3] and texts
 
 
 class WaitsToBegin(IterableDataset):
@@ -448,19 +452,19 @@ def test_out_of_order_those_that_have_not_begun_are_described(method, where, rel
     loader = DataLoader(
         dataset, num_workers=2, in_order=False, worker_method=method, watchdog=SECONDS, **options
     )
-    with collected(released.touch) as texts:
+    with collected(released.touch, 1, "in wait(.|\n)*in wait") as texts:
         list(loader)
-    assert "in wait" in texts[0]
     assert len(re.findall(r"worker (?:thread )?\d .*owes", texts[0])) == 2
 
 
 def test_what_was_waited_for_in_the_last_epoch_is_not_said_again(monkeypatch):
     monkeypatch.setattr(select_path, "reason_for_rings", lambda _: "the test wants it")
-    loader = DataLoader(Numbers(4), num_workers=2, persistent_workers=True, watchdog=SECONDS)
+    # Longer than a start on a busy machine.
+    loader = DataLoader(Numbers(4), num_workers=2, persistent_workers=True, watchdog=3)
     with collected(lambda: None) as texts:
-        for _ in range(2):
-            assert len(list(loader)) == 4
-            time.sleep(2 * SECONDS)
+        assert len(list(loader)) == 4
+        time.sleep(3.5)
+        assert len(list(loader)) == 4
     assert texts == []
 
 
