@@ -1,7 +1,7 @@
 //! How much memory can still be taken before the system kills rather than refuses.
 //!
-//! At its limit a control group's process gets SIGKILL, never an error, so a process that is about to touch
-//! new pages asks first.
+//! At its limit, and without swap, a control group's process gets SIGKILL, never an error, so a process that is about
+//! to touch new pages asks first.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -45,6 +45,10 @@ struct Files {
     unwritten: [&'static str; 2],
     /// Caches of the kernel's that it can drop.
     slab: Option<&'static str>,
+    /// The limit of what is swapped out, and how much that is.
+    swap: [&'static str; 2],
+    /// Whether these two count memory too.
+    swap_has_memory: bool,
 }
 
 static UNIFIED: Files = Files {
@@ -53,6 +57,8 @@ static UNIFIED: Files = Files {
     cache: ["active_file", "inactive_file"],
     unwritten: ["file_dirty", "file_writeback"],
     slab: Some("slab_reclaimable"),
+    swap: ["memory.swap.max", "memory.swap.current"],
+    swap_has_memory: false,
 };
 
 static LEGACY: Files = Files {
@@ -61,6 +67,8 @@ static LEGACY: Files = Files {
     cache: ["total_active_file", "total_inactive_file"],
     unwritten: ["total_dirty", "total_writeback"],
     slab: None,
+    swap: ["memory.memsw.limit_in_bytes", "memory.memsw.usage_in_bytes"],
+    swap_has_memory: true,
 };
 
 /// The part of a group's cache that is not counted on. Programs and libraries that run are cache too: dropped, they
@@ -85,16 +93,18 @@ impl MemoryProbe {
         }
     }
 
-    /// The least of what the machine, its promises and every group above this process have left.
+    /// The least of what the machine, its promises and every group above this process have left, without swap.
     #[must_use]
     pub fn available(&self) -> Available {
-        self.available_beyond(4)
+        self.available_beyond(4, false)
     }
 
-    /// With so many quarters of what is left alone of a group's limit.
-    fn available_beyond(&self, quarters: u64) -> Available {
+    /// With so many quarters of what is left alone of a group's limit, and with what can be swapped out for it.
+    fn available_beyond(&self, quarters: u64, swaps: bool) -> Available {
         let meminfo = fs::read_to_string(&self.meminfo).unwrap_or_default();
-        let machine = value_of(&meminfo, "MemAvailable:").map_or(u64::MAX, |kib| kib.saturating_mul(1024));
+        let figure = |key| value_of(&meminfo, key).map(|kib| kib.saturating_mul(1024));
+        let swap = if swaps { figure("SwapFree:").unwrap_or(0) } else { 0 };
+        let machine = figure("MemAvailable:").map_or(u64::MAX, |bytes| bytes.saturating_add(swap));
         let mut least = Available { bytes: machine, limit: "MemAvailable of the machine".into() };
         if let Some(kept) = self.promises
             && let Some(bytes) = promised(&meminfo, kept)
@@ -103,7 +113,7 @@ impl MemoryProbe {
             least = Available { bytes, limit: "CommitLimit of the machine (vm.overcommit_memory=2)".into() };
         }
         for group in &self.groups {
-            if let Some(bytes) = group.available(quarters)
+            if let Some(bytes) = group.available(quarters, swap)
                 && bytes < least.bytes
             {
                 let file = group.path.join(group.files.limit);
@@ -113,13 +123,13 @@ impl MemoryProbe {
         least
     }
 
-    /// Asks for `needed` bytes. A few come out of what is left alone, for those that say why there are no more.
+    /// Asks for `needed` bytes, also where others are swapped out for them. A few come out of what is left alone, for those that say why there are no more.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`] with the figures when less is left.
     pub fn require(&self, needed: u64) -> Result<()> {
         let quarters = if needed <= FEW { 1 } else { 4 };
-        let Available { bytes, limit } = self.available_beyond(quarters);
+        let Available { bytes, limit } = self.available_beyond(quarters, true);
         if needed > bytes {
             return Err(Error::OutOfMemory { needed, available: bytes, limit });
         }
@@ -134,7 +144,8 @@ impl Default for MemoryProbe {
 }
 
 impl Group {
-    fn available(&self, quarters: u64) -> Option<u64> {
+    /// What is left, if the machine has so many bytes of `swap`.
+    fn available(&self, quarters: u64, swap: u64) -> Option<u64> {
         let limit = read_number(&self.path.join(self.files.limit))?;
         let usage = read_number(&self.path.join(self.files.usage))?;
         let stat = fs::read_to_string(self.path.join("memory.stat")).unwrap_or_default();
@@ -144,9 +155,21 @@ impl Group {
         let Files { cache, unwritten, slab, .. } = self.files;
         let clean = sum(cache).saturating_sub(sum(unwritten));
         let droppable = clean.saturating_add(sum(slab.as_slice()));
+        // Neither file pages nor what the kernel has is swapped out.
+        let swappable = usage.saturating_sub(sum(cache).saturating_add(sum(slab.as_slice())));
+        let swapped = swap.min(swappable).min(self.swap_left(limit, usage));
         // Usage may be above the limit for a moment, or after the limit was lowered.
         let kept = (limit / KEPT_PART).min(KEPT_MOST) * quarters / 4;
-        Some((limit - kept).saturating_add(droppable - droppable / KEPT_CACHE).saturating_sub(usage))
+        let taken = usage.saturating_sub(swapped);
+        Some((limit - kept).saturating_add(droppable - droppable / KEPT_CACHE).saturating_sub(taken))
+    }
+
+    /// Bytes that the group may still swap out; all, where the system bounds none.
+    fn swap_left(&self, limit: u64, usage: u64) -> u64 {
+        let [most, now] = self.files.swap.map(|name| read_number(&self.path.join(name)));
+        let (Some(most), Some(now)) = (most, now) else { return u64::MAX };
+        let left = most.saturating_sub(now);
+        if self.files.swap_has_memory { left.saturating_sub(limit.saturating_sub(usage)) } else { left }
     }
 }
 
@@ -277,6 +300,50 @@ mod tests {
         assert_eq!(left(&root, "0::/a\n", "a", &above).bytes, 4800);
         let unwritten = [("memory.stat", "active_file 500\nfile_dirty 900\nslab_reclaimable 80\n")];
         assert_eq!(left(&root, "0::/b\n", "b", &[&full[..2], &unwritten].concat()).bytes, 70);
+        fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn what_can_be_swapped_out_is_there_for_who_asks() {
+        let root = scratch("swap");
+        fs::write(root.join("meminfo"), "MemAvailable: 900 kB\nSwapTotal: 200 kB\nSwapFree: 100 kB\n")
+            .unwrap();
+        let probe = |group: &str, own: &str, files: &[(&str, &str)]| {
+            left(&root, own, group, files);
+            MemoryProbe { meminfo: root.join("meminfo"), groups: groups(own, &root), promises: None }
+        };
+        let machine = probe("none", "", &[]);
+        assert!(machine.require(1000 << 10).is_ok() && machine.require((1000 << 10) + 1).is_err());
+        assert_eq!(machine.available().bytes, 900 << 10, "a budget is of memory alone");
+
+        let most = |probe: &MemoryProbe| {
+            let (mut granted, mut refused) = (FEW, 1 << 20);
+            while granted + 1 < refused {
+                let between = u64::midpoint(granted, refused);
+                *if probe.require(between).is_ok() { &mut granted } else { &mut refused } = between;
+            }
+            granted
+        };
+        // A sixteenth of the limit stays.
+        let stat = "active_file 150000\nfile_dirty 150000\n";
+        let full = [("memory.max", "320000\n"), ("memory.current", "200000\n"), ("memory.stat", stat)];
+        let unified = probe("a", "0::/a\n", &full);
+        assert_eq!(most(&unified), 150_000, "all but the files' pages");
+        assert_eq!(unified.available().bytes, 100_000);
+        fs::write(root.join("a/memory.swap.max"), "max\n").unwrap();
+        fs::write(root.join("a/memory.swap.current"), "5\n").unwrap();
+        assert_eq!(most(&unified), 150_000);
+        fs::write(root.join("a/memory.swap.max"), "1005\n").unwrap();
+        assert_eq!(most(&unified), 101_000);
+        fs::write(root.join("a/memory.stat"), "").unwrap();
+        fs::write(root.join("a/memory.swap.max"), "900000\n").unwrap();
+        assert_eq!(most(&unified), 100_000 + (100 << 10), "no more than the machine has");
+
+        let files = [("memory.limit_in_bytes", "320000\n"), ("memory.usage_in_bytes", "200000\n")];
+        let legacy = probe("memory", "4:memory:/x\n", &files);
+        fs::write(root.join("memory/memory.memsw.limit_in_bytes"), "370000\n").unwrap();
+        fs::write(root.join("memory/memory.memsw.usage_in_bytes"), "210000\n").unwrap();
+        assert_eq!(most(&legacy), 140_000);
         fs::remove_dir_all(root).unwrap();
     }
 
