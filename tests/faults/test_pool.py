@@ -216,7 +216,8 @@ def test_an_iterator_that_ends_as_others_look_after_the_pool(monkeypatch):
 def test_a_signal_handler_shuts_it_down_while_the_pool_is_at_work(moment, monkeypatch):
     """At that moment its thread has the pool's lock."""
     pool = WorkerPool(2)
-    loader = DataLoader(Numbers(4), worker_pool=pool)
+    # More than its workers may work ahead: some batches are not made yet.
+    loader = DataLoader(Numbers(40), worker_pool=pool)
     batches = iter(loader)
     next(batches)
     processes = [process.process for process in pool._crew._processes]

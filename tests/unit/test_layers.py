@@ -71,7 +71,7 @@ PYTHON_MAY_USE = {
     "_convert": {"_patch"},
     "_on_import": {"_patch"},
     "_cli": set(),
-    "_patch": {"_launch", "_make_iterator", "_options", "_torch", "dataloader"},
+    "_patch": {"_launch", "_make_iterator", "_options", "_torch", "bad_samples", "dataloader"},
     "dataloader": {
         "_dispatch",
         "_launch",
