@@ -230,6 +230,50 @@ def test_file_size(tmp_path: Path) -> None:
     assert second.startswith("torch") and "RLIMIT_FSIZE (ulimit -f) is 1048576 bytes" in second, out
 
 
+IN_FLIGHT = """
+    import array, ctypes, socket, struct, threading
+
+    class Large(torch.utils.data.Dataset):
+        def __len__(self):
+            return 4
+        def __getitem__(self, index):
+            return torch.full((3 << 20,), index, dtype=torch.uint8)
+
+    # With their privileges a process is above the limit: give up all that this one has.
+    header = struct.pack("Ii", 0x20080522, 0)
+    assert ctypes.CDLL(None).capset(header, bytes(24)) == 0
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with open("/dev/null") as file:
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [file.fileno()] * 13))]
+        for _ in range(5):
+            ours.sendmsg([b"x"], rights)
+    loader = DataLoader(Large(), num_workers=1, max_shared_bytes=2 << 20)
+
+    def take():
+        for _ in range(5):
+            theirs.recv(1)
+
+    threading.Timer(7, take).start()
+    begun = time.monotonic()
+    for number, batch in enumerate(loader):
+        assert bool((batch == number).all())
+    assert number == 3
+    assert ringloader.report(loader).path == "native"
+    print(ringloader.report(loader), "seconds", round(time.monotonic() - begun))
+"""
+
+
+@pytest.mark.limit(60)
+def test_descriptors_in_flight(tmp_path: Path) -> None:
+    """The worker waits as long as others have the room, and says what for."""
+    ended = run_script("ringloader", BEGIN + textwrap.dedent(IN_FLIGHT), tmp_path)
+    assert ended.code == 0, ended.out + ended.err
+    assert int(ended.out.split()[-1]) >= 7, "the limit was not reached"
+    assert ended.err.count("worker 0 cannot send a large batch yet") == 1, ended.err
+    assert "as RLIMIT_NOFILE allows (64)" in ended.err
+
+
 FORBID = """
 import ctypes, errno, platform
 

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use ringloader_core::batch::{Dtype, MetaWriter, StorageRecord};
 use ringloader_core::os::Segment;
+use ringloader_core::os::fd_passing::Sent;
 use ringloader_core::sync::Ordering;
 use ringloader_core::transport::Control;
 use ringloader_core::transport::delivery::Delivery;
@@ -60,7 +61,7 @@ fn answer(engine: &Engine, port: &Port, seq: u64, kind: ResultKind, own: bool) -
         let Some((segment, fd)) = commit.own_segment(end)? else { return Ok(false) };
         segment.copy_in(0, &content)?;
         segment.copy_in(LEAF, &block)?;
-        return Ok(commit.send(&fd)? && commit.finish(seq, kind, LEAF..end, end, true)?);
+        return Ok(commit.send(&fd)? == Sent::Yes && commit.finish(seq, kind, LEAF..end, end, true)?);
     }
     let Room::Ready = commit.reserve(end)? else { return Ok(false) };
     let segment = engine.control().segment();

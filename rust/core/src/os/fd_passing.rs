@@ -10,6 +10,7 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
 };
+use rustix::process::{Resource, getrlimit};
 
 use crate::error::{Error, Result};
 
@@ -22,19 +23,40 @@ pub fn pair() -> Result<(OwnedFd, OwnedFd)> {
         .map_err(|errno| Error::os("socketpair", errno))
 }
 
-/// Sends `fd`, tagged with the batch that it carries. `false`: the socket is full, try again later.
+/// What became of a descriptor that was to be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Sent {
+    /// The other end will find it.
+    Yes,
+    /// The socket is full: try again when the other end has taken something.
+    Full,
+    /// All processes of this user together have more descriptors in flight than [`most_in_flight`]: try again when
+    /// any of them has taken one.
+    TooManyInFlight,
+}
+
+/// How many descriptors may be in flight over sockets, of all processes of this user: this process's limit of open
+/// files. `None`: no limit.
+#[must_use]
+pub fn most_in_flight() -> Option<u64> {
+    getrlimit(Resource::Nofile).current
+}
+
+/// Sends `fd`, tagged with the batch that it carries.
 ///
 /// # Errors
 /// [`Error::Os`] when the other end is gone.
-pub fn send(socket: BorrowedFd<'_>, fd: BorrowedFd<'_>, tag: u64) -> Result<bool> {
+pub fn send(socket: BorrowedFd<'_>, fd: BorrowedFd<'_>, tag: u64) -> Result<Sent> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     let fds = [fd];
     control.push(SendAncillaryMessage::ScmRights(&fds));
     let tag = tag.to_le_bytes();
     match sendmsg(socket, &[IoSlice::new(&tag)], &mut control, SendFlags::NOSIGNAL) {
-        Ok(_) => Ok(true),
-        Err(Errno::AGAIN | Errno::NOBUFS | Errno::TOOMANYREFS) => Ok(false),
+        Ok(_) => Ok(Sent::Yes),
+        Err(Errno::AGAIN | Errno::NOBUFS) => Ok(Sent::Full),
+        Err(Errno::TOOMANYREFS) => Ok(Sent::TooManyInFlight),
         Err(errno) => Err(Error::os("sending a batch's memory to the main process", errno)),
     }
 }
@@ -109,7 +131,7 @@ mod tests {
         let (parent, worker) = pair().unwrap();
         let (segment, fd) = Segment::create("test", 4096).unwrap();
         segment.copy_in(0, b"oversize").unwrap();
-        assert!(send(worker.as_fd(), fd.as_fd(), 7).unwrap());
+        assert_eq!(send(worker.as_fd(), fd.as_fd(), 7).unwrap(), Sent::Yes);
         drop((segment, fd));
         let segment = Segment::attach(receive(parent.as_fd(), 7).unwrap().as_fd()).unwrap();
         let mut read = Vec::new();
@@ -122,7 +144,7 @@ mod tests {
         let (parent, worker) = pair().unwrap();
         assert!(matches!(receive(parent.as_fd(), 1), Err(Error::Corrupt(_))));
         let (_segment, fd) = Segment::create("test", 4096).unwrap();
-        assert!(send(worker.as_fd(), fd.as_fd(), 2).unwrap());
+        assert_eq!(send(worker.as_fd(), fd.as_fd(), 2).unwrap(), Sent::Yes);
         assert!(matches!(receive(parent.as_fd(), 1), Err(Error::Corrupt(_))));
     }
 
@@ -132,7 +154,7 @@ mod tests {
         for (tag, content) in [(4, b"given up"), (5, b"this one")] {
             let (segment, fd) = Segment::create("test", 4096).unwrap();
             segment.copy_in(0, content).unwrap();
-            assert!(send(worker.as_fd(), fd.as_fd(), tag).unwrap());
+            assert_eq!(send(worker.as_fd(), fd.as_fd(), tag).unwrap(), Sent::Yes);
         }
         let segment = Segment::attach(receive(parent.as_fd(), 5).unwrap().as_fd()).unwrap();
         let mut read = Vec::new();
@@ -144,7 +166,9 @@ mod tests {
     fn a_full_socket_is_no_error() {
         let (_parent, worker) = pair().unwrap();
         let (_segment, fd) = Segment::create("test", 4096).unwrap();
-        let sent = (0..100_000).take_while(|&tag| send(worker.as_fd(), fd.as_fd(), tag).unwrap()).count();
+        let sent = (0..100_000)
+            .take_while(|&tag| send(worker.as_fd(), fd.as_fd(), tag).unwrap() == Sent::Yes)
+            .count();
         assert!(sent > 0 && sent < 100_000);
     }
 }

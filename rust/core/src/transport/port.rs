@@ -264,6 +264,12 @@ impl Port {
         Ok(if ended == Some(true) { Wake::ParentEnded } else { Wake::Look })
     }
 
+    /// Which worker this is, from 0.
+    #[must_use]
+    pub fn worker(&self) -> u32 {
+        self.worker
+    }
+
     /// Whether the parent wants nothing more.
     #[must_use]
     pub fn is_done(&self) -> bool {

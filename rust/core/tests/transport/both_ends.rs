@@ -3,6 +3,7 @@
 use std::os::fd::OwnedFd;
 
 use ringloader_core::batch::{Dtype, MetaWriter, StorageRecord};
+use ringloader_core::os::fd_passing::Sent;
 use ringloader_core::transport::delivery::Delivery;
 use ringloader_core::transport::engine::Engine;
 use ringloader_core::transport::message::{ResultKind, Task, TaskKind};
@@ -83,7 +84,7 @@ pub(crate) fn send_own(commit: &mut Commit<'_>, seq: u64) {
     let (segment, fd) = commit.own_segment(end).unwrap().expect("there is room");
     segment.copy_in(0, &content(seq)).unwrap();
     segment.copy_in(LEAF, &block).unwrap();
-    assert!(commit.send(&fd).unwrap());
+    assert_eq!(commit.send(&fd).unwrap(), Sent::Yes);
     assert!(commit.finish(seq, ResultKind::Batch, LEAF..end, end, true).unwrap());
 }
 

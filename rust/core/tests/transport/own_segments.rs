@@ -1,5 +1,6 @@
 //! Batches that lie in a segment of their own, and the room that they take.
 
+use ringloader_core::os::fd_passing::Sent;
 use ringloader_core::sync::Ordering;
 use ringloader_core::transport::delivery::Delivery;
 use ringloader_core::transport::engine::Engine;
@@ -29,7 +30,7 @@ fn answer_own(engine: &Engine, port: &Port, seq: u64, len: u64) -> bool {
     let block = describe(&commit);
     segment.copy_in(0, &content(seq)).unwrap();
     segment.copy_in(LEAF, &block).unwrap();
-    assert!(commit.send(&fd).unwrap());
+    assert_eq!(commit.send(&fd).unwrap(), Sent::Yes);
     let end = LEAF + block.len() as u64;
     assert!(commit.finish(seq, ResultKind::Batch, LEAF..end, end, true).unwrap());
     true

@@ -383,7 +383,7 @@ pub(crate) fn start(engine: &Engine, worker: u32, busy: Option<&[u64]>, failpoin
     for (tag, fd) in
         (0..).zip([fds.segment, fds.worker_eventfd, fds.parent_eventfd, fds.parent_pidfd, socket.as_fd()])
     {
-        assert!(fd_passing::send(ours.as_fd(), fd, tag).unwrap());
+        assert_eq!(fd_passing::send(ours.as_fd(), fd, tag).unwrap(), fd_passing::Sent::Yes);
     }
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.env(worker::ORDERS, worker::orders(worker, engine.share(), busy));

@@ -1,14 +1,17 @@
 //! A worker's end of the transport, as a Python class.
 
+use std::ffi::CString;
 use std::os::fd::{AsFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
-use pyo3::exceptions::PyRuntimeError;
+use pyo3::exceptions::{PyRuntimeError, PyRuntimeWarning};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use ringloader_core::batch::Dtype;
 use ringloader_core::os::Segment;
+use ringloader_core::os::fd_passing::{Sent, most_in_flight};
 use ringloader_core::sync::{Arc, AtomicBool, Ordering};
 use ringloader_core::transport::message::{ResultKind, TaskKind};
 use ringloader_core::transport::port::{Chunk, Commit, Port as Core, Room, Wake};
@@ -27,11 +30,16 @@ use crate::torch::tensor::tensor_over_chunk;
 /// How often a batch is read that others change meanwhile.
 const MOST_LOOKS: u32 = 100;
 
+/// How long a worker waits in silence for a limit that other processes may have filled.
+const SILENT: Duration = Duration::from_secs(5);
+
 /// A worker's end: tasks in, results out, memory for collate.
 #[pyclass(frozen, weakref, module = "ringloader._native")]
 pub(crate) struct Port {
     core: Core,
     parent_ended: AtomicBool,
+    /// Whether this worker has said that it waits for the limit of descriptors in flight.
+    warned: AtomicBool,
     /// The last batch's memory, empty. A thread that puts a batch has it meanwhile.
     spare: Mutex<Option<Box<Encoded>>>,
 }
@@ -154,7 +162,8 @@ impl Port {
             Some(busy) => Core::take_over(control, worker, share, fds, &busy),
         }
         .map_err(exception)?;
-        Ok(Self { core, parent_ended: AtomicBool::new(false), spare: Mutex::default() })
+        let (parent_ended, warned) = (AtomicBool::new(false), AtomicBool::new(false));
+        Ok(Self { core, parent_ended, warned, spare: Mutex::default() })
     }
 
     /// Memory in the slot that is being filled; `None` where the caller's own memory serves better.
@@ -223,7 +232,13 @@ impl Port {
         let target = own.as_ref().map_or(Target::Slot(&commit), |(segment, _)| Target::Own(segment));
         target.write(py, groups.copies(), &drafts.held, meta_at, block)?;
         if let Some((_, fd)) = &own {
-            while !commit.send(fd).map_err(exception)? {
+            let begun = Instant::now();
+            loop {
+                match commit.send(fd).map_err(exception)? {
+                    Sent::Yes => break,
+                    Sent::TooManyInFlight if begun.elapsed() > SILENT => self.warn_of_many_in_flight(py)?,
+                    Sent::TooManyInFlight | Sent::Full => {}
+                }
                 if self.rest(py)? {
                     return Ok(true);
                 }
@@ -281,6 +296,21 @@ impl Port {
                 }
             }
         }
+    }
+
+    /// Says once that another program, or a loader that nobody reads, keeps this worker from sending.
+    fn warn_of_many_in_flight(&self, py: Python<'_>) -> PyResult<()> {
+        if self.warned.swap(true, Ordering::Relaxed) {
+            return Ok(());
+        }
+        let text = format!(
+            "worker {} cannot send a large batch yet, and waits: as many descriptors as RLIMIT_NOFILE allows ({}) were \
+             sent over sockets by this user's processes and not received. Take batches from the loaders that have \
+             some ready, or raise the limit: ulimit -n",
+            self.core.worker(),
+            most_in_flight().map_or_else(|| "no limit".to_owned(), |most| most.to_string()),
+        );
+        PyErr::warn(py, &py.get_type::<PyRuntimeWarning>(), &CString::new(text)?, 1)
     }
 
     /// Waits a moment for room. Returns whether the parent wants nothing more.

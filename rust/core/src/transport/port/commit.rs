@@ -6,7 +6,8 @@ use std::ptr::NonNull;
 
 use super::{Fill, Port};
 use crate::error::{Error, Result};
-use crate::os::{Segment, fd_passing};
+use crate::os::Segment;
+use crate::os::fd_passing::{self, Sent};
 use crate::pool::Growth;
 use crate::sync::doorbell::take_any;
 use crate::testing::failpoint::failpoint;
@@ -134,12 +135,12 @@ impl Commit<'_> {
         Ok(Some(made))
     }
 
-    /// Sends the descriptor of an oversize batch's segment; to be called before [`finish`](Self::finish). `false`:
-    /// the socket is full, wait and try again.
+    /// Sends the descriptor of an oversize batch's segment; to be called before [`finish`](Self::finish). Where it was
+    /// not sent: wait and try again.
     ///
     /// # Errors
     /// [`Error::Os`] when the parent is gone.
-    pub fn send(&self, fd: &OwnedFd) -> Result<bool> {
+    pub fn send(&self, fd: &OwnedFd) -> Result<Sent> {
         let sent = fd_passing::send(self.port.socket.as_fd(), fd.as_fd(), self.generation)?;
         failpoint("segment-sent");
         Ok(sent)
