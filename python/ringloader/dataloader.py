@@ -287,9 +287,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         Persistent workers end too, and those of an iterator that is still held: ``next`` on it raises a
         ``RuntimeError`` from then on. Batches that were returned stay valid. The loader may be iterated
         again, with new workers, and be shut down again. It may be called from any thread: a ``next`` that
-        waits in another one raises, or gives a batch that is there. A worker that is busy has 5 seconds to
-        end, as in torch; then it is terminated. In a forked child, what the parent's loader has made is left
-        alone.
+        waits in another one raises, or gives a batch that is there. Workers that are busy have 5 seconds
+        to end, all of them together; then they are terminated. In a forked child, what the parent's loader
+        has made is left alone.
 
         ``with DataLoader(...) as loader:`` calls it at the end of the block, however that ends.
         """

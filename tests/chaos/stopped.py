@@ -129,7 +129,7 @@ def del_while_a_sample_is_slow(program: Program) -> None:
         del iterator
 
 
-@case(limit=60, known=("wrong", "as torch: five seconds for each worker that is busy"))
+@case(limit=60)
 def four_slow_workers(program: Program) -> None:
     """All samples but one take a minute, in four workers: `del` takes less than 12 s."""
     loader = program.loader(Slow(8, 60), num_workers=4, worker_init_fn=program.note)

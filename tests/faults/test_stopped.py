@@ -1,4 +1,4 @@
-"""Workers that are stopped, or asleep where only SIGKILL reaches them, when they are to end."""
+"""Workers that are busy, stopped, or asleep where only SIGKILL reaches them, when they are to end."""
 
 from __future__ import annotations
 
@@ -163,6 +163,45 @@ def test_workers_asleep_in_the_kernel_are_killed(children, monkeypatch):
     assert len(pids_noted(children, "child")) == 4
 
 
+class Busy(Numbers):
+    """Whoever is in the sample at ``at``, or after it, is so for a minute, unless a signal ends it."""
+
+    def __init__(self, n, at, folder, ignores):
+        super().__init__(n)
+        self.at = at
+        self.folder = folder
+        self.ignores = ignores
+
+    def __getitem__(self, index):
+        if index >= self.at:
+            if self.ignores:
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            (self.folder / f"worker-{os.getpid()}").touch()
+            time.sleep(60)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize(("ignores", "most"), [(False, 9), (True, 15)], ids=["busy", "that ignore SIGTERM"])
+@pytest.mark.parametrize("pooled", [False, True], ids=["own", "pool"])
+def test_many_workers_have_the_time_of_one(pooled, ignores, most, tmp_path):
+    """Five seconds, and five after SIGTERM; torch takes as long for each of them."""
+    pool = WorkerPool(6) if pooled else None
+    dataset = Busy(60, 12, tmp_path, ignores)
+    loader = DataLoader(dataset, worker_pool=pool) if pooled else DataLoader(dataset, num_workers=6)
+    iterator = iter(loader)
+    for _ in range(12):
+        next(iterator)
+    assert wait_until(lambda: len(pids_noted(tmp_path, "worker")) == 6, 10)
+    pids = pids_noted(tmp_path, "worker")
+    before = time.monotonic()
+    del iterator
+    loader.shutdown()
+    if pool is not None:
+        pool.shutdown()
+    assert not any(is_running(pid) for pid in pids)
+    assert time.monotonic() - before < most
+
+
 class Pretended:
     """A process object whose process is in the states of a list, one a look, and the last for ever."""
 
@@ -222,7 +261,7 @@ def test_one_that_reads_a_disk_has_torchs_time(pretended):
     assert process.signals == []
 
 
-def test_one_that_only_works_long_has_torchs_time(pretended):
+def test_one_that_only_works_long_has_its_time(pretended):
     process = pretended("R", ends_at=1.5)
     stuck.end(process, 1.0)
     assert 1.0 <= time.monotonic() - process.began < 2.5

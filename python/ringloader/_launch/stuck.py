@@ -1,4 +1,4 @@
-"""The end of processes that may be stopped, or asleep in the kernel."""
+"""The end of processes that may be busy, stopped, or asleep in the kernel."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _is_left(process: Any) -> bool:
 
 
 class _StandIn:
-    """A process object whose ``join`` is its group's; else the process object."""
+    """A process object whose ``join`` and ``terminate`` are its group's; else the process object."""
 
     def __init__(self, process: Any, group: Group) -> None:
         self._process = process
@@ -72,6 +72,9 @@ class _StandIn:
 
     def join(self, timeout: float) -> None:
         self._group.join(self._process, timeout)
+
+    def terminate(self) -> None:
+        self._group.terminate()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._process, name)
@@ -86,6 +89,9 @@ class Group:
 
     def __init__(self, processes: Sequence[Any]) -> None:
         self._processes = processes
+        # When it has waited long enough for all of them.
+        self._until: float | None = None
+        self._is_terminated = False
         # When it has waited long enough for those that sleep.
         self._asleep_until: float | None = None
 
@@ -99,11 +105,14 @@ class Group:
     def join(self, process: Any, timeout: float) -> None:
         """Waits for one of them as its ``join`` does, and has those that are stopped go on.
 
+        All of them together have ``timeout`` seconds from the first call, and again once they are terminated.
         A process that sleeps uninterruptibly is waited for no longer than five seconds, together with all
         others of the group that do.
         """
-        until = time.monotonic() + timeout
-        process.join(min(timeout, _LOOK))
+        if self._until is None:
+            self._until = time.monotonic() + timeout
+        until = self._until
+        process.join(max(min(until - time.monotonic(), _LOOK), 0.0))
         looks = 0
         while _is_left(process):
             now = time.monotonic()
@@ -116,6 +125,15 @@ class Group:
             if looks >= _LOOKS and self._asleep_until is not None and now >= self._asleep_until:
                 return
             process.join(min(until - now, _LOOK))
+
+    def terminate(self) -> None:
+        """Terminates all that are left, the first time."""
+        if self._is_terminated:
+            return
+        self._is_terminated, self._until = True, None
+        for process in self._processes:
+            if _is_left(process):
+                process.terminate()
 
     def kill(self) -> None:
         """Kills those that are left, and does not wait for what even that does not end."""
