@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import json
 import multiprocessing
+import os
 import signal
 import sys
 import traceback
@@ -21,6 +23,21 @@ def said(folder: Path, **result: Any) -> None:
     made.replace(folder / "result")
 
 
+def note_forks(folder: Path) -> None:
+    """Has every forked process say which it is: one may have ended before the judge looks."""
+
+    def note() -> None:
+        # None may be free, or the judge may be gone.
+        with contextlib.suppress(OSError):
+            fd = os.open(folder / "forked", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            try:
+                os.write(fd, f"{os.getpid()}\n".encode())
+            finally:
+                os.close(fd)
+
+    os.register_at_fork(after_in_child=note)
+
+
 def main(name: str, loader: str, folder: Path) -> None:
     # What a shell runs in the background begins with SIGINT ignored, and what nohup runs with SIGHUP.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -28,6 +45,7 @@ def main(name: str, loader: str, folder: Path) -> None:
     # Python's default since 3.14 is forkserver.
     multiprocessing.set_start_method("fork", force=True)
     chosen = CASES[name]
+    note_forks(folder)
     # A hang says where.
     faulthandler.dump_traceback_later(chosen.limit - 8, exit=False)
     program = Program(loader == "ringloader", chosen.method, folder)

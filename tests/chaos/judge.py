@@ -110,6 +110,8 @@ def run(case: Case, loader: str) -> Result:
         process.wait()
     seen.add(process.pid)
     mine = {str(pid) for pid in seen}
+    with contextlib.suppress(OSError):
+        mine |= set((folder / "forked").read_text().split())
     shm = [name for name in names_in_dev_shm() - named if mine & set(name.replace("-", "_").split("_"))]
     for name in shm:
         (Path("/dev/shm") / name).unlink(missing_ok=True)
