@@ -83,7 +83,9 @@ def test_exit_while_a_thread_iterates(loader_name, tmp_path):
 def test_exit_while_a_thread_copies(loader_name, tmp_path):
     """A thread that comes back to an interpreter that ends is ended in the middle of native code."""
     body = """
-        import threading
+        import threading, warnings
+        # Python 3.12 warns of a fork beside a thread.
+        warnings.simplefilter("ignore", DeprecationWarning)
         ready, go = threading.Event(), threading.Event()
         def walk():
             most = 512 << 20

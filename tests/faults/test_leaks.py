@@ -9,6 +9,7 @@ import pickle
 import resource
 import sys
 import tracemalloc  # noqa: F401  (pytest imports it where it finds a warning, when no file can be opened)
+import weakref
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from faults.proc import (
 )
 from faults.script import run_script
 from parity.harness import assert_path
+from ringloader import DataLoader
 
 MEBI = 1 << 20
 
@@ -50,6 +52,23 @@ def test_iterator_is_dropped(loader_class, loader_name, snapshot, taken, persist
         next(iterator)
     del iterator, loader
     snapshot.assert_nothing_left()
+
+
+@pytest.mark.rings_only
+@pytest.mark.parametrize("options", [{}, {"in_order": False}, {"main_prefetch": 2}], ids=str)
+def test_an_error_that_is_dropped_takes_its_iterator_along(options):
+    """Workers and memory wait for the collector with torch alone, whose ``reraise`` leaves a cycle."""
+    gc.disable()
+    try:
+        iterator = iter(DataLoader(Raises(30, 3), num_workers=2, **options))
+        gone = weakref.ref(iterator)
+        with contextlib.suppress(KeyError):
+            for _ in range(30):
+                next(iterator)
+        del iterator
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_iterator_in_a_cycle(loader_class, snapshot):

@@ -15,7 +15,7 @@ from ringloader._main.device_copy import CopyStream
 from ringloader._main.device_pack import Packing
 from ringloader._main.device_prepared import Later, Moved, Ready, no_inference_mode
 from ringloader._main.device_tree import leaves, memory_of, with_leaves
-from ringloader._main.failed_arrival import is_failed, once
+from ringloader._main.failed_arrival import is_failed, once, reraise
 from ringloader._main.lookahead import Prepared
 from ringloader._main.registration import Registrations
 from ringloader._torch import accelerator, internals
@@ -136,7 +136,7 @@ class Moving:
                 self.explain(error)
             raise
         if is_failed(data):
-            data.reraise()
+            reraise(data)
         return data
 
     def _placed(self, batch: Any) -> Any:

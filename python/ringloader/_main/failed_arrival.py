@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +34,21 @@ class FailedArrival(internals.ExceptionWrapper):  # type: ignore[misc]
             raise error
         finally:
             del error
+
+
+def reraise(wrapper: Any) -> None:
+    """Raises what a wrapper of torch's holds.
+
+    torch's method has the error in a local variable, and the error has the method's frame in its traceback.
+    In this cycle the caller's frames, and so the iterator with its workers, would wait for the collector.
+    """
+    try:
+        wrapper.reraise()
+    except BaseException as error:
+        # After this frame comes the method's.
+        with contextlib.suppress(AttributeError, RuntimeError):
+            error.__traceback__.tb_next.tb_frame.clear()  # type: ignore[union-attr]
+        raise
 
 
 def once(function: Callable[..., Any], *arguments: Any) -> Any:

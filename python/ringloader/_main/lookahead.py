@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import ringloader._native as _native
+from ringloader._main.failed_arrival import reraise
 from ringloader._torch import internals, modes
 
 
@@ -94,7 +95,7 @@ class Lookahead:
         self._scheduler.hand_out(callbacks, ahead)
         # As in the scheduler: `isinstance` would ask every batch for `__class__` too.
         if issubclass(type(data), internals.ExceptionWrapper):
-            data.reraise()
+            reraise(data)
         return data
 
     def _prepared(self, at: int) -> Prepared:

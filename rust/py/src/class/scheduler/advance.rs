@@ -207,7 +207,7 @@ impl<E: ParentEnd> Scheduling<E> {
         self.send_one(state, callbacks)?;
         // By its type: `isinstance` would ask every batch for `__class__` too, which a user's class may answer.
         if data.get_type().is_subclass(Torch::get(py)?.exception_wrapper.bind(py))? {
-            data.call_method0(intern!(py, "reraise"))?;
+            data.call_method0(intern!(py, "reraise")).inspect_err(|error| forget_locals(py, error))?;
         }
         Ok(data)
     }
@@ -231,5 +231,17 @@ impl<E: ParentEnd> Scheduling<E> {
         }
         state.core.send(&*engine, index).map_err(exception)?;
         Ok(())
+    }
+}
+
+/// Clears the frame of torch's `reraise`. It has the error in a local variable, and the error has the frame in its
+/// traceback: in this cycle the caller's frames, and so the iterator with its workers, would wait for the collector.
+fn forget_locals(py: Python<'_>, error: &PyErr) {
+    if let Some(traceback) = error.traceback(py) {
+        let cleared = traceback
+            .getattr(intern!(py, "tb_frame"))
+            .and_then(|frame| frame.call_method0(intern!(py, "clear")));
+        // What was raised is what matters.
+        drop(cleared);
     }
 }
