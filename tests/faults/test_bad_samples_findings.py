@@ -357,6 +357,24 @@ def test_what_the_program_handles_stays_the_programs() -> None:
     assert str(loader.errors[0].error.__context__) == "'its cause'"
 
 
+@WORKERS
+@pytest.mark.parametrize("options", [{"max_errors": 0}, {}], ids=str)
+def test_an_error_that_is_raised_has_no_frames_in_the_list(workers: int, options: dict[str, int]) -> None:
+    loader = DataLoader(
+        Caused(), batch_size=None, sampler=[1], num_workers=workers, on_error="skip", **options
+    )
+    with pytest.raises(OSError, match="bad") as raised:
+        list(loader)
+    assert raised.value.__notes__
+    (bad,) = loader.errors
+    assert bad.error.__traceback__ is None
+    assert (type(bad.error), bad.error.args) == (OSError, ("bad",))
+    assert workers or (repr(bad.error.__context__), bad.handling) == (
+        "KeyError('its cause')",
+        "raised" if options else "skipped",
+    )
+
+
 class Caused(Dataset[Any]):
     def __getitem__(self, index: int) -> int:
         if index == 1:

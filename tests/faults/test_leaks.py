@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import os
 import pickle
 import resource
 import sys
+import time
 import tracemalloc  # noqa: F401  (pytest imports it where it finds a warning, when no file can be opened)
 import weakref
 
@@ -26,7 +28,7 @@ from faults.proc import (
 )
 from faults.script import run_script
 from parity.harness import assert_path
-from ringloader import DataLoader
+from ringloader import DataLoader, Retry
 
 MEBI = 1 << 20
 
@@ -54,17 +56,55 @@ def test_iterator_is_dropped(loader_class, loader_name, snapshot, taken, persist
     snapshot.assert_nothing_left()
 
 
+FIRST = {"max_errors": 0, "on_error": "skip"}
+
+DROPPED = {
+    "order": (lambda: Raises(30, 3), {}),
+    "any order": (lambda: Raises(30, 3), {"in_order": False}),
+    "ahead": (lambda: Raises(30, 3), {"main_prefetch": 2}),
+    "threads": (lambda: Raises(30, 3), {"worker_method": "thread"}),
+    "retried": (lambda: Raises(30, 3), {"on_error": Retry(1, 0.0)}),
+    "retried, no workers": (lambda: Raises(30, 3), {"on_error": Retry(1, 0.0), "num_workers": 0}),
+    "one too many": (lambda: Raises(30, 3), FIRST),
+    "one too many, threads": (lambda: Raises(30, 3), {**FIRST, "worker_method": "thread"}),
+    "one too many, no workers": (lambda: Raises(30, 3), {**FIRST, "num_workers": 0}),
+    "nothing left": (lambda: Raises(1, 0), {"on_error": "skip"}),
+    "nothing left, no workers": (lambda: Raises(1, 0), {"on_error": "skip", "num_workers": 0}),
+    "timeout": (lambda: Sleeps(30), {"timeout": 0.5}),
+    "lost worker": (lambda: Ends(30), {}),
+    "lost worker, no more restarts": (lambda: Ends(30), {"restart_workers": 1}),
+}
+
+
+class Sleeps(Numbers):
+    def __getitem__(self, index):
+        time.sleep(2.0 if index == 3 else 0.0)
+        return super().__getitem__(index)
+
+
+class Ends(Numbers):
+    def __getitem__(self, index):
+        if index == 3:
+            os._exit(3)
+        return super().__getitem__(index)
+
+
 @pytest.mark.rings_only
-@pytest.mark.parametrize("options", [{}, {"in_order": False}, {"main_prefetch": 2}], ids=str)
-def test_an_error_that_is_dropped_takes_its_iterator_along(options):
+@pytest.mark.parametrize("case", DROPPED)
+def test_an_error_that_is_dropped_takes_its_iterator_along(case, monkeypatch):
     """Workers and memory wait for the collector with torch alone, whose ``reraise`` leaves a cycle."""
+    # pytest keeps what is logged, and the error with it.
+    monkeypatch.setattr(logging.getLogger("ringloader"), "disabled", True)
+    made, options = DROPPED[case]
+    loader = DataLoader(made(), **{"num_workers": 2, **options})
     gc.disable()
     try:
-        iterator = iter(DataLoader(Raises(30, 3), num_workers=2, **options))
+        iterator = iter(loader)
         gone = weakref.ref(iterator)
-        with contextlib.suppress(KeyError):
+        with contextlib.suppress(KeyError, RuntimeError):
             for _ in range(30):
                 next(iterator)
+            pytest.fail("nothing was raised")
         del iterator
         assert gone() is None
     finally:

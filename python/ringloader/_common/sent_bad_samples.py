@@ -68,8 +68,8 @@ def from_bytes(sent: bytes) -> list[BadSample]:
 
 def _unpacked(packed: Packed) -> BadSample:
     index = _unpickled(packed.index, packed.index_text)
-    where = f"in DataLoader worker process {packed.worker_id}"
-    stands_for = RuntimeError(f"Caught {packed.kind} {where}.\nOriginal {packed.traceback}")
+    where = "" if packed.worker_id is None else f" in DataLoader worker process {packed.worker_id}"
+    stands_for = RuntimeError(f"Caught {packed.kind}{where}.\nOriginal {packed.traceback}")
     error = _unpickled(packed.error, stands_for)
     if not isinstance(error, BaseException):
         error = stands_for
@@ -98,6 +98,14 @@ def cut(error: BaseException, outer: BaseException | None) -> None:
         if one.__context__ is outer:
             one.__context__ = None
         one = one.__context__
+
+
+def copied(bad: BadSample) -> BadSample:
+    """The same with an error of its own, as one arrives that was sent."""
+    error = _unpacked(packed(bad)).error
+    error.__cause__, error.__context__ = bad.error.__cause__, bad.error.__context__
+    error.__suppress_context__ = bad.error.__suppress_context__
+    return dataclasses.replace(bad, error=error)
 
 
 def kept(bad: BadSample) -> BadSample:

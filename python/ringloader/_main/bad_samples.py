@@ -7,7 +7,7 @@ import functools
 import logging
 import reprlib
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 from ringloader._common import sent_bad_samples, whole_errors
 from ringloader._common.weak_registry import WeakRegistry
@@ -85,36 +85,51 @@ class Collecting:
                 of its samples were skipped.
         """
         while True:
+            found: Any = None
+            error = None
             try:
                 found = take(*args)
             except StopIteration:
-                if self.number and not self._has_given:
-                    self._has_given = True
-                    first = next(bad for bad in self._bad if bad.handling != "retried")
-                    self._raise(first, "on_error: nothing is left of the epoch, whose samples were all bad")
-                raise
-            if len(found) > 1:
-                self._note(found[1])
+                if not self.number or self._has_given:
+                    raise
+                self._has_given = True
+                first = next(at for at, bad in enumerate(self._bad) if bad.handling != "retried")
+                error = self._error_of(
+                    first, "on_error: nothing is left of the epoch, whose samples were all bad"
+                )
+            else:
+                if len(found) > 1:
+                    error = self._note(found[1])
+            if error is not None:
+                found = None
+                try:
+                    raise error
+                finally:
+                    # In a cycle with it would hang the iterator.
+                    del error
             if len(found) != 3:
                 self._has_given = True
                 return found[0]
 
-    def _note(self, errors: Any) -> None:
+    def _note(self, errors: Any) -> BaseException | None:
+        """Lists the bad samples of a batch. Returns what is raised, where there are too many."""
         many = sent_bad_samples.from_bytes(errors) if isinstance(errors, bytes) else errors
-        over: list[BadSample] = []
+        # Where the list has the first that is one too many, and the how many-th it is.
+        over: tuple[int, int] | None = None
         for bad in many:
             if bad.handling != "retried":
                 self.number += 1
                 if self._most is not None and self.number > self._most:
                     # Its batch does not come.
                     bad = dataclasses.replace(bad, handling="raised")
-                    over.append(bad)
+                    over = over or (len(self._bad), self.number)
                 elif _is_power_of_ten(self.number):
                     self._say(bad)
             self._bad.append(bad)
-        if over:
-            number = self.number - len(over) + 1
-            self._raise(over[0], f"max_errors={self._most} is exceeded: bad sample {number} of this epoch")
+        if over is None:
+            return None
+        at, number = over
+        return self._error_of(at, f"max_errors={self._most} is exceeded: bad sample {number} of this epoch")
 
     def _say(self, bad: BadSample) -> None:
         _logger.warning(
@@ -128,11 +143,14 @@ class Collecting:
             self._hint,
         )
 
-    def _raise(self, bad: BadSample, note: str) -> NoReturn:
-        """Raises as torch raises an error of a dataset."""
+    def _error_of(self, at: int, note: str) -> BaseException:
+        """What is raised of a bad sample that is listed there, as torch raises an error of a dataset."""
+        bad = self._bad[at]
         if bad.worker_id is None:
+            # Raised, it has frames, which the list must not keep.
+            self._bad[at] = sent_bad_samples.copied(bad)
             sent_bad_samples.note(bad.error, f"Original {bad.traceback}", note)
-            raise bad.error
+            return bad.error
         where = f"in DataLoader worker {self._worker} {bad.worker_id}"
         wrapper = internals.ExceptionWrapper(exc_info=(type(bad.error), bad.error, None), where=where)
         wrapper.exc_msg = bad.traceback
@@ -140,7 +158,8 @@ class Collecting:
             whole_errors.whole(wrapper, is_sent=False).reraise()
         except Exception as error:
             error.add_note(note)
-            raise
+            # The frame of torch's method has the error in a local variable.
+            return error.with_traceback(None)
         raise AssertionError("unreachable")
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ringloader._main import ending, thread_calls
+from ringloader._main.failed_arrival import reraise
 from ringloader._main.iterator import RingIterator, TransportIterator
 from ringloader._torch import internals
 from ringloader._worker.calls import LENGTH, Call
@@ -48,7 +49,7 @@ def call_workers(
         found = [pickle.loads(answer) for answer in answers]
     for answer in found:
         if isinstance(answer, internals.ExceptionWrapper):
-            answer.reraise()
+            reraise(answer)
     return found
 
 

@@ -369,7 +369,11 @@ class RingIterator(TransportIterator, _SchedulerCallbacks):
         overdue.add_notes(error, self._workers, late)
         if self._transport.watchdog is not None:
             self._transport.watchdog.add_notes(error, self._workers, late)
-        raise error
+        try:
+            raise error
+        finally:
+            # In a cycle with it would hang the iterator.
+            del error
 
     def _note_wait(self, seconds: float, owing: list[tuple[int, int, Any]]) -> None:
         if self._transport.watchdog is not None:
@@ -396,7 +400,10 @@ class RingIterator(TransportIterator, _SchedulerCallbacks):
         overdue.add_note_of_lost(error, in_hand)
         if self._restarting is not None:
             error.add_note(self._restarting.why_not(worker_id))
-        raise error from cause
+        try:
+            raise error from cause
+        finally:
+            del error
 
     _send_idx = _Position("sent")
     _rcvd_idx = _Position("received")

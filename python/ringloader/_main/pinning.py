@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 import ringloader._native as _native
+from ringloader._main.failed_arrival import reraise
 from ringloader._main.lookahead import Prepared
 from ringloader._torch import internals, versions
 
@@ -62,7 +63,7 @@ class Pinning:
             with torch.inference_mode(False):
                 return self._pinned(batch)
         except Exception:
-            self._failed().reraise()
+            reraise(self._failed())
 
     def abandon(self) -> None:
         """Nothing of it is known outside."""

@@ -134,7 +134,11 @@ class _Rule:
     ) -> list[Any]:
         """What takes the place of one that raised this, while it is handled; or an empty list."""
         if self._then == RAISE:
-            raise error
+            try:
+                raise error
+            finally:
+                # In a cycle with it would hang what its frames have.
+                del error
         if self._then == SKIP:
             errors.append(self.note(error, index, "skipped", outer))
             return []
