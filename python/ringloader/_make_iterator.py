@@ -155,11 +155,12 @@ def _make_rings_iterator(options: Options, loader: Any) -> Any:
     from ringloader._main import (
         bad_samples,
         budget,
-        iterator,
         restarting,
+        ring_iterator,
         stages,
         through,
         transport,
+        transport_iterator,
         watching,
     )
 
@@ -201,7 +202,7 @@ def _make_rings_iterator(options: Options, loader: Any) -> Any:
         if options.restart_workers:
             is_iterable = loader._dataset_kind == internals.ITERABLE
             again = restarting.Restarting(options.restart_workers, is_iterable, made_transport)
-        rings = iterator.RingIterator if options.watchdog is None else watching.WatchedRingIterator
+        rings = ring_iterator.RingIterator if options.watchdog is None else watching.WatchedRingIterator
         try:
             made = rings(loader, made_transport, passes, moving, collecting, options.main_prefetch, again)
         except OSError as error:
@@ -210,7 +211,9 @@ def _make_rings_iterator(options: Options, loader: Any) -> Any:
         report.record(loader, made, "native", "native scheduling over shared-memory rings", counters)
     else:
         _say_no_restarts(options)
-        torchs = iterator.TransportIterator if options.watchdog is None else watching.WatchedTransportIterator
+        torchs = transport_iterator.TransportIterator
+        if options.watchdog is not None:
+            torchs = watching.WatchedTransportIterator
         made = torchs(loader, made_transport, passes, moving, collecting)
         report.record(loader, made, "rings", why_rings, counters)
     return made
@@ -226,8 +229,7 @@ def _is_for_descriptors(error: Exception) -> bool:
 
 def _make_threads_iterator(options: Options, loader: Any) -> Any:
     """As :func:`_make_rings_iterator`, with threads for workers."""
-    from ringloader._main import bad_samples, stages, watching
-    from ringloader._main import iterator as main_iterator
+    from ringloader._main import bad_samples, stages, transport_iterator, watching
     from ringloader._threads import iterator, transport
 
     passes, moving = stages.stages_for(loader, options), stages.moving_for(options)
@@ -240,7 +242,7 @@ def _make_threads_iterator(options: Options, loader: Any) -> Any:
         native = iterator.ThreadIterator if options.watchdog is None else iterator.WatchedThreadIterator
         made = native(loader, made_transport, passes, moving, collecting)
     else:
-        torchs = main_iterator.TransportIterator
+        torchs = transport_iterator.TransportIterator
         if options.watchdog is not None:
             torchs = watching.WatchedTransportIterator
         made = torchs(loader, made_transport, passes, moving, collecting)

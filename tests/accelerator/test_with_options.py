@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import logging
 import os
 import signal
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ from accelerator import pretend
 from accelerator.moved import DEVICE
 from accelerator.pinned import IS_NAMED, PIN
 from ringloader import ArrayDataset, DataLoader, Dispatch, SharedArray, WorkerPool
+from ringloader._torch import select_path
 from ringloader.batchify import Pad
 
 pytestmark = [
@@ -245,3 +249,31 @@ def test_a_call_in_mid_epoch(options):
     assert loader.call_workers(answer) == [0, 1]
     assert found + numbers(iterator, options) == list(range(40))
     assert ringloader.report(loader).path == "native"
+
+
+class Refuses(Dataset[Any]):
+    def __len__(self) -> int:
+        return 30
+
+    def __getitem__(self, index: int) -> int:
+        if index == 3:
+            raise KeyError(index)
+        return index
+
+
+@pytest.mark.parametrize("scheduled", ["natively", "by torch"])
+def test_an_error_that_is_dropped_takes_its_iterator_along(options, scheduled, monkeypatch):
+    if scheduled == "by torch":
+        monkeypatch.setattr(select_path, "reason_for_rings", lambda _: "the test wants it")
+    gc.disable()
+    try:
+        iterator = iter(DataLoader(Refuses(), num_workers=2, **options))
+        gone = weakref.ref(iterator)
+        with contextlib.suppress(KeyError):
+            for _ in range(30):
+                next(iterator)
+            pytest.fail("nothing was raised")
+        del iterator
+        assert gone() is None
+    finally:
+        gc.enable()

@@ -142,7 +142,7 @@ def taking(path: str) -> Iterator[None]:
                     select_path, "reason_for_rings", lambda _: "the tests want torch's own scheduling"
                 )
             if path == AHEAD:
-                from ringloader._main.iterator import RingIterator
+                from ringloader._main.ring_iterator import RingIterator
 
                 patch.setattr(RingIterator, "_placement", _AsItCame())
             yield

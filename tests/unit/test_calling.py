@@ -1,12 +1,14 @@
 """``call_workers``: a function in each living worker, between two of its batches."""
 
 import contextlib
+import gc
 import os
 import resource
 import signal
 import socket
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -72,6 +74,31 @@ def test_between_epochs_it_reaches_all_batches_of_the_next(start):
         assert answers == [(worker, True, before, pids[worker]) for worker in range(2)]
         assert list(loader) == [scale * index for index in range(12)]
     assert loader.dataset.scale == 1, "the main process has another copy"
+
+
+class RefusedError(Exception):
+    """``weakref`` can point to it."""
+
+
+def refuses(_dataset):
+    raise RefusedError
+
+
+@pytest.mark.parametrize("workers", ["multiprocessing", "thread"])
+def test_an_error_that_is_dropped_is_gone(workers):
+    loader = made(worker_method=workers)
+    list(loader)
+    gc.disable()
+    try:
+        with contextlib.suppress(RefusedError):
+            try:
+                loader.call_workers(refuses)
+            except RefusedError as error:
+                gone = weakref.ref(error)
+                raise
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.usefixtures("path")

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import IterableDataset, Sampler
 
 from ringloader import DataLoader
-from ringloader._main.iterator import RingIterator
+from ringloader._main.ring_iterator import RingIterator
 
 pytestmark = pytest.mark.rings_only
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ringloader._main.draws import NoDraws
-from ringloader._main.iterator import RingIterator
+from ringloader._main.ring_iterator import RingIterator
 
 ROOT = Path(__file__).parents[2]
 NAMES = (ROOT / "rust/py/src/python.rs").read_text()

@@ -101,7 +101,7 @@ def cut(error: BaseException, outer: BaseException | None) -> None:
 
 
 def copied(bad: BadSample) -> BadSample:
-    """The same with an error of its own, as one arrives that was sent."""
+    """The same with a copy of its error, made as where it is sent."""
     error = _unpacked(packed(bad)).error
     error.__cause__, error.__context__ = bad.error.__cause__, bad.error.__context__
     error.__suppress_context__ = bad.error.__suppress_context__

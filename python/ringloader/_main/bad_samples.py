@@ -85,51 +85,40 @@ class Collecting:
                 of its samples were skipped.
         """
         while True:
-            found: Any = None
-            error = None
             try:
                 found = take(*args)
             except StopIteration:
                 if not self.number or self._has_given:
                     raise
-                self._has_given = True
-                first = next(at for at, bad in enumerate(self._bad) if bad.handling != "retried")
-                error = self._error_of(
-                    first, "on_error: nothing is left of the epoch, whose samples were all bad"
-                )
-            else:
-                if len(found) > 1:
-                    error = self._note(found[1])
-            if error is not None:
-                found = None
-                try:
-                    raise error
-                finally:
-                    # In a cycle with it would hang the iterator.
-                    del error
-            if len(found) != 3:
+                break
+            too_many = self._note(found[1]) if len(found) > 1 else None
+            if too_many is None and len(found) != 3:
                 self._has_given = True
                 return found[0]
+            # An error in a local variable, once it is raised, would keep this frame and the iterator.
+            del found
+            if too_many is not None:
+                raise self._error_of(*too_many)
+        self._has_given = True
+        first = next(at for at, bad in enumerate(self._bad) if bad.handling != "retried")
+        raise self._error_of(first, "on_error: nothing is left of the epoch, whose samples were all bad")
 
-    def _note(self, errors: Any) -> BaseException | None:
-        """Lists the bad samples of a batch. Returns what is raised, where there are too many."""
+    def _note(self, errors: Any) -> tuple[int, str] | None:
+        """Lists the bad samples of a batch. Returns the place of one too many, and a note for its error."""
         many = sent_bad_samples.from_bytes(errors) if isinstance(errors, bytes) else errors
-        # Where the list has the first that is one too many, and the how many-th it is.
-        over: tuple[int, int] | None = None
+        too_many: tuple[int, str] | None = None
         for bad in many:
             if bad.handling != "retried":
                 self.number += 1
                 if self._most is not None and self.number > self._most:
                     # Its batch does not come.
                     bad = dataclasses.replace(bad, handling="raised")
-                    over = over or (len(self._bad), self.number)
+                    note = f"max_errors={self._most} is exceeded: bad sample {self.number} of this epoch"
+                    too_many = too_many or (len(self._bad), note)
                 elif _is_power_of_ten(self.number):
                     self._say(bad)
             self._bad.append(bad)
-        if over is None:
-            return None
-        at, number = over
-        return self._error_of(at, f"max_errors={self._most} is exceeded: bad sample {number} of this epoch")
+        return too_many
 
     def _say(self, bad: BadSample) -> None:
         _logger.warning(
@@ -144,10 +133,10 @@ class Collecting:
         )
 
     def _error_of(self, at: int, note: str) -> BaseException:
-        """What is raised of a bad sample that is listed there, as torch raises an error of a dataset."""
+        """The error to raise for the bad sample at this place of the list, in torch's words."""
         bad = self._bad[at]
         if bad.worker_id is None:
-            # Raised, it has frames, which the list must not keep.
+            # What is raised gets frames, which the list must not keep.
             self._bad[at] = sent_bad_samples.copied(bad)
             sent_bad_samples.note(bad.error, f"Original {bad.traceback}", note)
             return bad.error
@@ -158,7 +147,7 @@ class Collecting:
             whole_errors.whole(wrapper, is_sent=False).reraise()
         except Exception as error:
             error.add_note(note)
-            # The frame of torch's method has the error in a local variable.
+            # Without the frame of torch's method, which has the error in a local variable.
             return error.with_traceback(None)
         raise AssertionError("unreachable")
 

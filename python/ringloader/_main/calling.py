@@ -14,7 +14,8 @@ from typing import Any
 
 from ringloader._main import ending, thread_calls
 from ringloader._main.failed_arrival import reraise
-from ringloader._main.iterator import RingIterator, TransportIterator
+from ringloader._main.ring_iterator import RingIterator
+from ringloader._main.transport_iterator import TransportIterator
 from ringloader._torch import internals
 from ringloader._worker.calls import LENGTH, Call
 

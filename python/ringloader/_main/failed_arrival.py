@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -27,7 +27,7 @@ class FailedArrival(internals.ExceptionWrapper):  # type: ignore[misc]
             self._error = RuntimeError(f"a batch was lost when {name} interrupted its arrival")
 
     def reraise(self) -> None:
-        """Raises the error as it was, and keeps nothing of it: in a cycle with it would hang the iterator."""
+        """Raises the error as it was. Keeps nothing of it, and so nothing of its frames and the iterator."""
         error, self._error = self._error, None
         try:
             assert error is not None
@@ -37,18 +37,24 @@ class FailedArrival(internals.ExceptionWrapper):  # type: ignore[misc]
 
 
 def reraise(wrapper: Any) -> None:
-    """Raises what a wrapper of torch's holds.
-
-    torch's method has the error in a local variable, and the error has the method's frame in its traceback.
-    In this cycle the caller's frames, and so the iterator with its workers, would wait for the collector.
-    """
+    """Raises what a wrapper of torch's holds."""
     try:
         wrapper.reraise()
     except BaseException as error:
-        # After this frame comes the method's.
-        with contextlib.suppress(AttributeError, RuntimeError):
-            error.__traceback__.tb_next.tb_frame.clear()  # type: ignore[union-attr]
+        forget_locals_of_reraise(error)
         raise
+
+
+def forget_locals_of_reraise(error: BaseException) -> None:
+    """Clears the frames of torch's ``ExceptionWrapper.reraise`` in an error's traceback.
+
+    Such a frame has the error in a local variable, and the error has the frame in its traceback. In this
+    cycle the caller's frames, and so the iterator with its workers, would wait for the collector.
+    """
+    code = getattr(internals.ExceptionWrapper.reraise, "__code__", None)
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_code is code:
+            frame.clear()
 
 
 def once(function: Callable[..., Any], *arguments: Any) -> Any:

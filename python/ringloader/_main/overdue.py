@@ -1,7 +1,8 @@
-"""What an error about a batch that does not come says of it."""
+"""The errors for a batch that does not come: it is late, or its worker is lost."""
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -35,11 +36,43 @@ def add_notes(error: BaseException, workers: Sequence[Any], late: Iterable[tuple
         error.add_note(f"and so are {len(named) - _MOST_WORKERS} other workers")
 
 
-def add_note_of_lost(error: BaseException, in_hand: Late | None) -> None:
-    """Has the error of a worker that has ended name what it was in, where that is known."""
+def error_of_lost(process: Any, in_hand: Late | None, *notes: str) -> RuntimeError:
+    """The error for a worker whose process has ended: torch's, from what its signal handler says.
+
+    Args:
+        process: The worker's.
+        in_hand: What the worker was in, where that is known. The error names it.
+        notes: What else the error says.
+    """
+    error = RuntimeError(f"DataLoader worker (pid(s) {process.pid}) exited unexpectedly")
+    error.__cause__ = _how_it_ended(process.pid, process.exitcode or 0)
     if in_hand is not None:
         _, number, index = in_hand
         error.add_note(f"it was in {batch(number, index)}")
+    for note in notes:
+        error.add_note(note)
+    return error
+
+
+def _how_it_ended(pid: int, code: int) -> RuntimeError | None:
+    """MIRRORS torch csrc/DataLoader.cpp::THPModule_errorIfAnyWorkerFails."""
+    if code == 0:
+        return None
+    if code > 0:
+        return RuntimeError(
+            f"DataLoader worker (pid {pid}) exited unexpectedly with exit code {code}. "
+            "Details are lost due to multiprocessing. "
+            "Rerunning with num_workers=0 may give better error trace."
+        )
+    hint = ""
+    if -code == signal.SIGBUS:
+        hint = (
+            "It is possible that dataloader's workers are out of shared memory. "
+            "Please try to raise your shared memory limit."
+        )
+    return RuntimeError(
+        f"DataLoader worker (pid {pid}) is killed by signal: {signal.strsignal(-code)}. {hint}"
+    )
 
 
 def batch(number: int | None, index: Any) -> str:

@@ -22,7 +22,7 @@ def view_for(loader: Any, moving: Placement | None, steps: Sequence[Step]) -> An
         moving: What brings its batches to where they are needed, if they are needed elsewhere.
         steps: What its workers' fetchers go through.
     """
-    from ringloader._main.iterator import LoaderView
+    from ringloader._main.transport_iterator import LoaderView
 
     others: dict[str, Any] = {}
     if moving is not None:

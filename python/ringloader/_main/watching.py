@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from ringloader._main.iterator import RingIterator, TransportIterator
+from ringloader._main.ring_iterator import RingIterator
+from ringloader._main.transport_iterator import TransportIterator
 from ringloader._torch import internals
 
 

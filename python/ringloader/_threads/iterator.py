@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NoReturn
 
-from ringloader._main.iterator import RingIterator
 from ringloader._main.overdue import Late
+from ringloader._main.ring_iterator import RingIterator
 from ringloader._main.watching import Watching
 from ringloader._threads.transport import ThreadTransport
 

@@ -134,11 +134,9 @@ class _Rule:
     ) -> list[Any]:
         """What takes the place of one that raised this, while it is handled; or an empty list."""
         if self._then == RAISE:
-            try:
-                raise error
-            finally:
-                # In a cycle with it would hang what its frames have.
-                del error
+            # In a local variable it would keep this frame, and what its own frames have.
+            del error
+            raise
         if self._then == SKIP:
             errors.append(self.note(error, index, "skipped", outer))
             return []

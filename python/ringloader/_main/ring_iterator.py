@@ -1,20 +1,18 @@
-"""torch's iterator over the rings, scheduled by torch and scheduled natively."""
+"""torch's iterator over a transport, scheduled natively."""
 
 from __future__ import annotations
 
 import functools
-import signal
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import ringloader._native as _native
 from ringloader._main import decoding, epochs, forgotten_epoch, overdue, pinning, samplers
 from ringloader._main.bad_samples import Collecting
 from ringloader._main.lookahead import Lookahead, Placement
-from ringloader._main.pausing import Pausing
 from ringloader._main.restarting import Restarting
 from ringloader._main.stages import Stage, passed
-from ringloader._main.watchdog import Watchdog
+from ringloader._main.transport_iterator import Transport, TransportIterator
 from ringloader._report import report
 from ringloader._torch import accelerator, internals, iterating, replacements, select_path, versions
 
@@ -23,161 +21,6 @@ if TYPE_CHECKING:
     _SchedulerCallbacks = _native.SchedulerCallbacks
 else:
     _SchedulerCallbacks = object
-
-
-class Transport(Protocol):
-    """What an iterator has its batches from, as the ``multiprocessing_context`` that it is given too."""
-
-    # Whether an iteration of this one ended as it should, as far as is known.
-    sound: bool
-    # Whether workers have the main process's dataset itself.
-    shares_dataset: bool
-    # What says that a batch is late, and what workers do then.
-    watchdog: Watchdog | None
-
-    @property
-    def engine(self) -> Any:
-        """The native side, which its scheduler takes."""
-
-    @property
-    def scheduler(self) -> Any:
-        """The class of its scheduler."""
-
-    def Event(self) -> Any:  # noqa: N802
-        """The event that ends the workers."""
-
-    def is_inherited(self) -> bool:
-        """Whether this process is a forked child of the one that made it."""
-
-    def counters(self) -> Mapping[str, int]:
-        """What went over it."""
-
-    def index_of(self, worker: int, number: int, /) -> Any:
-        """The index of a task that torch's iterator has sent; None if that is not known."""
-
-    def end_workers(self, iterator: Any, shut_down: Callable[[], None], /) -> None:
-        """Has torch's shutdown of an iterator end its workers, however they are."""
-
-    def unregister(self) -> None:
-        """Has nothing of its memory registered."""
-
-    def close(self, may_keep: bool = False) -> None:
-        """Gives back what it has."""
-
-
-class LoaderView:
-    """A loader as torch's iterator sees it: the same, but for some attributes.
-
-    Also to a constructor that other code put in place of torch's, and that writes to the loader.
-    """
-
-    def __init__(self, loader: Any, **others: Any) -> None:
-        vars(self).update(_loader=loader, **others)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
-
-    def __setattr__(self, name: str, value: object) -> None:
-        setattr(self._loader, name, value)
-
-    def __delattr__(self, name: str) -> None:
-        delattr(self._loader, name)
-
-
-class TransportIterator(Pausing, internals.Iterator):  # type: ignore[misc]
-    """torch's own iterator, with rings in place of its queues."""
-
-    # What brings batches to where they are needed.
-    _placement: Placement | None = None
-    # What takes batches with `on_error` apart.
-    _collecting: Collecting | None = None
-    # What `set_epoch` said since the last epoch began.
-    _epoch_to_tell: int | None = None
-
-    def __init__(
-        self,
-        loader: Any,
-        transport: Transport,
-        stages: Sequence[Stage] = (),
-        moving: Placement | None = None,
-        collecting: Collecting | None = None,
-    ) -> None:
-        self._transport = transport
-        self._stages = stages
-        if collecting is not None:
-            self._collecting = collecting
-        if moving is not None:
-            self._placement = moving
-        # torch's shutdown reads them, also when its constructor has failed half-way.
-        self._shutdown = False
-        self._worker_pids_set = False
-        self._workers: list[Any] = []
-        self._index_queues: list[Any] = []
-        self._workers_status = [True] * loader.num_workers
-        self._persistent_workers = loader.persistent_workers
-        self._workers_done_event = transport.Event()
-        try:
-            others: dict[str, Any] = {"multiprocessing_context": transport}
-            if moving is not None:
-                others["pin_memory"] = False
-            iterating.call_from_torch(super().__init__, LoaderView(loader, **others))
-        except BaseException:
-            self._shutdown_workers()
-            raise
-        # What analysers of traces look for.
-        self._profile_name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
-
-    def _next_data(self) -> Any:
-        take = super()._next_data
-        if self._placement is not None:
-            take = functools.partial(self._placement.place_next, take)
-        try:
-            batch = take() if self._collecting is None else self._collecting.next(take)
-        except RuntimeError as error:
-            if overdue.is_timeout(error, self._timeout):
-                overdue.add_notes(error, self._workers, self._late())
-                if self._transport.watchdog is not None:
-                    self._transport.watchdog.add_notes(error, self._workers, self._late())
-            raise
-        return passed(batch, self._stages)
-
-    def _late(self, every: bool = False) -> list[tuple[int, int, Any]]:
-        """Worker, task and index of each task that torch's scheduling may be waiting for; first of that one.
-
-        With ``every``, also what other workers are in.
-        """
-        awaited = {number: info[0] for number, info in self._task_info.items() if len(info) == 1}
-        if self._in_order and self._rcvd_idx in awaited and not every:
-            awaited = {self._rcvd_idx: awaited[self._rcvd_idx]}
-        first: dict[int, int] = {}
-        for number in sorted(awaited):
-            first.setdefault(awaited[number], number)
-        return [
-            (worker, number, self._transport.index_of(worker, number)) for worker, number in first.items()
-        ]
-
-    def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        if self._placement is not None:
-            self._placement.abandon()
-        if not first_iter:
-            forgotten_epoch.note(loader)
-            epochs.resume(self, loader)
-            if self._collecting is not None:
-                self._collecting.begin_epoch(loader)
-        super()._reset(loader, first_iter)
-
-    def _shutdown_workers(self) -> None:
-        if self._transport.is_inherited():
-            # A forked child has this iterator from its parent, whose workers and memory they are.
-            return
-        try:
-            if self._shutdown:
-                super()._shutdown_workers()
-            else:
-                self._transport.end_workers(self, super()._shutdown_workers)
-        finally:
-            if self._shutdown:
-                self._transport.close(may_keep=not self._persistent_workers)
 
 
 class _Position:
@@ -364,18 +207,11 @@ class RingIterator(TransportIterator, _SchedulerCallbacks):
         finally:
             super()._shutdown_workers()
 
-    def _raise_timeout(self, late: list[tuple[int, int, Any]]) -> NoReturn:
-        error = RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
-        overdue.add_notes(error, self._workers, late)
-        if self._transport.watchdog is not None:
-            self._transport.watchdog.add_notes(error, self._workers, late)
-        try:
-            raise error
-        finally:
-            # In a cycle with it would hang the iterator.
-            del error
+    def _raise_timeout(self, late: list[overdue.Late]) -> NoReturn:
+        # In a local variable the error, and with it this frame, would keep the iterator.
+        raise self._with_late(RuntimeError(f"DataLoader timed out after {self._timeout} seconds"), late)
 
-    def _note_wait(self, seconds: float, owing: list[tuple[int, int, Any]]) -> None:
+    def _note_wait(self, seconds: float, owing: list[overdue.Late]) -> None:
         if self._transport.watchdog is not None:
             self._transport.watchdog.say(seconds, self._workers, owing)
 
@@ -395,40 +231,12 @@ class RingIterator(TransportIterator, _SchedulerCallbacks):
         process.join(1.0)
         self._transport.sound = False
         self._workers_status[worker_id] = False
-        cause = _how_it_ended(process.pid, process.exitcode or 0)
-        error = RuntimeError(f"DataLoader worker (pid(s) {process.pid}) exited unexpectedly")
-        overdue.add_note_of_lost(error, in_hand)
-        if self._restarting is not None:
-            error.add_note(self._restarting.why_not(worker_id))
-        try:
-            raise error from cause
-        finally:
-            del error
+        why_not = () if self._restarting is None else (self._restarting.why_not(worker_id),)
+        raise overdue.error_of_lost(process, in_hand, *why_not)
 
     _send_idx = _Position("sent")
     _rcvd_idx = _Position("received")
     _tasks_outstanding = _Position("outstanding")
-
-
-def _how_it_ended(pid: int, code: int) -> RuntimeError | None:
-    """MIRRORS torch csrc/DataLoader.cpp::THPModule_errorIfAnyWorkerFails."""
-    if code == 0:
-        return None
-    if code > 0:
-        return RuntimeError(
-            f"DataLoader worker (pid {pid}) exited unexpectedly with exit code {code}. "
-            "Details are lost due to multiprocessing. "
-            "Rerunning with num_workers=0 may give better error trace."
-        )
-    hint = ""
-    if -code == signal.SIGBUS:
-        hint = (
-            "It is possible that dataloader's workers are out of shared memory. "
-            "Please try to raise your shared memory limit."
-        )
-    return RuntimeError(
-        f"DataLoader worker (pid {pid}) is killed by signal: {signal.strsignal(-code)}. {hint}"
-    )
 
 
 def _order(in_order: bool) -> _native.Order:
