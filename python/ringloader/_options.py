@@ -215,6 +215,27 @@ def put_on(loader: object, options: Options) -> None:
             setattr(loader, attribute(name), getattr(options, name))
 
 
+def put_attributes(loader: object, options: Options, before: Options | None = None) -> None:
+    """Sets an attribute with the name of each option, where code looks that makes such a loader anew.
+
+    Lightning reads the constructor's arguments from there. An attribute that a subclass or the program has
+    set stays.
+
+    Args:
+        loader: The loader.
+        options: The options that it has from now on.
+        before: The options that it had, whose attributes are replaced.
+    """
+    for name in NAMES:
+        if name in theirs(loader):
+            continue
+        value = getattr(options, name)
+        if not hasattr(loader, name) or (
+            before is not None and vars(loader).get(name, value) is getattr(before, name)
+        ):
+            setattr(loader, name, value)
+
+
 def callables_of(loader: object) -> list[Any]:
     """The functions among the options of ``loader`` that its workers call."""
     kept = kept_on(loader)
@@ -232,6 +253,10 @@ _OF_THE_CONSTRUCTOR = {
     "worker_prefetch": "set torch's prefetch_factor there",
     "last_batch": "give the loader a ringloader.RolloverBatchSampler",
 }
+
+
+# The options that a loader can have after its constructor.
+CONVERTIBLE = tuple(name for name in NAMES if name not in _OF_THE_CONSTRUCTOR)
 
 
 def check_prefetch_factor(options: Options, prefetch_factor: object) -> None:

@@ -16,7 +16,15 @@ from ringloader._launch import pool, spawn
 from ringloader._launch.pool import WorkerPool
 from ringloader._main import ending, epochs, pausing
 from ringloader._make_iterator import check_dispatch, check_retry, check_threads, make_iterator
-from ringloader._options import NAMES, THREAD, Options, check_prefetch_factor, check_with, put_on
+from ringloader._options import (
+    NAMES,
+    THREAD,
+    Options,
+    check_prefetch_factor,
+    check_with,
+    put_attributes,
+    put_on,
+)
 from ringloader._torch import devices, hook, internals
 from ringloader.bad_samples import RAISE, BadSample, OnError
 from ringloader.seeds import Seeds
@@ -218,11 +226,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             self.prefetch_factor = worker_prefetch
         rollover.apply(self, last_batch)
         put_on(self, options)
-        for name in NAMES:
-            # Where code looks that makes such a loader anew of its arguments, as Lightning does. What a
-            # subclass has there is its own.
-            if not hasattr(self, name):
-                setattr(self, name, getattr(options, name))
+        put_attributes(self, options)
         if _native.SUPPORTED:
             if worker_pool is not None:
                 worker_pool._register(self)
@@ -242,6 +246,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def set_epoch(self, epoch: int) -> None:
         """Says which epoch begins next: to the samplers and to the dataset that have a ``set_epoch``.
+
+        A dataset inside torch's ``Subset``, ``ConcatDataset``, ``ChainDataset`` or ``StackDataset`` is told
+        too.
 
         The loader's ``sampler``, its ``batch_sampler``, that one's ``sampler`` and the dataset are told at
         once, in this process. Persistent workers, and those of a ``worker_pool``, are told when their next

@@ -426,3 +426,47 @@ def test_a_worker_that_is_told_the_epoch_keeps_its_other_steps():
         loader.set_epoch(epoch)
         assert len(list(loader)) == 2
         assert loader.call_workers(fetcher_of) == ["Gathering"]
+
+
+def below(dataset, wrapping):
+    from torch.utils.data import ConcatDataset, StackDataset, Subset
+
+    return {
+        "Subset": lambda: Subset(Subset(dataset, range(4)), [0, 1]),
+        "ConcatDataset": lambda: ConcatDataset([dataset, dataset]),
+        "StackDataset": lambda: StackDataset(a=dataset),
+    }[wrapping]()
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("wrapping", ["Subset", "ConcatDataset", "StackDataset"])
+def test_a_dataset_inside_torchs_own_is_told(wrapping, persistent):
+    told = Epochs(2)
+    loader = DataLoader(
+        below(told, wrapping),
+        batch_size=None,
+        num_workers=1,
+        persistent_workers=persistent,
+        collate_fn=lambda one: one["a"] if wrapping == "StackDataset" else one,
+    )
+    for epoch in (3, 4):
+        loader.set_epoch(epoch)
+        assert told.epoch == epoch
+        assert {seen for _, seen, _ in loader} == {epoch}
+
+
+def test_a_wrapping_dataset_with_its_own_set_epoch_is_told_alone():
+    class Own(torch.utils.data.Subset):
+        def set_epoch(self, epoch):
+            self.epoch = epoch
+
+    told = Epochs(2)
+    wrapper = Own(told, [0, 1])
+    DataLoader(wrapper).set_epoch(5)
+    assert (wrapper.epoch, told.epoch) == (5, None)
+
+
+def test_a_dataset_that_contains_itself():
+    inner = torch.utils.data.ConcatDataset([[1], [2]])
+    inner.datasets.append(inner)
+    DataLoader(inner, sampler=[0]).set_epoch(1)

@@ -141,3 +141,59 @@ def test_what_workers_write_is_seen(method):
     for epoch in (1, 2):
         batches = torch.cat(list(loader))
         assert batches.tolist() == array.tolist() == (np.arange(24).reshape(8, 3) + epoch).tolist()
+
+
+COPIES = {
+    "copy": lambda array: array.copy(),
+    "astype": lambda array: array.astype(array.dtype),
+    "flatten": lambda array: array.flatten(),
+    "ravel": lambda array: array.T.ravel(),
+    "reshape": lambda array: array.T.reshape(-1),
+    "take": lambda array: array.take([0, 1]),
+    "repeat": lambda array: array.repeat(2),
+    "copy of numpy": lambda array: np.copy(array, subok=True),
+    "empty_like": np.empty_like,
+    "concatenate": lambda array: np.concatenate([array, array]),
+    "sort": np.sort,
+    "split": lambda array: np.array_split(array[[0, 1]], 1)[0],
+    "index": lambda array: array[[0, 1]],
+    "sum": lambda array: array + 1,
+    "cumsum": lambda array: array.cumsum(),
+    "round": lambda array: array.round(),
+}
+VIEWS = {
+    "T": lambda array: array.T,
+    "reshape": lambda array: array.reshape(-1),
+    "ravel": lambda array: array.ravel(),
+    "view": lambda array: array.view(np.uint8),
+    "squeeze": lambda array: array.squeeze(),
+    "swapaxes": lambda array: array.swapaxes(0, 1),
+    "astype": lambda array: array.astype(array.dtype, copy=False),
+}
+
+
+@pytest.mark.parametrize("made", COPIES.values(), ids=COPIES)
+def test_a_copy_is_a_plain_array(made):
+    array = SharedArray(np.arange(6.0).reshape(2, 3))
+    copy = made(array)
+    assert type(copy) is np.ndarray
+    assert not np.shares_memory(copy, array)
+
+
+@pytest.mark.parametrize("made", VIEWS.values(), ids=VIEWS)
+def test_a_view_stays_shared(made):
+    array = SharedArray(np.arange(6.0).reshape(2, 3))
+    view = made(array)
+    assert type(view) is SharedArray
+    assert np.shares_memory(view, array)
+
+
+def test_a_shape_that_cannot_be():
+    with pytest.raises(ValueError, match=r"cannot have the shape \(-1,\): a dimension is negative"):
+        SharedArray(-1)
+    with pytest.raises(MemoryError, match=r"shape \(1000000000000000,\), 8000000000000000 bytes"):
+        SharedArray((10**15,))
+    with pytest.raises(MemoryError, match=r"shape \(1000000000000000000000,\)"):
+        SharedArray((10**21,))
+    with pytest.raises(TypeError, match="float"):
+        SharedArray((1.5,))

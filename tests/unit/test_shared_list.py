@@ -325,3 +325,12 @@ def test_workers_share_the_memory(method, tmp_path):
     # Each of the workers that copies would add all of it.
     assert nbytes > 20_000_000
     assert used < 1.5 * nbytes
+
+
+def test_index_says_what_is_missing():
+    numbers = SharedList([3, 5, 7, 5])
+    assert (numbers.index(5), numbers.index(5, 2), numbers.index(7, -3)) == (1, 3, 2)
+    with pytest.raises(ValueError, match="99 is not in list"):
+        numbers.index(99)
+    with pytest.raises(ValueError, match="3 is not in list"):
+        numbers.index(3, 1, 3)

@@ -81,7 +81,8 @@ def _is_plain(tensor: torch.Tensor) -> bool:
         type(tensor) is torch.Tensor
         and tensor.device.type == "cpu"
         and tensor.layout == torch.strided
-        and not (tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
+        and not (tensor.requires_grad or tensor.is_quantized or tensor.is_nested)
+        and not (tensor.is_conj() or tensor.is_neg())
         and not any(getattr(tensor, "names", ()))
     )
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch.distributed
 
+from ringloader._common.epoch_listeners import epoch_listeners
 from ringloader._options import Options
 from ringloader._torch import internals, select_path
 from ringloader._worker import fetch
@@ -71,18 +72,19 @@ def set_next(loader: Any, epoch: int) -> None:
         raise ValueError(f"epoch must be from 0 up to and without {1 << 32}, not {epoch}")
     setattr(loader, _NEXT, epoch)
     batch_sampler = loader.batch_sampler
-    have_it = (loader.sampler, batch_sampler, getattr(batch_sampler, "sampler", None), loader.dataset)
-    distinct: dict[int, Any] = {id(one): one for one in have_it}
+    samplers = (loader.sampler, batch_sampler, getattr(batch_sampler, "sampler", None))
+    datasets = epoch_listeners(loader.dataset)
+    listeners = [*(one for one in samplers if hasattr(one, "set_epoch")), *datasets]
+    distinct: dict[int, Any] = {id(one): one for one in listeners}
     for one in distinct.values():
-        if hasattr(one, "set_epoch"):
-            one.set_epoch(epoch)
-    if hasattr(loader.dataset, "set_epoch"):
+        one.set_epoch(epoch)
+    if datasets:
         setattr(loader, _TOLD, epoch)
     # Workers of an iterator that is made from now on get the dataset as it is.
     iterator = loader._iterator
     if hasattr(iterator, "_transport"):
         iterator._epoch_to_tell = epoch
-    elif iterator is not None and hasattr(loader.dataset, "set_epoch"):
+    elif iterator is not None and datasets:
         select_path.say_once("set_epoch() does not reach persistent workers on torch's own path")
 
 

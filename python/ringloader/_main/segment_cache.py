@@ -99,6 +99,11 @@ def _is_affordable(workers: int) -> bool:
     """Whether the process can spare the descriptors and the address space of what is kept."""
     # Segment, watch, bell and the process's own handle; each worker's bell.
     descriptors = MOST_LOADERS * (4 + workers)
-    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        address_space, _ = resource.getrlimit(resource.RLIMIT_AS)
+    except OSError:
+        # A sandbox may refuse the question. To keep memory is optional.
+        return False
     enough = most == resource.RLIM_INFINITY or _PART * descriptors <= most
-    return enough and resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY
+    return enough and address_space == resource.RLIM_INFINITY

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any, TypeVar
@@ -78,10 +80,12 @@ def convert(loader: _Loader, **options: Any) -> _Loader:
         if not at.num_workers:
             at.num_workers, at.prefetch_factor = now.worker_pool.num_workers, at.prefetch_factor or 2
         now.worker_pool._register(at)
+    before = _options.Options.of(loader) if was_ours else None
     if not was_ours:
         _set_class(loader, _converted(cls))
         _note_theirs(loader, theirs)
     _options.put_on(loader, now)
+    _options.put_attributes(loader, now, before)
     return loader
 
 
@@ -122,10 +126,39 @@ def _converted(cls: Any) -> Any:
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,
         "__doc__": cls.__doc__,
+        "__init__": _init_of(cls),
         "__reduce_ex__": _reduce,
         "_ringloader_converted": cls,
     }
     return type(cls)(cls.__name__, (cls, DataLoader), names)
+
+
+def _init_of(cls: Any) -> Callable[..., None]:
+    """The constructor of a converted class: that of ``cls``, and the options that ``cls`` does not take itself.
+
+    Lightning makes a loader anew with the arguments that the signature names.
+    """
+    signature = inspect.signature(cls.__init__)
+    parameters = list(signature.parameters.values())
+    options = {
+        name: parameter
+        for name, parameter in inspect.signature(DataLoader.__init__).parameters.items()
+        if name in _options.CONVERTIBLE and name not in signature.parameters
+    }
+    at = len(parameters) - (bool(parameters) and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD)
+    signature = signature.replace(parameters=[*parameters[:at], *options.values(), *parameters[at:]])
+
+    @functools.wraps(cls.__init__)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        given = {name: kwargs.pop(name) for name in options if name in kwargs}
+        super(_converted(cls), self).__init__(*args, **kwargs)
+        # `cls` may have passed some of its own on.
+        others = {name: value for name, value in given.items() if value != getattr(_options.Options, name)}
+        if others:
+            convert(self, **others)
+
+    init.__signature__ = signature  # type: ignore[attr-defined]
+    return init
 
 
 def _set_class(loader: Any, cls: Any) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import mmap
+import operator
 import os
 from collections.abc import Iterable
 from multiprocessing import context, reduction
@@ -16,6 +19,8 @@ from ringloader._common import memory_file
 
 # Bytes that are written between two looks at what the system has left.
 _LOOK = 16 << 20
+# Where the system refuses less, the size is not the reason.
+_LARGE = 1 << 30
 
 _NDArray = np.ndarray[Any, np.dtype[Any]]
 
@@ -39,9 +44,10 @@ class _Memory:
 class SharedArray(_NDArray):
     """A numpy array in shared memory: what one process writes, all that have the array see.
 
-    It is a ``numpy.ndarray``. What is read of it by index or slice, and what is computed from it, is a plain
-    ``numpy.ndarray``; views keep the memory. To a process that is being started, by any method, only a
-    descriptor is sent. Any other pickle, and a copy, has the elements and memory of its own.
+    It is a ``numpy.ndarray``. What is read of it by index or slice, what is computed from it, and its copies
+    (``copy()``, ``astype()``) are plain ``numpy.ndarray``; views keep the memory. To a process that is being
+    started, by any method, only a descriptor is sent. Any other pickle, and a copy, has the elements and
+    memory of its own.
 
     Every process that has the array may write to it, and nothing is locked: processes that write to the same
     elements at the same time must agree by other means. Set ``array.flags.writeable = False`` before the
@@ -57,8 +63,9 @@ class SharedArray(_NDArray):
 
     Raises:
         TypeError: If the elements are Python objects: use ``SharedList``.
-        MemoryError: If the machine or a control group has too little left for what is copied. An array of
-            zeros takes memory when it is written to, as any array.
+        ValueError: If a dimension is negative.
+        MemoryError: If the machine or a control group has too little left for what is copied, or the system
+            refuses memory of that size. An array of zeros takes memory when it is written to, as any array.
         OSError: If the system refuses memory or a descriptor.
     """
 
@@ -124,16 +131,24 @@ class SharedArray(_NDArray):
         """An array over a memfd that nobody has mapped yet, and which it takes over."""
         try:
             _check(dtype)
-            # numpy says what is wrong with a shape.
-            strided = np.broadcast_to(np.empty((), dtype), shape)
-            # An empty file cannot be mapped.
-            os.ftruncate(fd, max(1, strided.size * dtype.itemsize))
-            memory_file.seal_size(fd)
-            memory = _Memory(fd)
+            sizes = _sizes(shape)
+            nbytes = math.prod(sizes) * dtype.itemsize
+            try:
+                # An empty file cannot be mapped.
+                os.ftruncate(fd, max(1, nbytes))
+                memory_file.seal_size(fd)
+                memory = _Memory(fd)
+            except (OSError, OverflowError, ValueError) as error:
+                if nbytes < _LARGE:
+                    raise
+                raise MemoryError(
+                    f"the system refuses shared memory for an array of the shape {sizes}, {nbytes} bytes "
+                    f"({error}); use a smaller shape or dtype"
+                ) from error
         except BaseException:
             os.close(fd)
             raise
-        made = np.ndarray.__new__(cls, strided.shape, dtype, memory.map)
+        made = np.ndarray.__new__(cls, sizes, dtype, memory.map)
         made._memory = memory
         return made
 
@@ -150,6 +165,9 @@ class SharedArray(_NDArray):
         plain = np.asarray(array)
         # numpy before 2.0 does not say whether it wants a scalar.
         return plain[()] if return_scalar or plain.ndim == 0 else plain
+
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        return _without_copies(super().__array_function__(func, types, args, kwargs))
 
     def __getitem__(self, key: Any) -> Any:
         return self.view(np.ndarray)[key]
@@ -172,6 +190,35 @@ class SharedArray(_NDArray):
         return _of_descriptor, (type(self), reduction.DupFd(memory.fd), layout)
 
 
+def _without_copies(result: Any) -> Any:
+    """Makes a copy that numpy has given this class a plain array. A view stays as it is."""
+    if isinstance(result, SharedArray) and result._memory is None:
+        return result.view(np.ndarray)
+    if type(result) in (tuple, list):
+        return type(result)(_without_copies(one) for one in result)
+    return result
+
+
+def _method_without_copies(name: str) -> Any:
+    method = getattr(np.ndarray, name)
+
+    @functools.wraps(method)
+    def called(self: SharedArray, *args: Any, **kwargs: Any) -> Any:
+        return _without_copies(method(self, *args, **kwargs))
+
+    return called
+
+
+# Methods of numpy's that give a copy the class of the array, always or by its layout. numpy's other methods
+# give views, or go by `__array_wrap__`.
+for _name in (
+    "astype", "byteswap", "choose", "compress", "conj", "conjugate", "copy", "cumprod", "cumsum", "diagonal",
+    "flatten", "ravel", "repeat", "reshape", "round", "take",
+):  # fmt: skip
+    setattr(SharedArray, _name, _method_without_copies(_name))
+del _name
+
+
 def _new() -> int:
     return memory_file.make("ringloader-array")
 
@@ -185,6 +232,13 @@ def _require(needed: int, built: int) -> None:
             f"only {available} are available on the machine and in its control groups; use a smaller array, "
             "or raise the limit"
         )
+
+
+def _sizes(shape: Any) -> tuple[int, ...]:
+    sizes = tuple(operator.index(size) for size in (shape if isinstance(shape, tuple) else (shape,)))
+    if any(size < 0 for size in sizes):
+        raise ValueError(f"an array cannot have the shape {sizes}: a dimension is negative")
+    return sizes
 
 
 def _check(dtype: np.dtype[Any]) -> None:

@@ -60,6 +60,17 @@ class SharedList(_native.SharedSequence, Sequence[_T]):
         # The look itself, without a call of Python's.
         return map(operator.getitem, itertools.repeat(self), range(len(self)))
 
+    def index(self, value: Any, start: int = 0, stop: int | None = None) -> int:
+        """Returns the position of the first item that equals ``value``, as ``list.index``.
+
+        Raises:
+            ValueError: If there is none.
+        """
+        try:
+            return super().index(value, start, stop)  # type: ignore[arg-type]
+        except ValueError:
+            raise ValueError(f"{value!r} is not in list") from None
+
     def __eq__(self, other: object) -> bool:
         """Whether the other is a list or a ``SharedList`` of equal items."""
         if not isinstance(other, (list, SharedList)):

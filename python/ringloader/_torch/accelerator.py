@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Generator
 from typing import Any
 
 import torch
@@ -23,8 +23,12 @@ def current_device_index() -> int:
 
 
 @contextlib.contextmanager
-def _stream_context(stream: Any) -> Any:
-    """``with stream``, which torch 2.6 does not have."""
+def stream_context(stream: torch.Stream) -> Generator[None]:
+    """Makes a stream, and its device, the current ones of this thread.
+
+    ``with stream`` would keep the streams that were current before on the stream object, where threads and
+    nested entries overwrite each other's. torch 2.6 does not have it.
+    """
     device = torch.accelerator.current_device_index()
     before = torch.accelerator.current_stream(stream.device)
     torch.accelerator.set_stream(stream)
@@ -34,12 +38,6 @@ def _stream_context(stream: Any) -> Any:
         # Each sets the device too.
         torch.accelerator.set_stream(before)
         torch.accelerator.set_device_index(device)
-
-
-# What makes a stream, and its device, the current ones.
-stream_context: Callable[[Any], Any] = (
-    (lambda stream: stream) if hasattr(torch.Stream, "__enter__") else _stream_context
-)
 
 
 def device_in_bad_fork() -> str | None:

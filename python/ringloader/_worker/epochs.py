@@ -10,6 +10,7 @@ import numpy
 import torch
 from torch.utils.data import get_worker_info
 
+from ringloader._common.epoch_listeners import epoch_listeners
 from ringloader._worker import fetch
 from ringloader._worker.fetch import Fetcher
 from ringloader.seeds import Seeds
@@ -68,8 +69,8 @@ class EpochStep:
     def begin_as(self, info: Any, base_seed: int, dataset: Any) -> Any:
         """The same for what ``info`` says, in any process."""
         epoch, told, self._epoch, self._told = self._epoch, self._told, self._epoch + 1, False
-        if told and hasattr(dataset, "set_epoch"):
-            dataset.set_epoch(epoch)
+        for listener in epoch_listeners(dataset) if told else ():
+            listener.set_epoch(epoch)
         if self._reset_fn is None and not self._reseeds:
             return dataset
         agreed = self._seed is not None or self._world_size == 1
@@ -98,7 +99,8 @@ class TellingStep:
 
     def begin(self, dataset: Any) -> Any:
         """Begins an epoch in a worker. Returns its dataset."""
-        dataset.set_epoch(self._epoch)
+        for listener in epoch_listeners(dataset):
+            listener.set_epoch(self._epoch)
         return dataset
 
 

@@ -9,7 +9,7 @@ pub enum Error {
     Corrupt(String),
 
     /// A system call was refused.
-    #[error("{call} failed: {message} (os error {errno})")]
+    #[error("{call} failed: {message}")]
     Os {
         /// What was asked of the system.
         call: &'static str,

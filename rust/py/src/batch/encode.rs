@@ -61,12 +61,13 @@ impl Encoded {
     /// have to be formed and placed anew.
     ///
     /// # Errors
-    /// What pickling raises; `RuntimeError` where a leaf has lost its memory and the batch cannot be read again.
+    /// What pickling raises; `RuntimeError` where a tensor is larger than its storage, or where a leaf has lost its memory and the batch cannot be read again.
     pub(crate) fn holds_still(&mut self, batch: &Bound<'_, PyAny>) -> PyResult<bool> {
         let py = batch.py();
         if self.groups.has_large() {
             self.groups.hold_large(py, &mut self.drafts)?;
         }
+        self.groups.check_copied(py, &mut self.drafts)?;
         if !self.drafts.disturbed {
             return Ok(true);
         }

@@ -58,6 +58,8 @@ pub(crate) struct Groups {
     keeps: Vec<bool>,
     copies: Vec<CopyRange>,
     has_large: bool,
+    /// Of each group, by the last [`place`](Self::place): whether its bytes are copied.
+    is_copied: Vec<bool>,
 }
 
 impl Groups {
@@ -112,11 +114,14 @@ impl Groups {
     /// everything else.
     #[inline]
     pub(crate) fn place(&mut self, meta: &mut MetaWriter, bump: Option<u64>) -> u64 {
-        let Self { groups, keeps, copies, .. } = self;
+        let Self { groups, keeps, copies, is_copied, .. } = self;
         copies.clear();
+        is_copied.clear();
+        is_copied.resize(groups.groups().len(), false);
         let end = groups.place(bump, |number, group, placed| {
             if placed.is_copied {
                 let keeps = keeps[number as usize];
+                is_copied[number as usize] = true;
                 copies.push(CopyRange { from: group.start, to: placed.offset, len: group.len, keeps });
             }
             meta.set_storage(number, StorageRecord { offset: placed.offset, nbytes: group.len });
@@ -139,6 +144,23 @@ impl Groups {
         let torch = Torch::get(py)?;
         for group in self.groups.groups().iter().filter(|group| group.len >= DETACH as u64) {
             drafts.anchor(torch, py, group.first)?;
+        }
+        Ok(())
+    }
+
+    /// Checks that the tensors which are copied lie within their storages. Those that the slot has already do.
+    ///
+    /// # Errors
+    /// `RuntimeError` if one does not.
+    pub(crate) fn check_copied(&self, py: Python<'_>, drafts: &mut Drafts) -> PyResult<()> {
+        if self.copies.is_empty() {
+            return Ok(());
+        }
+        let torch = Torch::get(py)?;
+        for (leaf, group) in self.groups.of_leaves().enumerate() {
+            if group.is_some_and(|group| self.is_copied[group as usize]) {
+                drafts.check_bounds(torch, py, leaf as u32)?;
+            }
         }
         Ok(())
     }

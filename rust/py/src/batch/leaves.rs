@@ -151,6 +151,21 @@ impl Drafts {
         Ok(())
     }
 
+    /// Checks that a tensor which is copied out of its storage lies within it.
+    ///
+    /// # Errors
+    /// `RuntimeError` if it does not: the storage was resized.
+    pub(super) fn check_bounds(&mut self, torch: &Torch, py: Python<'_>, leaf: u32) -> PyResult<()> {
+        let LeafDraft { address, len, held, anchor, ref kind, .. } = self.leaves[leaf as usize];
+        if anchor != NONE || len == 0 || !matches!(kind, LeafKind::Tensor { .. }) {
+            return Ok(());
+        }
+        // To make the storage's object may run finalisers.
+        self.disturbed = true;
+        let Some(storage) = torch.storage_of(self.held[held as usize].bind(py)) else { return Ok(()) };
+        torch.offset_in(&storage, address, len).map(drop)
+    }
+
     /// Holds the storages of all leaves so far, before the pickler calls anybody's code: as with torch, which moves a
     /// storage to shared memory when it comes to it, the batch has what was there before.
     pub(super) fn secure(&mut self, torch: &Torch, py: Python<'_>) -> PyResult<()> {

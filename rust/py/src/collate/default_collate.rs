@@ -1,5 +1,7 @@
 //! torch's `collate`, as a Python class: native for samples of common types, written straight into the slot.
 
+use std::cell::Cell;
+
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyFloat, PyList, PyString, PyTuple};
@@ -102,10 +104,11 @@ impl Collate {
             Some(first) if is_common(torch, first, 0) => {}
             _ => return Ok(None),
         }
-        let work = Work { torch, port: self.port.as_ref().map(Py::get), collate: self };
+        let work =
+            Work { torch, port: self.port.as_ref().map(Py::get), collate: self, is_final: false.into() };
         match work.column(&samples, form) {
             // Torch's function raises it again, from where it does.
-            Err(error) if error.is_instance_of::<PyException>(py) => Ok(None),
+            Err(error) if error.is_instance_of::<PyException>(py) && !work.is_final.get() => Ok(None),
             made => made,
         }
     }
@@ -162,6 +165,8 @@ struct Work<'a> {
     torch: &'a Torch,
     port: Option<&'a Port>,
     collate: &'a Collate,
+    /// Whether an error is the caller's: torch's function would read beyond a storage where ours raises.
+    is_final: Cell<bool>,
 }
 
 impl Work<'_> {
@@ -253,21 +258,30 @@ impl Work<'_> {
         }
     }
 
+    fn copied<'py>(
+        &self,
+        py: Python<'py>,
+        rows: &Rows<'_, 'py>,
+        memory: &BatchMemory<'py>,
+    ) -> PyResult<bool> {
+        rows.copy_to(py, memory).inspect_err(|_| self.is_final.set(true))
+    }
+
     /// `None` where torch must make this column.
     fn stacked<'py>(&self, rows: &Rows<'_, 'py>, items: &[Bound<'py, PyAny>]) -> Made<'py> {
         let py = items[0].py();
         let Some((dtype, shape, len)) = rows.stacked() else { return Ok(None) };
         let Some(memory) = self.memory(py, dtype, shape, len)? else { return Ok(None) };
-        if memory.is_torchs() {
+        let is_copied = if memory.is_torchs() {
             // To make it may have run finalisers and other threads, which may have done anything to a sample.
             match self.rows(items)? {
-                Some(now) if now.stacked() == rows.stacked() => now.copy_to(py, &memory)?,
-                _ => return Ok(None),
+                Some(now) if now.stacked() == rows.stacked() => self.copied(py, &now, &memory)?,
+                _ => false,
             }
         } else {
-            rows.copy_to(py, &memory)?;
-        }
-        memory.into_tensor(py).map(Some)
+            self.copied(py, rows, &memory)?
+        };
+        if is_copied { memory.into_tensor(py).map(Some) } else { Ok(None) }
     }
 
     /// torch's own stack of tensors: in private memory nothing is as fast. As in a process it is contiguous, and of the

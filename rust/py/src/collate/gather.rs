@@ -4,7 +4,6 @@ use std::ptr::copy_nonoverlapping;
 use std::time::{Duration, Instant};
 
 use pyo3::buffer::PyUntypedBuffer;
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyInt, PyList, PyTuple};
 use ringloader_core::batch::Dtype;
@@ -130,7 +129,7 @@ fn integers(object: &Bound<'_, PyAny>) -> Option<Vec<i64>> {
 /// An array or a tensor whose rows are its bytes.
 struct Column {
     /// INVARIANT: `rows` rows of `len` bytes, the first at `address`, each `stride` bytes behind the one before it, as
-    /// long as the object and its buffer live and nobody moves a tensor's memory.
+    /// long as `_memory` lives and nobody resizes a tensor's storage.
     address: usize,
     rows: usize,
     stride: isize,
@@ -145,8 +144,13 @@ struct Column {
     quiets: bool,
     /// Whether a read may wait for a file.
     is_mapped: bool,
-    /// Keeps the memory of an array.
-    _buffer: Option<PyUntypedBuffer>,
+    _memory: Memory,
+}
+
+/// Keeps the bytes of a column where they are. A tensor itself does not: other threads may give it another storage.
+enum Memory {
+    Buffer(#[expect(dead_code, reason = "it is kept, not read")] PyUntypedBuffer),
+    Storage(#[expect(dead_code, reason = "it is kept, not read")] Py<PyAny>),
 }
 
 impl Column {
@@ -169,12 +173,7 @@ impl Column {
             return Ok(None);
         }
         // Before the rest: to make this object may run finalisers. Where there is none, torch has the error.
-        let Ok(storage) = tensor.call_method0(intern!(tensor.py(), "untyped_storage")) else {
-            return Ok(None);
-        };
-        if !storage.get_type().is(&torch.untyped_storage) {
-            return Ok(None);
-        }
+        let Some(storage) = torch.storage_of(tensor) else { return Ok(None) };
         let mut dims = Vec::new();
         let Some(found) = describe(torch, api, tensor, &mut dims) else { return Ok(None) };
         let (shape, strides) = dims.split_at(found.ndim);
@@ -192,14 +191,15 @@ impl Column {
             return Ok(None);
         };
         // A storage that was resized may have less than the tensor's shape tells: torch raises for rows that it lacks.
-        let begin = tensor.call_method0(intern!(tensor.py(), "storage_offset"))?.extract::<i64>()?;
+        // A finaliser may have given the tensor another storage than the one that was made an object above.
+        let (start, nbytes) = torch.place_of(&storage)?;
         let end = (rows - 1)
             .max(0)
             .checked_mul(stride)
-            .and_then(|last| last.checked_add(begin)?.checked_mul(found.dtype.itemsize() as i64))
-            .and_then(|last| last.checked_add_unsigned(len as u64));
-        let nbytes = torch.nbytes_of(&storage)?;
-        if end.is_none_or(|end| end.cast_unsigned() > nbytes) {
+            .and_then(|last| last.checked_mul(found.dtype.itemsize() as i64))
+            .and_then(|last| found.address.checked_sub(start)?.checked_add(usize::try_from(last).ok()?))
+            .and_then(|last| last.checked_add(len));
+        if end.is_none_or(|end| end as u64 > nbytes) {
             return Ok(None);
         }
         Ok(Some(Self {
@@ -213,7 +213,7 @@ impl Column {
             warns: false,
             quiets: false,
             is_mapped: false,
-            _buffer: None,
+            _memory: Memory::Storage(storage.unbind()),
         }))
     }
 
@@ -247,7 +247,7 @@ impl Column {
             warns: buffer.readonly() && !are_scalars,
             quiets: are_scalars && dtype == Dtype::F32,
             is_mapped: !array.get_type().is(&torch.ndarray),
-            _buffer: Some(buffer),
+            _memory: Memory::Buffer(buffer),
         })
     }
 
@@ -267,7 +267,7 @@ impl Column {
         while let Some(address) = addresses.next() {
             let begin = Instant::now();
             for at in (address..address + self.len).step_by(LEAST_PAGE) {
-                // SAFETY: a byte of a row, which lies within the object; read as one that others may write to.
+                // SAFETY: a byte of a row, which lies within `_memory`; read as one that others may write to.
                 unsafe { (at as *const u8).read_volatile() };
             }
             if begin.elapsed() > SLOW {
@@ -294,9 +294,9 @@ impl Column {
                 self.fetch(places().map(|(from, _)| from));
             }
             // SAFETY: each row has `len` bytes at its address, and lies within the object; the memory has room for all,
-            // and its bytes have no other user. Nothing is assumed of alignment. No foreign code has run since the
-            // addresses were taken. Without the interpreter, an array's memory is held by its buffer, and other
-            // threads must leave a tensor's where it is, as while torch stacks its rows.
+            // and its bytes have no other user. Nothing is assumed of alignment. `_memory` holds an array's buffer or
+            // a tensor's storage, whatever other threads do to the object meanwhile. They must not resize the
+            // storage, as while torch stacks its rows.
             unsafe {
                 match self.len {
                     _ if follow_each_other => places()

@@ -120,12 +120,36 @@ impl<'a, 'py> Rows<'a, 'py> {
         Some((form.dtype, shape, form.len.checked_mul(self.addresses.len())? as u64))
     }
 
-    /// Copies all of them into `memory`, one behind the other.
+    /// The storages of tensors, which keep the bytes where they are, whatever other threads do to the tensors. `None` if
+    /// a tensor has another one by now. Arrays have their buffers instead.
     ///
     /// # Errors
-    /// `RuntimeError` unless it has just so many bytes.
-    pub(crate) fn copy_to(&self, py: Python<'_>, memory: &BatchMemory<'_>) -> PyResult<()> {
-        let (Some(form), Some((.., len))) = (&self.form, self.stacked()) else { return Ok(()) };
+    /// `RuntimeError` if a storage is smaller than its tensor.
+    fn storages(&self, py: Python<'py>, each: usize) -> PyResult<Option<Vec<Bound<'py, PyAny>>>> {
+        if !self._buffers.is_empty() {
+            return Ok(Some(Vec::new()));
+        }
+        let torch = Torch::get(py)?;
+        let Some(storages) =
+            self._items.iter().map(|item| torch.storage_of(item)).collect::<Option<Vec<_>>>()
+        else {
+            return Ok(None);
+        };
+        // Once all are there: to make one runs finalisers.
+        for (storage, &address) in storages.iter().zip(&self.addresses) {
+            if torch.offset_in(storage, address, each as u64)?.is_none() {
+                return Ok(None);
+            }
+        }
+        Ok(Some(storages))
+    }
+
+    /// Copies all of them into `memory`, one behind the other. `false` where torch must make the batch.
+    ///
+    /// # Errors
+    /// `RuntimeError` unless it has just so many bytes, or if a tensor is larger than its storage.
+    pub(crate) fn copy_to(&self, py: Python<'py>, memory: &BatchMemory<'_>) -> PyResult<bool> {
+        let (Some(form), Some((.., len))) = (&self.form, self.stacked()) else { return Ok(false) };
         if len != memory.nbytes() {
             return Err(PyRuntimeError::new_err(format!("{} bytes for {len}", memory.nbytes())));
         }
@@ -133,8 +157,9 @@ impl<'a, 'py> Rows<'a, 'py> {
         let copy = || {
             let places = (to..).step_by(each);
             // SAFETY: each address has `each` bytes, and the memory has room for all; its bytes have no other user.
-            // Nothing is assumed of alignment. No foreign code has run since the addresses were taken. Without the
-            // interpreter, other threads must leave the samples' memory where it is, as while torch stacks them.
+            // Nothing is assumed of alignment. No foreign code has run since the addresses were taken, or was seen to
+            // have left them as they are. Without the interpreter, buffers and storages are held; other threads must
+            // not resize these storages, as while torch stacks the samples.
             unsafe {
                 match each {
                     4 => addresses.iter().zip(places).for_each(|(&from, to)| {
@@ -150,11 +175,12 @@ impl<'a, 'py> Rows<'a, 'py> {
             }
         };
         if memory.nbytes() < DETACH as u64 {
-            copy()
-        } else {
-            without_interpreter(py, copy)
+            copy();
+            return Ok(true);
         }
-        Ok(())
+        let Some(_held) = self.storages(py, each)? else { return Ok(false) };
+        without_interpreter(py, copy);
+        Ok(true)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -200,12 +201,36 @@ impl Torch {
         Ok((self.data_ptr.call(storage)?.extract()?, self.nbytes.call(storage)?.extract()?))
     }
 
-    /// Length of an exact `UntypedStorage` in bytes.
+    /// The storage of an exact tensor; `None` where torch has none for it, or one of another class.
+    ///
+    /// To make the object may run finalisers, which may do anything to the tensor.
+    pub(crate) fn storage_of<'py>(&self, tensor: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {
+        let storage = tensor.call_method0(intern!(tensor.py(), "untyped_storage")).ok()?;
+        storage.get_type().is(&self.untyped_storage).then_some(storage)
+    }
+
+    /// Where `len` bytes at `address` begin in an exact `UntypedStorage`; `None` if they lie elsewhere.
     ///
     /// # Errors
-    /// What torch raises.
-    pub(crate) fn nbytes_of(&self, storage: &Bound<'_, PyAny>) -> PyResult<u64> {
-        self.nbytes.call(storage)?.extract()
+    /// `RuntimeError` if they begin in the storage and do not end there; what torch raises.
+    pub(crate) fn offset_in(
+        &self,
+        storage: &Bound<'_, PyAny>,
+        address: usize,
+        len: u64,
+    ) -> PyResult<Option<u64>> {
+        let (start, nbytes) = self.place_of(storage)?;
+        let Some(offset) = address.checked_sub(start).map(|offset| offset as u64) else { return Ok(None) };
+        if offset > nbytes || start == 0 {
+            return Ok(None);
+        }
+        if len > nbytes - offset {
+            return Err(PyRuntimeError::new_err(format!(
+                "a tensor of this batch has {len} bytes from byte {offset} of its storage, which has only {nbytes}: \
+                 the storage was resized; resize it back, or make a new tensor"
+            )));
+        }
+        Ok(Some(offset))
     }
 
     /// Whether an exact tensor is more than values: it requires grad, or its dimensions have names.

@@ -1,0 +1,97 @@
+"""Tensors whose storage another thread replaces, or the dataset shrinks, while their bytes are read."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+
+from ringloader import DataLoader
+
+pytestmark = pytest.mark.rings_only
+
+SWAPPED = """
+    import threading
+    import torch
+    from torch.utils.data import TensorDataset
+    from ringloader import DataLoader
+
+    ROWS, LENGTH = 64, 100_000
+    tensor = torch.zeros(ROWS, LENGTH)
+    stop = threading.Event()
+
+    def swap():
+        turn = 0
+        while not stop.is_set():
+            turn += 1
+            new = torch.full((ROWS, LENGTH), float(turn % 2))
+            if turn % 3:
+                tensor.data = new
+            else:
+                tensor.set_(new)
+
+    thread = threading.Thread(target=swap)
+    thread.start()
+    wrong = 0
+    try:
+        for options in ({}, {"num_workers": 2, "worker_method": "thread"}):
+            for _ in range(6):
+                for (batch,) in DataLoader(TensorDataset(tensor), batch_size=16, **options):
+                    whole = (batch == batch[:, :1]).all() and ((batch == 0) | (batch == 1)).all()
+                    wrong += not whole
+    finally:
+        stop.set()
+        thread.join()
+    print("wrong batches:", wrong)
+"""
+
+
+def test_a_tensor_whose_storage_is_replaced_while_it_is_gathered():
+    """Each row is of one of its storages. On freed memory the process dies, or rows have other bytes."""
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(SWAPPED)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "wrong batches: 0\n", "")
+
+
+class Shrunk(torch.utils.data.Dataset):
+    """The storage of the second sample has half of its bytes."""
+
+    def __init__(self, length):
+        self.length = length
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        tensor = torch.full((self.length,), float(index))
+        if index == 1:
+            tensor.untyped_storage().resize_(2 * self.length)
+        return tensor
+
+
+def as_it_is(sample):
+    return sample
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("length, collate_fn", [(8, as_it_is), (1 << 20, as_it_is), (1 << 20, None)])
+def test_a_tensor_that_is_larger_than_its_storage(length, collate_fn, persistent):
+    loader = DataLoader(
+        Shrunk(length),
+        batch_size=1 if collate_fn is None else None,
+        num_workers=1,
+        collate_fn=collate_fn,
+        persistent_workers=persistent,
+    )
+    for _ in range(1 + persistent):
+        iterator = iter(loader)
+        assert next(iterator).flatten()[0] == 0
+        with pytest.raises(RuntimeError, match="from byte 0 of its storage, which has only"):
+            next(iterator)
+        assert [float(batch.flatten()[-1]) for batch in iterator] == [2, 3]

@@ -1,0 +1,115 @@
+"""Loaders that a framework makes anew of their attributes, by the signature of their constructor."""
+
+import inspect
+
+import pytest
+import torch
+from torch.utils.data import DataLoader as TorchLoader
+
+import ringloader
+import ringloader._options as _options
+
+pytestmark = pytest.mark.rings_only
+
+
+def told(*_):
+    """Stands for any function that an option takes."""
+
+
+OTHERS = {
+    "max_shared_bytes": 64 << 20,
+    "device": "cpu",
+    "device_prefetch": 3,
+    "main_prefetch": 2,
+    "worker_method": "thread",
+    "worker_reset_fn": told,
+    "reseed_workers": True,
+    "restart_workers": 3,
+    "on_error": "skip",
+    "watchdog": 5.0,
+}
+# Options that are nothing without another one.
+BESIDE = {
+    "device_transform": (told, {"device": "cpu"}),
+    "seed": (7, {"reseed_workers": True}),
+    "max_errors": (4, {"on_error": "skip"}),
+}
+CASES = {name: {name: value} for name, value in OTHERS.items()}
+CASES |= {name: {name: value, **others} for name, (value, others) in BESIDE.items()}
+
+
+def made_anew(loader):
+    """As Lightning: the attributes that the signature names, torch's too where it ends in ``**kwargs``."""
+    attributes = dict(vars(loader))
+    attributes["multiprocessing_context"] = loader.multiprocessing_context
+    parameters = dict(inspect.signature(loader.__init__).parameters)
+    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
+        parameters.update(inspect.signature(TorchLoader.__init__).parameters)
+    given = {name: attributes[name] for name in parameters if name in attributes}
+    given.pop("batch_sampler")
+    return type(loader)(**given)
+
+
+class Named(TorchLoader):
+    """A loader as programs have them: one argument of its own."""
+
+    def __init__(self, dataset, *, name="train", **kwargs):
+        super().__init__(dataset, **kwargs)
+        self.name = name
+
+
+class OwnDevice(TorchLoader):
+    """Has an attribute of its own with the name of an option."""
+
+    def __init__(self, dataset, device="mine", **kwargs):
+        super().__init__(dataset, **kwargs)
+        self.device = device
+
+
+def loader_of(kind, options):
+    arguments = {"batch_size": 2, "num_workers": 2}
+    data = list(range(8))
+    if kind == "constructed":
+        return ringloader.DataLoader(data, **arguments, **options)
+    plain = (
+        Named(data, name="test", **arguments)
+        if kind == "converted subclass"
+        else TorchLoader(data, **arguments)
+    )
+    return ringloader.convert(plain, **options)
+
+
+@pytest.mark.parametrize("kind", ["constructed", "converted", "converted subclass"])
+@pytest.mark.parametrize("options", CASES.values(), ids=CASES)
+def test_every_option_is_kept(kind, options):
+    anew = made_anew(loader_of(kind, options))
+    assert isinstance(anew, ringloader.DataLoader)
+    kept = _options.kept_on(anew)
+    assert {name: kept[name] for name in options} == options
+    if kind == "converted subclass":
+        assert anew.name == "test"
+
+
+def test_every_option_has_a_case():
+    # A pool is shared by loaders, and the constructor's two are no options of a loader that exists.
+    assert set(CASES) | {"worker_pool"} == set(_options.CONVERTIBLE)
+
+
+def test_a_pool_is_kept():
+    with ringloader.WorkerPool(2) as pool:
+        anew = made_anew(ringloader.convert(TorchLoader([1, 2], num_workers=2), worker_pool=pool))
+        assert anew._ringloader_worker_pool is pool
+        assert torch.cat(list(anew)).tolist() == [1, 2]
+
+
+def test_a_second_convert_replaces_the_attributes():
+    loader = ringloader.convert(TorchLoader([1]), on_error="skip")
+    ringloader.convert(loader, on_error="retry")
+    assert loader.on_error == "retry"
+    assert _options.kept_on(made_anew(loader))["on_error"] == "retry"
+
+
+def test_an_attribute_of_the_class_stays():
+    loader = ringloader.convert(OwnDevice([1], device="mine"), on_error="skip")
+    anew = made_anew(loader)
+    assert (loader.device, anew.device, anew.on_error) == ("mine", "mine", "skip")
