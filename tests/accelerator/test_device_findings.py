@@ -349,3 +349,19 @@ def test_a_subclass_has_a_device_of_its_own(cls, before):
     for batch in loader:
         assert batch.device == DEVICE
     assert loader.device == "its own"
+
+
+class Nested(torch.utils.data.Dataset):
+    """Tensors of rows of several lengths, in torch's strided layout."""
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, number):
+        return torch.nested.nested_tensor([torch.full((2,), float(number)), torch.ones(3)])
+
+
+def test_strided_nested_tensors_are_moved():
+    from ringloader._main.device_pack import _is_plain
+
+    assert not _is_plain(Nested()[0])

@@ -511,3 +511,29 @@ def test_an_interpreter_that_exits_with_batches_under_way(ending, persistent):
         timeout=60,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_threads_with_loaders_of_their_own_keep_their_streams():
+    """Each is within a transform of its own loader at the same moment, and has its own stream afterwards."""
+    both = threading.Barrier(2, timeout=30)
+
+    def meet(batch):
+        both.wait()
+        return batch
+
+    found = {}
+
+    def take(own, iterator):
+        torch.accelerator.set_stream(own)
+        found[own] = [torch.accelerator.current_stream() for _ in iterator]
+
+    options = {"device_transform": meet, "device_prefetch": 0}
+    iterators = [iter(loader_on("native", Numbered(6, (100, 3000)), **options)) for _ in range(2)]
+    threads = [threading.Thread(target=take, args=pair) for pair in zip(streams(2), iterators, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(found) == 2
+    for own, seen in found.items():
+        assert seen == [own] * 6

@@ -328,6 +328,28 @@ def test_a_seccomp_profile_without(call: str, refusal: str, tmp_path: Path) -> N
     assert len(out.splitlines()) == 2
 
 
+@pytest.mark.parametrize("refusal", ["EPERM", "ENOSYS"])
+def test_a_sandbox_that_refuses_to_tell_limits(refusal: str, tmp_path: Path) -> None:
+    """What asks for limits is optional: batches come, and no memory is kept from one epoch to the next."""
+    body = f"""
+        import resource
+        forbid([{{"x86_64": 302, "aarch64": 261}}.get(platform.machine(), 302), 97, 163], errno.{refusal})
+        try:
+            resource.getrlimit(resource.RLIMIT_NOFILE)
+        except OSError:
+            print("refused")
+        for workers in (1, 2):
+            loader = DataLoader(torch.arange(32), num_workers=workers, batch_size=4)
+            for _ in range(3):
+                assert torch.cat(list(loader)).tolist() == list(range(32))
+            print(ringloader.report(loader).path)
+    """
+    out = ended_well(FORBID + textwrap.dedent(body), tmp_path)
+    if "skip" in out:
+        pytest.skip("no seccomp here")
+    assert out.split() == ["refused", "native", "native"]
+
+
 NAMESPACE = """
 import ctypes
 

@@ -45,6 +45,8 @@ def test_the_object_stays_and_so_do_its_attributes() -> None:
     after = dict(vars(loader))
     ours = {name: after.pop(_options.attribute(name)) for name in _options.NAMES}
     assert ours == dataclasses.asdict(_options.Options())
+    # Where code looks that makes loaders anew.
+    assert {name: after.pop(name, ours[name]) for name in _options.NAMES} == ours
     assert after.keys() == before.keys()
     assert all(after[name] is before[name] for name in before)
     assert type(loader) is ringloader.DataLoader

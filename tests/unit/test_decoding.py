@@ -305,3 +305,53 @@ def test_installed_and_converted():
     converted = ringloader.convert(plain, main_prefetch=1)
     assert [batch.number for batch in converted] == [0, 1]
     assert {name for _, name in SEEN} == {"ringloader_decode"}
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_an_interrupt_while_the_thread_is_started(is_begun, persistent, monkeypatch):
+    """The batch comes when it is asked for again, and so do all others, and the iterator ends."""
+    start, interrupted = threading.Thread.start, []
+
+    def interrupted_start(thread):
+        if thread.name != "ringloader_decode" or interrupted:
+            return start(thread)
+        interrupted.append(thread)
+        if is_begun:
+            start(thread)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted_start)
+    loader = DataLoader(
+        list(range(6)), batch_size=None, num_workers=1, main_prefetch=2, persistent_workers=persistent
+    )
+    iterator = iter(loader)
+    with pytest.raises(KeyboardInterrupt):
+        next(iterator)
+    assert list(iterator) == list(range(6))
+    assert list(loader) == list(range(6))
+    del iterator, loader
+    for thread in interrupted:
+        if is_begun:
+            thread.join(10)
+            assert not thread.is_alive()
+
+
+LIVE_AT_EXIT = """
+import sys
+from ringloader import DataLoader
+iterator = iter(DataLoader(list(range(50)), batch_size=None, num_workers=1, main_prefetch=3))
+next(iterator)
+# What lives to the very end, when modules are gone.
+sys.keep = iterator
+cycle = [iterator]
+cycle.append(cycle)
+print("end")
+"""
+
+
+def test_a_live_iterator_at_exit_says_nothing():
+    done = subprocess.run(
+        [sys.executable, "-c", LIVE_AT_EXIT], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")

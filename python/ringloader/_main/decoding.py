@@ -15,19 +15,24 @@ from ringloader._main.lookahead import Prepared
 
 # How long the end of an iterator waits for what user code unpickles at that moment.
 _PATIENCE_S = 5.0
+# How often a caller that waits for a batch looks whether it is done.
+_LOOK_S = 0.1
 
 
 class _Decoded:
     """A batch that the thread decodes.
 
-    INVARIANT: the lock is held until the thread is done with the batch, or was told to leave it.
+    INVARIANT: the lock is held until the thread is done with the batch, or was told to leave it, and this is
+    noted before. A caller never gives the lock back: an interrupt may come between any two steps, and the
+    caller then asks again.
     """
 
-    __slots__ = ("_arrival", "_error", "_pending")
+    __slots__ = ("_arrival", "_error", "_is_done", "_pending")
 
     def __init__(self, arrival: _native.Arrival) -> None:
         self._arrival = arrival
         self._error: BaseException | None = None
+        self._is_done = False
         self._pending = threading.Lock()
         self._pending.acquire()
 
@@ -39,15 +44,16 @@ class _Decoded:
             # What interrupts a program interrupts it in the caller's thread.
             self._error = error.with_traceback(None)
         finally:
-            self._pending.release()
+            self.leave()
 
     def leave(self) -> None:
-        """The thread will not decode it."""
+        """Says that the thread does no more with it."""
+        self._is_done = True
         self._pending.release()
 
     def result(self) -> Any:
-        with self._pending:
-            pass
+        while not self._is_done:
+            self._pending.acquire(timeout=_LOOK_S)
         error, self._error = self._error, None
         if error is not None:
             raise error
@@ -64,13 +70,20 @@ class Decoding:
         ahead: Batches that are decoded before their turn, at most.
     """
 
-    # The function itself: what lives on while modules are torn down finds their names None.
+    # The things themselves: what lives on while modules are torn down finds their names None.
     _is_finalizing = staticmethod(sys.is_finalizing)
+    _process_identity = staticmethod(_native.process_identity)
+    _current_thread = staticmethod(threading.current_thread)
+    _none_left = queue.Empty
+    _patience = _PATIENCE_S
 
     def __init__(self, ahead: int) -> None:
         self.depth = ahead
         self._tasks: queue.SimpleQueue[_Decoded | None] = queue.SimpleQueue()
+        # INVARIANT: it was started.
         self._thread: threading.Thread | None = None
+        # Threads that may run: an interrupt may have come while one was started.
+        self._begun = 0
         self._process = _native.process_identity()
 
     def prepare(self, arrival: _native.Arrival) -> Prepared:
@@ -86,15 +99,16 @@ class Decoding:
         """Starts the thread. False while the interpreter ends: then the caller decodes."""
         if _has_exited:
             return False
-        self._thread = threading.Thread(
+        thread = threading.Thread(
             target=_decode_all, args=(self._tasks,), name="ringloader_decode", daemon=True
         )
-        try:
-            self._thread.start()
-        except RuntimeError:
-            self._thread = None
-            return False
         _alive.add(self)
+        self._begun += 1
+        try:
+            thread.start()
+        except RuntimeError:
+            return False
+        self._thread = thread
         return True
 
     def place_next(self, take: Callable[[], Any]) -> Any:
@@ -106,21 +120,24 @@ class Decoding:
         while True:
             try:
                 left = self._tasks.get_nowait()
-            except queue.Empty:
+            except self._none_left:
                 return
             if left is not None:
                 left.leave()
 
     def close(self) -> None:
         """Ends the thread, behind the batch that it decodes. A forked child has none."""
-        thread, self._thread = self._thread, None
-        if thread is None or self._process != _native.process_identity():
+        if not self._begun or self._process != self._process_identity():
             return
         self.abandon()
-        self._tasks.put(None)
+        begun, self._begun = self._begun, 0
+        for _ in range(begun):
+            self._tasks.put(None)
+        thread, self._thread = self._thread, None
         # A thread that needs the interpreter while it is finalized never ends.
-        if thread is not threading.current_thread() and not self._is_finalizing():
-            thread.join(_PATIENCE_S)
+        if thread is None or thread is self._current_thread() or self._is_finalizing():
+            return
+        thread.join(self._patience)
 
 
 def _decode_all(tasks: queue.SimpleQueue[_Decoded | None]) -> None:

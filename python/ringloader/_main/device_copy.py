@@ -35,6 +35,9 @@ class CopyStream:
         device: The device. Without an index, the one that is current now.
     """
 
+    # The function itself: while modules are torn down, their names are None.
+    _is_finalizing = staticmethod(sys.is_finalizing)
+
     def __init__(self, device: torch.device) -> None:
         index = torch.accelerator.current_device_index() if device.index is None else device.index
         self.device = torch.device(device.type, index)
@@ -94,7 +97,7 @@ class CopyStream:
 
     def close(self) -> None:
         """Waits for all copies. While the interpreter goes, what they read stays."""
-        if sys.is_finalizing():
+        if self._is_finalizing():
             return
         if self._under_way:
             self._under_way[-1][0].synchronize()

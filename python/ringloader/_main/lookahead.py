@@ -74,8 +74,9 @@ class Lookahead:
         with self._lock:
             if self._is_busy:
                 raise RuntimeError("this iterator is being advanced elsewhere at this moment")
-            self._is_busy = True
             try:
+                # Inside: an interrupt behind it must not leave it set.
+                self._is_busy = True
                 return self._next(callbacks)
             finally:
                 self._is_busy = False

@@ -134,7 +134,7 @@ def _converted(cls: Any) -> Any:
 
 
 def _init_of(cls: Any) -> Callable[..., None]:
-    """The constructor of a converted class: that of ``cls``, and the options that ``cls`` does not take itself.
+    """The constructor of a converted class: that of ``cls``, and the options that ``cls`` does not take.
 
     Lightning makes a loader anew with the arguments that the signature names.
     """
