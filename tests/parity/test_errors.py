@@ -146,3 +146,12 @@ def test_exceptions_as_data(loader_class):
 
     expected, _ = compare(loader_class, Case(build))
     assert len(expected.delivered()) == len(chosen)
+
+
+@pytest.mark.parametrize("timeout", [float("inf"), 1e30])
+def test_a_timeout_that_cannot_be_counted(timeout):
+    for cls in (torch.utils.data.DataLoader, ringloader.DataLoader):
+        with pytest.raises(OverflowError):
+            next(iter(cls([1, 2], num_workers=1, timeout=timeout)))
+    with pytest.raises(OverflowError, match="more seconds than can be counted"):
+        next(iter(ringloader.DataLoader([1, 2], num_workers=1, timeout=timeout)))

@@ -4,7 +4,9 @@ use std::sync::OnceLock;
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
-use pyo3::exceptions::{PyAssertionError, PyMemoryError, PyOSError, PyRuntimeError, PyValueError};
+use pyo3::exceptions::{
+    PyAssertionError, PyMemoryError, PyOSError, PyOverflowError, PyRuntimeError, PyValueError,
+};
 use pyo3::prelude::*;
 use ringloader_core::Error;
 use ringloader_core::process::{self, Process};
@@ -211,11 +213,17 @@ impl Deadline {
     /// `timeout` seconds from now; never for `None`.
     ///
     /// # Errors
-    /// `ValueError` when it is negative or not a number.
+    /// `ValueError` when it is negative or not a number; `OverflowError` when it is too large.
     pub(crate) fn after(timeout: Option<f64>) -> PyResult<Self> {
         let Some(seconds) = timeout else { return Ok(Self(None)) };
         let duration = Duration::try_from_secs_f64(seconds).map_err(|_| {
-            PyValueError::new_err(format!("'timeout' must be a non-negative number, not {seconds}"))
+            if seconds > 0.0 {
+                PyOverflowError::new_err(format!(
+                    "'timeout' is more seconds than can be counted: {seconds}; leave it out to wait without a limit"
+                ))
+            } else {
+                PyValueError::new_err(format!("'timeout' must be a non-negative number, not {seconds}"))
+            }
         })?;
         Ok(Self(Instant::now().checked_add(duration)))
     }
