@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch.utils.data
 
+import ringloader
 from parity.datasets import (
     ERRORS,
     Failing,
