@@ -226,14 +226,13 @@ def put_attributes(loader: object, options: Options, before: Options | None = No
         options: The options that it has from now on.
         before: The options that it had, whose attributes are replaced.
     """
+    own = vars(loader)
     for name in NAMES:
         if name in theirs(loader):
             continue
-        value = getattr(options, name)
-        if not hasattr(loader, name) or (
-            before is not None and vars(loader).get(name, value) is getattr(before, name)
-        ):
-            setattr(loader, name, value)
+        is_ours = before is not None and name in own and own[name] is getattr(before, name)
+        if is_ours or not hasattr(loader, name):
+            setattr(loader, name, getattr(options, name))
 
 
 def callables_of(loader: object) -> list[Any]:

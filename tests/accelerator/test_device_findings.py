@@ -361,7 +361,7 @@ class Nested(torch.utils.data.Dataset):
         return torch.nested.nested_tensor([torch.full((2,), float(number)), torch.ones(3)])
 
 
-def test_strided_nested_tensors_are_moved():
+def test_strided_nested_tensors_are_not_packed():
     from ringloader._main.device_pack import _is_plain
 
     assert not _is_plain(Nested()[0])
