@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import os
 import signal
@@ -13,6 +14,7 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -293,6 +295,103 @@ def test_what_the_transform_makes_is_safe_on_every_stream(path):
                 kept.keep(next(iterator), number)
     kept.check()
     assert pretend.violations() == []
+
+
+@dataclasses.dataclass
+class Sample:
+    """No container."""
+
+    tensors: dict[str, torch.Tensor]
+
+
+class Moves:
+    """Moves itself, and says nothing of its memory."""
+
+    __slots__ = ("tensors",)
+
+    def __init__(self, tensors):
+        self.tensors = tensors
+
+    def to(self, device, non_blocking=False):
+        return Moves({name: one.to(device, non_blocking=non_blocking) for name, one in self.tensors.items()})
+
+
+class InClosure:
+    def __init__(self, tensors):
+        self.take = lambda: tensors
+
+    @property
+    def tensors(self):
+        return self.take()
+
+
+class Unseen:
+    """Python knows not what an array of objects refers to."""
+
+    def __init__(self, tensors):
+        self._array = np.empty(1, dtype=object)
+        self._array[0] = tensors
+
+    @property
+    def tensors(self):
+        return self._array[0]
+
+
+def two_loaders_on_two_streams(path, kind, **options):
+    """One stream is far behind when memory of its batches would serve the other's loader.
+
+    A kind that has no ``to`` is made by the transform, the other by the dataset.
+    """
+    kept, turns = Kept(), streams(2)
+    made = Made(kind, 6) if kind is Moves else Numbered(6, SIZES)
+    transform = (lambda batch: batch) if kind is Moves else kind
+    iterators = [iter(loader_on(path, made, device_transform=transform, **options)) for _ in range(2)]
+    for number in range(6):
+        for iterator, stream in zip(iterators, turns, strict=True):
+            # By then the worker has the next batch, which takes memory that is free.
+            time.sleep(0.02)
+            with pretend.on_stream(stream):
+                batch = next(iterator)
+                with pretend.delayed(20_000 if stream is turns[0] else 0):
+                    kept.keep(batch.tensors, number)
+            del batch
+    kept.check()
+    assert pretend.violations() == []
+
+
+class Made(Numbered):
+    def __init__(self, kind, count):
+        super().__init__(count, SIZES)
+        self._kind = kind
+
+    def __getitem__(self, number):
+        return self._kind(super().__getitem__(number))
+
+
+@pytest.mark.parametrize("kind", [Sample, Moves, InClosure])
+def test_what_no_container_shows_is_not_used_again_too_early(path, kind):
+    pretend.set_poison(True)
+    two_loaders_on_two_streams(path, kind)
+
+
+def test_where_memory_is_not_found_the_streams_are_waited_for():
+    """Without poison, which comes before any copy could, as in a transform of another thread."""
+    two_loaders_on_two_streams("native", Unseen)
+
+
+def test_torch_uses_no_memory_too_early():
+    """What a user writes with torch's loader: the transform is called on the caller's stream."""
+    pretend.set_poison(True)
+    kept, turns = Kept(), streams(2)
+    iterators = [iter(torch.utils.data.DataLoader(Numbered(6, SIZES), batch_size=None)) for _ in turns]
+    for number in range(6):
+        for iterator, stream in zip(iterators, turns, strict=True):
+            with pretend.on_stream(stream):
+                batch = Moves(next(iterator)).to(DEVICE, non_blocking=True)
+                with pretend.delayed(20_000 if stream is turns[0] else 0):
+                    kept.keep(batch.tensors, number)
+            del batch
+    kept.check()
 
 
 def fails_at(number, error):

@@ -18,6 +18,8 @@ import ringloader._native as _native
 _MOST_BYTES = 32 << 20
 # By process and device. A pool has few, and memory of one stream serves no other.
 _streams: dict[tuple[object, torch.device], torch.Stream] = {}
+# By the same, and the stream's number: those on which memory of that stream is, or was, in use.
+_readers: dict[tuple[object, torch.device], dict[int, torch.Stream]] = {}
 
 
 def stream_on(device: torch.device) -> torch.Stream:
@@ -43,6 +45,7 @@ class CopyStream:
         self.device = torch.device(device.type, index)
         self._index = index
         self.stream = stream_on(self.device)
+        self._readers = _readers.setdefault((_native.process_identity(), self.device), {})
         self._fence = torch.Event(device=self.device)
         # In the order of the stream: what each event's copies read, and how much that is.
         self._under_way: collections.deque[tuple[torch.Event, Any, int]] = collections.deque()
@@ -55,7 +58,8 @@ class CopyStream:
     def begin(self, after: torch.Stream) -> torch.Event:
         """Copies that are issued from now on begin behind what is queued on a stream.
 
-        That may still use memory which is written to.
+        That may still use memory which is written to. So may streams on which there are batches in memory of
+        the copy stream, made by a transform: not all of a batch need be found by ``memory_of``.
 
         Args:
             after: The stream on which that memory was allocated.
@@ -63,9 +67,21 @@ class CopyStream:
         Returns:
             What happens, after :meth:`end`, once they are done.
         """
-        self._fence.record(after)
-        self.stream.wait_event(self._fence)
+        self._wait_for(after)
+        # Other threads add to them.
+        for reader in tuple(self._readers.values()):
+            if reader != after:
+                self._wait_for(reader)
         return torch.Event(device=self.device)
+
+    def _wait_for(self, stream: torch.Stream) -> None:
+        self._fence.record(stream)
+        self.stream.wait_event(self._fence)
+
+    def add_reader(self, stream: torch.Stream) -> None:
+        """Memory of the copy stream is in use on another one, where no allocator need know of it."""
+        if stream.stream_id not in self._readers:
+            self._readers[stream.stream_id] = stream
 
     def end(self, done: torch.Event, sources: list[Any], nbytes: int) -> None:
         """No more copies are issued. Called for each :meth:`begin`, whatever is raised.

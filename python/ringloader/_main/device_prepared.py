@@ -64,6 +64,8 @@ class Moved:
         """The batch. The caller's stream waits for it, and its memory for the caller's stream."""
         current = self._copies.current()
         current.wait_event(self._done)
+        if self._stream == self._copies.stream:
+            self._copies.add_reader(current)
         if current != self._stream:
             for tensor in self._memory:
                 tensor.record_stream(current)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import collections
 import copy
+import gc
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, MutableSequence, Sequence
 from typing import Any
 
@@ -109,19 +111,35 @@ def _sequence(data: Sequence[Any], items: list[Any]) -> Any:
 
 
 def memory_of(data: Any, device: torch.device) -> list[Any]:
-    """What a batch has on a device that takes a note of a stream: tensors, and objects with that method."""
+    """What a batch has on a device that takes a note of a stream: tensors, and objects with that method.
+
+    They may be anywhere in what Python objects refer to. No code of the user's runs.
+    """
     found: list[Any] = []
-    for leaf in leaves(data):
-        if isinstance(leaf, torch.Tensor):
-            found.extend(tensor for tensor in _strided(leaf) if tensor.device == device)
-        elif callable(getattr(leaf, "record_stream", None)):
-            found.append(leaf)
-        elif isinstance(leaf, tuple):
-            # torch's PackedSequence.
-            found.extend(memory_of(tuple(leaf), device))
+    # Objects that were looked into, which keep their ids meanwhile.
+    seen: dict[int, object] = {}
+    waiting = collections.deque([data])
+    while waiting and len(seen) < _MOST_LOOKED_INTO:
+        one = waiting.popleft()
+        cls = type(one)
+        if issubclass(cls, torch.Tensor):
+            found.extend(tensor for tensor in _strided(one) if tensor.device == device)
+        elif id(one) in seen or issubclass(cls, (type, types.ModuleType)):
+            continue
+        elif callable(getattr(cls, "record_stream", None)):
+            seen[id(one)] = one
+            found.append(one)
+        elif cls is types.FunctionType:
+            # Not its globals.
+            waiting.extend(one.__closure__ or ())
+        elif referents := gc.get_referents(one):
+            seen[id(one)] = one
+            waiting.extend(referents)
     return found
 
 
+# A batch may refer to a whole program. Its own tensors are near, and come first.
+_MOST_LOOKED_INTO = 10_000
 # The parts of tensors of other layouts.
 _PARTS = {
     torch.sparse_coo: ("_indices", "_values"),
