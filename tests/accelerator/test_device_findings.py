@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections.abc
+import itertools
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch.nn.utils.rnn import pack_sequence
 import ringloader
 from accelerator import pretend
 from accelerator.moved import DEVICE, LARGE, Numbered, assert_numbered, bytes_of, loader_on, path
+from accelerator.pinned import PIN
 from ringloader import DataLoader
 from ringloader._main import device, device_copy, device_prepared, device_tree
 
@@ -361,7 +363,129 @@ class Nested(torch.utils.data.Dataset):
         return torch.nested.nested_tensor([torch.full((2,), float(number)), torch.ones(3)])
 
 
-def test_strided_nested_tensors_are_not_packed():
-    from ringloader._main.device_pack import _is_plain
+def outcomes(batches, number=3):
+    """What becomes of a number of batches: the tensors in each, or the error's type and words."""
+    found, iterator = [], iter(batches)
+    for _ in range(number):
+        try:
+            batch = next(iterator)
+            found.append([(part.device, part.tolist()) for part in batch.unbind()])
+        except Exception as error:
+            found.append((type(error), str(error).splitlines()[0]))
+    assert next(iterator, None) is None
+    return found
 
-    assert not _is_plain(Nested()[0])
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_strided_nested_tensors_are_what_torch_makes_of_them(path):
+    """The pretend accelerator has no code for them, so that torch raises for each; others have."""
+
+    class Moved:
+        """torch's batches, each moved in the loop."""
+
+        def __init__(self):
+            self._batches = iter(torch.utils.data.DataLoader(Nested(), batch_size=None))
+
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            return next(self._batches).to(DEVICE)
+
+    theirs = outcomes(Moved())
+    assert len(theirs) == 3
+    assert outcomes(loader_on(path, Nested())) == theirs
+    assert outcomes(loader_on(path, Nested(), device_transform=lambda batch: batch)) == theirs
+
+
+def test_memory_of_strided_nested_tensors():
+    nested = Nested()[0]
+    (found,) = device_tree.memory_of([nested], torch.device("cpu"))
+    assert not found.is_nested
+    assert found.untyped_storage().data_ptr() == nested.unbind()[0].untyped_storage().data_ptr()
+
+
+class OfSubclass(torch.Tensor):
+    def to(self, *args, **kwargs):
+        raise ValueError("own")
+
+
+def test_an_error_of_a_subclass_of_tensors_is_raised_once(path):
+    def make(number):
+        made = bytes_of(number, 50)
+        return made.as_subclass(OfSubclass) if number == 1 else made
+
+    found = drained(iter(loader_on(path, Items(make))))
+    assert [type(one) for one in found] == [torch.Tensor, ValueError, torch.Tensor, torch.Tensor]
+
+
+class Recorded:
+    """Has memory that it takes a note of itself, and cannot for one."""
+
+    def __init__(self, number, tensor):
+        self.number, self.tensor = number, tensor
+
+    def record_stream(self, stream):
+        if self.number == 1:
+            raise KeyError("own")
+        self.tensor.record_stream(stream)
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_an_error_of_an_objects_record_stream_is_raised_once(path, prefetch):
+    numbers = itertools.count()
+
+    def transform(batch):
+        return Recorded(next(numbers), batch["0"])
+
+    loader = loader_on(path, Numbered(4, (100,)), device_transform=transform, device_prefetch=prefetch)
+    found = drained(iter(loader))
+    assert [type(one) for one in found] == [Recorded, KeyError, Recorded, Recorded]
+    for number in (0, 2, 3):
+        assert_numbered({"0": found[number].tensor}, number)
+
+
+class Pinning:
+    """torch's example of a batch of one's own: pins itself, does not move itself."""
+
+    def __init__(self, number):
+        self.tensor, self.by = bytes_of(number, 100), None
+
+    def pin_memory(self):
+        if self.by == "fails":
+            raise ValueError("own")
+        self.tensor, self.by = self.tensor.pin_memory(), "itself"
+        return self
+
+
+@pytest.mark.parametrize("transform", [None, lambda batch: batch], ids=["plain", "transform"])
+def test_what_pins_itself_and_does_not_move_itself_is_pinned(path, transform):
+    def make(number):
+        return Pinning(number), bytes_of(number, 50)
+
+    theirs = [one for one, _ in torch.utils.data.DataLoader(Items(make), batch_size=None, **PIN)]
+    for number, (one, other) in enumerate(loader_on(path, Items(make), device_transform=transform)):
+        assert (one.by, one.tensor.is_pinned()) == (theirs[number].by, theirs[number].tensor.is_pinned())
+        assert one.by == "itself" and torch.equal(one.tensor, bytes_of(number, 100))
+        assert_numbered({"0": other}, number)
+    assert number == 3
+
+
+def test_an_error_of_what_pins_itself_is_raised_once(path):
+    def make(number):
+        made = Pinning(number)
+        made.by = "fails" if number == 1 else None
+        return [made]
+
+    found = drained(iter(loader_on(path, Items(make))))
+    assert [type(one) for one in found] == [list, ValueError, list, list]
+
+
+def test_a_container_that_pins_itself_is_moved():
+    class Batch(dict):
+        def pin_memory(self):
+            raise AssertionError
+
+    for number, batch in enumerate(loader_on("no workers", Items(lambda n: Batch({"0": bytes_of(n, 9)})))):
+        assert type(batch) is Batch and batch["0"].device == DEVICE
+        assert_numbered(batch, number)

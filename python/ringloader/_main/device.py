@@ -14,7 +14,7 @@ import ringloader._native as _native
 from ringloader._main.device_copy import CopyStream
 from ringloader._main.device_pack import Packing
 from ringloader._main.device_prepared import Later, Moved, Ready, no_inference_mode
-from ringloader._main.device_tree import leaves, memory_of, with_leaves
+from ringloader._main.device_tree import has_to, leaves, memory_of, with_leaves
 from ringloader._main.failed_arrival import is_failed, once, reraise
 from ringloader._main.lookahead import Prepared
 from ringloader._main.registration import Registrations
@@ -319,26 +319,34 @@ class Moving:
         )
 
     def _moved_here(self, data: Any) -> Any:
-        """A batch with the rest of it moved, by its own methods, on the current stream.
+        """A batch with the rest of it moved, or pinned, by its own methods, on the current stream.
 
-        An error of an object's own method is the batch's, as a :class:`FailedArrival`.
+        An error that every call would raise is the batch's, as a :class:`FailedArrival`: one of an object's own
+        method, and one for a tensor that the device has no code for.
         """
         found = once(leaves, data)
         if is_failed(found):
             return found
         others = []
         for leaf in found:
-            is_tensor = isinstance(leaf, torch.Tensor)
-            other = self._moved_by_torch(leaf) if is_tensor else once(self._moved_by_torch, leaf)
+            other = once(self._moved_by_torch, leaf, lasting=_lasting_errors(leaf))
             if is_failed(other):
                 return other
             others.append(other)
         return once(with_leaves, data, others)
 
     def _moved_by_torch(self, data: Any) -> Any:
+        if not has_to(data):
+            # torch pins for no device of that kind.
+            return data if self._device.type in _WITHOUT_STREAMS else data.pin_memory()
         device = self._device if self._device.type in _WITHOUT_STREAMS else self.copies.device
         try:
             return data.to(device, non_blocking=True)
         except TypeError:
             # An object whose method takes no such argument.
             return data.to(device)
+
+
+def _lasting_errors(leaf: Any) -> type[Exception]:
+    """Errors of a leaf's move that would be raised in every call."""
+    return NotImplementedError if type(leaf) is torch.Tensor else Exception

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ringloader._main.device_copy import CopyStream
+from ringloader._main.failed_arrival import is_failed, once
 from ringloader._main.lookahead import Prepared
 
 
@@ -68,7 +69,12 @@ class Moved:
             self._copies.add_reader(current)
         if current != self._stream:
             for tensor in self._memory:
-                tensor.record_stream(current)
+                # An object's own method may raise, and would in every call.
+                recorded = once(tensor.record_stream, current)
+                if is_failed(recorded):
+                    self.abandon()
+                    self._ahead.discard(self)
+                    return recorded
         data = self._data
         if self._move_rest is not None:
             with no_inference_mode():

@@ -18,7 +18,8 @@ import torch
 def leaves(data: Any) -> list[Any]:
     """What a batch is made of, in order: its tensors, and objects that are none and have a method ``to``.
 
-    Such an object is not looked into, be it a container, but for a ``UserDict``. Nothing changes.
+    Such an object is not looked into, be it a container, but for a ``UserDict``. Objects that are no
+    containers and have only a method ``pin_memory`` are leaves too. Nothing changes.
     """
     found: list[Any] = []
     _find(data, found.append)
@@ -43,9 +44,18 @@ def with_leaves(data: Any, others: Iterable[Any]) -> Any:
 def _is_leaf(data: Any) -> bool:
     if isinstance(data, torch.Tensor):
         return True
-    # A `UserDict` with a method `to`, as transformers' BatchEncoding is, is no more than its items.
-    has_to = not isinstance(data, type) and callable(getattr(data, "to", None))
-    return has_to and not isinstance(data, collections.UserDict)
+    if isinstance(data, type):
+        return False
+    if has_to(data):
+        # A `UserDict` with a method `to`, as transformers' BatchEncoding is, is no more than its items.
+        return not isinstance(data, collections.UserDict)
+    # What is in a container is moved, not pinned.
+    return callable(getattr(data, "pin_memory", None)) and not isinstance(data, (Mapping, Sequence))
+
+
+def has_to(leaf: Any) -> bool:
+    """Whether it moves itself."""
+    return callable(getattr(leaf, "to", None))
 
 
 def _find(data: Any, found: Callable[[Any], None]) -> None:
@@ -161,5 +171,7 @@ def _strided(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         # A subclass around others, as nested tensors are.
         for name in flatten()[0]:
             yield from _strided(getattr(tensor, name))
+    elif tensor.is_nested:
+        yield tensor.values()
     elif tensor.layout == torch.strided:
         yield tensor

@@ -57,10 +57,16 @@ def forget_locals_of_reraise(error: BaseException) -> None:
             frame.clear()
 
 
-def once(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What code of the user's returns, or the error that it raises in the batch's turn, and once.
+def once(function: Callable[..., Any], *arguments: Any, lasting: type[Exception] = Exception) -> Any:
+    """Returns what code of the user's returns, or the error that is raised in the batch's turn, and once.
+
+    Args:
+        function: That code.
+        arguments: What it is called with.
+        lasting: Errors that it would raise again.
 
     Raises:
+        Exception: Any other. In the batch's turn it may not be raised.
         torch.OutOfMemoryError: In the batch's turn there may be room.
     """
     try:
@@ -72,7 +78,7 @@ def once(function: Callable[..., Any], *arguments: Any) -> Any:
         raised = RuntimeError("StopIteration was raised where a batch was moved to a device")
         raised.__cause__ = error
         return FailedArrival(raised, False)
-    except Exception as error:
+    except lasting as error:
         return FailedArrival(error, False)
 
 
