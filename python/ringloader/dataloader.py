@@ -75,8 +75,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             the batch. A batch larger than a whole share is the only one of its worker on its way. Batches
             that you hold count up to half of each share; memory of their own is yours and does not count.
         device: Where batches are to be: a ``torch.device`` of the current accelerator, its name, an index, or
-            ``"auto"`` for the current accelerator, and the CPU where there is none (default: they stay on
-            the CPU). Tensors are copied on a stream of their own, and the stream that is current when a
+            ``"auto"`` for the current accelerator, and the CPU where there is none, or where a fork has made
+            it unusable (default: they stay on the CPU). Tensors are copied on a stream of their own, and the stream that is current when a
             batch is returned waits for its copies. ``pin_memory`` then adds nothing. A loader in a worker
             process leaves its batches on the CPU, and calls no ``device_transform``.
         device_prefetch: Batches that are copied before their turn, at most, beside the one that is returned

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections.abc
 import itertools
+import os
+import traceback
 
 import pytest
 import torch
@@ -406,7 +408,7 @@ def test_memory_of_strided_nested_tensors():
 
 
 class OfSubclass(torch.Tensor):
-    def to(self, *args, **kwargs):
+    def to(self, *_, **__):
         raise ValueError("own")
 
 
@@ -489,3 +491,50 @@ def test_a_container_that_pins_itself_is_moved():
     for number, batch in enumerate(loader_on("no workers", Items(lambda n: Batch({"0": bytes_of(n, 9)})))):
         assert type(batch) is Batch and batch["0"].device == DEVICE
         assert_numbered(batch, number)
+
+
+def in_child(function):
+    """The exit status of a forked child that calls a function."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            function()
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_in_a_child_that_cannot_use_the_device_auto_is_the_cpu(workers):
+    torch.empty(1, device=DEVICE)
+    options = {"batch_size": None, "num_workers": workers}
+    before = DataLoader(Numbered(4, (100,)), device="auto", **options)
+
+    def child():
+        made = [
+            before,
+            DataLoader(Numbered(4, (100,)), device="auto", **options),
+            torch.utils.data.DataLoader(Numbered(4, (100,)), **options),
+        ]
+        with ringloader.installed(device="auto"):
+            made.append(torch.utils.data.DataLoader(Numbered(4, (100,)), **options))
+            found = [list(loader) for loader in made]
+        for batches in found:
+            assert len(batches) == 4
+            for number, batch in enumerate(batches):
+                assert batch["0"].device.type == "cpu"
+                assert_numbered(batch, number)
+        transformed = DataLoader(
+            Numbered(4, (100,)), device="auto", device_transform=lambda batch: batch["0"].float(), **options
+        )
+        assert {(batch.device.type, batch.dtype) for batch in transformed} == {("cpu", torch.float32)}
+        # One that is named is torch's error, as of `.to()`.
+        with pytest.raises(RuntimeError, match="fork"):
+            next(iter(DataLoader(Numbered(4, (100,)), device=DEVICE, **options)))
+
+    assert in_child(child) == 0
+    assert {batch["0"].device for batch in before} == {DEVICE}

@@ -321,8 +321,8 @@ class Moving:
     def _moved_here(self, data: Any) -> Any:
         """A batch with the rest of it moved, or pinned, by its own methods, on the current stream.
 
-        An error that every call would raise is the batch's, as a :class:`FailedArrival`: one of an object's own
-        method, and one for a tensor that the device has no code for.
+        An error that every call would raise is the batch's, as a :class:`FailedArrival`: one of an object's
+        own method, and one for a tensor that the device has no code for.
         """
         found = once(leaves, data)
         if is_failed(found):

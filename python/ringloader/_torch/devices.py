@@ -24,7 +24,9 @@ def resolve(device: torch.device | str | int | None) -> torch.device | None:
         return None
     accelerator = _accelerator()
     if device == AUTO:
-        return accelerator if accelerator is not None and _count(accelerator.type) > 0 else None
+        if accelerator is None or _count(accelerator.type) == 0 or _is_in_bad_fork(accelerator.type):
+            return None
+        return accelerator
     if not isinstance(device, int):
         try:
             asked = torch.device(device)
@@ -77,3 +79,9 @@ def _count(kind: str) -> int:
     workers are, cannot use the device.
     """
     return int(torch.get_device_module(kind).device_count())
+
+
+def _is_in_bad_fork(kind: str) -> bool:
+    """Whether the device is unusable here, since it was initialised before the fork of this process."""
+    ask = getattr(torch.get_device_module(kind), "_is_in_bad_fork", None)
+    return ask is not None and bool(ask())
