@@ -76,16 +76,18 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             that you hold count up to half of each share; memory of their own is yours and does not count.
         device: Where batches are to be: a ``torch.device`` of the current accelerator, its name, an index, or
             ``"auto"`` for the current accelerator, and the CPU where there is none, or where a fork has made
-            it unusable (default: they stay on the CPU). Tensors are copied on a stream of their own, and the stream that is current when a
-            batch is returned waits for its copies. ``pin_memory`` then adds nothing. A loader in a worker
-            process leaves its batches on the CPU, and calls no ``device_transform``.
+            it unusable (default: they stay on the CPU). Tensors are copied on a stream of their own, and the
+            stream that is current when a batch is returned waits for its copies. ``pin_memory`` then adds
+            nothing. A loader in a worker process leaves its batches on the CPU, and calls no
+            ``device_transform``.
         device_prefetch: Batches that are copied before their turn, at most, beside the one that is returned
             and the one that the caller still has (default: 2). With 0, the copies of a batch begin when
             it is asked for. Without workers, and where torch schedules, no batch is copied before its turn.
         device_transform: Called with each batch once it is on the device, on the stream of the copies; what
-            it returns is the batch. It may run before the batch's turn. It runs once for each batch, and
-            again where memory was short or the program was interrupted. With ``device="auto"`` it runs on
-            the CPU where there is no accelerator.
+            it returns is the batch. It may run before the batch's turn, and has the gradient mode, autocast
+            and default device that ``iter()`` was called in. It runs once for each batch, and again where
+            memory was short or the program was interrupted. With ``device="auto"`` it runs on the CPU where
+            there is no accelerator, in the batch's turn and the modes of ``next()``.
         worker_pool: A ``ringloader.WorkerPool``, whose processes are the workers (default: each iterator
             starts its own). ``num_workers=0`` then means as many as the pool has. The loader keeps the pool,
             and the pool does not keep the loader.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import collections.abc
+import contextlib
 import itertools
 import os
 import traceback
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils.rnn import pack_sequence
 
 import ringloader
@@ -538,3 +540,103 @@ def test_in_a_child_that_cannot_use_the_device_auto_is_the_cpu(workers):
 
     assert in_child(child) == 0
     assert {batch["0"].device for batch in before} == {DEVICE}
+
+
+def modes():
+    """What has a say in what the caller's next lines do."""
+    return {
+        "grad": torch.is_grad_enabled(),
+        "inference": torch.is_inference_mode_enabled(),
+        "autocast": torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
+        "product": (torch.ones(2, 2, device="cpu") @ torch.ones(2, 2, device="cpu")).dtype,
+        "device": str(torch.get_default_device()),
+    }
+
+
+MODES = {
+    "none": contextlib.nullcontext,
+    "no_grad": torch.no_grad,
+    "inference": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.float16, cache_enabled=False),
+    "device": lambda: torch.device("cpu:0"),
+}
+
+
+def of_iter(name):
+    """The modes of a loop in torch, but for inference mode."""
+    with MODES[name]():
+        found = modes()
+    return found | {"inference": False}
+
+
+@pytest.mark.parametrize("other", MODES)
+@pytest.mark.parametrize("name", MODES)
+def test_each_transform_has_the_modes_of_iter(path, name, other):
+    """However many are prepared in the calls of `next`, each of which has its own."""
+    seen = []
+
+    def transform(batch):
+        seen.append(modes())
+        return batch
+
+    options = {"num_workers": 1, "persistent_workers": True, "device_transform": transform}
+    loader = loader_on(path, Numbered(6, (100,)), **options)
+    for at_iter in (name, other):
+        seen.clear()
+        with MODES[at_iter]():
+            iterator = iter(loader)
+        for number in range(6):
+            inside = (name, other)[number % 2]
+            with MODES[inside]():
+                before = modes()
+                batch = next(iterator)
+                assert modes() == before
+            assert_numbered(batch, number)
+        with pytest.raises(StopIteration):
+            next(iterator)
+        assert seen == [of_iter(at_iter)] * 6
+
+
+@pytest.mark.parametrize("path", ["native", "no workers"], indirect=True)
+def test_casts_of_weights_are_not_kept_for_the_next_batch(path):
+    """As torch's autocast, which forgets them where it ends."""
+    weight = torch.nn.Parameter(torch.ones(2, 2))
+
+    def transform(batch):
+        return torch.ones(2, 2) @ weight, batch
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        iterator = iter(loader_on(path, Numbered(3, (100,)), device_transform=transform, device_prefetch=0))
+    for number in range(3):
+        with torch.no_grad():
+            weight.fill_(number)
+        product, _ = next(iterator)
+        assert (product.dtype, product[0, 0].item()) == (torch.bfloat16, 2 * number)
+
+
+class MovesWithGrad(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, number):
+        return torch.full((3,), float(number), requires_grad=True)
+
+
+def test_what_is_moved_for_a_transform_has_gradients_as_of_iter():
+    loader = loader_on("no workers", MovesWithGrad(), device_transform=lambda batch: batch)
+    iterator, found = iter(loader), []
+    for number in range(4):
+        with MODES["no_grad" if number % 2 else "none"]():
+            found.append(next(iterator).grad_fn is not None)
+    assert found == [True] * 4
+
+
+def test_a_batch_that_is_begun_in_its_turn_is_in_no_mode_of_the_caller():
+    """As one that is begun ahead."""
+    iterator = iter(loader_on("native", Numbered(4, (100,)), device_prefetch=0))
+    pretend.fail("allocation", times=1)
+    with FakeTensorMode():
+        first = next(iterator)
+    pretend.fail("allocation", times=0)
+    assert type(first["0"]) is torch.Tensor
+    assert_numbered(first, 0)

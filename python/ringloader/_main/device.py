@@ -18,7 +18,7 @@ from ringloader._main.device_tree import has_to, leaves, memory_of, with_leaves
 from ringloader._main.failed_arrival import is_failed, once, reraise
 from ringloader._main.lookahead import Prepared
 from ringloader._main.registration import Registrations
-from ringloader._torch import accelerator, internals
+from ringloader._torch import accelerator, caller_modes, internals, modes
 
 # Devices without the streams and events that copies need: torch's own `.to()` moves their batches.
 _WITHOUT_STREAMS = frozenset({"mps"})
@@ -92,6 +92,7 @@ class Moving:
     def __init__(self, device: torch.device, prefetch: int, transform: _Transform | None) -> None:
         self._device = device
         self._transform = transform
+        self.begin_epoch()
         self._copies: CopyStream | None = None
         self._plan: _Plan | None = None
         # Threads may share an iterator of torch's too.
@@ -113,6 +114,10 @@ class Moving:
                 self._registrations = self.find_registrations(self._device.type)
                 self.counts.registrations = self._registrations
         return self._copies
+
+    def begin_epoch(self) -> None:
+        """Called by ``iter()``, whose modes a transform has for each batch, whenever it runs."""
+        self._modes = caller_modes.CallerModes(self._device.type)
 
     def prepare(self, arrival: _native.Arrival) -> Prepared:
         """Begins to move a batch."""
@@ -142,8 +147,7 @@ class Moving:
     def _placed(self, batch: Any) -> Any:
         if self._device.type in _WITHOUT_STREAMS:
             with self._lock, no_inference_mode():
-                data = self._moved_here(batch)
-                return data if self._transform is None or is_failed(data) else once(self._transform, data)
+                return self._moved_here(batch) if self._transform is None else self._transformed(batch, True)
         self.copies.drop_sources(self.depth + 2)
         with self._lock, no_inference_mode():
             return self._issue_tree(batch).result()
@@ -184,7 +188,9 @@ class Moving:
 
     def _issue_in_turn(self, arrival: _native.Arrival) -> Prepared:
         try:
-            prepared = self._issue(arrival)
+            # As where it is issued ahead.
+            with modes.without_modes():
+                prepared = self._issue(arrival)
         except Exception as error:
             self.explain(error)
             raise
@@ -290,9 +296,7 @@ class Moving:
                     if transform is not None and not is_failed(data):
                         if is_partial:
                             sources.append(data)
-                            data, is_partial = self._moved_here(data), False
-                        if not is_failed(data):
-                            data = once(transform, data)
+                        data, is_partial = self._transformed(data, is_partial), False
                         # What it was given belongs to the stream of the copies, and only what it made
                         # is used on another.
                         if not is_failed(data):
@@ -311,6 +315,12 @@ class Moving:
             # An interrupt too: the memory goes.
             stream.wait_event(done)
             raise
+
+    def _transformed(self, data: Any, is_partial: bool) -> Any:
+        """Returns what the transform makes of a batch, the rest of which may have to be moved before."""
+        with self._modes.entered():
+            data = self._moved_here(data) if is_partial else data
+            return data if is_failed(data) or self._transform is None else once(self._transform, data)
 
     def _allocating(self, copies: CopyStream) -> contextlib.AbstractContextManager[Any]:
         """What a transform is given belongs to its stream, as what it makes; else all to the caller's."""

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import ringloader._native as _native
 from ringloader._main import decoding, epochs, forgotten_epoch, overdue, pinning, samplers
 from ringloader._main.bad_samples import Collecting
-from ringloader._main.lookahead import Lookahead, Placement
+from ringloader._main.device import Moving
+from ringloader._main.lookahead import Lookahead
 from ringloader._main.restarting import Restarting
 from ringloader._main.stages import Stage, passed
 from ringloader._main.transport_iterator import Transport, TransportIterator
@@ -75,7 +76,7 @@ class RingIterator(TransportIterator, _SchedulerCallbacks):
         loader: Any,
         transport: Transport,
         stages: Sequence[Stage] = (),
-        moving: Placement | None = None,
+        moving: Moving | None = None,
         collecting: Collecting | None = None,
         main_prefetch: int = 0,
         restarting: Restarting | None = None,
@@ -131,6 +132,8 @@ class RingIterator(TransportIterator, _SchedulerCallbacks):
                 self._take_next = functools.partial(self._collecting.next, self._take_next)
         else:
             epochs.resume(self, loader)
+            if self._moving is not None:
+                self._moving.begin_epoch()
             if self._restarting is not None:
                 self._restarting.begin_epoch()
             if self._collecting is not None:

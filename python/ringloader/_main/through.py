@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ringloader._main.bad_samples import Collecting
-from ringloader._main.lookahead import Placement
+from ringloader._main.device import Moving
 from ringloader._main.stages import Stage, passed
 from ringloader._torch import internals
 from ringloader._worker.epochs import EpochStep
 from ringloader._worker.fetch import PutSteps, Step
 
 
-def view_for(loader: Any, moving: Placement | None, steps: Sequence[Step]) -> Any:
+def view_for(loader: Any, moving: Moving | None, steps: Sequence[Step]) -> Any:
     """The loader as torch's own iterator is to see it, for what options do beside it.
 
     Args:
@@ -37,7 +37,7 @@ def view_for(loader: Any, moving: Placement | None, steps: Sequence[Step]) -> An
 
 
 def through(
-    iterator: Any, placement: Placement | None, stages: Sequence[Stage], collecting: Collecting | None = None
+    iterator: Any, placement: Moving | None, stages: Sequence[Stage], collecting: Collecting | None = None
 ) -> Any:
     """An iterator whose batches go on: the same object, if it is made as torch's are.
 
@@ -61,7 +61,7 @@ def through(
 class _NextData:
     """Beneath torch's ``__next__``, so that its record of the profiler has the stages in it."""
 
-    _placement: Placement | None
+    _placement: Moving | None
     _stages: Sequence[Stage]
     _collecting: Collecting | None
 
@@ -71,6 +71,8 @@ class _NextData:
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         if self._placement is not None:
             self._placement.abandon()
+            if not first_iter:
+                self._placement.begin_epoch()
         if self._collecting is not None and not first_iter:
             self._collecting.begin_epoch(loader)
         super()._reset(loader, first_iter)  # type: ignore[misc]
@@ -78,7 +80,7 @@ class _NextData:
 
 def _next(
     take: Callable[[], Any],
-    placement: Placement | None,
+    placement: Moving | None,
     stages: Sequence[Stage],
     collecting: Collecting | None = None,
 ) -> Any:
@@ -90,7 +92,7 @@ def _next(
 class _Through:
     """Stands in front of an iterator of another kind."""
 
-    def __init__(self, iterator: Any, placement: Placement | None, stages: Sequence[Stage]) -> None:
+    def __init__(self, iterator: Any, placement: Moving | None, stages: Sequence[Stage]) -> None:
         self._iterator = iterator
         self._placement = placement
         self._stages = stages

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from ringloader._main import epochs, forgotten_epoch, overdue
 from ringloader._main.bad_samples import Collecting
+from ringloader._main.device import Moving
 from ringloader._main.failed_arrival import forget_locals_of_reraise
 from ringloader._main.lookahead import Placement
 from ringloader._main.pausing import Pausing
@@ -80,6 +81,8 @@ class TransportIterator(Pausing, internals.Iterator):  # type: ignore[misc]
 
     # What brings batches to where they are needed.
     _placement: Placement | None = None
+    # The same, where it is a device.
+    _moving: Moving | None = None
     # What takes batches with `on_error` apart.
     _collecting: Collecting | None = None
     # What `set_epoch` said since the last epoch began.
@@ -90,7 +93,7 @@ class TransportIterator(Pausing, internals.Iterator):  # type: ignore[misc]
         loader: Any,
         transport: Transport,
         stages: Sequence[Stage] = (),
-        moving: Placement | None = None,
+        moving: Moving | None = None,
         collecting: Collecting | None = None,
     ) -> None:
         self._transport = transport
@@ -98,7 +101,7 @@ class TransportIterator(Pausing, internals.Iterator):  # type: ignore[misc]
         if collecting is not None:
             self._collecting = collecting
         if moving is not None:
-            self._placement = moving
+            self._placement = self._moving = moving
         # torch's shutdown reads them, also when its constructor has failed half-way.
         self._shutdown = False
         self._worker_pids_set = False
@@ -159,6 +162,8 @@ class TransportIterator(Pausing, internals.Iterator):  # type: ignore[misc]
         if not first_iter:
             forgotten_epoch.note(loader)
             epochs.resume(self, loader)
+            if self._moving is not None:
+                self._moving.begin_epoch()
             if self._collecting is not None:
                 self._collecting.begin_epoch(loader)
         super()._reset(loader, first_iter)
