@@ -231,7 +231,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         put_attributes(self, options)
         if _native.SUPPORTED:
             if worker_pool is not None:
-                worker_pool._register(self)
+                join_pool(self, worker_pool)
             elif options.worker_method != THREAD:
                 spawn.prepare(self)
 
@@ -255,7 +255,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         The loader's ``sampler``, its ``batch_sampler``, that one's ``sampler`` and the dataset are told at
         once, in this process. Persistent workers, and those of a ``worker_pool``, are told when their next
         epoch begins, and call the ``set_epoch`` of their dataset then; what it raises there is the error of
-        that epoch's batches. Other workers get the dataset as it is when they are started. ``Seeds`` are of
+        that epoch's batches. They are told the epoch of their own loader, whatever other loaders of the
+        dataset have said. Other workers get the dataset as it is when they are started. ``Seeds`` are of
         that epoch. Epochs that follow without a call count up from it, for ``Seeds`` only.
 
         Args:
@@ -309,6 +310,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def __exit__(self, *_: object) -> None:
         self.shutdown()
+
+
+def join_pool(loader: Any, worker_pool: WorkerPool) -> None:
+    """Has a pool know a loader, whose epoch is its own from now on."""
+    worker_pool._register(loader)
+    epochs.take_over(loader)
 
 
 def _with_pool(

@@ -30,6 +30,13 @@ def numbers(loader):
     return [int(batch.view(-1)[0]) for batch in loader]
 
 
+class Added(Numbers):
+    first = 0
+
+    def __getitem__(self, index):
+        return super().__getitem__(index) + self.first
+
+
 @pytest.mark.parametrize("how", ["kill", "exit", "exit 0", "segfault"])
 def test_a_lost_process_is_missed_by_its_iterator_alone(how):
     with WorkerPool(2) as pool:
@@ -46,16 +53,21 @@ def test_a_lost_process_is_missed_by_its_iterator_alone(how):
         assert numbers(good) == list(range(40))
 
 
-def test_a_process_that_is_lost_while_it_is_idle_is_replaced():
-    with WorkerPool(2) as pool:
-        loader = DataLoader(Numbers(8), worker_pool=pool)
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_a_process_that_is_lost_while_it_is_idle_is_replaced(method):
+    """With fork the other one too: a new one has the dataset as it is now."""
+    with WorkerPool(2, method) as pool:
+        dataset = Added(8)
+        loader = DataLoader(dataset, worker_pool=pool)
         assert numbers(loader) == list(range(8))
         before = workers(pool)
+        dataset.first = 100
         os.kill(before[0], signal.SIGKILL)
         assert wait_until(lambda: not is_running(before[0]), 10)
-        assert numbers(loader) == list(range(8))
-        assert before[1] in workers(pool)
+        assert numbers(loader) == list(range(100, 108) if method == "fork" else range(8))
+        assert (before[1] in workers(pool)) == (method == "forkserver")
         assert before[0] not in workers(pool)
+        assert len(workers(pool)) == 2
 
 
 def test_a_process_that_is_lost_as_it_is_lent(monkeypatch):
@@ -79,6 +91,57 @@ def test_a_process_that_is_lost_as_it_is_lent(monkeypatch):
         assert numbers(loader) == list(range(8))
         assert killed[0] in before
         assert killed[0] not in workers(pool)
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_a_process_that_is_lost_after_others_have_begun(method, monkeypatch):
+    """Another one has the dataset as the others have it; where there is none, the iterator misses it."""
+    from ringloader._launch.pool_process import PoolProcess
+
+    assign, given = PoolProcess.assign, []
+
+    def kill_second(self, *args):
+        given.append(self)
+        if len(given) == 2:
+            dataset.first = 100
+            self.process.kill()
+            self.process.join()
+        assign(self, *args)
+
+    with WorkerPool(3, method) as pool:
+        dataset = Added(8)
+        loader = DataLoader(dataset, worker_pool=pool)
+        numbers(loader)
+        monkeypatch.setattr(PoolProcess, "assign", kill_second)
+        if method == "forkserver":
+            assert numbers(loader) == list(range(8))
+        else:
+            with pytest.raises(RuntimeError, match=DIED):
+                iter(loader)
+            gc.collect()
+            assert numbers(loader) == list(range(100, 108))
+
+
+def test_a_process_that_others_find_dead_before_it_is_given_work(monkeypatch):
+    """Looking after the pool closes its channel."""
+    from ringloader._launch.pool_process import PoolProcess
+
+    assign, killed = PoolProcess.assign, []
+
+    def kill_first(self, *args):
+        if not killed:
+            killed.append(self.process.pid)
+            self.process.kill()
+            self.process.join()
+            DataLoader(Numbers(1), worker_pool=pool)
+            assert self.channel.fileno() < 0
+        assign(self, *args)
+
+    with WorkerPool(2) as pool:
+        loader = DataLoader(Numbers(8), worker_pool=pool)
+        monkeypatch.setattr(PoolProcess, "assign", kill_first)
+        assert numbers(loader) == list(range(8))
+        assert killed
 
 
 def fails(_worker):

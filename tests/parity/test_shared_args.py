@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from faults.proc import Snapshot, descriptors
 from parity.side_by_side import assert_same
+from ringloader._launch import pickled as pickled_once
 from ringloader._launch import shared_args
 
 pytestmark = pytest.mark.limit(120)
@@ -295,7 +296,7 @@ def test_a_system_that_writes_a_part_at_a_time(monkeypatch):
     """As it does beyond 2 GB."""
     write = os.write
     monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:1000]))
-    memory = shared_args._Memory()
+    memory = pickled_once._Memory()
     data = np.arange(5000)
     memory.write(data)
     assert memory.size == data.nbytes

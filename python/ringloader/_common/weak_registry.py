@@ -21,6 +21,9 @@ class WeakRegistry(Generic[_T]):
         # By address, the oldest first.
         self._entries: dict[int, tuple[weakref.ref[Any], _T]] = {}
 
+    def __bool__(self) -> bool:
+        return bool(self._entries)
+
     def put(self, key: object, value: _T) -> None:
         """Keeps ``value``, in place of the one before; nothing for an object without weak references."""
         entries, address = self._entries, id(key)

@@ -16,14 +16,15 @@ class WorkerPool:
     Pass it as ``worker_pool`` to the loaders. Nothing starts before the first iterator. Each process holds
     the dataset of each loader once, and drops it when the loader goes. With ``fork``, processes inherit
     datasets: of a loader that is made after they were started, the first iterator replaces them. With the
-    other start methods each process is sent each dataset once.
+    other start methods a dataset is pickled once, and each process is sent that.
 
     An iterator never waits for another one: it gets processes that are idle, and starts what is missing. Up
     to ``num_workers`` of those stay. A process that was lost is replaced for the next iterator. May be used
     from several threads, with ``spawn`` or ``forkserver``: a process that is forked while another thread is
     at work may find a lock held for ever. A forked child has a pool of its own, without processes.
 
-    As with ``persistent_workers``, a process has a dataset as it was when it got it. But attributes that an
+    As with ``persistent_workers``, a change that the main process makes to a dataset may not be seen. All
+    workers of an iterator have the same state of it, but for those of ``restart_workers``. Attributes that an
     epoch sets on a dataset in a worker are gone in the next one, and ``worker_init_fn``, seeds and
     ``get_worker_info()`` are set anew for each iterator, as without ``persistent_workers``.
 

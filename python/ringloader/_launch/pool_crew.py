@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
+import itertools
 import threading
 import weakref
 from collections.abc import Iterator
@@ -12,8 +14,9 @@ from typing import Any
 import torch.multiprocessing
 
 import ringloader._native as _native
-from ringloader._launch import forkserver, shared_args, spawn, stuck
-from ringloader._launch.pool_objects import Entry, PoolObjects
+from ringloader._launch import forkserver, spawn, stuck
+from ringloader._launch.pickled import NotForAllError
+from ringloader._launch.pool_objects import Entry, Parcel, PoolObjects
 from ringloader._launch.pool_process import Assigned, LostError, PoolProcess
 
 # Seconds in which a process of a pool that is shut down must end by itself.
@@ -28,12 +31,24 @@ class Lease:
     def __init__(self, crew: Crew, loader: Any, processes: list[PoolProcess], entries: list[Entry]) -> None:
         self._crew = crew
         self._loader = weakref.ref(loader)
-        self._idle = processes
         self._entries = entries
+        # Workers that have no process that is at work yet.
+        self._missing = len(processes)
+        self._idle: list[PoolProcess] = []
+        # Once a worker has begun, there is no way back to other processes for all.
+        self._has_begun = False
+        self._moment = 0
+        # Of a process that had ended when it was given work.
+        self._lost: int | None = None
+        self.take_over(processes)
+
+    def take_over(self, processes: list[PoolProcess]) -> None:
+        """The processes are this one's, until they are given back."""
         for process in processes:
             process.lend(self)
-        # Objects that are sent, and their pickle, by the numbers of those that a process does not hold.
-        self._sent: dict[tuple[int, ...], tuple[shared_args.Shared, tuple[Any, ...]]] = {}
+        self._idle += processes
+        if processes and not self._has_begun:
+            self._moment = processes[0].moment
 
     @property
     def context(self) -> Any:
@@ -45,12 +60,14 @@ class Lease:
         return Assigned(lambda: self._begin(work), self._crew.give_back)
 
     def _begin(self, work: tuple[Any, ...]) -> PoolProcess:
+        is_again = False
         for _ in range(_LOST_AT_MOST):
-            process = self._idle[0] if self._idle else self._crew.lend_one(self, self._own_loader())
-            numbers = tuple(entry.number for entry in self._entries if entry.number not in process.numbers)
+            process = self._next(is_again)
             try:
-                process.assign(self._crew.objects, self._new(numbers), numbers, work)
+                self._pickle_for(process)
+                process.assign(self._entries, work)
             except LostError:
+                is_again, self._lost = True, process.process.pid
                 self._take(process)
                 self._crew.discard(process)
                 continue
@@ -60,10 +77,29 @@ class Lease:
                 self._crew.discard(process)
                 raise
             self._take(process)
+            self._has_begun = True
+            self._missing -= 1
             return process
         raise RuntimeError(
             f"{_LOST_AT_MOST} processes of worker_pool in a row have ended before they got to work"
         )
+
+    def _next(self, is_again: bool) -> PoolProcess:
+        """An idle process that has what the others have; for the successor of a worker, if there is one.
+
+        Args:
+            is_again: Whether another one was found to have ended when it was given this work.
+        """
+        if is_again and not self._has_begun:
+            while self._idle:
+                self._crew.give_back(self._idle.pop())
+            self._crew.lend_more(self, self._own_loader(), self._missing)
+        elif not self._idle:
+            is_successor = self._missing <= 0
+            self._crew.lend_more(self, self._own_loader(), 1, self._moment, is_successor)
+        if not self._idle:
+            raise RuntimeError(f"DataLoader worker (pid(s) {self._lost}) exited unexpectedly")
+        return self._idle[0]
 
     def _own_loader(self) -> Any:
         loader = self._loader()
@@ -75,25 +111,23 @@ class Lease:
         if process in self._idle:
             self._idle.remove(process)
 
-    def _new(self, numbers: tuple[int, ...]) -> Any:
-        if not numbers:
-            return ()
-        if numbers not in self._sent:
-            found = {entry.number: entry.find() for entry in self._entries}
-            self._sent[numbers] = (shared_args.Shared(), tuple((one, found[one]) for one in numbers))
-        shared, things = self._sent[numbers]
-        return shared_args.Arguments(shared, things)
-
-    def share_nothing_more(self) -> None:
-        """All workers have started: gives back what was pickled for them."""
-        while self._sent:
-            self._sent.popitem()[1][0].close()
+    def _pickle_for(self, process: PoolProcess) -> None:
+        """Has what the process does not hold be pickled, where that was not done for another one before."""
+        for entry in self._entries:
+            while entry.number not in process.numbers and entry.parcel is None and not entry.is_for_each:
+                try:
+                    parcel = Parcel(entry, self._entries)
+                except NotForAllError:
+                    entry.is_for_each = True
+                else:
+                    self._crew.add(parcel)
 
     def close(self) -> None:
         """Gives back the processes that got no work. Those that did are given back as they leave."""
-        self.share_nothing_more()
         while self._idle:
             self._crew.give_back(self._idle.pop())
+        # A report of the iterator may have this one for long.
+        self._entries = []
 
 
 @functools.cache
@@ -121,6 +155,7 @@ class Crew:
         # Asked for while the same thread held the lock, below a finalizer or a signal's handler.
         self._returned: list[PoolProcess] = []
         self._ends_idle = False
+        self._moments = itertools.count(1)
         self.objects = PoolObjects()
         self.is_shut_down = False
 
@@ -184,10 +219,15 @@ class Crew:
                 process.channel.close()
             elif dropped:
                 process.drop(dropped)
-        idle = [process for process in self._processes if not process.is_lent]
         keep = 0 if self.is_shut_down else 2 * self._num_workers
-        for process in idle[keep:]:
+        for process in self._idle()[keep:]:
             self._end(process)
+
+    def _idle(self) -> list[PoolProcess]:
+        """Processes without an iterator. Those come last that can be missed best: few of one moment, old."""
+        idle = [process for process in self._processes if not process.is_lent]
+        number = collections.Counter(process.moment for process in idle)
+        return sorted(idle, key=lambda process: (-number[process.moment], -process.moment))
 
     def _end(self, process: PoolProcess) -> None:
         process.end()
@@ -210,16 +250,31 @@ class Crew:
         _look_up_torch()
         with self._held():
             entries = self._check_in(loader)
-            processes = self._find(loader.num_workers, {entry.number for entry in entries})
-            return Lease(self, loader, processes, entries)
+            return Lease(self, loader, self._find(loader.num_workers, entries), entries)
 
-    def lend_one(self, lease: Lease, loader: Any) -> PoolProcess:
-        """Another process, in place of one that was lost."""
+    def lend_more(
+        self, lease: Lease, loader: Any, count: int, moment: int | None = None, may_differ: bool = False
+    ) -> None:
+        """Lends other processes, in place of some that were lost.
+
+        Args:
+            lease: Who gets them. The memory of its iterator is there already.
+            loader: Its loader.
+            count: How many.
+            moment: Of which they must be; None for any one.
+            may_differ: Whether others will do, where there is none of that moment.
+        """
         with self._held():
             entries = self._check_in(loader)
-            (process,) = self._find(1, {entry.number for entry in entries}, for_one=True)
-            process.lend(lease)
-        return process
+            found = self._find(count, entries, moment, for_one=True)
+            if not found and may_differ:
+                found = self._find(count, entries, for_one=True)
+            lease.take_over(found)
+
+    def add(self, parcel: Parcel) -> None:
+        """Has all processes that need it be sent this parcel."""
+        with self._held():
+            self.objects.add(parcel)
 
     def _check_in(self, loader: Any) -> list[Entry]:
         if self.is_shut_down:
@@ -229,27 +284,60 @@ class Crew:
             )
         return self.objects.keep(loader, self._note_gone)
 
-    def _find(self, count: int, needed: set[int], for_one: bool = False) -> list[PoolProcess]:
-        """Processes that are idle, or new. ``for_one``: for an iterator whose memory is there already."""
-        idle = [process for process in self._processes if not process.is_lent]
-        found = [process for process in idle if needed <= process.numbers][:count]
-        others = [process for process in idle if process not in found]
-        missing = count - len(found)
-        forks = self.context.get_start_method() == "fork"
-        for process in others[:missing]:
-            if forks:
-                # A new one inherits what this one cannot be given without a pickle.
-                self._end(process)
-            else:
-                found.append(process)
-        inherited = self.objects.all() if forks and len(found) < count else {}
+    def _find(
+        self, count: int, entries: list[Entry], moment: int | None = None, for_one: bool = False
+    ) -> list[PoolProcess]:
+        """Processes that are idle, or new; all of them will hold the entries in the same state.
+
+        Args:
+            count: How many.
+            entries: What they must hold.
+            moment: Of which they must be; None for any one. None are found if there are too few of it.
+            for_one: For an iterator whose memory is there already.
+        """
+        needed = {entry.number for entry in entries}
+        if self.context.get_start_method() == "fork":
+            return self._find_inheriting(count, needed, moment, for_one)
+        found = sorted(self._idle(), key=lambda process: not needed <= process.numbers)[:count]
         while len(found) < count:
-            channels = [process.channel for process in self._processes]
-            process = PoolProcess(self.context, dict(inherited), channels)
-            process.is_for_one = for_one and forks
-            self._processes.append(process)
-            found.append(process)
+            found.append(self._start({}, 0))
+        for_each = [entry for entry in entries if entry.is_for_each]
+        if any(entry.number not in process.numbers for entry in for_each for process in found):
+            self.objects.renew(for_each)
         return found
+
+    def _find_inheriting(
+        self, count: int, needed: set[int], moment: int | None, for_one: bool
+    ) -> list[PoolProcess]:
+        idle = self._idle()
+        holding: dict[int, list[PoolProcess]] = {}
+        for process in idle:
+            if needed <= process.numbers and moment in (None, process.moment):
+                holding.setdefault(process.moment, []).append(process)
+        enough = [processes for processes in holding.values() if len(processes) >= count]
+        if enough:
+            # The fewest: larger iterators find the others. Of as many, the newest, which come first.
+            return min(enough, key=len)[:count]
+        if moment is not None:
+            return []
+        # New ones inherit what these cannot be given without a pickle: those that hold an older state of it
+        # end, so that it is not seen again, and so many of the others that there are not more than before.
+        ended = [process for processes in holding.values() for process in processes]
+        others = [process for process in reversed(idle) if process not in ended]
+        for process in ended + others[: max(0, count - len(ended))]:
+            self._end(process)
+        inherited, moment = self.objects.all(), next(self._moments)
+        started: list[PoolProcess] = []
+        while len(started) < count:
+            started.append(self._start(inherited, moment))
+            started[-1].is_for_one = for_one
+        return started
+
+    def _start(self, inherited: dict[int, Any], moment: int) -> PoolProcess:
+        channels = [process.channel for process in self._processes]
+        process = PoolProcess(self.context, dict(inherited), channels, moment)
+        self._processes.append(process)
+        return process
 
     def give_back(self, process: PoolProcess) -> None:
         """A process has left its iterator. From anywhere."""
@@ -282,6 +370,8 @@ class Crew:
         with self._held():
             self.is_shut_down = True
             processes, self._processes = self._processes, []
+            # With the pickles of all objects.
+            self.objects = PoolObjects()
         for process in processes:
             if process.is_lent:
                 process.process.terminate()

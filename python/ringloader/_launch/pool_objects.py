@@ -6,10 +6,11 @@ import collections
 import itertools
 import sys
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
+from ringloader._launch.pickled import Pickled
 from ringloader._options import callables_of
 
 
@@ -18,7 +19,12 @@ class Entry:
 
     def __init__(self, number: int, thing: Any) -> None:
         self.number = number
+        # Loaders, and parcels that refer to it.
         self.users = 0
+        # Sent to processes that need it. None: it was not pickled yet, or it is inherited.
+        self.parcel: Parcel | None = None
+        # True: it holds for one process only, and is pickled for each.
+        self.is_for_each = False
         self.address = id(thing)
         self.find: Callable[[], Any]
         try:
@@ -26,6 +32,51 @@ class Entry:
             self.find = weakref.ref(thing)
         except TypeError:
             self.find = lambda: thing
+
+
+class Parcel:
+    """Some of what one loader has, in the state in which it was pickled.
+
+    An object that an earlier parcel has is not pickled again: a process finds it by its number. One that has
+    no parcel yet, and that the first one refers to, comes with it, so that it is one object there too.
+
+    Args:
+        first: What is pickled.
+        loaders: All that its loader has.
+
+    Raises:
+        NotForAllError: If it must be pickled for each process.
+        BaseException: What pickling raises.
+    """
+
+    def __init__(self, first: Entry, loaders: Sequence[Entry]) -> None:
+        # In the order in which they are pickled.
+        self.entries = [first]
+        # Entries of earlier parcels. A process must hold them before.
+        self.refers: list[Entry] = []
+        # The objects too: the address of one that goes meanwhile might be another's.
+        things = [(one, one.find()) for one in loaders if one is not first]
+        self._others = {id(thing): (one, thing) for one, thing in things if thing is not None}
+        self.pickled = Pickled(self._things(), self._refer if self._others else None)
+        self._others.clear()
+
+    def _things(self) -> Iterator[object]:
+        done = 0
+        while done < len(self.entries):
+            yield self.entries[done].find()
+            done += 1
+
+    def _refer(self, thing: object) -> int | None:
+        entry, _ = self._others.get(id(thing), (None, None))
+        if entry is None or entry.is_for_each:
+            return None
+        if entry.parcel is not None:
+            if entry not in self.refers:
+                self.refers.append(entry)
+            return entry.number
+        if entry not in self.entries:
+            self.entries.append(entry)
+        return None
 
 
 class PoolObjects:
@@ -67,6 +118,21 @@ class PoolObjects:
         entry = self._entries.get(id(thing))
         return entry if entry is not None and entry.find() is thing else None
 
+    def add(self, parcel: Parcel) -> None:
+        """Has processes be sent a parcel, from now on; nothing where another thread was the first."""
+        if any(entry.parcel is not None or entry.is_for_each for entry in parcel.entries):
+            return
+        for entry in parcel.entries:
+            entry.parcel = parcel
+        for entry in parcel.refers:
+            entry.users += 1
+
+    def renew(self, entries: Iterable[Entry]) -> None:
+        """Has processes that hold these forget them, and be sent them as they are now."""
+        for entry in entries:
+            self.dropped.append(entry.number)
+            entry.number = next(self._numbers)
+
     def all(self) -> dict[int, Any]:
         """All objects by number, for a process that inherits them."""
         found = ((entry.number, entry.find()) for entry in self._entries.values())
@@ -89,12 +155,24 @@ class PoolObjects:
         ended, entries = self._of_loaders.pop(loader, (None, []))
         if ended is not None:
             ended.detach()
-        for entry in entries:
+        self._let_go(entries)
+
+    def _let_go(self, entries: Iterable[Entry]) -> None:
+        pending = list(entries)
+        while pending:
+            entry = pending.pop()
             entry.users -= 1
-            if entry.users == 0:
-                self.dropped.append(entry.number)
-                if self._entries.get(entry.address) is entry:
-                    del self._entries[entry.address]
+            together = [entry] if entry.parcel is None else entry.parcel.entries
+            if any(one.users for one in together):
+                continue
+            if entry.parcel is not None:
+                pending += entry.parcel.refers
+            for one in list(together):
+                self.dropped.append(one.number)
+                # Without a cycle, its memory goes as soon as no lease has it.
+                one.parcel = None
+                if self._entries.get(one.address) is one:
+                    del self._entries[one.address]
 
 
 def _are_same(entries: list[Entry], things: list[Any]) -> bool:

@@ -8,13 +8,13 @@ import os
 import socket
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import connection, context, reduction
 from typing import Any
 
 from ringloader._common import memory_file
 from ringloader._launch import spawn, stuck
-from ringloader._launch.pool_objects import Entry, PoolObjects
+from ringloader._launch.pool_objects import Entry, Parcel
 from ringloader._worker import assignments, pooled
 
 # Seconds between two looks whether a process that is waited for has left or ended.
@@ -32,10 +32,15 @@ class PoolProcess:
         context: The ``multiprocessing`` context that starts it.
         inherited: What it holds from the beginning, by number, if it is forked.
         others: Ends of the sockets of the pool's other processes.
+        moment: When it is forked: those of one moment hold what they inherited in one state. Of processes
+            that are sent what they hold it is the same for all.
     """
 
-    def __init__(self, context: Any, inherited: dict[int, Any], others: Sequence[socket.socket]) -> None:
+    def __init__(
+        self, context: Any, inherited: dict[int, Any], others: Sequence[socket.socket], moment: int
+    ) -> None:
         self.numbers = set(inherited)
+        self.moment = moment
         # Whether an iterator has it.
         self.is_lent = False
         # Whether it was forked from the midst of an iteration: it has what was there then, and ends with it.
@@ -80,25 +85,34 @@ class PoolProcess:
             else:
                 self.process.kill()
 
-    def assign(self, objects: PoolObjects, new: Any, added: Iterable[int], work: tuple[Any, ...]) -> None:
+    def assign(self, entries: Sequence[Entry], work: tuple[Any, ...]) -> None:
         """Sends an assignment.
 
         Args:
-            objects: What its loader, and others, have: sent by number where the process holds it.
-            new: Pairs of number and object, for the process to hold.
-            added: Those numbers.
+            entries: What its loader has: sent by number where the process holds it, and first where not.
+                Each has a parcel by now, or is for each process.
             work: What the process is to do.
 
         Raises:
             LostError: If the process has ended.
         """
+        parcels: list[Parcel] = []
+        for entry in entries:
+            _add_missing(entry, self.numbers, parcels)
+        sent = {one.number for parcel in parcels for one in parcel.entries}
+        # The objects too: an address is theirs as long as they are there.
+        found = ((entry.number, entry.find()) for entry in entries)
+        things = {number: thing for number, thing in found if thing is not None}
+        held = {id(thing): number for number, thing in things.items() if number in self.numbers | sent}
+        for_each = [(number, thing) for number, thing in things.items() if id(thing) not in held]
+        numbered = [([one.number for one in parcel.entries], parcel.pickled) for parcel in parcels]
         sending = _Sending()
         file = io.BytesIO()
         before = context.get_spawning_popen()
         context.set_spawning_popen(sending)  # type: ignore[arg-type]
         try:
-            _Pickler(file, objects, self.numbers).dump(new)
-            _Pickler(file, objects, self.numbers.union(added)).dump(work)
+            _Pickler(file, held).dump(numbered)
+            _Pickler(file, held).dump((for_each, work))
         finally:
             context.set_spawning_popen(before)
         data = file.getvalue()
@@ -113,7 +127,7 @@ class PoolProcess:
                 self._send(assignments.ASSIGN_LARGE, [*sending.fds, memory])
             finally:
                 os.close(memory)
-        self.numbers.update(added)
+        self.numbers.update(sent, things)
 
     def _send(self, message: bytes, fds: list[int]) -> None:
         self._is_assigned = True
@@ -122,8 +136,11 @@ class PoolProcess:
                 socket.send_fds(self.channel, [assignments.MORE_FDS], fds[: assignments.MOST_FDS])
                 fds = fds[assignments.MOST_FDS :]
             socket.send_fds(self.channel, [message], fds)
-        except ConnectionError as error:
-            raise LostError from error
+        except OSError as error:
+            # Who finds it dead closes the channel: another thread, too.
+            if isinstance(error, ConnectionError) or self.channel.fileno() < 0:
+                raise LostError from error
+            raise
 
     def drop(self, numbers: list[int]) -> None:
         """Has it forget what no loader has any more."""
@@ -168,6 +185,16 @@ def _no_lease() -> None:
     return None
 
 
+def _add_missing(entry: Entry, held: set[int], parcels: list[Parcel]) -> None:
+    """Adds the parcel of ``entry``, after those that it refers to, where a process does not hold them."""
+    parcel = entry.parcel
+    if parcel is None or parcel in parcels or entry.number in held:
+        return
+    for one in parcel.refers:
+        _add_missing(one, held, parcels)
+    parcels.append(parcel)
+
+
 class _Sending:
     """Stands for the process that is being started: descriptors are numbered, and sent with the rest."""
 
@@ -184,14 +211,13 @@ class _Sending:
 class _Pickler(reduction.ForkingPickler):
     """As multiprocessing pickles, but for what the process holds."""
 
-    def __init__(self, file: Any, objects: PoolObjects, held: set[int]) -> None:
+    def __init__(self, file: Any, held: Mapping[int, int]) -> None:
         super().__init__(file)
-        self._objects = objects
+        # Numbers by the address of what they are of.
         self._held = held
 
     def persistent_id(self, thing: Any) -> int | None:
-        entry: Entry | None = self._objects.entry_of(thing)
-        return entry.number if entry is not None and entry.number in self._held else None
+        return self._held.get(id(thing))
 
 
 class Assigned:

@@ -10,6 +10,7 @@ from typing import Any
 import torch.distributed
 
 from ringloader._common.epoch_listeners import epoch_listeners
+from ringloader._common.weak_registry import WeakRegistry
 from ringloader._options import Options
 from ringloader._torch import internals, select_path
 from ringloader._worker import fetch
@@ -17,8 +18,10 @@ from ringloader._worker.epochs import EpochStep, TellingStep
 
 # On a loader that counts: the epoch that begins next.
 _NEXT = "_ringloader_next_epoch"
-# On a loader whose dataset was told: which epoch, last.
+# On a loader: which epoch it told its dataset last; None for a pool's loader that did not.
 _TOLD = "_ringloader_told_epoch"
+# For each dataset, the epoch that it was told last, by any loader.
+_told_last: WeakRegistry[int] = WeakRegistry()
 
 
 def step_for(loader: Any, options: Options) -> EpochStep | None:
@@ -32,10 +35,27 @@ def step_for(loader: Any, options: Options) -> EpochStep | None:
     return EpochStep(options.worker_reset_fn, reseeds, options.seed, epoch, rank, world_size)
 
 
+def take_over(loader: Any) -> None:
+    """A new loader has the epoch that its dataset was told before: frameworks make loaders anew."""
+    if not hasattr(loader, _TOLD):
+        setattr(loader, _TOLD, _last_of(loader))
+
+
 def telling_for(loader: Any) -> tuple[TellingStep, ...]:
-    """For workers that have the dataset as it was before: what it was told since."""
-    told = getattr(loader, _TOLD, None)
+    """For a pool's workers: the loader's own epoch, whatever their dataset was told before."""
+    take_over(loader)
+    told = getattr(loader, _TOLD)
+    if told is None and _last_of(loader) is not None:
+        # Another loader's epoch, which the dataset may have, is not this one's.
+        told = 0
     return () if told is None else (TellingStep(told),)
+
+
+def _last_of(loader: Any) -> int | None:
+    if not _told_last:
+        return None
+    found = (_told_last.get(one) for one in epoch_listeners(loader.dataset))
+    return next((epoch for epoch in found if epoch is not None), None)
 
 
 def step_in(steps: Sequence[Any]) -> EpochStep | None:
@@ -78,6 +98,8 @@ def set_next(loader: Any, epoch: int) -> None:
     distinct: dict[int, Any] = {id(one): one for one in listeners}
     for one in distinct.values():
         one.set_epoch(epoch)
+    for one in datasets:
+        _told_last.put(one, epoch)
     if datasets:
         setattr(loader, _TOLD, epoch)
     # Workers of an iterator that is made from now on get the dataset as it is.

@@ -213,8 +213,6 @@ class Transport:
     def _share_nothing_more(self) -> None:
         if self._shared is not None:
             self._shared.close()
-        if self._lease is not None:
-            self._lease.share_nothing_more()
 
     def note_end(self, worker: int) -> bool:
         """Looks at a worker whose process has ended. Returns whether it should not have.

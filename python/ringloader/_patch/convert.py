@@ -13,7 +13,7 @@ import ringloader.bad_samples as bad_samples
 from ringloader._launch import pool
 from ringloader._make_iterator import check_dispatch, check_retry, check_threads
 from ringloader._torch import devices, internals
-from ringloader.dataloader import DataLoader
+from ringloader.dataloader import DataLoader, join_pool
 
 _Loader = TypeVar("_Loader")
 
@@ -79,7 +79,7 @@ def convert(loader: _Loader, **options: Any) -> _Loader:
         pool.check(now.worker_pool, at.num_workers, at.persistent_workers, at.multiprocessing_context)
         if not at.num_workers:
             at.num_workers, at.prefetch_factor = now.worker_pool.num_workers, at.prefetch_factor or 2
-        now.worker_pool._register(at)
+        join_pool(at, now.worker_pool)
     before = _options.Options.of(loader) if was_ours else None
     if not was_ours:
         _set_class(loader, _converted(cls))

@@ -117,8 +117,11 @@ class Assignments:
         _received.update(enumerate(fds))
         # What it raises ends the process.
         with file:
-            held.put(_Unpickler(file, held).load())
-            return _Unpickler(file, held).load()
+            for numbers, sent in _Unpickler(file, held).load():
+                held.put(zip(numbers, sent.load(held.get), strict=True))
+            things, assignment = _Unpickler(file, held).load()
+            held.put(things)
+            return assignment
 
     def say_left(self) -> bool:
         """Tells the main process that this one has left the iterator's memory. False: it has ended."""

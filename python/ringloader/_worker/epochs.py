@@ -89,7 +89,7 @@ class EpochStep:
 
 
 class TellingStep:
-    """Tells the dataset of a pool's process, which may be older, what the main process's was told."""
+    """Tells the dataset of a pool's process, which other loaders may have too, the epoch of one loader."""
 
     def __init__(self, epoch: int) -> None:
         self._epoch = epoch

@@ -1,0 +1,325 @@
+"""Objects that are pickled once for any number of processes, in memory that all of them read.
+
+What belongs to one process alone, the descriptors, is made again for each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import mmap
+import os
+import pickle
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from multiprocessing import context, reduction
+from typing import Any
+
+import numpy as np
+import torch.multiprocessing
+from torch.multiprocessing import reductions
+
+from ringloader._common import memory_file
+
+# Shorter arrays go with the pickle: a mapping of their own costs more than a copy.
+_MAPPED_FROM = 64 << 10
+# Of the address of a mapped array, as of memory that numpy allocates itself.
+_ALIGNMENT = 64
+
+# Of a descriptor, in this process and those that are sent it.
+_fd_numbers = itertools.count()
+
+
+class NotForAllError(BaseException):
+    """Something must be pickled for each process. No `Exception`: no handler on the way may take it."""
+
+
+class Pickled:
+    """Objects, pickled in their state of now. It goes with :meth:`close`, or when nothing refers to it.
+
+    Pickled itself, for a process that is started or given work, it is a :class:`Sent`.
+
+    Args:
+        things: The objects. One that another one refers to is the same object in the process.
+        refer: Called with each object that pickling comes to: the number by which the process finds it, or
+            None to pickle it. By default all are pickled.
+
+    Raises:
+        NotForAllError: If something holds for one process only.
+        BaseException: What pickling raises.
+    """
+
+    def __init__(self, things: Iterable[object], refer: Callable[[object], int | None] | None = None) -> None:
+        if not _pickles_as_usual():
+            raise NotForAllError
+        self._pickle = _Memory()
+        self._arrays = _Memory()
+        self._count = 0
+        stand_in = _AnyPopen()
+        self._fds, self._kept = stand_in.fds, stand_in.kept
+        pickler = _PicklerForAll(self._pickle, self._arrays, stand_in)
+        if refer is not None:
+            # An attribute: without one, no call for each object.
+            pickler.persistent_id = refer  # type: ignore[method-assign]
+        popen = context.get_spawning_popen()
+        context.set_spawning_popen(stand_in)  # type: ignore[arg-type]
+        try:
+            for thing in things:
+                pickler.dump(thing)
+                self._count += 1
+            # What one process did to a file, another would find in its objects.
+            memory_file.seal_bytes(self._pickle.fd)
+            memory_file.seal_bytes(self._arrays.fd)
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            context.set_spawning_popen(popen)
+        if not self._arrays.size:
+            self._arrays.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        arrays = reduction.DupFd(self._arrays.fd) if self._arrays.size else None
+        fds = {number: reduction.DupFd(fd) for number, fd in self._fds.items()}
+        return Sent, (reduction.DupFd(self._pickle.fd), arrays, fds, self._count)
+
+    def close(self) -> None:
+        """Gives back what processes that were sent it hold themselves."""
+        self._pickle.close()
+        self._arrays.close()
+        self._fds.clear()
+        self._kept.clear()
+
+
+def _pickles_as_usual() -> bool:
+    """Whether multiprocessing's pickling is its own: some replace it by one that can pickle more."""
+    parts = (reduction.ForkingPickler, reduction.dump, reduction.DupFd)
+    own = getattr(context, "reduction", None) is reduction
+    return own and all(part.__module__ == reduction.__name__ for part in parts)
+
+
+class _OwnFd:
+    """A descriptor that is closed by ``close``, or when nothing refers to it."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.close = weakref.finalize(self, os.close, fd)
+        self.close.atexit = False
+
+
+class _Memory(_OwnFd):
+    """A file in memory that is written from its beginning to its end."""
+
+    def __init__(self) -> None:
+        try:
+            fd = memory_file.make("ringloader-arguments")
+        except OSError as error:
+            raise NotForAllError from error
+        super().__init__(fd)
+        self.size = 0
+
+    def write(self, data: Any) -> int:
+        with memoryview(data) as view, view.cast("B") as rest:
+            written = 0
+            while written < len(rest):
+                try:
+                    written += os.write(self.fd, rest[written:])
+                except OSError as error:
+                    raise NotForAllError from error
+            self.size += written
+            return written
+
+    def align(self) -> int:
+        """The next place where an array may begin."""
+        self.write(bytes(-self.size % _ALIGNMENT))
+        return self.size
+
+
+class _AnyPopen:
+    """Stands for the process that is being started, while pickling for all of them.
+
+    Descriptors are numbered, and sent to each process under their number. What else a reduction wants to
+    know of the process would be different for another.
+    """
+
+    def __init__(self) -> None:
+        self.fds: dict[int, int] = {}
+        # INVARIANT: by these, what was pickled stays good, also when the objects themselves change or go.
+        # None of them is an object that refers to others: a pool does not keep its loaders.
+        self.kept: list[object] = []
+        self._is_kept = False
+
+    def duplicate_for_child(self, fd: int) -> int:
+        if not self._is_kept:
+            try:
+                own = _OwnFd(os.dup(fd))
+            except OSError as error:
+                raise NotForAllError from error
+            self.kept.append(own)
+            fd = own.fd
+        number = next(_fd_numbers)
+        self.fds[number] = fd
+        return number
+
+    def keep(self, thing: object) -> None:
+        """Keeps an object with a resource that pickling names."""
+        self.kept.append(thing)
+
+    @contextlib.contextmanager
+    def keeping(self, storage: torch.UntypedStorage) -> Iterator[None]:
+        """Keeps a storage, which keeps its descriptor open: a second one for each tensor were too many."""
+        self.keep(storage)
+        self._is_kept = True
+        try:
+            yield
+        finally:
+            self._is_kept = False
+
+    @property
+    def DupFd(self) -> type[_NumberedFd]:  # noqa: N802
+        return _NumberedFd
+
+    def __getattr__(self, name: str) -> Any:
+        raise NotForAllError(name)
+
+
+# In a process: the descriptors that were sent to it. A part may be unpickled only later.
+_received: dict[int, Any] = {}
+# In a process, while it unpickles: where the arrays lie.
+_mapped: mmap.mmap | None = None
+
+
+class _NumberedFd:
+    """A descriptor on its way to each process. MIRRORS multiprocessing popen_forkserver.py::_DupFd."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def detach(self) -> int:
+        fd: int = _received.pop(self.number).detach()
+        return fd
+
+
+class _PicklerForAll(reduction.ForkingPickler):
+    """As multiprocessing pickles, with large arrays apart, and refusing what is for one process."""
+
+    def __init__(self, file: _Memory, arrays: _Memory, popen: _AnyPopen) -> None:
+        super().__init__(file)
+        table = dict(self.dispatch_table)
+        for kind, reduce in reduction.ForkingPickler._extra_reducers.items():  # type: ignore[attr-defined]
+            table[kind] = _for_all(reduce, popen)
+        for kind in _lock_types():
+            table.setdefault(kind, lambda lock: _reduce_lock(lock, popen))
+        table.setdefault(np.ndarray, lambda array: _reduce_array(array, arrays))
+        self.dispatch_table = table
+
+
+def _for_all(reduce: Callable[[Any], Any], popen: _AnyPopen) -> Callable[[Any], Any]:
+    """A reduction that is registered for other processes, made to refuse where it is for one of them."""
+    module = getattr(reduce, "__module__", None) or ""
+    if module.startswith("multiprocessing."):
+        return reduce
+    if module != reductions.__name__:
+        return _refuse
+    if reduce in (reductions.reduce_typed_storage, reductions.reduce_typed_storage_child):
+        # They lead to the untyped storage.
+        return reduce
+
+    def reduce_in_memory(thing: Any) -> Any:
+        # A handle to another device's memory, and a file's name, are counted for each receiver.
+        device = getattr(thing, "device", None)
+        if (
+            getattr(device, "type", None) not in ("cpu", "meta")
+            or torch.multiprocessing.get_sharing_strategy() == "file_system"  # type: ignore[no-untyped-call]
+        ):
+            raise NotForAllError
+        if isinstance(thing, torch.UntypedStorage):
+            with popen.keeping(thing):
+                return reduce(thing)
+        return reduce(thing)
+
+    return reduce_in_memory
+
+
+def _refuse(thing: object) -> Any:
+    raise NotForAllError(type(thing))
+
+
+def _lock_types() -> tuple[type, ...]:
+    module = sys.modules.get("multiprocessing.synchronize")
+    if module is None:
+        return ()
+    return module.Lock, module.RLock, module.Semaphore, module.BoundedSemaphore
+
+
+def _reduce_lock(lock: Any, popen: _AnyPopen) -> Any:
+    # Processes find it by its name, which goes with it.
+    popen.keep(lock)
+    return lock.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
+
+
+def _reduce_array(array: np.ndarray[Any, Any], arrays: _Memory) -> Any:
+    flags = array.flags
+    in_order = flags.c_contiguous or flags.f_contiguous
+    # Pickle gives elements back in the machine's byte order.
+    as_they_are = array.dtype.isnative and not array.dtype.hasobject
+    if array.nbytes < _MAPPED_FROM or not as_they_are or not in_order:
+        return array.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
+    column_major = not flags.c_contiguous
+    begin = arrays.align()
+    elements = (array.T if column_major else array).reshape(-1)
+    arrays.write(elements.view(np.uint8))
+    # Pickle's older protocols lose that an array may not be written to.
+    writable = flags.writeable or pickle.DEFAULT_PROTOCOL < 5
+    return _map_array, (begin, array.shape, array.dtype, "F" if column_major else "C", writable)
+
+
+def _map_array(begin: int, shape: tuple[int, ...], dtype: Any, order: Any, writable: bool) -> Any:
+    assert _mapped is not None
+    array = np.ndarray(shape, dtype, _mapped, begin, order=order)
+    array.flags.writeable = writable
+    return array
+
+
+class Sent:
+    """A :class:`Pickled` in a process that it was sent to."""
+
+    def __init__(self, pickled: Any, arrays: Any, fds: dict[int, Any], count: int) -> None:
+        self._pickled = pickled
+        self._arrays = arrays
+        self._fds = fds
+        self._count = count
+
+    def load(self, find: Callable[[Any], object] | None = None) -> list[Any]:
+        """Returns the objects. To be called once.
+
+        Arrays are mapped for this process alone: it may write to them, as to a copy, and no other sees it.
+
+        Args:
+            find: Returns the object of a number that stands for it.
+        """
+        global _mapped
+        _received.update(self._fds)
+        if self._arrays is not None:
+            with _closing(self._arrays.detach()) as fd:
+                _mapped = mmap.mmap(fd, 0, mmap.MAP_PRIVATE)
+        try:
+            # Mapped: those who are sent the descriptor share one position in the file.
+            with _closing(self._pickled.detach()) as fd:
+                memory = mmap.mmap(fd, 0, mmap.MAP_PRIVATE)
+            with memory:
+                unpickler = pickle.Unpickler(memory)
+                if find is not None:
+                    unpickler.persistent_load = find  # type: ignore[method-assign]
+                return [unpickler.load() for _ in range(self._count)]
+        finally:
+            _mapped = None
+
+
+@contextlib.contextmanager
+def _closing(fd: int) -> Iterator[int]:
+    try:
+        yield fd
+    finally:
+        os.close(fd)
