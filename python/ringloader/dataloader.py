@@ -297,7 +297,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         Persistent workers end too, and those of an iterator that is still held: ``next`` on it raises a
         ``RuntimeError`` from then on. Batches that were returned stay valid. The loader may be iterated
         again, with new workers, and be shut down again. It may be called from any thread: a ``next`` that
-        waits in another one raises, or gives a batch that is there. Workers that are busy have 5 seconds
+        waits in another one raises that error too. Workers that are busy have 5 seconds
         to end, all of them together; then they are terminated. In a forked child, what the parent's loader
         has made is left alone.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 import typing
 
 import pytest
@@ -12,6 +13,9 @@ from torch.overrides import TorchFunctionMode
 
 from accelerator import pretend
 from accelerator.pinned import IS_NAMED, PIN
+from faults.failing_datasets import Pauses
+from faults.proc import wait_until
+from parity import harness
 from parity.datasets import identity
 from ringloader import DataLoader
 
@@ -96,16 +100,14 @@ def test_interrupts_lose_nothing(option, size):
     armed = False
 
     def interrupt(_signum, frame):
-        # What comes once the batch has left the loader is the caller's own loss, as with any iterator.
-        while frame is not None:
-            if frame.f_code.co_name in ("_next", "_prepared", "prepare"):
-                break
-            frame = frame.f_back
-        if armed and frame is not None and not _is_handing_out(frame):
+        # What comes once the batch has left the scheduler is the caller's own loss, as with any iterator.
+        if not armed or frame.f_code.co_filename == __file__ or frame.f_code.co_name == "_next_index":
+            return
+        if frame.f_code.co_name != "__next__" or _is_at_work(iterator._scheduler):
             raise Interrupt
 
-    previous = signal.signal(signal.SIGVTALRM, interrupt)
-    signal.setitimer(signal.ITIMER_VIRTUAL, 0.001, 0.0013)
+    previous = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.0013)
     got, interrupts = [], 0
     try:
         while True:
@@ -121,16 +123,49 @@ def test_interrupts_lose_nothing(option, size):
                 armed = False
             got.append(batch)
     finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, previous)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
     assert size < 100 or interrupts > 0
     assert len(got) == count
     if size < 100:
         assert [int(batch[0]) for batch in got] == list(range(count))
 
 
-def _is_handing_out(frame):
-    """Whether the frame of `_next` has come to the line that hands out."""
-    while frame is not None and frame.f_code.co_name != "_next":
-        frame = frame.f_back
-    return frame is None or "data" in frame.f_locals
+def _is_at_work(scheduler):
+    try:
+        scheduler.positions()
+    except RuntimeError:
+        return True
+    return False
+
+
+@pytest.mark.rings_only
+@pytest.mark.parametrize("option", [PIN, {"device": pretend.NAME}], ids=["pinned", "moved"])
+@pytest.mark.parametrize("path", ["native", "rings"])
+def test_a_thread_that_waits_is_told_of_a_shutdown(path, option, tmp_path):
+    """Soon, while a worker is still busy, and not with the batch that this one makes."""
+    with harness.taking(path):
+        dataset = Pauses(8, 1, tmp_path)
+        loader = DataLoader(dataset, batch_size=None, num_workers=2, **option)
+        iterator = iter(loader)
+        assert int(next(iterator)[0]) == 0
+    got = []
+
+    def take():
+        try:
+            got.append(int(next(iterator)[0]))
+        except Exception as error:
+            got.append(str(error))
+
+    waiting = threading.Thread(target=take)
+    waiting.start()
+    assert wait_until(dataset.told.exists, 20)
+    ending = threading.Thread(target=loader.shutdown)
+    ending.start()
+    waiting.join(1)
+    is_waiting = waiting.is_alive()
+    dataset.released.touch()
+    waiting.join(20)
+    ending.join(20)
+    assert len(got) == 1 and "ended by DataLoader.shutdown" in str(got[0])
+    assert not is_waiting

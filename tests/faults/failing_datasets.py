@@ -80,6 +80,24 @@ class Hangs(Numbers):
         return super().__getitem__(index)
 
 
+class Pauses(Numbers):
+    """At one index it makes a file and waits for another one, for half a minute at most."""
+
+    def __init__(self, length: int, at: int, folder: Path) -> None:
+        super().__init__(length)
+        self.at = at
+        self.told = folder / "told"
+        self.released = folder / "released"
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == self.at:
+            self.told.touch()
+            until = time.monotonic() + 30
+            while not self.released.exists() and time.monotonic() < until:
+                time.sleep(0.001)
+        return super().__getitem__(index)
+
+
 class Sticks(Numbers):
     """Worker `w` makes `counts[w]` samples and then waits for a file that is called after it.
 

@@ -164,8 +164,11 @@ class _AsItCame:
 
     prepare = _Prepared
 
-    def place(self, batch: Any) -> Any:
-        return batch
+    def stop(self) -> None:
+        pass
+
+    def abandon(self) -> None:
+        pass
 
     def close(self) -> None:
         pass

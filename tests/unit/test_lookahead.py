@@ -45,6 +45,9 @@ class Placement:
     def place_next(self, take):
         return int(take()[0]) * 10
 
+    def stop(self):
+        pass
+
     def abandon(self):
         pass
 

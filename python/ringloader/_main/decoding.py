@@ -27,10 +27,11 @@ class _Decoded:
     caller then asks again.
     """
 
-    __slots__ = ("_arrival", "_error", "_is_done", "_pending")
+    __slots__ = ("_arrival", "_decoding", "_error", "_is_done", "_pending")
 
-    def __init__(self, arrival: _native.Arrival) -> None:
+    def __init__(self, arrival: _native.Arrival, decoding: Decoding) -> None:
         self._arrival = arrival
+        self._decoding = decoding
         self._error: BaseException | None = None
         self._is_done = False
         self._pending = threading.Lock()
@@ -53,6 +54,8 @@ class _Decoded:
 
     def result(self) -> Any:
         while not self._is_done:
+            if self._decoding.is_stopped:
+                raise RuntimeError("the iterator was ended while this batch was decoded")
             self._pending.acquire(timeout=_LOOK_S)
         error, self._error = self._error, None
         if error is not None:
@@ -68,6 +71,9 @@ class Decoding:
 
     Args:
         ahead: Batches that are decoded before their turn, at most.
+
+    Attributes:
+        is_stopped: Whether nobody may wait for a batch any more.
     """
 
     # The things themselves: what lives on while modules are torn down finds their names None.
@@ -79,6 +85,7 @@ class Decoding:
 
     def __init__(self, ahead: int) -> None:
         self.depth = ahead
+        self.is_stopped = False
         self._tasks: queue.SimpleQueue[_Decoded | None] = queue.SimpleQueue()
         # INVARIANT: it was started.
         self._thread: threading.Thread | None = None
@@ -88,7 +95,7 @@ class Decoding:
 
     def prepare(self, arrival: _native.Arrival) -> Prepared:
         """Has the thread decode a batch."""
-        decoded = _Decoded(arrival)
+        decoded = _Decoded(arrival, self)
         if self._thread is None and not self._started():
             decoded.decode()
         else:
@@ -114,6 +121,10 @@ class Decoding:
     def place_next(self, take: Callable[[], Any]) -> Any:
         """A batch of torch's own iterator is decoded when it is taken."""
         return take()
+
+    def stop(self) -> None:
+        """Has callers that wait for a batch raise."""
+        self.is_stopped = True
 
     def abandon(self) -> None:
         """Takes back what the thread has not begun."""

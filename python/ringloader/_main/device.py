@@ -152,6 +152,9 @@ class Moving:
         with self._lock, no_inference_mode():
             return self._issue_tree(batch).result()
 
+    def stop(self) -> None:
+        """Does nothing: no result waits for long."""
+
     def abandon(self) -> None:
         """Gives up what was not handed out."""
         for moved in list(self.ahead):

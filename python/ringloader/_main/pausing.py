@@ -123,10 +123,24 @@ def attach(iterator: Any) -> None:
 
 
 def end(iterator: Any) -> None:
-    """From now on ``next`` raises, also in a thread that waits in torch's own loop."""
+    """From now on ``next`` raises, also in a thread that waits for a batch."""
     if not _has_ended(iterator):
         _gate_of(iterator).has_ended = True
-    vars(iterator).update(_reset=_raise_ended, _try_get_data=_raise_ended)
+    vars(iterator).update(_reset=_raise_ended, _try_get_data=_raise_ended, _process_data=_raise_ended)
+    # One of torch's own wakes up by itself, when it looks for workers that were lost.
+    stop = getattr(iterator, "_stop", None)
+    if stop is not None:
+        stop(_ENDED)
+
+
+def raise_if_ended(iterator: Any) -> None:
+    """Raises if the iterator was ended: in place of what its end has led to.
+
+    Raises:
+        RuntimeError: Says so.
+    """
+    if _has_ended(iterator):
+        raise RuntimeError(_ENDED) from None
 
 
 def _call(itself: weakref.ref[Any], method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -65,6 +65,9 @@ class Pinning:
         except Exception:
             reraise(self._failed())
 
+    def stop(self) -> None:
+        """Does nothing: no result waits for long."""
+
     def abandon(self) -> None:
         """Nothing of it is known outside."""
 

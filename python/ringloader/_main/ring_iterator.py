@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import ringloader._native as _native
-from ringloader._main import decoding, epochs, forgotten_epoch, overdue, pinning, samplers
+from ringloader._main import decoding, epochs, forgotten_epoch, lookahead, overdue, pinning, samplers
 from ringloader._main.bad_samples import Collecting
 from ringloader._main.device import Moving
-from ringloader._main.lookahead import Lookahead
 from ringloader._main.restarting import Restarting
 from ringloader._main.stages import Stage, passed
 from ringloader._main.transport_iterator import Transport, TransportIterator
@@ -69,7 +68,6 @@ class RingIterator(TransportIterator, _SchedulerCallbacks):
     _pin_memory = _PinMemory()
     # What gives the next batch to the iterator that it is given.
     _take_next: Callable[[RingIterator], Any]
-    _lookahead: Lookahead | None = None
 
     def __init__(
         self,
@@ -126,8 +124,9 @@ class RingIterator(TransportIterator, _SchedulerCallbacks):
             elif self._placement is None and self._main_prefetch:
                 self._placement = decoding.Decoding(self._main_prefetch)
             if self._placement is not None:
-                self._lookahead = Lookahead(self._scheduler, self._placement)
-                self._take_next = self._lookahead.next
+                prepare = functools.partial(lookahead.prepare, self._placement)
+                self._take_next = functools.partial(self._scheduler.next_placed, self._placement, prepare)
+                self._close_placed = functools.partial(self._scheduler.close_placed, self._placement)
             if self._collecting is not None:
                 self._take_next = functools.partial(self._collecting.next, self._take_next)
         else:
@@ -143,8 +142,8 @@ class RingIterator(TransportIterator, _SchedulerCallbacks):
             forgotten_epoch.note(loader)
             for index_queue in self._index_queues:
                 index_queue.put(internals.ResumeIteration(self._shared_seed))
-            if self._lookahead is not None:
-                self._lookahead.clear()
+            if self._placement is not None:
+                self._scheduler.forget_placed(self._placement)
             self._scheduler.reset(source)
         for _ in range(self._prefetch_factor * self._num_workers):
             self._try_put_index()
@@ -156,8 +155,8 @@ class RingIterator(TransportIterator, _SchedulerCallbacks):
         counters = self._transport.counters if noted is None else noted.counters
         report.record(loader, self, self._path_of_torchs, reason, counters)
         self._torch_schedules, self._is_direct = True, False
-        if self._lookahead is not None:
-            self._lookahead.close()
+        if self._close_placed is not None:
+            self._close_placed()
         # torch hands out slots, which a user's own copies to a device would read after they went back.
         self._transport.unregister()
         internals.set_worker_pids(id(self), tuple(worker.pid for worker in self._workers))
@@ -204,11 +203,16 @@ class RingIterator(TransportIterator, _SchedulerCallbacks):
         try:
             if self._restarting is not None and not self._transport.is_inherited() and not self._shutdown:
                 self._restarting.list_all(self._workers)
-            if self._lookahead is not None and not self._transport.is_inherited() and not self._shutdown:
-                # Memory that they keep could not be stored for the next epoch.
-                self._lookahead.close()
         finally:
             super()._shutdown_workers()
+
+    def _stop(self, message: str) -> None:
+        if self._torch_schedules:
+            super()._stop(message)
+            return
+        self._scheduler.stop(message)
+        if self._placement is not None:
+            self._placement.stop()
 
     def _raise_timeout(self, late: list[overdue.Late]) -> NoReturn:
         # In a local variable the error, and with it this frame, would keep the iterator.

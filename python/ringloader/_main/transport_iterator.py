@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from ringloader._main import epochs, forgotten_epoch, overdue
+from ringloader._main import epochs, forgotten_epoch, overdue, pausing
 from ringloader._main.bad_samples import Collecting
 from ringloader._main.device import Moving
 from ringloader._main.failed_arrival import forget_locals_of_reraise
@@ -83,6 +84,8 @@ class TransportIterator(Pausing, internals.Iterator):  # type: ignore[misc]
     _placement: Placement | None = None
     # The same, where it is a device.
     _moving: Moving | None = None
+    # Ends it where the scheduler has batches prepared ahead. A native function: its call is not interrupted.
+    _close_placed: Callable[[], None] | None = None
     # What takes batches with `on_error` apart.
     _collecting: Collecting | None = None
     # What `set_epoch` said since the last epoch began.
@@ -129,6 +132,8 @@ class TransportIterator(Pausing, internals.Iterator):  # type: ignore[misc]
             batch = take() if self._collecting is None else self._collecting.next(take)
         except BaseException as error:
             forget_locals_of_reraise(error)
+            if isinstance(error, Exception):
+                pausing.raise_if_ended(self)
             if isinstance(error, RuntimeError) and overdue.is_timeout(error, self._timeout):
                 self._with_late(error, self._late())
             raise
@@ -178,5 +183,17 @@ class TransportIterator(Pausing, internals.Iterator):  # type: ignore[misc]
             else:
                 self._transport.end_workers(self, super()._shutdown_workers)
         finally:
-            if self._shutdown:
-                self._transport.close(may_keep=not self._persistent_workers)
+            try:
+                # Before the memory goes that batches are copied from. Behind the end of the workers: by then
+                # no other thread waits for one of theirs.
+                if self._close_placed is not None:
+                    self._close_placed()
+            finally:
+                if self._shutdown:
+                    self._transport.close(may_keep=not self._persistent_workers)
+
+    def _stop(self, _message: str) -> None:
+        """Wakes a thread that waits for a batch, which finds that the iterator was ended."""
+        # Once all is closed, none waits.
+        with contextlib.suppress(RuntimeError):
+            self._data_queue.put(None)

@@ -3,6 +3,7 @@
 use std::ops::{Deref, DerefMut};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
+use std::time::{Duration, Instant};
 
 use pyo3::PyTraverseError;
 use pyo3::exceptions::PyRuntimeError;
@@ -43,17 +44,38 @@ impl<T> DetachedLock<T> {
     where
         T: Send,
     {
+        self.lock_until(py, None)?.ok_or_else(|| PyRuntimeError::new_err(held))
+    }
+
+    /// `None` when this thread holds it, and when another one does for so long.
+    ///
+    /// # Errors
+    /// What a signal handler raises meanwhile.
+    pub(crate) fn lock_within(&self, py: Python<'_>, limit: Duration) -> PyResult<Option<Guard<'_, T>>>
+    where
+        T: Send,
+    {
+        self.lock_until(py, Some(Instant::now() + limit))
+    }
+
+    fn lock_until(&self, py: Python<'_>, until: Option<Instant>) -> PyResult<Option<Guard<'_, T>>>
+    where
+        T: Send,
+    {
         let me = thread::current().id();
         loop {
             {
                 let mut state = self.state();
                 match std::mem::replace(&mut *state, State::Held { by: me, awaited: false }) {
-                    State::Free(value) => return Ok(Guard { lock: self, value: Some(value) }),
+                    State::Free(value) => return Ok(Some(Guard { lock: self, value: Some(value) })),
                     held => *state = held,
                 }
                 if matches!(*state, State::Held { by, .. } if by == me) {
-                    return Err(PyRuntimeError::new_err(held));
+                    return Ok(None);
                 }
+            }
+            if until.is_some_and(|until| Instant::now() >= until) {
+                return Ok(None);
             }
             // Without the interpreter, for the other thread needs it. As with torch's, each gets a batch.
             let back = detached(py, || {

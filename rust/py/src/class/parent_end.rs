@@ -43,6 +43,12 @@ pub(crate) trait ParentEnd: Sized {
     /// Whether nothing more is wanted of the workers.
     fn is_done(&self) -> bool;
 
+    /// Ends the wait of a thread that is in [`wait`](Self::wait), or comes there next. Does nothing once it is closed.
+    ///
+    /// # Errors
+    /// In a forked child.
+    fn end_wait(&self) -> PyResult<()>;
+
     /// The object that a delivery carries.
     ///
     /// # Errors
@@ -102,6 +108,13 @@ impl ParentEnd for Engine {
 
     fn is_done(&self) -> bool {
         self.is_done()
+    }
+
+    fn end_wait(&self) -> PyResult<()> {
+        if let Ok(core) = self.core() {
+            core.wake();
+        }
+        Ok(())
     }
 
     fn unpack<'py>(&self, py: Python<'py>, delivery: Delivery) -> PyResult<Bound<'py, PyAny>> {
@@ -176,6 +189,10 @@ impl ParentEnd for ThreadQueues {
 
     fn is_done(&self) -> bool {
         self.is_done()
+    }
+
+    fn end_wait(&self) -> PyResult<()> {
+        self.core().map_or(Ok(()), |core| core.wake().map_err(exception))
     }
 
     fn unpack<'py>(&self, py: Python<'py>, reply: Reply<Py<PyAny>>) -> PyResult<Bound<'py, PyAny>> {

@@ -1,21 +1,22 @@
 //! Native scheduling of one iterator, as a Python class: one call for each batch.
 
 mod advance;
+mod ahead;
 mod watched;
 
 use std::collections::VecDeque;
+use std::sync::OnceLock;
 use std::time::Duration;
 
-use pyo3::exceptions::PyAssertionError;
-use pyo3::intern;
+use pyo3::exceptions::{PyAssertionError, PyException, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::{PyTraverseError, PyVisit};
 use ringloader_core::Error;
 use ringloader_core::plan::Order as CoreOrder;
 use ringloader_core::process::{self, Process};
 use ringloader_core::scheduler::Poll;
+use ringloader_core::sync::AtomicU64;
 
-use super::arrival::Arrival;
 use super::engine::{Engine, stand_in};
 use super::index_source::IndexSource;
 use super::parent_end::{Indexed, ParentEnd};
@@ -25,6 +26,8 @@ use crate::gil::exception;
 use crate::lock::{DetachedLock, Guard};
 use crate::python::Callbacks;
 use crate::torch::names::Torch;
+
+use ahead::Ahead;
 
 type Core = ringloader_core::scheduler::Scheduler<Py<PyAny>>;
 
@@ -63,6 +66,12 @@ pub(crate) struct Positions {
 struct Scheduling<E: ParentEnd> {
     engine: Py<E>,
     state: DetachedLock<State<Indexed<E>>>,
+    /// INVARIANT: a thread takes it before the state, and has it while it prepares batches.
+    ahead: DetachedLock<Ahead>,
+    /// How often what is ahead was closed without its lock, and so below or beside a call that has it.
+    closes: AtomicU64,
+    /// What every call raises since [`stop`](Self::stop).
+    stopped: OnceLock<String>,
     /// The process that made it.
     process: &'static Process,
     workers: u32,
@@ -112,12 +121,25 @@ macro_rules! scheduler_class {
                 self.0.next(callbacks)
             }
 
-            fn take(&self, callbacks: &Bound<'_, PyAny>, ahead: &Bound<'_, PyAny>) -> PyResult<bool> {
-                self.0.take(callbacks, ahead)
+            fn next_placed<'py>(
+                &self,
+                placement: &Bound<'py, PyAny>,
+                prepare: &Bound<'py, PyAny>,
+                callbacks: &Bound<'py, PyAny>,
+            ) -> PyResult<Bound<'py, PyAny>> {
+                self.0.next_placed(placement, prepare, callbacks)
             }
 
-            fn hand_out(&self, callbacks: &Bound<'_, PyAny>, ahead: &Bound<'_, PyAny>) -> PyResult<()> {
-                self.0.hand_out(callbacks, ahead)
+            fn forget_placed(&self, placement: &Bound<'_, PyAny>) -> PyResult<()> {
+                self.0.forget_placed(placement)
+            }
+
+            fn close_placed(&self, placement: &Bound<'_, PyAny>) -> PyResult<()> {
+                self.0.close_placed(placement)
+            }
+
+            fn stop(&self, message: String) -> PyResult<()> {
+                self.0.stop(message)
             }
 
             fn take_committed(&self, py: Python<'_>) -> PyResult<()> {
@@ -151,6 +173,8 @@ struct State<I> {
     source: Py<IndexSource>,
     /// What was taken and not yet handed out, in its order.
     taken: VecDeque<Taken>,
+    /// A batch that was to be handed out when an interrupt came. It is the next.
+    kept: Option<Py<PyAny>>,
     /// The end of a worker's iterable dataset, where that was found ahead of its turn. To end the worker then would
     /// change which worker gets which of the tasks that are sent until its turn.
     end_ahead: Option<End>,
@@ -204,13 +228,24 @@ impl<E: ParentEnd> Scheduling<E> {
             core,
             source,
             taken,
+            kept: None,
             end_ahead,
             ends_kept,
             keeps_sent,
             sent,
             watch: None,
         });
-        Self { engine, state, process: process::current(), workers, iterable, timeout }
+        Self {
+            engine,
+            state,
+            ahead: DetachedLock::new(Ahead::default()),
+            closes: AtomicU64::new(0),
+            stopped: OnceLock::new(),
+            process: process::current(),
+            workers,
+            iterable,
+            timeout,
+        }
     }
 
     /// From now on, the indices of tasks are kept until their results have come.
@@ -233,13 +268,14 @@ impl<E: ParentEnd> Scheduling<E> {
         let mut state = self.lock(py)?;
         state.core.reset();
         state.taken.clear();
+        let kept = state.kept.take();
         state.end_ahead = None;
         state.ends_kept.clear();
         state.sent = SentTasks::default();
         let before = std::mem::replace(&mut state.source, source);
         drop(state);
-        // Behind the lock: its sampler's end may run any code.
-        drop(before);
+        // Behind the lock: the end of a sampler, or of a batch, may run any code.
+        drop((before, kept));
         Ok(())
     }
 
@@ -254,58 +290,48 @@ impl<E: ParentEnd> Scheduling<E> {
         let py = callbacks.py();
         let callbacks = &Callbacks(callbacks);
         let mut state = self.lock(py)?;
-        let state = &mut *state;
-        let unpack = |delivery| E::of(&self.engine).unpack(py, delivery);
-        match self.advance(state, callbacks, true, unpack)? {
-            Some((worker, data)) => self.process(state, callbacks, worker, data),
-            None => Err(invalid_state()),
-        }
+        let found = self.next_of(&mut state, callbacks);
+        self.unless_stopped(py, found)
     }
 
-    /// Appends the next batch to `ahead`, an [`Arrival`], not yet handed out: no index is read for it. False if there is
-    /// none now. It waits for one if `ahead` is empty; what was in it and was not handed out, the caller has dropped.
-    ///
-    /// Here and in `hand_out`, what the scheduler counts and what the caller has change together: a signal handler that
-    /// raises runs before or after, and nothing is lost.
-    fn take(&self, callbacks: &Bound<'_, PyAny>, ahead: &Bound<'_, PyAny>) -> PyResult<bool> {
+    fn next_of<'py>(
+        &self,
+        state: &mut State<Indexed<E>>,
+        callbacks: &Callbacks<'_, 'py>,
+    ) -> PyResult<Bound<'py, PyAny>> {
         let py = callbacks.py();
-        let callbacks = &Callbacks(callbacks);
-        let mut state = self.lock(py)?;
-        let state = &mut *state;
-        let wait = ahead.is_empty()?;
-        if wait {
-            state.taken.clear();
+        if let Some(data) = state.kept.take() {
+            return self.hand_out(state, callbacks, data.into_bound(py));
         }
-        if let Some(end) = state.end_ahead {
-            if !wait {
-                return Ok(false);
-            }
-            state.end_ahead = None;
-            self.end_worker(state, callbacks, end)?;
-        }
-        let (_, received, _) = state.core.positions();
-        let keep = |delivery| E::keep(&self.engine, py, delivery, self.iterable);
-        let Some((worker, data)) = self.advance(state, callbacks, wait, keep)? else { return Ok(false) };
-        let arrival = match data.cast_into::<Arrival>() {
-            Ok(arrival) => arrival,
-            Err(other) => {
-                let object = other.into_inner().unbind();
-                Bound::new(py, Arrival::of_object(object))?
-            }
+        let unpack = |delivery| E::of(&self.engine).unpack(py, delivery);
+        let Some((worker, data)) = self.advance(state, callbacks, true, unpack)? else {
+            return Err(invalid_state());
         };
-        state.taken.push_back(Taken { worker, received });
-        ahead.call_method1(intern!(py, "append"), (arrival,))?;
-        Ok(true)
+        state.core.delivered(worker);
+        self.hand_out(state, callbacks, data)
     }
 
-    /// Takes the first out of `ahead`, which is handed out now: reads the next index and sends it.
-    fn hand_out(&self, callbacks: &Bound<'_, PyAny>, ahead: &Bound<'_, PyAny>) -> PyResult<()> {
-        let mut state = self.lock(callbacks.py())?;
-        let state = &mut *state;
-        let Some(Taken { worker, .. }) = state.taken.pop_front() else { return Err(invalid_state()) };
-        ahead.call_method0(intern!(callbacks.py(), "popleft"))?;
-        state.core.delivered(worker);
-        self.send_one(state, &Callbacks(callbacks))
+    /// From now on every call for a batch raises `RuntimeError` with this text, also one that waits in another thread.
+    fn stop(&self, message: String) -> PyResult<()> {
+        let _ = self.stopped.set(message);
+        E::of(&self.engine).end_wait()
+    }
+
+    /// # Errors
+    /// Once it is stopped.
+    fn check_stopped(&self) -> PyResult<()> {
+        match self.stopped.get() {
+            None => Ok(()),
+            Some(message) => Err(PyRuntimeError::new_err(message.clone())),
+        }
+    }
+
+    /// What was found. Once it is stopped, its error stands for a batch, and for what the end of the workers has raised.
+    fn unless_stopped<T>(&self, py: Python<'_>, found: PyResult<T>) -> PyResult<T> {
+        match found {
+            Err(interrupt) if !interrupt.is_instance_of::<PyException>(py) => Err(interrupt),
+            found => self.check_stopped().and(found),
+        }
     }
 
     /// Takes what all workers have committed, and keeps it until its turn: for a caller that waits for something else
@@ -343,8 +369,9 @@ impl<E: ParentEnd> Scheduling<E> {
     fn positions(&self, py: Python<'_>) -> PyResult<Positions> {
         let state = self.lock(py)?;
         let (sent, received, outstanding) = state.core.positions();
-        let received = state.taken.front().map_or(received, |first| first.received);
-        Ok(Positions { sent, received, outstanding: outstanding + state.taken.len() as u64 })
+        let kept = u64::from(state.kept.is_some());
+        let received = state.taken.front().map_or(received, |first| first.received).saturating_sub(kept);
+        Ok(Positions { sent, received, outstanding: outstanding + state.taken.len() as u64 + kept })
     }
 
     fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
@@ -352,9 +379,12 @@ impl<E: ParentEnd> Scheduling<E> {
             // A thread of the parent may have had the lock at the fork.
             return Ok(());
         }
-        self.state.traverse(|state| visit.call(&state.source))
+        self.state.traverse(|state| visit.call(&state.source))?;
+        self.ahead.traverse(|ahead| ahead.traverse(visit))
     }
 }
+
+const BUSY: &str = "this iterator is being advanced elsewhere at this moment";
 
 fn invalid_state() -> PyErr {
     PyAssertionError::new_err(
@@ -368,10 +398,16 @@ fn is_end(data: &Bound<'_, PyAny>) -> PyResult<bool> {
 
 impl<E: ParentEnd> Scheduling<E> {
     fn lock(&self, py: Python<'_>) -> PyResult<Guard<'_, State<Indexed<E>>>> {
-        if !self.process.is_current() {
-            // Before the lock, which a thread may have had at the fork.
-            return Err(exception(Error::Inherited { owner: self.process.pid() }));
+        self.check_process()?;
+        self.state.lock(py, BUSY)
+    }
+
+    /// # Errors
+    /// In a forked child. To be called before a lock, which a thread may have had at the fork.
+    fn check_process(&self) -> PyResult<()> {
+        if self.process.is_current() {
+            return Ok(());
         }
-        self.state.lock(py, "this iterator is being advanced elsewhere at this moment")
+        Err(exception(Error::Inherited { owner: self.process.pid() }))
     }
 }

@@ -1,6 +1,6 @@
 //! From one batch to the next: waiting, what ended workers left, errors in their turn, the next task.
 
-use pyo3::exceptions::{PyAssertionError, PyRuntimeError, PyStopIteration};
+use pyo3::exceptions::{PyAssertionError, PyException, PyRuntimeError, PyStopIteration};
 use pyo3::intern;
 use pyo3::prelude::*;
 use ringloader_core::scheduler::Poll;
@@ -28,6 +28,7 @@ impl<E: ParentEnd> Scheduling<E> {
         let mut deadline = Deadline::after(self.timeout)?;
         let mut watched = None;
         loop {
+            self.check_stopped()?;
             match state.core.poll(engine.as_deref()).map_err(exception)? {
                 Poll::End | Poll::Lost { .. } | Poll::Wait { .. } if !wait => return Ok(None),
                 Poll::End => {
@@ -195,16 +196,26 @@ impl<E: ParentEnd> Scheduling<E> {
     }
 
     /// MIRRORS torch dataloader.py::_process_data. What reading the index raises replaces the batch.
-    pub(super) fn process<'py>(
+    ///
+    /// An interrupt does not: the batch is the next then. The last look for signals is here, because the interpreter's
+    /// next one comes when the batch is no longer ours and not yet the caller's.
+    pub(super) fn hand_out<'py>(
         &self,
         state: &mut State<Indexed<E>>,
         callbacks: &Callbacks<'_, 'py>,
-        worker: u32,
         data: Bound<'py, PyAny>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let py = callbacks.py();
-        state.core.delivered(worker);
-        self.send_one(state, callbacks)?;
+        if let Err(interrupt) = py.check_signals() {
+            state.kept = Some(data.unbind());
+            return Err(interrupt);
+        }
+        if let Err(error) = self.send_one(state, callbacks) {
+            if !error.is_instance_of::<PyException>(py) {
+                state.kept = Some(data.unbind());
+            }
+            return Err(error);
+        }
         // By its type: `isinstance` would ask every batch for `__class__` too, which a user's class may answer.
         if data.get_type().is_subclass(Torch::get(py)?.exception_wrapper.bind(py))? {
             data.call_method0(intern!(py, "reraise")).inspect_err(|error| forget_locals(py, error))?;
