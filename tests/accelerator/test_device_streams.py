@@ -33,7 +33,7 @@ from accelerator.moved import (
     registrar,
     two_devices,
 )
-from ringloader._main import device_prepared
+from ringloader._main import device, device_prepared
 
 pytestmark = [pytest.mark.rings_only, pytest.mark.usefixtures("registrar")]
 
@@ -256,6 +256,141 @@ def test_without_the_wait_for_what_is_abandoned_that_would_be_wrong(monkeypatch)
     monkeypatch.setattr(device_prepared.Moved, "abandon", lambda _: None)
     with pytest.raises(AssertionError):
         test_what_is_abandoned_is_not_written_to_later()
+
+
+# -- The end while copies are under way
+
+
+class Held:
+    """A transform that says when it runs and waits; `then` is called before it returns."""
+
+    def __init__(self, then=lambda: None):
+        self.begun, self.released, self.then = threading.Event(), threading.Event(), then
+
+    def __call__(self, batch):
+        self.begun.set()
+        self.released.wait(30)
+        self.then()
+        return batch
+
+
+def with_registered_slots(loader):
+    """An iterator whose slots have been used so often that batches are copied out of them."""
+    iterator = iter(loader)
+    for number in range(16):
+        assert_numbered(next(iterator), number)
+    assert pretend.counters()["registered_bytes"] > 0
+    return iterator
+
+
+def ended_by(loader, iterator):
+    """What another thread gets, which runs a transform when the loader is shut down."""
+    got = []
+    before = pretend.counters()["registered_bytes"]
+
+    def take():
+        try:
+            got.append(next(iterator))
+        except Exception as error:
+            got.append(str(error))
+
+    taking = threading.Thread(target=take)
+    taking.start()
+    yield
+    ending = threading.Thread(target=loader.shutdown)
+    ending.start()
+    # It has to wait for the transform.
+    ending.join(0.3)
+    assert pretend.counters()["registered_bytes"] >= before > 0
+    yield
+    ending.join(20)
+    taking.join(20)
+    assert not ending.is_alive() and not taking.is_alive()
+    yield got
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_shutdown_in_another_thread_waits_for_the_transform_and_the_copies(prefetch):
+    pretend.set_poison(True)
+    transform = Held()
+    transform.released.set()
+    loader = loader_on(
+        "native",
+        Numbered(40, (LARGE,)),
+        num_workers=2,
+        device_transform=transform,
+        device_prefetch=prefetch,
+    )
+    iterator = with_registered_slots(loader)
+    transform.begun.clear()
+    transform.released.clear()
+    pretend.set_delay(LATE_US)
+    steps = ended_by(loader, iterator)
+    next(steps)
+    # With batches ahead, those are under way, and the transform of another may have run before.
+    transform.begun.wait(2)
+    next(steps)
+    transform.released.set()
+    (got,) = next(steps)
+    assert "ended by DataLoader.shutdown" in got
+    pretend.set_delay(0)
+    pretend.synchronize()
+    assert pretend.violations() == []
+    assert pretend.counters()["registered_bytes"] == 0
+
+
+def test_a_transform_that_shuts_its_loader_down():
+    """Below its own call nothing can wait for it: the copies are waited for nevertheless, and noted."""
+    pretend.set_poison(True)
+    calls = []
+
+    def shut_down():
+        calls.append(None)
+        if len(calls) == 23:
+            # The copies of the next batch, and no others.
+            pretend.set_delay(5 * LATE_US)
+        if len(calls) == 24:
+            pretend.set_delay(0)
+            loader.shutdown()
+            assert pretend.violations() == []
+            assert pretend.counters()["registered_bytes"] == 0
+
+    transform = Held(shut_down)
+    transform.released.set()
+    loader = loader_on(
+        "native", Numbered(40, (LARGE,)), num_workers=2, device_transform=transform, device_prefetch=2
+    )
+    iterator = with_registered_slots(loader)
+    with pytest.raises(RuntimeError, match=r"ended by DataLoader\.shutdown"):
+        for _ in range(10):
+            next(iterator)
+    pretend.synchronize()
+    assert pretend.violations() == []
+
+
+@pytest.mark.parametrize("method", ["abandon", "close"])
+def test_an_interrupt_of_the_end_does_not_skip_its_wait(method, monkeypatch):
+    pretend.set_poison(True)
+    loader = loader_on("native", Numbered(40, (LARGE,)), num_workers=2, prefetch_factor=4, device_prefetch=4)
+    iterator = with_registered_slots(loader)
+    found, calls = getattr(device.Moving, method), []
+
+    def interrupted(moving):
+        calls.append(None)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        return found(moving)
+
+    monkeypatch.setattr(device.Moving, method, interrupted)
+    time.sleep(0.1)
+    with pretend.delayed(LATE_US):
+        next(iterator)
+        with pytest.raises(KeyboardInterrupt):
+            loader.shutdown()
+    assert len(calls) == 2
+    pretend.synchronize()
+    assert pretend.violations() == []
+    assert pretend.counters()["registered_bytes"] == 0
 
 
 # -- The transform

@@ -209,7 +209,7 @@ def test_from_another_thread_while_a_batch_is_awaited(path, tmp_path, monkeypatc
     loader.shutdown()
     thread.join(20)
     assert not thread.is_alive(), "no wait is for ever"
-    assert isinstance(outcome[0], RuntimeError)
+    assert isinstance(outcome[0], Exception)
     # torch's own loop may find the loss first.
     assert path == "torch" or ENDED in str(outcome[0])
     # An older torch does not wait for the end of what it has terminated.

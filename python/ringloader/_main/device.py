@@ -148,8 +148,8 @@ class Moving:
         if self._device.type in _WITHOUT_STREAMS:
             with self._lock, no_inference_mode():
                 return self._moved_here(batch) if self._transform is None else self._transformed(batch, True)
-        self.copies.drop_sources(self.depth + 2)
         with self._lock, no_inference_mode():
+            self.copies.drop_sources(self.depth + 2)
             return self._issue_tree(batch).result()
 
     def stop(self) -> None:
@@ -291,7 +291,8 @@ class Moving:
         copies, transform = self.copies, self._transform
         stream = current if transform is None else copies.stream
         issued = len(memory)
-        done = copies.begin(current)
+        issuing = copies.begin(current, sources, nbytes, memory)
+        done = issuing.done
         try:
             try:
                 with accelerator.stream_context(copies.stream):
@@ -306,16 +307,18 @@ class Moving:
                             memory = once(memory_of, data, copies.device)
                             data = memory if is_failed(memory) else data
             finally:
-                copies.end(done, sources, nbytes)
+                copies.end(issuing)
             self.counts.copies += issued
             self.counts.batches += 1
             if is_failed(data):
                 stream.wait_event(done)
                 return Ready(data)
             rest = self._moved_here if is_partial else None
-            return Moved(self.ahead, copies, data, stream, done, memory, rest)
+            moved = Moved(self.ahead, copies, data, stream, done, memory, rest)
+            issuing.memory = []
+            return moved
         except BaseException:
-            # An interrupt too: the memory goes.
+            # The memory goes.
             stream.wait_event(done)
             raise
 

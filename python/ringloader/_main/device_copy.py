@@ -30,6 +30,31 @@ def stream_on(device: torch.device) -> torch.Stream:
     return _streams[key]
 
 
+class Copies:
+    """Copies of one batch.
+
+    INVARIANT: they are under way, and so all that they read and write is kept, before the first is issued: an
+    interrupt may come at any step.
+
+    Args:
+        done: Happens once they are done, if they were all issued.
+        sources: Objects that they read.
+        nbytes: Their bytes.
+        memory: Tensors that they write to, until another object sees to it that they do not go too early.
+    """
+
+    __slots__ = ("done", "is_issued", "memory", "nbytes", "sources")
+
+    def __init__(
+        self, done: torch.Event, sources: list[Any], nbytes: int, memory: list[torch.Tensor]
+    ) -> None:
+        self.done = done
+        self.sources = sources
+        self.nbytes = nbytes
+        self.memory = memory
+        self.is_issued = False
+
+
 class CopyStream:
     """Copies of one iterator to one device.
 
@@ -47,15 +72,16 @@ class CopyStream:
         self.stream = stream_on(self.device)
         self._readers = _readers.setdefault((_native.process_identity(), self.device), {})
         self._fence = torch.Event(device=self.device)
-        # In the order of the stream: what each event's copies read, and how much that is.
-        self._under_way: collections.deque[tuple[torch.Event, Any, int]] = collections.deque()
-        self._nbytes = 0
+        # In the order of the stream.
+        self._under_way: collections.deque[Copies] = collections.deque()
 
     def current(self) -> torch.Stream:
         """The stream of this device that is current in this thread."""
         return torch.accelerator.current_stream(self._index)
 
-    def begin(self, after: torch.Stream) -> torch.Event:
+    def begin(
+        self, after: torch.Stream, sources: list[Any], nbytes: int, memory: list[torch.Tensor]
+    ) -> Copies:
         """Copies that are issued from now on begin behind what is queued on a stream.
 
         That may still use memory which is written to. So may streams on which there are batches in memory of
@@ -63,16 +89,21 @@ class CopyStream:
 
         Args:
             after: The stream on which that memory was allocated.
+            sources: Objects that are read. They are kept until the copies are done.
+            nbytes: Their bytes.
+            memory: Tensors that are written to.
 
         Returns:
-            What happens, after :meth:`end`, once they are done.
+            The copies, for :meth:`end`.
         """
         self._wait_for(after)
         # Other threads add to them.
         for reader in tuple(self._readers.values()):
             if reader != after:
                 self._wait_for(reader)
-        return torch.Event(device=self.device)
+        copies = Copies(torch.Event(device=self.device), sources, nbytes, memory)
+        self._under_way.append(copies)
+        return copies
 
     def _wait_for(self, stream: torch.Stream) -> None:
         self._fence.record(stream)
@@ -83,17 +114,10 @@ class CopyStream:
         if stream.stream_id not in self._readers:
             self._readers[stream.stream_id] = stream
 
-    def end(self, done: torch.Event, sources: list[Any], nbytes: int) -> None:
-        """No more copies are issued. Called for each :meth:`begin`, whatever is raised.
-
-        Args:
-            done: What was begun.
-            sources: What they read. It is kept until they are done.
-            nbytes: How much that is.
-        """
-        done.record(self.stream)
-        self._under_way.append((done, sources, nbytes))
-        self._nbytes += nbytes
+    def end(self, copies: Copies) -> None:
+        """No more copies are issued. Called for each :meth:`begin`, whatever is raised."""
+        copies.done.record(self.stream)
+        copies.is_issued = True
 
     def drop_sources(self, most: int) -> None:
         """Forgets what copies have read that are done.
@@ -103,19 +127,23 @@ class CopyStream:
         """
         under_way = self._under_way
         while under_way:
-            done, _, nbytes = under_way[0]
-            if not done.query():
-                if len(under_way) <= most or self._nbytes <= _MOST_BYTES:
+            first = under_way[0]
+            if not first.is_issued:
+                # An interrupt has come meanwhile.
+                self.end(first)
+            if not first.done.query():
+                if len(under_way) <= most or sum(one.nbytes for one in under_way) <= _MOST_BYTES:
                     return
-                done.synchronize()
+                first.done.synchronize()
             under_way.popleft()
-            self._nbytes -= nbytes
 
     def close(self) -> None:
-        """Waits for all copies. While the interpreter goes, what they read stays."""
-        if self._is_finalizing():
+        """Waits for all copies that were issued. While the interpreter goes, what they read stays."""
+        if self._is_finalizing() or not self._under_way:
             return
-        if self._under_way:
-            self._under_way[-1][0].synchronize()
-            self._under_way.clear()
-            self._nbytes = 0
+        # Not for the event of the last ones: a call below or beside this one may have issued copies since.
+        issued = torch.Event(device=self.device)
+        issued.record(self.stream)
+        issued.synchronize()
+        while self._under_way and self._under_way[0].is_issued:
+            self._under_way.popleft()

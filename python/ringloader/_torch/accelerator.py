@@ -31,8 +31,9 @@ def stream_context(stream: torch.Stream) -> Generator[None]:
     """
     device = torch.accelerator.current_device_index()
     before = torch.accelerator.current_stream(stream.device)
-    torch.accelerator.set_stream(stream)
     try:
+        # Inside: an interrupt behind it must not leave it set.
+        torch.accelerator.set_stream(stream)
         yield
     finally:
         # Each sets the device too.
