@@ -1,0 +1,192 @@
+"""An interrupt at each bytecode of what prepares batches: a caller that goes on gets all of them."""
+
+from __future__ import annotations
+
+import gc
+import sys
+
+import pytest
+import torch
+
+from accelerator import pretend
+from accelerator.moved import DEVICE, registrar
+from accelerator.pinned import IS_NAMED, PIN
+from faults.proc import wait_until
+from ringloader import DataLoader
+from ringloader._main import (
+    decoding,
+    device,
+    device_copy,
+    device_pack,
+    device_prepared,
+    device_tree,
+    lookahead,
+    pinning,
+)
+
+pytestmark = [
+    pytest.mark.rings_only,
+    pytest.mark.usefixtures("registrar"),
+    pytest.mark.skipif(IS_NAMED, reason="torch's own thread pins"),
+]
+
+__all__ = ["registrar"]
+
+TRACED = {
+    module.__file__
+    for module in (
+        *(decoding, device, device_copy, device_pack, device_prepared, device_tree),
+        *(lookahead, pinning),
+    )
+}
+COUNT = 7
+
+
+class InterruptError(BaseException):
+    pass
+
+
+class Interrupting:
+    """Traces this thread, and raises at the bytecode of that number. Without a number it counts them."""
+
+    def __init__(self, number=None):
+        self.number, self.seen, self.where = number, 0, None
+
+    def __enter__(self):
+        sys.settrace(self._call)
+        return self
+
+    def __exit__(self, *_):
+        sys.settrace(None)
+
+    def _call(self, frame, _event, _argument):
+        if frame.f_code.co_filename not in TRACED:
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return self._opcode
+
+    def _opcode(self, frame, event, _argument):
+        if event == "opcode":
+            if self.seen == self.number and self.where is None:
+                self.where = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+                raise InterruptError
+            self.seen += 1
+        return self._opcode
+
+
+class Pickled:
+    """No tensor: a thread unpickles it."""
+
+    def __init__(self, number):
+        self.number, self.padding = number, bytes(2000)
+
+    def number_of(self):
+        return self.number
+
+
+class Mixed(dict):
+    """Has no native layout."""
+
+
+def tensors(number, size):
+    return {"a": torch.full((size,), number, dtype=torch.int32), "b": torch.tensor([number])}
+
+
+DATASETS = {
+    "small": lambda: [tensors(number, 20) for number in range(COUNT)],
+    "large": lambda: [tensors(number, 50_000) for number in range(COUNT)],
+    "any": lambda: [[Mixed(tensors(number, 30)), "text"] for number in range(COUNT)],
+    "pickled": lambda: [Pickled(number) for number in range(COUNT)],
+}
+OPTIONS = {
+    "main_prefetch": {"main_prefetch": 2},
+    "pinned": PIN,
+    "moved": {"device": DEVICE, "device_prefetch": 2},
+    "transformed": {"device": DEVICE, "device_prefetch": 1, "device_transform": lambda batch: batch},
+}
+
+
+def identity(batch):
+    return batch
+
+
+def described(batch):
+    if isinstance(batch, Pickled):
+        return batch.number
+    if isinstance(batch, list):
+        return [described(one) for one in batch]
+    if isinstance(batch, dict):
+        return {name: (tensor.shape, set(tensor.cpu().tolist())) for name, tensor in batch.items()}
+    return batch
+
+
+def run(loader, number, at):
+    """All batches of an epoch with an interrupt at one step of the call `at`, and where that was."""
+    iterator = iter(loader)
+    got = []
+    interrupting = Interrupting(number)
+    while True:
+        try:
+            if len(got) == at and interrupting.where is None:
+                # So that there is something to be prepared ahead.
+                assert wait_until(lambda: iterator._transport.engine.committed() >= 2, 20)
+                with interrupting:
+                    batch = next(iterator)
+            else:
+                batch = next(iterator)
+        except InterruptError:
+            continue
+        except StopIteration:
+            return got, interrupting.where
+        got.append(described(batch))
+        del batch
+
+
+def check(loader, at, stride):
+    """An epoch with an interrupt at each step of the call `at`, or at every third or so."""
+    expected, _ = run(loader, None, at)
+    assert len(expected) == COUNT
+    number, where = 0, ""
+    while where is not None:
+        got, where = run(loader, number, at)
+        assert got == expected, f"step {number}, {where}"
+        number += stride
+    assert number > 20
+
+
+def loader_of(kind, option, **options):
+    return DataLoader(
+        DATASETS[kind](),
+        batch_size=None,
+        collate_fn=identity,
+        num_workers=1,
+        prefetch_factor=4,
+        **OPTIONS[option],
+        **options,
+    )
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("kind", DATASETS)
+def test_an_interrupt_at_each_step_of_next_loses_nothing(kind, option):
+    pretend.set_poison(True)
+    pretend.set_delay_range(0, 500)
+    loader = loader_of(kind, option, persistent_workers=True)
+    # Those calls before have left batches ahead.
+    check(loader, 2, 3 if option in ("moved", "transformed") and kind != "small" else 1)
+    loader.shutdown()
+    gc.collect()
+    pretend.synchronize()
+    # At an allocation, the allocator looks for memory that other streams have done with.
+    torch.empty(1, device=DEVICE)
+    assert pretend.violations() == []
+    assert pretend.counters()["device_bytes"] == 0
+
+
+@pytest.mark.parametrize(("option", "stride"), [("main_prefetch", 1), ("pinned", 1), ("moved", 7)])
+def test_nor_in_the_first_call(option, stride):
+    """Which starts a thread, or makes a stream. Each time with a loader's new workers."""
+    pretend.set_delay_range(0, 500)
+    check(loader_of("small", option), 0, stride)
+    pretend.synchronize()
+    assert pretend.violations() == []
