@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import itertools
 import re
 import threading
@@ -10,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.utils._python_dispatch
 import torch.utils.data
 from torch.utils.data import BatchSampler, Dataset, IterableDataset, default_collate, get_worker_info
 
@@ -383,17 +386,6 @@ def test_operators_use_one_thread_there_and_as_many_as_before_elsewhere():
         torch.set_num_threads(before)
 
 
-def test_workers_see_no_mode_of_the_callers_thread():
-    class Makes(Samples):
-        def __getitem__(self, index):
-            return torch.ones(1, requires_grad=True) * 2, torch.is_inference_mode_enabled()
-
-    loader = DataLoader(Makes(2), num_workers=1, batch_size=None, collate_fn=identity, worker_method="thread")
-    with torch.inference_mode():
-        (made, inside), _ = list(loader)
-    assert made.requires_grad and not inside
-
-
 def test_a_process_loader_in_a_threads_dataset_and_the_other_way_round():
     class Nested(Samples):
         def __init__(self, inner, outer):
@@ -446,3 +438,146 @@ def test_rows_of_arrays(make):
     assert describe(found) == describe(batches("multiprocessing"))
     found[0][0].zero_()
     assert rows[1:].min() > 0, "a batch has memory of its own"
+
+
+V: contextvars.ContextVar[int] = contextvars.ContextVar("V", default=0)
+
+
+class Doubling(torch.overrides.TorchFunctionMode):
+    """Has a say in one function, and counts nothing."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        return made * 2 if func is torch.full else made
+
+
+class Negating(torch.utils._python_dispatch.TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        return -made if func is torch.ops.aten.sin.default else made
+
+
+class Modes(Samples):
+    """Each sample is what torch and numpy make of the modes of the worker."""
+
+    def __getitem__(self, index):
+        half = torch.ones(2, 2, dtype=torch.float32)
+        return {
+            "grad": torch.is_grad_enabled(),
+            "requires_grad": torch.ones(1, requires_grad=True).mul(2).requires_grad,
+            "inference": torch.is_inference_mode_enabled(),
+            "is_inference": torch.ones(1).is_inference(),
+            "forward": torch._C._is_fwd_grad_enabled(),
+            "autocast": torch.is_autocast_enabled("cpu"),
+            "of cuda": (torch.is_autocast_enabled("cuda"), str(torch.get_autocast_dtype("cuda"))),
+            "autocast dtype": str(torch.get_autocast_dtype("cpu")),
+            "product": str((half @ half).dtype),
+            "cache": torch.is_autocast_cache_enabled(),
+            "dtype": str(torch.tensor(0.5).dtype),
+            "device": str(torch.get_default_device()),
+            "full": torch.full((1,), 3).item(),
+            "sine": torch.sin(torch.ones(1)).item() > 0,
+            "errstate": np.geterr()["divide"],
+            "variable": V.get(),
+        }
+
+
+class SetsItsOwn(Modes):
+    """Changes the modes of the worker."""
+
+    def __getitem__(self, index):
+        before = super().__getitem__(index)
+        torch.set_grad_enabled(not torch.is_grad_enabled())
+        torch.set_default_device(None)
+        V.set(index + 20)
+        return before, super().__getitem__(index)
+
+
+@contextlib.contextmanager
+def in_mode(name):
+    with contextlib.ExitStack() as stack:
+        if name in ("inference", "all"):
+            stack.enter_context(torch.inference_mode())
+        if name in ("no_grad", "set_grad"):
+            stack.enter_context(torch.no_grad())
+        if name in ("autocast", "all"):
+            stack.enter_context(torch.autocast("cpu", dtype=torch.float16, cache_enabled=False))
+        if name == "autocast of another device":
+            torch.set_autocast_enabled("cuda", True)
+            stack.callback(torch.set_autocast_enabled, "cuda", False)
+        if name == "dtype":
+            stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+            torch.set_default_dtype(torch.float64)
+        if name in ("with device", "all"):
+            stack.enter_context(torch.device("cpu:0"))
+        if name == "default device":
+            stack.callback(torch.set_default_device, None)
+            torch.set_default_device("cpu:0")
+        if name in ("function", "all"):
+            stack.enter_context(Doubling())
+        if name in ("dispatch", "all"):
+            stack.enter_context(Negating())
+        if name in ("errstate", "all"):
+            stack.enter_context(np.errstate(divide="raise"))
+        if name in ("variable", "all"):
+            stack.callback(V.reset, V.set(7))
+        yield
+
+
+MODES = ["none", "inference", "no_grad", "autocast", "autocast of another device", "with device"]
+MODES += ["default device", "function", "dispatch", "errstate", "variable", "all"]
+
+
+@pytest.mark.parametrize("name", MODES)
+def test_a_worker_has_the_modes_of_iter(name):
+    """torch's forked workers have those of the thread that forks them, until they end."""
+    datasets = (Modes, SetsItsOwn) if name in ("default device", "all") else (Modes,)
+
+    def of(dataset, kind, **options):
+        loader = kind(
+            dataset(4),
+            batch_size=None,
+            num_workers=2,
+            collate_fn=identity,
+            persistent_workers=True,
+            **options,
+        )
+        with in_mode(name):
+            iterator = iter(loader)
+            found = [next(iterator), next(iterator)]
+        # Drawn outside, where the modes are gone; then in another epoch of the same workers.
+        found += [*iterator, *loader]
+        return found, len(torch.overrides._get_current_function_mode_stack()), V.get()
+
+    for dataset in datasets:
+        theirs = of(dataset, torch.utils.data.DataLoader, multiprocessing_context="fork")
+        assert of(dataset, DataLoader, worker_method="thread") == theirs
+    assert len(theirs[0]) == 8
+    if len(datasets) == 1:
+        assert all((sample == Modes(1)[0]) == (name == "none") for sample in theirs[0])
+
+
+def test_the_default_dtype_is_the_processs():
+    """In torch too: a thread has none of its own. A forked worker keeps that of ``iter()``."""
+
+    def dtypes(kind, **options):
+        with in_mode("dtype"):
+            iterator = iter(kind(Modes(6), batch_size=None, num_workers=1, prefetch_factor=1, **options))
+            inside = next(iterator)["dtype"]
+        return inside, [sample["dtype"] for sample in iterator][-1]
+
+    processes = dtypes(torch.utils.data.DataLoader, multiprocessing_context="fork")
+    assert processes == dtypes(DataLoader) == ("torch.float64", "torch.float64")
+    assert dtypes(DataLoader, worker_method="thread") == ("torch.float64", "torch.float32")
+
+
+def test_inference_tensors_arrive_as_the_worker_made_them():
+    """A process's batch is made anew, in the modes of ``next``; a thread's is the object itself."""
+
+    def arrives(kind, **options):
+        with torch.inference_mode():
+            iterator = iter(kind(torch.ones(4, 2), num_workers=1, **options))
+        return next(iterator).is_inference()
+
+    assert arrives(torch.utils.data.DataLoader) is arrives(DataLoader) is False
+    assert arrives(DataLoader, worker_method="thread") is True

@@ -21,7 +21,7 @@ from ringloader._main.epochs import step_in
 from ringloader._main.queues import DoneEvent, RememberingTaskQueue, ResultQueue, TaskQueue
 from ringloader._main.watchdog import Watchdog
 from ringloader._threads import watched, worker, worker_info
-from ringloader._torch import internals
+from ringloader._torch import internals, modes
 from ringloader._worker.fetch import Step
 
 _logger = logging.getLogger("ringloader")
@@ -59,13 +59,17 @@ class WorkerThread(threading.Thread):
     Args:
         queues: Where its tasks come from.
         ending: How long its end is awaited.
+        taken_over: What it has of the thread that made its iterator.
         work: What it does.
     """
 
-    def __init__(self, queues: _native.ThreadQueues, ending: _Ending, work: worker.Work) -> None:
+    def __init__(
+        self, queues: _native.ThreadQueues, ending: _Ending, taken_over: modes.OfThread, work: worker.Work
+    ) -> None:
         super().__init__(name=f"pt_data_worker {work.worker}", daemon=True)
         self._queues = queues
         self._ending = ending
+        self._taken_over = taken_over
         self._work: worker.Work | None = work
         self._number = work.worker
         self._has_begun = threading.Event()
@@ -103,7 +107,7 @@ class WorkerThread(threading.Thread):
             torch.get_num_threads()
             torch.set_num_threads(1)
             self._has_begun.set()
-            worker.run(self._queues, work)
+            self._taken_over.run(worker.run, self._queues, work)
         except BaseException as error:
             self.error = error
         finally:
@@ -191,7 +195,7 @@ class ThreadTransport:
             workers,
             steps,
         )
-        thread = WorkerThread(self.engine, self._ending, work)
+        thread = WorkerThread(self.engine, self._ending, modes.OfThread(), work)
         self._threads[number] = thread
         return thread
 
