@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import multiprocessing
 import re
+import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import dataloader as torch_dataloader
@@ -138,6 +140,62 @@ def test_a_method_replaced_in_mid_epoch(loader_class, monkeypatch, name):
     called.clear()
     assert len(list(loader)) == 8
     assert len(called) >= 8
+
+
+class Arrays(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return np.full(3, index)
+
+
+@pytest.mark.rings_only
+def test_arrays_do_not_own_their_data(loader_class):
+    def array(kind):
+        return next(iter(kind(Arrays(), batch_size=None, num_workers=1, collate_fn=identity)))
+
+    theirs, ours = array(torch.utils.data.DataLoader), array(loader_class)
+    assert theirs.flags.owndata and not ours.flags.owndata
+    theirs.resize(6)
+    assert theirs.tolist() == [0] * 6
+    with pytest.raises(ValueError, match="does not own its data"):
+        ours.resize(6)
+    assert np.resize(ours, 6).tolist() == [0] * 6
+
+
+class SentLate(list):
+    """Waits, where it is pickled, until the sampler has filled it again, but not for long."""
+
+    refilled: threading.Event
+
+    def __reduce_ex__(self, protocol):
+        self.refilled.wait(0.2)
+        return list, (list(self),)
+
+
+class Reusing(torch.utils.data.Sampler):
+    """Yields one list twice."""
+
+    def __iter__(self):
+        batch = SentLate([0, 1])
+        batch.refilled = threading.Event()
+        yield batch
+        batch[:] = [2, 3]
+        batch.refilled.set()
+        yield batch
+
+    def __len__(self):
+        return 2
+
+
+@pytest.mark.rings_only
+def test_a_batch_sampler_that_reuses_one_list(loader_class):
+    def batches(kind):
+        return [batch.tolist() for batch in kind(range(4), batch_sampler=Reusing(), num_workers=1)]
+
+    assert batches(torch.utils.data.DataLoader) == [[2, 3], [2, 3]]
+    assert batches(loader_class) == [[0, 1], [2, 3]]
 
 
 class Longer(torch.utils.data.IterableDataset):
