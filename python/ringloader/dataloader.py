@@ -286,6 +286,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             Exception: What ``fn`` raised, as torch raises a worker's error; of several, the first worker's.
             RuntimeError: If no worker lives, one ends meanwhile, or does not answer in time: it then still
                 calls the function later. If batches travel by torch's own transport.
+            pickle.PicklingError: If the function, or an argument, cannot be sent to worker processes.
         """
         from ringloader._main import calling
 

@@ -8,6 +8,7 @@ import os
 import traceback
 
 import pytest
+import torch
 from torch.utils.data import dataloader
 
 from faults.failing_datasets import Unpicklable
@@ -142,3 +143,17 @@ def test_a_traceback_shows_torchs_lines(loader_class):
     called = [frame.line for frame in frames if frame.name == "_get_iterator"]
     assert set(called) == {"return _MultiProcessingDataLoaderIter(self)"}
     assert "_call" not in {frame.name for frame in frames}
+
+
+@pytest.mark.parametrize("workers", [1.0, 2.5, torch.tensor(1.0)])
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_a_number_of_workers_that_is_no_integer(loader_class, workers, persistent):
+    """torch draws a seed, and then refuses it."""
+
+    def scenario(kind, told):
+        loader = kind(Samples(3), num_workers=workers, persistent_workers=persistent)
+        for _ in range(2):
+            told.step("iter", lambda: iter(loader))
+
+    assert "TypeError" in str(assert_same(scenario, loader_class)[0][1])

@@ -1,8 +1,11 @@
 """``call_workers``: a function in each living worker, between two of its batches."""
 
 import contextlib
+import functools
 import gc
 import os
+import pickle
+import re
 import resource
 import signal
 import socket
@@ -215,8 +218,17 @@ def test_what_cannot_be_pickled_and_what_is_large():
     list(loader)
     with pytest.raises(Exception, match=r"(?s)in DataLoader worker process 0.*cannot pickle '_thread.lock'"):
         loader.call_workers(unsendable)
-    with pytest.raises(Exception, match="pickle"):
-        loader.call_workers(lambda _: None)
+    inner = functools.partial(torch.add, 1)
+    for function, *arguments in (
+        (lambda _: None,),
+        (functools.partial(lambda _: None),),
+        (torch.add, (item for item in [])),
+        (inner, threading.Lock()),
+    ):
+        words = f"call_workers() cannot send {function!r} and its arguments to worker processes: "
+        with pytest.raises(pickle.PicklingError, match=f"^{re.escape(words)}.*no lambda") as caught:
+            loader.call_workers(function, *arguments)
+        assert str(caught.value.__cause__) in str(caught.value)
     with pytest.raises(TypeError, match="needs a callable, not 5"):
         loader.call_workers(5)
     answers = loader.call_workers(large, torch.arange(3_000_000))

@@ -36,7 +36,7 @@ def call_workers(
     workers = _living(loader)
     in_threads = bool(workers) and isinstance(workers[0][1], threading.Thread)
     # What cannot be sent is said also where no worker lives.
-    pickled = b"" if in_threads else pickle.dumps((function, args), pickle.HIGHEST_PROTOCOL)
+    pickled = b"" if in_threads else _pickled(function, args)
     if not workers:
         raise RuntimeError(
             "call_workers() found no worker that lives: workers live during an epoch, and with "
@@ -52,6 +52,18 @@ def call_workers(
         if isinstance(answer, internals.ExceptionWrapper):
             reraise(answer)
     return found
+
+
+def _pickled(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
+    try:
+        return pickle.dumps((function, args), pickle.HIGHEST_PROTOCOL)
+    # Pickle's own errors have all three types.
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise pickle.PicklingError(
+            f"call_workers() cannot send {function!r} and its arguments to worker processes: {error}. They "
+            "are pickled: pass a function that a module has at its top level, no lambda and none that is defined in "
+            "another one, and arguments that can be pickled; with worker_method='thread' nothing is sent"
+        ) from error
 
 
 def _living(loader: Any) -> list[tuple[Any, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 from multiprocessing import process
 from typing import Any, NamedTuple
 
@@ -35,6 +36,11 @@ def reason_for_torch(loader: Any, get_iterator: Any) -> ReasonForTorch | None:
     """Why torch's own iterator and transport must be used, or None."""
     if loader.num_workers == 0:
         return ReasonForTorch("num_workers is 0")
+    try:
+        operator.index(loader.num_workers)
+    except TypeError:
+        # What torch has drawn by then is torch's, too.
+        return ReasonForTorch("num_workers is no integer, which torch is about to refuse")
     if not _native.SUPPORTED:
         return ReasonForTorch("this platform has no memfd; shared-memory rings need Linux")
     missing = internals.missing_name()
