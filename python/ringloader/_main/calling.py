@@ -60,9 +60,10 @@ def _pickled(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
     # Pickle's own errors have all three types.
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise pickle.PicklingError(
-            f"call_workers() cannot send {function!r} and its arguments to worker processes: {error}. They "
-            "are pickled: pass a function that a module has at its top level, no lambda and none that is defined in "
-            "another one, and arguments that can be pickled; with worker_method='thread' nothing is sent"
+            f"call_workers() cannot send {function!r} and its arguments to worker processes: {error}. "
+            "They are pickled: pass a function that a module has at its top level, no lambda and none that "
+            "is defined in another one, and arguments that can be pickled; with worker_method='thread' "
+            "nothing is sent"
         ) from error
 
 
