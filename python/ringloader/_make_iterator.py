@@ -169,12 +169,12 @@ def _make_rings_iterator(options: Options, loader: Any) -> Any:
     steps = stages.steps_for(loader, options)
     moved_to = None if moving is None else moving.device_type
     lease = None
-    if options.worker_pool is not None and pool.takes(options.worker_pool, loader):
-        # Before the memory, which a process that is forked now would have too.
-        lease = options.worker_pool._lend(loader)
-        steps = (*epochs.telling_for(loader), *steps)
     # Before torch's constructor, which draws: after it there is no way back.
     try:
+        if options.worker_pool is not None and pool.takes(options.worker_pool, loader):
+            # Before the memory, which a process that is forked now would have too.
+            lease = options.worker_pool._lend(loader)
+            steps = (*epochs.telling_for(loader), *steps)
         made_transport = transport.make_transport(
             loader, options.max_shared_bytes, steps, moved_to, lease, options.watchdog
         )

@@ -92,6 +92,8 @@ class Server:
                 message = self._channel.recv(spawn_server.LONGEST)
         except TimeoutError:
             raise UselessError(f"the server has not started within {_IMPORTS_WITHIN} seconds") from None
+        except OSError as error:
+            raise UselessError(f"the server cannot be heard: {error}") from error
         self._channel.settimeout(_ANSWERS_WITHIN)
         self._ready = message == spawn_server.READY
         if not message:

@@ -147,7 +147,11 @@ class _Answering:
         cls._pid, cls.signal = pid, _free_signal()
         if cls.signal:
             # This thread alone: another one that runs may change its stack while it is read.
-            faulthandler.register(cls.signal, file=cls._fd, all_threads=False, chain=False)
+            try:
+                faulthandler.register(cls.signal, file=cls._fd, all_threads=False, chain=False)
+            except (OSError, RuntimeError):
+                # A sandbox refuses what it needs. The worker is watched, without its stack.
+                cls.signal = 0
 
     @classmethod
     def check(cls, records: Records, worker: int) -> None:

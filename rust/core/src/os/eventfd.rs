@@ -3,9 +3,10 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{EventfdFlags, PollFlags, eventfd};
 use rustix::io::Errno;
 
+use super::waiting::poll;
 use crate::error::{Error, Result};
 
 /// An eventfd: any process that has it may notify, one sleeps for it.
@@ -52,20 +53,15 @@ impl AsFd for EventFd {
 /// # Errors
 /// [`Error::Os`] when a descriptor is not valid.
 pub fn sleep(eventfd: &EventFd, process: BorrowedFd<'_>, limit: Duration) -> Result<bool> {
-    let mut fds = [PollFd::new(eventfd, PollFlags::IN), PollFd::from_borrowed_fd(process, PollFlags::IN)];
-    match poll(&mut fds, Some(&timespec(limit))) {
-        Ok(_) | Err(Errno::INTR) => {}
+    let [notified, ended] = match poll([(eventfd.as_fd(), PollFlags::IN), (process, PollFlags::IN)], limit) {
+        Ok(found) => found,
+        Err(Errno::INTR) => return Ok(false),
         Err(errno) => return Err(Error::os("poll", errno)),
-    }
-    let ended = fds[1].revents().contains(PollFlags::IN);
-    if fds[0].revents().contains(PollFlags::IN) {
+    };
+    if notified.contains(PollFlags::IN) {
         eventfd.clear();
     }
-    Ok(ended)
-}
-
-pub(super) fn timespec(limit: Duration) -> Timespec {
-    Timespec { tv_sec: limit.as_secs().try_into().unwrap_or(i64::MAX), tv_nsec: limit.subsec_nanos().into() }
+    Ok(ended.contains(PollFlags::IN))
 }
 
 #[cfg(test)]

@@ -3,8 +3,9 @@
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -12,6 +13,7 @@ use rustix::net::{
 };
 use rustix::process::{Resource, getrlimit};
 
+use super::waiting::poll;
 use crate::error::{Error, Result};
 
 /// The two ends of one worker's socket pair: the parent's, the worker's.
@@ -93,10 +95,9 @@ pub fn receive(socket: BorrowedFd<'_>, tag: u64) -> Result<OwnedFd> {
 /// # Errors
 /// [`Error::Os`] when the system refuses.
 pub fn is_deserted(socket: BorrowedFd<'_>) -> Result<bool> {
-    let mut fds = [PollFd::from_borrowed_fd(socket, PollFlags::empty())];
     loop {
-        match poll(&mut fds, Some(&Timespec::default())) {
-            Ok(_) => return Ok(fds[0].revents().contains(PollFlags::HUP)),
+        match poll([(socket, PollFlags::empty())], Duration::ZERO) {
+            Ok([found]) => return Ok(found.contains(PollFlags::HUP)),
             Err(Errno::INTR) => {}
             Err(errno) => return Err(Error::os("poll", errno)),
         }

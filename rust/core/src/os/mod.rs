@@ -10,6 +10,7 @@
 //! | [`poller`] | sleeping for an eventfd and the ends of processes at once |
 //! | [`parent_death`] | the end of this process soon after that of its parent |
 //! | [`process`] | handles of processes, and pipes that tell of a child's end |
+//! | `waiting` | waiting for descriptors |
 //! | [`mod@read_ahead`] | files' pages, fetched before they are read |
 
 pub mod eventfd;
@@ -25,6 +26,8 @@ pub mod process;
 pub mod read_ahead;
 #[allow(unsafe_code, reason = "maps and unmaps memory, copies bytes in and out")]
 pub mod segment;
+#[allow(unsafe_code, reason = "calls C's functions that wait")]
+mod waiting;
 
 pub use read_ahead::read_ahead;
 pub use segment::Segment;

@@ -9,13 +9,14 @@
 //!
 //! A process that was forked by a server gets SIGCONT from a pipe, whose writing end only the parent has.
 
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr;
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::PollFlags;
 use rustix::io::{Errno, fcntl_dupfd_cloexec};
 
+use super::waiting::poll;
 use crate::error::{Error, Result};
 use crate::sync::{AtomicU64, Ordering};
 
@@ -182,9 +183,10 @@ fn parent_pid() -> i32 {
 
 /// Whether `event` is there now. Safe in a handler: a system call.
 fn is_there(fd: &OwnedFd, event: PollFlags) -> bool {
-    let mut one = [PollFd::new(fd, event)];
-    (0..10).map(|_| poll(&mut one, Some(&Timespec::default()))).find(|found| *found != Err(Errno::INTR))
-        == Some(Ok(1))
+    (0..10)
+        .map(|_| poll([(fd.as_fd(), event)], Duration::ZERO))
+        .find(|found| *found != Err(Errno::INTR))
+        .is_some_and(|found| found.is_ok_and(|[found]| !found.is_empty()))
 }
 
 /// That of SIGCONT now; where it is this module's, of the process that forked this one, that which it replaced.

@@ -1,13 +1,13 @@
 //! Sleeping for an eventfd and the ends of processes at once.
 
-use std::mem::MaybeUninit;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use rustix::event::epoll;
 use rustix::io::Errno;
 
-use super::eventfd::{EventFd, timespec};
+use super::eventfd::EventFd;
+use super::waiting::epoll_wait;
 use crate::error::{Error, Result};
 
 /// The parent's eventfd and the pidfds of its workers in one epoll set.
@@ -29,14 +29,17 @@ impl Poller {
     /// A poller of `eventfd` alone.
     ///
     /// # Errors
-    /// [`Error::Os`] when there are too many open files.
+    /// [`Error::Os`] when there are too many open files, or the system lets nobody wait.
     pub fn new(eventfd: EventFd) -> Result<Self> {
         let epoll =
             epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|errno| Error::os("epoll_create", errno))?;
         let data = epoll::EventData::new_u64(EVENTFD);
         epoll::add(&epoll, &eventfd, data, epoll::EventFlags::IN | epoll::EventFlags::ET)
             .map_err(|errno| Error::os("epoll_ctl", errno))?;
-        Ok(Self { epoll, eventfd })
+        let made = Self { epoll, eventfd };
+        // A sandbox that refuses it should do so before a worker is started.
+        made.ended()?;
+        Ok(made)
     }
 
     /// The eventfd that ends a sleep.
@@ -81,13 +84,13 @@ impl Poller {
     }
 
     fn wait(&self, limit: Duration) -> Result<(Vec<u32>, bool)> {
-        let mut events = [MaybeUninit::<epoll::Event>::uninit(); 16];
-        let events = match epoll::wait(&self.epoll, &mut events, Some(&timespec(limit))) {
-            Ok((events, _)) => events,
-            Err(Errno::INTR) => &mut [],
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 16];
+        let found = match epoll_wait(self.epoll.as_fd(), &mut events, limit) {
+            Ok(found) => found,
+            Err(Errno::INTR) => 0,
             Err(errno) => return Err(Error::os("epoll_wait", errno)),
         };
-        let sources = events.iter().map(|event| event.data.u64());
+        let sources = events[..found].iter().map(|event| event.u64);
         let ended = sources.clone().filter(|&source| source != EVENTFD).map(|worker| worker as u32).collect();
         Ok((ended, sources.clone().any(|source| source == EVENTFD)))
     }

@@ -1,11 +1,13 @@
 //! Processes: handles, pipes that tell when all writers have gone, numbers that no other process has.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::PollFlags;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
+use super::waiting::poll;
 use crate::error::{Error, Result};
 
 /// A pidfd of `pid`, or of this process for 0: readable once the process has ended.
@@ -42,6 +44,6 @@ pub(crate) fn end_pipe() -> Option<(OwnedFd, OwnedFd)> {
 
 /// Whether no process has the other end any more.
 pub(crate) fn is_hung_up(fd: impl AsFd) -> bool {
-    let mut fds = [PollFd::new(&fd, PollFlags::empty())];
-    poll(&mut fds, Some(&Timespec::default())).is_ok() && fds[0].revents().contains(PollFlags::HUP)
+    poll([(fd.as_fd(), PollFlags::empty())], Duration::ZERO)
+        .is_ok_and(|[found]| found.contains(PollFlags::HUP))
 }
