@@ -17,6 +17,7 @@ import torch.utils.data
 
 from faults.proc import wait_without_children
 from parity import harness
+from programs import client
 
 DEFAULT_LIMIT_S = 60.0
 
@@ -42,6 +43,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "native one, with batches taken ahead of their turn",
     )
 
+    parser.addoption(
+        "--cold",
+        action="store_true",
+        help="starts test programs cold, as a user does; else a server that has imported torch forks them",
+    )
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _paths(request: pytest.FixtureRequest) -> Iterator[None]:
@@ -58,6 +65,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # Python's default since 3.14 is forkserver, which takes no dataset that is defined in a function.
     multiprocessing.set_start_method("fork", force=True)
     config.addinivalue_line("markers", "limit(seconds): how long a test may take before it counts as hung")
+    config.addinivalue_line("markers", "cold(reason): its programs must be started cold")
     config.addinivalue_line("markers", "rings_only: says nothing about torch's own loader")
 
 
@@ -74,6 +82,11 @@ def pytest_collection_finish() -> None:
     """What is loaded by now lives to the end; without it a collection takes a tenth of a second less."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    client.is_cold = item.config.getoption("--cold") or item.get_closest_marker("cold") is not None
 
 
 @pytest.fixture(scope="session")

@@ -59,8 +59,8 @@ def _is_helper(pid: int) -> bool:
     line = command_line(pid)
     if "resource_tracker" in line or "torch_shm_manager" in line:
         return True
-    # A worker made by the fork server has the server's command line: the server is the one with us as parent.
-    return "forkserver" in line and _parent_of(pid) == os.getpid()
+    # What a server forks has the server's command line: the server is the one with us as parent.
+    return ("forkserver" in line or "programs.server" in line) and _parent_of(pid) == os.getpid()
 
 
 def wait_until(condition: Callable[[], bool], seconds: float) -> bool:

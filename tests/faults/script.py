@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
+
+from programs import client
 
 _IMPORTS = {
     "ringloader": "from ringloader import DataLoader",
@@ -49,13 +50,8 @@ def start(loader_name: str, body: str, folder: Path) -> subprocess.Popen[str]:
         "PYTHONWARNINGS": "default",
         "PYTHONUNBUFFERED": "1",
     }
-    return subprocess.Popen(
-        [sys.executable, str(program)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-        start_new_session=True,
+    return client.start(
+        [str(program)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
 
 
