@@ -13,6 +13,7 @@ from pathlib import Path
 from chaos import judge
 from chaos.all import CASES
 from chaos.case import Case
+from programs import client
 
 LOADERS = ("ringloader", "torch")
 
@@ -40,6 +41,8 @@ def main() -> int:
     parser.add_argument("--verbose", action="store_true", help="what a case that fails wrote to stderr")
     parser.add_argument("--json", type=Path, help="writes the results to this file")
     options = parser.parse_args()
+    # As users start them.
+    client.is_cold = True
     cases = chosen(options.cases, options.fast)
     if not cases:
         parser.error(f"no case has any of {options.cases} in its name")

@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 import uuid
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from chaos.case import Case
 from faults.proc import command_line, is_running, names_in_dev_shm
+from programs import client
 
 TESTS = Path(__file__).resolve().parent.parent
 _MARK = "RINGLOADER_CHAOS_MARK"
@@ -70,7 +70,6 @@ def run(case: Case, loader: str) -> Result:
     mark = uuid.uuid4().hex
     environment = {
         **os.environ,
-        _MARK: mark,
         "PYTHONPATH": os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")])),
         "PYTHONUNBUFFERED": "1",
         "PYTHONWARNINGS": "ignore",
@@ -81,13 +80,13 @@ def run(case: Case, loader: str) -> Result:
     seen: set[int] = set()
     began, wall = time.monotonic(), time.time()
     with (folder / "err").open("wb") as err, (folder / "out").open("wb") as out:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "chaos.child", case.name, loader, str(folder)],
+        process = client.start(
+            ["-m", "chaos.child", case.name, loader, str(folder)],
+            env=environment,
+            variables={_MARK: mark},
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=err,
-            env=environment,
-            start_new_session=True,
         )
     code: int | None = None
     try:

@@ -8,11 +8,13 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from docs import blocks
+from programs import client
 
 PAGES = blocks.pages()
 PROGRAMS = [page for page in PAGES if page.is_program]
@@ -22,7 +24,9 @@ PRINTED: dict[tuple[object, ...], str] = {}
 DIFFS = [block for page in PAGES for block in page.of("diff")]
 
 
-def run(command: list[str], page: blocks.Page, folder: Path) -> str:
+def run(
+    start: Callable[..., subprocess.Popen[str]], command: list[str], page: blocks.Page, folder: Path
+) -> str:
     """Runs it where the page's files are, with this Python first, and returns what it prints."""
     for name, text in page.files.items():
         file = folder / name
@@ -30,18 +34,15 @@ def run(command: list[str], page: blocks.Page, folder: Path) -> str:
         file.write_text(text)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RINGLOADER_")}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=300,
-        check=False,
+    process = start(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
-    assert done.returncode == 0, f"{page.name}: {done.stdout}"
-    return done.stdout
+    try:
+        printed, _ = process.communicate(timeout=300)
+    finally:
+        process.kill()
+    assert process.returncode == 0, f"{page.name}: {printed}"
+    return printed
 
 
 def missing_imports(program: str) -> list[str]:
@@ -70,7 +71,7 @@ def test_python_blocks_run(page, tmp_path):
     if same not in PRINTED:
         # Lines are the page's, so a traceback names the line of the document.
         (tmp_path / "page.py").write_text(program)
-        PRINTED[same] = run([sys.executable, "page.py"], page, tmp_path)
+        PRINTED[same] = run(client.start, ["page.py"], page, tmp_path)
     printed = PRINTED[same]
     for block in page.of("text"):
         if block.is_output:
@@ -87,7 +88,7 @@ def test_shell_blocks_run(block, tmp_path):
     if block.reason is not None:
         assert block.reason in blocks.REASONS, f"{block.where}: not a reason: {block.reason}"
         return
-    run(["bash", "-euo", "pipefail", "-c", block.code], block.page, tmp_path)
+    run(subprocess.Popen, ["bash", "-euo", "pipefail", "-c", block.code], block.page, tmp_path)
 
 
 @pytest.mark.parametrize("block", DIFFS, ids=[block.where for block in DIFFS])

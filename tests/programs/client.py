@@ -77,7 +77,8 @@ def start(
     A warm program has imported torch and ringloader before it begins, in ``env``. It ends as any other.
 
     Args:
-        arguments: As after ``python``: a file, ``-c`` with a text, or ``-m`` with a module; then the program's.
+        arguments: As after ``python``: a file, ``-c`` with a text, or ``-m`` with a module, and
+            the program's own.
         env: The environment. Each needs a server of its own.
         variables: Variables that only this program has, and no import reads.
         options: Of ``Popen``: ``stdin``, ``stdout``, ``stderr``, ``text`` and ``cwd``.

@@ -9,6 +9,7 @@ import array
 import contextlib
 import gc
 import json
+import multiprocessing.process
 import os
 import random
 import runpy
@@ -103,6 +104,8 @@ def _prepare(request: dict[str, object], standard: list[int]) -> Program:
         os.close(fd)
     os.environ.update(request["variables"])
     os.chdir(request["folder"])
+    # Spawned workers look for the main module there.
+    multiprocessing.process.ORIGINAL_DIR = request["folder"]
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     # Python's own generator is seeded by the fork.
@@ -125,8 +128,11 @@ def _prepare(request: dict[str, object], standard: list[int]) -> Program:
 
 def _print_error(kind: type[BaseException], error: BaseException, traceback: object) -> None:
     """Prints an uncaught error without the frames of this file, as of a program that was started."""
-    while traceback is not None and traceback.tb_frame.f_code.co_filename == __file__:
-        traceback = traceback.tb_next
+    frame = traceback
+    while frame is not None:
+        if frame.tb_frame.f_code.co_filename == __file__:
+            traceback = frame.tb_next
+        frame = frame.tb_next
     sys.__excepthook__(kind, error.with_traceback(traceback), traceback)
 
 
