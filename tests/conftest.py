@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,8 @@ from parity import harness
 from programs import client
 
 DEFAULT_LIMIT_S = 60.0
+# Of a test without parameters.
+_NO_CALL = SimpleNamespace(params={})
 
 
 class Hung(BaseException):
@@ -70,6 +73,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        # Other code that changes torch leads to this path; it is tested as a whole there.
+        values = getattr(item, "callspec", _NO_CALL).params.values()
+        if any(isinstance(value, str) and "rings" in value.split() for value in values):
+            item.add_marker(pytest.mark.slow)
     if config.getoption("--loader") != "torch":
         return
     skip = pytest.mark.skip(reason="says nothing about torch's own loader")

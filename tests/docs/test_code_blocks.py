@@ -56,7 +56,6 @@ def missing_imports(program: str) -> list[str]:
     return sorted(name for name in names if importlib.util.find_spec(name) is None)
 
 
-@pytest.mark.slow
 @pytest.mark.limit(320)
 @pytest.mark.parametrize("page", PROGRAMS, ids=[page.name for page in PROGRAMS])
 def test_python_blocks_run(page, tmp_path):
@@ -78,7 +77,6 @@ def test_python_blocks_run(page, tmp_path):
             assert block.code in printed, f"{block.where}: the page prints {printed}"
 
 
-@pytest.mark.slow
 @pytest.mark.limit(320)
 @pytest.mark.parametrize("block", SHELL, ids=[block.where for block in SHELL])
 def test_shell_blocks_run(block, tmp_path):
