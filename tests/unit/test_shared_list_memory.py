@@ -10,7 +10,11 @@ import torch
 from faults.script import run_script
 from ringloader import DataLoader, SharedList
 
-pytestmark = [pytest.mark.rings_only, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.rings_only,
+    pytest.mark.slow,
+    pytest.mark.cold("memory that a program shares with its server would count as half"),
+]
 
 ITEMS = 1_000_000
 PARTS = 4
