@@ -6,7 +6,8 @@ from accelerate import Accelerator, DataLoaderConfiguration, skip_first_batches
 from accelerate.data_loader import DataLoaderDispatcher, DataLoaderShard
 
 import ringloader
-from frameworks import launch, loader_ways, training
+from frameworks import kept_options, launch, loader_ways, training
+from parity import option_cases
 
 pytestmark = pytest.mark.usefixtures("forget_accelerates_state")
 
@@ -125,3 +126,27 @@ def test_the_loader_inside_a_prepared_one_is_converted(compare, persistent):
 @pytest.mark.limit(180)
 def test_two_ranks(tmp_path):
     launch.run_ranks("script_accelerate.py", tmp_path, names=("install",))
+
+
+@pytest.mark.parametrize("options", option_cases.CASES.values(), ids=option_cases.CASES)
+def test_loaders_that_are_made_anew_have_the_installed_options(options):
+    with ringloader.installed(**options), kept_options.of_iterators() as found:
+        loader = torch.utils.data.DataLoader(training.Points(), batch_size=5, num_workers=2)
+        prepared = Accelerator(cpu=True).prepare(loader)
+        skipping = skip_first_batches(prepared, 1)
+        assert isinstance(prepared, DataLoaderShard) and skipping is not prepared
+        for one in (prepared, skipping):
+            iterator = iter(one)
+            next(iterator)
+            iterator.close()
+    assert [{name: getattr(one, name) for name in options} for one in found] == [options] * 2
+
+
+def test_loaders_that_are_made_anew_skip_a_bad_sample():
+    with ringloader.installed(on_error="skip"):
+        loader = torch.utils.data.DataLoader(kept_options.OneIsBad(), batch_size=4, num_workers=2)
+        prepared = Accelerator(cpu=True).prepare(loader)
+        found = [
+            [batch[:, 0].tolist() for batch in one] for one in (prepared, skip_first_batches(prepared, 1))
+        ]
+    assert found == [[[0, 1, 2, 3], [4, 6, 7], [8, 9, 10, 11]], [[4, 6, 7], [8, 9, 10, 11]]]

@@ -4,10 +4,13 @@ import lightning
 import pytest
 import torch
 from lightning.fabric import Fabric
+from lightning.fabric.utilities import data as fabric_data
+from lightning.pytorch.utilities import data as trainer_data
 from torch import nn
 
 import ringloader
-from frameworks import launch, lightning_module, loader_ways, training
+from frameworks import kept_options, launch, lightning_module, loader_ways, training
+from parity import option_cases
 
 
 def trainer(**options):
@@ -144,3 +147,52 @@ def test_a_rebuilt_loader_keeps_our_class_and_option(way_name):
 @pytest.mark.limit(240)
 def test_ddp_puts_a_distributed_sampler_in(tmp_path):
     launch.run_ranks("script_lightning.py", tmp_path)
+
+
+class Named(torch.utils.data.DataLoader):
+    """A loader as programs have them: one argument of its own."""
+
+    def __init__(self, dataset, *, name="train", **kwargs):
+        super().__init__(dataset, **kwargs)
+        self.name = name
+
+
+def loader_with(kind, options, dataset):
+    arguments = {"batch_size": 4, "num_workers": 2}
+    if kind == "constructed":
+        return ringloader.DataLoader(dataset, **arguments, **options)
+    if kind == "converted subclass":
+        return ringloader.convert(Named(dataset, name="test", **arguments), **options)
+    return ringloader.convert(torch.utils.data.DataLoader(dataset, **arguments), **options)
+
+
+UPDATES = {"fabric": fabric_data._update_dataloader, "trainer": trainer_data._update_dataloader}
+
+
+@pytest.mark.parametrize("update", UPDATES)
+@pytest.mark.parametrize("kind", ["constructed", "converted", "converted subclass"])
+@pytest.mark.parametrize("options", option_cases.CASES.values(), ids=option_cases.CASES)
+def test_a_loader_that_is_made_anew_keeps_every_option(update, kind, options):
+    loader = loader_with(kind, options, list(range(8)))
+    sampler = torch.utils.data.SequentialSampler(range(8))
+    anew = UPDATES[update](loader, sampler)
+    assert anew is not loader and anew.sampler is sampler
+    assert isinstance(anew, ringloader.DataLoader) and type(anew) is type(loader)
+    assert kept_options.of_loader(anew, options) == options
+    assert getattr(anew, "name", "test") == "test"
+
+
+@pytest.mark.parametrize("update", UPDATES)
+@pytest.mark.parametrize("kind", ["constructed", "converted", "converted subclass"])
+def test_a_loader_that_is_made_anew_skips_a_bad_sample(update, kind):
+    loader = loader_with(kind, {"on_error": "skip"}, kept_options.OneIsBad())
+    anew = UPDATES[update](loader, torch.utils.data.SequentialSampler(range(12)))
+    assert [batch[:, 0].tolist() for batch in anew] == [[0, 1, 2, 3], [4, 6, 7], [8, 9, 10, 11]]
+
+
+@pytest.mark.parametrize("options", option_cases.CASES.values(), ids=option_cases.CASES)
+def test_a_loader_that_is_made_anew_has_the_installed_options(options):
+    loader = torch.utils.data.DataLoader(list(range(8)), num_workers=2)
+    with ringloader.installed(**options), kept_options.of_iterators() as found:
+        iter(trainer_data._update_dataloader(loader, torch.utils.data.SequentialSampler(range(8))))
+    assert [{name: getattr(one, name) for name in options} for one in found] == [options]

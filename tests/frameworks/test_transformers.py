@@ -10,7 +10,8 @@ from transformers import (
 )
 
 import ringloader
-from frameworks import loader_ways, training
+from frameworks import kept_options, loader_ways, training
+from parity import option_cases
 
 pytestmark = pytest.mark.usefixtures("forget_accelerates_state")
 
@@ -163,3 +164,14 @@ def test_a_trainer_whose_method_returns_our_loader(compare, tmp_path):
 
     ours = compare(program)
     assert {made.loader for made in ours.made} == {ringloader.DataLoader}
+
+
+@pytest.mark.parametrize("options", option_cases.CASES.values(), ids=option_cases.CASES)
+def test_loaders_of_the_trainer_have_the_installed_options(tmp_path, options):
+    trainer = Trainer(tiny_bert(), arguments(tmp_path), pad, Sentences(12), Sentences(8))
+    with ringloader.installed(**options), kept_options.of_iterators() as found:
+        for loader in (trainer.get_train_dataloader(), trainer.get_eval_dataloader()):
+            iterator = iter(loader)
+            next(iterator)
+            iterator.close()
+    assert [{name: getattr(one, name) for name in options} for one in found] == [options] * 2

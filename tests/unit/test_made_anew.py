@@ -8,34 +8,9 @@ from torch.utils.data import DataLoader as TorchLoader
 
 import ringloader
 import ringloader._options as _options
+from parity.option_cases import CASES
 
 pytestmark = pytest.mark.rings_only
-
-
-def told(*_):
-    """Stands for any function that an option takes."""
-
-
-OTHERS = {
-    "max_shared_bytes": 64 << 20,
-    "device": "cpu",
-    "device_prefetch": 3,
-    "main_prefetch": 2,
-    "worker_method": "thread",
-    "worker_reset_fn": told,
-    "reseed_workers": True,
-    "restart_workers": 3,
-    "on_error": "skip",
-    "watchdog": 5.0,
-}
-# Options that are nothing without another one.
-BESIDE = {
-    "device_transform": (told, {"device": "cpu"}),
-    "seed": (7, {"reseed_workers": True}),
-    "max_errors": (4, {"on_error": "skip"}),
-}
-CASES = {name: {name: value} for name, value in OTHERS.items()}
-CASES |= {name: {name: value, **others} for name, (value, others) in BESIDE.items()}
 
 
 def made_anew(loader):

@@ -1,0 +1,44 @@
+"""What iterators that a program starts are made with, and a dataset with one bad sample."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import ringloader._make_iterator as _make_iterator
+import ringloader._options as _options
+
+
+class OneIsBad(torch.utils.data.Dataset):
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == 5:
+            raise ValueError("the bad sample")
+        return torch.full((3,), float(index))
+
+
+def of_loader(loader: Any, names: dict[str, Any]) -> dict[str, Any]:
+    """These options of a loader of ours."""
+    kept = _options.kept_on(loader)
+    return {name: kept[name] for name in names}
+
+
+@contextlib.contextmanager
+def of_iterators() -> Iterator[list[_options.Options]]:
+    """The options of each iterator that ``install`` makes meanwhile, in order."""
+    found = []
+    make = _make_iterator.make_as_far_as_it_fits
+
+    def noted(loader: Any, options: _options.Options, *others: Any) -> Any:
+        found.append(options)
+        return make(loader, options, *others)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_make_iterator, "make_as_far_as_it_fits", noted)
+        yield found
