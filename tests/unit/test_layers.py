@@ -30,17 +30,19 @@ CORE_MAY_USE = {
 
 # Folder or file of the binding: those that it may use.
 BINDING_MAY_USE = {
-    "python": set(),
+    "objects": set(),
+    "caught": {"objects"},
+    "python": {"caught", "objects"},
     "identity": set(),
     "fds": set(),
-    "process": {"fds", "gil"},
-    "gil": set(),
+    "process": {"fds", "gil", "objects"},
+    "gil": {"objects"},
     "lock": {"gil"},
-    "items": {"fds", "gil"},
-    "torch": {"gil", "identity", "python"},
-    "index": {"torch"},
-    "batch": {"gil", "identity", "torch"},
-    "class": {"batch", "fds", "gil", "index", "lock", "python", "torch", "process"},
+    "items": {"fds", "gil", "objects"},
+    "torch": {"gil", "identity", "objects", "python"},
+    "index": {"objects", "torch"},
+    "batch": {"gil", "identity", "objects", "torch"},
+    "class": {"batch", "caught", "fds", "gil", "index", "lock", "objects", "python", "torch", "process"},
     "collate": {"class", "gil", "torch"},
 }
 # Where the binding names modules of ours and private attributes, and where private ones of torch's.

@@ -47,6 +47,10 @@ class _Decoded:
         finally:
             self.leave()
 
+    def abandon(self) -> None:
+        """As :meth:`leave`, where that may have been said. The caller looks soon."""
+        self._is_done = True
+
     def leave(self) -> None:
         """Says that the thread does no more with it."""
         self._is_done = True
@@ -152,8 +156,16 @@ class Decoding:
 
 
 def _decode_all(tasks: queue.SimpleQueue[_Decoded | None]) -> None:
-    while (decoded := tasks.get()) is not None:
-        decoded.decode()
+    while True:
+        decoded = None
+        try:
+            if (decoded := tasks.get()) is None:
+                return
+            decoded.decode()
+        except MemoryError:
+            # Before it was begun. The caller decodes it.
+            if decoded is not None:
+                decoded.abandon()
         # The caller's alone, while this thread waits for the next.
         del decoded
 

@@ -36,6 +36,22 @@ class FailedArrival(internals.ExceptionWrapper):  # type: ignore[misc]
             del error
 
 
+class _Lost(FailedArrival):
+    """Stands for any batch, any number of times: it is made before the memory for another may be missing."""
+
+    _WHY = "a batch was lost: while its error was kept, no memory was left, or an interrupt came"
+
+    def __init__(self) -> None:
+        super().__init__(MemoryError(self._WHY), False)
+
+    def reraise(self) -> None:
+        """Raises an error of its own each time."""
+        raise MemoryError(self._WHY)
+
+
+LOST = _Lost()
+
+
 def reraise(wrapper: Any) -> None:
     """Raises what a wrapper of torch's holds."""
     try:

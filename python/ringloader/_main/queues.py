@@ -108,13 +108,7 @@ class ResultQueue:
         while True:
             if self._local:
                 return self._local.popleft()
-            try:
-                found = self._engine.next(timeout if block else 0.0)
-            except BaseException:
-                interrupted = self._engine.take_interrupted()
-                if interrupted is not None:
-                    self._local.append(interrupted)
-                raise
+            found = self._engine.next(timeout if block else 0.0)
             if found is None:
                 if self._local:
                     continue

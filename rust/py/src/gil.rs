@@ -15,6 +15,8 @@ use ringloader_core::transport::copier::stop_copies;
 use ringloader_core::transport::engine::Engine;
 use ringloader_core::transport::queues::Queues;
 
+use crate::objects::Message;
+
 /// The exception for an error of the core.
 pub(crate) fn exception(error: Error) -> PyErr {
     match error {
@@ -22,12 +24,12 @@ pub(crate) fn exception(error: Error) -> PyErr {
             PyOSError::new_err((errno, format!("{call}: {message}")))
         }
         Error::OutOfMemory { .. } | Error::ListMemory { .. } | Error::Allocation { .. } => {
-            PyMemoryError::new_err(error.to_string())
+            PyMemoryError::new_err(Message(error.to_string()))
         }
         Error::Config(_) | Error::TaskTooLarge { .. } => PyValueError::new_err(error.to_string()),
         Error::Inherited { .. } => PyAssertionError::new_err(error.to_string()),
         Error::Arrival { error, .. } => exception(*error),
-        _ => PyRuntimeError::new_err(error.to_string()),
+        _ => PyRuntimeError::new_err(Message(error.to_string())),
     }
 }
 

@@ -8,6 +8,8 @@
 //! | `index/` | indices: where they come from, and how they travel |
 //! | `items/` | Python objects as items of a list in shared memory |
 //! | `torch/` | torch's and numpy's objects: their names, what lies behind them, tensors over memory |
+//! | `objects.rs` | new objects of Python's own types, or `MemoryError` |
+//! | `caught.rs` | panics, as errors |
 //! | `gil.rs` | where threads detach from the interpreter, and errors become exceptions |
 //! | `lock.rs` | a lock that threads wait for without the interpreter |
 //! | `python.rs` | all that is called of ringloader's Python, by name |
@@ -22,6 +24,7 @@
 #[path = "."]
 mod native {
     pub(crate) mod batch;
+    pub(crate) mod caught;
     pub(crate) mod class;
     pub(crate) mod collate;
     #[allow(unsafe_code, reason = "takes numbers for descriptors")]
@@ -31,6 +34,8 @@ mod native {
     pub(crate) mod index;
     pub(crate) mod items;
     pub(crate) mod lock;
+    #[allow(unsafe_code, reason = "asks the interpreter for objects, where PyO3 would panic")]
+    pub(crate) mod objects;
     pub(crate) mod process;
     pub(crate) mod python;
     pub(crate) mod torch;

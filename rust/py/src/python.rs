@@ -5,6 +5,11 @@
 
 use pyo3::intern;
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyBool;
+
+use crate::caught::caught;
+use crate::objects;
 
 /// What goes through pickle, by which function.
 pub(crate) fn pickling(py: Python<'_>) -> PyResult<Bound<'_, PyModule>> {
@@ -39,20 +44,44 @@ pub(crate) fn say_kept(py: Python<'_>, why: &str) -> PyResult<()> {
 /// What importing it raises.
 pub(crate) fn load(py: Python<'_>) -> PyResult<()> {
     py.import("ringloader._main.budget")?;
-    py.import("ringloader._main.failed_arrival").map(drop)
+    Standing::get(py).map(drop)
 }
 
-/// What stands for a batch whose arrival has failed.
+/// What makes an object that stands for a batch whose arrival has failed, and one that stands for any such batch.
+struct Standing {
+    class: Py<PyAny>,
+    lost: Py<PyAny>,
+}
+
+impl Standing {
+    fn get(py: Python<'_>) -> PyResult<&'static Self> {
+        static STANDING: PyOnceLock<Standing> = PyOnceLock::new();
+        STANDING.get_or_try_init(py, || {
+            Ok(Self {
+                class: py.import("ringloader._main.failed_arrival")?.getattr("FailedArrival")?.unbind(),
+                lost: py.import("ringloader._main.failed_arrival")?.getattr("LOST")?.unbind(),
+            })
+        })
+    }
+}
+
+/// What stands for a batch whose arrival has failed; and an error where none could be made for it, so that one stands
+/// for it that says so.
 ///
 /// # Errors
-/// What importing it raises.
+/// None, once [`load`] has succeeded.
 pub(crate) fn failed_arrival<'py>(
     py: Python<'py>,
     error: &PyErr,
     was_raised: bool,
-) -> PyResult<Bound<'py, PyAny>> {
-    let class = py.import("ringloader._main.failed_arrival")?.getattr("FailedArrival")?;
-    class.call1((error.value(py), was_raised))
+) -> PyResult<(Bound<'py, PyAny>, Option<PyErr>)> {
+    let Standing { class, lost } = Standing::get(py)?;
+    let made = caught(py, || {
+        let was_raised = PyBool::new(py, was_raised).to_owned().into_any();
+        let arguments = objects::arguments(py, [error.value(py).clone().into_any(), was_raised])?;
+        class.bind(py).call1(arguments)
+    });
+    Ok(made.map_or_else(|error| (lost.bind(py).clone(), Some(error)), |made| (made, None)))
 }
 
 /// A worker, its task, and that task's index; `None` if it cannot be had.

@@ -6,13 +6,14 @@ use std::collections::HashMap;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
+use pyo3::types::{PyBool, PyTuple};
 use ringloader_core::batch::{ArrayFlags, Leaf, LeafKind, Meta, SkeletonReader, StorageRecord, Token};
 use ringloader_core::transport::delivery::Delivery;
 
 use super::limits::{MOST_DEPTH_READ, SMALL};
-use super::template::TemplateCache;
+use super::template::{TemplateCache, class_name};
 use crate::gil::exception;
+use crate::objects;
 use crate::torch::header::cost;
 use crate::torch::memory::Copies;
 use crate::torch::names::Torch;
@@ -64,7 +65,8 @@ pub(crate) fn decode<'py>(
 /// The batch, by its tables and its skeleton.
 fn read<'py>(py: Python<'py>, delivery: &Delivery, leased: bool) -> PyResult<Bound<'py, PyAny>> {
     let meta = delivery.meta().map_err(exception)?;
-    let mut shared = vec![0u32; meta.storage_count() as usize];
+    let mut shared = objects::vector(py, meta.storage_count() as usize)?;
+    shared.resize(meta.storage_count() as usize, 0u32);
     let mut small = 0;
     for leaf in meta.leaves() {
         let shared = &mut shared[leaf.storage() as usize];
@@ -84,7 +86,7 @@ fn read<'py>(py: Python<'py>, delivery: &Delivery, leased: bool) -> PyResult<Bou
         storages: RefCell::default(),
     };
     // Room for all leaves, and for names and containers around them: more is seldom needed.
-    let memo = Vec::with_capacity(2 * meta.leaf_count() as usize + 8);
+    let memo = objects::vector(py, 2 * meta.leaf_count() as usize + 8)?;
     let mut tree = Tree { leaves, skeleton: meta.skeleton(), memo, depth: 0 };
     let batch = tree.value(py)?;
     match tree.skeleton.remaining() {
@@ -164,11 +166,16 @@ impl<'py> LeafReader<'_, 'py> {
         flags: ArrayFlags,
         copy: Option<&RefCell<Copies>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let dtype = self.torch.array_dtype.bind(py).call1((PyBytes::new(py, leaf.dtype_tag()),))?;
-        let shape = PyTuple::new(py, leaf.shape().iter())?;
+        let dtype = self
+            .torch
+            .array_dtype
+            .bind(py)
+            .call1(objects::arguments(py, [objects::bytes(py, leaf.dtype_tag())?.into_any()])?)?;
+        let shape = objects::ints(py, leaf.shape().iter())?.into_any();
         let order = if flags.fortran { intern!(py, "F") } else { intern!(py, "C") };
+        let order = order.clone().into_any();
         if record.nbytes == 0 {
-            return self.torch.empty_array.bind(py).call1((shape, dtype, order));
+            return self.torch.empty_array.bind(py).call1(objects::arguments(py, [shape, dtype, order])?);
         }
         let len = record.nbytes - leaf.byte_offset();
         let span = Span::new(self.delivery, record.offset + leaf.byte_offset(), len)?;
@@ -176,9 +183,13 @@ impl<'py> LeafReader<'_, 'py> {
         let bytes = flat.call_method0(intern!(py, "numpy"))?;
         if flags.read_only {
             // What lies in it cannot be made writable, as what is unpickled from `bytes` cannot.
-            bytes.call_method1(intern!(py, "setflags"), (false,))?;
+            let arguments = objects::arguments(py, [PyBool::new(py, false).to_owned().into_any()])?;
+            bytes.call_method1(intern!(py, "setflags"), arguments)?;
         }
-        self.torch.ndarray.bind(py).call1((shape, dtype, bytes, 0, py.None(), order))
+        let none = py.None().into_bound(py);
+        let first = objects::int(py, 0)?.into_any();
+        let arguments = objects::arguments(py, [shape, dtype, bytes, first, none, order])?;
+        self.torch.ndarray.bind(py).call1(arguments)
     }
 }
 
@@ -199,31 +210,34 @@ impl<'py> Tree<'_, 'py> {
         let token = self.skeleton.next_token().map_err(exception)?;
         let value = match token {
             Token::None => py.None().into_bound(py),
-            Token::True => true.into_pyobject(py)?.to_owned().into_any(),
-            Token::False => false.into_pyobject(py)?.to_owned().into_any(),
-            Token::Int(value) => value.into_pyobject(py)?.into_any(),
-            Token::Float(value) => value.into_pyobject(py)?.into_any(),
-            Token::Bytes(value) => PyBytes::new(py, value).into_any(),
-            Token::Str(value) => self.remember(PyString::new(py, value).into_any()),
+            Token::True => PyBool::new(py, true).to_owned().into_any(),
+            Token::False => PyBool::new(py, false).to_owned().into_any(),
+            Token::Int(value) => objects::int(py, value)?.into_any(),
+            Token::Float(value) => objects::float(py, value)?.into_any(),
+            Token::Bytes(value) => objects::bytes(py, value)?.into_any(),
+            Token::Str(value) => {
+                let text = objects::text(py, value)?.into_any();
+                self.remember(text)?
+            }
             Token::Leaf(number) => {
                 let leaf = self.leaves.leaf(py, number)?;
-                self.remember(leaf)
+                self.remember(leaf)?
             }
             Token::Memo(number) => {
                 let known = self.memo.get(number as usize).cloned().flatten();
                 known.ok_or_else(|| corrupt(&format!("memo {number} before its object")))?
             }
             Token::List(len) => {
-                let list = PyList::empty(py);
-                self.remember(list.clone().into_any());
+                let list = objects::list(py, [].into_iter().map(Ok::<_, PyErr>))?;
+                self.remember(list.clone().into_any())?;
                 for _ in 0..len {
                     list.append(self.value(py)?)?;
                 }
                 list.into_any()
             }
             Token::Dict(len) => {
-                let dict = PyDict::new(py);
-                self.remember(dict.clone().into_any());
+                let dict = objects::dict(py)?;
+                self.remember(dict.clone().into_any())?;
                 for _ in 0..len {
                     let name = self.value(py)?;
                     dict.set_item(name, self.value(py)?)?;
@@ -231,15 +245,15 @@ impl<'py> Tree<'_, 'py> {
                 dict.into_any()
             }
             Token::Tuple(len) => {
-                let at = self.reserve();
+                let at = self.reserve(py)?;
                 let tuple = self.items(py, len)?.into_any();
                 self.memo[at] = Some(tuple.clone());
                 tuple
             }
             Token::NamedTuple { class, len } => {
-                let at = self.reserve();
+                let at = self.reserve(py)?;
                 let name = self.skeleton.class(class).ok_or_else(|| corrupt("no such class"))?;
-                let name = PyTuple::new(py, [name.module, name.qualname])?;
+                let name = class_name(py, name.module, name.qualname)?;
                 let items = self.items(py, len)?;
                 let tuple = self.leaves.torch.named_tuple(&name, items)?;
                 self.memo[at] = Some(tuple.clone());
@@ -253,24 +267,36 @@ impl<'py> Tree<'_, 'py> {
     }
 
     fn items(&mut self, py: Python<'py>, len: u32) -> PyResult<Bound<'py, PyTuple>> {
-        let items = (0..len).map(|_| self.value(py)).collect::<PyResult<Vec<_>>>()?;
-        PyTuple::new(py, items)
+        let mut items = Vec::new();
+        for _ in 0..len {
+            let item = self.value(py)?;
+            objects::push(py, &mut items, item)?;
+        }
+        objects::tuple(py, items.into_iter().map(Ok))
     }
 
-    fn remember(&mut self, value: Bound<'py, PyAny>) -> Bound<'py, PyAny> {
-        self.memo.push(Some(value.clone()));
-        value
+    fn remember(&mut self, value: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        let at = self.reserve(value.py())?;
+        self.memo[at] = Some(value.clone());
+        Ok(value)
     }
 
-    fn reserve(&mut self) -> usize {
-        self.memo.push(None);
-        self.memo.len() - 1
+    fn reserve(&mut self, py: Python<'py>) -> PyResult<usize> {
+        objects::push(py, &mut self.memo, None)?;
+        Ok(self.memo.len() - 1)
     }
 
     /// All leaves are made first: the pickle names them by number.
     fn unpickle(&self, py: Python<'py>, bytes: &[u8]) -> PyResult<Bound<'py, PyAny>> {
         let count = self.leaves.meta.leaf_count();
-        let leaves = (0..count).map(|number| self.leaves.leaf(py, number)).collect::<PyResult<Vec<_>>>()?;
-        self.leaves.torch.loads.bind(py).call1((PyBytes::new(py, bytes), PyList::new(py, leaves)?))
+        let mut leaves = objects::vector(py, count as usize)?;
+        for number in 0..count {
+            leaves.push(self.leaves.leaf(py, number)?);
+        }
+        let arguments = [
+            objects::bytes(py, bytes)?.into_any(),
+            objects::list(py, leaves.into_iter().map(Ok::<_, PyErr>))?.into_any(),
+        ];
+        self.leaves.torch.loads.bind(py).call1(objects::arguments(py, arguments)?)
     }
 }

@@ -8,13 +8,14 @@
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
+use pyo3::types::{PyBool, PyTuple};
 use ringloader_core::batch::{Meta, SkeletonReader, Token};
 use ringloader_core::sync::Arc;
 use ringloader_core::transport::delivery::Delivery;
 
 use super::limits::{LONGEST_TABLE_KEPT, MOST_DEPTH_READ, SMALL};
 use crate::gil::exception;
+use crate::objects;
 use crate::torch::header::cost;
 use crate::torch::memory::Copies;
 use crate::torch::names::Torch;
@@ -222,6 +223,15 @@ impl Template {
     }
 }
 
+/// Module and name of a class, as it is looked up.
+pub(super) fn class_name<'py>(
+    py: Python<'py>,
+    module: &str,
+    qualname: &str,
+) -> PyResult<Bound<'py, PyTuple>> {
+    objects::arguments(py, [objects::text(py, module)?.into_any(), objects::text(py, qualname)?.into_any()])
+}
+
 fn all_differ(numbers: impl Iterator<Item = u32>) -> bool {
     let mut numbers: Vec<u32> = numbers.collect();
     numbers.sort_unstable();
@@ -246,14 +256,15 @@ impl Reader<'_> {
         let value = |object: Bound<'_, PyAny>| Ok(Some(Node::Value(object.unbind())));
         match self.skeleton.next_token().map_err(exception)? {
             Token::None => Ok(Some(Node::Value(py.None()))),
-            Token::True => value(true.into_pyobject(py)?.to_owned().into_any()),
-            Token::False => value(false.into_pyobject(py)?.to_owned().into_any()),
-            Token::Int(number) => value(number.into_pyobject(py)?.into_any()),
-            Token::Float(number) => value(number.into_pyobject(py)?.into_any()),
-            Token::Bytes(bytes) => value(PyBytes::new(py, bytes).into_any()),
+            Token::True => value(PyBool::new(py, true).to_owned().into_any()),
+            Token::False => value(PyBool::new(py, false).to_owned().into_any()),
+            Token::Int(number) => value(objects::int(py, number)?.into_any()),
+            Token::Float(number) => value(objects::float(py, number)?.into_any()),
+            Token::Bytes(bytes) => value(objects::bytes(py, bytes)?.into_any()),
             Token::Str(text) => {
-                let text = PyString::new(py, text).into_any();
-                self.strings.push((self.skeleton.memo_count() - 1, text.clone().unbind()));
+                let text = objects::text(py, text)?.into_any();
+                let known = (self.skeleton.memo_count() - 1, text.clone().unbind());
+                objects::push(py, &mut self.strings, known)?;
                 value(text)
             }
             Token::Memo(number) => {
@@ -265,14 +276,15 @@ impl Reader<'_> {
             Token::Tuple(len) => Ok(self.nodes(py, len)?.map(Node::Tuple)),
             Token::NamedTuple { class, len } => {
                 let Some(name) = self.skeleton.class(class) else { return Ok(None) };
-                let name = PyTuple::new(py, [name.module, name.qualname])?.unbind();
+                let name = class_name(py, name.module, name.qualname)?.unbind();
                 Ok(self.nodes(py, len)?.map(|items| Node::NamedTuple(name, items)))
             }
             Token::Dict(len) => {
-                let mut items = Vec::with_capacity(len as usize);
+                let mut items = Vec::new();
                 for _ in 0..len {
-                    let Some(pair) = self.nodes(py, 2)? else { return Ok(None) };
-                    items.extend(<[Node; 2]>::try_from(pair).ok().map(<(Node, Node)>::from));
+                    let Some(name) = self.inner(py)? else { return Ok(None) };
+                    let Some(item) = self.inner(py)? else { return Ok(None) };
+                    objects::push(py, &mut items, (name, item))?;
                 }
                 Ok(Some(Node::Dict(items)))
             }
@@ -281,11 +293,19 @@ impl Reader<'_> {
     }
 
     fn nodes(&mut self, py: Python<'_>, len: u32) -> PyResult<Option<Vec<Node>>> {
+        let mut nodes = Vec::new();
+        for _ in 0..len {
+            let Some(node) = self.inner(py)? else { return Ok(None) };
+            objects::push(py, &mut nodes, node)?;
+        }
+        Ok(Some(nodes))
+    }
+
+    fn inner(&mut self, py: Python<'_>) -> PyResult<Option<Node>> {
         self.depth += 1;
-        let nodes =
-            (0..len).map(|_| self.node(py).transpose()).map_while(|node| node).collect::<PyResult<Vec<_>>>();
+        let node = self.node(py);
         self.depth -= 1;
-        Ok(Some(nodes?).filter(|nodes| nodes.len() == len as usize))
+        node
     }
 
     fn tensor(&mut self, number: u32) -> Option<Node> {
@@ -365,19 +385,26 @@ impl Node {
         py: Python<'py>,
         tensor: &impl Fn(&Form<'_>) -> PyResult<Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let each =
-            |nodes: &[Node]| nodes.iter().map(|node| node.make(py, tensor)).collect::<PyResult<Vec<_>>>();
+        let each = |nodes: &[Node]| {
+            let mut made = objects::vector(py, nodes.len())?;
+            for node in nodes {
+                made.push(node.make(py, tensor)?);
+            }
+            Ok::<_, PyErr>(made)
+        };
         Ok(match self {
             Self::Value(value) => value.bind(py).clone(),
             Self::Tensor(form) => tensor(form)?,
-            Self::List(items) => PyList::new(py, each(items)?)?.into_any(),
-            Self::Tuple(items) => PyTuple::new(py, each(items)?)?.into_any(),
+            Self::List(items) => objects::list(py, each(items)?.into_iter().map(Ok::<_, PyErr>))?.into_any(),
+            Self::Tuple(items) => {
+                objects::tuple(py, each(items)?.into_iter().map(Ok::<_, PyErr>))?.into_any()
+            }
             Self::NamedTuple(name, items) => {
-                let items = PyTuple::new(py, each(items)?)?;
+                let items = objects::tuple(py, each(items)?.into_iter().map(Ok::<_, PyErr>))?;
                 Torch::get(py)?.named_tuple(name.bind(py), items)?
             }
             Self::Dict(items) => {
-                let dict = PyDict::new(py);
+                let dict = objects::dict(py)?;
                 for (name, item) in items {
                     dict.set_item(name.make(py, tensor)?, item.make(py, tensor)?)?;
                 }

@@ -9,6 +9,7 @@ use ringloader_core::transport::delivery::Delivery;
 use super::engine::{Engine, stand_in};
 use super::layout::Layout;
 use super::pinned::Pinned;
+use crate::caught::caught;
 
 /// A batch that was taken from its ring and not yet handed out.
 ///
@@ -37,6 +38,7 @@ pub(crate) enum Content {
 impl Arrival {
     /// The batch; the same object each time.
     fn unpack<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        // INVARIANT: nothing here panics: what is taken out comes back in some form.
         let taken = std::mem::replace(&mut *self.content(), Content::Gone);
         let object = match taken {
             Content::Delivery(delivery) => self.unpacked(py, delivery),
@@ -52,31 +54,32 @@ impl Arrival {
     /// lists, tuples and dicts.
     fn layout(&self, py: Python<'_>) -> PyResult<Option<Py<Layout>>> {
         if self.layout.get().is_none() {
-            let found = self.with_delivery(|delivery| self.engine().layout(py, delivery))?;
+            let found = self.with_delivery(py, |delivery| self.engine().layout(py, delivery))?;
             let _ = self.layout.set(found.flatten());
         }
         Ok(self.layout.get().and_then(Option::as_ref).map(|layout| layout.clone_ref(py)))
     }
 
     /// Where the window of its slot begins, and how many bytes of it are the batch's; None of a segment of its own.
-    fn window(&self) -> PyResult<Option<(usize, u64)>> {
+    fn window(&self, py: Python<'_>) -> PyResult<Option<(usize, u64)>> {
         let window = |delivery: &mut Delivery| {
             let window = delivery.backing().window();
             Ok(window.map(|window| (window.address, delivery.len())))
         };
-        Ok(self.with_delivery(window)?.flatten())
+        Ok(self.with_delivery(py, window)?.flatten())
     }
 
     /// The layout's packed tensors in one pinned tensor of bytes, block by block; None if it has none.
     fn stage<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         let layout = self.known_layout()?;
-        Ok(self.with_delivery(|delivery| layout.plan().stage(py, delivery))?.flatten())
+        Ok(self.with_delivery(py, |delivery| layout.plan().stage(py, delivery))?.flatten())
     }
 
     /// The layout's other tensors, copied to pinned memory.
     fn stage_large<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
         let layout = self.known_layout()?;
-        Ok(self.with_delivery(|delivery| layout.plan().large(py, delivery, true))?.unwrap_or_default())
+        let large = |delivery: &mut Delivery| layout.plan().large(py, delivery, true);
+        Ok(self.with_delivery(py, large)?.unwrap_or_default())
     }
 
     /// The layout's other tensors where they lie; they keep the slot. None if the user holds too much already.
@@ -85,7 +88,7 @@ impl Arrival {
         let large = |delivery: &mut Delivery| {
             delivery.lease().then(|| layout.plan().large(py, delivery, false)).transpose()
         };
-        Ok(self.with_delivery(large)?.flatten())
+        Ok(self.with_delivery(py, large)?.flatten())
     }
 }
 
@@ -106,20 +109,26 @@ impl Arrival {
     }
 
     /// What `work` makes of the batch as it came; `None` if it is not that any more. Another thread finds it gone meanwhile.
-    fn with_delivery<T>(&self, work: impl FnOnce(&mut Delivery) -> PyResult<T>) -> PyResult<Option<T>> {
+    fn with_delivery<T>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut Delivery) -> PyResult<T>,
+    ) -> PyResult<Option<T>> {
+        let Some(mut lent) = self.lend() else { return Ok(None) };
+        caught(py, || work(lent.delivery())).map(Some)
+    }
+
+    /// The batch as it came; `None` if it is not that any more. Another thread finds it gone meanwhile: what is done with it
+    /// may wait for the interpreter, and a thread that has it for the lock.
+    pub(crate) fn lend(&self) -> Option<Lent<'_>> {
         let mut content = self.content();
-        let mut delivery = match std::mem::replace(&mut *content, Content::Gone) {
-            Content::Delivery(delivery) => delivery,
+        match std::mem::replace(&mut *content, Content::Gone) {
+            Content::Delivery(delivery) => Some(Lent { arrival: self, delivery: Some(delivery) }),
             other => {
                 *content = other;
-                return Ok(None);
+                None
             }
-        };
-        // `work` may wait for the interpreter, and a thread that has it for the lock.
-        drop(content);
-        let made = work(&mut delivery);
-        *self.content() = Content::Delivery(delivery);
-        made.map(Some)
+        }
     }
 
     fn known_layout(&self) -> PyResult<&Layout> {
@@ -142,5 +151,31 @@ impl Arrival {
 
     pub(crate) fn content(&self) -> MutexGuard<'_, Content> {
         self.content.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A batch as it came, put back when dropped.
+pub(crate) struct Lent<'a> {
+    arrival: &'a Arrival,
+    delivery: Option<Delivery>,
+}
+
+impl Lent<'_> {
+    pub(crate) fn delivery(&mut self) -> &mut Delivery {
+        self.delivery.as_mut().expect("only taken at the end")
+    }
+
+    /// Puts this there instead. The batch as it came is gone.
+    pub(crate) fn replace(mut self, content: Content) {
+        self.delivery = None;
+        *self.arrival.content() = content;
+    }
+}
+
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        if let Some(delivery) = self.delivery.take() {
+            *self.arrival.content() = Content::Delivery(delivery);
+        }
     }
 }

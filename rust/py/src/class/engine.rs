@@ -1,5 +1,6 @@
 //! The parent's end of the transport, as a Python class.
 
+use std::convert::Infallible;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -14,11 +15,12 @@ use ringloader_core::transport::engine::{CachedSegment as CoreSegment, Engine as
 use ringloader_core::transport::message::ResultKind;
 
 use super::layout::{Layout, LayoutCache};
-use super::messages::{Event, WorkerEnded};
+use super::messages::{Event, Unsaid, WorkerEnded};
 use super::slot_memory::SlotMemory;
 use super::worker_fds::WorkerFds;
 use crate::batch::decode::{Decoded, decode};
 use crate::batch::template::TemplateCache;
+use crate::caught::caught;
 use crate::fds::duplicate;
 use crate::gil::{Deadline, exception, wait, without_interpreter};
 use crate::index::codec::{encode_call, encode_task};
@@ -40,8 +42,7 @@ pub(crate) struct Engine {
     oversize_said: AtomicBool,
     templates: TemplateCache,
     layouts: LayoutCache,
-    /// The message that stands for a batch whose arrival was interrupted.
-    interrupted: Mutex<Option<Py<PyAny>>>,
+    unsaid: Unsaid,
     /// What is asked before much is copied out.
     probe: OnceLock<MemoryProbe>,
     /// Bytes that were copied since.
@@ -116,6 +117,9 @@ impl Engine {
     fn next<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Option<Event<'py>>> {
         let deadline = Deadline::after(timeout)?;
         let core = self.core()?;
+        if let Some(message) = self.unsaid.take(py)? {
+            return Ok(Some(Event::Message(message)));
+        }
         loop {
             match core.try_next() {
                 Ok(Some(delivery)) => {
@@ -137,20 +141,16 @@ impl Engine {
         }
     }
 
-    /// After `next` has raised: the message that stands for a batch which was lost by that, for the caller that waits for it.
-    fn take_interrupted(&self) -> Option<Py<PyAny>> {
-        self.interrupted.lock().unwrap_or_else(PoisonError::into_inner).take()
-    }
-
     /// Ends the wait of a thread that is in `next`.
     fn wake(&self) -> PyResult<()> {
         self.core()?.wake();
         Ok(())
     }
 
-    /// Results that are committed and not yet taken.
+    /// Results that are committed and not yet taken, and one that was kept when `next` raised.
     fn committed(&self) -> PyResult<u64> {
-        self.core()?.committed().map_err(exception)
+        let committed = self.core()?.committed().map_err(exception)?;
+        Ok(committed + u64::from(self.unsaid.is_some()))
     }
 
     /// Tells the workers that nothing more is wanted.
@@ -280,7 +280,7 @@ impl Engine {
             oversize_said: AtomicBool::new(false),
             templates: TemplateCache::default(),
             layouts: LayoutCache::default(),
-            interrupted: Mutex::new(None),
+            unsaid: Unsaid::default(),
             probe: OnceLock::new(),
             unasked: AtomicU64::new(0),
         }
@@ -303,7 +303,7 @@ impl Engine {
     fn message<'py>(&self, py: Python<'py>, delivery: Delivery) -> PyResult<Bound<'py, PyAny>> {
         let (seq, kind) = (delivery.seq as i64, delivery.kind);
         match (kind, self.unpack_unregistered(py, delivery)) {
-            (ResultKind::Batch, Ok(object)) => Ok((seq, object).into_pyobject(py)?.into_any()),
+            (ResultKind::Batch, Ok(object)) => self.unsaid.message(py, seq, object),
             (ResultKind::Batch, Err(error)) => self.failed(py, seq, error),
             // torch's iterator would fail to unpack it.
             (ResultKind::Object, Ok(object)) if object.is_none() => {
@@ -316,13 +316,11 @@ impl Engine {
     /// The message that stands for a batch whose arrival has failed. torch raises it in its turn.
     ///
     /// # Errors
-    /// What ends a program, and what interrupts it: at once. The message is then for
-    /// [`take_interrupted`](Self::take_interrupted).
+    /// What ends a program, and what interrupts it: at once. The next call of `next` returns the message.
     fn failed<'py>(&self, py: Python<'py>, seq: i64, error: PyErr) -> PyResult<Bound<'py, PyAny>> {
         let (standing, interrupt) = stand_in(py, error)?;
-        let message = (seq, standing).into_pyobject(py)?.into_any();
-        let Some(interrupt) = interrupt else { return Ok(message) };
-        *self.interrupted.lock().unwrap_or_else(PoisonError::into_inner) = Some(message.unbind());
+        let Some(interrupt) = interrupt else { return self.unsaid.message(py, seq, standing) };
+        self.unsaid.keep(seq, standing.unbind());
         Err(interrupt)
     }
 
@@ -362,16 +360,20 @@ impl Engine {
     }
 
     /// As [`unpack`](Self::unpack). Unless `may_lease`, nothing of it lies where the worker wrote it.
+    ///
+    /// # Errors
+    /// Why it cannot be had, a panic too: whoever waits for the batch must hear of it.
     fn unpack_leased<'py>(
         &self,
         py: Python<'py>,
         delivery: Delivery,
         may_lease: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
-        self.say_if_oversize(py, &delivery)?;
-        let require = |bytes| self.require(bytes);
-        let Decoded { object, copied_out, table } =
-            decode(py, &self.templates, delivery, may_lease, require)?;
+        let Decoded { object, copied_out, table } = caught(py, || {
+            self.say_if_oversize(py, &delivery)?;
+            let require = |bytes| self.require(bytes);
+            decode(py, &self.templates, delivery, may_lease, require)
+        })?;
         if table.capacity() >= REUSED
             && let Ok(core) = self.core()
         {
@@ -383,9 +385,15 @@ impl Engine {
 }
 
 /// What stands for a batch whose arrival has failed: torch raises it in the batch's turn. And the error itself
-/// where it interrupts or ends the program, so that it must be raised at once.
+/// where it interrupts or ends the program, so that it must be raised at once; or one that did so meanwhile.
+///
+/// # Errors
+/// None that is known: a batch without anything that stands for it would be waited for.
 pub(crate) fn stand_in(py: Python<'_>, error: PyErr) -> PyResult<(Bound<'_, PyAny>, Option<PyErr>)> {
-    let interrupts = !error.is_instance_of::<PyException>(py);
-    let standing = python::failed_arrival(py, &error, interrupts)?;
-    Ok((standing, interrupts.then_some(error)))
+    let Err(error) = caught(py, || Err::<Infallible, _>(error));
+    let interrupts = |error: &PyErr| !error.is_instance_of::<PyException>(py);
+    let was_raised = interrupts(&error);
+    let (standing, other) = python::failed_arrival(py, &error, was_raised)?;
+    let interrupt = if was_raised { Some(error) } else { other.filter(interrupts) };
+    Ok((standing, interrupt))
 }

@@ -12,6 +12,7 @@ use ringloader_core::transport::delivery::Delivery;
 
 use crate::batch::layout::{Layout as Plan, Packed, Place, Shape};
 use crate::batch::template::{Template, TemplateCache};
+use crate::objects;
 use crate::torch::names::Torch;
 use crate::torch::tensor::Form;
 
@@ -84,8 +85,8 @@ impl Layout {
                 packed.push(PackedArguments {
                     block: *block,
                     first: offset / dtype.itemsize() as u64,
-                    shape: PyTuple::new(py, shape)?.unbind(),
-                    strides: PyTuple::new(py, strides)?.unbind(),
+                    shape: objects::ints(py, shape.iter().copied())?.unbind(),
+                    strides: objects::ints(py, strides.iter().copied())?.unbind(),
                 });
             }
         }
@@ -165,7 +166,10 @@ impl Layout {
             let PackedArguments { block, first, shape, strides } = arguments;
             // It has a version of its own, which a view of the block would share with all others.
             let new = empty.getattr(intern!(py, "data"))?;
-            tensors.push(new.call_method1(intern!(py, "set_"), (&storages[*block], *first, shape, strides))?);
+            let first = objects::unsigned(py, *first)?.into_any();
+            let (shape, strides) = (shape.bind(py).clone().into_any(), strides.bind(py).clone().into_any());
+            let arguments = objects::arguments(py, [storages[*block].clone(), first, shape, strides])?;
+            tensors.push(new.call_method1(intern!(py, "set_"), arguments)?);
         }
         let tensors = RefCell::new(tensors.into_iter());
         let tensor = |_: &Form<'_>| tensors.borrow_mut().next().ok_or_else(others);

@@ -1,6 +1,10 @@
 //! What the parent waits for.
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 use pyo3::prelude::*;
+
+use crate::objects;
 
 /// A worker's process has ended.
 #[pyclass(frozen, get_all, module = "ringloader._native")]
@@ -22,4 +26,48 @@ impl WorkerEnded {
 pub(crate) enum Event<'py> {
     Message(Bound<'py, PyAny>),
     WorkerEnded(WorkerEnded),
+}
+
+/// Data that has come, while no message could be made of it: an interrupt was raised, or there was no memory.
+#[derive(Default)]
+pub(crate) struct Unsaid(Mutex<Option<(i64, Py<PyAny>)>>);
+
+impl Unsaid {
+    /// Whether there is any.
+    pub(crate) fn is_some(&self) -> bool {
+        self.lock().is_some()
+    }
+
+    /// The message of what there is.
+    ///
+    /// # Errors
+    /// As [`message`](Self::message).
+    pub(crate) fn take<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let found = self.lock().take();
+        found.map(|(seq, data)| self.message(py, seq, data.into_bound(py))).transpose()
+    }
+
+    /// To be said later.
+    pub(crate) fn keep(&self, seq: i64, data: Py<PyAny>) {
+        *self.lock() = Some((seq, data));
+    }
+
+    /// The message of torch's protocol that carries the data of a task.
+    ///
+    /// # Errors
+    /// `MemoryError`: then it is kept.
+    pub(crate) fn message<'py>(
+        &self,
+        py: Python<'py>,
+        seq: i64,
+        data: Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let made = objects::int(py, seq)
+            .and_then(|seq| objects::arguments(py, [seq.into_any(), data.clone()]).map(Bound::into_any));
+        made.inspect_err(|_| self.keep(seq, data.unbind()))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<(i64, Py<PyAny>)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }

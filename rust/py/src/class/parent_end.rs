@@ -15,6 +15,7 @@ use super::arrival::Arrival;
 use super::engine::Engine;
 use super::index_source::IndexSource;
 use super::thread_queues::{Core as CoreQueues, Index, ThreadQueues};
+use crate::caught::caught;
 use crate::gil::{exception, wait, wait_for_threads};
 use crate::index::codec::{decode_index, encode_index};
 use crate::python::Callbacks;
@@ -134,9 +135,11 @@ impl ParentEnd for Engine {
                 return this.get().unpack(py, delivery);
             }
         }
-        this.get().say_if_oversize(py, &delivery)?;
-        let arrival = Arrival::of_delivery(this.clone_ref(py), delivery);
-        Ok(Bound::new(py, arrival)?.into_any())
+        caught(py, || {
+            this.get().say_if_oversize(py, &delivery)?;
+            let arrival = Arrival::of_delivery(this.clone_ref(py), delivery);
+            Ok(Bound::new(py, arrival)?.into_any())
+        })
     }
 
     fn read(source: &IndexSource, callbacks: &Callbacks<'_, '_>, again: bool) -> PyResult<Option<TaskIndex>> {

@@ -8,6 +8,7 @@ use ringloader_core::transport::copier::Copier;
 use super::arrival::{Arrival, Content};
 use super::pinned::Pinned;
 use crate::batch::pin::{PinnedBatch, pin};
+use crate::caught::caught;
 
 /// Copies batches to torch's pinned memory; large tensors on a thread of its own, which begins with the first of them.
 #[pyclass(frozen, module = "ringloader._native")]
@@ -23,27 +24,18 @@ impl Pinner {
     /// Begins to pin; the same object each time. Its slot goes back once it is copied. None, and nothing happens, for a
     /// batch that is more than tensors, each with memory of its own, in lists, tuples and dicts.
     fn pin(&self, py: Python<'_>, arrival: &Arrival) -> PyResult<Option<Py<Pinned>>> {
-        let mut content = arrival.content();
-        let delivery = match std::mem::replace(&mut *content, Content::Gone) {
-            Content::Delivery(delivery) => delivery,
-            Content::Pinned(pinned) => {
-                let found = pinned.clone_ref(py);
-                *content = Content::Pinned(pinned);
-                return Ok(Some(found));
-            }
-            other => {
-                *content = other;
-                return Ok(None);
-            }
-        };
-        drop(content);
-        let made = pin(py, arrival.engine().templates(), &delivery, || self.0.get_or_init(Copier::new));
-        let Ok(Some(PinnedBatch { job, batch })) = made else {
-            *arrival.content() = Content::Delivery(delivery);
-            return made.map(|_| None);
-        };
-        let pinned = Py::new(py, Pinned::new(job, batch.unbind()))?;
-        *arrival.content() = Content::Pinned(pinned.clone_ref(py));
-        Ok(Some(pinned))
+        if let Content::Pinned(pinned) = &*arrival.content() {
+            return Ok(Some(pinned.clone_ref(py)));
+        }
+        let Some(mut lent) = arrival.lend() else { return Ok(None) };
+        let delivery = lent.delivery();
+        let pinned = caught(py, || {
+            let made = pin(py, arrival.engine().templates(), delivery, || self.0.get_or_init(Copier::new))?;
+            made.map(|PinnedBatch { job, batch }| Py::new(py, Pinned::new(job, batch.unbind()))).transpose()
+        })?;
+        if let Some(pinned) = &pinned {
+            lent.replace(Content::Pinned(pinned.clone_ref(py)));
+        }
+        Ok(pinned)
     }
 }

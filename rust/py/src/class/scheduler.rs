@@ -22,6 +22,7 @@ use super::index_source::IndexSource;
 use super::parent_end::{Indexed, ParentEnd};
 use super::sent_tasks::SentTasks;
 use super::thread_queues::ThreadQueues;
+use crate::caught::caught;
 use crate::gil::exception;
 use crate::lock::{DetachedLock, Guard};
 use crate::python::Callbacks;
@@ -175,6 +176,8 @@ struct State<I> {
     taken: VecDeque<Taken>,
     /// A batch that was to be handed out when an interrupt came. It is the next.
     kept: Option<Py<PyAny>>,
+    /// What was taken next, and for which there was no memory to keep it with the others.
+    unplaced: Option<(Taken, Py<PyAny>)>,
     /// The end of a worker's iterable dataset, where that was found ahead of its turn. To end the worker then would
     /// change which worker gets which of the tasks that are sent until its turn.
     end_ahead: Option<End>,
@@ -229,6 +232,7 @@ impl<E: ParentEnd> Scheduling<E> {
             source,
             taken,
             kept: None,
+            unplaced: None,
             end_ahead,
             ends_kept,
             keeps_sent,
@@ -269,10 +273,11 @@ impl<E: ParentEnd> Scheduling<E> {
         state.core.reset();
         state.taken.clear();
         let kept = state.kept.take();
+        let unplaced = state.unplaced.take();
         state.end_ahead = None;
         state.ends_kept.clear();
         state.sent = SentTasks::default();
-        let before = std::mem::replace(&mut state.source, source);
+        let before = (unplaced, std::mem::replace(&mut state.source, source));
         drop(state);
         // Behind the lock: the end of a sampler, or of a batch, may run any code.
         drop((before, kept));
@@ -289,8 +294,7 @@ impl<E: ParentEnd> Scheduling<E> {
     fn next<'py>(&self, callbacks: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let py = callbacks.py();
         let callbacks = &Callbacks(callbacks);
-        let mut state = self.lock(py)?;
-        let found = self.next_of(&mut state, callbacks);
+        let found = caught(py, || self.next_of(&mut *self.lock(py)?, callbacks));
         self.unless_stopped(py, found)
     }
 
@@ -370,8 +374,11 @@ impl<E: ParentEnd> Scheduling<E> {
         let state = self.lock(py)?;
         let (sent, received, outstanding) = state.core.positions();
         let kept = u64::from(state.kept.is_some());
-        let received = state.taken.front().map_or(received, |first| first.received).saturating_sub(kept);
-        Ok(Positions { sent, received, outstanding: outstanding + state.taken.len() as u64 + kept })
+        let unplaced = state.unplaced.iter().map(|(taken, _)| taken);
+        let first = state.taken.front().or(unplaced.clone().next());
+        let received = first.map_or(received, |first| first.received).saturating_sub(kept);
+        let outstanding = outstanding + (state.taken.len() + unplaced.count()) as u64 + kept;
+        Ok(Positions { sent, received, outstanding })
     }
 
     fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
@@ -379,7 +386,11 @@ impl<E: ParentEnd> Scheduling<E> {
             // A thread of the parent may have had the lock at the fork.
             return Ok(());
         }
-        self.state.traverse(|state| visit.call(&state.source))?;
+        self.state.traverse(|state| {
+            visit.call(&state.kept)?;
+            visit.call(state.unplaced.as_ref().map(|(_, data)| data))?;
+            visit.call(&state.source)
+        })?;
         self.ahead.traverse(|ahead| ahead.traverse(visit))
     }
 }

@@ -15,6 +15,7 @@ use ringloader_core::transport::message::TaskKind;
 use crate::gil::exception;
 use crate::index::codec::{decode_index, encode_index_or_pickle};
 use crate::index::tensor::TensorIndices;
+use crate::objects;
 use crate::python::Draws;
 
 /// How indices become batches.
@@ -191,7 +192,12 @@ impl Stream {
                             return Ok(None);
                         }
                         let left = match through {
-                            None => PyList::new(draws.py(), rest)?.into_any(),
+                            None => {
+                                let ints = rest
+                                    .into_iter()
+                                    .map(|index| objects::int(draws.py(), index).map(Bound::into_any));
+                                objects::list(draws.py(), ints)?.into_any()
+                            }
                             Some(sampler) => {
                                 self.look_up(sampler, draws, |indices| self.items(indices, &rest))?
                             }
@@ -235,7 +241,8 @@ impl Stream {
             Some(carried) if at < 0 => carried.bind(py).get_item(!at as usize),
             _ => item(indices, at),
         });
-        Ok(PyList::new(py, found.collect::<PyResult<Vec<_>>>()?)?.into_any())
+        let found = found.collect::<PyResult<Vec<_>>>()?;
+        Ok(objects::list(py, found.into_iter().map(Ok::<_, PyErr>))?.into_any())
     }
 }
 

@@ -9,9 +9,10 @@ use ringloader_core::transport::Transport;
 use ringloader_core::transport::message::{ResultKind, TaskIndex};
 use ringloader_core::transport::queues::{Queues, Reply, Request};
 
-use super::messages::{Event, WorkerEnded};
+use super::messages::{Event, Unsaid, WorkerEnded};
 use crate::gil::{Deadline, exception, in_thread, wait_for_request, wait_for_threads};
 use crate::index::codec::{decode_index, encode_index, pair};
+use crate::objects;
 use crate::python;
 use crate::torch::names::Torch;
 
@@ -30,6 +31,7 @@ pub(crate) enum Index {
 pub(crate) struct ThreadQueues {
     /// `None` once it is closed.
     core: Mutex<Option<Arc<Core>>>,
+    unsaid: Unsaid,
 }
 
 #[pymethods]
@@ -38,7 +40,7 @@ impl ThreadQueues {
     fn new(py: Python<'_>, workers: u32) -> PyResult<Self> {
         Torch::get(py)?;
         python::load(py)?;
-        Ok(Self { core: Mutex::new(Some(Arc::new(Core::new(workers)))) })
+        Ok(Self { core: Mutex::new(Some(Arc::new(Core::new(workers)))), unsaid: Unsaid::default() })
     }
 
     /// Sends one message of torch's protocol to a worker: `None`, `(index of the task, index)`, or any object.
@@ -61,11 +63,14 @@ impl ThreadQueues {
     fn next<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Option<Event<'py>>> {
         let deadline = Deadline::after(timeout)?;
         let core = self.core()?;
+        if let Some(message) = self.unsaid.take(py)? {
+            return Ok(Some(Event::Message(message)));
+        }
         loop {
             if let Some(Reply { seq, kind, content }) = core.try_next().map_err(exception)? {
                 let content = content.into_bound(py);
                 return Ok(Some(Event::Message(match kind {
-                    ResultKind::Batch => (seq as i64, content).into_pyobject(py)?.into_any(),
+                    ResultKind::Batch => self.unsaid.message(py, seq as i64, content)?,
                     ResultKind::Object => content,
                 })));
             }
@@ -82,11 +87,6 @@ impl ThreadQueues {
         }
     }
 
-    /// As an engine's. No batch is ever lost on its way here.
-    fn take_interrupted(&self) -> Option<Py<PyAny>> {
-        None
-    }
-
     /// Ends the wait of a thread that is in `next`.
     fn wake(&self) -> PyResult<()> {
         self.core()?.wake().map_err(exception)
@@ -94,7 +94,7 @@ impl ThreadQueues {
 
     /// Results that are there and not yet taken.
     fn committed(&self) -> PyResult<u64> {
-        Ok(self.core()?.counts().map_err(exception)?.0)
+        Ok(self.core()?.counts().map_err(exception)?.0 + u64::from(self.unsaid.is_some()))
     }
 
     /// Tells the workers that nothing more is wanted.
@@ -130,8 +130,8 @@ impl ThreadQueues {
                 Some(Request::Task { seq, index }) => {
                     // New objects may set off the collector, and that finalisers.
                     return in_thread(py, || {
-                        let message = (seq as i64, index.decode(py)?);
-                        Ok(Some(message.into_pyobject(py)?.into_any()))
+                        let seq = objects::int(py, seq as i64)?.into_any();
+                        Ok(Some(objects::arguments(py, [seq, index.decode(py)?])?.into_any()))
                     });
                 }
                 None => wait_for_request(py, &core, worker)?,

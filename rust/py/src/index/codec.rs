@@ -5,6 +5,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyInt, PyList, PyTuple};
 use ringloader_core::transport::message::{Task, TaskKind};
 
+use crate::objects;
 use crate::torch::names::Torch;
 
 /// The task for a message of torch's protocol.
@@ -94,13 +95,17 @@ pub(crate) fn decode_task<'py>(py: Python<'py>, task: Task) -> PyResult<Bound<'p
         TaskKind::Object | TaskKind::Call => loads(py, &task.bytes),
         kind => {
             let index = decode_index(py, kind, &task.bytes)?;
-            Ok((task.seq as i64, index).into_pyobject(py)?.into_any())
+            let seq = objects::int(py, task.seq as i64)?.into_any();
+            Ok(objects::arguments(py, [seq, index])?.into_any())
         }
     }
 }
 
 fn loads<'py>(py: Python<'py>, bytes: &[u8]) -> PyResult<Bound<'py, PyAny>> {
-    Torch::get(py)?.loads_index.bind(py).call1((PyBytes::new(py, bytes),))
+    Torch::get(py)?
+        .loads_index
+        .bind(py)
+        .call1(objects::arguments(py, [objects::bytes(py, bytes)?.into_any()])?)
 }
 
 /// The index that a task's bytes stand for: a fresh list of ints each time, as samplers yield.
@@ -111,10 +116,12 @@ pub(crate) fn decode_index<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let ints = || bytes.chunks_exact(8).map(|word| i64::from_le_bytes(word.try_into().expect("8 bytes")));
     let one = || ints().next().ok_or_else(|| PyRuntimeError::new_err("a task without its index"));
+    let object = |value| Ok::<_, PyErr>(objects::int(py, value)?.into_any());
+    let none = |_| Ok::<_, PyErr>(py.None().into_bound(py));
     Ok(match kind {
-        TaskKind::Indices => PyList::new(py, ints().collect::<Vec<_>>())?.into_any(),
-        TaskKind::Index => one()?.into_pyobject(py)?.into_any(),
-        TaskKind::Nones => PyList::new(py, (0..one()?).map(|_| py.None()).collect::<Vec<_>>())?.into_any(),
+        TaskKind::Indices => objects::list(py, ints().map(object))?.into_any(),
+        TaskKind::Index => object(one()?)?,
+        TaskKind::Nones => objects::list(py, (0..one()? as usize).map(none))?.into_any(),
         TaskKind::None | TaskKind::End => py.None().into_bound(py),
         TaskKind::PickledIndex | TaskKind::Object | TaskKind::Call => loads(py, bytes)?,
     })

@@ -11,6 +11,8 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::PyString;
 use ringloader_core::items::Items;
 
+use crate::objects;
+
 /// Keys of one list that have a number, at most.
 const KEYS: usize = 1024;
 /// Bytes of such a key, at most: its length is one byte.
@@ -58,7 +60,7 @@ impl Named {
                 let (key, behind) = text.split_at_checked(len.into()).ok_or_else(corrupt)?;
                 let key = std::str::from_utf8(key).map_err(|_| corrupt())?;
                 // Interned, as the strings of a program are that look for a key: then they are found by their address.
-                keys.push(PyString::intern(py, key).unbind());
+                keys.push(objects::interned(py, key)?.unbind());
                 rest = behind;
             }
             Ok::<_, PyErr>(keys)

@@ -1,13 +1,12 @@
 //! The bytes of an item to an object.
 
-use std::convert::Infallible;
-
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyList, PyString, PyTuple};
+use pyo3::types::{PyBool, PyString};
 
 use super::named::{Named, corrupt};
 use super::{DEPTH, tag};
+use crate::objects;
 
 /// A new object each time.
 ///
@@ -17,7 +16,9 @@ pub(crate) fn read<'py>(py: Python<'py>, bytes: &[u8], named: &Named) -> PyResul
     static LOADS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     if let [tag::PICKLE, pickled @ ..] = bytes {
         // A copy: what unpickles may keep the bytes longer than the list lives.
-        return LOADS.import(py, "pickle", "loads")?.call1((PyBytes::new(py, pickled),));
+        return LOADS
+            .import(py, "pickle", "loads")?
+            .call1(objects::arguments(py, [objects::bytes(py, pickled)?.into_any()])?);
     }
     read_plain(py, bytes, named).map_err(|error| *error)
 }
@@ -34,12 +35,12 @@ pub(crate) fn read_plain<'py>(
 ) -> Result<Bound<'py, PyAny>, Box<PyErr>> {
     // The small items first: at these, one more call would be seen.
     Ok(match bytes {
-        [tag::SMALL, byte] => number((*byte as i8).into_pyobject(py)),
+        [tag::SMALL, byte] => objects::int(py, i64::from(*byte as i8))?.into_any(),
         &[tag::INT, a, b, c, d, e, f, g, h] => {
-            number(i64::from_le_bytes([a, b, c, d, e, f, g, h]).into_pyobject(py))
+            objects::int(py, i64::from_le_bytes([a, b, c, d, e, f, g, h]))?.into_any()
         }
         &[tag::FLOAT, a, b, c, d, e, f, g, h] => {
-            PyFloat::new(py, f64::from_le_bytes([a, b, c, d, e, f, g, h])).into_any()
+            objects::float(py, f64::from_le_bytes([a, b, c, d, e, f, g, h]))?.into_any()
         }
         _ => return Reader { rest: bytes, named }.read(py, 0),
     })
@@ -55,17 +56,17 @@ impl<'a> Reader<'a> {
         let [tag] = self.array()?;
         Ok(match tag {
             tag::STR => PyString::from_bytes(py, self.bytes()?)?.into_any(),
-            tag::SMALL => number(i8::from_le_bytes(self.array()?).into_pyobject(py)),
-            tag::INT => number(i64::from_le_bytes(self.array()?).into_pyobject(py)),
-            tag::FLOAT => PyFloat::new(py, f64::from_le_bytes(self.array()?)).into_any(),
+            tag::SMALL => objects::int(py, i64::from(i8::from_le_bytes(self.array()?)))?.into_any(),
+            tag::INT => objects::int(py, i64::from_le_bytes(self.array()?))?.into_any(),
+            tag::FLOAT => objects::float(py, f64::from_le_bytes(self.array()?))?.into_any(),
             tag::NONE => py.None().into_bound(py),
             tag::FALSE | tag::TRUE => PyBool::new(py, tag == tag::TRUE).to_owned().into_any(),
-            tag::BYTES => PyBytes::new(py, self.bytes()?).into_any(),
+            tag::BYTES => objects::bytes(py, self.bytes()?)?.into_any(),
             tag::NAME => self.named.name(py, self.len()?)?.into_any(),
-            tag::TUPLE if depth < DEPTH => PyTuple::new(py, self.parts(py, depth)?)?.into_any(),
-            tag::LIST if depth < DEPTH => PyList::new(py, self.parts(py, depth)?)?.into_any(),
+            tag::TUPLE if depth < DEPTH => objects::tuple(py, self.parts(py, depth)?)?.into_any(),
+            tag::LIST if depth < DEPTH => objects::list(py, self.parts(py, depth)?)?.into_any(),
             tag::DICT if depth < DEPTH => {
-                let dict = PyDict::new(py);
+                let dict = objects::dict(py)?;
                 for _ in 0..self.len()? {
                     let key = self.read(py, depth + 1)?;
                     dict.set_item(key, self.read(py, depth + 1)?)?;
@@ -76,18 +77,18 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// The parts of a tuple or list, each read when it is asked for.
+    /// The parts of a tuple or list, each read when it is asked for: no vector of them in between.
     fn parts<'py>(
         &mut self,
         py: Python<'py>,
         depth: u32,
-    ) -> PyResult<impl ExactSizeIterator<Item = Part<'py>>> {
+    ) -> PyResult<impl ExactSizeIterator<Item = Result<Bound<'py, PyAny>, Box<PyErr>>>> {
         let len = self.len()?;
         // Each part takes a byte at least.
         if len > self.rest.len() {
             return Err(corrupt());
         }
-        Ok((0..len).map(move |_| Part(self.read(py, depth + 1))))
+        Ok((0..len).map(move |_| self.read(py, depth + 1)))
     }
 
     fn array<const N: usize>(&mut self) -> PyResult<[u8; N]> {
@@ -113,24 +114,5 @@ impl<'a> Reader<'a> {
             }
         }
         Err(corrupt())
-    }
-}
-
-/// A part that could be read, or not: containers are made of objects in a row, without a vector of them in between.
-struct Part<'py>(Result<Bound<'py, PyAny>, Box<PyErr>>);
-
-impl<'py> IntoPyObject<'py> for Part<'py> {
-    type Target = PyAny;
-    type Output = Bound<'py, PyAny>;
-    type Error = PyErr;
-
-    fn into_pyobject(self, _py: Python<'py>) -> PyResult<Self::Output> {
-        self.0.map_err(|error| *error)
-    }
-}
-
-fn number<'py>(made: Result<Bound<'py, pyo3::types::PyInt>, Infallible>) -> Bound<'py, PyAny> {
-    match made {
-        Ok(number) => number.into_any(),
     }
 }

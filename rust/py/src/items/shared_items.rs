@@ -13,6 +13,7 @@ use super::named::{Named, Numbers};
 use super::{read, tag, write};
 use crate::fds;
 use crate::gil::{exception, without_interpreter};
+use crate::objects;
 
 /// A list of any objects in shared memory, or every `step`-th of its items.
 ///
@@ -163,7 +164,7 @@ impl SharedItems {
     /// The items as bytes, without the memory; of a part, only its items.
     fn to_bytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         if (self.start, self.step, self.len) == (0, 1, self.items.len()) {
-            return Ok(PyBytes::new(py, self.items.items().bytes()));
+            return objects::bytes(py, self.items.items().bytes());
         }
         let mut builder = Builder::new().map_err(exception)?;
         for index in 0..self.len {
@@ -174,7 +175,7 @@ impl SharedItems {
             }
         }
         builder.buffer().extend_from_slice(self.items.get(self.items.len()).unwrap_or_default());
-        Ok(PyBytes::new(py, Self::finished(py, builder)?.items.items().bytes()))
+        objects::bytes(py, Self::finished(py, builder)?.items.items().bytes())
     }
 
     /// A list of its own of what `to_bytes` gave.

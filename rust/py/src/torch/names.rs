@@ -12,6 +12,7 @@ use ringloader_core::batch::Dtype;
 use super::abi::ExchangeApi;
 use super::method::NoArgsMethod;
 use crate::identity::ByIdentity;
+use crate::objects;
 use crate::python;
 
 /// The functions and types.
@@ -62,6 +63,11 @@ pub(crate) struct Torch {
     pub(crate) exception_wrapper: Py<PyAny>,
     dtypes: ByIdentity<Dtype>,
     torch_dtypes: HashMap<u8, Py<PyAny>>,
+}
+
+/// The arguments of a function that takes a shape and strides.
+fn sizes(py: Python<'_>, shape: Vec<i64>, strides: Vec<i64>) -> PyResult<Bound<'_, PyTuple>> {
+    objects::arguments(py, [objects::ints(py, shape)?.into_any(), objects::ints(py, strides)?.into_any()])
 }
 
 static TORCH: PyOnceLock<Torch> = PyOnceLock::new();
@@ -296,7 +302,8 @@ impl Torch {
         items: Bound<'py, PyTuple>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let class = self.class_of(name)?;
-        class.call_method1(intern!(name.py(), "_make"), (items,))
+        let arguments = objects::arguments(name.py(), [items.into_any()])?;
+        class.call_method1(intern!(name.py(), "_make"), arguments)
     }
 
     /// A new tensor, whose elements are undefined.
@@ -311,7 +318,7 @@ impl Torch {
         strides: Vec<i64>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let options = self.plain_options(py, dtype)?;
-        self.empty_strided.bind(py).call((shape, strides), Some(&options))
+        self.empty_strided.bind(py).call(sizes(py, shape, strides)?, Some(&options))
     }
 
     /// Has torch stack `tensors` into `out`.
@@ -342,7 +349,7 @@ impl Torch {
     ) -> PyResult<Bound<'py, PyAny>> {
         let options = self.plain_options(py, dtype)?;
         options.set_item(intern!(py, "pin_memory"), true)?;
-        self.empty_strided.bind(py).call((shape, strides), Some(&options))
+        self.empty_strided.bind(py).call(sizes(py, shape, strides)?, Some(&options))
     }
 
     /// As [`new_pinned`](Self::new_pinned), with dtype, shape and strides of a dense tensor on the CPU: the quickest way.
@@ -351,7 +358,8 @@ impl Torch {
     /// What torch raises.
     pub(crate) fn pinned_like<'py>(&self, prototype: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let py = prototype.py();
-        self.empty_like.bind(py).call((prototype,), Some(self.pinned_options.bind(py)))
+        let arguments = objects::arguments(py, [prototype.clone()])?;
+        self.empty_like.bind(py).call(arguments, Some(self.pinned_options.bind(py)))
     }
 
     /// Where the elements of an exact tensor begin.
@@ -363,7 +371,7 @@ impl Torch {
     }
 
     fn plain_options<'py>(&self, py: Python<'py>, dtype: Dtype) -> PyResult<Bound<'py, PyDict>> {
-        let options = PyDict::new(py);
+        let options = objects::dict(py)?;
         options.set_item(intern!(py, "dtype"), self.torch_dtype(py, dtype)?)?;
         // Else the default device would decide, which need not be where batches are.
         options.set_item(intern!(py, "device"), intern!(py, "cpu"))?;
@@ -381,7 +389,11 @@ impl Torch {
     ) -> PyResult<Bound<'py, PyAny>> {
         let py = storage.py();
         let options = self.plain_options(py, dtype)?;
-        let tensor = self.empty.bind(py).call((0,), Some(&options))?;
-        tensor.call_method1(intern!(py, "set_"), (storage, first_element, shape, strides))
+        let arguments = objects::arguments(py, [objects::int(py, 0)?.into_any()])?;
+        let tensor = self.empty.bind(py).call(arguments, Some(&options))?;
+        let first = objects::unsigned(py, first_element)?.into_any();
+        let (shape, strides) = (objects::ints(py, shape)?.into_any(), objects::ints(py, strides)?.into_any());
+        let arguments = objects::arguments(py, [storage.clone(), first, shape, strides])?;
+        tensor.call_method1(intern!(py, "set_"), arguments)
     }
 }

@@ -28,6 +28,7 @@ use super::header::{Dim, Header, build, drop_header};
 use super::memory::Copies;
 use super::names::Torch;
 use super::source::{Source, Span};
+use crate::objects;
 
 /// A tensor of a batch, but for the batch.
 ///
@@ -165,7 +166,8 @@ fn make_tensor<'py>(
         None => import_capsule(py, torch, header),
     }?;
     if by_view {
-        return tensor.call_method1(intern!(py, "view"), (torch.torch_dtype(py, dtype)?,));
+        let arguments = objects::arguments(py, [torch.torch_dtype(py, dtype)?])?;
+        return tensor.call_method1(intern!(py, "view"), arguments);
     }
     Ok(tensor)
 }
@@ -217,7 +219,8 @@ fn import_capsule<'py>(
             drop_header(header.as_ptr());
             return Err(PyErr::fetch(py));
         };
-        let tensor = torch.from_capsule.bind(py).call1((&capsule,));
+        let arguments = objects::arguments(py, [capsule.clone()]);
+        let tensor = arguments.and_then(|arguments| torch.from_capsule.bind(py).call1(arguments));
         if ffi::PyCapsule_IsValid(capsule.as_ptr(), NAME.as_ptr()) == 1 {
             drop_header(header.as_ptr());
         }

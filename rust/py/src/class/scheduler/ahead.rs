@@ -12,6 +12,8 @@ use ringloader_core::sync::Ordering;
 use super::super::arrival::Arrival;
 use super::super::parent_end::ParentEnd;
 use super::{BUSY, Scheduling, Taken, invalid_state};
+use crate::caught::caught;
+use crate::objects;
 use crate::python::Callbacks;
 
 /// How long an end waits for code of the user's that another thread runs in a call for a batch.
@@ -52,7 +54,8 @@ impl<E: ParentEnd> Scheduling<E> {
         self.check_process()?;
         let mut ahead = self.ahead.lock(py, BUSY)?;
         let closes = self.closes.load(Ordering::Relaxed);
-        let found = self.next_of_ahead(&mut ahead, placement, prepare, &Callbacks(callbacks), closes);
+        let found =
+            caught(py, || self.next_of_ahead(&mut ahead, placement, prepare, &Callbacks(callbacks), closes));
         if self.closes.load(Ordering::Relaxed) != closes {
             // Without the lock, so what this call has begun is still to be ended.
             let left = std::mem::take(&mut ahead.batches);
@@ -123,15 +126,28 @@ impl<E: ParentEnd> Scheduling<E> {
             state.end_ahead = None;
             self.end_worker(state, callbacks, end)?;
         }
-        let (_, received, _) = state.core.positions();
-        let keep = |delivery| E::keep(&self.engine, py, delivery, self.iterable);
-        let Some((worker, data)) = self.advance(state, callbacks, wait, keep)? else { return Ok(false) };
-        let arrival = match data.cast_into::<Arrival>() {
-            Ok(arrival) => arrival.unbind(),
-            Err(other) => Py::new(py, Arrival::of_object(other.into_inner().unbind()))?,
+        let (taken, data) = match state.unplaced.take() {
+            Some((taken, data)) => (taken, data.into_bound(py)),
+            None => {
+                let (_, received, _) = state.core.positions();
+                let keep = |delivery| E::keep(&self.engine, py, delivery, self.iterable);
+                let found = self.advance(state, callbacks, wait, keep)?;
+                let Some((worker, data)) = found else { return Ok(false) };
+                (Taken { worker, received }, data)
+            }
         };
-        state.taken.push_back(Taken { worker, received });
-        ahead.batches.push_back(arrival.into_any());
+        let arrival = match data.cast::<Arrival>() {
+            Ok(arrival) => Ok(arrival.clone()),
+            Err(_) => caught(py, || Bound::new(py, Arrival::of_object(data.clone().unbind()))),
+        };
+        match arrival {
+            Ok(arrival) => ahead.batches.push_back(arrival.into_any().unbind()),
+            Err(error) => {
+                state.unplaced = Some((taken, data.unbind()));
+                return Err(error);
+            }
+        }
+        state.taken.push_back(taken);
         Ok(true)
     }
 
@@ -171,7 +187,8 @@ impl<E: ParentEnd> Scheduling<E> {
 fn prepare_at(ahead: &mut Ahead, at: usize, prepare: &Bound<'_, PyAny>) -> PyResult<()> {
     let found = ahead.batches[at].bind(prepare.py());
     if found.is_exact_instance_of::<Arrival>() {
-        ahead.batches[at] = prepare.call1((found,))?.unbind();
+        let arguments = objects::arguments(prepare.py(), [found.clone()])?;
+        ahead.batches[at] = prepare.call1(arguments)?.unbind();
     }
     Ok(())
 }

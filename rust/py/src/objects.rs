@@ -1,0 +1,168 @@
+//! New objects of Python's own types, or `MemoryError`: PyO3's constructors panic where no memory is left.
+
+use pyo3::exceptions::PyMemoryError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
+use pyo3::{PyErrArguments, ffi};
+
+/// # Errors
+/// `MemoryError`.
+pub(crate) fn bytes<'py>(py: Python<'py>, bytes: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
+    // SAFETY: the interpreter is attached. A new reference to an object of that type, or none with an error set.
+    unsafe {
+        let new = ffi::PyBytes_FromStringAndSize(bytes.as_ptr().cast(), bytes.len() as isize);
+        Ok(Bound::from_owned_ptr_or_err(py, new)?.cast_into_unchecked())
+    }
+}
+
+/// # Errors
+/// `MemoryError`.
+pub(crate) fn text<'py>(py: Python<'py>, text: &str) -> PyResult<Bound<'py, PyString>> {
+    PyString::from_bytes(py, text.as_bytes())
+}
+
+/// A string as the strings of a program are: one for all that are equal.
+///
+/// # Errors
+/// `MemoryError`.
+pub(crate) fn interned<'py>(py: Python<'py>, text: &str) -> PyResult<Bound<'py, PyString>> {
+    let mut text = self::text(py, text)?.into_ptr();
+    // SAFETY: it takes the reference to a string, and gives one to a string that is equal.
+    unsafe {
+        ffi::PyUnicode_InternInPlace(&raw mut text);
+        Ok(Bound::from_owned_ptr(py, text).cast_into_unchecked())
+    }
+}
+
+/// # Errors
+/// `MemoryError`.
+#[inline]
+pub(crate) fn int(py: Python<'_>, value: i64) -> PyResult<Bound<'_, PyInt>> {
+    // SAFETY: as in `bytes`.
+    unsafe { Ok(Bound::from_owned_ptr_or_err(py, ffi::PyLong_FromLongLong(value))?.cast_into_unchecked()) }
+}
+
+/// # Errors
+/// `MemoryError`.
+pub(crate) fn unsigned(py: Python<'_>, value: u64) -> PyResult<Bound<'_, PyInt>> {
+    // SAFETY: as in `bytes`.
+    unsafe {
+        Ok(Bound::from_owned_ptr_or_err(py, ffi::PyLong_FromUnsignedLongLong(value))?.cast_into_unchecked())
+    }
+}
+
+/// # Errors
+/// `MemoryError`.
+#[inline]
+pub(crate) fn float(py: Python<'_>, value: f64) -> PyResult<Bound<'_, PyFloat>> {
+    // SAFETY: as in `bytes`.
+    unsafe { Ok(Bound::from_owned_ptr_or_err(py, ffi::PyFloat_FromDouble(value))?.cast_into_unchecked()) }
+}
+
+/// An empty one.
+///
+/// # Errors
+/// `MemoryError`.
+pub(crate) fn dict(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+    // SAFETY: as in `bytes`.
+    unsafe { Ok(Bound::from_owned_ptr_or_err(py, ffi::PyDict_New())?.cast_into_unchecked()) }
+}
+
+/// A list of `items`. No code of anybody's may run while they are made.
+///
+/// # Errors
+/// `MemoryError`; that of the first item that is one.
+pub(crate) fn list<'py, E: From<PyErr>>(
+    py: Python<'py>,
+    items: impl ExactSizeIterator<Item = Result<Bound<'py, PyAny>, E>>,
+) -> Result<Bound<'py, PyList>, E> {
+    let len = items.len();
+    // SAFETY: as in `bytes`. The list has room for `len` items, and takes the reference to each.
+    unsafe {
+        let list = Bound::from_owned_ptr_or_err(py, ffi::PyList_New(len as isize))?;
+        for (at, item) in items.take(len).enumerate() {
+            ffi::PyList_SetItem(list.as_ptr(), at as isize, item?.into_ptr());
+        }
+        Ok(list.cast_into_unchecked())
+    }
+}
+
+/// A tuple of `items`. No code of anybody's may run while they are made.
+///
+/// # Errors
+/// As [`list`].
+pub(crate) fn tuple<'py, E: From<PyErr>>(
+    py: Python<'py>,
+    items: impl ExactSizeIterator<Item = Result<Bound<'py, PyAny>, E>>,
+) -> Result<Bound<'py, PyTuple>, E> {
+    let len = items.len();
+    // SAFETY: as in `list`. Nobody else has the tuple while it is filled.
+    unsafe {
+        let tuple = Bound::from_owned_ptr_or_err(py, ffi::PyTuple_New(len as isize))?;
+        for (at, item) in items.take(len).enumerate() {
+            ffi::PyTuple_SetItem(tuple.as_ptr(), at as isize, item?.into_ptr());
+        }
+        Ok(tuple.cast_into_unchecked())
+    }
+}
+
+/// A tuple of objects that are there: arguments of a call, for which PyO3 makes a tuple too.
+///
+/// # Errors
+/// `MemoryError`.
+#[inline]
+pub(crate) fn arguments<'py, const N: usize>(
+    py: Python<'py>,
+    items: [Bound<'py, PyAny>; N],
+) -> PyResult<Bound<'py, PyTuple>> {
+    tuple(py, items.into_iter().map(Ok::<_, PyErr>))
+}
+
+/// A tuple of ints.
+///
+/// # Errors
+/// `MemoryError`.
+pub(crate) fn ints(
+    py: Python<'_>,
+    values: impl IntoIterator<Item = i64, IntoIter: ExactSizeIterator>,
+) -> PyResult<Bound<'_, PyTuple>> {
+    tuple(py, values.into_iter().map(|value| Ok::<_, PyErr>(int(py, value)?.into_any())))
+}
+
+/// An empty vector with room for `len` items.
+///
+/// # Errors
+/// `MemoryError`.
+pub(crate) fn vector<T>(py: Python<'_>, len: usize) -> PyResult<Vec<T>> {
+    let mut vector = Vec::new();
+    vector.try_reserve_exact(len).map_err(|_| no_memory(py))?;
+    Ok(vector)
+}
+
+/// Appends an item.
+///
+/// # Errors
+/// `MemoryError`.
+#[inline]
+pub(crate) fn push<T>(py: Python<'_>, vector: &mut Vec<T>, item: T) -> PyResult<()> {
+    vector.try_reserve(1).map_err(|_| no_memory(py))?;
+    vector.push(item);
+    Ok(())
+}
+
+/// `MemoryError`, as the interpreter keeps it for when there is no memory for an object.
+#[cold]
+pub(crate) fn no_memory(py: Python<'_>) -> PyErr {
+    // SAFETY: the interpreter is attached. It sets an error, and returns nothing.
+    unsafe { ffi::PyErr_NoMemory() };
+    PyErr::take(py).unwrap_or_else(|| PyMemoryError::new_err(()))
+}
+
+/// The message of an error; left out where there is no memory for it.
+pub(crate) struct Message(pub(crate) String);
+
+impl PyErrArguments for Message {
+    fn arguments(self, py: Python<'_>) -> Py<PyAny> {
+        text(py, &self.0).map_or_else(|_| py.None(), |text| text.into_any().unbind())
+    }
+}
