@@ -164,8 +164,9 @@ lint: $(VENV)/.test workflows ## formatting, clippy, rustdoc, ruff, workflows
 	$(BIN)/ruff check python tests benches ci examples extras
 	$(BIN)/ruff format --check python tests benches ci examples extras
 
-stubs: $(WHEEL_STAMP) ## mypy, and the stub against the binary
+stubs: $(WHEEL_STAMP) ## mypy, of the package and of a user's program, and the stub against the binary
 	$(BIN)/mypy
+	$(BIN)/mypy tests/typed/program.py
 	$(BIN)/python -m mypy.stubtest ringloader._native
 
 docs: $(VENV)/.docs ## the site, into build/site; a dead link is an error

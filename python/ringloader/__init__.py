@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from ringloader.rollover import RolloverBatchSampler
     from ringloader.seeds import Seeds
 
+    __version__: str
+
 _MODULES = {
     "ArrayDataset": "_common.array_dataset",
     "BadSample": "bad_samples",
@@ -67,6 +69,7 @@ __all__ = [
     "SharedList",
     "WeightedRandomSampler",
     "WorkerPool",
+    "__version__",
     "batchify",
     "convert",
     "doctor",
@@ -80,6 +83,10 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     # So that an environment or a command can ask for ringloader before the program has set up torch's own.
+    if name == "__version__":
+        import importlib.metadata
+
+        return importlib.metadata.version("ringloader")
     if name not in _MODULES:
         raise AttributeError(f"module 'ringloader' has no attribute {name!r}")
     import importlib

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from multiprocessing.context import BaseContext
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 import torch
 import torch.utils.data
+from torch.utils.data import Dataset, Sampler
 
 import ringloader._native as _native
 import ringloader.rollover as rollover
@@ -17,7 +18,6 @@ from ringloader._launch.pool import WorkerPool
 from ringloader._main import ending, epochs, pausing
 from ringloader._make_iterator import check_dispatch, check_retry, check_threads, make_iterator
 from ringloader._options import (
-    NAMES,
     THREAD,
     Options,
     check_prefetch_factor,
@@ -25,6 +25,7 @@ from ringloader._options import (
     put_attributes,
     put_on,
 )
+from ringloader._report import report
 from ringloader._torch import devices, hook, internals
 from ringloader.bad_samples import RAISE, BadSample, OnError
 from ringloader.seeds import Seeds
@@ -67,7 +68,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     are copied to private memory, so that workers never wait for you.
 
     Args:
-        *args: As torch's ``DataLoader``.
         max_shared_bytes: Shared memory that the batches on their way may take, in bytes, over all workers
             (default: a quarter of what the machine and the control group have left, divided by
             ``LOCAL_WORLD_SIZE``). Each worker has an equal share. A batch larger than half a share
@@ -128,7 +128,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         watchdog: Seconds without a batch after which the logger ``ringloader`` says which worker is in which
             batch, for how long, and its Python stack; again each time the wait has become twice as long
             (default: never). Nothing without workers.
-        **kwargs: As torch's ``DataLoader``.
 
     Raises:
         ValueError: If torch refuses an argument; if ``max_shared_bytes`` is not positive, ``device`` is not
@@ -172,7 +171,24 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def __init__(
         self,
-        *args: Any,
+        dataset: Dataset[_T_co],
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Sampler[Any] | Iterable[Any] | None = None,
+        batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: str | BaseContext | None = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
         max_shared_bytes: int | None = None,
         device: torch.device | str | int | None = None,
         device_prefetch: int = 2,
@@ -189,7 +205,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         on_error: OnError = RAISE,
         max_errors: int | None = None,
         watchdog: float | None = None,
-        **kwargs: Any,
     ) -> None:
         options = Options(
             max_shared_bytes=max_shared_bytes,
@@ -209,16 +224,31 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             max_errors=max_errors,
             watchdog=watchdog,
         )
-        check_prefetch_factor(options, kwargs.get("prefetch_factor"))
+        check_prefetch_factor(options, prefetch_factor)
         if not internals.is_in_worker():
             devices.resolve(options.device)
-        if args:
-            args = (datapipes.translated(args[0]), *args[1:])
-        elif "dataset" in kwargs:
-            kwargs["dataset"] = datapipes.translated(kwargs["dataset"])
         if worker_pool is not None:
-            args, kwargs = _with_pool(worker_pool, args, kwargs)
-        super().__init__(*args, **kwargs)
+            num_workers = num_workers or worker_pool.num_workers
+            pool.check(worker_pool, num_workers, persistent_workers, multiprocessing_context)
+        super().__init__(
+            datapipes.translated(dataset),
+            batch_size=batch_size,
+            shuffle=shuffle,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
+            num_workers=num_workers,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            drop_last=drop_last,
+            timeout=timeout,
+            worker_init_fn=worker_init_fn,
+            multiprocessing_context=multiprocessing_context,
+            generator=generator,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
+            in_order=in_order,
+        )
         if options.worker_method == THREAD and self.num_workers > 0:
             check_threads(self)
         check_with(self, options)
@@ -234,6 +264,17 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 join_pool(self, worker_pool)
             elif options.worker_method != THREAD:
                 spawn.prepare(self)
+
+    def __repr__(self) -> str:
+        if "dataset" not in vars(self):
+            # torch's constructor has not come so far.
+            return super().__repr__()
+        noted = report.noted(self)
+        path = "not iterated yet" if noted is None else f"path {noted.path}"
+        return (
+            f"<{type(self).__name__} of {_size(self.dataset)}: batch_size={self.batch_size}, "
+            f"num_workers={self.num_workers}, {path}>"
+        )
 
     if TYPE_CHECKING:
 
@@ -313,35 +354,17 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.shutdown()
 
 
+def _size(dataset: Any) -> str:
+    """Returns a dataset's class and, if it has one, its length."""
+    name = type(dataset).__name__
+    try:
+        return f"{name} ({len(dataset)} samples)"
+    except Exception:
+        # A stream has none, and the length of another one may fail.
+        return name
+
+
 def join_pool(loader: Any, worker_pool: WorkerPool) -> None:
     """Has a pool know a loader, whose epoch is its own from now on."""
     worker_pool._register(loader)
     epochs.take_over(loader)
-
-
-def _with_pool(
-    worker_pool: WorkerPool, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments for torch, of a loader with a pool: as many workers as the pool, unless they say less."""
-    try:
-        given = inspect.signature(torch.utils.data.DataLoader.__init__).bind(None, *args, **kwargs)
-    except TypeError:
-        # torch says what is wrong.
-        return args, kwargs
-    # What torch would refuse it does: other types, negative numbers.
-    given.arguments["num_workers"] = given.arguments.get("num_workers") or worker_pool.num_workers
-    names = ("persistent_workers", "multiprocessing_context")
-    pool.check(worker_pool, given.arguments["num_workers"], *map(given.arguments.get, names))
-    return given.args[1:], given.kwargs
-
-
-def _signature() -> inspect.Signature:
-    """torch's, with what is ours: by it others pick what they pass on, and editors what they show."""
-    torchs = inspect.signature(torch.utils.data.DataLoader.__init__)
-    ours = inspect.signature(DataLoader.__init__).parameters
-    both = [*torchs.parameters.values(), *(ours[name] for name in NAMES)]
-    # By kind: other code may have put a function with variable keywords there, and those come last.
-    return torchs.replace(parameters=sorted(both, key=lambda one: one.kind))
-
-
-DataLoader.__init__.__signature__ = _signature()  # type: ignore[attr-defined]

@@ -258,7 +258,12 @@ def test_the_signature_that_others_read(loader_class, of):
     ours = dict(inspect.signature(of(loader_class)).parameters)
     for name in _options.NAMES:
         assert ours.pop(name).kind is inspect.Parameter.KEYWORD_ONLY
-    assert list(ours.items()) == list(theirs.items())
+    assert _without_types(ours) == _without_types(theirs)
+
+
+def _without_types(parameters):
+    """torch's parameters say less of what they take than ours."""
+    return [(one.name, one.kind, one.default) for one in parameters.values()]
 
 
 def test_attributes_that_others_read(loader_class):

@@ -77,6 +77,7 @@ PYTHON_MAY_USE = {
     "dataloader": {
         "_dispatch",
         "_launch",
+        "_report",
         "_main",
         "_make_iterator",
         "_native",

@@ -1,0 +1,51 @@
+"""The face of the class: its text, and the version."""
+
+import importlib.metadata
+
+import pytest
+import torch
+from torch.utils.data import IterableDataset
+
+import ringloader
+from ringloader import DataLoader
+
+pytestmark = pytest.mark.rings_only
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(4))
+
+
+class Unmeasured(Stream):
+    def __len__(self):
+        raise ZeroDivisionError
+
+
+def test_the_version_is_the_packages():
+    assert ringloader.__version__ == importlib.metadata.version("ringloader")
+
+
+def test_the_text_of_a_loader():
+    loader = DataLoader(range(8), batch_size=4, num_workers=1)
+    assert repr(loader) == "<DataLoader of range (8 samples): batch_size=4, num_workers=1, not iterated yet>"
+    list(loader)
+    assert repr(loader) == "<DataLoader of range (8 samples): batch_size=4, num_workers=1, path native>"
+
+
+@pytest.mark.parametrize("kind", [Stream, Unmeasured])
+def test_of_a_dataset_without_a_length(kind):
+    expected = f"<DataLoader of {kind.__name__}: batch_size=1, num_workers=0, not iterated yet>"
+    assert repr(DataLoader(kind())) == expected
+
+
+def test_of_a_loader_that_torch_refuses():
+    class Kept(DataLoader):
+        def __init__(self):
+            kept.append(self)
+            super().__init__(torch.ones(3), num_workers=-1)
+
+    kept = []
+    with pytest.raises(ValueError, match="num_workers"):
+        Kept()
+    assert "Kept object at" in repr(kept[0])
