@@ -270,6 +270,7 @@ STARTS = {
 
 
 @pytest.mark.rings_only
+@pytest.mark.cold("each has an interpreter with its own start")
 @pytest.mark.parametrize(
     ("where", "starts"),
     [

@@ -26,12 +26,20 @@ _LOOKS = 5
 # Seconds in which processes that were killed have gone, all together.
 _KILLED_WITHIN = 1.0
 
-# INVARIANT: processes of this package alone, so that no other code's is ever continued or killed.
+# INVARIANT: processes of this package alone, so that no other code's is ever continued or killed, and children
+# of the process below.
 _started: weakref.WeakSet[Any] = weakref.WeakSet()
+_started_by: int | None = None
 
 
 def note_started(process: Any) -> None:
     """Has a process continued at exit, where ``multiprocessing`` waits for its end without a limit."""
+    global _started_by
+    if _started_by != os.getpid():
+        _started_by = os.getpid()
+        _started.clear()
+        # Before `multiprocessing` terminates and joins what is left. It keeps this for the process that asks.
+        util.Finalize(None, _resume_at_exit, exitpriority=0)
     _started.add(process)
 
 
@@ -175,6 +183,3 @@ def _resume_at_exit() -> None:
     for process in list(_started):
         _continue(process)
 
-
-# Before `multiprocessing` terminates and joins what is left. It skips this in a forked child.
-util.Finalize(None, _resume_at_exit, exitpriority=0)
