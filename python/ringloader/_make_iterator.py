@@ -152,6 +152,13 @@ def _put_steps(loader: Any, options: Options, iterator: Any) -> None:
 
 def _make_rings_iterator(options: Options, loader: Any) -> Any:
     """Stands in for torch's iterator class."""
+    from ringloader._launch import processes
+
+    with processes.one_start_at_a_time(loader):
+        return _make_rings_iterator_alone(options, loader)
+
+
+def _make_rings_iterator_alone(options: Options, loader: Any) -> Any:
     from ringloader._main import (
         bad_samples,
         budget,

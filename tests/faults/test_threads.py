@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import threading
+
+import pytest
+import torch
+
 from faults.script import run_script
+from ringloader import DataLoader
+from ringloader._launch import processes
 
 
 def test_a_fork_while_another_thread_has_its_first_batch(tmp_path):
@@ -37,3 +45,72 @@ def test_a_fork_while_another_thread_has_its_first_batch(tmp_path):
         tmp_path,
     )
     assert (ended.code, ended.out) == (0, "done\n"), ended.err
+
+
+class Drawing(torch.utils.data.Sampler):
+    """Draws while its iterator is made, and says when."""
+
+    def __init__(self, log, may_end):
+        self.log, self.may_end = log, may_end
+
+    def __iter__(self):
+        self.log.append("draws")
+        self.may_end.wait(0.2)
+        self.log.append("has drawn")
+        return iter([0, 1])
+
+    def __len__(self):
+        return 2
+
+
+@pytest.mark.rings_only
+def test_no_worker_is_forked_while_another_thread_makes_an_iterator(monkeypatch):
+    """torch draws in it without the interpreter lock, and a worker may inherit a generator's lock, held."""
+    log, forked = [], threading.Event()
+    fork = os.fork
+
+    def noted():
+        log.append("fork")
+        if threading.current_thread() is not threading.main_thread():
+            forked.set()
+        return fork()
+
+    monkeypatch.setattr(os, "fork", noted)
+    begun = threading.Event()
+
+    def other():
+        begun.wait(10)
+        list(DataLoader([1, 2], num_workers=1, multiprocessing_context="fork"))
+
+    class First(Drawing):
+        def __iter__(self):
+            begun.set()
+            return super().__iter__()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    loader = DataLoader([1, 2], sampler=First(log, forked), num_workers=1, multiprocessing_context="fork")
+    assert len(list(loader)) == 2
+    thread.join()
+    assert log.count("fork") == 2
+    assert log.index("has drawn") == log.index("draws") + 1
+
+
+@pytest.mark.rings_only
+@pytest.mark.limit(30)
+def test_a_sampler_that_waits_for_another_threads_loader_gets_it(monkeypatch):
+    monkeypatch.setattr(processes, "_PATIENCE_S", 0.2)
+    found = []
+
+    class Waits(torch.utils.data.Sampler):
+        def __iter__(self):
+            thread = threading.Thread(target=lambda: found.extend(DataLoader([3, 4], num_workers=1)))
+            thread.start()
+            thread.join()
+            return iter([0, 1])
+
+        def __len__(self):
+            return 2
+
+    assert len(list(DataLoader([1, 2], sampler=Waits(), num_workers=1))) == 2
+    assert torch.cat(found).tolist() == [3, 4]

@@ -1,9 +1,49 @@
-"""Process objects, as torch's iterator starts them."""
+"""Process objects, as torch's iterator starts them, and one iterator's start at a time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
+
+import torch
+
+# How long a start waits for that of another thread, which may itself wait for this one.
+_PATIENCE_S = 5.0
+_starting = threading.RLock()
+
+
+def _begin_anew() -> None:
+    # In a forked child no other thread starts workers.
+    global _starting
+    _starting = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
+
+
+@contextlib.contextmanager
+def one_start_at_a_time(loader: Any) -> Iterator[None]:
+    """Keeps other threads from making iterators meanwhile, where workers are forked.
+
+    torch draws while it makes one, without the interpreter lock. Its generator, and the C library where torch
+    calls an operator for the first time, have locks: a worker that is forked at that moment would wait for
+    them for ever.
+    """
+    context = loader.multiprocessing_context or torch.multiprocessing
+    method = getattr(context, "get_start_method", None)
+    if method is None or method() != "fork":
+        yield
+        return
+    lock = _starting
+    is_held = lock.acquire(timeout=_PATIENCE_S)
+    try:
+        yield
+    finally:
+        if is_held:
+            lock.release()
 
 
 def watched(process: Any, started: Callable[[int], None]) -> Any:
