@@ -33,6 +33,7 @@ from accelerator.moved import (
     registrar,
     two_devices,
 )
+from faults.proc import wait_until
 from ringloader._main import device, device_prepared
 
 pytestmark = [pytest.mark.rings_only, pytest.mark.usefixtures("registrar")]
@@ -322,13 +323,14 @@ def test_a_shutdown_in_another_thread_waits_for_the_transform_and_the_copies(pre
         device_prefetch=prefetch,
     )
     iterator = with_registered_slots(loader)
+    # Behind the batches ahead, whose transform has run, there is another one to be transformed.
+    assert wait_until(lambda: iterator._transport.engine.committed() > 0, 20)
     transform.begun.clear()
     transform.released.clear()
     pretend.set_delay(LATE_US)
     steps = ended_by(loader, iterator)
     next(steps)
-    # With batches ahead, those are under way, and the transform of another may have run before.
-    transform.begun.wait(2)
+    assert transform.begun.wait(20)
     next(steps)
     transform.released.set()
     (got,) = next(steps)

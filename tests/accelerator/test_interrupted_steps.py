@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import sys
 
 import pytest
@@ -166,8 +167,14 @@ def loader_of(kind, option, **options):
     )
 
 
-@pytest.mark.parametrize("option", OPTIONS)
-@pytest.mark.parametrize("kind", DATASETS)
+def _cases():
+    """Each kind with each option; on a device the small batches take the most steps."""
+    for kind, option in itertools.product(DATASETS, OPTIONS):
+        is_slow = kind != "small" and option in ("moved", "transformed")
+        yield pytest.param(kind, option, marks=pytest.mark.slow if is_slow else ())
+
+
+@pytest.mark.parametrize(("kind", "option"), list(_cases()))
 def test_an_interrupt_at_each_step_of_next_loses_nothing(kind, option):
     pretend.set_poison(True)
     pretend.set_delay_range(0, 500)
@@ -183,7 +190,10 @@ def test_an_interrupt_at_each_step_of_next_loses_nothing(kind, option):
     assert pretend.counters()["device_bytes"] == 0
 
 
-@pytest.mark.parametrize(("option", "stride"), [("main_prefetch", 1), ("pinned", 1), ("moved", 7)])
+@pytest.mark.parametrize(
+    ("option", "stride"),
+    [("main_prefetch", 1), ("pinned", 1), pytest.param("moved", 7, marks=pytest.mark.slow)],
+)
 def test_nor_in_the_first_call(option, stride):
     """Which starts a thread, or makes a stream. Each time with a loader's new workers."""
     pretend.set_delay_range(0, 500)

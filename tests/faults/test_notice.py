@@ -14,7 +14,7 @@ import pytest
 from torch.utils.data import _utils
 
 from faults.failing_datasets import Numbers, Sticks, SticksAsStream
-from faults.proc import Snapshot, wait_until
+from faults.proc import Snapshot, is_running, wait_until
 from parity.harness import assert_path
 
 NEVER = 10**9
@@ -186,7 +186,10 @@ def test_others_do_not_hide_a_death(loader_class, snapshot, tmp_path, stream):
     )
     scene.await_stuck(1)
     assert next(scene.iterator) is not None
+    pid = scene.iterator._workers[1].pid
     scene.kill(1)
+    # On a busy machine the signal takes its time.
+    assert wait_until(lambda: not is_running(pid), 20)
     later = 0
     with scene.raises_death():
         for _ in range(20):

@@ -35,6 +35,10 @@ IN_WORKERS = (
 )
 
 
+# One program answers for all.
+pytestmark = pytest.mark.xdist_group("patched")
+
+
 @pytest.fixture(scope="module")
 def answers():
     program = Path(__file__).with_name("patches.py")

@@ -109,6 +109,15 @@ def epoch(loader, taken=None):
     return registered
 
 
+def await_steady(loader, driver):
+    """Iterates until an epoch registers nothing: on a busy machine one may use a slot for the first time."""
+    for _ in range(10):
+        count = driver.registered
+        if all(epoch(loader)) and driver.registered == count:
+            return
+    pytest.fail("each epoch registers slots")
+
+
 def test_a_slot_is_registered_from_its_second_use_on(driver):
     loader = make(40)
     registered = epoch(loader)
@@ -295,15 +304,14 @@ def test_a_forked_child_unregisters_nothing(driver):
         finally:
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert all(epoch(loader)[2:]) and driver.ranges == before
+    assert set(before.items()) <= set(driver.ranges.items())
+    await_steady(loader, driver)
     del loader
 
 
 def test_persistent_workers_keep_what_is_registered(driver):
     loader = make(30, persistent_workers=True)
-    epoch(loader)
-    count = driver.registered
-    assert all(epoch(loader)[2:]) and driver.registered == count
+    await_steady(loader, driver)
     del loader
 
 
