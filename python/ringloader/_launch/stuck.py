@@ -26,8 +26,8 @@ _LOOKS = 5
 # Seconds in which processes that were killed have gone, all together.
 _KILLED_WITHIN = 1.0
 
-# INVARIANT: processes of this package alone, so that no other code's is ever continued or killed, and children
-# of the process below.
+# INVARIANT: processes of this package alone, so that no other code's is ever continued or killed. They are
+# children of the process below.
 _started: weakref.WeakSet[Any] = weakref.WeakSet()
 _started_by: int | None = None
 
@@ -182,4 +182,3 @@ def _resume_at_exit() -> None:
     # Whatever their state: this takes back a signal that was sent to stop one and has not stopped it yet.
     for process in list(_started):
         _continue(process)
-
