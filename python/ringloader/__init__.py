@@ -69,7 +69,6 @@ __all__ = [
     "SharedList",
     "WeightedRandomSampler",
     "WorkerPool",
-    "__version__",
     "batchify",
     "convert",
     "doctor",
@@ -86,7 +85,10 @@ def __getattr__(name: str) -> object:
     if name == "__version__":
         import importlib.metadata
 
-        return importlib.metadata.version("ringloader")
+        try:
+            return importlib.metadata.version("ringloader")
+        except importlib.metadata.PackageNotFoundError:
+            raise AttributeError("ringloader has no __version__ where it is not installed") from None
     if name not in _MODULES:
         raise AttributeError(f"module 'ringloader' has no attribute {name!r}")
     import importlib

@@ -154,7 +154,7 @@ def _make_rings_iterator(options: Options, loader: Any) -> Any:
     """Stands in for torch's iterator class."""
     from ringloader._launch import processes
 
-    with processes.one_start_at_a_time(loader):
+    with processes.one_start_at_a_time():
         return _make_rings_iterator_alone(options, loader)
 
 
@@ -177,11 +177,14 @@ def _make_rings_iterator_alone(options: Options, loader: Any) -> Any:
     moved_to = None if moving is None else moving.device_type
     lease = None
     # Before torch's constructor, which draws: after it there is no way back.
+    told: tuple[epochs.TellingStep, ...] = ()
+    if options.worker_pool is not None and pool.takes(options.worker_pool, loader):
+        told = epochs.telling_for(loader)
     try:
         if options.worker_pool is not None and pool.takes(options.worker_pool, loader):
             # Before the memory, which a process that is forked now would have too.
             lease = options.worker_pool._lend(loader)
-            steps = (*epochs.telling_for(loader), *steps)
+            steps = (*told, *steps)
         made_transport = transport.make_transport(
             loader, options.max_shared_bytes, steps, moved_to, lease, options.watchdog
         )

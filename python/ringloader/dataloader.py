@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable
 from multiprocessing.context import BaseContext
 from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
@@ -230,25 +231,27 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if worker_pool is not None:
             num_workers = num_workers or worker_pool.num_workers
             pool.check(worker_pool, num_workers, persistent_workers, multiprocessing_context)
-        super().__init__(
-            datapipes.translated(dataset),
-            batch_size=batch_size,
-            shuffle=shuffle,
-            sampler=sampler,
-            batch_sampler=batch_sampler,
-            num_workers=num_workers,
-            collate_fn=collate_fn,
-            pin_memory=pin_memory,
-            drop_last=drop_last,
-            timeout=timeout,
-            worker_init_fn=worker_init_fn,
-            multiprocessing_context=multiprocessing_context,
-            generator=generator,
-            prefetch_factor=prefetch_factor,
-            persistent_workers=persistent_workers,
-            pin_memory_device=pin_memory_device,
-            in_order=in_order,
-        )
+        given: dict[str, Any] = {
+            "batch_size": batch_size,
+            "shuffle": shuffle,
+            "sampler": sampler,
+            "batch_sampler": batch_sampler,
+            "num_workers": num_workers,
+            "collate_fn": collate_fn,
+            "pin_memory": pin_memory,
+            "drop_last": drop_last,
+            "timeout": timeout,
+            "worker_init_fn": worker_init_fn,
+            "multiprocessing_context": multiprocessing_context,
+            "generator": generator,
+            "prefetch_factor": prefetch_factor,
+            "persistent_workers": persistent_workers,
+            "pin_memory_device": pin_memory_device,
+            "in_order": in_order,
+        }
+        # Without defaults: another class behind this one may have its own.
+        given = {name: value for name, value in given.items() if value is not _DEFAULTS[name]}
+        super().__init__(datapipes.translated(dataset), **given)
         if options.worker_method == THREAD and self.num_workers > 0:
             check_threads(self)
         check_with(self, options)
@@ -266,8 +269,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 spawn.prepare(self)
 
     def __repr__(self) -> str:
-        if "dataset" not in vars(self):
-            # torch's constructor has not come so far.
+        if "max_shared_bytes" not in vars(self):
+            # Its constructor has not come to the end, so anything may be missing.
             return super().__repr__()
         noted = report.noted(self)
         path = "not iterated yet" if noted is None else f"path {noted.path}"
@@ -352,6 +355,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def __exit__(self, *_: object) -> None:
         self.shutdown()
+
+
+_DEFAULTS = {
+    name: parameter.default for name, parameter in inspect.signature(DataLoader.__init__).parameters.items()
+}
 
 
 def _size(dataset: Any) -> str:

@@ -49,3 +49,19 @@ def test_of_a_loader_that_torch_refuses():
     with pytest.raises(ValueError, match="num_workers"):
         Kept()
     assert "Kept object at" in repr(kept[0])
+
+
+class Theirs(torch.utils.data.DataLoader):
+    """A class with defaults of its own, as other packages have."""
+
+    def __init__(self, dataset, batch_size=2, **others):
+        others.setdefault("collate_fn", tuple)
+        super().__init__(dataset, batch_size, **others)
+
+
+@pytest.mark.parametrize("given", [{}, {"batch_size": 3}, {"collate_fn": list}])
+def test_defaults_of_a_class_behind_this_one_count(given):
+    class Both(DataLoader, Theirs):
+        pass
+
+    assert list(Both(range(6), **given)) == list(Theirs(range(6), **given))

@@ -8,8 +8,6 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
-
 # How long a start waits for that of another thread, which may itself wait for this one.
 _PATIENCE_S = 5.0
 _starting = threading.RLock()
@@ -25,21 +23,16 @@ os.register_at_fork(after_in_child=_begin_anew)
 
 
 @contextlib.contextmanager
-def one_start_at_a_time(loader: Any) -> Iterator[None]:
-    """Keeps other threads from making iterators meanwhile, where workers are forked.
+def one_start_at_a_time() -> Iterator[None]:
+    """Keeps other threads from making iterators with worker processes, and from starting any, meanwhile.
 
-    torch draws while it makes one, without the interpreter lock. Its generator, and the C library where torch
-    calls an operator for the first time, have locks: a worker that is forked at that moment would wait for
-    them for ever.
+    torch draws while it makes an iterator, without the interpreter lock. Its generator, and the C library
+    where torch calls an operator for the first time, have locks: a worker that is forked at that moment would
+    wait for them without end.
     """
-    context = loader.multiprocessing_context or torch.multiprocessing
-    method = getattr(context, "get_start_method", None)
-    if method is None or method() != "fork":
-        yield
-        return
-    lock = _starting
-    is_held = lock.acquire(timeout=_PATIENCE_S)
+    lock, is_held = _starting, False
     try:
+        is_held = lock.acquire(timeout=_PATIENCE_S)
         yield
     finally:
         if is_held:

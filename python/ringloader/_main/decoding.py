@@ -63,7 +63,11 @@ class _Decoded:
             self._pending.acquire(timeout=_LOOK_S)
         error, self._error = self._error, None
         if error is not None:
-            raise error
+            try:
+                raise error
+            finally:
+                # In a local variable the error, and with it this frame, would keep the iterator.
+                del error
         return self._arrival.unpack()
 
 

@@ -154,7 +154,8 @@ class Transport:
         process = self._process(worker_end, target, args)
         process.daemon = True
         try:
-            process.start()
+            with processes.one_start_at_a_time():
+                process.start()
         except BaseException:
             # INVARIANT: no two processes are at the rings of one worker. This one may run unknown.
             self._not_again.add(worker)
