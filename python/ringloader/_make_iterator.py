@@ -177,7 +177,7 @@ def _make_rings_iterator_alone(options: Options, loader: Any) -> Any:
     moved_to = None if moving is None else moving.device_type
     lease = None
     # Before torch's constructor, which draws: after it there is no way back.
-    told: tuple[epochs.TellingStep, ...] = ()
+    told: tuple[Any, ...] = ()
     if options.worker_pool is not None and pool.takes(options.worker_pool, loader):
         told = epochs.telling_for(loader)
     try:
