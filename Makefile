@@ -27,7 +27,7 @@ WHEEL_PYTHONS ?= python3.11 python3.12 python3.13
 DIST_STAMP := build/dist.checked
 export TORCH_INDEX
 
-.PHONY: help deny test test-long test-fast demo frameworks frameworks-docs bench bench-threads bench-scaling bench-sweep bench-padding bench-profile bench-smoke bench-threads-env bench-rust bench-instructions bench-accelerator gpu lint rust-test python-test python-test-slow python-test-rings python-test-fast parity parity-all accelerator accelerator-slow stubs docs chaos soak loom loom-fast tsan tsan-fast storm storm-fast miri portable wheel wheel-pythons workflows clean
+.PHONY: help asan deny test test-long test-fast demo frameworks frameworks-docs bench bench-threads bench-scaling bench-sweep bench-padding bench-profile bench-smoke bench-threads-env bench-rust bench-instructions bench-accelerator gpu lint rust-test python-test python-test-slow python-test-rings python-test-fast parity parity-all accelerator accelerator-slow stubs docs chaos soak loom loom-fast tsan tsan-fast storm storm-fast miri portable wheel wheel-pythons workflows clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -102,7 +102,7 @@ test: $(WHEEL_STAMP) $(VENV)/.docs $(TOOLS_VENV)/.workflows ## every gate that e
 	ci/gates.py python-test "lint rust-test loom-fast tsan-fast storm-fast portable stubs docs"
 
 test-long: $(WHEEL_STAMP) $(TOOLS_VENV)/.wheel ## what takes longer, for CI and releases: slow tests, torch's own scheduling, the wheel
-	ci/gates.py "python-test-slow python-test-rings" wheel
+	ci/gates.py "python-test-slow python-test-rings" "wheel asan"
 
 test-fast: rust-test python-test-fast ## while working
 
@@ -183,6 +183,9 @@ tsan: ## ThreadSanitizer, and its planted faults
 
 tsan-fast:
 	ci/tsan.sh --fast
+
+asan: $(VENV)/.test ## AddressSanitizer over memory that goes, moves or is missing while it is read, and its planted faults; needs gcc
+	ci/asan.sh $(abspath $(BIN))/python
 
 storm: ## SIGKILL at random and at each named moment, with successors; every word of live memory overwritten, a million damaged tables
 	ci/storm.sh

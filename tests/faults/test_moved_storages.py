@@ -36,8 +36,9 @@ SWAPPED = """
     wrong = 0
     try:
         for options in ({}, {"num_workers": 2, "worker_method": "thread"}):
-            for _ in range(6):
-                for (batch,) in DataLoader(TensorDataset(tensor), batch_size=16, **options):
+            # In any order, row by row: a tool looks at what is copied when that begins.
+            for shuffle in (False, True) * 3:
+                for (batch,) in DataLoader(TensorDataset(tensor), 16, shuffle, **options):
                     whole = (batch == batch[:, :1]).all() and ((batch == 0) | (batch == 1)).all()
                     wrong += not whole
     finally:

@@ -296,7 +296,7 @@ def ran(program, *arguments):
         text=True,
         timeout=250,
         check=False,
-        env={**os.environ, "PYTHONPATH": "tests"},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(["tests", os.environ.get("PYTHONPATH", "")])},
     )
     assert ended.returncode == 0 and "panicked" not in ended.stderr, ended.stderr[-3000:]
     return ended.stdout

@@ -8,6 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyInt, PyList, PyTuple};
 use ringloader_core::batch::Dtype;
 use ringloader_core::os::read_ahead;
+use ringloader_core::testing::fault::fault;
 
 use super::batch_memory::{Allocator, BatchMemory};
 use super::fallback::Part;
@@ -213,7 +214,11 @@ impl Column {
             warns: false,
             quiets: false,
             is_mapped: false,
-            _memory: Memory::Storage(storage.unbind()),
+            _memory: Memory::Storage(if fault("gather_unheld") {
+                tensor.py().None()
+            } else {
+                storage.unbind()
+            }),
         }))
     }
 
