@@ -28,7 +28,8 @@ RUN_LIMIT_S=300
 REPORT='SUMMARY: ThreadSanitizer: data race'
 # The sanitizer flags are unstable: this lets the pinned stable compiler take them.
 export RUSTC_BOOTSTRAP=1
-export TSAN_OPTIONS='exitcode=66'
+# The first report ends a run: others would only take the time to be written.
+export TSAN_OPTIONS='exitcode=66 halt_on_error=1'
 
 case "${1:-}" in
   '') fast=0 clean_rounds=10 fault_rounds=3 ;;

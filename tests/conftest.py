@@ -22,6 +22,14 @@ from parity import harness
 from programs import client
 
 DEFAULT_LIMIT_S = 60.0
+# Files whose tests are about how workers start.
+_ABOUT_SPAWN = {
+    "test_iteration.py",
+    "test_shared_args.py",
+    "test_spawn_server.py",
+    "test_spawned.py",
+    "test_start.py",
+}
 # Of a test without parameters.
 _NO_CALL = SimpleNamespace(params={})
 
@@ -75,9 +83,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        # Other code that changes torch leads to this path; it is tested as a whole there.
         values = getattr(item, "callspec", _NO_CALL).params.values()
-        if any(isinstance(value, str) and "rings" in value.split() for value in values):
+        words = {word for value in values if isinstance(value, str) for word in value.split()}
+        # Other code that changes torch leads to the path `rings`, which has a run of its own. With `spawn`,
+        # options do what they do with `forkserver`, and torch's workers import torch for seconds.
+        if "rings" in words or ("spawn" in words and item.path.name not in _ABOUT_SPAWN):
             item.add_marker(pytest.mark.slow)
     if config.getoption("--loader") != "torch":
         return

@@ -100,6 +100,7 @@ def test_a_server_that_was_killed_is_replaced(loader_class):
         del os.environ["RINGLOADER_TEST"]
 
 
+@pytest.mark.slow
 @pytest.mark.rings_only
 def test_a_server_that_dies_when_it_is_asked(loader_class, monkeypatch):
     loader = spawned(loader_class)
@@ -135,6 +136,7 @@ class Cores(Numbers):
         return os.sched_getaffinity(0)
 
 
+@pytest.mark.slow
 @pytest.mark.rings_only
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core")
 def test_a_worker_runs_where_its_parent_may(loader_class):
@@ -210,6 +212,7 @@ class OwnPopen(popen_spawn_posix.Popen):
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.rings_only
 @pytest.mark.parametrize("case", ["switch", "process", "popen", "executable"])
 def test_where_workers_are_spawned(loader_class, monkeypatch, tmp_path, case):
@@ -269,6 +272,7 @@ STARTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.rings_only
 @pytest.mark.cold("each has an interpreter with its own start")
 @pytest.mark.parametrize(

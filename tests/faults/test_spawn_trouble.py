@@ -22,7 +22,7 @@ from faults.script import finish, run_script, source, start
 from faults.test_spawn_server import SERVER, from_server, servers, spawned
 from ringloader._launch import spawn_client, spawn_keeper, spawn_server
 
-pytestmark = [pytest.mark.limit(120), pytest.mark.rings_only]
+pytestmark = [pytest.mark.limit(120), pytest.mark.rings_only, pytest.mark.slow]
 
 
 def zombies():
