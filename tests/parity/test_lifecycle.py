@@ -240,10 +240,13 @@ def test_loaders_in_threads(loader_class):
     def scenario(kind, told):
         found: dict[int, Any] = {}
 
+        # Two threads that fork at once may wait for each other, in libraries that torch loads.
+        starting = threading.Lock()
+
         def walk(number, iterator):
-            found[number] = [
-                batch["index"].tolist() + batch["torch"].tolist() for batch in iterator or loaders[number]
-            ]
+            with starting:
+                iterator = iterator or iter(loaders[number])
+            found[number] = [batch["index"].tolist() + batch["torch"].tolist() for batch in iterator]
 
         loaders = [
             kind(

@@ -220,7 +220,9 @@ def test_what_tells_a_worker_from_a_spawned_one(tmp_path):
             cwd=folder,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONHASHSEED": "random"},
         )
-        assert (ended.returncode, ended.stderr) == (0, "")
+        assert ended.returncode == 0, ended.stderr
+        # On a busy machine, torch's may leave a semaphore to the resource tracker, which says so.
+        assert name == "torch" or ended.stderr == ""
         return ended.stdout.split()
 
     # Equal hashes; torch imported before the main module; the command line.
