@@ -119,8 +119,9 @@ python-test: $(WHEEL_STAMP) ## the Python tests, on the native path
 python-test-slow: $(WHEEL_STAMP) ## the Python tests that take long
 	$(PYTEST) -m slow
 
-python-test-rings: $(WHEEL_STAMP) ## the parity tests with torch's own scheduling over the rings
-	$(PYTEST) -m "not slow" --path rings tests/parity
+# With `--path rings` alone, tests of the other path would take it too.
+python-test-rings: $(WHEEL_STAMP) ## the parity tests, also with torch's own scheduling over the rings
+	$(PYTEST) -m "not slow" --path both tests/parity
 
 python-test-fast: $(WHEEL_STAMP)
 	$(BIN)/python -m pytest -q -n 2 -m "not slow" --path native tests/unit
