@@ -345,6 +345,29 @@ def test_an_interrupt_while_the_thread_is_started(is_begun, persistent, monkeypa
             assert not thread.is_alive()
 
 
+def test_a_busy_thread_ends_though_its_batches_are_given_up_again():
+    """An iterator's end gives up what is ahead more than once. The thread's end stays for it to find."""
+    is_unpacking, may_go_on = threading.Event(), threading.Event()
+
+    class SlowArrival:
+        def unpack(self):
+            is_unpacking.set()
+            may_go_on.wait(30)
+
+    decoder = decoding.Decoding(1)
+    decoder._patience = 0.01
+    decoder.prepare(SlowArrival())
+    (thread,) = threads()
+    assert is_unpacking.wait(30)
+    decoder.close()
+    decoder.abandon()
+    decoder.close()
+    assert thread.is_alive()
+    may_go_on.set()
+    thread.join(30)
+    assert not thread.is_alive()
+
+
 LIVE_AT_EXIT = """
 import sys
 from ringloader import DataLoader

@@ -94,6 +94,8 @@ class Decoding:
     def __init__(self, ahead: int) -> None:
         self.depth = ahead
         self.is_stopped = False
+        # INVARIANT: from then on the queue has nothing but an end for each thread.
+        self._is_closed = False
         self._tasks: queue.SimpleQueue[_Decoded | None] = queue.SimpleQueue()
         # INVARIANT: it was started.
         self._thread: threading.Thread | None = None
@@ -111,8 +113,8 @@ class Decoding:
         return decoded
 
     def _started(self) -> bool:
-        """Starts the thread. False while the interpreter ends: then the caller decodes."""
-        if _has_exited:
+        """Starts the thread. False after :meth:`close`, and while the interpreter ends: then the caller decodes."""
+        if self._is_closed or _has_exited:
             return False
         thread = threading.Thread(
             target=_decode_all, args=(self._tasks,), name="ringloader_decode", daemon=True
@@ -136,7 +138,7 @@ class Decoding:
 
     def abandon(self) -> None:
         """Takes back what the thread has not begun."""
-        while True:
+        while not self._is_closed:
             try:
                 left = self._tasks.get_nowait()
             except self._none_left:
@@ -149,9 +151,11 @@ class Decoding:
         if not self._begun or self._process != self._process_identity():
             return
         self.abandon()
-        begun, self._begun = self._begun, 0
-        for _ in range(begun):
+        self._is_closed = True
+        while self._begun > 0:
+            # An interrupt may come in between: an end too many ends nobody.
             self._tasks.put(None)
+            self._begun -= 1
         thread, self._thread = self._thread, None
         # A thread that needs the interpreter while it is finalized never ends.
         if thread is None or thread is self._current_thread() or self._is_finalizing():
