@@ -27,7 +27,7 @@ WHEEL_PYTHONS ?= python3.11 python3.12 python3.13
 DIST_STAMP := build/dist.checked
 export TORCH_INDEX
 
-.PHONY: help asan deny test test-long test-fast demo frameworks frameworks-docs bench bench-threads bench-scaling bench-sweep bench-padding bench-profile bench-smoke bench-threads-env bench-rust bench-instructions bench-accelerator gpu lint rust-test python-test python-test-slow python-test-rings python-test-fast parity parity-all accelerator accelerator-slow stubs docs chaos soak loom loom-fast tsan tsan-fast storm storm-fast miri portable wheel wheel-pythons workflows clean
+.PHONY: help asan deny test test-long test-fast demo frameworks frameworks-docs bench bench-threads bench-scaling bench-sweep bench-padding bench-profile bench-smoke bench-threads-env bench-rust bench-instructions bench-accelerator gpu lint rust-test python-test python-test-slow python-test-fast parity parity-all accelerator accelerator-slow stubs docs chaos soak loom loom-fast tsan tsan-fast storm storm-fast miri portable wheel wheel-pythons workflows clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -101,8 +101,8 @@ $(DIST_STAMP): $(TOOLS_VENV)/.wheel $(RUST_SOURCES) $(PYTHON_SOURCES) LICENSE ci
 test: $(WHEEL_STAMP) $(VENV)/.docs $(TOOLS_VENV)/.workflows ## every gate that ends within minutes, the Python tests beside the others
 	ci/gates.py python-test "lint rust-test loom-fast tsan-fast storm-fast portable stubs docs"
 
-test-long: $(WHEEL_STAMP) $(TOOLS_VENV)/.wheel ## what takes longer, for CI and releases: slow tests, torch's own scheduling, the wheel
-	ci/gates.py "python-test-slow python-test-rings" "wheel asan"
+test-long: $(WHEEL_STAMP) $(TOOLS_VENV)/.wheel ## what takes longer, for CI and releases: slow tests, the wheel
+	ci/gates.py python-test-slow "wheel asan"
 
 test-fast: rust-test python-test-fast ## while working
 
@@ -113,18 +113,14 @@ rust-test: ## the crates' own tests
 TEST_WORKERS ?= 4
 PYTEST := $(BIN)/python -m pytest -q -n $(TEST_WORKERS) --dist loadgroup
 
-python-test: $(WHEEL_STAMP) ## the Python tests, on the native path
-	$(PYTEST) -m "not slow" --path native
+python-test: $(WHEEL_STAMP) ## the Python tests
+	$(PYTEST) -m "not slow"
 
 python-test-slow: $(WHEEL_STAMP) ## the Python tests that take long
 	$(PYTEST) -m slow
 
-# With `--path rings` alone, tests of the other path would take it too.
-python-test-rings: $(WHEEL_STAMP) ## the parity tests, also with torch's own scheduling over the rings
-	$(PYTEST) -m "not slow" --path both tests/parity
-
 python-test-fast: $(WHEEL_STAMP)
-	$(BIN)/python -m pytest -q -n 2 -m "not slow" --path native tests/unit
+	$(BIN)/python -m pytest -q -n 2 -m "not slow" tests/unit
 
 chaos: $(WHEEL_STAMP) ## programs that go wrong in every way, one line each; CASES="deaths ends/", AGAINST=torch
 	PYTHONPATH=tests $(BIN)/python -m chaos $(CASES) $(if $(AGAINST),--against $(AGAINST)) --json build/chaos.json

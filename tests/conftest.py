@@ -48,11 +48,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
     parser.addoption(
         "--path",
-        choices=("both", *harness.PATHS, harness.AHEAD),
-        default="both",
-        help="the path of loaders with workers. `both`: parity tests compare torch with each of them, other "
-        "tests take the native one. `rings`: torch's own scheduling over the rings, everywhere. `ahead`: the "
-        "native one, with batches taken ahead of their turn",
+        choices=(*harness.PATHS, harness.AHEAD),
+        default="native",
+        help="the path of loaders with workers; `ahead` is native, with batches taken ahead of their turn",
     )
 
     parser.addoption(
@@ -68,7 +66,7 @@ def _paths(request: pytest.FixtureRequest) -> Iterator[None]:
     if request.config.getoption("--loader") == "torch":
         # Compared with itself, once.
         chosen = "native"
-    harness.paths = harness.PATHS if chosen == "both" else (chosen,)
+    harness.paths = (chosen,)
     with harness.taking(harness.paths[0]):
         yield
 
@@ -85,9 +83,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         values = getattr(item, "callspec", _NO_CALL).params.values()
         words = {word for value in values if isinstance(value, str) for word in value.split()}
-        # Other code that changes torch leads to the path `rings`, which has a run of its own. With `spawn`,
-        # options do what they do with `forkserver`, and torch's workers import torch for seconds.
-        if "rings" in words or ("spawn" in words and item.path.name not in _ABOUT_SPAWN):
+        # With `spawn`, options do what they do with `forkserver`. torch's workers import torch for seconds.
+        if "spawn" in words and item.path.name not in _ABOUT_SPAWN:
             item.add_marker(pytest.mark.slow)
     if config.getoption("--loader") != "torch":
         return
@@ -122,11 +119,6 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     client.is_cold = item.config.getoption("--cold") or item.get_closest_marker("cold") is not None
-
-
-@pytest.fixture(scope="session")
-def expected_path() -> str:
-    return harness.expected_path
 
 
 @pytest.fixture(scope="session")

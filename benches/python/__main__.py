@@ -45,9 +45,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--loaders",
         type=_names([*LOADERS, *IDEALS], "loader"),
-        default=[name for name in [*LOADERS, *IDEALS] if name not in ("torch-again", "ringloader-rings")],
-        help="loaders, separated by commas (default: all but torch-again, which is torch's loader once more, "
-        "and ringloader-rings, which is torch's scheduling over our transport)",
+        default=[name for name in [*LOADERS, *IDEALS] if name != "torch-again"],
+        help="loaders, separated by commas (default: all but torch-again, which is torch's loader once more)",
     )
     parser.add_argument(
         "--method",

@@ -81,14 +81,6 @@ def _ringloader_taken(iterator: Iterator[Any]) -> Taken:
     return Taken(taken.path, taken.reason, dict(taken.counters))
 
 
-def _rings(dataset: Dataset[Any], **arguments: Any) -> Any:
-    """Ringloader's transport under torch's own scheduling, as for loaders over a patched torch."""
-    from ringloader._torch import select_path
-
-    select_path.reason_for_rings = lambda _loader: "the benchmark asked for torch's own scheduling"
-    return _ringloader(dataset, **arguments)
-
-
 def _threads(dataset: Dataset[Any], **arguments: Any) -> Any:
     return _ringloader(dataset, worker_method="thread", **arguments)
 
@@ -135,7 +127,6 @@ LOADERS = {
     ),
     "spdl": Loader(thread_loaders.spdl, _spdl_taken, ("spdl",), every=2, package="spdl", threads=True),
     "ringloader-threads": Loader(_threads, _ringloader_taken, ("threads",), threads=True),
-    "ringloader-rings": Loader(_rings, _ringloader_taken, ("rings",), every=2),
     "ringloader": Loader(_ringloader, _ringloader_taken, ("native",)),
 }
 BASELINE = "torch"

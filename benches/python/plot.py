@@ -13,7 +13,6 @@ from .report import figure, grouped
 COLOURS = {
     OURS: "#1f6fb4",
     "ringloader-threads": "#4fa3a5",
-    "ringloader-rings": "#9ac4e6",
     "spdl": "#b58ac4",
     "torchdata-nodes": "#e08a3c",
     "dataloader-rs": "#c65b6c",

@@ -7,18 +7,18 @@ Importing this package does not import torch: each name below comes when it is f
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import ringloader.batchify as batchify
-    from ringloader._common.array_dataset import ArrayDataset
-    from ringloader._common.sharded import Sharded
+    from ringloader._data.array_dataset import ArrayDataset
+    from ringloader._data.arrays import SharedArray
+    from ringloader._data.lists import SharedList
+    from ringloader._data.sharded import Sharded
     from ringloader._dispatch.dataset import Dispatch
     from ringloader._doctor.diagnosis import Diagnosis, Finding
     from ringloader._doctor.doctor import doctor
-    from ringloader._launch.pool import WorkerPool
     from ringloader._patch.convert import convert
     from ringloader._patch.install import install, installed, uninstall
+    from ringloader._pool.pool import WorkerPool
     from ringloader._report.report import PathReport, path, report
-    from ringloader._shared.arrays import SharedArray
-    from ringloader._shared.lists import SharedList
-    from ringloader._weighted import WeightedRandomSampler
+    from ringloader._sources.weighted import WeightedRandomSampler
     from ringloader.bad_samples import BadSample, Retry
     from ringloader.dataloader import DataLoader
     from ringloader.rollover import RolloverBatchSampler
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     __version__: str
 
 _MODULES = {
-    "ArrayDataset": "_common.array_dataset",
+    "ArrayDataset": "_data.array_dataset",
     "BadSample": "bad_samples",
     "DataLoader": "dataloader",
     "Diagnosis": "_doctor.diagnosis",
@@ -35,11 +35,11 @@ _MODULES = {
     "Finding": "_doctor.diagnosis",
     "PathReport": "_report.report",
     "Retry": "bad_samples",
-    "Sharded": "_common.sharded",
-    "SharedArray": "_shared.arrays",
-    "SharedList": "_shared.lists",
-    "WeightedRandomSampler": "_weighted",
-    "WorkerPool": "_launch.pool",
+    "Sharded": "_data.sharded",
+    "SharedArray": "_data.arrays",
+    "SharedList": "_data.lists",
+    "WeightedRandomSampler": "_sources.weighted",
+    "WorkerPool": "_pool.pool",
     "RolloverBatchSampler": "rollover",
     "Seeds": "seeds",
     # The module itself.

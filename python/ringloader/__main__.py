@@ -7,9 +7,9 @@ import importlib.util
 import os
 import sys
 
-import ringloader._options as _options
-from ringloader._cli import run
-from ringloader._patch import on_import
+from ringloader._options import naming
+from ringloader._options.table import TABLE
+from ringloader._patch import on_import, run
 
 _HELP = """\
 Runs a program as python does, and every torch DataLoader in it over ringloader. Forked children are
@@ -35,10 +35,10 @@ def main() -> None:
         usage="python -m ringloader run [options] (SCRIPT | -m MODULE) [arguments ...]",
         allow_abbrev=False,
     )
-    for name in _options.NAMES:
+    for name in TABLE:
         command.add_argument(
             f"--{name.replace('_', '-')}",
-            type=_options.value_of,
+            type=naming.value_of,
             default=argparse.SUPPRESS,
             metavar="VALUE",
             help="as the argument of ringloader.DataLoader",
@@ -56,13 +56,13 @@ def main() -> None:
     program, arguments = given.pop("program"), given.pop("arguments")
     is_module = given.pop("is_module")
     try:
-        options = _options.checked("ringloader run", given)
+        options = naming.checked("ringloader run", given)
     except (TypeError, ValueError) as error:
         command.error(str(error))
     if not is_module and not os.path.exists(program):  # noqa: PTH110
         command.error(f"can't open file {program!r}: no such file")
     if given or os.environ.get(on_import.VARIABLE, "0") in ("", "0"):
-        os.environ[on_import.VARIABLE] = _options.to_text(options)
+        os.environ[on_import.VARIABLE] = naming.to_text(options)
     on_import.install_with_torch(os.environ[on_import.VARIABLE])
     if is_module:
         run.run_module(program, arguments)

@@ -76,12 +76,12 @@ class BadSample:
     handling: str
 
 
-def check(on_error: object, max_errors: object) -> None:
-    """Raises for values of the options that mean nothing.
+def check_on_error(name: str, on_error: object) -> None:
+    """Raises for a value of the option ``on_error`` that means nothing.
 
     Raises:
-        TypeError: If one has the wrong type.
-        ValueError: If one is out of range.
+        TypeError: If it has the wrong type.
+        ValueError: If it is another word.
     """
     if isinstance(on_error, str):
         if on_error not in _WORDS:
@@ -92,17 +92,17 @@ def check(on_error: object, max_errors: object) -> None:
     elif on_error is Retry:
         raise TypeError("on_error must be a ringloader.Retry, not the class: pass ringloader.Retry()")
     elif callable(on_error):
-        _check_replaces("on_error", on_error)
+        _check_replaces(name, on_error)
     elif not isinstance(on_error, Retry):
         raise TypeError(
             f"on_error must be one of {_WORDS}, a ringloader.Retry or a callable, not {on_error!r}"
         )
+
+
+def check_max_errors(on_error: object, max_errors: int | None) -> None:
+    """Raises a ``ValueError`` for a number of errors that means nothing beside ``on_error``."""
     if max_errors is None:
         return
-    if not isinstance(max_errors, int) or isinstance(max_errors, bool):
-        raise TypeError(f"max_errors must be an int or None, not {max_errors!r}")
-    if max_errors < 0:
-        raise ValueError(f"max_errors must be 0 or more, not {max_errors}")
     again = retries(on_error)
     if RAISE in (on_error, again and again.then):
         raise ValueError(

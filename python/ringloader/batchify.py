@@ -3,9 +3,9 @@
 ``Group(Pad(), Stack())`` pads the first field of the samples and stacks the second. All can be pickled.
 """
 
-from ringloader._batchify.fields import Dict, Group
-from ringloader._batchify.lists import Append, AsList, Stack
-from ringloader._batchify.pad import Pad
+from ringloader._data.batchify_fields import Dict, Group
+from ringloader._data.batchify_lists import Append, AsList, Stack
+from ringloader._data.batchify_pad import Pad
 
 __all__ = ["Append", "AsList", "Dict", "Group", "Pad", "Stack"]
 

@@ -14,19 +14,17 @@ from torch.utils.data import Dataset, Sampler
 import ringloader._native as _native
 import ringloader.rollover as rollover
 from ringloader._dispatch import datapipes
-from ringloader._launch import pool, spawn
-from ringloader._launch.pool import WorkerPool
-from ringloader._main import ending, epochs, pausing
-from ringloader._make_iterator import check_dispatch, check_retry, check_threads, make_iterator
-from ringloader._options import (
-    THREAD,
-    Options,
-    check_prefetch_factor,
-    check_with,
-    put_attributes,
-    put_on,
-)
+from ringloader._iterator import ending, pausing
+from ringloader._iterator.base import Delivery
+from ringloader._iterator.make import make_iterator
+from ringloader._iterator.torchs import TorchsIterator
+from ringloader._options import conflicts, epochs, kept
+from ringloader._options.checks import THREAD
+from ringloader._options.table import Options
+from ringloader._pool import pool
+from ringloader._pool.pool import WorkerPool
 from ringloader._report import report
+from ringloader._start import spawn
 from ringloader._torch import devices, hook, internals
 from ringloader.bad_samples import RAISE, BadSample, OnError
 from ringloader.seeds import Seeds
@@ -52,9 +50,9 @@ class _Errors:
     def __get__(self, loader: object | None, owner: object) -> Self | list[BadSample]:
         if loader is None:
             return self
-        from ringloader._main import bad_samples
+        from ringloader._options import on_error
 
-        return bad_samples.listed(loader)
+        return on_error.listed(loader)
 
 
 class DataLoader(torch.utils.data.DataLoader[_T_co]):
@@ -225,7 +223,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             max_errors=max_errors,
             watchdog=watchdog,
         )
-        check_prefetch_factor(options, prefetch_factor)
+        if worker_prefetch is not None and prefetch_factor not in (None, worker_prefetch):
+            raise ValueError(
+                f"worker_prefetch={worker_prefetch} and prefetch_factor={prefetch_factor!r} differ, and both "
+                "are the number of batches that a worker has ready or under way: pass one of them"
+            )
         if not internals.is_in_worker():
             devices.resolve(options.device)
         if worker_pool is not None:
@@ -252,16 +254,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         # Without defaults: another class behind this one may have its own.
         given = {name: value for name, value in given.items() if value is not _DEFAULTS[name]}
         super().__init__(datapipes.translated(dataset), **given)
-        if options.worker_method == THREAD and self.num_workers > 0:
-            check_threads(self)
-        check_with(self, options)
-        check_dispatch(self, options)
-        check_retry(self, options)
+        conflicts.check(self, options)
         if worker_prefetch is not None:
             self.prefetch_factor = worker_prefetch
         rollover.apply(self, last_batch)
-        put_on(self, options)
-        put_attributes(self, options)
+        kept.put_on(self, options)
+        kept.put_attributes(self, options)
         if _native.SUPPORTED:
             if worker_pool is not None:
                 join_pool(self, worker_pool)
@@ -285,8 +283,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def _get_iterator(self) -> Any:
         without_ours = hook.beneath(internals.Loader._get_iterator)
-        iterator = make_iterator(self, Options.of(self), without_ours, super()._get_iterator)
-        pausing.attach(iterator)
+        iterator = make_iterator(self, kept.options_of(self), without_ours, super()._get_iterator)
+        if not isinstance(iterator, pausing.Pausing):
+            torchs, iterator = iterator, TorchsIterator(iterator, Delivery())
+            report.pass_on(torchs, iterator)
         ending.note(self, iterator)
         return iterator
 
@@ -332,7 +332,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 calls the function later. If batches travel by torch's own transport.
             pickle.PicklingError: If the function, or an argument, cannot be sent to worker processes.
         """
-        from ringloader._main import calling
+        from ringloader._iterator import calling
 
         return calling.call_workers(self, fn, args, timeout)
 

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from accelerator import pretend
-from parity.harness import taking
 from ringloader import DataLoader
-from ringloader._main import registration
+from ringloader._placement import registration
 from ringloader._torch import select_path
 
 DEVICE = torch.device(pretend.NAME, 0)
@@ -22,7 +21,7 @@ KIBI = 1 << 10
 # Above what is packed with others.
 LARGE = 80 * KIBI
 
-PATHS = ("native", "rings", "torch", "no workers")
+PATHS = ("native", "torch", "no workers")
 
 
 class Registrar:
@@ -46,13 +45,10 @@ def registrar(monkeypatch):
 @pytest.fixture(params=PATHS)
 def path(request, monkeypatch):
     """The path of loaders that :func:`loader_on` makes."""
-    if request.param == "rings":
-        monkeypatch.setattr(select_path, "reason_for_rings", lambda _: "the test wants it")
     if request.param == "torch":
-        reason = select_path.ReasonForTorch("the test wants it")
+        reason = select_path.Reason("the test wants it")
         monkeypatch.setattr(select_path, "reason_for_torch", lambda *_: reason)
-    with taking("rings" if request.param == "rings" else "native"):
-        yield request.param
+    return request.param
 
 
 def loader_on(path: str, dataset: Any, **options: Any) -> Any:

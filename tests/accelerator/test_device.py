@@ -6,7 +6,6 @@ import collections
 import copy
 import dataclasses
 import gc
-import multiprocessing
 import types
 import weakref
 from typing import Any, NamedTuple
@@ -33,7 +32,6 @@ from accelerator.moved import (
     two_devices,
 )
 from ringloader import DataLoader
-from ringloader._torch import internals
 
 pytestmark = pytest.mark.rings_only
 
@@ -397,32 +395,6 @@ def test_the_next_epoch_without_a_device_has_memory_that_is_not_registered():
 
 
 @pytest.mark.usefixtures("registrar")
-@pytest.mark.parametrize("persistent", [False, True])
-def test_what_is_registered_is_not_the_users_where_torch_schedules_later(monkeypatch, persistent):
-    class Mixed(Numbered):
-        def __getitem__(self, number):
-            made = super().__getitem__(number)
-            return {**made, "array": made["0"].numpy()} if is_mixed.is_set() else made
-
-    is_mixed = multiprocessing.get_context("fork").Event()
-    options = {"persistent_workers": persistent, "collate_fn": lambda batch: batch}
-    loader = loader_on("native", Mixed(30, (LARGE,)), **options)
-    list(loader)
-    assert pretend.counters()["registered_bytes"] > 0
-    is_mixed.set()
-    torchs_own = internals.Iterator._try_put_index
-    monkeypatch.setattr(internals.Iterator, "_try_put_index", lambda self: torchs_own(self))
-    with pretend.delayed(1000):
-        for number, batch in enumerate(loader):
-            array = batch.pop("array")
-            assert not torch.from_numpy(array).is_pinned()
-            assert np.array_equal(array, bytes_of(number, LARGE).numpy())
-            assert_numbered(batch, number)
-    assert ringloader.report(loader).path == "rings"
-    assert pretend.violations() == []
-
-
-@pytest.mark.usefixtures("registrar")
 def test_where_registering_is_refused_pinned_memory_is_used():
     pretend.fail("registration", times=-1)
     told = copies_of("native", (LARGE,))
@@ -443,7 +415,9 @@ def test_batches_that_are_larger_than_a_share(caplog):
 def test_pin_memory_adds_nothing(path):
     loader = loader_on(path, Numbered(6, (100, LARGE)), pin_memory=True)
     iterator = iter(loader)
-    assert not iterator._pin_memory and not hasattr(iterator, "_pin_memory_thread")
+    # Where torch's own loader runs, its thread pins, and the batches are moved then.
+    is_torchs = path == "torch"
+    assert (iterator._pin_memory, hasattr(iterator, "_pin_memory_thread")) == (is_torchs, is_torchs)
     for number, batch in enumerate(iterator):
         assert_numbered(batch, number)
     if path == "native":

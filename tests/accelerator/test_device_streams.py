@@ -34,7 +34,7 @@ from accelerator.moved import (
     two_devices,
 )
 from faults.proc import wait_until
-from ringloader._main import device, device_prepared
+from ringloader._placement import device, device_prepared
 
 pytestmark = [pytest.mark.rings_only, pytest.mark.usefixtures("registrar")]
 
@@ -728,7 +728,7 @@ def test_an_interpreter_that_exits_with_batches_under_way(ending, persistent):
         from accelerator import pretend
         pretend.load()
         from accelerator.moved import Numbered, Registrar, loader_on
-        from ringloader._main import registration
+        from ringloader._placement import registration
         registration.registrars[pretend.NAME] = Registrar()
         options = dict(num_workers=2, persistent_workers={persistent})
         loader = loader_on("native", Numbered(40, (100, 300000)), **options)

@@ -14,7 +14,7 @@ from accelerator.moved import DEVICE, registrar
 from accelerator.pinned import IS_NAMED, PIN
 from faults.proc import wait_until
 from ringloader import DataLoader
-from ringloader._main import (
+from ringloader._placement import (
     decoding,
     device,
     device_copy,

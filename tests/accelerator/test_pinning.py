@@ -16,7 +16,7 @@ import torch
 import torch.utils.data
 
 from accelerator import pretend
-from accelerator.pinned import IS_NAMED, PATHS, PIN, Flow, Made, Sized, told
+from accelerator.pinned import IS_NAMED, PIN, Flow, Made, Sized, told
 from faults.failing_datasets import Dies
 from parity import harness, side_by_side
 from parity.datasets import Order, Samples, SizedStream, Stream, identity
@@ -27,20 +27,12 @@ MIB = 1 << 20
 
 @pytest.fixture(autouse=True)
 def _paths(request: pytest.FixtureRequest, _as_new: None) -> Iterator[None]:
-    """On the path `rings` torch's own thread pins, so a few tests suffice: those with `both_paths`."""
-    chosen = request.config.getoption("--path")
     before = harness.paths
-    harness.paths = PATHS[:1] if chosen == "both" else (chosen,)
+    harness.paths = ("torch" if IS_NAMED else request.config.getoption("--path"),)
     with harness.taking(harness.paths[0]):
         yield
     harness.paths = before
     assert not pretend.violations()
-
-
-@pytest.fixture
-def both_paths(request: pytest.FixtureRequest, _paths: None) -> None:
-    if request.config.getoption("--path") == "both":
-        harness.paths = PATHS
 
 
 def assert_same(scenario: Any, loader_class: Any) -> list[Any]:
@@ -296,7 +288,6 @@ def test_types(loader_class, name):
     compare(loader_class, Case(lambda: whole(TYPES[name], length=4)))
 
 
-@pytest.mark.usefixtures("both_paths")
 def test_types_mixed(loader_class):
     """Each after each: templates and memory of one batch are not another's."""
     compare(loader_class, Case(lambda: whole(*TYPES.values(), num_workers=2), epochs=2))
@@ -495,7 +486,6 @@ def test_out_of_order(loader_class):
     "make",
     [lambda: Stream((5, 2)), lambda: SizedStream((3, 3), declared=2), lambda: Flow([10, 300 << 10] * 5)],
 )
-@pytest.mark.usefixtures("both_paths")
 def test_streams(loader_class, make, persistent):
     def build():
         return {"dataset": make(), "num_workers": 2, "batch_size": 2, "persistent_workers": persistent, **PIN}
@@ -590,7 +580,6 @@ def test_another_current_device(loader_class):
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("size", [10, 300 << 10])
-@pytest.mark.usefixtures("both_paths")
 def test_pinning_fails(loader_class, size, workers):
     """Pinned memory ends at the third allocation, and is there again."""
 
@@ -605,7 +594,6 @@ def test_pinning_fails(loader_class, size, workers):
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.usefixtures("both_paths")
 def test_errors_have_their_turn(loader_class, persistent):
     makes = (
         ones,
@@ -649,20 +637,18 @@ def test_timeout(loader_class, size):
 
 
 @pytest.mark.parametrize("how", ["exit", "kill"])
-@pytest.mark.parametrize("path", PATHS)
-def test_a_worker_dies(loader_class, path, how):
+def test_a_worker_dies(loader_class, how):
     """What came before it comes; then an error, and nothing is left."""
-    with harness.taking(path):
-        loader = loader_class(Dies(20, 7, how), num_workers=1, batch_size=None, prefetch_factor=2, **PIN)
-        seen = []
-        with pytest.raises(RuntimeError, match=r"DataLoader worker \(pid"):
-            for batch in loader:
-                assert batch.is_pinned()
-                seen.append(int(batch[0]))
-        assert seen == list(range(len(seen)))
-        assert len(seen) <= 7
-        loader = loader_class(Dies(20, 99, how), num_workers=1, batch_size=None, **PIN)
-        assert len(list(loader)) == 20
+    loader = loader_class(Dies(20, 7, how), num_workers=1, batch_size=None, prefetch_factor=2, **PIN)
+    seen = []
+    with pytest.raises(RuntimeError, match=r"DataLoader worker \(pid"):
+        for batch in loader:
+            assert batch.is_pinned()
+            seen.append(int(batch[0]))
+    assert seen == list(range(len(seen)))
+    assert len(seen) <= 7
+    loader = loader_class(Dies(20, 99, how), num_workers=1, batch_size=None, **PIN)
+    assert len(list(loader)) == 20
 
 
 def test_next_in_several_threads(loader_class):

@@ -12,17 +12,11 @@ from accelerator import pretend
 from accelerator.moved import DEVICE, KIBI, LARGE, Numbered, assert_numbered
 from accelerator.pinned import IS_NAMED, PIN
 from ringloader import DataLoader
-from ringloader._torch import select_path
 
 pytestmark = pytest.mark.rings_only
 
 
-@pytest.fixture(params=["natively", "by torch"])
-def _scheduled(request, monkeypatch):
-    if request.param == "by torch":
-        monkeypatch.setattr(select_path, "reason_for_rings", lambda _: "the test wants it")
-    elif IS_NAMED:
-        pytest.skip("this torch pins for another device by its own thread only")
+not_pinned = pytest.mark.skipif(IS_NAMED, reason="this torch pins for another device by its own thread only")
 
 
 def loader(**options: Any) -> Any:
@@ -37,7 +31,7 @@ class Fails(Numbered):
         return super().__getitem__(number)
 
 
-@pytest.mark.usefixtures("_scheduled")
+@not_pinned
 @pytest.mark.parametrize("persistent", [False, True])
 def test_batches_are_pinned(persistent):
     made = loader(**PIN, persistent_workers=persistent)
@@ -49,7 +43,6 @@ def test_batches_are_pinned(persistent):
             assert_numbered(batch, number)
 
 
-@pytest.mark.usefixtures("_scheduled")
 @pytest.mark.parametrize("late_us", [0, 20_000])
 def test_batches_are_moved(late_us):
     with pretend.delayed(late_us):
@@ -62,8 +55,7 @@ def test_batches_are_moved(late_us):
     assert not pretend.violations()
 
 
-@pytest.mark.usefixtures("_scheduled")
-@pytest.mark.parametrize("options", [PIN, {"device": DEVICE}])
+@pytest.mark.parametrize("options", [pytest.param(PIN, marks=not_pinned), {"device": DEVICE}])
 def test_an_error_comes_in_its_turn(options):
     iterator = iter(
         DataLoader(Fails(6, (16,)), num_workers=2, batch_size=None, worker_method="thread", **options)

@@ -21,7 +21,6 @@ from accelerator import pretend
 from accelerator.moved import DEVICE
 from accelerator.pinned import IS_NAMED, PIN
 from ringloader import ArrayDataset, DataLoader, Dispatch, SharedArray, WorkerPool
-from ringloader._torch import select_path
 from ringloader.batchify import Pad
 
 pytestmark = [
@@ -261,10 +260,7 @@ class Refuses(Dataset[Any]):
         return index
 
 
-@pytest.mark.parametrize("scheduled", ["natively", "by torch"])
-def test_an_error_that_is_dropped_takes_its_iterator_along(options, scheduled, monkeypatch):
-    if scheduled == "by torch":
-        monkeypatch.setattr(select_path, "reason_for_rings", lambda _: "the test wants it")
+def test_an_error_that_is_dropped_takes_its_iterator_along(options):
     gc.disable()
     try:
         iterator = iter(DataLoader(Refuses(), num_workers=2, **options))

@@ -17,23 +17,15 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker
 
 import ringloader
 from ringloader import DataLoader, Dispatch, Retry, WorkerPool
-from ringloader._torch import select_path
 from ringloader.bad_samples import BadSample
 
 pytestmark = pytest.mark.rings_only
 
-PATHS = ["native", "rings", "torch", "threads", "without workers"]
+PATHS = ["native", "threads", "without workers"]
 
 
 @pytest.fixture(params=PATHS)
-def path(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    if request.param == "rings":
-        monkeypatch.setattr(select_path, "reason_for_rings", lambda _: "the test wants it")
-    if request.param == "torch":
-        reason = select_path.ReasonForTorch("the test wants it")
-        monkeypatch.setattr(select_path, "reason_for_torch", lambda *_: reason)
-        # How long torch waits for a worker whose results nobody took.
-        monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.5)
+def path(request: Any) -> Iterator[str]:
     yield str(request.param)
     gc.collect()
 

@@ -21,7 +21,6 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 import ringloader
 from faults import proc
 from faults.script import run_script
-from parity import harness
 from parity.datasets import Filled, identity, value_of
 
 KIBI, MEBI = 1 << 10, 1 << 20
@@ -37,9 +36,9 @@ def _no_child_left():
         child.end(signal.SIGKILL)
 
 
-@pytest.fixture(params=["torch", "native", "rings"])
+@pytest.fixture(params=["torch", "native"])
 def make(request, loader_name):
-    """Makes loaders of one kind: torch's, or ours on one of its paths."""
+    """Makes loaders of one kind: torch's, or ours."""
     if request.param == "torch":
         yield DataLoader
         return
@@ -50,8 +49,7 @@ def make(request, loader_name):
         kwargs.setdefault("max_shared_bytes", BUDGET)
         return ringloader.DataLoader(*args, **kwargs)
 
-    with harness.taking(request.param):
-        yield ours
+    yield ours
 
 
 def loader_of(make, size, *, length=40, workers=2, **options):
@@ -530,7 +528,7 @@ def test_workers_that_fork_have_no_more_descriptors(make):
 
 
 class ForksAndComesBack(Dataset):
-    """At some samples the worker forks, and the child comes back into torch's loop."""
+    """At some samples the worker forks, and the child comes back into the worker loop."""
 
     def __init__(self, how):
         self.how = how

@@ -11,7 +11,7 @@ import pytest
 from faults.failing_datasets import Dies, Numbers, Raises
 from parity.harness import PATHS, taking
 from ringloader import DataLoader
-from ringloader._main import segment_cache
+from ringloader._transport import segment_cache
 
 
 @pytest.fixture(params=PATHS, autouse=True)

@@ -29,7 +29,6 @@ from faults.proc import (
 from faults.script import run_script
 from parity.harness import assert_path
 from ringloader import DataLoader, Retry
-from ringloader._torch import select_path
 
 MEBI = 1 << 20
 
@@ -72,7 +71,6 @@ DROPPED = {
     "nothing left": (lambda: Raises(1, 0), {"on_error": "skip"}),
     "nothing left, no workers": (lambda: Raises(1, 0), {"on_error": "skip", "num_workers": 0}),
     "timeout": (lambda: Sleeps(30), {"timeout": 0.5}),
-    "scheduled by torch": (lambda: Raises(30, 3), {}),
     "lost worker": (lambda: Ends(30), {}),
     "lost worker, no more restarts": (lambda: Ends(30), {"restart_workers": 1}),
 }
@@ -97,8 +95,6 @@ def test_an_error_that_is_dropped_takes_its_iterator_along(case, monkeypatch):
     """Workers and memory wait for the collector with torch alone, whose ``reraise`` leaves a cycle."""
     # pytest keeps what is logged, and the error with it.
     monkeypatch.setattr(logging.getLogger("ringloader"), "disabled", True)
-    if case == "scheduled by torch":
-        monkeypatch.setattr(select_path, "reason_for_rings", lambda _: "the test wants it")
     made, options = DROPPED[case]
     loader = DataLoader(made(), **{"num_workers": 2, **options})
     gc.disable()

@@ -27,7 +27,7 @@ PROGRAM = """
     from parity import harness
     from ringloader import DataLoader
 
-    KIND, PATH, OPTIONS = sys.argv[1], sys.argv[2], eval(sys.argv[3])
+    KIND, OPTIONS = sys.argv[1], eval(sys.argv[2])
     LENGTH = 100_000
     # So many batches in a row that come show that the allocations are through.
     ENOUGH = 25
@@ -125,19 +125,13 @@ PROGRAM = """
             fails = None
 
 
-    with harness.taking(PATH):
-        loader = DataLoader(Samples(), batch_size=None, collate_fn=as_it_is, num_workers=1, **OPTIONS)
-        iterator = iter(loader)
-        harness.assert_path(iterator, 1)
+    loader = DataLoader(Samples(), batch_size=None, collate_fn=as_it_is, num_workers=1, **OPTIONS)
+    iterator = iter(loader)
+    harness.assert_path(iterator, 1)
     for index in range(4):
         assert equal(next(iterator), MAKE[KIND](index)), index
     gc.disable()
-    fails, step = None, next
-    if PATH == "native":
-        step = failing(next)
-    else:
-        # The rest of torch's `next` cannot be without memory: its profiler crashes.
-        iterator._data_queue.get = failing(iterator._data_queue.get)
+    fails, step = None, failing(next)
     at, lost = 4, 0
     for stops in (1, 0):
         start, came = 0, 0
@@ -162,15 +156,13 @@ PROGRAM = """
 """
 
 
-@pytest.mark.parametrize(
-    "path, options", [("native", {}), ("rings", {}), ("native", {"main_prefetch": 2})], ids=str
-)
+@pytest.mark.parametrize("options", [{}, {"main_prefetch": 2}], ids=str)
 @pytest.mark.parametrize(
     "kind", ["tensors", "pairs", "views", "strings", "long", "numbers", "set", "own", "arrays"]
 )
-def test_each_allocation_fails(kind, path, options):
+def test_each_allocation_fails(kind, options):
     pytest.importorskip("_testcapi", reason="this Python has no _testcapi, by which allocations fail")
-    assert ran(PROGRAM, kind, path, repr(options)).startswith("allocations:")
+    assert ran(PROGRAM, kind, repr(options)).startswith("allocations:")
 
 
 LIMITED = """
@@ -206,13 +198,12 @@ LIMITED = """
         return sample
 
 
-    with harness.taking(sys.argv[2]):
-        loader = DataLoader(
-            Samples(), batch_size=None, collate_fn=as_it_is, num_workers=1, prefetch_factor=1,
-            max_shared_bytes=256 << 20,
-        )
-        iterator = iter(loader)
-        harness.assert_path(iterator, 1)
+    loader = DataLoader(
+        Samples(), batch_size=None, collate_fn=as_it_is, num_workers=1, prefetch_factor=1,
+        max_shared_bytes=256 << 20,
+    )
+    iterator = iter(loader)
+    harness.assert_path(iterator, 1)
     assert next(iterator) is not None
     while not iterator._transport.engine.committed():
         pass
@@ -236,13 +227,9 @@ LIMITED = """
 """
 
 
-@pytest.mark.parametrize(
-    "kind, path",
-    [(kind, "native") for kind in ("str", "bytes", "set", "strings", "tuple", "tensor")]
-    + [("list", "rings")],
-)
-def test_a_limit_of_address_space(kind, path):
-    assert ran(LIMITED, kind, path) == "the rest came\n"
+@pytest.mark.parametrize("kind", ["str", "bytes", "list", "set", "strings", "tuple", "tensor"])
+def test_a_limit_of_address_space(kind):
+    assert ran(LIMITED, kind) == "the rest came\n"
 
 
 class Panics:
@@ -269,13 +256,11 @@ def as_it_is(sample):
     return sample
 
 
-@pytest.mark.parametrize("path", ["native", "rings"])
 @pytest.mark.parametrize("options", [{}, {"in_order": False}, {"main_prefetch": 2}], ids=str)
-def test_a_panic_is_an_error_of_its_batch(path, options, capfd):
-    with harness.taking(path):
-        loader = DataLoader(SomePanic(), None, collate_fn=as_it_is, num_workers=1, timeout=20, **options)
-        iterator = iter(loader)
-        harness.assert_path(iterator, 1)
+def test_a_panic_is_an_error_of_its_batch(options, capfd):
+    loader = DataLoader(SomePanic(), None, collate_fn=as_it_is, num_workers=1, timeout=20, **options)
+    iterator = iter(loader)
+    harness.assert_path(iterator, 1)
     found = []
     while len(found) < 7:
         try:

@@ -24,8 +24,8 @@ ATTEMPTS = 6
 
 
 @pytest.fixture(autouse=True)
-def _native(expected_path, loader_name):
-    if loader_name == "torch" or expected_path != "native":
+def _not_torchs(loader_name):
+    if loader_name == "torch":
         pytest.skip("torch's SIGCHLD handler raises in whatever runs, the test's own code included")
 
 

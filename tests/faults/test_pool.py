@@ -72,7 +72,7 @@ def test_a_process_that_is_lost_while_it_is_idle_is_replaced(method):
 
 def test_a_process_that_is_lost_as_it_is_lent(monkeypatch):
     """The pool finds out when it sends: another one takes the place."""
-    from ringloader._launch.pool_process import PoolProcess
+    from ringloader._pool.process import PoolProcess
 
     assign, killed = PoolProcess.assign, []
 
@@ -96,7 +96,7 @@ def test_a_process_that_is_lost_as_it_is_lent(monkeypatch):
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_a_process_that_is_lost_after_others_have_begun(method, monkeypatch):
     """Another one has the dataset as the others have it; where there is none, the iterator misses it."""
-    from ringloader._launch.pool_process import PoolProcess
+    from ringloader._pool.process import PoolProcess
 
     assign, given = PoolProcess.assign, []
 
@@ -124,7 +124,7 @@ def test_a_process_that_is_lost_after_others_have_begun(method, monkeypatch):
 
 def test_a_process_that_others_find_dead_before_it_is_given_work(monkeypatch):
     """Looking after the pool closes its channel."""
-    from ringloader._launch.pool_process import PoolProcess
+    from ringloader._pool.process import PoolProcess
 
     assign, killed = PoolProcess.assign, []
 

@@ -22,8 +22,8 @@ import ringloader
 from faults.failing_datasets import Dies, Numbers
 from faults.proc import Snapshot, descriptors, wait_without_children
 from ringloader import DataLoader, Dispatch
-from ringloader._main.restarting import Restarting
-from ringloader._main.transport import Transport
+from ringloader._iterator.restarting import Restarting
+from ringloader._transport.processes import ProcessTransport
 
 pytestmark = pytest.mark.rings_only
 
@@ -403,7 +403,7 @@ class NoProcess(Dataset[Any]):
             NoProcess(),
             {"restart_workers": 2, "worker_method": "thread", "num_workers": 1},
             ValueError,
-            "restart_workers=2 and worker_method='thread' do not go together",
+            "worker_method='thread' and restart_workers=2 do not go together",
         ),
         (
             Dispatch([1]),
@@ -497,7 +497,7 @@ def raising_at_restarts(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) 
 
     def run(*args: Any) -> Any:
         found = method(*args)
-        if not raised and (name != "_started" or not args[0].sound):
+        if not raised and (name != "_note_started" or not args[0].sound):
             raised.append(True)
             raise KeyboardInterrupt
         return found
@@ -520,16 +520,16 @@ def test_an_interrupt_within_a_start_leaves_one_process_at_the_rings(
 ):
     iterator: Any = iter(interrupted_loader(tmp_path))
     if is_watched:
-        raising_at_restarts(monkeypatch, Transport, "_started")
+        raising_at_restarts(monkeypatch, ProcessTransport, "_note_started")
     else:
-        started = Transport._started
+        started = ProcessTransport._note_started
 
-        def interrupted(self: Any, worker: int, process: Any, pid: int) -> None:
+        def interrupted(self: Any, worker: int, process: Any) -> None:
             if not self.sound:
                 raise KeyboardInterrupt
-            started(self, worker, process, pid)
+            started(self, worker, process)
 
-        monkeypatch.setattr(Transport, "_started", interrupted)
+        monkeypatch.setattr(ProcessTransport, "_note_started", interrupted)
     got, error = taken_until_an_error(iterator)
     assert isinstance(error, KeyboardInterrupt)
     more, error = taken_until_an_error(iterator)
@@ -584,14 +584,14 @@ def test_no_process_can_be_had(tmp_path, monkeypatch):
 def test_a_shutdown_within_a_start_leaves_no_process(tmp_path, monkeypatch, snapshot):
     loader = interrupted_loader(tmp_path)
     iterator: Any = iter(loader)
-    started = Transport._started
+    started = ProcessTransport._note_started
 
-    def with_shutdown(self: Any, worker: int, process: Any, pid: int) -> None:
-        started(self, worker, process, pid)
+    def with_shutdown(self: Any, worker: int, process: Any) -> None:
+        started(self, worker, process)
         if not self.sound:
             loader.shutdown()
 
-    monkeypatch.setattr(Transport, "_started", with_shutdown)
+    monkeypatch.setattr(ProcessTransport, "_note_started", with_shutdown)
     _, error = taken_until_an_error(iterator)
     assert "was ended by DataLoader.shutdown()" in str(error)
     assert wait_without_children(0) == {}

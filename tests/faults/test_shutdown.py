@@ -18,7 +18,7 @@ from faults.failing_datasets import Hangs, Numbers, Pauses
 from faults.proc import Snapshot, descendants, descriptors, mappings, wait_until
 from faults.script import run_script
 from ringloader import DataLoader
-from ringloader._launch import spawn_keeper
+from ringloader._start import spawn_keeper
 from ringloader._torch import select_path
 
 pytestmark = pytest.mark.rings_only
@@ -26,12 +26,10 @@ pytestmark = pytest.mark.rings_only
 ENDED = "ended by DataLoader.shutdown"
 
 
-@pytest.fixture(params=["native", "ahead", "rings", "torch", "without workers"])
+@pytest.fixture(params=["native", "ahead", "torch", "without workers"])
 def path(request, monkeypatch):
-    if request.param == "rings":
-        monkeypatch.setattr(select_path, "reason_for_rings", lambda _: "the test wants it")
     if request.param == "torch":
-        reason = select_path.ReasonForTorch("the test wants it")
+        reason = select_path.Reason("the test wants it")
         monkeypatch.setattr(select_path, "reason_for_torch", lambda *_: reason)
     return request.param
 
@@ -118,7 +116,7 @@ def test_nothing_is_left(path, persistent):
     next(abandoned)
     if not persistent:
         assert len(list(loader)) == 20
-        if path in ("native", "ahead", "rings"):
+        if path in ("native", "ahead"):
             assert segments() > 0
     loader.shutdown()
     assert segments() == 0, "what the loader kept for its next epoch, and the iterator's"
@@ -249,26 +247,19 @@ WAITING = {
     "timeout": {"timeout": 30},
     "persistent": {"persistent_workers": True},
     "limit": {},
-    "rings": {},
-    "rings and a timeout": {"timeout": 30},
 }
 
 
 @pytest.mark.parametrize("case", WAITING)
-def test_a_thread_that_waits_is_told_soon_and_gets_no_batch(case, tmp_path, monkeypatch):
+def test_a_thread_that_waits_is_told_soon_and_gets_no_batch(case, tmp_path):
     """Also not the one that the worker makes before it ends."""
-    if case.startswith("rings"):
-        monkeypatch.setattr(select_path, "reason_for_rings", lambda _: "the test wants it")
     dataset = Pauses(8, 1, tmp_path)
     loader = DataLoader(dataset, batch_size=None, **{"num_workers": 2, **WAITING[case]})
     iterator = iter(loader)
     if case == "limit":
         iterator.limit(5)
     assert int(next(iterator)[0]) == 0
-    waiting = [Taking(iterator, 2)]
-    if not case.startswith("rings"):
-        # torch's own scheduling is not for threads that share an iterator.
-        waiting.append(Taking(iterator, 2))
+    waiting = [Taking(iterator, 2), Taking(iterator, 2)]
     assert wait_until(dataset.told.exists, 20)
     time.sleep(0.05)
     ending = threading.Thread(target=loader.shutdown)

@@ -19,7 +19,7 @@ from faults.failing_datasets import Numbers
 from faults.proc import Snapshot, command_line, descendants, is_running, wait_until
 from faults.script import finish, run_script, start
 from parity.datasets import identity
-from ringloader._launch import spawn, spawn_client, spawn_keeper
+from ringloader._start import spawn, spawn_client, spawn_keeper
 
 pytestmark = pytest.mark.limit(120)
 

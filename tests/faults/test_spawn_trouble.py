@@ -20,7 +20,7 @@ from faults.failing_datasets import Numbers
 from faults.proc import command_line, is_running, wait_until
 from faults.script import finish, run_script, source, start
 from faults.test_spawn_server import SERVER, from_server, servers, spawned
-from ringloader._launch import spawn_client, spawn_keeper, spawn_server
+from ringloader._start import spawn_client, spawn_keeper, spawn_server
 
 pytestmark = [pytest.mark.limit(120), pytest.mark.rings_only, pytest.mark.slow]
 
@@ -245,7 +245,7 @@ def test_threads_that_end_before_a_fork_are_not_missed():
     """Those of numpy's pool; not those of torch's, which a product of its starts."""
     body = """
         import numpy
-        from ringloader._launch import spawn_server
+        from ringloader._start import spawn_server
         numpy.ones((500, 500)) @ numpy.ones((500, 500))
         threads = len(os.listdir("/proc/self/task"))
         print(threads > 1 or os.cpu_count() == 1, spawn_server.missed_after_fork())
@@ -317,7 +317,7 @@ def test_many_descriptors(tmp_path, loader_name):
             for _ in range(2):
                 iterator = iter(loader)
                 if tell:
-                    from ringloader._launch import spawn_keeper
+                    from ringloader._start import spawn_keeper
                     pids.add(spawn_keeper.keeper._server and spawn_keeper.keeper._server._pid)
                     assert all("{SERVER}" in command_line(worker.pid) for worker in iterator._workers)
                 print([int(batch[0, 0]) for batch in iterator])

@@ -20,7 +20,7 @@ from faults.proc import Snapshot, descendants, is_running, wait_until
 from faults.script import finish, start
 from ringloader import DataLoader, Dispatch, WorkerPool
 from ringloader._common import proc
-from ringloader._launch import stuck
+from ringloader._start import stuck
 
 pytestmark = [pytest.mark.rings_only, pytest.mark.limit(120)]
 

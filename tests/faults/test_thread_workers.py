@@ -21,8 +21,8 @@ from torch.utils.data import Dataset, IterableDataset
 import ringloader
 from faults.script import run_script
 from ringloader import DataLoader
-from ringloader._threads import transport
-from ringloader._torch import internals, select_path
+from ringloader._torch import internals
+from ringloader._transport.threads import WorkerThread
 
 pytestmark = pytest.mark.rings_only
 
@@ -47,7 +47,7 @@ def threads(dataset: Any, **options: Any) -> Any:
 
 
 def workers_left() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if isinstance(thread, transport.WorkerThread)]
+    return [thread for thread in threading.enumerate() if isinstance(thread, WorkerThread)]
 
 
 @pytest.fixture(autouse=True)
@@ -105,10 +105,7 @@ def test_a_thread_that_hangs_is_left_and_said(monkeypatch, caplog):
     dataset.released.set()
 
 
-@pytest.mark.parametrize("scheduled", ["natively", "by torch"])
-def test_a_hanging_dataset_times_out(scheduled, monkeypatch):
-    if scheduled == "by torch":
-        monkeypatch.setattr(select_path, "reason_for_rings", lambda _: "the test wants it")
+def test_a_hanging_dataset_times_out():
     dataset = Held()
     iterator = iter(threads(dataset, timeout=0.2))
     assert next(iterator).tolist() == [0] * 4
@@ -132,18 +129,14 @@ class Ends(Numbers):
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()])
-@pytest.mark.parametrize("scheduled", ["natively", "by torch"])
-def test_what_is_no_exception_ends_the_worker(error, scheduled, monkeypatch):
-    if scheduled == "by torch":
-        monkeypatch.setattr(select_path, "reason_for_rings", lambda _: "the test wants it")
+def test_what_is_no_exception_ends_the_worker(error):
     iterator = iter(threads(Ends(error)))
     seen = []
     with pytest.raises(RuntimeError, match=r"DataLoader worker .*exited unexpectedly") as raised:
         for batch in iterator:
             seen.append(int(batch[0]))
-    if scheduled == "natively":
-        assert str(raised.value) == "DataLoader worker thread 1 exited unexpectedly"
-        assert raised.value.__cause__ is error
+    assert str(raised.value) == "DataLoader worker thread 1 exited unexpectedly"
+    assert raised.value.__cause__ is error
     # The loss is said before batches of other workers that come later.
     assert seen == list(range(len(seen))) and len(seen) <= 3
 
@@ -418,7 +411,7 @@ iterator = iter(DataLoader(ArrayDataset(Waits()), num_workers=2, batch_size=4, w
 time.sleep(0.2)
 """,
     "in native collation": """
-from ringloader._threads.collate import Collation
+from ringloader._worker.thread_collate import Collation
 from ringloader._torch import internals
 from torch.utils.data import default_collate
 internals.JOIN_SECONDS = 0.0
@@ -456,7 +449,7 @@ def test_exit_is_silent(tmp_path, name):
 
 INTERRUPTED = """
 import random, threading
-from ringloader._threads import transport
+from ringloader._transport.threads import WorkerThread
 class Numbers(torch.utils.data.Dataset):
     def __len__(self): return 40
     def __getitem__(self, index):
@@ -494,7 +487,7 @@ while interrupted < 60:
 iterator = None
 gc.collect()
 # One that an interrupt kept from being started stays in CPython's list, and is no thread.
-workers = [thread for thread in threading.enumerate() if isinstance(thread, transport.WorkerThread)]
+workers = [thread for thread in threading.enumerate() if isinstance(thread, WorkerThread)]
 print([thread for thread in workers if thread.ident])
 """
 

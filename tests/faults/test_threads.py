@@ -10,7 +10,7 @@ import torch
 
 from faults.script import run_script
 from ringloader import DataLoader
-from ringloader._launch import processes
+from ringloader._start import processes
 
 
 def test_a_fork_while_another_thread_has_its_first_batch(tmp_path):

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-import ringloader._make_iterator as _make_iterator
-import ringloader._options as _options
+from ringloader._iterator import make as making
+from ringloader._options import kept
+from ringloader._options.table import Options
 
 
 class OneIsBad(torch.utils.data.Dataset):
@@ -25,20 +26,20 @@ class OneIsBad(torch.utils.data.Dataset):
 
 def of_loader(loader: Any, names: dict[str, Any]) -> dict[str, Any]:
     """These options of a loader of ours."""
-    kept = _options.kept_on(loader)
-    return {name: kept[name] for name in names}
+    found = kept.kept_on(loader)
+    return {name: found[name] for name in names}
 
 
 @contextlib.contextmanager
-def of_iterators() -> Iterator[list[_options.Options]]:
+def of_iterators() -> Iterator[list[Options]]:
     """The options of each iterator that ``install`` makes meanwhile, in order."""
     found = []
-    make = _make_iterator.make_as_far_as_it_fits
+    make = making.make_as_far_as_it_fits
 
-    def noted(loader: Any, options: _options.Options, *others: Any) -> Any:
+    def noted(loader: Any, options: Options, *others: Any) -> Any:
         found.append(options)
         return make(loader, options, *others)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_make_iterator, "make_as_far_as_it_fits", noted)
+        patch.setattr(making, "make_as_far_as_it_fits", noted)
         yield found

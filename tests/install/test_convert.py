@@ -15,11 +15,12 @@ import torch.utils.data
 from torch.utils.data import dataloader as torch_dataloader
 
 import ringloader
-import ringloader._options as _options
 from faults.proc import descendants, wait_without_children
 from install.loaders import Calling, Naming, NotCalling, Plain, Posing, Reducing, Slotted, Squares, firsts
 from parity import harness
 from parity.datasets import Samples
+from ringloader._options import kept
+from ringloader._options.table import TABLE, Options
 
 Loader = torch.utils.data.DataLoader
 TORCHS_ITERATOR = torch_dataloader._MultiProcessingDataLoaderIter
@@ -43,10 +44,10 @@ def test_the_object_stays_and_so_do_its_attributes() -> None:
     before = dict(vars(loader))
     assert ringloader.convert(loader) is loader
     after = dict(vars(loader))
-    ours = {name: after.pop(_options.attribute(name)) for name in _options.NAMES}
-    assert ours == dataclasses.asdict(_options.Options())
+    ours = {name: after.pop(kept.attribute(name)) for name in TABLE}
+    assert ours == dataclasses.asdict(Options())
     # Where code looks that makes loaders anew.
-    assert {name: after.pop(name, ours[name]) for name in _options.NAMES} == ours
+    assert {name: after.pop(name, ours[name]) for name in TABLE} == ours
     assert after.keys() == before.keys()
     assert all(after[name] is before[name] for name in before)
     assert type(loader) is ringloader.DataLoader
@@ -229,19 +230,19 @@ def test_an_attribute_of_theirs_with_the_name_of_an_option_is_none() -> None:
     assert_converted(ringloader.convert(loader, device="cpu", device_prefetch=3))
     for other in (loader, copy.deepcopy(loader), ringloader.convert(loader)):
         assert (other.device, other.max_shared_bytes) == ("theirs", "theirs too")
-        assert _options.Options.of(other) == _options.Options(device="cpu", device_prefetch=3)
+        assert kept.options_of(other) == Options(device="cpu", device_prefetch=3)
         assert_converted(other)
 
 
 def test_options_are_checked_with_those_that_the_loader_has() -> None:
     loader = ringloader.convert(squares(), device="cpu")
     assert ringloader.convert(loader, device_transform=len) is loader
-    assert _options.Options.of(loader) == _options.Options(device="cpu", device_transform=len)
+    assert kept.options_of(loader) == Options(device="cpu", device_transform=len)
     with pytest.raises(ValueError, match="device_transform needs device"):
         ringloader.convert(loader, device=None)
     with pytest.raises(ValueError, match="device_transform needs device"):
         ringloader.convert(squares(), device_transform=len)
-    assert _options.Options.of(loader).device == "cpu"
+    assert kept.options_of(loader).device == "cpu"
 
 
 @pytest.mark.parametrize("loader_class", [Loader, Plain])

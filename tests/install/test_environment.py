@@ -181,12 +181,12 @@ assert "torch" not in sys.modules
 import torch
 from torch.utils.data import DataLoader
 if __name__ == "__main__":
-    import ringloader, ringloader._main.transport
-    make, budgets = ringloader._main.transport.make_transport, []
+    import ringloader, ringloader._transport.processes
+    make, budgets = ringloader._transport.processes.make_transport, []
     def make_transport(loader, max_shared_bytes, *rest):
         budgets.append(max_shared_bytes)
         return make(loader, max_shared_bytes, *rest)
-    ringloader._main.transport.make_transport = make_transport
+    ringloader._transport.processes.make_transport = make_transport
     loader = DataLoader(list(range(8)), batch_size=4, num_workers=1)
     print([batch.tolist() for batch in loader], ringloader.report(loader).path, budgets)
     ringloader.uninstall()
@@ -210,7 +210,7 @@ class Theirs(module._MultiProcessingDataLoaderIter):
 module._MultiProcessingDataLoaderIter = Theirs
 import ringloader
 loader = ringloader.convert(module.DataLoader(list(range(4)), num_workers=1))
-print(type(iter(loader)).__name__, ringloader.report(loader).path)
+print(iter(loader).__class__.__name__, ringloader.report(loader).path)
 """
 
 

@@ -13,12 +13,12 @@ from torch.utils.data import dataloader as torch_dataloader
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import ringloader
-import ringloader._options as _options
 from install.loaders import Calling, Hooked, NotCalling, Plain, Posing, Squares, firsts
 from parity import harness
 from parity.datasets import Samples
-from ringloader._main import transport
+from ringloader._options.table import Options
 from ringloader._torch import hook, select_path
+from ringloader._transport import processes
 
 Loader = torch.utils.data.DataLoader
 TORCHS_OWN = Loader._get_iterator
@@ -56,13 +56,13 @@ def squares(loader_class: Any = Loader, workers: int = 1, **arguments: Any) -> A
 def budgets(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
     """The budgets that transports were made with."""
     found: list[int | None] = []
-    original = transport.make_transport
+    original = processes.make_transport
 
     def make_transport(loader: Any, max_shared_bytes: int | None, *rest: Any, **more: Any) -> Any:
         found.append(max_shared_bytes)
         return original(loader, max_shared_bytes, *rest, **more)
 
-    monkeypatch.setattr(transport, "make_transport", make_transport)
+    monkeypatch.setattr(processes, "make_transport", make_transport)
     return found
 
 
@@ -97,11 +97,11 @@ def test_torchs_own_class_too() -> None:
     assert type(iter(loader)) is TORCHS_ITERATOR
 
 
-def test_without_workers_it_is_torchs() -> None:
+def test_without_workers_too() -> None:
     with ringloader.installed():
         loader = squares(workers=0)
         assert path_of(loader) == "torch"
-        assert type(iter(loader)) is torch_dataloader._SingleProcessDataLoaderIter
+        assert isinstance(iter(loader), torch_dataloader._SingleProcessDataLoaderIter)
 
 
 def test_a_class_that_goes_on_to_torchs_is_reached() -> None:
@@ -278,7 +278,7 @@ def test_a_wrapper_around_the_hook_gets_our_iterator(
         ringloader.uninstall()
         assert path_of(loader) == "torch"
         (record,) = caplog.records
-        assert record.message.startswith("torch.utils.data.DataLoader._get_iterator was replaced, so batches")
+        assert record.message.startswith("torch.utils.data.DataLoader._get_iterator was replaced, so torch")
         assert theirs.asked == [loader, loader]
         monkeypatch.undo()
 
@@ -306,7 +306,7 @@ def test_the_options_are_the_loaders_own_arguments() -> None:
         for loader_class in (torch.utils.data.DataLoader, ringloader.DataLoader)
     )
     added = {name: ours[name].default for name in ours if name not in torchs}
-    assert added == vars(_options.Options())
+    assert added == vars(Options())
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
@@ -317,8 +317,8 @@ def test_forked_children_inherit_it_and_spawned_ones_do_not(start: str) -> None:
         assert ringloader.report(loader).path == harness.expected_path
 
 
-def test_datapipes_keep_torchs_scheduling() -> None:
+def test_datapipes_too() -> None:
     with ringloader.installed():
         loader = Loader(IterableWrapper(range(4)), num_workers=1)
-        assert list(loader)
-        assert ringloader.report(loader).path == "rings"
+        assert [batch.tolist() for batch in loader] == [[0], [1], [2], [3]]
+        assert ringloader.report(loader).path == harness.expected_path

@@ -40,11 +40,23 @@ def difference(expected: Description, actual: Description, path: str = "") -> st
     return f"{path}: expected {expected!r:.1000}, got {actual!r:.1000}"
 
 
+# A frame of the worker loop, torch's or ours, with its lines of source.
+_LOOP_FRAME = (
+    r'  File "[^"]*?'
+    r'(?:/_utils/worker\.py", line \d+, in _worker_loop|/ringloader/_[\w/]+\.py", line \d+, in \w+)'
+    r"END(?:    (?:(?!END).)*?END)*"
+)
+
+
 def normalise(text: str) -> str:
     """A message without what differs from run to run: process ids and addresses.
 
-    And without the frames beneath an error of pinning, as ours is not raised in a thread of torch's.
+    And without the frames of the worker loops, and those beneath an error of pinning, which is not raised in
+    a thread of torch's.
     """
+    # Once as lines, and once in the `repr` of an exception's arguments.
+    for end in ("\n", r"\\n"):
+        text = re.sub(_LOOP_FRAME.replace("END", end), "", text)
     text = re.sub(r"0x[0-9a-f]+", "0x?", text)
     if "in pin memory thread for device" in text:
         # Once as lines, and once in the `repr` of an exception's arguments.

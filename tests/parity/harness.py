@@ -9,7 +9,6 @@ import random
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,12 +17,11 @@ import torch
 import torch.utils.data
 
 from parity.describe import Description, describe, difference, digest, normalise, tensor_bytes
-from ringloader._torch import select_path
 
 LoaderClass = type[torch.utils.data.DataLoader[Any]]
 
-# Native scheduling, and torch's own scheduling over the rings.
-PATHS = ("native", "rings")
+# Paths of loaders with worker processes that parity tests compare with torch.
+PATHS = ("native",)
 # Native scheduling, with batches taken ahead of their turn.
 AHEAD = "ahead"
 # Those that are compared with torch, by the option --path; the first is everybody's outside of `taking`.
@@ -119,13 +117,13 @@ def forget_frames(error: BaseException) -> None:
     error.__traceback__ = None
 
 
-def seen_warnings(caught: list[warnings.WarningMessage]) -> tuple[tuple[str, str, str], ...]:
-    """Category, text and file of every warning that can come twice."""
+def seen_warnings(caught: list[warnings.WarningMessage]) -> tuple[tuple[str, str], ...]:
+    """Category and text of every warning that can come twice."""
     found = []
     for warning in caught:
         text = normalise(str(warning.message))
         if not any(part in text for part in ONCE_PER_PROCESS):
-            found.append((warning.category.__name__, text, "/".join(Path(warning.filename).parts[-3:])))
+            found.append((warning.category.__name__, text))
     return tuple(found)
 
 
@@ -137,14 +135,10 @@ def taking(path: str) -> Iterator[None]:
     expected_path = "native" if path == AHEAD else path
     try:
         with pytest.MonkeyPatch.context() as patch:
-            if path == "rings":
-                patch.setattr(
-                    select_path, "reason_for_rings", lambda _: "the tests want torch's own scheduling"
-                )
             if path == AHEAD:
-                from ringloader._main.ring_iterator import RingIterator
+                from ringloader._iterator.with_workers import WorkersIterator
 
-                patch.setattr(RingIterator, "_placement", _AsItCame())
+                patch.setattr(WorkersIterator, "_make_placement", lambda _: _AsItCame())
             yield
     finally:
         expected_path = previous

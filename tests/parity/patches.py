@@ -214,7 +214,7 @@ def _epoch(loader: Any) -> list[Any]:
     torch.manual_seed(3)
     kept = loader._iterator is not None
     iterator = iter(loader)
-    seen = [type(iterator).__mro__[0].__name__ == "Theirs", getattr(iterator, "label", "")]
+    seen = [iterator.__class__.__mro__[0].__name__ == "Theirs", getattr(iterator, "label", "")]
     values = [batch.tolist() for batch in iterator]
     del iterator
     return [values, list(trace), seen, kept]

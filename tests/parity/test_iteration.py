@@ -14,7 +14,7 @@ from parity import harness
 from parity.datasets import Samples, SizedStream, Slow, Stream, init_draws
 from parity.describe import describe
 from parity.harness import Case, assert_path, compare
-from ringloader import _options
+from ringloader._options.table import TABLE
 
 
 @pytest.mark.parametrize("take", [None, 0, 1, 3])
@@ -79,7 +79,7 @@ def test_streams_longer_than_declared_warn(loader_class, declared):
         return {"dataset": SizedStream((4, 4), declared=declared), "num_workers": 2, "batch_size": None}
 
     expected, _ = compare(loader_class, Case(build, ask_length=True))
-    warned = any("was reported to be" in text for step in expected.steps for _, text, _ in step.warnings)
+    warned = any("was reported to be" in text for step in expected.steps for _, text in step.warnings)
     assert warned == (declared == 3)
 
 
@@ -223,7 +223,7 @@ def test_pin_memory_without_accelerator_warns(loader_class, persistent):
         return {"dataset": Samples(4), "num_workers": 2, "pin_memory": True, "persistent_workers": persistent}
 
     expected, _ = compare(loader_class, Case(build, epochs=2))
-    warned = any("no accelerator is found" in text for step in expected.steps for _, text, _ in step.warnings)
+    warned = any("no accelerator is found" in text for step in expected.steps for _, text in step.warnings)
     # 2.6 says nothing.
     assert warned or torch.__version__.startswith("2.6.")
 
@@ -256,7 +256,7 @@ def test_the_signature_that_others_read(loader_class, of):
     """Configurations are filtered by it."""
     theirs = dict(inspect.signature(of(torch.utils.data.DataLoader)).parameters)
     ours = dict(inspect.signature(of(loader_class)).parameters)
-    for name in _options.NAMES:
+    for name in TABLE:
         assert ours.pop(name).kind is inspect.Parameter.KEYWORD_ONLY
     assert _without_types(ours) == _without_types(theirs)
 

@@ -16,16 +16,10 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 import ringloader
 from faults.proc import mappings
-from parity.harness import PATHS, assert_path, taking
+from parity.harness import assert_path
 from ringloader import DataLoader, WorkerPool
 
 pytestmark = [pytest.mark.rings_only, pytest.mark.limit(120)]
-
-
-@pytest.fixture(params=PATHS)
-def _path(request):
-    with taking(request.param):
-        yield
 
 
 class Told(Dataset):
@@ -80,15 +74,13 @@ def test_two_loaders_share_the_processes():
         assert ringloader.report(one).path == "native"
 
 
-@pytest.mark.parametrize(
-    ("path", "method"), [("native", None), ("rings", "fork"), ("native", "forkserver"), ("native", "spawn")]
-)
-def test_batches_draws_and_worker_info_are_torchs(path, method):
+@pytest.mark.parametrize("method", [None, "forkserver", "spawn"])
+def test_batches_draws_and_worker_info_are_torchs(method):
     arguments = {"batch_size": 2, "shuffle": True, "worker_init_fn": split, "num_workers": 2}
     torch.manual_seed(7)
     theirs = torch.utils.data.DataLoader(Told(0, 8), **arguments)
     expected = [without_pids(theirs) for _ in range(3)]
-    with taking(path), WorkerPool(2, method) as pool:
+    with WorkerPool(2, method) as pool:
         torch.manual_seed(7)
         ours = DataLoader(Told(0, 8), worker_pool=pool, **arguments)
         found, workers = [], set()
@@ -212,7 +204,6 @@ class Chunks(IterableDataset):
         yield from (torch.tensor(self.first + 100 * worker + i) for i in range(self.counts[worker]))
 
 
-@pytest.mark.usefixtures("_path")
 def test_iterable_datasets_and_abandoned_epochs():
     """A worker that ends early is still the iterator's until that ends."""
     theirs = [

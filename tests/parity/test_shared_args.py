@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from faults.proc import Snapshot, descriptors
 from parity.side_by_side import assert_same
-from ringloader._launch import pickled as pickled_once
-from ringloader._launch import shared_args
+from ringloader._start import pickled as pickled_once
+from ringloader._start import shared_args
 
 pytestmark = pytest.mark.limit(120)
 

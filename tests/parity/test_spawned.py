@@ -16,7 +16,7 @@ import torch
 from faults.failing_datasets import Kills, Numbers
 from faults.proc import command_line
 from faults.script import run_script, source
-from ringloader._launch import spawn_server
+from ringloader._start import spawn_server
 
 pytestmark = pytest.mark.limit(120)
 

@@ -20,7 +20,6 @@ import ringloader
 from parity.datasets import ERRORS, identity
 from parity.describe import describe, difference, normalise
 from ringloader import DataLoader
-from ringloader._torch import select_path
 
 pytestmark = pytest.mark.rings_only
 
@@ -215,13 +214,6 @@ def test_the_text_says_which_thread():
     loader = DataLoader(Failing("ValueError", (0,)), num_workers=1, worker_method="thread")
     with pytest.raises(ValueError, match=r"^Caught ValueError in DataLoader worker thread 0\.\nOriginal"):
         next(iter(loader))
-
-
-def test_torchs_own_scheduling_over_threads(monkeypatch):
-    """A method of torch's iterator was replaced, so it must run."""
-    monkeypatch.setattr(select_path, "reason_for_rings", lambda _: "the test wants it")
-    assert_same({"dataset": Samples(10), "batch_size": 3, "shuffle": True, "num_workers": 2}, epochs=2)
-    assert_same({"dataset": Stream(), "num_workers": 3, "persistent_workers": True}, epochs=2)
 
 
 @pytest.mark.parametrize("dataset", [Samples(12), Stream((5, 5))])

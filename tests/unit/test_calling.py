@@ -24,13 +24,6 @@ from ringloader._torch import select_path
 pytestmark = pytest.mark.rings_only
 
 
-@pytest.fixture(params=["native", "rings"])
-def path(request, monkeypatch):
-    if request.param == "rings":
-        monkeypatch.setattr(select_path, "reason_for_rings", lambda _: "the test wants it")
-    return request.param
-
-
 class Scaled(Dataset):
     def __init__(self, count=12):
         self.count = count
@@ -67,7 +60,6 @@ def made(dataset=None, workers=2, persistent=True, **options):
 
 
 @pytest.mark.parametrize("start", ["fork", "forkserver"])
-@pytest.mark.usefixtures("path")
 def test_between_epochs_it_reaches_all_batches_of_the_next(start):
     loader = made(multiprocessing_context=start)
     for scale, before in ((10, 1), (100, 10)):
@@ -104,7 +96,6 @@ def test_an_error_that_is_dropped_is_gone(workers):
         gc.enable()
 
 
-@pytest.mark.usefixtures("path")
 def test_in_mid_epoch_it_runs_behind_what_was_asked_for_before():
     loader = made(persistent=False, prefetch_factor=2)
     iterator = iter(loader)
@@ -114,7 +105,6 @@ def test_in_mid_epoch_it_runs_behind_what_was_asked_for_before():
     assert list(iterator) == [1, 2, 3, 4, *(100 * index for index in range(5, 12))]
 
 
-@pytest.mark.usefixtures("path")
 def test_of_several_iterators_all_workers_are_called():
     loader = made(persistent=False)
     first, second = iter(loader), iter(loader)
@@ -130,7 +120,6 @@ def test_without_workers_it_is_called_here():
 
 
 @pytest.mark.parametrize("epochs", [0, 1])
-@pytest.mark.usefixtures("path")
 def test_where_no_worker_lives_it_says_so(epochs):
     loader = made(persistent=False)
     for _ in range(epochs):
@@ -140,7 +129,7 @@ def test_where_no_worker_lives_it_says_so(epochs):
 
 
 def test_workers_that_torch_starts_cannot_be_reached(monkeypatch):
-    reason = select_path.ReasonForTorch("the test wants it")
+    reason = select_path.Reason("the test wants it")
     monkeypatch.setattr(select_path, "reason_for_torch", lambda *_: reason)
     loader = made()
     list(loader)
@@ -153,7 +142,6 @@ def worker_id(_dataset):
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.usefixtures("path")
 def test_workers_whose_iterable_dataset_has_ended(persistent):
     """Those that persist live on; the others have been told to end."""
     loader = made(Streamed(), persistent=persistent)
@@ -194,7 +182,6 @@ def fails(_dataset, kind):
         ),
     ],
 )
-@pytest.mark.usefixtures("path")
 def test_errors_are_torchs(kind, error, text):
     loader = made()
     list(loader)
@@ -212,7 +199,6 @@ def large(_dataset, tensor):
     return tensor + get_worker_info().id, b"x" * 30_000_000
 
 
-@pytest.mark.usefixtures("path")
 def test_what_cannot_be_pickled_and_what_is_large():
     loader = made()
     list(loader)
@@ -240,7 +226,6 @@ def ends(_dataset):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.usefixtures("path")
 def test_a_worker_that_ends_meanwhile():
     loader = made()
     list(loader)
@@ -261,7 +246,6 @@ def waits(dataset, seconds):
     return dataset.scale
 
 
-@pytest.mark.usefixtures("path")
 def test_a_worker_that_takes_too_long():
     loader = made()
     list(loader)
@@ -313,7 +297,6 @@ def fills_its_table(_dataset):
     threading.Timer(2.0, lambda: resource.setrlimit(resource.RLIMIT_NOFILE, before)).start()
 
 
-@pytest.mark.usefixtures("path")
 def test_a_worker_without_room_for_a_descriptor_is_named():
     loader = made()
     list(loader)
@@ -342,7 +325,6 @@ def open_fds(_dataset):
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-@pytest.mark.usefixtures("path")
 def test_calls_from_another_thread_while_the_epoch_goes_on():
     loader = made(Scaled(400))
     answers, stop = [], threading.Event()

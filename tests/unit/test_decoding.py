@@ -17,7 +17,7 @@ from torch.utils.data import IterableDataset
 import ringloader
 from faults.proc import wait_until
 from ringloader import DataLoader
-from ringloader._main import decoding
+from ringloader._placement import decoding
 
 pytestmark = pytest.mark.rings_only
 

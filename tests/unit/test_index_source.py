@@ -7,7 +7,7 @@ import pytest
 from torch.utils.data import BatchSampler, SequentialSampler
 
 from ringloader import _native
-from ringloader._main import draws, samplers
+from ringloader._sources import draws, samplers
 
 
 class Callbacks:

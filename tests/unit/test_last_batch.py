@@ -20,20 +20,18 @@ from torch.utils.data.distributed import DistributedSampler
 
 import ringloader
 from ringloader import DataLoader, RolloverBatchSampler
-from ringloader._main import samplers
+from ringloader._sources import samplers
 from ringloader._torch import select_path
 
 pytestmark = pytest.mark.rings_only
 
-PATHS = ["native", "rings", "torch", "without workers"]
+PATHS = ["native", "torch", "without workers"]
 
 
 @pytest.fixture(params=PATHS)
 def workers(request, monkeypatch):
-    if request.param == "rings":
-        monkeypatch.setattr(select_path, "reason_for_rings", lambda _: "the test wants it")
     if request.param == "torch":
-        reason = select_path.ReasonForTorch("the test wants it")
+        reason = select_path.Reason("the test wants it")
         monkeypatch.setattr(select_path, "reason_for_torch", lambda *_: reason)
     return 0 if request.param == "without workers" else 2
 

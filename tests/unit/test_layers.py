@@ -52,78 +52,78 @@ BINDING_NAMES = {"python.rs": r"_(?!_)|ringloader\.", "torch/names.rs": r"_(?!_)
 # `_native` is the extension: what it imports by name while it runs.
 PYTHON_MAY_USE = {
     "__init__": {
-        "_common",
+        "_data",
         "_dispatch",
         "_doctor",
-        "_launch",
         "_patch",
+        "_pool",
         "_report",
-        "_shared",
-        "_weighted",
+        "_sources",
         "bad_samples",
         "batchify",
         "dataloader",
         "rollover",
         "seeds",
     },
-    "__main__": {"_cli", "_doctor", "_options", "_patch"},
-    "_doctor": {"_main", "_native", "_report", "_torch", "dataloader"},
-    "_shared": {"_common", "_native"},
-    "_weighted": set(),
+    "__main__": {"_doctor", "_options", "_patch"},
+    "_common": {"_native", "_torch"},
     "_convert": {"_patch"},
-    "_on_import": {"_patch"},
-    "_cli": set(),
-    "_patch": {"_launch", "_make_iterator", "_options", "_torch", "bad_samples", "dataloader"},
-    "dataloader": {
+    "_data": {"_common", "_native", "_torch"},
+    "_dispatch": {"_common", "_native", "_start", "_torch", "_worker"},
+    "_doctor": {"_native", "_report", "_torch", "_transport", "dataloader"},
+    "_iterator": {
+        "_common",
         "_dispatch",
-        "_launch",
-        "_report",
-        "_main",
-        "_make_iterator",
         "_native",
         "_options",
+        "_placement",
+        "_pool",
+        "_report",
+        "_sources",
+        "_start",
+        "_torch",
+        "_transport",
+        "_worker",
+    },
+    "_native": {"_common", "_placement", "_torch", "_transport"},
+    "_on_import": {"_patch"},
+    "_options": {"_common", "_dispatch", "_torch", "_worker", "bad_samples", "seeds"},
+    "_patch": {"_iterator", "_options", "_pool", "_torch", "bad_samples", "dataloader"},
+    "_placement": {"_native", "_torch"},
+    "_pool": {"_common", "_native", "_options", "_start", "_torch", "_worker"},
+    "_report": {"_common"},
+    "_sources": {"_native", "_torch", "rollover"},
+    "_start": {"_common", "_torch", "_worker"},
+    "_torch": {"_native"},
+    "_transport": {
+        "_common",
+        "_dispatch",
+        "_native",
+        "_options",
+        "_placement",
+        "_pool",
+        "_start",
+        "_torch",
+        "_worker",
+    },
+    "_worker": {"_common", "_data", "_native", "_torch"},
+    "bad_samples": set(),
+    "batchify": {"_data"},
+    "dataloader": {
+        "_dispatch",
+        "_iterator",
+        "_native",
+        "_options",
+        "_pool",
+        "_report",
+        "_start",
         "_torch",
         "bad_samples",
         "rollover",
         "seeds",
     },
-    "_make_iterator": {
-        "_dispatch",
-        "_launch",
-        "_main",
-        "_options",
-        "_report",
-        "_threads",
-        "_torch",
-        "_worker",
-        "bad_samples",
-    },
-    "_main": {
-        "_common",
-        "_dispatch",
-        "_launch",
-        "_native",
-        "_options",
-        "_report",
-        "_torch",
-        "_worker",
-        "bad_samples",
-        "rollover",
-    },
-    "batchify": {"_batchify"},
-    "_batchify": {"_common", "_native", "_torch"},
-    "_dispatch": {"_common", "_native", "_torch", "_worker"},
-    "_threads": {"_common", "_main", "_native", "_torch", "_worker"},
-    "_launch": {"_common", "_native", "_options", "_torch", "_worker"},
-    "_worker": {"_common", "_native", "_torch", "bad_samples", "seeds"},
-    "_report": {"_common"},
-    "_common": {"_native", "_torch", "bad_samples"},
-    "_torch": {"_native"},
-    "_options": {"bad_samples", "seeds"},
-    "bad_samples": set(),
-    "seeds": set(),
     "rollover": set(),
-    "_native": {"_common", "_main", "_torch"},
+    "seeds": set(),
 }
 
 
@@ -311,12 +311,12 @@ def test_one_file_of_the_binding_names_our_python() -> None:
 
 def test_the_package_depends_one_way() -> None:
     edges = python_edges()
-    assert {"_launch.forkserver", "_native", "_main.transport"} <= {one for one, _ in edges}
+    assert {"_start.forkserver", "_native", "_iterator.make"} <= {one for one, _ in edges}
     # By a string, by the binding's string, in a function, as an import of a name.
-    assert ("_launch.forkserver", "_worker.entry") in edges
+    assert ("_start.forkserver", "_worker.entry") in edges
     assert ("_native", "_common.pickling") in edges
-    assert ("_make_iterator", "_main.transport") in edges
-    assert ("_launch.spawn", "_launch.spawn_client") in edges
+    assert ("_iterator.make", "_transport.processes") in edges
+    assert ("_start.spawn", "_start.spawn_client") in edges
     between = {(room(one), room(other)) for one, other in edges if room(one) != room(other)}
     assert {edge for edge in between if edge[1] not in PYTHON_MAY_USE[edge[0]]} == set()
     assert {(one, other) for one in PYTHON_MAY_USE for other in PYTHON_MAY_USE[one]} - between == set()
@@ -337,11 +337,20 @@ def test_no_module_imports_through_the_package() -> None:
             assert not through, f"{file}: import the module"
 
 
-def test_every_module_of_the_package_has_a_row() -> None:
+def test_the_map_has_every_folder_of_the_package() -> None:
     assert {room(module) for module in MODULES} == set(PYTHON_MAY_USE)
-    named = {row.replace("/", ".") for row in re.findall(r"^\| `((?:_\w+/)?\w+)\.py` \|", PAGE, re.M)}
-    written = {module for module in MODULES - {"_native"} if not module.endswith(".__init__")}
-    assert named == written
+    folders = {folder.name for folder in PACKAGE.iterdir() if (folder / "__init__.py").exists()}
+    assert set(re.findall(r"^\| `(_\w+)/` \|", PAGE, re.M)) == folders
+
+
+def test_folders_are_small() -> None:
+    for folder in PACKAGE.iterdir():
+        assert len(list(folder.glob("[!_]*.py"))) <= 14, folder
+
+
+def test_each_module_says_what_it_is_about() -> None:
+    for file in PACKAGE.rglob("*.py"):
+        assert ast.get_docstring(ast.parse(file.read_text())), file
 
 
 def test_unsafe_code_stays_where_the_architecture_page_says() -> None:

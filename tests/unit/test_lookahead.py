@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import IterableDataset, Sampler
 
 from ringloader import DataLoader
-from ringloader._main.ring_iterator import RingIterator
+from ringloader._iterator.with_workers import WorkersIterator
 
 pytestmark = pytest.mark.rings_only
 
@@ -42,9 +42,6 @@ class Placement:
             raise error
         return number * 10
 
-    def place_next(self, take):
-        return int(take()[0]) * 10
-
     def stop(self):
         pass
 
@@ -67,7 +64,7 @@ class Prepared:
 def placed(monkeypatch):
     def put(**options):
         placement = Placement(**options)
-        monkeypatch.setattr(RingIterator, "_placement", placement)
+        monkeypatch.setattr(WorkersIterator, "_make_placement", lambda _: placement)
         return placement
 
     return put
@@ -237,20 +234,3 @@ def test_a_shutdown_meanwhile_is_an_error(placed, monkeypatch):
     assert next(iterator) == 0
     with pytest.raises(AssertionError, match="shut down"):
         next(iterator)
-
-
-def test_torchs_scheduling_places_what_it_hands_out(placed, monkeypatch):
-    from ringloader._torch import internals
-
-    placed()
-    loader = DataLoader(numbers(6), batch_size=None, num_workers=1, persistent_workers=True)
-    iterator = iter(loader)
-    assert list(iterator) == [number * 10 for number in range(6)]
-    torchs_own = internals.Iterator._try_put_index
-
-    def _try_put_index(self):
-        torchs_own(self)
-
-    monkeypatch.setattr(internals.Iterator, "_try_put_index", _try_put_index)
-    for _ in range(2):
-        assert list(iter(loader)) == [number * 10 for number in range(6)]

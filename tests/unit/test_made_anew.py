@@ -7,8 +7,9 @@ import torch
 from torch.utils.data import DataLoader as TorchLoader
 
 import ringloader
-import ringloader._options as _options
 from parity.option_cases import CASES
+from ringloader._options import kept
+from ringloader._options.table import TABLE
 
 pytestmark = pytest.mark.rings_only
 
@@ -59,15 +60,16 @@ def loader_of(kind, options):
 def test_every_option_is_kept(kind, options):
     anew = made_anew(loader_of(kind, options))
     assert isinstance(anew, ringloader.DataLoader)
-    kept = _options.kept_on(anew)
-    assert {name: kept[name] for name in options} == options
+    found = kept.kept_on(anew)
+    assert {name: found[name] for name in options} == options
     if kind == "converted subclass":
         assert anew.name == "test"
 
 
 def test_every_option_has_a_case():
     # A pool is shared by loaders, and the constructor's two are no options of a loader that exists.
-    assert set(CASES) | {"worker_pool"} == set(_options.CONVERTIBLE)
+    convertible = {name for name, about in TABLE.items() if about.instead is None}
+    assert set(CASES) | {"worker_pool"} == convertible
 
 
 def test_a_pool_is_kept():
@@ -81,7 +83,7 @@ def test_a_second_convert_replaces_the_attributes():
     loader = ringloader.convert(TorchLoader([1]), on_error="skip")
     ringloader.convert(loader, on_error="retry")
     assert loader.on_error == "retry"
-    assert _options.kept_on(made_anew(loader))["on_error"] == "retry"
+    assert kept.kept_on(made_anew(loader))["on_error"] == "retry"
 
 
 def test_an_attribute_of_the_class_stays():

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import ringloader
-import ringloader._options as _options
+from ringloader._options import kept, naming
+from ringloader._options.table import Options
 from ringloader._torch import devices
 
 pytestmark = pytest.mark.rings_only
@@ -151,32 +152,32 @@ def test_checking_initialises_no_device():
     ],
 )
 def test_options_as_text(text, options):
-    made = _options.from_text(text)
-    assert made == _options.Options(**options)
-    assert _options.from_text(_options.to_text(made)) == made
+    made = naming.from_text(text)
+    assert made == Options(**options)
+    assert naming.from_text(naming.to_text(made)) == made
 
 
 def test_no_text_names_a_function():
     with pytest.raises(TypeError, match="device_transform must be a callable, which no text can name"):
-        _options.from_text("device=cuda,device_transform=scaled")
+        naming.from_text("device=cuda,device_transform=scaled")
 
 
 def test_a_torch_device_as_text():
-    assert _options.to_text(_options.Options(device=torch.device("cuda", 1))) == "device=cuda:1"
+    assert naming.to_text(Options(device=torch.device("cuda", 1))) == "device=cuda:1"
 
 
 def test_copies_and_pickles_have_the_options():
     options = {"device": "cpu", "device_prefetch": 5, "device_transform": scaled}
     loader = ringloader.DataLoader([1.0, 2.0], **options)
     for other in (pickle.loads(pickle.dumps(loader)), copy.deepcopy(loader), copy.copy(loader)):
-        assert _options.Options.of(other) == _options.Options(**options)
+        assert kept.options_of(other) == Options(**options)
 
 
 def test_other_attributes_are_frozen_and_the_options_are_not():
     loader = ringloader.DataLoader([1.0, 2.0], device="cpu")
     loader.max_shared_bytes = 1 << 24
     ringloader.convert(loader, device=None)
-    assert _options.Options.of(loader) == _options.Options(max_shared_bytes=1 << 24)
+    assert kept.options_of(loader) == Options(max_shared_bytes=1 << 24)
     assert list(loader) == [torch.tensor([1.0]), torch.tensor([2.0])]
     with pytest.raises(ValueError, match="batch_size attribute should not be set"):
         loader.batch_size = 2
@@ -189,5 +190,5 @@ def test_what_makes_a_loader_anew_finds_its_options():
     names = inspect.signature(type(loader).__init__).parameters
     found = {name: value for name, value in vars(loader).items() if name in given and name in names}
     again = ringloader.DataLoader([3], **found)
-    assert _options.Options.of(again) == _options.Options.of(loader)
-    assert _options.Options.of(again).device_prefetch == 1
+    assert kept.options_of(again) == kept.options_of(loader)
+    assert kept.options_of(again).device_prefetch == 1

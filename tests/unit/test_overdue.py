@@ -4,21 +4,17 @@ import contextlib
 import re
 
 import pytest
-import torch
 from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler, get_worker_info
 
 import ringloader
 from faults.failing_datasets import Waits
 from ringloader import DataLoader
-from ringloader._torch import select_path
 
 pytestmark = pytest.mark.rings_only
 
 
-@pytest.fixture(params=["native", "ahead", "rings"])
-def path(request, monkeypatch):
-    if request.param == "rings":
-        monkeypatch.setattr(select_path, "reason_for_rings", lambda _: "the test wants it")
+@pytest.fixture(params=["native", "ahead"])
+def path(request):
     return request.param
 
 
@@ -55,7 +51,7 @@ def late(iterator, count, released):
 
 def test_worker_batch_and_indices_are_named(path, released):
     iterator = iter(made(path, Waits({13}, released), batch_size=4, shuffle=False))
-    assert ringloader.report(iterator).path == ("rings" if path == "rings" else "native")
+    assert ringloader.report(iterator).path == "native"
     _, notes = late(iterator, 3, released)
     pid = iterator._workers[1].pid
     assert notes == [
@@ -151,13 +147,3 @@ def test_a_sampler_of_ones_own(path, released):
     iterator = iter(made(path, Waits({1}, released), batch_sampler=sampler))
     _, notes = late(iterator, 1, released)
     assert notes[0].endswith("dataset indices [21, 1]")
-
-
-def test_without_a_timeout_nothing_is_kept(monkeypatch):
-    from ringloader._main import queues
-
-    def fails(*_):
-        raise AssertionError("no task is remembered without a timeout")
-
-    monkeypatch.setattr(queues.RememberingTaskQueue, "__init__", fails)
-    assert len(list(DataLoader(torch.arange(6), num_workers=1))) == 6

@@ -14,16 +14,14 @@ from ringloader._torch import select_path
 
 pytestmark = pytest.mark.rings_only
 
-PATHS = ["native", "ahead", "rings", "torch", "without workers"]
+PATHS = ["native", "ahead", "torch", "without workers"]
 
 
 @pytest.fixture(params=PATHS)
 def path(request, monkeypatch):
     """How many workers, and whether the path is what it is to be."""
-    if request.param == "rings":
-        monkeypatch.setattr(select_path, "reason_for_rings", lambda _: "the test wants it")
     if request.param == "torch":
-        reason = select_path.ReasonForTorch("the test wants it")
+        reason = select_path.Reason("the test wants it")
         monkeypatch.setattr(select_path, "reason_for_torch", lambda *_: reason)
     return request.param
 
@@ -84,13 +82,13 @@ def test_an_epoch_that_was_limited_and_abandoned_limits_no_other(path, persisten
 
 def test_no_limit_any_more(path):
     iterator = begun(path, made(path, numbers(9)))
-    own = set(vars(iterator))
+    take_next = iterator._take_next
     iterator.limit(2)
     assert taken(iterator) == [0, 1]
     iterator.limit(None)
     assert taken(iterator) == [], "it is paused until it is resumed"
     iterator.resume()
-    assert set(vars(iterator)) == own, "nothing stands in the way of a batch"
+    assert iterator._take_next is take_next, "nothing stands in the way of a batch"
     assert taken(iterator) == [2, 3, 4, 5, 6, 7, 8]
 
 
@@ -228,8 +226,8 @@ def test_a_wrong_limit(value, kind, words):
 
 
 def test_threads_share_a_limit(path):
-    if path in ("rings", "torch"):
-        pytest.skip("torch's own scheduling takes no two threads")
+    if path == "torch":
+        pytest.skip("torch's own iterator takes no two threads")
     iterator = begun(path, made(path, numbers(300)))
     if path == "without workers":
         # Its sampler is a generator.
@@ -289,23 +287,3 @@ def test_a_stream_that_is_longer_than_it_said_still_warns(path):
         for _ in range(8):
             taken(iterator)
             iterator.resume()
-
-
-def test_torchs_scheduling_from_an_epoch_on(monkeypatch):
-    from ringloader._torch import internals
-
-    loader = DataLoader(numbers(6), batch_size=None, num_workers=1, persistent_workers=True)
-    iterator = iter(loader)
-    iterator.limit(2)
-    assert taken(iterator) == [0, 1]
-    torchs_own = internals.Iterator._try_put_index
-
-    def _try_put_index(self):
-        torchs_own(self)
-
-    monkeypatch.setattr(internals.Iterator, "_try_put_index", _try_put_index)
-    assert iter(loader) is iterator
-    assert iterator._torch_schedules
-    iterator.limit(4)
-    assert taken(iterator) == [0, 1, 2, 3]
-    assert taken(loader) == list(range(6))

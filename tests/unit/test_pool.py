@@ -19,11 +19,11 @@ import torch
 import ringloader
 from faults.failing_datasets import Numbers
 from ringloader import DataLoader, WorkerPool
-from ringloader._launch.pool_objects import PoolObjects
-from ringloader._torch import stand_ins
-from ringloader._worker import collate, fetch
-from ringloader._worker.held import Held
-from ringloader._worker.process_state import ProcessState
+from ringloader._options import kept
+from ringloader._pool.held import Held
+from ringloader._pool.objects import PoolObjects
+from ringloader._pool.process_state import ProcessState
+from ringloader._worker import collate
 
 pytestmark = pytest.mark.rings_only
 
@@ -124,9 +124,9 @@ def test_copies_share_the_pool_and_pickles_have_none():
     pool = WorkerPool(2)
     loader = DataLoader(Numbers(2), worker_pool=pool)
     for same in (copy.copy(loader), copy.deepcopy(loader)):
-        assert ringloader._options.Options.of(same).worker_pool is pool
+        assert kept.options_of(same).worker_pool is pool
     other = pickle.loads(pickle.dumps(loader))
-    assert ringloader._options.Options.of(other).worker_pool is None
+    assert kept.options_of(other).worker_pool is None
     assert other.num_workers == 2
     assert copy.copy(pool) is copy.deepcopy(pool) is pool
     assert repr(WorkerPool(2, "spawn")) == "ringloader.WorkerPool(2, start_method='spawn')"
@@ -215,7 +215,6 @@ def test_the_process_is_as_it_was(tmp_path):
 
 def _change_and_restore(folder):
     def told():
-        kind = torch.utils.data._utils.worker
         return (
             dict(os.environ),
             Path.cwd(),
@@ -225,9 +224,6 @@ def _change_and_restore(folder):
             torch.is_grad_enabled(),
             torch.utils.data._utils.collate.collate,
             vars(torch.UntypedStorage).get("_new_shared"),
-            vars(torch.utils.data.dataloader._DatasetKind)["create_fetcher"],
-            stand_ins.own_create_fetcher,
-            kind._worker_info,
             signal.getitimer(signal.ITIMER_REAL)[0],
         )
 
@@ -245,8 +241,6 @@ def _change_and_restore(folder):
     port = ringloader._native.Port.inherit(engine, 0)
     collate.allocate_in_slots(port)
     collate.replace_collate(port)
-    fetch.put_steps([lambda fetcher: fetcher])
-    torch.utils.data._utils.worker._worker_info = 1
     changed = told()
     assert [one == other for one, other in zip(before, changed, strict=True)] == [False] * len(before)
     state.restore()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ringloader._main.draws import NoDraws
-from ringloader._main.ring_iterator import RingIterator
+from ringloader._iterator.with_workers import WorkersIterator
+from ringloader._sources.draws import NoDraws
 
 ROOT = Path(__file__).parents[2]
 NAMES = (ROOT / "rust/py/src/python.rs").read_text()
@@ -28,7 +28,7 @@ def in_stub(protocol: str) -> set[str]:
 
 @pytest.mark.parametrize(
     ("wrapper", "protocol", "owner"),
-    [("Callbacks", "SchedulerCallbacks", RingIterator), ("Draws", "Draws", NoDraws)],
+    [("Callbacks", "SchedulerCallbacks", WorkersIterator), ("Draws", "Draws", NoDraws)],
 )
 def test_protocols_are_what_is_called_and_what_there_is(wrapper, protocol, owner):
     called = called_by(wrapper)
@@ -39,6 +39,6 @@ def test_protocols_are_what_is_called_and_what_there_is(wrapper, protocol, owner
 
 def test_functions_of_our_modules_are_there():
     found = re.findall(r'py\.import\("([\w.]+)"\)\?;?\s*(?:\w+)?\.(?:call_method1|getattr)\("(\w+)"', NAMES)
-    assert ("ringloader._main.failed_arrival", "FailedArrival") in found and len(found) >= 3
+    assert ("ringloader._placement.failed_arrival", "FailedArrival") in found and len(found) >= 3
     for module, name in found:
         assert hasattr(importlib.import_module(module), name), f"{module}.{name}"

@@ -7,8 +7,8 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler, SubsetRandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
-from ringloader._main import randperm
-from ringloader._main.samplers import draws_of
+from ringloader._sources import randperm
+from ringloader._sources.samplers import draws_of
 
 
 def samplers(n, generator):

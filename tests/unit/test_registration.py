@@ -14,7 +14,8 @@ from faults.proc import mappings
 from faults.script import run_script
 from parity.harness import taking
 from ringloader import DataLoader
-from ringloader._main import registration, segment_cache
+from ringloader._placement import registration
+from ringloader._transport import segment_cache
 
 KIBI = 1 << 10
 MEBI = 1 << 20
@@ -318,7 +319,7 @@ def test_persistent_workers_keep_what_is_registered(driver):
 @pytest.mark.parametrize("left", ["", "iterator = iter(loader); copy_out(next(iterator))"])
 def test_nothing_is_unregistered_while_the_interpreter_goes(left, tmp_path):
     body = """
-    from ringloader._main import registration
+    from ringloader._placement import registration
 
     class Driver:
         def register(self, address, nbytes):

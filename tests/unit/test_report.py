@@ -1,5 +1,6 @@
 """Which path was taken can be read, and is said truthfully."""
 
+import contextlib
 import copy
 import errno
 import functools
@@ -16,8 +17,8 @@ from torch.utils.data import dataloader as torch_dataloader
 
 import ringloader
 from ringloader import DataLoader
-from ringloader._main import budget
 from ringloader._torch import select_path
+from ringloader._transport import budget
 
 
 class Squares(torch.utils.data.Dataset):
@@ -41,7 +42,7 @@ def test_workers_mean_native_scheduling():
 def test_no_workers_mean_torch():
     loader = DataLoader(Squares(), num_workers=0)
     iterator = iter(loader)
-    assert type(iterator) is torch_dataloader._SingleProcessDataLoaderIter
+    assert isinstance(iterator, torch_dataloader._SingleProcessDataLoaderIter)
     assert ringloader.report(iterator) == ringloader.report(loader)
     assert ringloader.report(loader) == ringloader.PathReport("torch", "num_workers is 0", {})
 
@@ -132,10 +133,12 @@ def test_a_replaced_iterator_class_takes_effect(monkeypatch, caplog):
     monkeypatch.setattr(select_path, "_said", set())
     loader = DataLoader(Squares(), num_workers=1)
     with caplog.at_level(logging.WARNING, "ringloader"):
-        assert type(iter(loader)) is Theirs
-        assert type(iter(loader)) is Theirs
+        assert isinstance(iter(loader), Theirs)
+        assert isinstance(iter(loader), Theirs)
     assert ringloader.report(loader).path == "torch"
-    assert [record.levelname for record in caplog.records] == ["WARNING"], "said once"
+    said = "torch.utils.data.dataloader._MultiProcessingDataLoaderIter was replaced"
+    assert ringloader.report(loader).reason == said
+    assert caplog.messages == [f"{said}, so torch's own loader runs"], "said once"
 
 
 def test_a_replaced_get_iterator_takes_effect(monkeypatch):
@@ -172,43 +175,39 @@ def test_without_shared_memory_the_loader_is_torchs(monkeypatch, caplog):
     assert len(caplog.records) == 1
 
 
-def test_a_replaced_part_of_the_worker_takes_effect_under_torchs_scheduling(monkeypatch, caplog):
-    fetched = []
-    original = torch.utils.data._utils.fetch._MapDatasetFetcher.fetch
+@pytest.mark.parametrize("part", ["_MapDatasetFetcher.fetch", "_MapDatasetFetcher", "create_fetcher"])
+@pytest.mark.parametrize("workers", [0, 1, "thread"])
+def test_a_replaced_fetcher_is_asked_on_our_path(monkeypatch, caplog, part, workers):
+    fetch = torch.utils.data._utils.fetch
+    original = fetch._MapDatasetFetcher.fetch
 
     @functools.wraps(original)
     def theirs(self, index):
-        fetched.append(index)
-        return original(self, index)
+        return "theirs", original(self, index)
 
-    monkeypatch.setattr(torch.utils.data._utils.fetch._MapDatasetFetcher, "fetch", theirs)
+    class Theirs(fetch._MapDatasetFetcher):
+        fetch = theirs
+
+    if part == "create_fetcher":
+        made = staticmethod(lambda _kind, *arguments: Theirs(*arguments))
+        monkeypatch.setattr(torch_dataloader._DatasetKind, part, made)
+    elif part == "_MapDatasetFetcher":
+        monkeypatch.setattr(fetch, part, Theirs)
+    else:
+        monkeypatch.setattr(fetch._MapDatasetFetcher, "fetch", theirs)
     monkeypatch.setattr(select_path, "_said", set())
-    loader = DataLoader(Squares(), batch_size=4, num_workers=1)
+    how = {"num_workers": 1, "worker_method": "thread"} if workers == "thread" else {"num_workers": workers}
+    loader = DataLoader(list(range(8)), batch_size=4, **how)
     with caplog.at_level(logging.WARNING, "ringloader"):
-        assert len(list(loader)) == len(list(loader)) == 3
-    assert ringloader.report(loader).path == "rings"
-    assert "_MapDatasetFetcher" in ringloader.report(loader).reason
-    assert len(caplog.records) == 1, "said once"
+        found = [(word, batch.tolist()) for word, batch in loader]
+    assert found == [("theirs", [0, 1, 2, 3]), ("theirs", [4, 5, 6, 7])]
+    assert ringloader.report(loader).path == {0: "torch", 1: "native", "thread": "threads"}[workers]
+    assert not caplog.records
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "__next__",
-        "_next_index",
-        "__init__",
-        "_try_put_index",
-        "_process_data",
-        "_next_data",
-        "_shutdown_workers",
-    ],
-)
-def test_a_replaced_method_of_the_iterator_means_torchs_scheduling(monkeypatch, name):
-    owner = next(
-        cls
-        for cls in torch_dataloader._MultiProcessingDataLoaderIter.__mro__
-        if name in cls.__dict__ and cls is not object
-    )
+def replaced(monkeypatch, cls, name):
+    """Puts a wrapper around a method of torch's iterators. Returns the list of its calls."""
+    owner = next(one for one in cls.__mro__ if name in one.__dict__)
     original = getattr(owner, name)
     called = []
 
@@ -218,13 +217,91 @@ def test_a_replaced_method_of_the_iterator_means_torchs_scheduling(monkeypatch, 
         return original(self, *args, **kwargs)
 
     monkeypatch.setattr(owner, name, theirs)
+    return called
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "_next_index",
+        "__init__",
+        "_reset",
+        "_try_put_index",
+        "_process_data",
+        "_next_data",
+        "_shutdown_workers",
+    ],
+)
+def test_a_replaced_method_of_the_iterator_means_torch(monkeypatch, caplog, name):
+    called = replaced(monkeypatch, torch_dataloader._MultiProcessingDataLoaderIter, name)
+    monkeypatch.setattr(select_path, "_said", set())
     loader = DataLoader(Squares(), batch_size=4, num_workers=1)
-    assert len(list(loader)) == 3
+    with caplog.at_level(logging.WARNING, "ringloader"):
+        assert len(list(loader)) == len(list(loader)) == 3
     assert called
-    assert ringloader.report(loader).path == "rings"
+    report = ringloader.report(loader)
+    assert report.path == "torch"
+    assert report.reason.endswith(f".{name} was replaced")
+    assert caplog.messages == [f"{report.reason}, so torch's own loader runs"], "said once"
     monkeypatch.undo()
     assert len(list(loader)) == 3
     assert ringloader.report(loader).path == "native", "looked at anew for each iterator"
+
+
+@pytest.mark.parametrize("name", ["_next_index", "__init__", "_next_data"])
+def test_without_workers_a_replaced_method_means_torchs_iterator(monkeypatch, name):
+    called = replaced(monkeypatch, torch_dataloader._SingleProcessDataLoaderIter, name)
+    loader = DataLoader(Squares(), batch_size=4)
+    assert len(list(loader)) == 3
+    assert called
+    report = ringloader.report(loader)
+    assert report.path == "torch"
+    assert report.reason.startswith("num_workers is 0, and ") and f".{name} was replaced" in report.reason
+
+
+def test_a_replaced_worker_loop_means_torch(monkeypatch):
+    original = torch.utils.data._utils.worker._worker_loop
+
+    @functools.wraps(original)
+    def theirs(*args, **kwargs):
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(torch.utils.data._utils.worker, "_worker_loop", theirs)
+    loader = DataLoader(Squares(), batch_size=4, num_workers=1)
+    assert len(list(loader)) == 3
+    assert ringloader.report(loader).path == "torch"
+    assert ringloader.report(loader).reason.endswith("_worker_loop was replaced")
+
+
+@pytest.mark.parametrize("name", ["pin_memory", "_pin_memory_loop"])
+def test_what_pins_counts_for_loaders_that_pin(monkeypatch, name):
+    module = torch.utils.data._utils.pin_memory
+    original = getattr(module, name)
+
+    @functools.wraps(original)
+    def theirs(*args, **kwargs):
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(module, name, theirs)
+    loader = DataLoader(Squares(), batch_size=4, num_workers=1)
+    assert len(list(loader)) == 3
+    assert ringloader.report(loader).path == "native"
+    with pytest.warns(UserWarning) if not torch.accelerator.is_available() else contextlib.nullcontext():
+        loader = DataLoader(Squares(), batch_size=4, num_workers=1, pin_memory=True)
+        assert len(list(loader)) == 3
+    assert ringloader.report(loader).path == "torch"
+    assert ringloader.report(loader).reason.endswith(f".{name} was replaced")
+
+
+@pytest.mark.parametrize("workers", [0, 1, "thread"])
+def test_a_replaced_next_is_called_on_our_path(monkeypatch, workers):
+    """Tools that measure the time between batches replace it."""
+    called = replaced(monkeypatch, torch_dataloader._BaseDataLoaderIter, "__next__")
+    how = {"num_workers": 1, "worker_method": "thread"} if workers == "thread" else {"num_workers": workers}
+    loader = DataLoader(Squares(), batch_size=4, **how)
+    assert len(list(loader)) == 3
+    assert called == ["__next__"] * 4
+    assert ringloader.report(loader).path == {0: "torch", 1: "native", "thread": "threads"}[workers]
 
 
 @pytest.mark.parametrize("wrong", [0, -1])

@@ -17,7 +17,7 @@ from torch.utils.data import (
 from torch.utils.data.dataloader import _InfiniteConstantSampler
 from torch.utils.data.distributed import DistributedSampler
 
-from ringloader._main import samplers
+from ringloader._sources import samplers
 
 CASES_PER_KIND = 750
 SIZES = [1, 2, 3, 5, 31, 32, 33, 64, 100, 257]

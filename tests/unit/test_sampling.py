@@ -8,7 +8,8 @@ from torch.utils.data import BatchSampler
 from torch.utils.data import WeightedRandomSampler as Torchs
 from torch.utils.data.distributed import DistributedSampler
 
-from ringloader import DataLoader, WeightedRandomSampler, _weighted
+from ringloader import DataLoader, WeightedRandomSampler
+from ringloader._sources import weighted as _weighted
 from ringloader._torch import select_path
 
 
@@ -115,14 +116,11 @@ def distributed(way, shuffle=True):
     return sampler, DataLoader(dataset, batch_size=2, sampler=sampler, **options)
 
 
-WAYS = ["native", "persistent", "without workers", "batch sampler", "rings"]
+WAYS = ["native", "persistent", "without workers", "batch sampler"]
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_forgotten_set_epoch_is_said_once(way, said, monkeypatch):
-    if way == "rings":
-        monkeypatch.setattr(select_path, "reason_for_rings", lambda _: "the test wants it")
-        way = "persistent"
+def test_a_forgotten_set_epoch_is_said_once(way, said):
     _, loader = distributed(way)
     list(loader)
     assert said() == 0
@@ -131,7 +129,7 @@ def test_a_forgotten_set_epoch_is_said_once(way, said, monkeypatch):
         assert said() == 1
 
 
-@pytest.mark.parametrize("way", WAYS[:4])
+@pytest.mark.parametrize("way", WAYS)
 def test_nothing_is_said_where_it_was_called_or_nothing_shuffles(way, said):
     sampler, loader = distributed(way)
     for epoch in range(3):

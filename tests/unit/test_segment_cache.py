@@ -19,7 +19,7 @@ from faults.script import run_script
 from parity import harness
 from parity.harness import PATHS, assert_path, taking
 from ringloader import DataLoader
-from ringloader._main import segment_cache
+from ringloader._transport import segment_cache
 
 KIBI = 1 << 10
 MEBI = 1 << 20
@@ -169,10 +169,10 @@ def test_a_default_that_has_changed_much_has_other_memory(monkeypatch):
 def test_what_is_kept_is_available_to_its_loader(monkeypatch):
     """And not taken for memory that another process has."""
     offered = []
-    share = ringloader._main.budget.share_per_worker
+    share = ringloader._transport.budget.share_per_worker
     monkeypatch.setattr(ringloader._native, "available_memory", lambda: 100 * MEBI)
     monkeypatch.setattr(
-        ringloader._main.budget, "share_per_worker", lambda *all: offered.append(all[2]) or share(*all)
+        ringloader._transport.budget, "share_per_worker", lambda *all: offered.append(all[2]) or share(*all)
     )
     loader = DataLoader(Numbers(8, 100 * KIBI), num_workers=2, batch_size=None)
     iterate(loader)

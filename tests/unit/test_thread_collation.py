@@ -12,13 +12,15 @@ import numpy as np
 import pytest
 import torch
 import torch.utils.data
+from torch.utils.data import dataloader as torch_dataloader
 from torch.utils.data import default_collate
 
 import ringloader._native as _native
 from parity.describe import describe, difference
 from ringloader import DataLoader
-from ringloader._threads import collate, worker_info
 from ringloader._torch import collating, internals
+from ringloader._worker import thread_collate as collate
+from ringloader._worker import thread_info as worker_info
 
 IMAGE = torch.arange(3 * 8 * 8, dtype=torch.uint8).reshape(3, 8, 8)
 Point = collections.namedtuple("Point", "x y")
@@ -158,7 +160,7 @@ def test_a_loader_uses_it_and_torchs_errors_come(monkeypatch):
 
 
 def test_a_collate_fn_of_the_users_stays():
-    fetcher = internals.create_fetcher(internals.MAP, Rows(), True, refuse, False)
+    fetcher = internals.create_fetcher(torch_dataloader._DatasetKind.Map, Rows(), True, refuse, False)
     collate.put_native(fetcher)
     assert fetcher.collate_fn is refuse
     assert not isinstance(collating.collate_of_columns(), _native.Collate)

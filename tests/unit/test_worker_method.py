@@ -12,8 +12,8 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 import ringloader
 from ringloader import DataLoader
-from ringloader._threads import worker_info
 from ringloader._torch import internals, select_path
+from ringloader._worker import thread_info as worker_info
 
 pytestmark = pytest.mark.rings_only
 
@@ -110,14 +110,18 @@ def test_a_dispatch_does_not_go_with_threads():
     assert len(list(ringloader.convert(plain, worker_method="thread"))) == len(NUMBERS)
 
 
-@pytest.mark.parametrize("name", ["_worker_loop", "get_worker_info", "WorkerInfo"])
-def test_what_of_torch_was_replaced_or_is_missing_is_said(monkeypatch, name):
+@pytest.mark.parametrize("name", ["_worker_loop", "get_worker_info"])
+def test_what_of_torch_was_replaced_is_said(monkeypatch, name):
     loader = DataLoader(NUMBERS, num_workers=1, worker_method="thread")
-    if name == "WorkerInfo":
-        monkeypatch.delattr(internals.worker_module, name)
-    else:
-        monkeypatch.setattr(internals.worker_module, name, lambda *_: None)
+    monkeypatch.setattr(internals.worker_module, name, lambda *_: None)
     with pytest.raises(RuntimeError, match=f"worker_method='thread' cannot be had: .*{name}"):
+        iter(loader)
+
+
+def test_what_this_torch_does_not_have_is_said(monkeypatch):
+    loader = DataLoader(NUMBERS, num_workers=1, worker_method="thread")
+    monkeypatch.setattr(internals, "missing_name", lambda: "WorkerInfo")
+    with pytest.raises(RuntimeError, match=r"worker_method='thread' cannot be had: .* no WorkerInfo"):
         iter(loader)
 
 
@@ -128,11 +132,11 @@ def test_torchs_words_for_it():
 
 
 def test_as_text():
-    from ringloader import _options
+    from ringloader._options import naming
 
-    options = _options.from_text("worker_method=thread")
+    options = naming.from_text("worker_method=thread")
     assert options.worker_method == "thread"
-    assert _options.from_text(_options.to_text(options)) == options
+    assert naming.from_text(naming.to_text(options)) == options
 
 
 PROGRAM = """
@@ -171,7 +175,7 @@ def test_no_server_for_spawn_is_started(monkeypatch):
 
 
 def test_the_reason_is_looked_for_before_anything_is_drawn(monkeypatch):
-    monkeypatch.setattr(select_path, "reason_against_threads", lambda _: "of the test")
+    monkeypatch.setattr(select_path, "reason_against_threads", lambda *_: "of the test")
     before = torch.get_rng_state()
     with pytest.raises(RuntimeError, match="cannot be had: of the test; leave worker_method out"):
         iter(DataLoader(NUMBERS, num_workers=1, worker_method="thread"))

@@ -6,7 +6,7 @@ import collections
 from typing import Any
 
 import ringloader._native as _native
-from ringloader._worker import queues
+from ringloader._worker import channel
 
 # In the words of torch's errors.
 WHERE = "in the dispatching process"
@@ -21,7 +21,7 @@ class Consumer:
 
     def __init__(self, port: _native.Port) -> None:
         self._port = port
-        self._results = queues.Results(port, WHERE)
+        self._results = channel.Results(port, WHERE)
         self.epoch = 0
         self.seed = 0
         # Items that it may be sent now.

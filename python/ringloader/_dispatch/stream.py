@@ -18,7 +18,7 @@ import torch.utils.data
 
 import ringloader._native as _native
 from ringloader._torch import internals
-from ringloader._worker.fetch import Fetcher, JoiningStep
+from ringloader._worker.options import Fetcher, WorkerOption
 
 # How often a worker that waits for an item looks whether one is still wanted.
 _LOOK_SECONDS = 0.1
@@ -44,7 +44,7 @@ def items_for(key: str, worker: int) -> Iterator[Any]:
     return found
 
 
-class DispatchEnd(JoiningStep):
+class DispatchEnd(WorkerOption):
     """A worker's end, on its way to the worker: how to reach the dispatching process.
 
     Args:
@@ -71,24 +71,25 @@ class DispatchEnd(JoiningStep):
         sent = reduction.DupFd(self._requests.fileno())
         return DispatchEnd, (self._key, sent, self.pid, self.prefetch, self.share, self.tells_hunger)
 
-    def join(self, worker: int, port: _native.Port) -> None:
-        """Reaches the dispatching process, before torch's loop begins."""
+    def join(self, worker: int, port: _native.Port | None) -> None:
+        """Reaches the dispatching process."""
+        assert port is not None
         requests = self._requests
         if not isinstance(requests, socket.socket):
             requests = socket.socket(fileno=requests.detach())
         with requests:
             self._stream = _streams[self._key, worker] = Stream(self, worker, port, requests)
 
-    def __call__(self, fetcher: Fetcher) -> Fetcher:
+    def wrap(self, fetcher: Fetcher) -> Fetcher:
         self._stream.begin_epoch()
         return _Leaving(fetcher, self._stream)
 
     def leave(self) -> None:
-        """This worker takes no items in the epoch that it began."""
+        """Takes no items in the epoch that it began."""
         self._stream.leave()
 
     def miss(self) -> None:
-        """An epoch began, without this step, in which this worker takes no items."""
+        """Takes no items in an epoch that began without this option."""
         self._stream.miss()
 
 

@@ -1,1 +1,1 @@
-"""What this machine, this Python and this torch mean for ringloader."""
+"""``ringloader.doctor()``: the surroundings of a loader, and their rate."""

@@ -14,7 +14,7 @@ import torch.utils.data
 
 import ringloader._native as _native
 from ringloader._doctor.diagnosis import Finding
-from ringloader._torch import accelerator, hook, internals, replacements, select_path
+from ringloader._torch import accelerator, hook, internals, select_path
 
 
 def findings() -> Iterator[Finding]:
@@ -68,11 +68,7 @@ def _path() -> Finding:
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.arange(1)), num_workers=1)
     reason = select_path.reason_for_torch(loader, hook.beneath(internals.Loader._get_iterator))
     if reason is not None:
-        return Finding("path", "torch", "problem", f"{reason.text}: batches travel by torch's own transport.")
-    # Of that, the log is told where a loader comes to it.
-    replaced = replacements.replaced_scheduling()
-    if replaced is not None:
-        return Finding("path", "rings", "problem", f"{replaced} was replaced: torch's own scheduling runs.")
+        return Finding("path", "torch", "problem", f"{reason.text}: torch's own loader runs.")
     return Finding("path", "native")
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import ringloader._native as _native
 from ringloader._doctor.diagnosis import Finding
-from ringloader._main import budget
+from ringloader._transport import budget
 
 # Descriptors that the main process has for each worker, with ringloader's transport.
 _FDS_PER_WORKER = 5

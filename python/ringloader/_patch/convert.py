@@ -8,10 +8,10 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any, TypeVar
 
-import ringloader._options as _options
 import ringloader.bad_samples as bad_samples
-from ringloader._launch import pool
-from ringloader._make_iterator import check_dispatch, check_retry, check_threads
+from ringloader._options import conflicts, kept, naming
+from ringloader._options.table import TABLE, Options
+from ringloader._pool import pool
 from ringloader._torch import devices, internals
 from ringloader.dataloader import DataLoader, join_pool
 
@@ -38,7 +38,7 @@ def convert(loader: _Loader, **options: Any) -> _Loader:
         RuntimeError: If the loader's persistent workers run already. They belong to an iterator of torch's,
             and to end them here would change its random numbers.
     """
-    _options.check_names("convert()", options)
+    naming.check_names("convert()", options)
     # Not isinstance: accelerate's loaders name another class as theirs.
     cls = type(loader)
     if not issubclass(cls, internals.Loader):
@@ -55,48 +55,44 @@ def convert(loader: _Loader, **options: Any) -> _Loader:
             "before, with loader._iterator = None"
         )
     was_ours = issubclass(cls, DataLoader)
-    theirs = _options.theirs(loader) if was_ours else _theirs(loader)
+    theirs = kept.theirs(loader) if was_ours else _theirs(loader)
     for name in theirs:
         if name in options:
             raise ValueError(
                 f"convert() cannot set {name}: {cls.__module__}.{cls.__qualname__} has a {name} of its own; "
                 "pass it to install()"
             )
-    kept = _options.kept_on(loader) if was_ours else {}
+    before = kept.kept_on(loader) if was_ours else {}
     if options.get("on_error") == bad_samples.RAISE:
         # With which it means nothing.
-        kept.pop("max_errors", None)
+        before.pop("max_errors", None)
     # All of them together, before the first is set.
-    now = _options.Options(**{**kept, **options})
-    _options.check_with(loader, now)
+    now = Options(**{**before, **options})
     devices.resolve(now.device)
+    conflicts.check(loader, now)
     at: Any = loader
-    if now.worker_method == _options.THREAD and at.num_workers > 0:
-        check_threads(loader)
-    check_dispatch(loader, now)
-    check_retry(loader, now)
     if now.worker_pool is not None and "worker_pool" in options:
         pool.check(now.worker_pool, at.num_workers, at.persistent_workers, at.multiprocessing_context)
         if not at.num_workers:
             at.num_workers, at.prefetch_factor = now.worker_pool.num_workers, at.prefetch_factor or 2
         join_pool(at, now.worker_pool)
-    before = _options.Options.of(loader) if was_ours else None
+    replaced = kept.options_of(loader) if was_ours else None
     if not was_ours:
         _set_class(loader, _converted(cls))
         _note_theirs(loader, theirs)
-    _options.put_on(loader, now)
-    _options.put_attributes(loader, now, before)
+    kept.put_on(loader, now)
+    kept.put_attributes(loader, now, replaced)
     return loader
 
 
 def _theirs(loader: Any) -> tuple[str, ...]:
     """Options whose attribute a loader that is not ours has already, as something else."""
-    return tuple(name for name in _options.NAMES if hasattr(loader, _options.attribute(name)))
+    return tuple(name for name in TABLE if hasattr(loader, kept.attribute(name)))
 
 
 def _note_theirs(loader: Any, names: tuple[str, ...]) -> None:
     if names:
-        object.__setattr__(loader, _options.THEIRS, names)
+        object.__setattr__(loader, kept.THEIRS, names)
 
 
 def _own_get_iterator(loader: Any) -> str | None:
@@ -143,7 +139,7 @@ def _init_of(cls: Any) -> Callable[..., None]:
     options = {
         name: parameter
         for name, parameter in inspect.signature(DataLoader.__init__).parameters.items()
-        if name in _options.CONVERTIBLE and name not in signature.parameters
+        if name in TABLE and TABLE[name].instead is None and name not in signature.parameters
     }
     at = len(parameters) - (bool(parameters) and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD)
     signature = signature.replace(parameters=[*parameters[:at], *options.values(), *parameters[at:]])
@@ -153,7 +149,7 @@ def _init_of(cls: Any) -> Callable[..., None]:
         given = {name: kwargs.pop(name) for name in options if name in kwargs}
         super(_converted(cls), self).__init__(*args, **kwargs)
         # `cls` may have passed some of its own on.
-        others = {name: value for name, value in given.items() if value != getattr(_options.Options, name)}
+        others = {name: value for name, value in given.items() if value != getattr(Options, name)}
         if others:
             convert(self, **others)
 

@@ -8,7 +8,8 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import ringloader._options as _options
+from ringloader._options import kept, naming
+from ringloader._options.table import Options
 from ringloader._torch import hook
 
 
@@ -85,30 +86,30 @@ def _put(make: hook.Make | None) -> None:
     hook.put(internals.Loader, make)
 
 
-def _checked(function: str, given: dict[str, Any]) -> _options.Options:
+def _checked(function: str, given: dict[str, Any]) -> Options:
     from ringloader._torch import devices
 
-    options = _options.checked(function, given)
+    options = naming.checked(function, given)
     devices.resolve(options.device)
     return options
 
 
-def _maker(options: _options.Options) -> hook.Make:
+def _maker(options: Options) -> hook.Make:
     return functools.partial(make_iterator, options)
 
 
-def make_iterator(options: _options.Options, loader: Any, previous: Callable[[Any], Any]) -> Any:
+def make_iterator(options: Options, loader: Any, previous: Callable[[Any], Any]) -> Any:
     """The iterator of any torch loader; ``previous`` makes it without ringloader."""
-    import ringloader._make_iterator as _make_iterator
     import ringloader.dataloader as dataloader
+    from ringloader._iterator import make as making
     from ringloader._torch import internals
 
     if isinstance(loader, dataloader.DataLoader):
         # It has found torch's `_get_iterator` replaced, perhaps by a wrapper around this hook. What the hook
         # replaced decides, and the options are its own.
-        make, options = _make_iterator.make_iterator, _options.Options.of(loader)
+        make, options = making.make_iterator, kept.options_of(loader)
     else:
-        make = _make_iterator.make_as_far_as_it_fits
+        make = making.make_as_far_as_it_fits
         if internals.is_in_worker():
             # A loader that a dataset has: what happens when epochs begin is meant for those of the main
             # process.

@@ -75,10 +75,10 @@ def _then(loader: Any, action: Callable[[], None]) -> None:
 def _install(text: str) -> None:
     # torch is half imported: nothing may be imported here that needs it.
     try:
-        import ringloader._options as _options
+        from ringloader._options import naming
         from ringloader._torch import hook
 
-        options = _options.from_text(text)
+        options = naming.from_text(text)
         loader_class = sys.modules[_MODULE].DataLoader
     except Exception as error:
         _say(error)

@@ -9,7 +9,7 @@ from typing import Literal
 
 from ringloader._common import weak_registry
 
-PathName = Literal["native", "rings", "threads", "torch"]
+PathName = Literal["native", "threads", "torch"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,9 +17,9 @@ class PathReport:
     """How the batches of one iterator travel.
 
     Attributes:
-        path: ``"native"``: ringloader schedules, over shared-memory rings; ``"rings"``: torch schedules,
-            over the rings; ``"threads"``: the workers are threads, and batches are handed over as they
-            are; ``"torch"``: torch's own iterator and transport.
+        path: ``"native"``: ringloader schedules, over shared-memory rings; ``"threads"``: the workers are
+            threads, and batches are handed over as they are; ``"torch"``: without workers, or torch's own
+            loader.
         reason: Why, in a sentence.
         counters: What has gone over it so far: ``batches``; storages that collation wrote ``in_place``, and
             storages that were ``copied`` into shared memory once; batches whose tree was ``pickled``;
@@ -55,6 +55,13 @@ def record(
     noted = _Record(path, reason, counters)
     for key in (loader, iterator):
         _records.put(key, noted)
+
+
+def pass_on(iterator: object, other: object) -> None:
+    """Notes for ``other``, which stands in front of an iterator, what was noted for that."""
+    found = _records.get(iterator)
+    if found is not None:
+        _records.put(other, found)
 
 
 def add(loader: object, text: str) -> None:

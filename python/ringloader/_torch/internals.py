@@ -10,7 +10,7 @@ import functools
 import importlib
 import os
 from collections.abc import Callable
-from types import CodeType, FunctionType
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -49,24 +49,21 @@ def _module(name: str) -> Any:
 worker_module = _module("torch.utils.data._utils.worker")
 fetch_module = _module("torch.utils.data._utils.fetch")
 pin_memory_module = _module("torch.utils.data._utils.pin_memory")
+utils_module = _module("torch.utils.data._utils")
 _signal_handling = _module("torch.utils.data._utils.signal_handling")
 
 # What ours are built on.
 Loader = torch.utils.data.DataLoader
 Iterator: Any = _private(torch_dataloader, "_MultiProcessingDataLoaderIter")
 BaseIterator: Any = getattr(Iterator, "__base__", None)
-next_of_iterator: Any = getattr(Iterator, "__next__", None)
+SingleIterator: Any = _private(torch_dataloader, "_SingleProcessDataLoaderIter")
 get_iterator: Any = _private(Loader, "_get_iterator")
-dataloader_names = dict(vars(torch_dataloader))
 _DatasetKind: Any = _private(torch_dataloader, "_DatasetKind")
 ITERABLE = _private(_DatasetKind, "Iterable")
-# Of a dataset that is asked for nothing before its first batch.
-MAP = _private(_DatasetKind, "Map")
 WorkerInfo: Any = _private(worker_module, "WorkerInfo")
 InfiniteConstantSampler: Any = _private(torch_dataloader, "_InfiniteConstantSampler")
-ResumeIteration: Any = _private(worker_module, "_ResumeIteration")
-set_worker_pids: Any = _private(_signal_handling, "_set_worker_pids")
-remove_worker_pids: Any = _private(_signal_handling, "_remove_worker_pids")
+generate_state: Any = _private(worker_module, "_generate_state")
+set_worker_signal_handlers: Any = _private(_signal_handling, "_set_worker_signal_handlers")
 ExceptionWrapper: Any = _private(_module("torch._utils"), "ExceptionWrapper")
 # Asked for by `_native`.
 IterableDatasetStopIteration: Any = _private(worker_module, "_IterableDatasetStopIteration")
@@ -82,9 +79,10 @@ StorageWeakRef: Any = _private(_module("torch.multiprocessing.reductions"), "Sto
 
 # Called, overridden or replaced where they stand.
 for _owner, _names in (
-    (Iterator, ("_mark_worker_as_unavailable", "_shutdown_workers")),
+    (Iterator, ("_shutdown_workers",)),
     (BaseIterator, ("_reset", "_next_data", "_next_index")),
-    (torch_dataloader, ("_BaseDataLoaderIter", "_SingleProcessDataLoaderIter")),
+    (torch_dataloader, ("_BaseDataLoaderIter",)),
+    (Loader, ("check_worker_number_rationality",)),
     (worker_module, ("_worker_loop",)),
     (fetch_module, ("_MapDatasetFetcher", "_IterableDatasetFetcher")),
     (torch.UntypedStorage, ("_new_shared",)),
@@ -96,6 +94,7 @@ try:
     from torch.utils.data.datapipes.datapipe import IterDataPipe, MapDataPipe
 
     DATA_PIPES: tuple[type, ...] = (IterDataPipe, MapDataPipe)
+    sharding_worker_init_fn: Any = _private(torch_dataloader, "_sharding_worker_init_fn")
 except ImportError:
     DATA_PIPES = ()
 
@@ -105,7 +104,6 @@ _HOME = os.path.dirname(torch.__file__) + os.sep  # noqa: PTH120
 _ATTRIBUTES = (
     "_dataset_kind",
     "_in_order",
-    "_index_queues",
     "_index_sampler",
     "_num_workers",
     "_persistent_workers",
@@ -115,11 +113,25 @@ _ATTRIBUTES = (
     "_shared_seed",
     "_shutdown",
     "_timeout",
-    "_worker_pids_set",
+    "_worker_init_fn",
     "_workers",
-    "_workers_done_event",
     "_workers_status",
 )
+
+
+def is_torchs_own(function: Any, qualname: str) -> bool:
+    """Whether ``function`` is torch's of that name, by its code: ``functools.wraps`` copies the names."""
+    return (
+        isinstance(function, FunctionType)
+        and function.__code__.co_filename.startswith(_HOME)
+        and function.__code__.co_qualname == qualname
+    )
+
+
+# torch's own; None if other code has put its own there.
+next_of_iterator: Any = getattr(BaseIterator, "__next__", None)
+if not is_torchs_own(next_of_iterator, "_BaseDataLoaderIter.__next__"):
+    next_of_iterator = None
 
 
 def _missing_attributes() -> list[str]:
@@ -151,30 +163,8 @@ def create_fetcher(*arguments: Any) -> Any:
     return kind.create_fetcher(*arguments)
 
 
-def missing_for_threads() -> str | None:
-    """The private name of torch that threads as workers need and this torch does not have, or None."""
-    needed = ("WorkerInfo", "_generate_state")
-    missing = (name for name in needed if not hasattr(worker_module, name))
-    return next((f"{worker_module.__name__}.{name}" for name in missing), None)
-
-
 # Of newer versions.
 RNG: Any = getattr(worker_module, "_RNG", None)
-generate_state: Any = getattr(worker_module, "_generate_state", None)
 set_thread_name: Callable[[str], None] = getattr(torch.multiprocessing, "_set_thread_name", lambda _: None)
 # Seconds for which torch waits for workers that are to end.
 JOIN_SECONDS: float = getattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 5.0)
-
-
-def is_torchs_own(function: Any, qualname: str) -> bool:
-    """Whether ``function`` is torch's of that name, by its code: ``functools.wraps`` copies the names."""
-    return isinstance(function, FunctionType) and _is_torchs_code(function.__code__, qualname)
-
-
-def _is_torchs_code(code: CodeType, qualname: str) -> bool:
-    return code.co_filename.startswith(_HOME) and code.co_qualname == qualname
-
-
-def is_code_of_worker_loop(code: CodeType) -> bool:
-    """Whether it is the code of torch's own worker loop."""
-    return _is_torchs_code(code, "_worker_loop")

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import FunctionType
 from typing import Any
 
 from torch.utils.data import dataloader as torch_dataloader
 
-from ringloader._torch import internals, stand_ins
+from ringloader._torch import internals
 
-_ITERATOR_METHODS = (
+# Methods of torch's iterators that ringloader's mirror. `__next__` is not among them: tools put their own
+# there, which ringloader's iterators call.
+_WITH_WORKERS = (
     "__init__",
-    "__next__",
     "_next_index",
     "_reset",
     "_next_data",
@@ -23,12 +25,12 @@ _ITERATOR_METHODS = (
     "_shutdown_workers",
     "__del__",
 )
+_WITHOUT_WORKERS = ("__init__", "_next_index", "_next_data")
+_DATALOADER = torch_dataloader.__name__
 
 
 def replaced_for_threads() -> str | None:
-    """The replaced part of torch that threads as workers cannot stand in for, or None."""
-    if not internals.is_torchs_own(getattr(internals.worker_module, "_worker_loop", None), "_worker_loop"):
-        return f"{internals.worker_module.__name__}._worker_loop"
+    """Returns the replaced part of torch that threads as workers cannot do without, or None."""
     function: Any = getattr(internals.worker_module, "get_worker_info", None)
     # Torch's, which reads what it is known to read; or ours already.
     if internals.is_torchs_own(function, "get_worker_info") and "_worker_info" in function.__code__.co_names:
@@ -59,72 +61,45 @@ def is_not_replaced(cls: type, name: str) -> bool:
     return isinstance(found, type(list.__len__))
 
 
-def has_own_fetcher(iterator: Any) -> bool:
-    """Whether it is torch's own iterator without workers, which asks an attribute of its own for batches."""
-    cls: Any = getattr(torch_dataloader, "_SingleProcessDataLoaderIter", None)
-    return (
-        type(iterator) is cls
-        and internals.is_torchs_own(cls._next_data, "_SingleProcessDataLoaderIter._next_data")
-        and hasattr(iterator, "_dataset_fetcher")
-    )
+def replaced_part(loader: Any, get_iterator: Any) -> str | None:
+    """Returns a replaced part of torch that ringloader mirrors for loaders with workers, or None.
 
-
-def replaced_transport(get_iterator: Any) -> str | None:
-    """The replaced part of torch that takes effect on torch's own path only, or None.
-
-    ``get_iterator`` is what stands in the place of torch's ``DataLoader._get_iterator``, our hook aside.
+    Args:
+        loader: The loader.
+        get_iterator: What stands in the place of torch's ``DataLoader._get_iterator``, our hook aside.
     """
-    name = "_MultiProcessingDataLoaderIter"
-    # One that was replaced before the import, perhaps under the same name, has torch's among its bases.
-    of_that_name = [
-        cls for cls in internals.Iterator.__mro__ if (cls.__module__, cls.__name__) == (_DATALOADER, name)
-    ]
-    if getattr(torch_dataloader, name) is not internals.Iterator or of_that_name != [internals.Iterator]:
-        return f"{_DATALOADER}.{name}"
-    if not internals.is_torchs_own(get_iterator, "DataLoader._get_iterator"):
-        return "torch.utils.data.DataLoader._get_iterator"
-    return None
-
-
-_DATALOADER = torch_dataloader.__name__
-
-
-def replaced_method() -> str | None:
-    """The replaced method of torch's iterator, which takes effect under torch's scheduling, or None."""
-    for name in _ITERATOR_METHODS:
-        for owner in (internals.Iterator, internals.BaseIterator):
-            found = owner.__dict__.get(name)
-            if found is not None and not internals.is_torchs_own(found, f"{owner.__name__}.{name}"):
-                return f"{owner.__name__}.{name}"
-    return None
-
-
-def replaced_scheduling() -> str | None:
-    """The replaced part of torch that takes effect only where torch schedules, or None."""
-    if getattr(torch_dataloader, "_BaseDataLoaderIter", None) is not internals.BaseIterator:
-        return f"{_DATALOADER}._BaseDataLoaderIter"
-    method = replaced_method()
-    if method is not None:
-        return method
-    functions = (
-        (internals.worker_module, "_worker_loop"),
-        (internals.pin_memory_module, "_pin_memory_loop"),
-        (internals.pin_memory_module, "pin_memory"),
-    )
+    found = _replaced_class("_MultiProcessingDataLoaderIter", internals.Iterator, _WITH_WORKERS, get_iterator)
+    if found is not None:
+        return found
+    functions = [(internals.worker_module, "_worker_loop")]
+    if loader.pin_memory:
+        functions += [(internals.pin_memory_module, name) for name in ("_pin_memory_loop", "pin_memory")]
     for module, name in functions:
         if not internals.is_torchs_own(getattr(module, name, None), name):
             return f"{module.__name__}.{name}"
-    create_fetcher = getattr(torch_dataloader._DatasetKind, "create_fetcher", None)
-    if create_fetcher is None or (
-        create_fetcher is not stand_ins.own_create_fetcher
-        and not internals.is_torchs_own(create_fetcher, "_DatasetKind.create_fetcher")
-    ):
-        return "_DatasetKind.create_fetcher"
-    for name in ("_MapDatasetFetcher", "_IterableDatasetFetcher"):
-        fetcher = getattr(internals.fetch_module, name)
-        own = internals.is_torchs_own(getattr(fetcher, "fetch", None), f"{name}.fetch") and any(
-            internals.is_torchs_own(fetcher.__init__, f"{cls.__name__}.__init__") for cls in fetcher.__mro__
-        )
-        if not own:
-            return f"{internals.fetch_module.__name__}.{name}"
+    return None
+
+
+def replaced_without_workers(get_iterator: Any) -> str | None:
+    """Returns a replaced part of torch that ringloader mirrors for loaders without workers, or None."""
+    name, cls = "_SingleProcessDataLoaderIter", internals.SingleIterator
+    return _replaced_class(name, cls, _WITHOUT_WORKERS, get_iterator)
+
+
+def _replaced_class(name: str, cls: Any, methods: Sequence[str], get_iterator: Any) -> str | None:
+    # One that was replaced before the import, perhaps under the same name, has torch's among its bases.
+    of_that_name = [one for one in cls.__mro__ if (one.__module__, one.__name__) == (_DATALOADER, name)]
+    if getattr(torch_dataloader, name) is not cls or of_that_name != [cls]:
+        return f"{_DATALOADER}.{name}"
+    if not internals.is_torchs_own(get_iterator, "DataLoader._get_iterator"):
+        return "torch.utils.data.DataLoader._get_iterator"
+    base: Any = internals.BaseIterator
+    if getattr(torch_dataloader, "_BaseDataLoaderIter", None) is not base:
+        return f"{_DATALOADER}._BaseDataLoaderIter"
+    owners: tuple[Any, ...] = (cls, base)
+    for method in methods:
+        for owner in owners:
+            found = owner.__dict__.get(method)
+            if found is not None and not internals.is_torchs_own(found, f"{owner.__name__}.{method}"):
+                return f"{owner.__name__}.{method}"
     return None

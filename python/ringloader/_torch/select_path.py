@@ -24,39 +24,59 @@ def say_once(text: str) -> None:
         _logger.warning(text)
 
 
-class ReasonForTorch(NamedTuple):
-    """Why torch's own iterator and transport must be used."""
+class Reason(NamedTuple):
+    """Why torch's own loader must run whole."""
 
     text: str
-    # What the user is told once where it comes to that: for what may surprise.
+    # What the user is told once then: for what may surprise.
     warning: str | None = None
 
 
-def reason_for_torch(loader: Any, get_iterator: Any) -> ReasonForTorch | None:
-    """Why torch's own iterator and transport must be used, or None."""
-    if loader.num_workers == 0:
-        return ReasonForTorch("num_workers is 0")
+def reason_for_torch(loader: Any, get_iterator: Any) -> Reason | None:
+    """Returns why a loader with workers must be torch's own, or None.
+
+    Args:
+        loader: The loader.
+        get_iterator: What stands in the place of torch's ``DataLoader._get_iterator``, our hook aside.
+    """
     try:
         operator.index(loader.num_workers)
     except TypeError:
         # What torch has drawn by then is torch's, too.
-        return ReasonForTorch("num_workers is no integer, which torch is about to refuse")
+        return Reason("num_workers is no integer, which torch is about to refuse")
     if not _native.SUPPORTED:
-        return ReasonForTorch("this platform has no memfd; shared-memory rings need Linux")
+        return Reason("this platform has no memfd; shared-memory rings need Linux")
     missing = internals.missing_name()
     if missing is not None:
-        reason = f"this torch has no {missing}, which ringloader needs"
-        return ReasonForTorch(reason, f"{reason}; batches travel by torch's own transport")
-    replaced = replacements.replaced_transport(get_iterator)
+        return _surprising(f"this torch has no {missing}, which ringloader needs")
+    replaced = replacements.replaced_part(loader, get_iterator)
     if replaced is not None:
-        reason = f"{replaced} was replaced"
-        return ReasonForTorch(reason, f"{reason}, so batches travel by torch's own transport")
+        return _surprising(f"{replaced} was replaced")
+    if _pins_for_named_device(loader):
+        return Reason("torch's own thread pins for the device that pin_memory_device names")
     kind = getattr(loader.multiprocessing_context or torch.multiprocessing, "Process", None)
     # Of a function's processes nothing is known before they are made, and by then torch has drawn.
     if not (isinstance(kind, type) and issubclass(kind, process.BaseProcess)):
         name = getattr(kind, "__qualname__", kind)
-        return ReasonForTorch(f"the workers of its multiprocessing_context ({name}) need not be processes")
+        return Reason(f"the workers of its multiprocessing_context ({name}) need not be processes")
     return None
+
+
+def reason_against_own_iterator(get_iterator: Any) -> Reason | None:
+    """Returns why a loader without workers must be torch's own, or None."""
+    missing = internals.missing_name()
+    if missing is not None:
+        return Reason(f"num_workers is 0, and this torch has no {missing}, which ringloader needs")
+    replaced = replacements.replaced_without_workers(get_iterator)
+    return None if replaced is None else Reason(f"num_workers is 0, and {replaced} was replaced")
+
+
+def _surprising(reason: str) -> Reason:
+    return Reason(reason, f"{reason}, so torch's own loader runs")
+
+
+def _pins_for_named_device(loader: Any) -> bool:
+    return bool(loader.pin_memory and loader.pin_memory_device and versions.pins_for_named_device())
 
 
 def check_threads(loader: Any) -> None:
@@ -74,27 +94,16 @@ def check_threads(loader: Any) -> None:
         )
 
 
-def reason_against_threads(get_iterator: Any) -> str | None:
-    """Why no loader can have threads for workers here, or None."""
+def reason_against_threads(loader: Any, get_iterator: Any) -> str | None:
+    """Returns why a loader cannot have threads for workers here, or None."""
     if not _native.SUPPORTED:
         return "this build of ringloader has no native side; it needs Linux"
-    missing = internals.missing_name() or internals.missing_for_threads()
+    missing = internals.missing_name()
     if missing is not None:
         return f"this torch has no {missing}, which ringloader needs"
-    replaced = replacements.replaced_for_threads() or replacements.replaced_transport(get_iterator)
-    return None if replaced is None else f"{replaced} was replaced"
-
-
-def reason_for_rings(loader: Any) -> str | None:
-    """Why torch must schedule over the rings, or None for native scheduling."""
-    replaced = replacements.replaced_scheduling()
+    replaced = replacements.replaced_for_threads() or replacements.replaced_part(loader, get_iterator)
     if replaced is not None:
-        say_once(f"{replaced} was replaced, so torch's own scheduling runs over the rings")
         return f"{replaced} was replaced"
-    if isinstance(loader.dataset, internals.DATA_PIPES):
-        return "DataPipes are torch's own matter"
-    if loader.pin_memory and loader.pin_memory_device and versions.pins_for_named_device():
+    if _pins_for_named_device(loader):
         return "torch's own thread pins for the device that pin_memory_device names"
-    if not isinstance(loader.prefetch_factor, int) or loader.prefetch_factor <= 0:
-        return "torch's constructor is about to refuse the prefetch_factor"
     return None

@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import torch
 import torch.utils.data
-from torch.utils.data import dataloader as torch_dataloader
 
 from ringloader._torch import collating, internals
 
@@ -28,16 +27,6 @@ def replace_worker_info(of_thread: Callable[[Any], Any]) -> None:
     made: dict[str, Any] = {}
     exec(compile(source, internals.worker_module.__file__, "exec"), made)
     internals.worker_module.get_worker_info.__code__ = made["get_worker_info"].__code__
-
-
-def drop_fetcher(iterator: Any) -> None:
-    """Has an iterator without workers let go of its dataset's iterator, as the end of workers does."""
-    vars(iterator).pop("_dataset_fetcher", None)
-
-
-def replace_fetcher(iterator: Any, make: Callable[[Any], Any]) -> None:
-    """Puts ``make(its fetcher)`` in place of what an iterator without workers asks for batches."""
-    iterator._dataset_fetcher = make(iterator._dataset_fetcher)
 
 
 def replace_new_shared(make: Callable[[Any], Any]) -> None:
@@ -65,36 +54,18 @@ def replace_sharing(make: Callable[[Any], Any]) -> None:
             setattr(torch.UntypedStorage, name, make(torchs_own))
 
 
-def replace_create_fetcher(make: Callable[[Any], Any]) -> None:
-    """Puts ``make(torch's own)`` in place of what makes the fetchers of torch's worker loop."""
-    global own_create_fetcher
-    kind = torch_dataloader._DatasetKind
-    own_create_fetcher = make(kind.create_fetcher)
-    kind.create_fetcher = staticmethod(own_create_fetcher)  # type: ignore[method-assign]
-
-
 class WorkerParts:
-    """What a worker has of torch's, as it is now, before ours is put in its place."""
+    """torch's parts in a worker, as they are before ringloader's take their place."""
 
     def __init__(self) -> None:
         self._collate = collating.collate_of_columns()
         self._new_shared = vars(torch.UntypedStorage).get("_new_shared")
-        self._create_fetcher = vars(torch_dataloader._DatasetKind)["create_fetcher"]
-        self._own_create_fetcher = own_create_fetcher
 
     def restore(self) -> None:
-        """Puts it back, and ends what the worker loop of older torch leaves behind."""
-        global own_create_fetcher
+        """Puts them back."""
         collating.replace_collate(lambda _: self._collate)
         if self._new_shared is None:
             if "_new_shared" in vars(torch.UntypedStorage):
                 del torch.UntypedStorage._new_shared
         else:
             torch.UntypedStorage._new_shared = self._new_shared  # type: ignore[method-assign]
-        torch_dataloader._DatasetKind.create_fetcher = self._create_fetcher  # type: ignore[method-assign]
-        own_create_fetcher = self._own_create_fetcher
-        internals.worker_module._worker_info = None
-
-
-# Ours in this worker, which leaves the fetchers of other loaders alone.
-own_create_fetcher: Any = None

@@ -22,3 +22,8 @@ def pins_each_tensor_alike() -> bool:
     """Whether torch keeps a batch's lists, tuples and dicts and pins each tensor: 2.6 makes tuples lists."""
     pinned = internals.pin_memory(("", [""], {"": ""}), None)
     return [type(pinned), *(type(item) for item in pinned)] == [tuple, str, list, dict]
+
+
+def warns_of_pickle_errors() -> bool:
+    """True if torch warns of ``spawn`` and ``forkserver`` where a worker's arguments cannot be pickled."""
+    return "PicklingError" in internals.Iterator.__init__.__code__.co_names

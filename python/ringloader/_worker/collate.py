@@ -9,7 +9,7 @@ import numpy
 import torch
 
 import ringloader._native as _native
-from ringloader._torch import collating, modes, replacements, stand_ins
+from ringloader._torch import collating, modes, stand_ins
 
 
 def replace_collate(port: _native.Port) -> None:
@@ -32,9 +32,7 @@ def replace_collate(port: _native.Port) -> None:
 def native(argument: Any) -> Any:
     """A native callable for torch's own ``default_convert``; anything else as it is."""
     parts = collating.parts_of_convert(argument)
-    if not parts or replacements.replaced_scheduling() is not None:
-        return argument
-    return _native.Convert(argument, parts)
+    return _native.Convert(argument, parts) if parts else argument
 
 
 def allocate_in_slots(port: _native.Port) -> None:

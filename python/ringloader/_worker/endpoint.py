@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import enum
 import os
 from collections.abc import Sequence
 from multiprocessing import reduction
 from typing import Any
 
 import ringloader._native as _native
-from ringloader._worker.fetch import Step
-
-
-class QueueEnd(enum.Enum):
-    """Stands for a queue, or the event, among the arguments of torch's worker loop."""
-
-    TASKS = enum.auto()
-    RESULTS = enum.auto()
-    DONE = enum.auto()
+from ringloader._worker.options import WorkerOption
 
 
 class WorkerEndpoint:
@@ -29,7 +20,7 @@ class WorkerEndpoint:
     Args:
         engine: The main process's end.
         worker: The worker's number.
-        steps: What fetching goes through.
+        options: The options of the iterator. They may be pickled only with the end.
         busy: Of the successor of a worker, what ``Engine.succeed`` has returned.
     """
 
@@ -37,12 +28,12 @@ class WorkerEndpoint:
         self,
         engine: _native.Engine,
         worker: int,
-        steps: Sequence[Step] = (),
+        options: Sequence[WorkerOption] = (),
         busy: Sequence[int] | None = None,
     ) -> None:
         self._engine = engine
         self.worker = worker
-        self.steps = steps
+        self.options = options
         self._busy = busy
 
     @property
@@ -57,7 +48,7 @@ class WorkerEndpoint:
     def __reduce__(self) -> tuple[Any, ...]:
         fds = self._engine.worker_fds(self.worker).as_dict()
         sent = {name: reduction.DupFd(fd) for name, fd in fds.items()}
-        return SentEndpoint, (sent, self.worker, self.share, self.steps, self._busy)
+        return SentEndpoint, (sent, self.worker, self.share, self.options, self._busy)
 
 
 class SentEndpoint:
@@ -68,14 +59,14 @@ class SentEndpoint:
         sent: dict[str, Any],
         worker: int,
         share: int,
-        steps: Sequence[Step],
+        options: Sequence[WorkerOption],
         busy: Sequence[int] | None,
     ) -> None:
         self._busy = busy
         self._sent = sent
         self.worker = worker
         self.share = share
-        self.steps = steps
+        self.options = options
 
     def attach(self) -> _native.Port:
         """The worker's end."""

@@ -1,4 +1,4 @@
-"""The main function of a worker process, up to torch's own loop.
+"""The main function of a worker process.
 
 The main process, the fork server and the server for ``spawn`` import this module too.
 """
@@ -9,13 +9,18 @@ import atexit
 import contextlib
 import multiprocessing
 import os
-from collections.abc import Callable, Iterable
+import random
+from collections.abc import Iterable
 from typing import Any
+
+import torch
 
 import ringloader._native as _native
 from ringloader._common import forks, moved_storages, worker_port
-from ringloader._worker import collate, fetch, malloc, queues
-from ringloader._worker.endpoint import QueueEnd, SentEndpoint, WorkerEndpoint
+from ringloader._torch import data_pipes, internals
+from ringloader._worker import collate, loop, malloc
+from ringloader._worker.channel import ProcessChannel
+from ringloader._worker.endpoint import SentEndpoint, WorkerEndpoint
 
 # A thread that waits or copies natively when the interpreter goes must not come back to it. Nor in a spawned
 # worker, whose dataset may have threads.
@@ -24,52 +29,72 @@ if _native.SUPPORTED:
     moved_storages.keep_views()
 
 
-def run_worker(
-    worker_end: WorkerEndpoint | SentEndpoint, target: Callable[..., None], args: Iterable[Any]
-) -> None:
-    """Runs torch's worker loop at a worker's end of the transport. The main function of a worker process."""
-    run_at(attach(worker_end), worker_end, target, args)
+def run_worker(worker_end: WorkerEndpoint | SentEndpoint, work: Iterable[Any]) -> None:
+    """Runs the worker loop at a worker's end of the transport. The main function of a worker process.
+
+    Args:
+        worker_end: The end.
+        work: The fields of a :class:`~ringloader._worker.loop.Work`. Its options come with the end.
+    """
+    run_at(attach(worker_end), worker_end, work)
 
 
 def attach(worker_end: WorkerEndpoint | SentEndpoint) -> _native.Port:
-    """A worker's end of the transport, in the worker."""
+    """Returns a worker's end of the transport, in the worker."""
     forks.tell_native()
     port = worker_end.attach()
-    # Else it ends once it comes back to torch's loop.
+    # Else it ends once it comes back to the loop.
     with contextlib.suppress(OSError):
         port.end_with_parent(_pipe_of_parent())
     return port
 
 
 def _pipe_of_parent() -> int | None:
-    """In a process of a fork server, a pipe that only the main process holds open."""
+    """Returns, in a process of a fork server, a pipe that only the main process holds open."""
     parent = multiprocessing.parent_process()
     return None if parent is None or parent.pid == os.getppid() else parent.sentinel
 
 
 def run_at(
-    port: _native.Port,
-    worker_end: WorkerEndpoint | SentEndpoint,
-    target: Callable[..., None],
-    args: Iterable[Any],
+    port: _native.Port, worker_end: WorkerEndpoint | SentEndpoint, fields: Iterable[Any]
 ) -> malloc.Trimming:
-    """Runs torch's worker loop at a port, and returns what gives back the memory that the allocator keeps.
+    """Runs the worker loop at a port, and returns what gives back the memory that the allocator keeps.
 
-    What is put in place for it stays there: see :func:`ringloader._torch.internals.WorkerParts`.
+    The process keeps the parts that are replaced here: see :class:`ringloader._torch.stand_ins.WorkerParts`.
     """
+    work = loop.Work(*fields)
     trimming = malloc.Trimming(malloc.keep_freed(worker_end.share))
     collate.allocate_in_slots(port)
     collate.replace_collate(port)
     worker_port.port = port
-    worker = worker_end.worker
-    tasks: Any = queues.Tasks(port, trimming)
-    if worker_end.steps or fetch.in_place():
-        fetch.put_steps(worker_end.steps)
-        tasks = fetch.joining(worker_end.steps, worker, port, tasks)
-    ends = {
-        QueueEnd.TASKS: tasks,
-        QueueEnd.RESULTS: queues.Results(port, f"in DataLoader worker process {worker}"),
-        QueueEnd.DONE: queues.Done(port),
-    }
-    target(*(ends[arg] if isinstance(arg, QueueEnd) else collate.native(arg) for arg in args))
+    for option in worker_end.options:
+        option.join(work.worker, port)
+    channel = ProcessChannel(port, work.worker, trimming)
+    work = work._replace(collate_fn=collate.native(work.collate_fn), options=worker_end.options)
+    _run_as_torchs(channel, work)
     return trimming
+
+
+def _run_as_torchs(channel: ProcessChannel, work: loop.Work) -> None:
+    """Runs the loop in the surroundings of torch's worker. MIRRORS torch worker.py::_worker_loop."""
+    try:
+        internals.set_worker_signal_handlers()
+        internals.set_thread_name("pt_data_worker")
+        torch.set_num_threads(1)
+        seed = work.base_seed + work.worker
+        random.seed(seed)
+        torch.manual_seed(seed)
+        if internals.worker_module.HAS_NUMPY:
+            import numpy
+
+            numpy.random.seed(internals.generate_state(work.base_seed, work.worker))
+        work = work._replace(dataset=data_pipes.seeded(work.dataset, work.shared_seed))
+        internals.worker_module._worker_info = internals.WorkerInfo(
+            id=work.worker, num_workers=work.workers, seed=seed, dataset=work.dataset
+        )
+        loop.run(channel, work)
+    except KeyboardInterrupt:
+        # The main process raises it.
+        pass
+    finally:
+        internals.worker_module._worker_info = None

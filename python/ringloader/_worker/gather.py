@@ -16,9 +16,9 @@ from torch.utils.data import TensorDataset
 
 import ringloader._native as _native
 from ringloader._common import worker_port
-from ringloader._common.array_dataset import ArrayDataset
+from ringloader._data.array_dataset import ArrayDataset
 from ringloader._torch import collating, modes, replacements
-from ringloader._worker.fetch import Fetcher
+from ringloader._worker.options import Fetcher, WorkerOption
 
 # Makes the batch of gathered columns, of which those that torch must collate are None. Returns None where
 # torch must make all of it; no code of the user's has run by then.
@@ -84,7 +84,7 @@ _KINDS = {
 
 
 def is_of_arrays(loader: Any) -> bool:
-    """Whether the step :func:`gathering` may do something for a loader."""
+    """True if :class:`Gather` may do something for a loader."""
     return (
         type(loader.dataset) in _KINDS
         and loader.batch_sampler is not None
@@ -92,11 +92,13 @@ def is_of_arrays(loader: Any) -> bool:
     )
 
 
-def gathering(fetcher: Fetcher) -> Fetcher:
-    """A step: has the batches of arrays gathered, where torch's own fetcher would index and collate."""
-    if not _native.SUPPORTED or not collating.collates_rows(fetcher, _native.Collate):
-        return fetcher
-    return Gathering(fetcher)
+class Gather(WorkerOption):
+    """Gathers the batches of arrays, where torch's own fetcher would index and collate."""
+
+    def wrap(self, fetcher: Fetcher) -> Fetcher:
+        if not _native.SUPPORTED or not collating.collates_rows(fetcher, _native.Collate):
+            return fetcher
+        return Gathering(fetcher)
 
 
 class Gathering:

@@ -16,7 +16,7 @@ from typing import Any
 
 import ringloader._native as _native
 from ringloader._common import proc
-from ringloader._worker.fetch import Fetcher, JoiningStep
+from ringloader._worker.options import Fetcher, WorkerOption
 
 # Numbers of a worker's record: its process, when that began, the signal that asks it, and the nanoseconds of
 # the monotonic clock at which it began what it is in. 0: not yet, or in nothing.
@@ -56,8 +56,8 @@ def records_len(workers: int) -> int:
     return workers * _NUMBERS * 8
 
 
-class Watched(JoiningStep):
-    """A step: notes when the worker is in the dataset, if ``notes``, and makes it answer.
+class Watched(WorkerOption):
+    """Notes when the worker is in the dataset, if ``notes``, and makes it answer.
 
     Args:
         fd: The memory file; how to get it, on its way to a worker.
@@ -75,8 +75,8 @@ class Watched(JoiningStep):
     def __reduce__(self) -> tuple[Any, ...]:
         return Watched, (reduction.DupFd(self._fd), self._workers, self._notes)
 
-    def join(self, worker: int, port: _native.Port) -> None:  # noqa: ARG002
-        """Has this process answer, before torch's loop begins."""
+    def join(self, worker: int, port: _native.Port | None) -> None:  # noqa: ARG002
+        """Has this process answer."""
         self._worker = worker
         fd = self._fd if isinstance(self._fd, int) else self._fd.detach()
         try:
@@ -92,16 +92,10 @@ class Watched(JoiningStep):
         # ORDERING: last. Nothing is asked before.
         self._records.set(worker, SIGNAL, _Answering.signal)
 
-    def __call__(self, fetcher: Fetcher) -> Fetcher:
+    def wrap(self, fetcher: Fetcher) -> Fetcher:
         # Behind `worker_init_fn`, which may have set a handler of its own.
         _Answering.check(self._records, self._worker)
         return _Noting(fetcher, self._records, self._worker) if self._notes else fetcher
-
-    def leave(self) -> None:
-        """Does nothing: a worker that fetches nothing is in nothing."""
-
-    def miss(self) -> None:
-        """As :meth:`leave`."""
 
 
 class _Noting:

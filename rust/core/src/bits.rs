@@ -32,7 +32,7 @@ impl Bits {
     }
 }
 
-/// How many words have a bit for each number below `len`.
+/// Returns the number of words that have a bit for each number below `len`.
 pub(crate) const fn words_for(len: usize) -> usize {
     len.div_ceil(64)
 }

@@ -1,4 +1,4 @@
-//! What can go wrong, one variant for each thing that a caller can act on.
+//! The errors of the core, one variant for each failure that a caller can act on.
 
 /// An error of the core. The text says what happened, with the values, and what to change.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -11,7 +11,7 @@ pub enum Error {
     /// A system call was refused.
     #[error("{call} failed: {message}")]
     Os {
-        /// What was asked of the system.
+        /// The system call or the request that failed.
         call: &'static str,
         /// The system's words.
         message: String,
@@ -29,7 +29,7 @@ pub enum Error {
         needed: u64,
         /// Bytes that can still be taken.
         available: u64,
-        /// What sets the limit: the machine or a control group.
+        /// The source of the limit: the machine or a control group.
         limit: String,
     },
 
@@ -47,7 +47,7 @@ pub enum Error {
         spare: u64,
         /// Bytes that can still be taken.
         available: u64,
-        /// What sets the limit: the machine or a control group.
+        /// The source of the limit: the machine or a control group.
         limit: String,
     },
 
@@ -88,7 +88,7 @@ pub enum Error {
         capacity: u64,
     },
 
-    /// What was supplied to a stream of indices is not what it asked for.
+    /// The indices supplied to a stream are not those that it asked for.
     #[error("the random numbers of a sampler cannot be used: {0}")]
     Indices(String),
 

@@ -5,7 +5,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// What all else imports, and what stands below it: loom's atomics with death, and the choice of a fault, which no model may see.
+/// The files that may name atomics: the one that all others import, and the two below it. Those two are loom's atomics
+/// with death, and the choice of a fault, which no model may see.
 const NAMED_IN: [&str; 3] = ["sync/atomics.rs", "testing/crash.rs", "testing/fault.rs"];
 const NAMES: [&str; 2] = ["atomic::", "loom::"];
 

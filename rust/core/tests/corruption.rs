@@ -20,7 +20,7 @@ use ringloader_core::{Error, Result};
 
 const SHARE: u64 = 1 << 20;
 const LEAF: u64 = 256;
-/// Where a worker's structures begin, whose arena is the first behind them.
+/// The start of a worker's structures. The worker's arena is the first thing behind them.
 const GRANULE: u64 = 64 << 10;
 /// Lap the rings, so that behind what is there lies what was once valid.
 const BEFORE: u64 = 20;
@@ -146,21 +146,21 @@ impl Live {
         errors
     }
 
-    /// A batch that the user holds can be read for as long as he holds it, whoever ends before. Its bytes may be
-    /// others': a worker that is told that its slot is free fills it again.
+    /// Checks that a batch that the user holds can be read for as long as he holds it, whichever side ends before. The
+    /// bytes may be another batch's: a worker that is told that its slot is free fills it again.
     fn still_mapped(held: &Delivery) {
         assert_eq!(read(held).unwrap().len(), LEAF as usize);
     }
 }
 
-/// How a case ends, after the words were used.
+/// The end of a case, after the words were used.
 #[derive(Clone, Copy)]
 enum End {
     /// The epoch's end.
     Closed,
     /// Another worker in its place.
     Succeeded,
-    /// Its segment is kept for the next epoch's workers.
+    /// The engine's segment is kept for the next epoch's workers.
     Stored,
 }
 
@@ -174,7 +174,7 @@ fn run(at: u64, value: impl Fn(u64) -> u64, end: End) -> Vec<Error> {
         segment.copy_in(at, &value(word).to_le_bytes()).unwrap();
     }
     if let End::Closed = end {
-        // Also before anything has stored over it.
+        // Closes for some words before anything has stored over them.
         let first = at.is_multiple_of(16);
         let mut errors = if first { Vec::new() } else { live.use_all() };
         let Live { engine, port, held, .. } = live;
@@ -238,7 +238,7 @@ const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
 
 type Value = (&'static str, fn(u64) -> u64);
 
-/// What a word becomes: all bits, some bits, its neighbours, and each half of it alone, where two words share it.
+/// The new values of a word: all bits, some bits, its neighbours, and each half alone, where two values share a word.
 const VALUES: [Value; 11] = [
     ("zero", |_| 0),
     ("ones", |_| u64::MAX),
@@ -253,8 +253,8 @@ const VALUES: [Value; 11] = [
     ("random", |word| (word ^ ODD).wrapping_mul(ODD)),
 ];
 
-/// Of the cases, one in so many is run, unless `RINGLOADER_TEST_ALL` is set; no number of values divides it, so each word
-/// has its turn.
+/// Of the cases, one in so many is run, unless `RINGLOADER_TEST_ALL` is set; no number of values divides it, so each
+/// word has its turn.
 const STEP: usize = 23;
 
 fn storm(end: End, name: &str) {

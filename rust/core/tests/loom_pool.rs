@@ -88,7 +88,7 @@ impl World {
         filled
     }
 
-    /// What the user's thread does with a held slot.
+    /// Does what the user's thread does with a held slot.
     fn use_up(&self, value: u64) {
         assert_eq!(self.payload[0].read(), value);
         self.ledger.release(self.words(), SLOT, None);
@@ -117,7 +117,7 @@ impl World {
         self.assert_recoverable();
     }
 
-    /// The same, where the slot may have been lost until the next take-over.
+    /// Checks that a take-over recovers the slot, which may have been lost until then.
     fn assert_recoverable(&self) {
         let mut worker = self.successor();
         let slot = worker.begin(self.words());
@@ -245,8 +245,8 @@ fn take_over_after(stores: usize, death: &str, situations: &[&'static str]) {
     });
 }
 
-/// What the dead worker acquired died with it: the successor gets its edges from the shared words.
-/// (The system orders a death before the news of it; nothing here relies on that.)
+/// The edges that the dead worker acquired died with it: the successor gets its edges from the shared words. (The
+/// system orders a death before the news of it; nothing here relies on that.)
 #[test]
 fn a_dead_worker_passes_no_edge_on() {
     let situations = &["swept before", "not swept before"];
@@ -509,7 +509,7 @@ fn counts_cover_the_memory_at_any_death() {
     assert!(stores > 10, "the worker hardly stored anything");
 }
 
-/// Whether the worker outlived its allocations when it had this many stores to live.
+/// Returns true if a worker with this many stores to live outlives its allocations.
 fn counts_cover_the_memory(stores: usize) -> bool {
     let heap = HeapWords::new(4);
     let words = heap.words();

@@ -16,7 +16,7 @@ use ringloader_core::{
 };
 use support::{model::explore, payload::Payload};
 
-/// What the two processes share.
+/// The memory that the two processes share.
 struct Shared {
     header: RingHeader,
     slots: Vec<Descriptor>,
@@ -74,7 +74,7 @@ fn words(number: u64) -> Words {
     [number + 1; WORDS]
 }
 
-/// Which descriptor `words` are.
+/// Returns the number of the descriptor that `words` are.
 fn number(words: Words) -> u64 {
     assert_eq!(words, [words[0]; WORDS], "torn descriptor");
     words[0].checked_sub(1).expect("torn descriptor: no word was stored")
@@ -207,8 +207,8 @@ fn two_ringers_lose_no_wake_up() {
     });
 }
 
-/// The producer dies before its n-th store, for every n of two pushes. Its consumer, woken by the
-/// death, drains whole descriptors, and a new producer goes on behind them.
+/// The producer dies before its n-th store, for every n of two pushes. The death wakes the consumer, which drains whole
+/// descriptors; a new producer goes on behind them.
 #[test]
 fn a_producer_may_die_before_any_store() {
     const STORES_OF_A_PUSH: usize = WORDS + 1;

@@ -1,6 +1,6 @@
 //! Models of the parent's wait for one of several workers, as `Engine::wait_for` and `Scheduler::poll` go about it:
-//! one bell, a flag for each worker and one for all, and the bits that say which workers are ready. `ci/loom.sh` runs them, and
-//! then each with a fault planted that it must catch.
+//! one bell, a flag for each worker and one for all, and the bits that say which workers are ready. `ci/loom.sh` runs
+//! them, and then each with a fault planted that it must catch.
 #![cfg(ringloader_loom)]
 
 #[path = "support/model.rs"]
@@ -19,7 +19,7 @@ use ringloader_core::{
     testing::{crash::killed_after, fault::fault},
 };
 
-/// What the parent shares with one worker.
+/// The memory that the parent shares with one worker.
 struct Channel {
     header: RingHeader,
     slots: Vec<Descriptor>,
@@ -189,7 +189,7 @@ fn as_completed_all_workers_are_awaited() {
     });
 }
 
-/// Its second commit meets a parent that is about to look at its first.
+/// The worker's second commit meets a parent that is about to look at its first.
 #[test]
 fn a_worker_that_is_ready_commits_again() {
     explore("a_worker_that_is_ready_commits_again", || {

@@ -25,7 +25,7 @@ enum Step {
     EndOwnLease(Index),
     /// The parent registers a part of a slot that it holds, or nothing of it any more.
     Register(Index, u64),
-    /// What the driver had of a slot, held or not, is unregistered.
+    /// The parent unregisters what the driver had of a slot, held or not.
     Unregister(Index),
     /// The parent takes the oldest batch and leases it, or copies it if it must.
     Drain,
@@ -82,7 +82,7 @@ struct Model<'a> {
     ledger: Ledger,
     worker: WorkerSlots,
     used: [u64; SLOTS as usize],
-    /// What a driver has.
+    /// Bytes of each slot that a driver has.
     registered: [u64; SLOTS as usize],
     filling: Vec<SlotId>,
     committed: VecDeque<SlotId>,

@@ -41,9 +41,9 @@ mod stress {
         heap: HeapWords,
         ledger: Ledger,
         payload: Vec<Payload>,
-        /// For each batch its slot plus one, from the worker to the parent.
+        /// For each batch, its slot plus one, from the worker to the parent.
         published: Vec<AtomicU64>,
-        /// The same, and above it the cost of the lease, from the parent to a user.
+        /// For each batch, its slot plus one, and above it the cost of the lease, from the parent to a user.
         leased: Vec<AtomicU64>,
         released: AtomicUsize,
         punched: AtomicUsize,
@@ -53,7 +53,7 @@ mod stress {
 
     impl Pages for Punches<'_> {
         fn punch(&mut self, slot: SlotId, _bytes: Range<u64>) -> Result<()> {
-            // What punching does to the bytes: no one else may look at them.
+            // Does to the bytes what punching does: no one else may look at them.
             self.0.payload[slot.index()].write(0);
             self.0.punched.fetch_add(1, Ordering::Relaxed);
             Ok(())

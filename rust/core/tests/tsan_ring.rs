@@ -1,8 +1,8 @@
 //! The ring between two real threads, with a plain payload beside it. `ci/tsan.sh` runs it under
 //! ThreadSanitizer, without and with faults planted; elsewhere it is a small stress test.
 //!
-//! It has no harness, and uses only spawn, join and the crate's atomics: the standard library is not
-//! instrumented, and its locks and channels (also those of the usual harness) would be reported.
+//! The test has no harness, and uses only spawn, join and the crate's atomics: the standard library is not
+//! instrumented, and ThreadSanitizer would report its locks and channels (also those of the usual harness).
 
 #[cfg(not(ringloader_loom))]
 mod support;

@@ -1,7 +1,7 @@
 //! Panics, as errors.
 //!
-//! What unwinds out of a call from Python would be PyO3's `PanicException`, which no program expects, or the end of the
-//! process where no memory is left for that.
+//! A panic that unwinds out of a call from Python would become PyO3's `PanicException`, which no program expects. Where
+//! no memory is left for that exception, it would end the process.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,12 +14,14 @@ use crate::objects::{Message, no_memory};
 /// PyO3's panic where the interpreter has no memory for an object.
 const NO_OBJECT: &str = "PyObject pointer is null";
 
-/// What `work` returns; an error where it panics. The error has its object: to make that later may need memory.
+/// Returns what `work` returns, or an error where it panics. The error has its object: to make that later may need
+/// memory.
 ///
-/// What `work` changes must be right for others at each moment, or be put right when it is dropped.
+/// The state that `work` changes must be right for others at each moment, or be put right when it is dropped.
 ///
 /// # Errors
-/// What `work` returns; `MemoryError` where it panicked for want of memory, and `RuntimeError` with the panic's message.
+/// The error of `work`; `MemoryError` where it panicked for want of memory, and `RuntimeError` with the panic's
+/// message.
 pub(crate) fn caught<T>(py: Python<'_>, work: impl FnOnce() -> PyResult<T>) -> PyResult<T> {
     let work = || {
         work().inspect_err(|error| {

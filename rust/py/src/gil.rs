@@ -1,4 +1,4 @@
-//! Where threads detach from the interpreter, signals are checked, and errors become exceptions.
+//! Detaches threads from the interpreter, checks signals, and turns errors into exceptions.
 
 use std::sync::OnceLock;
 use std::thread::{self, ThreadId};
@@ -36,7 +36,7 @@ pub(crate) fn exception(error: Error) -> PyErr {
 /// Runs `work` without the interpreter, then lets signal handlers run.
 ///
 /// # Errors
-/// What `work` returns, or what a signal handler raises: `KeyboardInterrupt`, usually.
+/// The error of `work`, or the one that a signal handler raises: `KeyboardInterrupt`, usually.
 pub(crate) fn detached<T: Send>(
     py: Python<'_>,
     work: impl FnOnce() -> ringloader_core::Result<T> + Send,
@@ -60,8 +60,8 @@ pub(crate) fn without_interpreter<T: Send>(py: Python<'_>, work: impl FnOnce() -
     py.detach(work)
 }
 
-/// Runs native `work` of a worker's thread that calls Python, but no code of the user's that may take long: the exit
-/// of the interpreter waits for it. Once another thread ends the interpreter, this one parks for ever instead.
+/// Runs native `work` of a worker's thread that calls Python, but no code of the user's that may take long: the exit of
+/// the interpreter waits for it. Once another thread ends the interpreter, this thread parks instead and never returns.
 pub(crate) fn in_thread<T>(py: Python<'_>, work: impl FnOnce() -> T) -> T {
     // This thread has the interpreter: see `without_interpreter`.
     if exits_elsewhere() {
@@ -78,8 +78,8 @@ fn park() {
     }
 }
 
-/// To be had from before this thread comes back to the interpreter until it has: the exit of the interpreter waits for
-/// it. Parks for ever if that has begun.
+/// Counts this thread as one that the exit of the interpreter waits for. Take the count before the thread comes back to
+/// the interpreter, and keep it until it has. If the exit has begun, the thread parks and never returns.
 pub(crate) fn come_back() -> Expected {
     loop {
         let expected = Expected::new();
@@ -91,14 +91,15 @@ pub(crate) fn come_back() -> Expected {
     }
 }
 
-/// How many threads of ours the exit of the interpreter must wait for, in the low half, of the process whose id is in
-/// the high half: a forked child has none of them.
+/// The number of our threads that the exit of the interpreter must wait for, in the low half. In the high half, the id
+/// of the process that they belong to: a forked child has none of them.
 ///
-/// ORDERING: `note_exit` too looks at it by changing it, so the first such look comes before or after a thread's change.
-/// Where it is before, that thread's acquire sees `EXITING`; where it is after, the thread is in the count.
+/// ORDERING: `note_exit` too looks at it by changing it, so the first such look comes before or after a thread's
+/// change. If the look comes before, the thread's acquire sees `EXITING`; if it comes after, the thread is in the
+/// count.
 static EXPECTED: AtomicU64 = AtomicU64::new(0);
 
-/// One of them, as long as it lives.
+/// One of these threads, for as long as this lives.
 #[must_use]
 pub(crate) struct Expected;
 
@@ -137,7 +138,7 @@ fn process_half() -> u64 {
 /// comes from a thread that still runs Python, ends the wait of another thread.
 ///
 /// # Errors
-/// What the engine returns, or what a signal handler raises.
+/// The error of the engine, or the one that a signal handler raises.
 pub(crate) fn wait(py: Python<'_>, engine: &Engine, only: Option<u32>, limit: Duration) -> PyResult<()> {
     detached(py, || {
         loop {
@@ -149,11 +150,11 @@ pub(crate) fn wait(py: Python<'_>, engine: &Engine, only: Option<u32>, limit: Du
     })
 }
 
-/// How long a wait for another thread of this process may go on without a look for signals.
+/// The time for which a wait for another thread of this process may go on without a look for signals.
 pub(crate) const LOOK: Duration = Duration::from_millis(50);
 
-/// As [`wait`], for what threads of this process send. It ends before `limit`, with nothing there, after [`LOOK`]; never,
-/// once another thread ends the interpreter.
+/// Does what [`wait`] does, for replies that threads of this process send. Ends after [`LOOK`], even before `limit` and
+/// with nothing there. Never returns once another thread ends the interpreter.
 ///
 /// # Errors
 /// As [`wait`].
@@ -170,10 +171,10 @@ pub(crate) fn wait_for_threads<I: Send, R: Send>(
     .map(drop)
 }
 
-/// Waits in a worker's thread for a request; for ever, once another thread ends the interpreter.
+/// Waits in a worker's thread for a request. Never returns once another thread ends the interpreter.
 ///
 /// # Errors
-/// What the queues return.
+/// The error of the queues.
 pub(crate) fn wait_for_request<I: Send, R: Send>(
     py: Python<'_>,
     queues: &Queues<I, R>,
@@ -186,7 +187,8 @@ pub(crate) fn wait_for_request<I: Send, R: Send>(
     py.detach(wait).map(drop).map_err(exception)
 }
 
-/// The thread that ends the interpreter, once it has begun to, and its process: a child that is forked meanwhile goes on.
+/// The thread that ends the interpreter, once it has begun to, and its process: a child that is forked meanwhile goes
+/// on.
 static EXITING: OnceLock<(&Process, ThreadId)> = OnceLock::new();
 
 pub(crate) fn exits_elsewhere() -> bool {
@@ -195,9 +197,9 @@ pub(crate) fn exits_elsewhere() -> bool {
     EXITING.get().is_some_and(elsewhere)
 }
 
-/// To be called when the interpreter begins to exit, by the thread that ends it. Returns once no other thread is in
-/// native code of ours from which it has to come back to the interpreter, and no thread of ours writes to memory that
-/// goes with the process.
+/// Called when the interpreter begins to exit, by the thread that ends it. Returns once no other thread is in native
+/// code of ours from which it has to come back to the interpreter, and no thread of ours writes to memory that goes
+/// with the process.
 #[pyfunction]
 pub(crate) fn note_exit(py: Python<'_>) {
     let _ = EXITING.set((process::current(), thread::current().id()));
@@ -230,7 +232,7 @@ impl Deadline {
         Ok(Self(Instant::now().checked_add(duration)))
     }
 
-    /// What is left of it; `None` once it has passed.
+    /// Returns the time that is left; `None` once the moment has passed.
     pub(crate) fn left(self) -> Option<Duration> {
         match self.0 {
             None => Some(Duration::MAX),

@@ -85,7 +85,7 @@ mod _native {
         Ok(())
     }
 
-    /// Whether this build has shared-memory rings: on Linux.
+    /// True if this build has shared-memory rings: on Linux.
     #[pymodule_export]
     const SUPPORTED: bool = cfg!(all(target_os = "linux", not(ringloader_portable)));
 }

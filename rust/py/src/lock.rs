@@ -50,7 +50,7 @@ impl<T> DetachedLock<T> {
     /// `None` when this thread holds it, and when another one does for so long.
     ///
     /// # Errors
-    /// What a signal handler raises meanwhile.
+    /// The error that a signal handler raises meanwhile.
     pub(crate) fn lock_within(&self, py: Python<'_>, limit: Duration) -> PyResult<Option<Guard<'_, T>>>
     where
         T: Send,
@@ -92,7 +92,7 @@ impl<T> DetachedLock<T> {
     /// takes the interpreter, which the collector has. A thread that has the mutex does not wait for the interpreter.
     ///
     /// # Errors
-    /// What `show` returns.
+    /// The error of `show`.
     pub(crate) fn traverse(
         &self,
         show: impl FnOnce(&T) -> Result<(), PyTraverseError>,

@@ -1,4 +1,4 @@
-//! What a program says when it forks; which process this is, and the memory that it may take.
+//! The calls of a program that forks; the identity of this process, and the memory that it may take.
 
 use std::os::fd::{AsFd, RawFd};
 use std::time::Duration;
@@ -12,25 +12,25 @@ use crate::fds::duplicate;
 use crate::gil::exception;
 use crate::objects;
 
-/// To be called before each fork, by the thread that forks.
+/// Called before each fork, by the thread that forks.
 #[pyfunction]
 pub(crate) fn before_fork() {
     process::before_fork();
 }
 
-/// To be called after it, by the same thread.
+/// Called after the fork, by the same thread.
 #[pyfunction]
 pub(crate) fn after_fork_in_parent() {
     process::after_fork_in_parent();
 }
 
-/// To be called in the child.
+/// Called in the child, after the fork.
 #[pyfunction]
 pub(crate) fn after_fork_in_child() {
     process::after_fork_in_child();
 }
 
-/// What a process has after its parent's end, to end in its own way.
+/// The time that a process has after its parent's end, to end in its own way.
 pub(crate) const GRACE: Duration = Duration::from_millis(500);
 
 /// Has this process killed half a second after the end of the parent, whose pidfd this is, if it has not ended by then,

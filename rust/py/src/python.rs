@@ -11,7 +11,7 @@ use pyo3::types::PyBool;
 use crate::caught::caught;
 use crate::objects;
 
-/// What goes through pickle, by which function.
+/// The module whose functions pickle and unpickle.
 pub(crate) fn pickling(py: Python<'_>) -> PyResult<Bound<'_, PyModule>> {
     py.import("ringloader._common.pickling")
 }
@@ -24,30 +24,30 @@ pub(crate) fn torch_internals(py: Python<'_>) -> PyResult<Bound<'_, PyModule>> {
 /// Says that a batch did not fit into its worker's share.
 ///
 /// # Errors
-/// What logging raises.
+/// The error that logging raises.
 pub(crate) fn say_oversize(py: Python<'_>, len: u64, share: u64, largest: u64, workers: u32) -> PyResult<()> {
-    let budget = py.import("ringloader._main.budget")?;
+    let budget = py.import("ringloader._transport.budget")?;
     budget.call_method1("say_oversize", (len, share, largest, workers)).map(drop)
 }
 
 /// Says why memory that is needed no more was not given back.
 ///
 /// # Errors
-/// What logging raises.
+/// The error that logging raises.
 pub(crate) fn say_kept(py: Python<'_>, why: &str) -> PyResult<()> {
-    py.import("ringloader._main.budget")?.call_method1("say_kept", (why,)).map(drop)
+    py.import("ringloader._transport.budget")?.call_method1("say_kept", (why,)).map(drop)
 }
 
 /// Imports what [`failed_arrival`] and the others above need later: there may be no descriptor to open a file then.
 ///
 /// # Errors
-/// What importing it raises.
+/// The error that importing it raises.
 pub(crate) fn load(py: Python<'_>) -> PyResult<()> {
-    py.import("ringloader._main.budget")?;
+    py.import("ringloader._transport.budget")?;
     Standing::get(py).map(drop)
 }
 
-/// What makes an object that stands for a batch whose arrival has failed, and one that stands for any such batch.
+/// The class whose objects stand for a batch whose arrival has failed, and one object that stands for any such batch.
 struct Standing {
     class: Py<PyAny>,
     lost: Py<PyAny>,
@@ -58,15 +58,15 @@ impl Standing {
         static STANDING: PyOnceLock<Standing> = PyOnceLock::new();
         STANDING.get_or_try_init(py, || {
             Ok(Self {
-                class: py.import("ringloader._main.failed_arrival")?.getattr("FailedArrival")?.unbind(),
-                lost: py.import("ringloader._main.failed_arrival")?.getattr("LOST")?.unbind(),
+                class: py.import("ringloader._placement.failed_arrival")?.getattr("FailedArrival")?.unbind(),
+                lost: py.import("ringloader._placement.failed_arrival")?.getattr("LOST")?.unbind(),
             })
         })
     }
 }
 
-/// What stands for a batch whose arrival has failed; and an error where none could be made for it, so that one stands
-/// for it that says so.
+/// Returns an object that stands for a batch whose arrival has failed. If making the object fails, returns the one that
+/// stands for any such batch, and that error.
 ///
 /// # Errors
 /// None, once [`load`] has succeeded.
@@ -89,7 +89,7 @@ pub(crate) type Late<'py> = (u32, u64, Option<Bound<'py, PyAny>>);
 
 /// The iterator whose method calls the scheduler: `SchedulerCallbacks` in the stub.
 ///
-/// It is passed with each call, and kept by none: with a cycle it would outlive its last user.
+/// The iterator is passed with each call, and no call keeps it: with a cycle it would outlive its last user.
 pub(crate) struct Callbacks<'a, 'py>(pub(crate) &'a Bound<'py, PyAny>);
 
 impl<'py> Callbacks<'_, 'py> {
@@ -108,7 +108,7 @@ impl<'py> Callbacks<'_, 'py> {
     /// A worker's iterable dataset has ended.
     ///
     /// # Errors
-    /// What torch raises.
+    /// The error that torch raises.
     pub(crate) fn note_exhausted(&self, worker: u32) -> PyResult<()> {
         self.0.call_method1(intern!(self.py(), "_note_exhausted"), (worker,)).map(drop)
     }
@@ -116,15 +116,15 @@ impl<'py> Callbacks<'_, 'py> {
     /// A worker's process has ended. `in_hand`: what it was in.
     ///
     /// # Errors
-    /// What it raises, as it always does.
+    /// The error that the iterator raises. It always raises one.
     pub(crate) fn raise_lost(&self, worker: u32, in_hand: Option<Late<'py>>) -> PyResult<()> {
         self.0.call_method1(intern!(self.py(), "_raise_lost"), (worker, in_hand)).map(drop)
     }
 
-    /// Starts a successor of a worker whose process has ended, if there is to be one. Returns whether it did.
+    /// Starts a successor of a worker whose process has ended, if it gets one. Returns true if it did.
     ///
     /// # Errors
-    /// What starting a process raises.
+    /// The error that starting a process raises.
     pub(crate) fn replace_lost(&self, worker: u32, in_hand: Option<Late<'py>>) -> PyResult<bool> {
         self.0.call_method1(intern!(self.py(), "_replace_lost"), (worker, in_hand))?.extract()
     }
@@ -132,7 +132,7 @@ impl<'py> Callbacks<'_, 'py> {
     /// The time for a batch is over. `late`: what may be waited for.
     ///
     /// # Errors
-    /// What it raises, as it always does.
+    /// The error that the iterator raises. It always raises one.
     pub(crate) fn raise_timeout(&self, late: Vec<Late<'py>>) -> PyResult<()> {
         self.0.call_method1(intern!(self.py(), "_raise_timeout"), (late,)).map(drop)
     }
@@ -140,7 +140,7 @@ impl<'py> Callbacks<'_, 'py> {
     /// A batch has been waited for so many seconds. `owing`: what each worker owes.
     ///
     /// # Errors
-    /// What logging raises.
+    /// The error that logging raises.
     pub(crate) fn note_wait(&self, seconds: f64, owing: Vec<Late<'py>>) -> PyResult<()> {
         self.0.call_method1(intern!(self.py(), "_note_wait"), (seconds, owing)).map(drop)
     }
@@ -148,13 +148,13 @@ impl<'py> Callbacks<'_, 'py> {
     /// The epoch is over.
     ///
     /// # Errors
-    /// What shutting the workers down raises.
+    /// The error that shutting the workers down raises.
     pub(crate) fn end_epoch(&self) -> PyResult<()> {
         self.0.call_method0(intern!(self.py(), "_end_epoch")).map(drop)
     }
 }
 
-/// What torch reads and draws for one epoch of a sampler: `Draws` in the stub.
+/// The reads and draws that torch makes for one epoch of a sampler: `Draws` in the stub.
 pub(crate) struct Draws<'a, 'py>(pub(crate) &'a Bound<'py, PyAny>);
 
 impl<'py> Draws<'_, 'py> {
@@ -165,7 +165,7 @@ impl<'py> Draws<'_, 'py> {
     /// Makes the native stream; `None` if Python must iterate the sampler.
     ///
     /// # Errors
-    /// What the sampler's `len` raises.
+    /// The error that the sampler's `len` raises.
     pub(crate) fn open(&self) -> PyResult<Bound<'py, PyAny>> {
         self.0.call_method0(intern!(self.py(), "open"))
     }
@@ -179,7 +179,7 @@ impl<'py> Draws<'_, 'py> {
         self.0.call_method0(intern!(self.py(), "num_samples"))?.extract()
     }
 
-    /// `None` if it is to be made of [`words`](Self::words).
+    /// `None` if the permutation must be made of [`words`](Self::words).
     pub(crate) fn permutation(&self, n: u64) -> PyResult<Option<Bound<'py, PyAny>>> {
         let found = self.0.call_method1(intern!(self.py(), "permutation"), (n,))?;
         Ok((!found.is_none()).then_some(found))
@@ -202,7 +202,7 @@ impl<'py> Draws<'_, 'py> {
         self.0.call_method1(intern!(self.py(), "leave"), (rest,)).map(drop)
     }
 
-    /// What torch makes of a batch size that was set meanwhile and is no plain number.
+    /// Returns what torch makes of a batch size that was set meanwhile and is no plain number.
     pub(crate) fn odd_size(&self, size: &Bound<'py, PyAny>) -> PyResult<u64> {
         self.0.call_method1(intern!(self.py(), "odd_size"), (size,))?.extract()
     }

@@ -114,14 +114,10 @@ class Generated:
         return " ".join(parts) or "plain"
 
     @property
-    def paths(self) -> tuple[str, str]:
-        """The paths it takes where native scheduling, and where torch's own, is asked for."""
-        if self.workers == 0:
-            return ("torch", "torch")
+    def path(self) -> str:
+        """The path that it takes."""
         named = self.pin == "device" and versions.pins_for_named_device()
-        if self.dataset in DATAPIPES or named:
-            return ("rings", "rings")
-        return ("native", "rings")
+        return "torch" if self.workers == 0 or named else "native"
 
 
 def settled(chosen: Mapping[str, Any]) -> Generated:

@@ -13,9 +13,7 @@ from parity.generated.judge import assert_parity
 
 @pytest.mark.rings_only
 @pytest.mark.parametrize("case", [Generated(), *every_value(seed=1)], ids=str)
-def test_case(case, expected_path):
-    if expected_path == "rings":
-        pytest.skip("a case takes both paths by itself")
+def test_case(case):
     assert_parity(case)
 
 

@@ -1,4 +1,4 @@
-//! Which leaves share memory, and where it goes.
+//! Groups leaves that share memory into storages, and gives each storage a place in the batch.
 //!
 //! Tensors of one storage that overlap become one storage, so that they overlap on the other side too. A
 //! tensor that is alone carries its own elements, not its whole storage. As with torch, the storage counts:
@@ -10,66 +10,66 @@ use std::ops::Range;
 
 use super::wire::STORAGE_ALIGN;
 
-/// How a leaf may share memory with others.
+/// The ways in which a leaf may share memory with others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sharing {
-    /// Not at all, as torch does not keep it: arrays and `bytes`.
+    /// Shares nothing, as torch does not keep such sharing: arrays and `bytes`.
     Never,
-    /// As part of its storage: tensors.
+    /// Shares a part of its storage: tensors.
     Part,
-    /// As a whole storage, which cannot begin inside another.
+    /// Shares a whole storage, which cannot begin inside another.
     Whole,
 }
 
-/// The leaves of a batch, as far as their memory goes.
+/// The leaves of a batch, and the memory that each of them covers.
 pub trait Leaves {
-    /// Why a storage is not known.
+    /// The error for a storage that cannot be found.
     type Error;
 
-    /// How many there are.
+    /// Returns the number of leaves.
     fn count(&self) -> u32;
 
-    /// The address of a leaf's bytes, and how many they are.
+    /// Returns the address of a leaf's bytes, and their number.
     fn bytes(&self, leaf: u32) -> (usize, u64);
 
-    /// How a leaf may share them.
+    /// Returns the way in which a leaf may share its bytes.
     fn sharing(&self, leaf: u32) -> Sharing;
 
-    /// What its place in a storage must be a multiple of.
+    /// Returns the number that a leaf's offset in a storage must be a multiple of.
     fn alignment(&self, leaf: u32) -> usize;
 
-    /// The number of the storage that a leaf which may share lies in, if it lies in any. Asked for overlapping leaves
-    /// only.
+    /// Returns the number of the storage that a leaf lies in, if it lies in any. Called only for leaves that may share
+    /// memory and overlap others.
     ///
     /// # Errors
-    /// What asking brings.
+    /// Fails if the storage cannot be found.
     fn storage(&mut self, leaf: u32) -> Result<Option<usize>, Self::Error>;
 }
 
 /// Memory that becomes one storage.
 #[derive(Debug)]
 pub struct Group {
-    /// Its address.
+    /// Address of the memory.
     pub start: usize,
-    /// Bytes of it.
+    /// Length in bytes.
     pub len: u64,
-    /// The leaf that it began with.
+    /// The first leaf of the group.
     pub first: u32,
     shares: bool,
-    /// Which storage it is part of, if any; known once another leaf overlaps it.
+    /// Number of the storage that the group is part of, if any. Known once another leaf overlaps the group.
     identity: Option<Option<usize>>,
-    /// Whether it must be copied: it begins within one of another storage.
+    /// True if the group must be copied, because it begins inside a group of another storage.
     is_apart: bool,
-    /// Where it already lies in the slot.
+    /// Offset in the slot, if the memory lies there already.
     in_place: Option<u64>,
 }
 
 /// One storage's place in the batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Placed {
-    /// Where it begins.
+    /// Offset of the storage's first byte.
     pub offset: u64,
-    /// Whether its bytes must be copied there.
+    /// True if the storage's bytes must be copied there.
     pub is_copied: bool,
 }
 
@@ -89,10 +89,10 @@ pub struct Groups {
 const NONE: u32 = u32::MAX;
 
 impl Groups {
-    /// Groups `leaves`. What shares memory inside `filled`, the part of a slot that was allocated, stays in place.
+    /// Groups `leaves`. Shared memory inside `filled`, the part of a slot that was allocated, stays in place.
     ///
     /// # Errors
-    /// What [`Leaves::storage`] returns.
+    /// The errors of [`Leaves::storage`].
     pub fn form<L: Leaves>(&mut self, leaves: &mut L, filled: Range<usize>) -> Result<(), L::Error> {
         self.clear();
         self.join(leaves)?;
@@ -130,7 +130,7 @@ impl Groups {
         self.group_of.iter().map(|&group| (group != NONE).then_some(group))
     }
 
-    /// Whether any leaf is without bytes.
+    /// Returns true if any leaf has no bytes.
     #[must_use]
     pub fn has_empty(&self) -> bool {
         self.group_of.contains(&NONE)
@@ -155,7 +155,7 @@ impl Groups {
         end
     }
 
-    /// How many storages lie in the slot already.
+    /// Returns the number of storages that lie in the slot already.
     #[must_use]
     pub fn in_place(&self) -> u64 {
         self.groups.iter().filter(|group| group.in_place.is_some()).count() as u64
@@ -168,7 +168,7 @@ impl Groups {
         self.order.extend(with_bytes.map(|((address, len), leaf)| (address, Reverse(len), leaf)));
         self.order.sort_unstable();
         self.group_of.resize(count as usize, NONE);
-        // Where the groups that tensors may join end.
+        // The end of the groups so far that tensors may join.
         let mut reach = 0;
         for at in 0..self.order.len() {
             let (start, Reverse(len), leaf) = self.order[at];

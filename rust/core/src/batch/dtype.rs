@@ -114,13 +114,13 @@ impl Dtype {
         self as u8
     }
 
-    /// Whether its elements are pairs of floating-point numbers.
+    /// Returns true if each element is a pair of floating-point numbers.
     #[inline]
     pub const fn is_complex(self) -> bool {
         self.dlpack().0 == code::COMPLEX
     }
 
-    /// Whether its elements are floating-point numbers, or pairs of them.
+    /// Returns true if each element is a floating-point number, or a pair of them.
     #[inline]
     pub const fn is_floating(self) -> bool {
         !matches!(self.dlpack().0, code::INT | code::UINT | code::BOOL)

@@ -17,9 +17,9 @@
 //!
 //! Leaf: kind `u8` (0 tensor, 1 array, 2 storage, 3 bytes), detail `u8` (a tensor's dtype code; of an array, 1 for
 //! Fortran order, and 2 more if it is read-only), ndim `u8`, zero `u8`, storage `u32`, byte offset in the storage
-//! `u64`, index of its first dim `u32`, start of its tag `u32`, itemsize `u64` (arrays only). Fields that a kind
-//! does not have are zero. A leaf's dims begin where those of the leaf before end, so that one pass checks that the
-//! table is whole.
+//! `u64`, index of its first dim `u32`, start of its tag `u32`, itemsize `u64` (arrays only). Fields that a kind does
+//! not have are zero. A leaf's dims begin where the dims of the leaf before it end, so that one pass can check the
+//! whole table.
 
 mod extent;
 mod reader;
@@ -51,7 +51,7 @@ const KIND_ARRAY: u8 = 1;
 const KIND_STORAGE: u8 = 2;
 const KIND_BYTES: u8 = 3;
 
-/// Where one storage lies.
+/// The place of one storage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StorageRecord {
     /// From the start of the slot's window, a multiple of [`STORAGE_ALIGN`] unless the storage is empty.
@@ -60,12 +60,12 @@ pub struct StorageRecord {
     pub nbytes: u64,
 }
 
-/// What numpy's flags say of an array.
+/// The flags that numpy keeps for an array.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ArrayFlags {
     /// Column-major: the first index varies fastest.
     pub fortran: bool,
-    /// Not to be written to.
+    /// The array must not be written to.
     pub read_only: bool,
 }
 
@@ -79,7 +79,7 @@ impl ArrayFlags {
     }
 }
 
-/// What a leaf is.
+/// The kind of a leaf.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LeafKind {
     /// A tensor: shape, strides, part of a storage.

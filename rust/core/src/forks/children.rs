@@ -9,7 +9,8 @@ use crate::testing::fault::fault;
 
 /// A forked child, and all that it has forked.
 pub trait Child: Send {
-    /// Whether none of these processes has the memory any more. May say no for ever, and yes only where it is so.
+    /// Returns true if none of these processes has the memory any more. An implementation may always return false, and
+    /// returns true only if it is so.
     fn has_gone(&self) -> bool;
 }
 
@@ -18,15 +19,15 @@ pub type Thing = Box<dyn Send>;
 
 /// The forks of one process.
 ///
-/// Its lock is held for moments, over nothing but system calls that do not wait.
+/// The lock is held only for moments, and only during system calls that do not wait.
 pub struct Forks<C> {
     children: Mutex<Children<C>>,
-    /// How many things are kept. A look that finds none needs no lock.
+    /// The number of things that are kept. If it is 0, a look needs no lock.
     kept: AtomicU64,
 }
 
 struct Children<C> {
-    /// How many forks have begun.
+    /// The number of forks that have begun.
     begun: u64,
     records: Vec<Record<C>>,
     kept: Vec<Kept>,
@@ -42,13 +43,14 @@ struct Record<C> {
 
 struct Kept {
     lent: Moment,
-    /// How many forks had begun when it came back.
+    /// The number of forks that had begun when the thing came back.
     begun: u64,
     thing: Thing,
 }
 
 impl<C> Record<C> {
-    /// Whether the child may have what was lent at a moment and came back when so many forks had begun.
+    /// Returns true if the child may have a thing that was lent at the moment `lent`, and came back when `begun` forks
+    /// had begun.
     fn may_have(&self, lent: Moment, begun: u64) -> bool {
         let is_early = |ended: Moment| ended.is_after(lent);
         self.number < begun && self.ended.map_or(!fault("fork_under_way_ignored"), is_early)
@@ -65,7 +67,7 @@ impl<C: Child> Forks<C> {
 
     /// A fork is about to happen, which `child` tells the end of. Returns its number.
     pub fn begin(&self, clock: &Clock, child: C) -> u64 {
-        // Else the handles of children that have gone, and for which nothing is kept, would pile up.
+        // Without this, the handles of children that have gone, and for which nothing is kept, would pile up.
         self.look();
         let mut children = self.lock();
         let number = children.begun;
@@ -105,7 +107,7 @@ impl<C: Child> Forks<C> {
         self.look();
     }
 
-    /// Whether anything is kept.
+    /// Returns true if anything is kept.
     #[inline]
     #[must_use]
     pub fn keeps_anything(&self) -> bool {
@@ -126,7 +128,7 @@ impl<C: Child> Forks<C> {
             stays
         });
         self.kept.store(kept.len() as u64, Ordering::Relaxed);
-        // Behind the lock: to drop a thing may take others.
+        // After the lock is released: to drop a thing may take other locks.
         drop(children);
         drop(gone);
     }

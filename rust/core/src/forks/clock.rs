@@ -1,8 +1,8 @@
 //! A clock that forks move on. Whether something was lent before a fork and comes back after it is one comparison.
 //!
 //! The clock is one word: the number of forks that have ended, and how many are under way, for threads may fork at
-//! once. Between [`begin`](Clock::begin) and [`end`](Clock::end) it is not known whether the child is there yet. What is
-//! lent or returned in that time counts as if the fork came in between.
+//! once. Between [`begin`](Clock::begin) and [`end`](Clock::end) it is not known whether the child is there yet. What
+//! is lent or returned in that time counts as if the fork came in between.
 //!
 //! INVARIANT: what was lent before a fork finds another time on the clock when it comes back after it. The thread that
 //! forks begins before the system makes the child. A child has an object only if the object's last reference was
@@ -14,7 +14,7 @@ use crate::testing::fault::fault;
 
 /// One fork that is under way.
 const WINDOW: u64 = 1;
-/// How many are under way.
+/// The bits that count the forks under way.
 const WINDOWS: u64 = (1 << 15) - 1;
 /// Never set on the clock: marks a moment that has no end.
 const UNSURE: u64 = 1 << 15;
@@ -46,7 +46,7 @@ impl Clock {
         Moment(if sure { now } else { now | UNSURE })
     }
 
-    /// Whether no fork can have come since. Never true in a forked child whose clock was wiped.
+    /// Returns true if no fork can have come since `then`. Never true in a forked child whose clock was wiped.
     #[inline]
     #[must_use]
     pub fn is_still(&self, then: Moment) -> bool {
@@ -60,7 +60,8 @@ impl Clock {
         self.0.fetch_add(WINDOW, Ordering::SeqCst);
     }
 
-    /// It has happened, or failed. The moment is later than any at which the child may have got something.
+    /// Notes that the fork has happened, or has failed. Returns a moment later than any at which the child may have got
+    /// something.
     pub fn end(&self) -> Moment {
         Moment(self.0.fetch_add(TICK - WINDOW, Ordering::SeqCst) + TICK)
     }
@@ -73,7 +74,7 @@ impl Moment {
         Self(self.0 | UNSURE)
     }
 
-    /// Whether more forks have ended by `self` than by `other`.
+    /// Returns true if more forks have ended by `self` than by `other`.
     #[must_use]
     pub fn is_after(self, other: Self) -> bool {
         self.0 / TICK > other.0 / TICK

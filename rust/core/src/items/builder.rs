@@ -42,12 +42,14 @@ impl Builder {
         })
     }
 
-    /// Where the bytes of the next item are appended, behind others. [`end_item`](Self::end_item) follows.
+    /// Returns the buffer to which the bytes of the next item are appended, behind others. Call
+    /// [`end_item`](Self::end_item) afterwards.
     pub fn buffer(&mut self) -> &mut Vec<u8> {
         &mut self.buffer
     }
 
-    /// All that was appended since the last call is one item. Returns whether [`flush`](Self::flush) should follow.
+    /// Makes one item of all that was appended since the last call. Returns whether [`flush`](Self::flush) should
+    /// follow.
     #[must_use]
     pub fn end_item(&mut self) -> bool {
         let end = self.payload.len() + self.buffer.len() as u64;
@@ -59,7 +61,8 @@ impl Builder {
     /// Moves what was collected to shared memory. Between items only.
     ///
     /// # Errors
-    /// [`Error::ListInherited`] in a forked child, [`Error::ListMemory`] when the memory is not there, [`Error::Os`] when the system refuses.
+    /// [`Error::ListInherited`] in a forked child, [`Error::ListMemory`] when the memory is not there, [`Error::Os`]
+    /// when the system refuses.
     pub fn flush(&mut self) -> Result<()> {
         if std::process::id() != self.owner {
             return Err(Error::ListInherited { owner: self.owner });
@@ -90,7 +93,8 @@ impl Builder {
     }
 }
 
-/// What may be written before the next look at what the system has left: at a control group's limit it kills.
+/// The bytes that may be written before the next look at what the system has left. A process that reaches its control
+/// group's limit is killed.
 #[derive(Debug, Default)]
 pub(super) struct Room {
     taken: u64,
@@ -106,7 +110,7 @@ impl Room {
         }
         self.taken = 0;
         let Available { bytes, limit } = self.probe.get_or_insert_default().available();
-        // What is written before the next look has to be there too.
+        // The bytes that are written before the next look must be available too.
         if needed.saturating_add(LOOK) > bytes {
             return Err(Error::ListMemory { built, needed, spare: LOOK, available: bytes, limit });
         }

@@ -23,7 +23,7 @@ const WORD: usize = 8;
 #[derive(Debug)]
 pub struct Items {
     memory: Frozen,
-    /// Where the first item begins to be named: bytes before it are the items'.
+    /// Start of the table that lists the items. The bytes before it are the items'.
     table: usize,
     count: usize,
 }
@@ -55,7 +55,7 @@ impl Items {
         self.count
     }
 
-    /// Whether there are none.
+    /// Returns true if there are no items.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.count == 0
@@ -80,7 +80,7 @@ impl Items {
         self.memory.bytes()
     }
 
-    /// What another process needs for [`attach`](Self::attach).
+    /// Returns the descriptor that another process needs for [`attach`](Self::attach).
     ///
     /// # Errors
     /// [`Error::Os`] when other code has closed it by its number. The items can still be read.

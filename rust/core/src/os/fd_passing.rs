@@ -1,4 +1,5 @@
-//! Descriptors sent over the socket pair of a worker and the parent: a batch's own segment, and where a call is answered.
+//! Descriptors sent over the socket pair of a worker and the parent: a batch's own segment, and where a call is
+//! answered.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -25,7 +26,7 @@ pub fn pair() -> Result<(OwnedFd, OwnedFd)> {
         .map_err(|errno| Error::os("socketpair", errno))
 }
 
-/// What became of a descriptor that was to be sent.
+/// The outcome of sending a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Sent {
@@ -38,8 +39,8 @@ pub enum Sent {
     TooManyInFlight,
 }
 
-/// How many descriptors may be in flight over sockets, of all processes of this user: this process's limit of open
-/// files. `None`: no limit.
+/// Returns how many descriptors may be in flight over sockets, for all processes of this user together: this process's
+/// limit of open files. `None`: no limit.
 #[must_use]
 pub fn most_in_flight() -> Option<u64> {
     getrlimit(Resource::Nofile).current
@@ -90,7 +91,7 @@ pub fn receive(socket: BorrowedFd<'_>, tag: u64) -> Result<OwnedFd> {
     }
 }
 
-/// Whether no process, not even this one, has the other end any more.
+/// Returns true if no process, not even this one, has the other end any more.
 ///
 /// # Errors
 /// [`Error::Os`] when the system refuses.

@@ -34,7 +34,7 @@ impl Growing {
         self.len
     }
 
-    /// Whether there are none.
+    /// Returns true if there are no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -145,7 +145,7 @@ impl Frozen {
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.len) }
     }
 
-    /// What another process needs for [`attach`](Self::attach).
+    /// Returns the descriptor that another process needs for [`attach`](Self::attach).
     ///
     /// # Errors
     /// [`Error::Os`] when other code has closed it by its number, as daemons do. What is mapped stays.

@@ -1,4 +1,4 @@
-//! How much memory can still be taken before the system kills rather than refuses.
+//! Measures how much memory can still be taken before the system kills the process instead of refusing.
 //!
 //! At its limit, and without swap, a control group's process gets SIGKILL, never an error, so a process that is about
 //! to touch new pages asks first.
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
 
-/// What is left, and which limit says so.
+/// The bytes that are left, and the limit that says so.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Available {
     /// Bytes that can still be taken.
@@ -17,13 +17,14 @@ pub struct Available {
     pub limit: String,
 }
 
-/// Where the figures are read. The groups of a process do not change while it loads data.
+/// The files to read the figures from. The groups of a process do not change while it loads data.
 #[derive(Debug, Clone)]
 pub struct MemoryProbe {
     meminfo: PathBuf,
     groups: Vec<Group>,
-    /// Where the system promises no more than it has (`vm.overcommit_memory=2`): what it keeps back of that, in bytes.
-    /// Pages of shared memory are promised when they are first touched, and one too many is a SIGBUS.
+    /// The bytes that the system keeps back from what it promises, if it promises no more than it has
+    /// (`vm.overcommit_memory=2`). Pages of shared memory are promised when they are first touched, and one too many is
+    /// a SIGBUS.
     promises: Option<u64>,
 }
 
@@ -33,21 +34,21 @@ struct Group {
     files: &'static Files,
 }
 
-/// What the files of a control group, and the lines of its `memory.stat`, are called. All figures are those of the
-/// group with what lies below it, as the limit is.
+/// The names of a control group's files, and of lines in its `memory.stat`. As with the limit, each figure counts the
+/// group together with all groups below it.
 #[derive(Debug)]
 struct Files {
     limit: &'static str,
     usage: &'static str,
-    /// File pages. Those of shared memory are not among them.
+    /// Names of the lines for file pages. Pages of shared memory are not among them.
     cache: [&'static str; 2],
-    /// Those of them that have to be written before they can be dropped.
+    /// Names of the lines for file pages that have to be written before they can be dropped.
     unwritten: [&'static str; 2],
     /// Caches of the kernel's that it can drop.
     slab: Option<&'static str>,
     /// The limit of what is swapped out, and how much that is.
     swap: [&'static str; 2],
-    /// Whether these two count memory too.
+    /// True if these two count memory too.
     swap_has_memory: bool,
 }
 
@@ -75,8 +76,8 @@ static LEGACY: Files = Files {
 /// are read again at once. And the figures lag behind, by some pages for each CPU, and by what others take meanwhile.
 const KEPT_CACHE: u64 = 8;
 
-/// What is left alone of a group's limit, where a page too many is a kill: a part of it, up to some bytes. Whoever asks
-/// takes more than it asks for: samples, copies, page tables. And several ask at once.
+/// The part of a group's limit that is left alone, up to some bytes, because a page too many there is a kill. The
+/// caller takes more than it asks for: samples, copies, page tables. And several callers ask at once.
 const KEPT_PART: u64 = 16;
 const KEPT_MOST: u64 = 64 << 20;
 const FEW: u64 = 64 << 10;
@@ -99,7 +100,8 @@ impl MemoryProbe {
         self.available_beyond(4, false)
     }
 
-    /// With so many quarters of what is left alone of a group's limit, and with what can be swapped out for it.
+    /// Returns what is left, if so many quarters of the kept part of a group's limit are left alone. `swaps` counts
+    /// memory that can be swapped out.
     fn available_beyond(&self, quarters: u64, swaps: bool) -> Available {
         let meminfo = fs::read_to_string(&self.meminfo).unwrap_or_default();
         let figure = |key| value_of(&meminfo, key).map(|kib| kib.saturating_mul(1024));
@@ -123,7 +125,8 @@ impl MemoryProbe {
         least
     }
 
-    /// Asks for `needed` bytes, also where others are swapped out for them. A few come out of what is left alone, for those that say why there are no more.
+    /// Asks for `needed` bytes, also where others are swapped out for them. A few bytes may come out of the part that
+    /// is left alone, so that code has memory to say why there is no more.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`] with the figures when less is left.
@@ -144,7 +147,7 @@ impl Default for MemoryProbe {
 }
 
 impl Group {
-    /// What is left, if the machine has so many bytes of `swap`.
+    /// Returns the bytes that are left, if the machine has so many bytes of `swap`.
     fn available(&self, quarters: u64, swap: u64) -> Option<u64> {
         let limit = read_number(&self.path.join(self.files.limit))?;
         let usage = read_number(&self.path.join(self.files.usage))?;
@@ -201,14 +204,15 @@ fn groups(own: &str, root: &Path) -> Vec<Group> {
     found
 }
 
-/// What the system keeps back of its promises, from the settings below `root`; `None` where it makes none.
+/// Returns the bytes that the system keeps back from its promises, by the settings below `root`; `None` if it promises
+/// without a limit.
 fn promises(root: &Path) -> Option<u64> {
     let kept = |name| read_number(&root.join(name)).unwrap_or(0).saturating_mul(1024);
     (read_number(&root.join("overcommit_memory"))? == 2)
         .then(|| kept("admin_reserve_kbytes").saturating_add(kept("user_reserve_kbytes")))
 }
 
-/// What the system can still promise.
+/// Returns the bytes that the system can still promise.
 fn promised(meminfo: &str, kept: u64) -> Option<u64> {
     let figure = |key| value_of(meminfo, key).map(|kib| kib.saturating_mul(1024));
     Some(figure("CommitLimit:")?.saturating_sub(figure("Committed_AS:")?).saturating_sub(kept))
@@ -246,7 +250,7 @@ mod tests {
         dir
     }
 
-    /// What a group below `root` has left, by its files' content.
+    /// Returns what a group below `root` has left, from its files' content.
     fn left(root: &Path, own: &str, group: &str, files: &[(&str, &str)]) -> Available {
         fs::create_dir_all(root.join(group)).unwrap();
         for (name, content) in files {

@@ -20,11 +20,11 @@ use super::waiting::poll;
 use crate::error::{Error, Result};
 use crate::sync::{AtomicU64, Ordering};
 
-/// What the handler needs. Stays for good.
+/// The data that the handler needs. Never freed.
 struct Watch {
     /// The process that has the timer. A forked child has this memory, and no timer.
     pid: i32,
-    /// Which forked this process: the parent, or a server.
+    /// The process that forked this one: the parent, or a server.
     forked_by: i32,
     parent: OwnedFd,
     pipe: Option<OwnedFd>,
@@ -32,24 +32,24 @@ struct Watch {
     end: Timer,
     /// Has the handler look again.
     again: Timer,
-    /// How often that was started; the highest number once the other was.
+    /// The number of times that `again` was started; the highest number once `end` was started.
     looks: AtomicU64,
     /// The handler before this one, which runs as before.
     replaced: libc::sigaction,
 }
 
-/// Not started, and for how long it runs once it is.
+/// A timer that does not run yet, and the time for which it runs once it is started.
 struct Timer {
     id: libc::timer_t,
     runs: libc::itimerspec,
 }
 
-/// How long after a look at a parent that may be ending the next one is, and how many there are at most: the writing end
-/// of a pipe may be closed by a parent that lives on.
+/// The time between two looks at a parent that may be ending, and the number of looks at most: a parent that lives on
+/// may also close the writing end of a pipe.
 const NEXT_LOOK: Duration = Duration::from_millis(100);
 const MOST_LOOKS: u64 = 600;
 
-/// Which libc does not name.
+/// A command of `fcntl` that libc has no name for.
 const F_SETSIG: libc::c_int = 10;
 
 /// The address of the last one; 0 for none.
@@ -84,7 +84,7 @@ pub fn end_with(parent: BorrowedFd<'_>, pipe: Option<BorrowedFd<'_>>, grace: Dur
     if let Some(pipe) = pipe {
         send_at_end(pipe, pid)?;
     }
-    // Its end before this moment has sent nothing.
+    // If the parent ended before this moment, no signal came.
     look();
     Ok(())
 }
@@ -125,7 +125,7 @@ fn look() {
     let Some(watch) = watch().filter(|watch| watch.pid == own_pid()) else { return };
     // ORDERING: Relaxed, here and below: a count that nothing hangs on.
     if is_there(&watch.parent, PollFlags::IN) {
-        // Not by a later signal again, which would put the end off.
+        // Only once: a later signal that started the timer again would put the end off.
         if watch.looks.swap(u64::MAX, Ordering::Relaxed) != u64::MAX {
             watch.end.start();
         }
@@ -134,7 +134,7 @@ fn look() {
     // Other signals, of people and of shells, are of no concern.
     let may_be_ending = match &watch.pipe {
         Some(pipe) => is_there(pipe, PollFlags::HUP),
-        // By then the system has given this process another parent.
+        // Once the parent is gone, the system has given this process another parent.
         None => parent_pid() != watch.forked_by,
     };
     if may_be_ending && watch.looks.fetch_add(1, Ordering::Relaxed) < MOST_LOOKS {
@@ -160,11 +160,11 @@ extern "C" fn on_signal(signal: libc::c_int, info: *mut libc::siginfo_t, context
         return;
     }
     if replaced.sa_flags & libc::SA_SIGINFO == 0 {
-        // SAFETY: whoever set a handler without that flag set one of this type.
+        // SAFETY: code that set a handler without that flag set one of this type.
         let handler: extern "C" fn(libc::c_int) = unsafe { std::mem::transmute(replaced.sa_sigaction) };
         handler(signal);
     } else {
-        // SAFETY: and with it, one of this type, that of this function.
+        // SAFETY: code that set a handler with that flag set one of this type, which `on_signal` has too.
         let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) =
             unsafe { std::mem::transmute(replaced.sa_sigaction) };
         handler(signal, info, context);
@@ -181,7 +181,7 @@ fn parent_pid() -> i32 {
     unsafe { libc::getppid() }
 }
 
-/// Whether `event` is there now. Safe in a handler: a system call.
+/// Returns true if `event` is there now. Safe in a handler: a system call.
 fn is_there(fd: &OwnedFd, event: PollFlags) -> bool {
     (0..10)
         .map(|_| poll([(fd.as_fd(), event)], Duration::ZERO))
@@ -189,7 +189,8 @@ fn is_there(fd: &OwnedFd, event: PollFlags) -> bool {
         .is_some_and(|found| found.is_ok_and(|[found]| !found.is_empty()))
 }
 
-/// That of SIGCONT now; where it is this module's, of the process that forked this one, that which it replaced.
+/// Returns the handler of SIGCONT. If it is this module's, because the process that forked this one has set it, returns
+/// the handler that it replaced.
 fn handler() -> Result<libc::sigaction> {
     // SAFETY: all zero is a value of it.
     let mut now: libc::sigaction = unsafe { std::mem::zeroed() };

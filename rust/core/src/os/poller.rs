@@ -63,7 +63,8 @@ impl Poller {
         let _ = epoll::delete(&self.epoll, pidfd);
     }
 
-    /// Sleeps until a notification comes, a worker ends, a signal comes or the time is over. Returns the workers that ended.
+    /// Sleeps until a notification comes, a worker ends, a signal comes or the time is over. Returns the workers that
+    /// ended.
     ///
     /// # Errors
     /// [`Error::Os`] when the system refuses.
@@ -131,7 +132,7 @@ mod tests {
             std::thread::scope(|scope| {
                 let sleeper = scope.spawn(|| poller.wait(Duration::from_secs(60)));
                 poller.eventfd().notify();
-                // Whether this takes the notification or the sleeper does, the sleeper is woken.
+                // Either this call or the sleeper takes the notification. The sleeper is woken in both cases.
                 assert_eq!(poller.ended(), Ok(vec![]));
                 assert_eq!(sleeper.join().unwrap(), Ok((vec![], true)));
             });

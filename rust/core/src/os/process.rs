@@ -42,7 +42,7 @@ pub(crate) fn end_pipe() -> Option<(OwnedFd, OwnedFd)> {
     pipe_with(PipeFlags::CLOEXEC).ok()
 }
 
-/// Whether no process has the other end any more.
+/// Returns true if no process has the other end any more.
 pub(crate) fn is_hung_up(fd: impl AsFd) -> bool {
     poll([(fd.as_fd(), PollFlags::empty())], Duration::ZERO)
         .is_ok_and(|[found]| found.contains(PollFlags::HUP))

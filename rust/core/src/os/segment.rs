@@ -5,9 +5,8 @@
 //! INVARIANT I2: the memfd is at least `len` long and can never shrink (sealed), so that no access
 //! inside the mapping raises SIGBUS.
 //!
-//! What another process may do to this memory: write any byte at any time. Workers are trusted to
-//! follow the protocol of rings and slots, and may die at any instruction; what they wrote is
-//! validated before it is believed.
+//! Another process may write any byte of this memory at any time. Workers are trusted to follow the protocol of rings
+//! and slots, and may die at any instruction. The parent validates what they wrote before it believes it.
 
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -26,7 +25,7 @@ use crate::sync::{AtomicBool, Ordering};
 pub struct Segment {
     base: NonNull<u8>,
     len: u64,
-    /// Whether a part was unmapped: the rest is then its owner's to unmap, for only the owner knows which it is.
+    /// True if a part was unmapped. The owner must then unmap the rest, for only the owner knows which parts are left.
     in_parts: AtomicBool,
 }
 
@@ -90,7 +89,7 @@ impl Segment {
         self.len
     }
 
-    /// Whether the segment has no bytes; never true of one that could be mapped.
+    /// Returns true if the segment has no bytes. Never true of a segment that could be mapped.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -174,7 +173,7 @@ impl Segment {
 }
 
 impl Segment {
-    /// Whether a part was unmapped.
+    /// Returns true if a part was unmapped.
     pub(crate) fn is_in_parts(&self) -> bool {
         self.in_parts.load(Ordering::Relaxed)
     }

@@ -13,7 +13,7 @@ use rustix::io::{Errno, Result};
 /// Safe in a signal's handler, but for errno.
 ///
 /// # Errors
-/// What the system says; `INTR` for a signal.
+/// The system's error; `INTR` for a signal.
 pub(super) fn poll<const N: usize>(
     fds: [(BorrowedFd<'_>, PollFlags); N],
     limit: Duration,

@@ -1,4 +1,4 @@
-//! Which worker gets the next task.
+//! Chooses the worker for the next task.
 #![forbid(unsafe_code)]
 
 use crate::bits::Bits;
@@ -19,8 +19,8 @@ pub enum Order {
 ///
 /// MIRRORS torch dataloader.py::_try_put_index
 ///
-/// Every operation but `new`, `deactivate` and `reset` takes one step for each 64 workers, and none allocates. The methods
-/// that take a worker panic if it is none of the workers.
+/// Every operation but `new`, `deactivate` and `reset` takes one step for each 64 workers, and none allocates. The
+/// methods that take a worker panic if it is none of the workers.
 #[derive(Debug, Clone)]
 pub struct Dispatch {
     order: Order,
@@ -57,7 +57,7 @@ impl Dispatch {
         dispatch
     }
 
-    /// How many tasks may be outstanding at once, and how many are asked for when an epoch begins.
+    /// Returns how many tasks may be outstanding at once. As many are asked for when an epoch begins.
     pub fn max_tasks(&self) -> u64 {
         self.max_tasks
     }
@@ -96,18 +96,18 @@ impl Dispatch {
         }
     }
 
-    /// Whether `worker` may get tasks in this epoch.
+    /// Returns true if `worker` may get tasks in this epoch.
     pub fn is_active(&self, worker: u32) -> bool {
         self.workers[worker as usize].active
     }
 
-    /// How many workers are active.
+    /// Returns the number of active workers.
     pub fn active(&self) -> u32 {
         self.active
     }
 
-    /// How many tasks went to `worker` whose results were not handed out. Those that an inactive worker will never
-    /// answer stay counted, as in torch.
+    /// Returns the number of tasks that went to `worker` and whose results were not handed out. Tasks that an inactive
+    /// worker will never answer stay counted, as in torch.
     pub fn outstanding(&self, worker: u32) -> u64 {
         self.workers[worker as usize].outstanding
     }

@@ -1,4 +1,5 @@
-//! Which worker is asked for what, and in which order the answers are handed out: torch's rules, without processes or memory.
+//! Plans which worker does which task, and in which order the results are handed out: torch's rules, without processes
+//! or memory.
 //!
 //! | module | is about |
 //! |---|---|

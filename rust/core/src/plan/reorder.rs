@@ -3,7 +3,7 @@
 
 use crate::{Error, Result};
 
-/// What [`ReorderBuffer::next`] found.
+/// The result of [`ReorderBuffer::next`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Next<T> {
     /// The result whose turn it is; it is out of the buffer.
@@ -15,11 +15,11 @@ pub enum Next<T> {
         /// The result.
         data: T,
     },
-    /// It is the turn of a result that has not arrived.
+    /// The result whose turn it is has not arrived.
     Wait {
         /// The task's sequence number.
         seq: u64,
-        /// The worker that is to do it.
+        /// The worker that does the task.
         worker: u32,
     },
     /// No task is left whose result will come.
@@ -121,8 +121,8 @@ impl<T> ReorderBuffer<T> {
         Ok(task.worker)
     }
 
-    /// Takes the result whose turn it is, or says whose it is. Tasks that will bring nothing, because their worker is not
-    /// `active` and no result has arrived, are passed over and forgotten.
+    /// Takes the result whose turn it is, or says whose it is. Tasks that will bring nothing, because their worker is
+    /// not `active` and no result has arrived, are passed over and forgotten.
     pub fn next(&mut self, active: impl Fn(u32) -> bool) -> Next<T> {
         while self.rcvd_idx < self.send_idx {
             let seq = self.rcvd_idx;
@@ -145,13 +145,13 @@ impl<T> ReorderBuffer<T> {
         Next::End
     }
 
-    /// How many tasks were sent and brought nothing so far, with those that an inactive worker will never answer: torch's
-    /// `_tasks_outstanding`.
+    /// Returns the number of tasks that were sent and brought nothing so far: torch's `_tasks_outstanding`. Tasks that
+    /// an inactive worker will never answer are counted too.
     pub fn outstanding(&self) -> u64 {
         self.outstanding
     }
 
-    /// Whether a result of `worker` has not arrived. Looks at every task.
+    /// Returns true if a result of `worker` has not arrived. Looks at every task.
     pub fn awaits(&self, worker: u32) -> bool {
         self.awaited_tasks().any(|(_, of)| of == worker)
     }
@@ -172,8 +172,8 @@ impl<T> ReorderBuffer<T> {
         self.rcvd_idx
     }
 
-    /// A new epoch: drops every task and result, and counts from 0 again. A late result of an old task is the caller's to
-    /// recognise: the numbers are the same.
+    /// A new epoch: drops every task and result, and counts from 0 again. A late result of an old task is the caller's
+    /// to recognise: the numbers are the same.
     pub fn reset(&mut self) {
         self.ring.fill_with(|| None);
         self.aside.clear();
@@ -201,7 +201,7 @@ impl<T> ReorderBuffer<T> {
         let len = (self.ring.len() * 2).max(8);
         let mut tasks: Vec<_> = self.ring.drain(..).flatten().chain(self.aside.drain(..)).collect();
         self.ring.resize_with(len, || None);
-        // Of two that want the same place the older one moves aside, here as in `insert`.
+        // If two want the same place, the older one moves aside, here as in `insert`.
         tasks.sort_unstable_by_key(|task| task.seq);
         tasks.into_iter().for_each(|task| self.put(task));
     }

@@ -1,9 +1,9 @@
 //! Torch's samplers as streams of indices, over random numbers that torch drew.
 //!
 //! A stream is the generator that torch's `__iter__` returns, turned inside out: where the generator's body would draw,
-//! [`Stream::next`] returns [`Step::Need`], and after [`Stream::supply`] it goes on at that point. So every draw belongs to
-//! the same request as in torch, an epoch that is abandoned leaves the generators where torch leaves them, and there is
-//! never a list of all indices.
+//! [`Stream::next`] returns [`Step::Need`], and after [`Stream::supply`] it goes on at that point. So every draw
+//! belongs to the same request as in torch, an epoch that is abandoned leaves the generators where torch leaves them,
+//! and there is never a list of all indices.
 //!
 //! MIRRORS torch sampler.py and distributed.py, of 2.6 to 2.15: the classes' `__iter__`
 //!
@@ -38,11 +38,11 @@ impl Indices for Vec<i64> {
     }
 }
 
-/// What a stream needs before it can go on.
+/// The draw that a stream needs before it can go on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Draw {
-    /// One int64, `torch.empty((), dtype=torch.int64).random_()`, from the global generator, and a private generator that
-    /// is seeded with it: all later needs of this stream draw from that one.
+    /// One int64, `torch.empty((), dtype=torch.int64).random_()`, from the global generator. It seeds a private
+    /// generator, from which all later draws of this stream come.
     Seed,
     /// The sampler's `num_samples`, which torch reads before the first index and again after the last full
     /// permutation or chunk, since a dataset may have grown. It is asked for before the last permutation, where torch
@@ -50,27 +50,27 @@ pub enum Draw {
     NumSamples,
     /// `randperm(n)`, whole or [word by word](Supply::WordByWord).
     Permutation {
-        /// How many.
+        /// The length of the permutation.
         n: u64,
     },
     /// So many numbers of 32 bits from the generator of the permutation that is being read, as `random_` gives them for
     /// all int64: two to each, the first in the upper half. Of an odd last one, only the lower 31 bits count.
     Words {
-        /// How many.
+        /// The number of words.
         count: u64,
     },
     /// `randint(high, (count,))`
     Integers {
         /// The bound.
         high: u64,
-        /// How many, perhaps none: that is asked for all the same.
+        /// The number of integers. It may be 0: the draw is made all the same.
         count: u64,
     },
     /// `multinomial` over the sampler's weights.
     Multinomial {
-        /// How many weights there are.
+        /// The number of weights.
         categories: u64,
-        /// How many to draw.
+        /// The number of indices to draw.
         count: u64,
     },
 }
@@ -82,8 +82,8 @@ pub enum Supply {
     Seeded,
     /// To [`Draw::NumSamples`].
     NumSamples(u64),
-    /// To [`Draw::Permutation`], up to [`Supply::MOST_WORD_BY_WORD`] elements: the stream makes it while it is read, and
-    /// asks for [`Draw::Words`], in all one less than it has elements. No one else may draw from that generator.
+    /// To [`Draw::Permutation`], up to [`Supply::MOST_WORD_BY_WORD`] elements: the stream makes it while it is read,
+    /// and asks for [`Draw::Words`], in all one less than it has elements. No one else may draw from that generator.
     WordByWord,
     /// To the others.
     Indices(Box<dyn Indices>),
@@ -93,7 +93,7 @@ impl Supply {
     /// Above this many elements torch permutes in another way.
     pub const MOST_WORD_BY_WORD: u64 = Shuffle::MOST;
 
-    /// What answers `draw`, which this was [checked](check) to do.
+    /// Makes draws of the supply that answers `draw`. [`check`] has compared the two.
     fn into_draws(self, draw: Draw) -> Result<Draws> {
         Ok(match (self, draw) {
             (Self::Indices(indices), _) => Draws::Whole(indices),
@@ -109,7 +109,7 @@ impl Supply {
         }
     }
 
-    /// For a message: the indices themselves may be millions.
+    /// Describes the supply for a message, in which the indices themselves may be millions.
     fn what(&self) -> String {
         match self {
             Self::Seeded => "a seed was".into(),
@@ -127,7 +127,7 @@ pub enum Step<'a> {
     Batch(&'a [i64]),
     /// One index, from a stream without batches.
     Index(i64),
-    /// As many times `None`, one batch for an iterable dataset.
+    /// One batch for an iterable dataset: a list of so many `None`.
     Nones(u64),
     /// `None`, from a stream without batches.
     None,
@@ -137,7 +137,7 @@ pub enum Step<'a> {
     End,
 }
 
-/// Which of torch's samplers a stream stands for, with what the sampler reads before it draws.
+/// The torch sampler that a stream stands for, with what the sampler reads before it draws.
 #[derive(Debug)]
 pub enum Source {
     /// `SequentialSampler`
@@ -178,10 +178,10 @@ pub enum Source {
         rank: u64,
         /// Permuted, or in order.
         shuffle: bool,
-        /// What is too much for equal ranks is cut off, instead of repeating what is missing.
+        /// Cuts off the rest that would make the ranks unequal, instead of repeating indices to fill them up.
         drop_last: bool,
     },
-    /// `_InfiniteConstantSampler`: `None`, for ever.
+    /// `_InfiniteConstantSampler`: `None`, without end.
     InfiniteNone,
 }
 
@@ -202,7 +202,7 @@ pub struct Stream {
     /// Indices of the batch that is being read; after it was handed out, until the next request.
     batch: Vec<i64>,
     state: StreamState,
-    /// For a stream that rolls over: the incomplete last batch, once the end was reached.
+    /// The incomplete last batch of a stream with rollover, once the end was reached.
     rest: Option<Vec<i64>>,
 }
 
@@ -224,9 +224,9 @@ enum Generator {
     InfiniteNone,
 }
 
-/// What a generator does when it is asked for some indices.
+/// The outcome of a request to a generator for some indices.
 enum Pull {
-    /// It appended at least one.
+    /// The generator appended at least one index.
     Some,
     Need(Draw),
     End,
@@ -236,8 +236,8 @@ impl Stream {
     /// A stream that has not been asked yet; `rule` is `None` for `batch_size=None`.
     ///
     /// # Errors
-    /// [`Error::Config`] for a batch size of 0, and for a distributed sampler that would fail in torch (its dataset no
-    /// longer has the length that it was made for): iterate that one in Python.
+    /// [`Error::Config`] for a batch size of 0. Also for a distributed sampler that would fail in torch, because its
+    /// dataset no longer has the length that it was made for: iterate such a sampler in Python.
     pub fn new(source: Source, rule: Option<BatchRule>) -> Result<Self> {
         if rule.is_some_and(|rule| rule.size == 0) {
             return Err(Error::Config("a batch needs a size of at least 1, not 0".into()));
@@ -256,8 +256,8 @@ impl Stream {
     /// largest batch grows.
     ///
     /// # Errors
-    /// [`Error::EmptySource`] where torch divides by zero, [`Error::Indices`] for a supplied index that is out of range.
-    /// The stream has then ended.
+    /// [`Error::EmptySource`] where torch divides by zero, [`Error::Indices`] for a supplied index that is out of
+    /// range. The stream has then ended.
     #[expect(clippy::should_implement_trait, reason = "it lends the batch, which an iterator cannot")]
     pub fn next(&mut self) -> Result<Step<'_>> {
         match std::mem::replace(&mut self.state, StreamState::Ended) {
@@ -317,12 +317,13 @@ impl Stream {
         Ok(())
     }
 
-    /// What a stream that rolls over has left; empty before its end, and after it was taken.
+    /// Returns the indices that a stream with rollover has left. Empty before the stream's end, and after they were
+    /// taken.
     pub fn take_rest(&mut self) -> Vec<i64> {
         self.rest.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
-    /// Whether another request finds the end.
+    /// Returns true if the next request finds the end.
     pub fn has_ended(&self) -> bool {
         matches!(self.state, StreamState::Needs(_) | StreamState::Ended)
     }
@@ -392,7 +393,7 @@ impl Generator {
     }
 }
 
-/// Whether this is an answer to that.
+/// Returns `Ok` if `supply` answers `draw`.
 fn check(draw: Draw, supply: &Supply) -> Result<()> {
     let (want, given) = match (draw, supply) {
         (Draw::Seed, Supply::Seeded)

@@ -1,4 +1,4 @@
-//! How much memory a worker's slots may keep, and in which pieces they grow.
+//! Limits the memory that a worker's slots may keep, and sets the steps in which they grow.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use crate::Result;
 const FINE: u64 = 4 << 10;
 const COARSE: u64 = 64 << 10;
 
-/// What bounds the slots of one worker.
+/// The limits on the slots of one worker.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
     /// Bytes of memory that all slots of the worker may keep together.
@@ -43,19 +43,19 @@ impl Limits {
     }
 }
 
-/// What became of a request for more bytes in a slot.
+/// The outcome of a request for more bytes in a slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub enum Growth {
     /// The bytes may be used.
     Ready,
-    /// They do not fit while other slots keep what they have; they may once slots have come back.
+    /// The bytes do not fit while other slots keep what they have. They may fit once slots have come back.
     NoRoom,
-    /// They are more than [`Limits::half`] and never fit.
+    /// The bytes are more than [`Limits::half`] and never fit.
     Oversize,
 }
 
-/// The memory behind the windows, as far as the allocator needs it.
+/// The operations on the memory behind the windows that the allocator needs.
 pub trait Pages {
     /// Gives the memory behind `bytes` of a slot's window back to the system. It is not used.
     ///

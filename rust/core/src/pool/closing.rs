@@ -8,12 +8,12 @@ use crate::testing::fault::fault;
 /// In the hold counter of a slot whose pages are given back: more holds than there can be.
 const RETIRED: u32 = u32::MAX;
 
-/// Whether the slots of a worker are given back as they are released.
+/// Says whether a worker's slots are given back to the system when they are released.
 #[derive(Debug, Default)]
 pub struct Closing(AtomicBool);
 
 impl Closing {
-    /// Not closed.
+    /// Makes a state that is not closed.
     pub fn new() -> Self {
         Self(AtomicBool::new(false))
     }
@@ -25,7 +25,7 @@ impl Closing {
         self.0.swap(true, Ordering::AcqRel);
     }
 
-    /// Whether a thread that has just released a slot is to retire it.
+    /// Returns true if a thread that has just released a slot must retire it.
     pub fn is_closed(&self) -> bool {
         if fault("closed_by_load") {
             return self.0.load(Ordering::Acquire);

@@ -7,8 +7,8 @@ use crate::sync::{AtomicU64, Ordering, release_unless};
 use crate::testing::failpoint::failpoint;
 use crate::testing::fault::fault;
 
-/// What the user has leased from one worker and what is registered of it, and the bounds on both. Private memory of
-/// the parent; any thread may use it.
+/// Counts what the user has leased from one worker and what is registered of it, and bounds both. Private memory of the
+/// parent; any thread may use it.
 ///
 /// INVARIANT: the leases stay within half the worker's share and half its slots, so holding batches
 /// never starves the worker.
@@ -18,7 +18,7 @@ pub struct Ledger {
     leased_bytes: AtomicU64,
     most_slots: u64,
     most_bytes: u64,
-    /// What the words of `registered` say together.
+    /// The sum of the words in `registered`.
     pub(super) registered_bytes: AtomicU64,
     pub(super) most_registered: u64,
     pub(super) page: u64,
@@ -127,16 +127,17 @@ impl Ledger {
             .collect()
     }
 
-    /// Whether the shared holds can be true: each slot that the user has leased is held. What is not held is given
-    /// back, so a hold that some other process has overwritten must not be believed. To be asked once nothing is drained
-    /// any more, or while nothing can be.
+    /// Returns true if the shared holds can be true: each slot that the user has leased is held. A slot that is not
+    /// held is given back, so a hold that some other process has overwritten must not be believed. Ask once nothing is
+    /// drained any more, or while nothing can be.
     pub fn is_borne_out(&self, words: SlotWords<'_>) -> bool {
-        // ORDERING slot-unheld: a lease ends before its hold, so whoever finds the hold lowered finds the lease ended.
+        // ORDERING slot-unheld: a lease ends before its hold, so a thread that finds the hold lowered finds the lease
+        // ended.
         let held = words.holds.iter().filter(|holds| holds.load(Ordering::Acquire) > 0).count();
         held as u64 >= self.leased_slots.load(Ordering::Relaxed)
     }
 
-    /// Whether the user has leased more than half of what he may.
+    /// Returns true if the user has leased more than half of what he may lease.
     pub fn is_half_leased(&self) -> bool {
         2 * u64::from(self.leased_slots()) > self.most_slots || self.leased_bytes() > self.most_bytes / 2
     }

@@ -13,8 +13,8 @@
 //! - More, before it asks the driver to register, while it holds the slot. The worker reads the words of free slots
 //!   alone, so a slot's own way back carries it (ORDERING slot-returned), to a successor too.
 //! - Less, after the driver has unregistered, of slots that are held or not (ORDERING registered-cleared). The worker
-//!   may find it late; at the end, ORDERING close lets the last of those that end a hold, unregister or close find the
-//!   slot neither held nor registered.
+//!   may find it late. At the end, threads end holds, unregister and close: by ORDERING close, the last of them finds
+//!   the slot neither held nor registered.
 //!
 //! `touched >= registered`: only what the worker has counted is registered, and it counts no less while the word
 //! stands. So registered memory is resident memory of the worker's share, and needs no count of its own there.
@@ -71,7 +71,7 @@ impl Ledger {
     }
 }
 
-/// Whether a slot's pages must stay where they are: for threads that are about to give them back for good.
+/// Returns true if a slot's pages must stay where they are. Asked by threads that are about to give them back for good.
 pub(super) fn is_registered(words: SlotWords<'_>, slot: SlotId) -> bool {
     // ORDERING registered-cleared
     let registered = words.registered()[slot.index()].load(Ordering::Acquire);

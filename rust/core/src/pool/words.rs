@@ -6,7 +6,7 @@ use std::fmt;
 use crate::sync::{AtomicU32, AtomicU64};
 use crate::{Error, Result};
 
-/// Slots that one `free` word has bits for.
+/// The number of slots that one `free` word has bits for.
 pub(super) const SLOTS_PER_WORD: usize = u64::BITS as usize;
 
 /// The number of a slot among those of its worker. A side that reads one out of shared memory checks it first.
@@ -34,7 +34,7 @@ impl SlotId {
         (self.index() / SLOTS_PER_WORD, 1 << (self.index() % SLOTS_PER_WORD))
     }
 
-    /// Whether the slot's bit is set in `words`, a bit for each slot.
+    /// Returns true if the slot's bit is set in `words`, which have a bit for each slot.
     pub fn is_in(self, words: &[u64]) -> bool {
         let (word, bit) = self.bit();
         words.get(word).is_some_and(|word| word & bit != 0)
@@ -62,10 +62,10 @@ pub struct SlotWords<'a> {
     /// One bit for each slot, 64 to a word. Set when a lease ends; swapped to zero by the worker
     /// when it sweeps.
     pub free: &'a [AtomicU64],
-    /// How many times the parent has drained each slot and not yet finished its release.
+    /// The number of times that the parent has drained each slot and not yet finished its release.
     pub holds: &'a [AtomicU32],
-    /// What is [touched](Self::touched) of each slot, then what is [registered](Self::registered): one slice, because
-    /// the words are borrowed several times for each batch.
+    /// The [touched](Self::touched) words of all slots, then the [registered](Self::registered) words. They are one
+    /// slice, because the words are borrowed several times for each batch.
     sizes: &'a [AtomicU64],
     /// The sum over `touched`, except while the worker is between two stores. Only the worker
     /// writes it.
@@ -112,7 +112,7 @@ impl<'a> SlotWords<'a> {
         Self { free, holds, sizes, resident }
     }
 
-    /// How many slots there are.
+    /// Returns the number of slots.
     pub fn slots(&self) -> u32 {
         self.holds.len() as u32
     }
@@ -123,7 +123,7 @@ impl<'a> SlotWords<'a> {
         &self.sizes[..self.holds.len()]
     }
 
-    /// What [`touched`](Self::touched) says of one slot, on the way of each batch.
+    /// Returns the [`touched`](Self::touched) word of one slot. Used for each batch.
     pub(super) fn touched_of(&self, slot: SlotId) -> &'a AtomicU64 {
         &self.sizes[slot.index()]
     }

@@ -7,7 +7,7 @@ use crate::sync::{Arc, Ordering, acquire_unless};
 use crate::testing::failpoint::failpoint;
 use crate::testing::fault::fault;
 
-/// What the worker knows of a slot.
+/// The worker's knowledge of a slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum SlotState {
     Free,
@@ -119,7 +119,7 @@ impl WorkerSlots {
     ///
     /// # Errors
     ///
-    /// Those of `os`, unchanged. The slot keeps what it had.
+    /// The errors of `os`, unchanged. The slot keeps what it had.
     #[inline]
     pub fn grow(
         &mut self,
@@ -170,7 +170,7 @@ impl WorkerSlots {
         OwnLease { _owner: Arc::clone(&self.own_leases[slot.index()]) }
     }
 
-    /// How many slots only the worker itself keeps, as of the last [`begin`](Self::begin).
+    /// Returns the number of slots that only the worker itself keeps, as of the last [`begin`](Self::begin).
     pub fn own_leased_slots(&self) -> u32 {
         self.own_leased.len() as u32
     }
@@ -180,7 +180,7 @@ impl WorkerSlots {
         self.own_leased.iter().map(|slot| self.touched[slot.index()]).sum()
     }
 
-    /// Whether the worker itself has anything in its slots, now.
+    /// Returns true if the worker itself has anything in its slots, now.
     pub fn has_own_leases(&mut self) -> bool {
         // ORDERING own-lease-dropped
         self.own_leases.iter_mut().any(|owner| Arc::get_mut(owner).is_none())

@@ -1,7 +1,7 @@
 //! This process, as distinct from those that it forks: which one it is, and which children may have its memory.
 //!
-//! A forked child inherits every object, lock and number of its parent. Which process owns a thing is read from a page that the
-//! system wipes at a fork. Where the system has no such page, the process id is asked for each time.
+//! A forked child inherits every object, lock and number of its parent. Which process owns a thing is read from a page
+//! that the system wipes at a fork. Where the system has no such page, the process id is asked for each time.
 //!
 //! That children have gone is told by a pipe for each fork: the child, and all that it forks, keep the writing end open
 //! until they end or run another program, which closes it; the parent has the reading end. A program that forks calls
@@ -25,9 +25,9 @@ use crate::testing::failpoint::failpoint;
 #[derive(Debug)]
 pub struct Process {
     page: &'static OwnPage,
-    /// Whether the page is wiped at a fork.
+    /// True if the page is wiped at a fork.
     is_wiped: bool,
-    /// What stands on the page in this process alone.
+    /// The identity that stands on the page in this process alone.
     identity: u64,
     pid: u32,
     forks: Forks<Pipe>,
@@ -43,9 +43,9 @@ pub struct Process {
 /// To look at children is a system call for each.
 const GLANCE: Duration = Duration::from_millis(10);
 
-/// What lends memory that a forked child would have too.
+/// Something that lends memory that a forked child would have too.
 pub trait Lender: Send + Sync {
-    /// Whether any is lent.
+    /// Returns true if any memory is lent.
     fn is_lending(&self) -> bool;
 }
 
@@ -88,7 +88,7 @@ impl Process {
         }
     }
 
-    /// Whether this is the process that runs: not its forked child. From any thread; takes no lock.
+    /// Returns true if this is the process that runs, not its forked child. Any thread may call this; it takes no lock.
     #[inline]
     #[must_use]
     pub fn is_current(&self) -> bool {
@@ -96,7 +96,7 @@ impl Process {
         is_same && (self.is_wiped || self.pid == std::process::id())
     }
 
-    /// Its id.
+    /// Returns the process's id.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.pid
@@ -116,7 +116,7 @@ impl Process {
         if self.is_wiped { now } else { now.unsure() }
     }
 
-    /// Whether this process runs, and has not forked since.
+    /// Returns true if this process runs, and has not forked since `then`.
     #[inline]
     #[must_use]
     pub fn is_still(&self, then: Moment) -> bool {
@@ -139,7 +139,7 @@ impl Process {
         }
     }
 
-    /// The same, for callers that come by often: no more than once in ten milliseconds.
+    /// Does what [`look`](Self::look) does, but no more than once in ten milliseconds: for callers that come by often.
     #[inline]
     pub fn glance(&self) {
         if self.keeps_anything() {
@@ -163,7 +163,7 @@ impl Process {
         }
     }
 
-    /// Whether anything is kept for a child.
+    /// Returns true if anything is kept for a child.
     #[must_use]
     pub fn keeps_anything(&self) -> bool {
         self.forks.keeps_anything()
@@ -181,7 +181,7 @@ impl Process {
         self.lent.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// It is lent no longer.
+    /// Counts a thing as lent no longer.
     pub(crate) fn discount_lent(&self) {
         self.lent.fetch_sub(1, Ordering::Relaxed);
     }
@@ -196,7 +196,7 @@ impl Process {
     }
 }
 
-/// The reading end of a fork's pipe. `None` where none could be had: then the child lives for ever.
+/// The reading end of a fork's pipe. `None` if none could be made: then the child counts as alive for good.
 struct Pipe(Option<OwnedFd>);
 
 impl Child for Pipe {
@@ -217,7 +217,7 @@ thread_local! {
     static WINDOWS: RefCell<Vec<Window>> = const { RefCell::new(Vec::new()) };
 }
 
-/// To be called by the thread that is about to fork. Does nothing in a process that has made no engine or port.
+/// Called by the thread that is about to fork. Does nothing in a process that has made no engine or port.
 pub fn before_fork() {
     let Some(process) = known() else { return };
     let (reading, writing) = end_pipe().unzip();
@@ -226,7 +226,7 @@ pub fn before_fork() {
     failpoint("fork-begun");
 }
 
-/// To be called by that thread after the fork, or after the fork that failed.
+/// Called by that thread after the fork, or after the fork that failed.
 pub fn after_fork_in_parent() {
     if let Some(Window { process, number, writing }) = WINDOWS.with_borrow_mut(Vec::pop) {
         failpoint("fork-happened");
@@ -235,7 +235,7 @@ pub fn after_fork_in_parent() {
     }
 }
 
-/// To be called in the child.
+/// Called in the child.
 pub fn after_fork_in_child() {
     let Some(Window { process, writing, .. }) = WINDOWS.with_borrow_mut(Vec::pop) else { return };
     // The parent's memory, as it was at the fork. A lock that another thread had then stays locked.

@@ -1,16 +1,16 @@
-//! What is true of one process alone, on a page that the system wipes at a fork.
+//! Facts about one process alone, on a page that the system wipes at a fork.
 
 use crate::forks::Clock;
 use crate::os::segment::page_wiped_at_fork;
 use crate::sync::AtomicU64;
 
-/// What is true of one process alone. All zero at first.
+/// Facts about one process alone. All zero at first.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub(super) struct OwnPage {
-    /// Which process it is.
+    /// The number that tells this process from others.
     pub(super) identity: AtomicU64,
-    /// Its forks.
+    /// The clock of the process's forks.
     pub(super) clock: Clock,
 }
 

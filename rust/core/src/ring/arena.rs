@@ -1,5 +1,4 @@
-//! Where the bytes of a task lie: ranges of a sparse region beside the ring, freed in the order of
-//! the ring.
+//! Places the bytes of tasks: ranges of a sparse region beside the ring, freed in the order of the ring.
 //!
 //! The allocator is private state of the producer; only its offsets reach shared memory. A range is
 //! the lowest that is free, so a stream of small tasks keeps touching the same few pages of a
@@ -31,9 +30,9 @@ pub struct ByteFifo {
     /// Committed ranges with the ring position that frees each. INVARIANT: no position precedes the
     /// one before it.
     by_position: VecDeque<(u64, Range)>,
-    /// The same ranges. INVARIANT: ascending, disjoint, not empty, within the region.
+    /// The same ranges, by offset. INVARIANT: ascending, disjoint, not empty, within the region.
     by_offset: Vec<Range>,
-    /// What was reserved last and not committed: disjoint from all ranges above.
+    /// The last reservation, if it was not committed: disjoint from all ranges above.
     open: Option<Range>,
 }
 
@@ -43,7 +42,7 @@ impl ByteFifo {
         Self { region_len, by_position: VecDeque::new(), by_offset: Vec::new(), open: None }
     }
 
-    /// Whether `len` bytes can ever be reserved: when nothing is outstanding, they will.
+    /// Returns true if `len` bytes can ever be reserved. They can be once nothing is outstanding.
     pub fn fits(&self, len: u64) -> bool {
         rounded(len).is_some_and(|len| len <= self.region_len)
     }
@@ -93,12 +92,12 @@ impl ByteFifo {
         }
     }
 
-    /// Whether the bytes of the task at `position` were not reclaimed.
+    /// Returns true if the bytes of the task at `position` were not reclaimed.
     pub fn holds(&self, position: u64) -> bool {
         self.by_position.iter().any(|(committed, _)| *committed == position)
     }
 
-    /// How many bytes are committed and not reclaimed.
+    /// Returns the number of bytes that are committed and not reclaimed.
     pub fn outstanding(&self) -> u64 {
         self.by_offset.iter().map(|range| range.end - range.start).sum()
     }

@@ -12,7 +12,7 @@ pub fn index(position: u64, slots: usize) -> usize {
     (position & (slots as u64 - 1)) as usize
 }
 
-/// How many slots are taken between `head` and `tail`.
+/// Returns the number of slots that are taken between `head` and `tail`.
 ///
 /// # Errors
 /// [`Error::Corrupt`] if they lie further apart than `capacity`: `head` has passed `tail`, or
@@ -38,8 +38,8 @@ pub fn advanced(name: &str, seen: u64, fresh: u64, limit: u64) -> Result<()> {
     }
 }
 
-/// Whether `position` lies before `other`. They must be less than half the range of `u64` apart, as
-/// all positions of one ring are.
+/// Returns true if `position` lies before `other`. They must be less than half the range of `u64` apart, as all
+/// positions of one ring are.
 #[inline]
 pub fn precedes(position: u64, other: u64) -> bool {
     (position.wrapping_sub(other) as i64) < 0

@@ -32,9 +32,9 @@ pub type Words = [u64; WORDS];
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct RingHeader {
-    /// How many descriptors were ever pushed. Stored by the producer only.
+    /// The number of descriptors that were ever pushed. Stored by the producer only.
     tail: CachePadded<AtomicU64>,
-    /// How many descriptors were ever popped, `tail - slots ..= tail`. Stored by the consumer only.
+    /// The number of descriptors that were ever popped, `tail - slots ..= tail`. Stored by the consumer only.
     head: CachePadded<AtomicU64>,
 }
 
@@ -116,9 +116,8 @@ impl<'a> Ring<'a> {
         self.slots.len() as u64
     }
 
-    /// How many descriptors are in the ring. To be asked by one of its two ends, whose own position
-    /// stands still: a third thread could see two positions of different times, and take a busy
-    /// ring for a corrupt one.
+    /// Returns the number of descriptors in the ring. Only one of the two ends may ask, as its own position stands
+    /// still. A third thread could see two positions of different times, and take a busy ring for a corrupt one.
     ///
     /// # Errors
     /// [`Error::Corrupt`] if the two positions cannot belong together.
@@ -127,7 +126,7 @@ impl<'a> Ring<'a> {
         cursor::occupied(tail, head, self.capacity())
     }
 
-    /// Whether the ring has no descriptors; as [`len`](Self::len).
+    /// Returns true if the ring has no descriptors. The rules of [`len`](Self::len) apply.
     ///
     /// # Errors
     /// [`Error::Corrupt`] if the two positions cannot belong together.
@@ -247,7 +246,7 @@ impl Consumer {
     pub fn attach(ring: Ring<'_>) -> Result<Self> {
         let (tail, head) = ring.positions();
         cursor::occupied(tail, head, ring.capacity())?;
-        // Not the `tail` just read: the load that orders the words is that of `peek`.
+        // Does not keep the `tail` just read: the load that orders the words is that of `peek`.
         Ok(Self { head, seen_tail: head })
     }
 
@@ -261,7 +260,7 @@ impl Consumer {
         Ok(if self.is_empty(ring)? { None } else { Some(ring.slot(self.head).load()) })
     }
 
-    /// Whether there is no descriptor.
+    /// Returns true if the ring has no descriptor.
     ///
     /// # Errors
     /// As [`peek`](Self::peek).

@@ -17,18 +17,18 @@ use crate::testing::fault::fault;
 use crate::transport::Transport;
 use crate::transport::message::ResultKind;
 
-/// Where the epoch begins in a task's number, above torch's `send_idx`: what an abandoned epoch left behind is
-/// told by it.
+/// The lowest bit of the epoch in a task's number, above torch's `send_idx`. By the epoch, a result of an abandoned
+/// epoch is told from the others.
 pub const EPOCH_SHIFT: u32 = 40;
 const SEQ_MASK: u64 = (1 << EPOCH_SHIFT) - 1;
 /// Epochs are counted modulo this many. INVARIANT: no result is so late that its number comes again: all that an
 /// epoch left in a ring stands before the tasks of the next, and a ring holds fewer.
 const EPOCHS: u64 = 1 << (u64::BITS - EPOCH_SHIFT);
 
-/// How long a loss may go unsaid for results that lie behind another worker's.
+/// The longest time for which a loss may go unsaid because results lie behind another worker's.
 pub const PATIENCE: Duration = Duration::from_millis(50);
 
-/// Which worker was asked for what, in this epoch.
+/// Keeps which worker was asked for what, in this epoch.
 #[derive(Debug)]
 pub struct Scheduler<T> {
     dispatch: Dispatch,
@@ -46,49 +46,50 @@ pub struct Scheduler<T> {
 enum Missing {
     /// This worker will never send one.
     Lost(u32),
-    /// It is late; look again after so long.
+    /// The result is late; look again after this time.
     Late(Duration),
-    /// What this worker had committed before it ended has waited long enough for its turn.
+    /// This worker has ended, and what it had committed before has waited long enough for its turn.
     Behind(u32),
 }
 
-/// What is to be done for the next batch.
+/// The next step towards the next batch.
 #[derive(Debug)]
 pub enum Poll<T, D> {
     /// The epoch is over.
     End,
-    /// It is the turn of a result that [`Scheduler::accept`] kept.
+    /// A result that [`Scheduler::accept`] kept; it is its turn.
     Ready {
         /// The worker that made it.
         worker: u32,
-        /// It.
+        /// The result.
         data: T,
     },
     /// A result has come: look at it, then [`Scheduler::accept`] it or say that it was the worker's
     /// [end](Scheduler::end_worker).
     Arrived {
-        /// Its task.
+        /// The task that the result answers.
         seq: u64,
-        /// It.
+        /// The result.
         delivery: D,
     },
-    /// A result has come and cannot be had: [`Scheduler::accept`] what stands for it, so that the caller does not wait for it.
+    /// A result has come and cannot be had. Give [`Scheduler::accept`] a stand-in, so that the caller does not wait for
+    /// it.
     Failed {
-        /// Its task.
+        /// The task that the result answers.
         seq: u64,
         /// Why.
         error: Error,
     },
     /// Nothing is there: wait for this worker, or for any.
     Wait {
-        /// Whose result is next; `None` when any will do.
+        /// The worker whose result is next; `None` when any will do.
         worker: Option<u32>,
         /// No longer than this.
         limit: Duration,
     },
     /// This worker's process has ended, and a result of its will never come.
     Lost {
-        /// Which.
+        /// The worker.
         worker: u32,
     },
 }
@@ -115,14 +116,14 @@ impl<T> Scheduler<T> {
         self.epoch = (self.epoch + 1) % EPOCHS;
     }
 
-    /// As if so many epochs had begun and ended before this one: for tests of what is counted.
+    /// Numbers this epoch as if so many epochs had begun and ended before: for tests of what is counted.
     #[must_use]
     pub fn after_epochs(mut self, epochs: u64) -> Self {
         self.epoch = epochs % EPOCHS;
         self
     }
 
-    /// Whether torch's limit forbids another task.
+    /// Returns true if torch's limit forbids another task.
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.tasks.outstanding() >= self.dispatch.max_tasks()
@@ -142,7 +143,7 @@ impl<T> Scheduler<T> {
         Ok(Some(worker))
     }
 
-    /// What is to be done for the next batch. Never waits. `transport` is `None` after shutdown: then, as in
+    /// Returns the next step towards the next batch. Never waits. `transport` is `None` after shutdown: then, as in
     /// torch, what was taken before is still handed out, and the epoch is over.
     ///
     /// # Errors
@@ -208,7 +209,8 @@ impl<T> Scheduler<T> {
         Ok(None)
     }
 
-    /// What a look into a ring means. `None`: nothing was there, or nothing that this epoch waits for.
+    /// Turns what a look into a ring has found into a step. `None`: the look found nothing, or nothing that this epoch
+    /// waits for.
     #[inline]
     fn found<C: Transport>(
         &self,
@@ -228,7 +230,7 @@ impl<T> Scheduler<T> {
         }
     }
 
-    /// Whether a result answers a task of an epoch before, or is a worker's word that it is ready for a new one.
+    /// Returns true if a result answers a task of an epoch before, or only says that a worker is ready for a new epoch.
     fn is_stale(&self, seq: u64, kind: ResultKind) -> bool {
         kind == ResultKind::Object || seq >> EPOCH_SHIFT != self.epoch && !fault("epoch_ignored")
     }
@@ -258,7 +260,7 @@ impl<T> Scheduler<T> {
         Ok(None)
     }
 
-    /// The result whose turn it is has not come. Why, and what is to be done?
+    /// Called when the result whose turn it is has not come. Returns the reason, which tells the caller what to do.
     fn missing(&mut self, transport: &impl Transport, wanted: Option<u32>) -> Result<Missing> {
         if fault("lost_in_turn_only") && wanted.is_some_and(|turn| !self.ended.contains(&turn)) {
             return Ok(Missing::Late(Duration::MAX));
@@ -355,7 +357,7 @@ impl<T> Scheduler<T> {
         self.tasks.awaited_tasks()
     }
 
-    /// How many of them there are at most.
+    /// Returns the largest number of tasks that may be without a result.
     #[must_use]
     pub fn most_tasks(&self) -> u64 {
         self.dispatch.max_tasks()

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::{AtomicBool, Ordering};
 use crate::Result;
 
-/// How long a side polls.
+/// The time for which a side polls at most.
 const LONGEST: Duration = Duration::from_micros(30);
 /// A wait that was over so soon, asleep or not, lets the next one begin by polling: a sleep for which polling would
 /// have sufficed takes about twice [`LONGEST`].
@@ -28,7 +28,7 @@ impl AdaptiveSpin {
     /// it was found before the sleep.
     ///
     /// # Errors
-    /// What `found` or `sleep` returns.
+    /// The errors of `found` and `sleep`.
     pub fn before<T>(
         &self,
         limit: Duration,

@@ -22,8 +22,8 @@
 //! sleeper instead. Notifications may come once too often (a sleeper that found something in its second
 //! look may have been notified): a sleeper looks after each one and trusts none.
 //!
-//! A sleeper that waits for one peer announces on that peer's flag, one that waits for any of several on a flag for all of
-//! them; a peer reads both after the same fence, so that the argument holds for either.
+//! A sleeper that waits for one peer announces on that peer's flag, one that waits for any of several on a flag for all
+//! of them; a peer reads both after the same fence, so that the argument holds for either.
 //!
 //! **The fences publish no data.** Everything that the sleeper reads after waking is ordered by the
 //! release store and acquire load of what was published. That keeps the rest of the crate within
@@ -70,9 +70,8 @@ impl WaitFlag {
         self.0.swap(0, Ordering::Relaxed);
     }
 
-    /// Called by the peer **after** it has published: whether a sleeper had announced itself and
-    /// must be notified. The flag is cleared, so that one sleep costs one notification, whatever is
-    /// published meanwhile.
+    /// Clears the flag, so that one sleep costs one notification, whatever is published meanwhile. Returns true if a
+    /// sleeper had announced itself and must be notified. Called by the peer **after** it has published.
     #[inline]
     pub fn take(&self) -> bool {
         take_any([self])
@@ -101,7 +100,7 @@ pub fn take_any<const N: usize>(flags: [&WaitFlag; N]) -> bool {
 /// sleep.
 ///
 /// # Errors
-/// What `found` or `sleep` returns. The flag is withdrawn in any case.
+/// The errors of `found` and `sleep`. The flag is withdrawn in any case.
 pub fn sleep_unless<T>(
     flag: &WaitFlag,
     found: impl FnOnce() -> Result<bool>,

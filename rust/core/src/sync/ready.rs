@@ -1,5 +1,5 @@
-//! Which workers have committed something since the parent last looked: a bit for each, so that a parent that takes
-//! results as they come looks at the rings of those alone, however many workers there are.
+//! Tells which workers have committed something since the parent last looked: a bit for each worker. A parent that
+//! takes results as they come looks only at the rings of those workers, however many workers there are.
 //!
 //! ```text
 //! worker                               parent
@@ -11,8 +11,8 @@
 //! INVARIANT: for each descriptor in a worker's ring, the worker's bit is shared, or in the parent's own set, or the
 //! worker is between its commit and its set. So what was committed is found, by this look or by the next: the shared
 //! bits change by read-modify-writes only, which have one order. The parent's swap sees a set that comes before it, and
-//! the look that follows sees the commit (`ORDERING ready`); a set that comes after it stays for the next. A worker that
-//! dies in between is [looked at](Ready::look_at) because it has ended.
+//! the look that follows sees the commit (`ORDERING ready`); a set that comes after it stays for the next. A worker
+//! that dies in between is [looked at](Ready::look_at) because it has ended.
 //!
 //! For the doorbell, the set is what publishes and collecting is the second look: no wake-up is lost, as its page
 //! argues. A bit too many costs a look that finds nothing.
@@ -32,14 +32,14 @@ impl<'a> ReadyBits<'a> {
         Self(words)
     }
 
-    /// How many words `workers` need.
+    /// Returns the number of words that `workers` need.
     pub const fn words(workers: u32) -> usize {
         words_for(workers as usize)
     }
 
     /// Says that `worker` has committed something. Called **after** the commit and before the doorbell.
     ///
-    /// Not only if the bit is clear: it may be clear already where this looks at what it was.
+    /// Sets the bit in any case, and not only if it is clear: the value that a look finds may be old.
     #[inline]
     pub fn set(&self, worker: u32) {
         let (word, bit) = (&self.0[worker as usize / 64], 1 << (worker % 64));
@@ -81,7 +81,7 @@ impl Ready {
     /// paid for: for a batch that is one step, for any number of workers up to 64.
     ///
     /// # Errors
-    /// What `has` returns.
+    /// The errors of `has`.
     pub fn find(
         &mut self,
         shared: ReadyBits<'_>,

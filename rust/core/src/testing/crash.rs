@@ -1,8 +1,8 @@
 //! Loom's atomics with death: a thread can be killed before any of its stores, as SIGKILL ends a
 //! process.
 //!
-//! What a dead process leaves behind for others is decided by which of its stores it still made. So
-//! a test that runs the code under [`killed_after`] for every number of stores has seen every
+//! A dead process leaves behind for others what its last stores wrote, so a death is defined by the stores that were
+//! still made. A test that runs the code under [`killed_after`] for every number of stores has therefore seen every
 //! death. A killed thread unwinds; what its destructors store no longer happens.
 
 use std::{
@@ -23,7 +23,7 @@ loom::thread_local! {
     static LIFE: Cell<Life> = Cell::new(Life::Immortal);
 }
 
-/// What a killed thread unwinds with.
+/// The payload with which a killed thread unwinds.
 struct Killed;
 
 /// Runs `body` until its thread is about to make one more than `stores` atomic stores; `None` if it
@@ -39,7 +39,7 @@ pub fn killed_after<T>(stores: usize, body: impl FnOnce() -> T) -> Option<T> {
     }
 }
 
-/// Whether the store that follows happens. Does not return where the thread is killed.
+/// Returns true if the store that follows happens. Does not return where the thread is killed.
 fn lives() -> bool {
     let life = LIFE.with(Cell::get);
     match life {

@@ -28,7 +28,7 @@ mod chosen {
         name: String,
         /// `None`: die.
         sleep: Option<Duration>,
-        /// How many times the failpoint still passes without effect; `None`: it has always an effect.
+        /// The number of times that the failpoint still passes without effect; `None`: it always has an effect.
         before: Option<u64>,
     }
 

@@ -8,7 +8,7 @@
 #[cfg(ringloader_faults)]
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Whether the fault `name` is planted in this run.
+/// Returns true if the fault `name` is planted in this run.
 #[cfg(not(ringloader_faults))]
 #[inline(always)]
 pub const fn fault(name: &str) -> bool {
@@ -16,7 +16,7 @@ pub const fn fault(name: &str) -> bool {
     false
 }
 
-/// Whether the fault `name` is planted in this run.
+/// Returns true if the fault `name` is planted in this run.
 #[cfg(ringloader_faults)]
 pub fn fault(name: &str) -> bool {
     const UNREAD: u64 = 0;

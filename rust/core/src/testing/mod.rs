@@ -1,4 +1,4 @@
-//! What the tests and gates switch on in the code itself. In a build as it ships, all of it is nothing.
+//! Switches in the code itself for the tests and gates. In a build as it ships, they compile to nothing.
 //!
 //! | module | about |
 //! |---|---|

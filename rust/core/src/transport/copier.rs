@@ -1,6 +1,6 @@
 //! Copies bytes of batches to memory elsewhere, on a thread of its own.
 //!
-//! A job is done by whoever comes first: the thread, or the caller that needs it done. INVARIANT: exactly one of them
+//! Either the thread does a job or the caller that needs it done, whichever comes first. INVARIANT: exactly one of them
 //! takes a job's work out of its place, and nothing reads or writes through its pointers after the job is over.
 
 mod streaming;
@@ -48,7 +48,7 @@ impl CopyPart {
     }
 }
 
-/// What is to be copied, and what keeps the bytes meanwhile.
+/// The parts to copy, and the owner that keeps the bytes meanwhile.
 #[derive(Debug)]
 struct Work {
     parts: Vec<CopyPart>,
@@ -103,7 +103,7 @@ impl Shared {
 }
 
 impl CopyJob {
-    /// Whether everything is copied.
+    /// Returns true if everything is copied.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.process.is_current() && matches!(*self.shared.state(), State::Over)
@@ -124,7 +124,7 @@ impl CopyJob {
 impl Drop for CopyJob {
     fn drop(&mut self) {
         if !self.process.is_current() {
-            // Its lock may be held for ever; what it keeps is the parent's.
+            // The job's lock may never be released here, and what the job keeps is the parent's.
             std::mem::forget(self.shared.clone());
             return;
         }
@@ -159,7 +159,7 @@ struct Jobs {
 }
 
 impl Copier {
-    /// Where no thread can be had, callers copy when they [`finish`](CopyJob::finish) a job.
+    /// Makes a copier with a thread. If no thread can be had, callers copy when they [`finish`](CopyJob::finish) a job.
     #[must_use]
     pub fn new() -> Self {
         let queue = Arc::new(Queue::default());
@@ -198,7 +198,7 @@ impl Drop for Copier {
         }
         self.queue.lock().closed = true;
         self.queue.changed.notify_one();
-        // It ends after the copy that it is at.
+        // The thread ends after the copy that it is at.
         let _ = thread.join();
     }
 }
@@ -227,8 +227,8 @@ impl Queue {
     }
 }
 
-/// How many threads copy at this moment, in the low half, of the process whose id is in the high half: a forked child has
-/// none of them.
+/// The number of threads that copy at this moment, in the low half. In the high half, the id of the process that they
+/// belong to: a forked child has none of them.
 static RUNNING: AtomicU64 = AtomicU64::new(0);
 /// Once set, in the low half, by the process whose id is in the high half, no thread begins to copy.
 static STOPPED: AtomicU64 = AtomicU64::new(0);

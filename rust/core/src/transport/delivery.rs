@@ -172,7 +172,7 @@ pub struct Delivery {
     pub worker: u32,
     /// The task that it answers.
     pub seq: u64,
-    /// What it is.
+    /// The kind of the result.
     pub kind: ResultKind,
     pub(crate) generation: u64,
     pub(crate) used: u64,
@@ -189,9 +189,8 @@ impl Delivery {
         Meta::parse(&self.meta, self.generation, self.used)
     }
 
-    /// Whether its table is that of an earlier batch: then it is as valid as that one was, of which
-    /// `earlier` is the [table](Self::into_table), but for the bytes in use, which
-    /// [`pointer`](Self::pointer) asks for.
+    /// Returns true if the table equals that of an earlier batch, of which `earlier` is the [table](Self::into_table).
+    /// Then it is as valid as that table was, but for the bytes in use, which [`pointer`](Self::pointer) asks for.
     #[must_use]
     pub fn repeats(&self, earlier: &[u8]) -> bool {
         wire::repeats(&self.meta, self.generation, earlier)
@@ -220,7 +219,7 @@ impl Delivery {
         self.backing.pointer(offset, len)
     }
 
-    /// Whether the batch came in a segment of its own.
+    /// Returns true if the batch came in a segment of its own.
     #[must_use]
     pub fn is_oversize(&self) -> bool {
         matches!(*self.backing, Backing::Own(_))
@@ -232,7 +231,7 @@ impl Delivery {
         self.used
     }
 
-    /// Whether it has no bytes; it has at least its table.
+    /// Returns true if the batch has no bytes. A batch has at least its table.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.used == 0
@@ -258,7 +257,7 @@ impl Delivery {
         }
     }
 
-    /// What keeps the bytes, and nothing else of the batch.
+    /// Returns the owner that keeps the bytes, and nothing else of the batch.
     #[must_use]
     pub fn backing(&self) -> &Arc<Backing> {
         &self.backing

@@ -59,7 +59,7 @@ pub struct Engine {
 struct EngineState {
     channels: Vec<WorkerChannel>,
     ready: Ready,
-    /// Whether tasks may be pending anywhere.
+    /// True if tasks may be pending for any worker.
     behind: bool,
     ended: VecDeque<u32>,
     /// When the poller was last asked for ended workers.
@@ -135,7 +135,7 @@ impl Engine {
         &self.control
     }
 
-    /// Its slots as memory, for a driver to register.
+    /// Returns the slots as memory that a driver can register.
     #[must_use]
     pub fn slot_memory(&self) -> SlotMemory {
         SlotMemory::new(&self.handles)
@@ -179,13 +179,13 @@ impl Engine {
         self.poller.eventfd().notify();
     }
 
-    /// Whether [`wake`](Self::wake) was called and not yet taken.
+    /// Returns true if [`wake`](Self::wake) was called and not yet taken.
     #[must_use]
     pub fn is_woken(&self) -> bool {
         self.lock().woken
     }
 
-    /// Whether [`wake`](Self::wake) was called since.
+    /// Returns true if [`wake`](Self::wake) was called since the last call of this.
     pub fn take_wake(&self) -> bool {
         std::mem::take(&mut self.lock().woken)
     }

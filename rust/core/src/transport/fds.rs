@@ -36,7 +36,7 @@ impl WorkerFds<'_> {
     }
 }
 
-/// What a worker keeps of them; the segment is mapped.
+/// The descriptors of these that a worker keeps; it needs no descriptor for the segment, which is mapped.
 #[derive(Debug)]
 pub struct PortFds {
     /// Wakes this worker.

@@ -1,14 +1,14 @@
-//! What the scheduler asks of whatever carries tasks and results.
+//! The trait that the scheduler needs of whatever carries tasks and results.
 
 use super::message::ResultKind;
 use crate::error::Result;
 
 /// Carries tasks to workers and their results back. No call waits.
 ///
-/// It stands here and not beside the scheduler, because dependencies point down: implementations must not know the
-/// scheduler, nor it them.
+/// The trait stands here and not beside the scheduler, because dependencies point down: implementations must not know
+/// the scheduler, nor the scheduler them.
 pub trait Transport {
-    /// What a task asks for.
+    /// The index that a task asks for.
     type Index;
     /// A result that has arrived.
     type Delivery;
@@ -36,10 +36,10 @@ pub trait Transport {
     /// As [`try_next`](Self::try_next).
     fn try_next_of(&self, worker: u32) -> Result<Option<Self::Delivery>>;
 
-    /// What [`try_next_of`](Self::try_next_of) would take: the task that it answers, and what it is.
+    /// Returns what [`try_next_of`](Self::try_next_of) would take: the task that it answers, and the result's kind.
     ///
     /// # Errors
-    /// Those of [`try_next`](Self::try_next) that stay.
+    /// The errors of [`try_next`](Self::try_next), except [`Error::Arrival`](crate::Error::Arrival).
     fn peek_of(&self, worker: u32) -> Result<Option<(u64, ResultKind)>>;
 
     /// A worker that has ended since, each once. All that it had committed is there before.

@@ -1,10 +1,10 @@
-//! What the eight words of a descriptor mean: a task on its way down, a result on its way up.
+//! Gives the eight words of a descriptor their meaning: a task on its way down, a result on its way up.
 
 use crate::error::{Error, Result};
 use crate::pool::SlotId;
 use crate::ring::Words;
 
-/// How the bytes of a task are to be read. They lie in the worker's task arena.
+/// The way to read the bytes of a task. They lie in the worker's task arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum TaskKind {
@@ -18,7 +18,7 @@ pub enum TaskKind {
     Nones = 4,
     /// An index of any other kind, pickled.
     PickledIndex = 5,
-    /// Not an index but a whole message of torch's protocol, pickled.
+    /// A whole message of torch's protocol instead of an index, pickled.
     Object = 6,
     /// `None` itself as an index: what an iterable dataset is asked with for one sample. No bytes.
     None = 7,
@@ -26,7 +26,7 @@ pub enum TaskKind {
     Call = 8,
 }
 
-/// What a task asks for: bytes, and how they are to be read.
+/// The request of a task: bytes, and the way to read them.
 pub type TaskIndex = (TaskKind, Vec<u8>);
 
 /// One task, as both ends see it.
@@ -34,13 +34,13 @@ pub type TaskIndex = (TaskKind, Vec<u8>);
 pub struct Task {
     /// torch's `send_idx`; 0 where there is none.
     pub seq: u64,
-    /// How to read `bytes`.
+    /// The way to read `bytes`.
     pub kind: TaskKind,
     /// The indices.
     pub bytes: Vec<u8>,
 }
 
-/// Where a task's bytes lie.
+/// The place of a task's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TaskDescriptor {
     pub(crate) seq: u64,
@@ -71,17 +71,17 @@ impl TaskDescriptor {
     }
 }
 
-/// What a result is.
+/// The kind of a result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum ResultKind {
     /// The data of task `seq`.
     Batch = 1,
-    /// Not a batch but a whole message of torch's protocol.
+    /// A whole message of torch's protocol instead of a batch.
     Object = 2,
 }
 
-/// Where a result's bytes lie: in a slot of the worker, or in a segment of their own.
+/// The place of a result's bytes: in a slot of the worker, or in a segment of their own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BatchPlace {
     Slot(SlotId),
@@ -98,7 +98,7 @@ pub(crate) struct ResultDescriptor {
     pub(crate) meta_len: u64,
     /// Bytes of the place that are in use.
     pub(crate) used: u64,
-    /// Which filling of the worker this is; stands in the meta block too.
+    /// The number of this filling, counted by the worker; stands in the meta block too.
     pub(crate) generation: u64,
 }
 

@@ -32,8 +32,8 @@ pub use commit::{Commit, Room};
 /// Leaves lie at multiples of this.
 pub const ALIGNMENT: u64 = crate::batch::wire::STORAGE_ALIGN;
 
-/// What an idle worker gives back of its free slots for each [`LONGEST_SLEEP`]: to fault that in again takes
-/// less than a tenth of the time.
+/// The bytes of its free slots that an idle worker gives back for each [`LONGEST_SLEEP`]: to fault them in again takes
+/// less than a tenth of that time.
 const GIVEN_BACK: u64 = 8 << 20;
 
 /// A worker's end of the transport.
@@ -61,7 +61,7 @@ struct PortState {
     tasks: Consumer,
     results: Producer,
     slots: WorkerSlots,
-    /// Whether a task was taken whose result is not committed: only then is a slot filled.
+    /// True if a task was taken whose result is not committed: only then is a slot filled.
     open: bool,
     filling: Option<Fill>,
     fillings: u64,
@@ -109,7 +109,8 @@ pub enum Wake {
 
 impl Port {
     /// The end for `worker` of a segment that its parent made, with the share of memory the
-    /// parent gave it. Slots that are warm stay so, and those that the user holds since an epoch before are left to him.
+    /// parent gave it. Slots that are warm stay so, and those that the user holds since an epoch before are left to
+    /// him.
     ///
     /// # Errors
     /// [`Error::Corrupt`] when the segment is not one of this version.
@@ -185,14 +186,15 @@ impl Port {
         })
     }
 
-    /// Whether this is the worker, and not a process that its dataset forked: that one must leave rings and slots alone.
+    /// Returns true in the worker, and false in a process that its dataset forked. Such a process must leave rings and
+    /// slots alone.
     #[must_use]
     pub fn is_current(&self) -> bool {
         self.process.is_current()
     }
 
-    /// Has this process killed `grace` after the parent's end, if it has not ended by then, whatever it does. `pipe`: as
-    /// [`parent_death::end_with`] takes it.
+    /// Has this process killed `grace` after the parent's end, if it has not ended by then, whatever it does. `pipe`:
+    /// as [`parent_death::end_with`] takes it.
     ///
     /// # Errors
     /// [`Error::Os`] when the system cannot do it.
@@ -253,7 +255,7 @@ impl Port {
     /// # Errors
     /// [`Error::Os`] when the system refuses.
     pub fn wait_for_room(&self) -> Result<Wake> {
-        // What was given back between the last look and the announcement is found after a short sleep.
+        // Memory that was given back between the last look and the announcement is found after a short sleep.
         self.wait_unless(|| Ok(false), Duration::from_millis(5))
     }
 
@@ -264,13 +266,13 @@ impl Port {
         Ok(if ended == Some(true) { Wake::ParentEnded } else { Wake::Look })
     }
 
-    /// Which worker this is, from 0.
+    /// Returns the number of this worker, from 0.
     #[must_use]
     pub fn worker(&self) -> u32 {
         self.worker
     }
 
-    /// Whether the parent wants nothing more.
+    /// Returns true if the parent wants nothing more.
     #[must_use]
     pub fn is_done(&self) -> bool {
         self.control.is_done()
@@ -342,7 +344,7 @@ impl Port {
         Commit { port: self, fill: state.filling.take(), generation, own: 0 }
     }
 
-    /// What this worker has done.
+    /// Returns the counters of this worker's work.
     #[must_use]
     pub fn counters(&self) -> &Counters {
         self.control.worker(self.worker).counters

@@ -11,30 +11,30 @@ use super::message::ResultKind;
 use crate::error::{Error, Result};
 use crate::process::{self, Process};
 
-/// What a worker is sent.
+/// A request to a worker.
 #[derive(Debug)]
 pub enum Request<I> {
     /// torch's final signal.
     End,
     /// A task.
     Task {
-        /// Its number.
+        /// The number of the task.
         seq: u64,
-        /// What it asks for.
+        /// The index that the task asks for.
         index: I,
     },
     /// Another message of torch's protocol.
     Object(I),
 }
 
-/// What a worker has sent.
+/// A reply of a worker.
 #[derive(Debug)]
 pub struct Reply<R> {
-    /// The task that it answers; 0 where there is none.
+    /// The task that the reply answers; 0 where there is none.
     pub seq: u64,
-    /// What it is.
+    /// The kind of the result.
     pub kind: ResultKind,
-    /// It.
+    /// The content of the reply.
     pub content: R,
 }
 
@@ -42,9 +42,9 @@ pub struct Reply<R> {
 #[derive(Debug)]
 pub struct Queues<I, R> {
     state: Mutex<State<I, R>>,
-    /// Of each worker: it has a request, or all is closed.
+    /// For each worker, says that it has a request, or that all is closed.
     requested: Box<[Condvar]>,
-    /// There is what the parent waits for.
+    /// Says that there is something that the parent waits for.
     replied: Condvar,
     /// The process that made it. Another has none of its threads, and one of them may have had the lock at the fork.
     process: &'static Process,
@@ -65,14 +65,15 @@ struct State<I, R> {
     is_done: bool,
     is_woken: bool,
     is_closed: bool,
-    /// How many threads wait for replies; for one worker's only, if there is one thread.
+    /// The number of threads that wait for replies. If it is one thread, `only` names the worker that it waits for, if
+    /// any.
     waiting: u32,
     only: Option<u32>,
     /// Batches sent so far.
     batches: u64,
 }
 
-/// What was in the queues when they were closed.
+/// The contents of the queues when they were closed.
 #[derive(Debug)]
 pub struct Remains<I, R> {
     _workers: Vec<Worker<I, R>>,
@@ -90,7 +91,7 @@ impl<I, R> State<I, R> {
             }
     }
 
-    /// Whether a thread that waits may be glad of news of `worker`.
+    /// Returns true if a thread that waits may be glad of news of `worker`.
     fn is_awaited(&self, worker: u32) -> bool {
         self.waiting > 1 || self.waiting == 1 && self.only.is_none_or(|only| only == worker)
     }
@@ -192,7 +193,7 @@ impl<I, R> Queues<I, R> {
     pub fn note_end(&self, worker: u32) -> Result<()> {
         let mut state = self.lock()?;
         state.ended.push_back(worker);
-        // Whoever waits for another's reply too: it may be told of this at once.
+        // Wakes also a thread that waits for another worker's reply: it may have to be told of this at once.
         let is_awaited = state.waiting > 0;
         drop(state);
         if is_awaited {
@@ -238,7 +239,7 @@ impl<I, R> Queues<I, R> {
         Ok(())
     }
 
-    /// Whether [`wake`](Self::wake) was called since the last call of this.
+    /// Returns true if [`wake`](Self::wake) was called since the last call of this.
     ///
     /// # Errors
     /// [`Error::Inherited`] in a forked child.
@@ -255,7 +256,7 @@ impl<I, R> Queues<I, R> {
         Ok(())
     }
 
-    /// Whether [`set_done`](Self::set_done) was called.
+    /// Returns true if [`set_done`](Self::set_done) was called.
     ///
     /// # Errors
     /// [`Error::Inherited`] in a forked child.
@@ -293,7 +294,7 @@ impl<I, R> Queues<I, R> {
     }
 }
 
-/// Of the time until `deadline`, if there is some; a `Condvar` cannot wait for ever.
+/// Returns the time until `deadline`, if some is left. At most so long that a `Condvar` can wait for it.
 fn left(deadline: Option<Instant>) -> Option<Duration> {
     const LONG: Duration = Duration::from_secs(1 << 20);
     let Some(deadline) = deadline else { return Some(LONG) };

@@ -7,7 +7,7 @@ use crate::transport::worker_handle::WorkerHandle;
 /// The window of one slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Window {
-    /// Where it begins in this process: the same place as long as the memory lives.
+    /// Address of the window in this process: the same as long as the memory lives.
     pub address: usize,
     /// Bytes from there that are backed by memory. As long as the slot is held, they do not get fewer.
     pub touched: u64,
@@ -41,7 +41,7 @@ impl SlotMemory {
         Self(handles.to_vec())
     }
 
-    /// Whether this process is a forked child of the one that has the memory. It registers nothing.
+    /// Returns true if this process is a forked child of the one that has the memory. Such a child registers nothing.
     #[must_use]
     pub fn is_inherited(&self) -> bool {
         self.0.iter().any(|handle| !handle.process.is_current())

@@ -1,4 +1,4 @@
-//! What the parent keeps of one worker, for its engine and for all leases.
+//! The parent's state for one worker, shared by its engine and all leases.
 
 use crate::error::Error;
 use crate::os::eventfd::EventFd;
@@ -7,7 +7,7 @@ use crate::process::{self, Lender, Process};
 use crate::sync::{Arc, Ordering};
 use crate::transport::layout::Control;
 
-/// What the parent knows of one worker, and every lease on that worker's slots with it.
+/// The parent's state for one worker. Every lease on that worker's slots shares it.
 ///
 /// INVARIANT: all of it is usable from any thread, without the interpreter, at interpreter exit.
 #[derive(Debug)]
@@ -50,10 +50,10 @@ impl WorkerHandle {
         }
     }
 
-    /// Gives the memory of all slots that are not held back, now and at every later release; of those that are
-    /// registered, once that is cleared.
+    /// Gives back the memory of all slots that are not held, now and at every later release. Memory of registered slots
+    /// is given back once their registration is cleared.
     ///
-    /// To be called when the worker has ended: nothing is filled any more.
+    /// Called when the worker has ended: nothing is filled any more.
     pub(crate) fn close(&self) {
         self.closing.close();
         if !self.ledger.is_borne_out(self.control.worker(self.worker).slots) {
@@ -71,7 +71,7 @@ impl WorkerHandle {
             return false;
         }
         let set = self.ledger.set_registered(self.control.worker(self.worker).slots, slot, bytes);
-        // Else the one that closes finds what is set.
+        // If the engine is closed only after this look, the thread that closes finds what was set.
         if bytes == 0 && self.closing.is_closed() {
             self.control.release_unheld(self.worker, std::iter::once(slot));
         }
@@ -88,7 +88,8 @@ impl WorkerHandle {
         }
     }
 
-    /// Of the process that holds, once for each hold, when no child that it forked may have the slot.
+    /// Ends one hold. Called by the process that holds, once for each hold, when no child that it forked may have the
+    /// slot.
     pub(super) fn release(&self, slot: SlotId, cost: Option<u64>) {
         self.ledger.release(self.control.worker(self.worker).slots, slot, cost);
         if self.closing.is_closed() {

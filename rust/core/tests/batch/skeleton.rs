@@ -275,7 +275,7 @@ proptest! {
     }
 }
 
-/// All streams of up to four bytes, of those that mean something in them.
+/// All streams of up to four bytes. The bytes are those that mean something in a stream.
 #[test]
 fn all_short_streams_are_read_to_an_end() {
     let alphabet: Vec<u8> = (0..=16).chain([0x7f, 0x80, 0xff]).collect();

@@ -1,7 +1,7 @@
 //! The parser of tables under damage: a fixed number of inputs, each a valid table with some bytes changed. What was
 //! found once, and inputs that reach each refusal, are kept in `tests/batch/corpus`, one file an input. Its name begins
-//! with what must come of it, and ends with the payload's length. One that breaks a bound is written there as `found-..`,
-//! to be renamed once it is mended.
+//! with what must come of it, and ends with the payload's length. One that breaks a bound is written there as
+//! `found-..`, to be renamed once it is mended.
 //!
 //! `RINGLOADER_TEST_INPUTS` says how many inputs; else ten thousand. With `RINGLOADER_TEST_SEED`, others.
 
@@ -18,7 +18,7 @@ use crate::table_props::legal_table;
 const INPUTS: u64 = 10_000;
 /// Damaged forms of one table.
 const FORMS: u64 = 50;
-/// Where a table is kept that breaks a bound.
+/// The folder in which a table is kept that breaks a bound.
 const CORPUS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/batch/corpus");
 
 fn number(name: &str) -> Option<u64> {

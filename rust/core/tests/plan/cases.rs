@@ -1,4 +1,4 @@
-//! What torch's iterator and its workers may meet.
+//! Cases that torch's iterator and its workers may meet.
 
 use proptest::prelude::*;
 use ringloader_core::plan::Order;

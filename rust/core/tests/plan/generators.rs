@@ -25,10 +25,10 @@ pub(crate) struct Rng {
     pub(crate) draws: Vec<Draw>,
     /// The draw of this number raises.
     pub(crate) fails_at: usize,
-    /// What `num_samples` is at each reading; the last for good.
+    /// The values of `num_samples` at the readings in turn; the last one for good.
     pub(crate) num_samples: Vec<u64>,
     pub(crate) readings: usize,
-    /// Where the last permutation began, moved on by [`words`](Self::words).
+    /// The state at which the last permutation began. [`words`](Self::words) moves it on.
     twin: u64,
 }
 
@@ -41,7 +41,7 @@ impl Rng {
         u64::from(word(&mut self.state))
     }
 
-    /// What torch would return for the words of the last permutation that was drawn.
+    /// Returns what torch would return for the words of the last permutation that was drawn.
     pub(crate) fn words(&mut self, count: u64) -> Vec<i64> {
         let words: Vec<u32> = (0..count).map(|_| word(&mut self.twin)).collect();
         words
@@ -54,7 +54,7 @@ impl Rng {
             .collect()
     }
 
-    /// What torch would return, or nothing if it raises.
+    /// Returns what torch would return, or nothing if torch raises.
     pub(crate) fn draw(&mut self, draw: Draw) -> Option<Vec<i64>> {
         self.draws.push(draw);
         if self.draws.len() > self.fails_at {

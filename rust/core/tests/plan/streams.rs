@@ -166,7 +166,7 @@ proptest! {
                 prop_assert_eq!((last % n, ours.readings), (0, 2));
                 prop_assert_eq!(torch.draws.pop(), Some(Draw::Permutation { n }));
                 if expected == Outcome::Raised(Raised::Draw) {
-                    // What is not drawn cannot raise.
+                    // A draw that is left out cannot raise.
                     return Ok(());
                 }
             }

@@ -1,12 +1,12 @@
-//! Torch's multi-process iterator as far as it decides something, with its own data structures, and workers that
-//! complete tasks in a given order.
+//! The decisions of torch's multi-process iterator, with its own data structures, and workers that complete tasks in a
+//! given order.
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::ControlFlow;
 
 use ringloader_core::plan::Order;
 
-/// What a worker answers to a task.
+/// A worker's answer to a task.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Answer {
     Batch,
@@ -120,7 +120,8 @@ pub(crate) struct TorchIterator {
     pub(crate) workers_status: Vec<bool>,
     pub(crate) workers_num_tasks: Vec<i64>,
     cycle: u32,
-    /// Whether results come in the order of their tasks where that is asked for: else as the schedule says.
+    /// True if, under [`Order::InOrder`], results come in the order of their tasks. Otherwise they come as the schedule
+    /// says.
     pub(crate) arrive_in_order: bool,
 }
 

@@ -102,7 +102,7 @@ fn what_cannot_be_had_is_told_with_its_task_and_all_else_goes_on<B: Backend>() {
     }
 }
 
-/// Of an abandoned epoch it is dropped, also where the worker has ended.
+/// A result of an abandoned epoch is dropped, also where the worker has ended.
 fn what_cannot_be_had_of_an_epoch_before_is_no_error<B: Backend>() {
     for order in ORDERS {
         for ended in [false, true] {
@@ -131,7 +131,7 @@ fn what_cannot_be_had_of_an_epoch_before_is_no_error<B: Backend>() {
     }
 }
 
-/// Which task it answers is not known: each caller is told, as often as it asks, and never waits.
+/// The task of such a descriptor is not known: each caller gets the error, as often as it asks, and never waits.
 fn a_descriptor_that_cannot_be_read_is_told_at_each_call<B: Backend>() {
     for order in ORDERS {
         let mut fleet = Fleet::<B>::new(1, 3, order);

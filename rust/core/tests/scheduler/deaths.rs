@@ -1,4 +1,4 @@
-//! What the parent is told of a worker that ends, and when.
+//! Tests what the parent learns of a worker that ends, and when.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -110,7 +110,7 @@ fn what_was_committed_comes_before_the_news<B: Backend>() {
     }
 }
 
-/// Its rings are still there, with what was never taken.
+/// After the transport is closed, its rings are still there, with what was never taken.
 fn after_closing_nothing_is_taken_and_nothing_hangs<B: Backend>() {
     for order in [Order::InOrder, Order::AsCompleted] {
         let mut fleet = Fleet::<B>::new(2, 2, order);

@@ -16,7 +16,7 @@ pub(crate) struct Batch {
     content: i64,
 }
 
-/// What a worker has committed.
+/// Something that a worker has committed.
 enum Committed {
     Batch(Batch),
     Missing { seq: u64 },

@@ -14,7 +14,7 @@ pub(crate) trait Backend {
 
     fn transport(&self) -> &Self::Transport;
 
-    /// What any task asks for.
+    /// The index that any task asks for.
     fn index() -> <Self::Transport as Transport>::Index;
 
     /// A worker takes its next task; its number has its epoch above `EPOCH_SHIFT`.
@@ -39,7 +39,7 @@ pub(crate) trait Backend {
     fn read(delivery: &Found<Self>) -> (u32, i64);
 }
 
-/// What a backend delivers.
+/// The delivery of a backend.
 pub(crate) type Found<B> = <<B as Backend>::Transport as Transport>::Delivery;
 
 pub(crate) struct Fleet<B> {

@@ -1,5 +1,5 @@
-//! The scheduler over the engine with ports in the same process, over a double without memory or processes, and over the
-//! queues between threads.
+//! The scheduler over the engine with ports in the same process, over a double without memory or processes, and over
+//! the queues between threads.
 #![cfg(all(target_os = "linux", not(ringloader_portable), not(ringloader_loom), not(ringloader_tsan)))]
 
 /// Runs each test over both transports.
@@ -21,7 +21,7 @@ macro_rules! over_both {
     };
 }
 
-/// The same over the queues between threads, of which none can be corrupt.
+/// Runs tests over the queues between threads, where nothing can be corrupt.
 macro_rules! over_queues {
     ($($test:ident),* $(,)?) => {
         mod over_queues {

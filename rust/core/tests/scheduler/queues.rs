@@ -128,7 +128,7 @@ fn a_wait_is_no_longer_than_its_limit() {
     assert!(start.elapsed() >= Duration::from_millis(40) && start.elapsed() < LONG);
 }
 
-/// Its end looks at the queues again, as that of a Python object may.
+/// Looks at the queues again when it is dropped, as a Python object may.
 struct Curious(Arc<Queues<Curious, Curious>>);
 
 impl Drop for Curious {
@@ -144,7 +144,7 @@ fn what_is_dropped_at_the_end_is_dropped_outside_of_the_lock() {
     queues.put_task(0, 1, Curious(queues.clone())).unwrap();
     assert!(queues.reply(0, reply(Curious(queues.clone()))).unwrap().is_none());
     drop(queues.close().unwrap());
-    // And what comes later.
+    // The same holds for what comes later.
     queues.put_task(0, 2, Curious(queues.clone())).unwrap();
     assert!(queues.reply(0, reply(Curious(queues.clone()))).unwrap().is_some());
     assert!(matches!(queues.take_request(0).unwrap(), Some(Request::End)));

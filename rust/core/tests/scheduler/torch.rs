@@ -14,7 +14,7 @@ use crate::queues::ThreadQueues;
 use crate::rings::Rings;
 use crate::torch_iterator::{Answer, Indices, TorchIterator, Workers};
 
-/// What a worker answers when its part of an iterable dataset has ended.
+/// A worker's answer when its part of an iterable dataset has ended.
 const STOP: i64 = -1;
 
 /// A worker as its port sees it: it does all tasks in their order, those of abandoned epochs too.
@@ -29,7 +29,7 @@ struct Process {
     committed: usize,
 }
 
-/// What the scheduler did up to the next result.
+/// The scheduler's steps up to the next result.
 enum Did {
     /// `next` returns this: a batch, or none at the end.
     Next(Option<(u64, u32)>),

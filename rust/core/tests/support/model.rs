@@ -24,7 +24,7 @@ pub(crate) fn explore(name: &str, body: impl Fn() + Send + Sync + 'static) {
     println!("model {name}: {executions} executions");
 }
 
-/// How often each situation has occurred, over all executions of a model.
+/// Counts how often each situation has occurred, over all executions of a model.
 #[derive(Clone, Default)]
 pub(crate) struct Seen(Arc<Mutex<BTreeMap<&'static str, usize>>>);
 

@@ -36,7 +36,7 @@ fn answer_own(engine: &Engine, port: &Port, seq: u64, len: u64) -> bool {
     true
 }
 
-/// Whether a batch has room in a slot. It is not committed.
+/// Returns the room for a batch in a slot. The batch is not committed.
 fn has_room(engine: &Engine, port: &Port, seq: u64) -> Room {
     take_task(engine, port, seq);
     port.begin_commit().reserve(LEAF).unwrap()
@@ -56,7 +56,7 @@ fn segments_on_their_way_are_within_the_share() {
         );
         assert!(answer_own(&engine, &port, seq + 3, 1000));
         assert!(matches!(has_room(&engine, &port, seq + 4), Room::Later));
-        // What is taken is the user's.
+        // Once the batch is taken, its memory is the user's.
         let held = take(&engine, seq);
         assert!(matches!(has_room(&engine, &port, seq + 5), Room::Ready));
         assert!(answer_own(&engine, &port, seq + 6, SHARE / 2 - (16 << 10)));
@@ -86,7 +86,7 @@ fn a_batch_larger_than_the_share_goes_alone_and_without_warm_slots() {
     assert!(matches!(has_room(&engine, &port, 8), Room::Ready));
 }
 
-/// Of so many workers that each has fewer slots than tasks.
+/// There are so many workers that each has fewer slots than tasks.
 #[test]
 fn a_worker_without_a_free_slot_waits_for_the_parent() {
     let engine = Engine::new(200, 600, 128 << 20).unwrap();
@@ -131,7 +131,7 @@ fn free_slots_make_room_for_a_segment() {
     assert_eq!(resident(), all);
     take(&engine, 20);
     batches.truncate(3);
-    // Beside it the three that are held and one of those that came back.
+    // Beside the segment, the share has room for the three slots that are held and one of those that came back.
     assert!(answer_own(&engine, &port, 21, SHARE - all / 2));
     assert_eq!(resident(), all / 2);
     take(&engine, 21);

@@ -79,7 +79,7 @@ fn an_idle_worker_keeps_what_is_registered() {
 fn a_share_that_is_registered_is_not_waited_for() {
     let engine = engine();
     let port = port(&engine, None);
-    // As with a worker whose slots were small at first.
+    // Registers small slots, as in a worker whose slots were small at first.
     let words = engine.control().worker(0).slots;
     let mut small: Vec<_> = (0..48).map(|seq| deliver_large(&engine, &port, seq, 12 << 10)).collect();
     let registered = small.iter().filter(|one| one.backing().set_registered(12 << 10)).count() as u64;
@@ -115,7 +115,7 @@ fn deliver_large(engine: &Engine, port: &Port, seq: u64, bytes: u64) -> Delivery
     take(engine, seq)
 }
 
-/// What a process has mapped of the segment behind a descriptor.
+/// Returns the bytes that this process has mapped of the segment behind a descriptor.
 fn mapped(memfd: &OwnedFd) -> u64 {
     let inode = rustix::fs::fstat(memfd).unwrap().st_ino.to_string();
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();

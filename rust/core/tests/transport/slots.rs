@@ -77,7 +77,8 @@ fn nothing_is_handed_out_after_closing() {
     assert!(engine.try_next().unwrap().is_none(), "its memory was given back");
 }
 
-/// As a worker whose iterable dataset has ended: it takes tasks and answers none, so nothing says that there is room.
+/// The worker acts like one whose iterable dataset has ended: it takes tasks and answers none, so nothing says that
+/// there is room.
 #[test]
 fn tasks_that_had_no_room_follow_though_none_is_answered() {
     let engine = engine();

@@ -16,7 +16,7 @@ fn a_successor_leaves_what_is_held_and_gets_no_old_task() {
     assert!(matches!(engine.succeed(0), Err(Error::Config(_))), "results were not taken");
     let held = take(&engine, 1);
     drop(take(&engine, 2));
-    // As if it had died after sending the memory of an oversize batch.
+    // The worker stops here, as if it had died after sending the memory of an oversize batch.
     take_sent_task(&port_of_the_first, 3);
     let mut commit = port_of_the_first.begin_commit();
     let (_segment, fd) = commit.own_segment(1).unwrap().unwrap();
@@ -45,7 +45,7 @@ fn a_successor_leaves_what_is_held_and_gets_no_old_task() {
 #[test]
 fn memory_that_a_process_of_the_worker_may_write_to_has_no_successor() {
     let engine = engine();
-    // As what the worker forked has it.
+    // Stands for a process that the worker forked, which has the worker's memory.
     let theirs = port(&engine, None);
     answer(&engine, &theirs, 1);
     drop(take(&engine, 1));

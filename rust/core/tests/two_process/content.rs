@@ -1,4 +1,4 @@
-//! What the batch of a task must hold: a function of the task alone, known to both processes.
+//! The content that a task's batch must have: a function of the task alone, known to both processes.
 
 use std::sync::LazyLock;
 
@@ -34,10 +34,10 @@ impl Random {
     }
 }
 
-/// Which batches the tasks of a run ask for.
+/// The kind of batches that the tasks of a run ask for.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Profile {
-    /// Another seed, other batches.
+    /// Another seed gives other batches.
     pub(crate) seed: u64,
     /// Leaves of a batch, at most.
     pub(crate) leaves: u64,
@@ -75,14 +75,14 @@ impl Profile {
 /// One leaf: a periodic pattern.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LeafSpec {
-    /// Where in its period it begins.
+    /// The leaf's start in the period of the pattern.
     pub(crate) phase: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub(crate) len: u64,
 }
 
 impl LeafSpec {
-    /// Its content, in pieces.
+    /// Returns the leaf's content, in pieces.
     pub(crate) fn pieces(self) -> impl Iterator<Item = &'static [u8]> {
         let mut rest = self.len;
         std::iter::from_fn(move || {
@@ -92,7 +92,7 @@ impl LeafSpec {
         })
     }
 
-    /// Whether `bytes` are its content.
+    /// Returns true if `bytes` are the leaf's content.
     pub(crate) fn is_in(self, bytes: &[u8]) -> bool {
         let mut rest = bytes;
         let same = self.pieces().all(|piece| {

@@ -52,7 +52,7 @@ impl Child {
         unsafe { libc::_exit(i32::from(!right)) }
     }
 
-    /// Whether it has ended, as it should.
+    /// Returns true if the child has ended. Fails if it has not ended as it should.
     fn has_ended(&self) -> bool {
         if Instant::now() > self.until {
             // SAFETY: a child that was not waited for: the number is its own.
@@ -67,9 +67,10 @@ impl Child {
     }
 }
 
-/// In a child: whether what it has stays as it was. It found what the last reference to was there at the fork.
+/// In a child: returns true if what the child has stays as it was. At the fork, the child takes the last reference to
+/// it.
 fn look(held: &Held, time: Duration) -> bool {
-    // A lock that another thread had at the fork stays locked: that one was about to drop.
+    // A lock that another thread had at the fork stays locked: that thread was about to drop the batch.
     let found: Vec<_> = held.iter().filter_map(|place| place.try_lock().ok()?.take()).collect();
     let end = Instant::now() + time;
     let right = catch_unwind(AssertUnwindSafe(|| {
@@ -158,7 +159,7 @@ fn wait_for(children: &mut Vec<Child>, (mut reading, writing): (PipeReader, Pipe
     }
 }
 
-/// The same, where the parent rests at a moment between two stores.
+/// Does what [`forks`] does, while the parent rests at a moment between two stores.
 #[cfg(ringloader_failpoints)]
 pub(crate) fn slow_forks(effort: Effort) -> Seen {
     let mut seen = Seen::default();

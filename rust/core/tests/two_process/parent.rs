@@ -24,18 +24,18 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 const PAGE: u64 = 4096;
 
-/// What a run has seen, for its assertions and the gate.
+/// Counts of what a run has seen, for its assertions and the gate.
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct Seen {
     pub(crate) batches: u64,
     pub(crate) kills: u64,
     pub(crate) oversize: u64,
     pub(crate) in_place: u64,
-    /// How often a worker waited for room.
+    /// The number of times that a worker waited for room.
     pub(crate) waits: u64,
     /// Batches that the user was refused a lease of.
     pub(crate) refused: u64,
-    /// How often the memfd was seen to keep less than before.
+    /// The number of times that the memfd was seen to keep less than before.
     pub(crate) shrunk: u64,
 }
 
@@ -61,7 +61,7 @@ pub(crate) struct Kept {
 }
 
 impl Kept {
-    /// What keeps it.
+    /// Returns the owner that keeps the batch's memory.
     pub(crate) fn backing(&self) -> &Backing {
         &self.backing
     }
@@ -201,7 +201,7 @@ impl Parent {
         self.peers[worker as usize].child.take().unwrap().wait().unwrap()
     }
 
-    /// What a worker that hangs may be waiting for.
+    /// Describes what a worker that hangs may be waiting for.
     fn state(&self, worker: u32) -> String {
         let view = self.engine.control().worker(worker);
         let holds: Vec<u32> = view.slots.holds.iter().map(|holds| holds.load(Ordering::Relaxed)).collect();
@@ -261,7 +261,7 @@ impl Parent {
         seen
     }
 
-    /// The same with other workers in the slots of those that have ended.
+    /// Starts the next epoch, with other workers in place of those that have ended.
     pub(crate) fn next_epoch(self) -> Self {
         self.next_epoch_after(|| {})
     }
@@ -312,7 +312,7 @@ impl Parent {
         assert_eq!(self.count_slots(worker), self.engine.control().geometry().slots, "of worker {worker}");
     }
 
-    /// How many slots a successor of a worker that has ended would have. It fills nothing.
+    /// Returns the number of slots that a successor of a worker that has ended would have. The successor fills nothing.
     pub(crate) fn count_slots(&self, worker: u32) -> u32 {
         let busy = self.engine.succeed(worker).unwrap();
         let fds = self.engine.worker_fds(worker).for_port().unwrap();
@@ -439,7 +439,8 @@ impl Parent {
 
 #[cfg(ringloader_failpoints)]
 impl Kept {
-    /// Where it lies in this process: of two batches in slots, whether they are in the same one.
+    /// Returns the batch's address in this process. Two batches in slots have the same address if they are in the same
+    /// slot.
     pub(crate) fn address(&self) -> usize {
         self.backing.pointer(0, 0).unwrap().as_ptr() as usize
     }

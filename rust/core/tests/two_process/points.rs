@@ -21,8 +21,8 @@ pub(crate) const SHARE: u64 = 512 << 10;
 pub(crate) const LEAF: u64 = 200 << 10;
 const MAX_TASKS: u32 = 6;
 
-/// What the parent finds after the death, before anything is repaired: the parent, how many batches it
-/// got of this worker, and the how many-eth time it died at.
+/// Checks what the parent finds after the death, before anything is repaired. Takes the parent, the number of batches
+/// that it got of this worker, and the number of the time (from 1) at which the worker died when it came to the point.
 pub(crate) type Outcome = fn(&Parent, u64, u64);
 
 /// The moments of a worker, and what its death there leaves behind.
@@ -203,7 +203,8 @@ pub(crate) fn slow_release_over_a_death(effort: Effort) -> Seen {
     parent.finish()
 }
 
-/// As the first, and the worker dies with the bit: the slot is unused until the take-over after next.
+/// A release that rests between its two stores, as in [`slow_release`], while the worker dies with the bit: the slot is
+/// unused until the take-over after next.
 pub(crate) fn slow_release_of_a_lost_bit(effort: Effort) -> Seen {
     let profile = small(effort);
     let mut parent = Parent::new(1, MAX_TASKS, SHARE, profile);
@@ -227,7 +228,7 @@ pub(crate) fn close_during_drain(effort: Effort) -> Seen {
     close_during(effort, Engine::try_next)
 }
 
-/// The same where the parent takes results in order.
+/// Does what [`close_during_drain`] does, while the parent takes results in order.
 pub(crate) fn close_during_drain_in_order(effort: Effort) -> Seen {
     close_during(effort, |engine| engine.try_next_of(0))
 }

@@ -24,7 +24,7 @@ const MIB: u64 = 1 << 20;
 /// later, the pipe gives what stands in it by then, as a device would.
 #[derive(Debug)]
 struct Pages {
-    /// Where they lie in the segment: the first of the window and the last that is registered.
+    /// Offsets of two pages in the segment: the first of the window and the last that is registered.
     offsets: [u64; 2],
     reader: OwnedFd,
     writer: OwnedFd,
@@ -41,14 +41,14 @@ impl Pages {
 
     fn splice(&self, control: &Control, memfd: &OwnedFd) {
         for mut offset in self.offsets {
-            // What is locked is there.
+            // Reads a byte, so that the page is there, as a locked page is.
             control.segment().copy_out(offset, 1, &mut Vec::new()).unwrap();
             let len = splice(memfd, Some(&mut offset), &self.writer, None, page_size(), SpliceFlags::empty());
             assert_eq!(len, Ok(page_size()));
         }
     }
 
-    /// Whether they are those of the window still. Nothing may be written to it meanwhile.
+    /// Returns true if the pages are still those of the window. Nothing may be written to the window meanwhile.
     fn are_those_of_the_window(&self, control: &Control, memfd: &OwnedFd) -> bool {
         for offset in self.offsets {
             let (mut seen, mut there) = (vec![0; page_size()], vec![0; page_size()]);
@@ -56,7 +56,7 @@ impl Pages {
             while len < seen.len() {
                 len += read(&self.reader, &mut seen[len..]).unwrap();
             }
-            // Not through the mapping, which may be wrong to be gone.
+            // Reads the file and not the mapping, which may be gone by mistake.
             assert_eq!(pread(memfd, &mut there, offset), Ok(page_size()));
             if seen != there {
                 return false;

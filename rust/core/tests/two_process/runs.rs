@@ -1,4 +1,4 @@
-//! What is run, how long, and what is said of it.
+//! The runs: what each does, how long it takes, and what it prints.
 
 use std::time::{Duration, Instant};
 

@@ -26,8 +26,8 @@ const ORDERS: [Order; 4] = [Order::InOrder, Order::InOrder, Order::AsCompleted, 
 
 /// The latest that a parent with nothing else to do may learn of a death.
 const NOTICE: Duration = Duration::from_millis(100);
-/// How long a stopped worker keeps the parent waiting. Less than that, and more than `NOTICE`, is another
-/// process that had the processor.
+/// The time for which a stopped worker keeps the parent waiting. A delay of less than that, and of more than `NOTICE`,
+/// is another process that had the processor.
 const STOPPED: Duration = Duration::from_millis(300);
 
 /// One worker, as its parent sees it.
@@ -36,15 +36,15 @@ struct Peer {
     /// When its process ended, and the thread that looks.
     death: Arc<OnceLock<Instant>>,
     looks: Option<JoinHandle<()>>,
-    /// How many tasks it was sent in epochs before.
+    /// The number of tasks that it was sent in epochs before.
     before: u64,
-    /// How many of this epoch it has answered.
+    /// The number of tasks of this epoch that it has answered.
     answered: u64,
     /// Tasks of this epoch that it has not answered.
     open: VecDeque<u64>,
     /// Since when this worker owes the result that is its next.
     owes_since: Instant,
-    /// How long the parent has slept although this worker had ended and nothing of it was to come.
+    /// The time for which the parent has slept although this worker had ended and nothing of it was to come.
     overdue: Duration,
     lost: bool,
 }
@@ -61,11 +61,11 @@ struct Scheduled {
     /// In order: what comes next, or later.
     handed_out: u64,
     seen: Seen,
-    /// How long the news of each lost worker was overdue.
+    /// The time for which the news of each lost worker was overdue.
     notices: Vec<Duration>,
 }
 
-/// What `next` returns.
+/// The outcome of `next`.
 #[derive(Debug, PartialEq, Eq)]
 enum Outcome {
     Batch,
@@ -160,7 +160,8 @@ impl Scheduled {
                 Poll::Failed { seq, error } => panic!("task {seq}: {error}"),
                 Poll::End => {
                     let open = |peer: &Peer| !peer.lost && !peer.open.is_empty();
-                    // As torch, which sends a task for each batch: with the lost ones' tasks go those after them.
+                    // Torch sends a task for each batch, and so does this: with a lost worker's tasks, those that would
+                    // follow them are lost.
                     assert!(self.left == 0 || self.peers.iter().any(|peer| peer.lost), "indices are left");
                     assert!(!self.peers.iter().any(open), "the epoch ended before its batches");
                     return Outcome::End;
@@ -221,13 +222,14 @@ impl Scheduled {
             if committed > peer.before + peer.answered {
                 continue;
             }
-            // In order, batches of others that are there come first; but to sleep for one is to be late.
+            // In order, batches of other workers that are there come first; but the news is late if the parent sleeps
+            // for such a batch.
             let asked = if self.order == Order::InOrder { start } else { *death };
             peer.overdue = peer.overdue.max(peer.owes_since.max(*death).max(asked).elapsed());
         }
     }
 
-    /// How many batches a worker has committed in all its life: where its ring's tail stands.
+    /// Returns the number of batches that a worker has committed in all its life: the tail of its ring.
     fn committed(&self, worker: usize) -> u64 {
         Producer::attach(self.engine.control().worker(worker as u32).results).unwrap().tail()
     }
@@ -307,7 +309,7 @@ pub(crate) fn kills(effort: Effort) -> Seen {
         let killer = thread::spawn(move || {
             thread::sleep(delay);
             pids.1.into_iter().for_each(|pid| kill_process(pid, Signal::STOP).unwrap());
-            // What the victim commits now may be behind what the stopped worker owes.
+            // The victim may commit something now that lies behind what the stopped worker owes.
             thread::sleep(behind);
             kill_process(pids.0, Signal::KILL).unwrap();
             let _ = waits.recv_timeout(STOPPED);

@@ -11,7 +11,7 @@ use super::parent::{Kept, Parent, Seen};
 
 const MIB: u64 = 1 << 20;
 
-/// How long, and with which random numbers.
+/// The time of a run, and the seed of its random numbers.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Effort {
     pub(crate) time: Duration,

@@ -13,7 +13,7 @@ use ringloader_core::transport::{Control, PortFds};
 
 use super::content::{LeafSpec, Profile, Random};
 
-/// What a worker is told: its number, its share, and the slots still held if it is a successor.
+/// The variable with a worker's orders: its number, its share, and the slots still held if it is a successor.
 pub(crate) const ORDERS: &str = "RINGLOADER_TEST_WORKER";
 
 /// The text of [`ORDERS`].
@@ -111,7 +111,7 @@ impl Worker {
             return None;
         }
         if self.random.once_in(8) {
-            // What collate makes on the way and drops.
+            // Stands for memory that collate takes on the way and drops.
             drop(self.port.allocate(leaf.len / 2 + 1).unwrap());
         }
         let chunk = self.port.allocate(leaf.len).unwrap()?;
@@ -198,7 +198,7 @@ fn describe(leaves: &[LeafSpec]) -> (MetaWriter, std::ops::Range<u32>) {
     (meta, 0..leaves.len() as u32)
 }
 
-/// Where the leaves of a batch lie.
+/// The places of a batch's leaves.
 struct Plan {
     /// Offset, and whether the leaf is there already.
     leaves: Vec<(u64, bool)>,

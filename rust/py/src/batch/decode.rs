@@ -20,11 +20,11 @@ use crate::torch::names::Torch;
 use crate::torch::source::Span;
 use crate::torch::tensor::{Form, flat};
 
-/// What came of a delivery.
+/// The outcome of decoding a delivery.
 pub(crate) struct Decoded<'py> {
-    /// The Python object that it carries.
+    /// The Python object that the delivery carries.
     pub(crate) object: Bound<'py, PyAny>,
-    /// Whether it had to be copied because the user holds too much.
+    /// True if the batch had to be copied because the user holds too much.
     pub(crate) copied_out: bool,
     /// Memory of a table that is done with.
     pub(crate) table: Vec<u8>,
@@ -34,7 +34,7 @@ pub(crate) struct Decoded<'py> {
 /// holds too much already, or `may_lease` is not given, they are copies, for which `require` is asked first.
 ///
 /// # Errors
-/// What `require` says; `RuntimeError` for what no worker writes; what unpickling raises.
+/// The error of `require`; `RuntimeError` for a table that no worker writes; the error that unpickling raises.
 pub(crate) fn decode<'py>(
     py: Python<'py>,
     cache: &TemplateCache,
@@ -105,7 +105,7 @@ struct LeafReader<'a, 'py> {
     meta: &'a Meta<'a>,
     leased: bool,
     copies: RefCell<Copies>,
-    /// How many leaves lie in each storage.
+    /// The number of leaves in each storage.
     shared: Vec<u32>,
     /// Storages that were made, for those with several leaves.
     storages: RefCell<HashMap<u32, Bound<'py, PyAny>>>,
@@ -182,7 +182,7 @@ impl<'py> LeafReader<'_, 'py> {
         let flat = flat(py, &span, copy)?;
         let bytes = flat.call_method0(intern!(py, "numpy"))?;
         if flags.read_only {
-            // What lies in it cannot be made writable, as what is unpickled from `bytes` cannot.
+            // A read-only array must not become writable, just as one that is unpickled from `bytes` cannot.
             let arguments = objects::arguments(py, [PyBool::new(py, false).to_owned().into_any()])?;
             bytes.call_method1(intern!(py, "setflags"), arguments)?;
         }

@@ -21,10 +21,10 @@ use super::pickling::Leaves;
 use crate::identity::ByIdentity;
 use crate::torch::names::Torch;
 
-/// A batch, as far as it is known before its place is.
+/// The parts of a batch that are known before the batch has a place.
 #[derive(Default)]
 pub(crate) struct Encoded {
-    /// Its skeleton; storages and leaves are added once they have a place.
+    /// The batch's skeleton; storages and leaves are added once they have a place.
     pub(crate) meta: MetaWriter,
     pub(crate) drafts: Drafts,
     pub(crate) groups: Groups,
@@ -38,7 +38,7 @@ impl Encoded {
     /// Encodes `batch` into an empty one.
     ///
     /// # Errors
-    /// What pickling raises for what cannot be pickled.
+    /// The error that pickling raises for an object that cannot be pickled.
     pub(crate) fn encode(&mut self, batch: &Bound<'_, PyAny>) -> PyResult<()> {
         let py = batch.py();
         let torch = Torch::get(py)?;
@@ -61,7 +61,8 @@ impl Encoded {
     /// have to be formed and placed anew.
     ///
     /// # Errors
-    /// What pickling raises; `RuntimeError` where a tensor is larger than its storage, or where a leaf has lost its memory and the batch cannot be read again.
+    /// The error that pickling raises; `RuntimeError` where a tensor is larger than its storage, or where a leaf has
+    /// lost its memory and the batch cannot be read again.
     pub(crate) fn holds_still(&mut self, batch: &Bound<'_, PyAny>) -> PyResult<bool> {
         let py = batch.py();
         if self.groups.has_large() {
@@ -91,8 +92,8 @@ impl Encoded {
         Ok(false)
     }
 
-    /// Lets go of the batch and keeps the memory, so that a steady stream of similar ones allocates nothing.
-    /// Whether it is worth keeping: that of one huge batch would be held for ever.
+    /// Lets go of the batch and keeps the memory, so that a steady stream of similar batches allocates nothing. Returns
+    /// true if the memory is worth keeping: the memory of one huge batch would otherwise never be freed.
     pub(crate) fn clear(&mut self) -> bool {
         let bytes = self.meta.encoded_len();
         self.meta.clear();
@@ -192,7 +193,8 @@ impl Walk<'_> {
             let number = self.to.meta.skeleton().dict(len as u32);
             self.to.memo.insert(key, Some(number));
             for (name, item) in dict.iter() {
-                // As with a list, but at once: the iterator panics when the number has changed.
+                // Checks the length as for a list, but after each item: the iterator panics when the number of items
+                // has changed.
                 if !self.value(&name)? || !self.value(&item)? || dict.len() != len {
                     return Ok(false);
                 }

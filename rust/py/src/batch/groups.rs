@@ -58,7 +58,7 @@ pub(crate) struct Groups {
     keeps: Vec<bool>,
     copies: Vec<CopyRange>,
     has_large: bool,
-    /// Of each group, by the last [`place`](Self::place): whether its bytes are copied.
+    /// For each group, true if its bytes are copied, by the last [`place`](Self::place).
     is_copied: Vec<bool>,
 }
 
@@ -66,7 +66,7 @@ impl Groups {
     /// Groups the leaves of `drafts` and adds storages and leaves to `meta`.
     ///
     /// # Errors
-    /// What torch raises when it is asked for a storage.
+    /// The error that torch raises when it is asked for a storage.
     pub(crate) fn form(
         &mut self,
         py: Python<'_>,
@@ -130,16 +130,17 @@ impl Groups {
         end.next_multiple_of(8)
     }
 
-    /// Whether any of the copies may be one that is made without the interpreter.
+    /// Returns true if any of the copies may be made without the interpreter.
     pub(crate) fn has_large(&self) -> bool {
         self.has_large
     }
 
-    /// Holds the storages that are copied without the interpreter: their tensors may get others meanwhile. What else
-    /// torch lets a thread do to a storage it lets it do while torch copies it, too.
+    /// Holds the storages that are copied without the interpreter, because their tensors may get other storages
+    /// meanwhile. Other changes to a storage are not prevented: torch lets a thread make them while torch itself copies
+    /// the storage, too.
     ///
     /// # Errors
-    /// What torch raises when it is asked for a storage.
+    /// The error that torch raises when it is asked for a storage.
     pub(crate) fn hold_large(&self, py: Python<'_>, drafts: &mut Drafts) -> PyResult<()> {
         let torch = Torch::get(py)?;
         for group in self.groups.groups().iter().filter(|group| group.len >= DETACH as u64) {
@@ -165,12 +166,12 @@ impl Groups {
         Ok(())
     }
 
-    /// What has to be copied, by the last [`place`](Self::place).
+    /// Returns the ranges that have to be copied, by the last [`place`](Self::place).
     pub(crate) fn copies(&self) -> &[CopyRange] {
         &self.copies
     }
 
-    /// How many storages lie in the slot already.
+    /// Returns the number of storages that lie in the slot already.
     pub(crate) fn in_place(&self) -> u64 {
         self.groups.in_place()
     }

@@ -1,4 +1,4 @@
-//! How the tensors of a batch travel to a device: small ones together, large ones by themselves.
+//! Plans how the tensors of a batch travel to a device: small ones together, large ones by themselves.
 
 use pyo3::prelude::*;
 use ringloader_core::batch::Dtype;
@@ -10,7 +10,7 @@ use super::template::Template;
 use crate::torch::source::pinned_copy;
 use crate::torch::tensor::Form;
 
-/// What batches with the same table have in common. Each tensor's bytes lie in one piece.
+/// The plan that batches with the same table share. Each tensor's bytes lie in one piece.
 pub(crate) struct Layout {
     pub(crate) template: Arc<Template>,
     /// By tensor, in the template's order.
@@ -19,7 +19,7 @@ pub(crate) struct Layout {
     pub(crate) blocks: Vec<u64>,
 }
 
-/// Where a tensor lies on the device.
+/// The place of a tensor on the device.
 pub(crate) enum Place {
     /// In a block with others.
     Packed(Packed),
@@ -35,7 +35,7 @@ pub(crate) struct Packed {
     pub(crate) shape: Shape,
 }
 
-/// What a tensor is but for its bytes; strides in elements.
+/// A tensor's description without its bytes; strides in elements.
 pub(crate) struct Shape {
     pub(crate) dtype: Dtype,
     pub(crate) shape: Vec<i64>,
@@ -74,10 +74,10 @@ impl Layout {
         Some(Self { template: template.clone(), places, blocks })
     }
 
-    /// Its packed tensors, copied to a new pinned tensor of bytes, one block behind the other; `None` if there are none.
+    /// Copies the packed tensors to a new pinned tensor of bytes, one block behind the other; `None` if there are none.
     ///
     /// # Errors
-    /// What torch raises; `RuntimeError` when the bytes are not all there.
+    /// The error that torch raises; `RuntimeError` when the bytes are not all there.
     pub(crate) fn stage<'py>(
         &self,
         py: Python<'py>,
@@ -100,10 +100,10 @@ impl Layout {
         pinned_copy(py, Dtype::U8, vec![len as i64], vec![1], &parts).map(Some)
     }
 
-    /// Its other tensors: over the bytes of the batch, or copies in pinned memory.
+    /// Returns the other tensors: over the bytes of the batch, or copies in pinned memory.
     ///
     /// # Errors
-    /// What torch raises; `RuntimeError` when the bytes are not all there.
+    /// The error that torch raises; `RuntimeError` when the bytes are not all there.
     pub(crate) fn large<'py>(
         &self,
         py: Python<'py>,

@@ -16,7 +16,7 @@ use crate::torch::array::place_of_array;
 use crate::torch::describe::describe;
 use crate::torch::names::Torch;
 
-/// What a leaf is, but for the place of its bytes.
+/// The description of a leaf without the place of its bytes.
 pub(crate) enum LeafKind {
     Tensor { dtype: Dtype, dims: Dims },
     Array { flags: ArrayFlags, itemsize: u64, tag: Vec<u8>, shape: Vec<i64> },
@@ -25,13 +25,13 @@ pub(crate) enum LeafKind {
 }
 
 impl LeafKind {
-    /// Whether it shares memory with the other leaves that overlap it, as torch keeps it for tensors.
+    /// Returns true if the leaf shares memory with the other leaves that overlap it, as torch keeps it for tensors.
     pub(crate) fn aliases(&self) -> bool {
         matches!(self, Self::Tensor { .. } | Self::Storage)
     }
 }
 
-/// Where in [`Drafts`] a tensor's shape lies, with its strides behind it.
+/// The place of a tensor's shape in [`Drafts`], with its strides behind it.
 #[derive(Clone, Copy)]
 pub(crate) struct Dims {
     first: usize,
@@ -44,9 +44,9 @@ pub(crate) struct LeafDraft {
     pub(crate) len: u64,
     pub(crate) alignment: usize,
     pub(crate) kind: LeafKind,
-    /// Whose memory it is: a place among the objects that are held.
+    /// The owner of the memory: a place among the objects that are held.
     held: u32,
-    /// Its place among the anchors; [`NONE`] without one.
+    /// The leaf's place among the anchors; [`NONE`] without one.
     anchor: u32,
 }
 
@@ -67,23 +67,23 @@ pub(crate) struct Drafts {
     pub(crate) held: Vec<Py<PyAny>>,
     dims: Vec<i64>,
     anchors: Vec<Anchor>,
-    /// How many leaves were [secured](Self::secure).
+    /// The number of leaves that were [secured](Self::secure).
     secured: usize,
-    /// Whether foreign code may have run since an address was taken.
+    /// True if foreign code may have run since an address was taken.
     pub(super) disturbed: bool,
-    /// Whether addresses were found to be others since [`forget_moves`](Self::forget_moves).
+    /// True if addresses were found to have changed since [`forget_moves`](Self::forget_moves).
     moved: bool,
     /// A leaf that was found to be no plain one any more.
     lost: Option<u32>,
-    /// For the pickler only.
+    /// Numbers of leaves by their objects: for the pickler only.
     pub(super) known: ByIdentity<u32>,
 }
 
-/// What a second look at all leaves has found.
+/// The result of a second look at all leaves.
 pub(super) enum Found {
     /// All is where it was.
     Same,
-    /// The same, but not where it was: the addresses are those of now.
+    /// All leaves are the same, but some lie elsewhere: the addresses are those of now.
     Moved,
     /// This leaf is not what it was.
     Other(u32),
@@ -104,13 +104,14 @@ impl Drafts {
         self.disturbed |= !self.leaves.is_empty();
     }
 
-    /// To be called before use is made of the addresses: those that are found to be others from then on make
-    /// [`look`](Self::look) say so.
+    /// Forgets moves that were found. Called before the addresses are used: if an address is found to have changed
+    /// after that, [`look`](Self::look) says so.
     pub(crate) fn forget_moves(&mut self) {
         self.moved = false;
     }
 
-    /// Which of torch's storages a tensor or storage lies in. It is held, so that no other gets its number.
+    /// Returns the number of torch's storage that a tensor or storage lies in. The storage is held, so that no other
+    /// gets its number.
     pub(crate) fn storage(&mut self, py: Python<'_>, leaf: u32) -> PyResult<Option<usize>> {
         self.anchor(Torch::get(py)?, py, leaf)?;
         let anchor = self.anchors.get(self.leaves[leaf as usize].anchor as usize);
@@ -120,7 +121,7 @@ impl Drafts {
     /// Holds the storage that a tensor lies in at this moment.
     ///
     /// # Errors
-    /// What torch raises when it is asked for a storage.
+    /// The error that torch raises when it is asked for a storage.
     pub(crate) fn anchor(&mut self, torch: &Torch, py: Python<'_>, leaf: u32) -> PyResult<()> {
         let LeafDraft { anchor, held, len, ref kind, .. } = self.leaves[leaf as usize];
         if anchor != NONE || !kind.aliases() || len == 0 {
@@ -135,7 +136,7 @@ impl Drafts {
         if !storage.get_type().is(&torch.untyped_storage) {
             return Ok(());
         }
-        // It is the storage of what the tensor is after the question, which may have run anything.
+        // Asking for the storage may have run any code, so the storage is that of the tensor as it is now.
         if !self.look_again(torch, py, leaf)? {
             return Ok(());
         }
@@ -202,7 +203,7 @@ impl Drafts {
     /// functions, what makes the storages held runs before.
     ///
     /// # Errors
-    /// What torch raises when it is asked for a storage.
+    /// The error that torch raises when it is asked for a storage.
     pub(super) fn look(&mut self, torch: &Torch, py: Python<'_>) -> PyResult<Found> {
         if torch.exchange.is_none() {
             self.secured = 0;
@@ -213,7 +214,7 @@ impl Drafts {
             let LeafDraft { address, len, held, anchor, ref kind, .. } = self.leaves[number as usize];
             match kind {
                 LeafKind::Bytes => {}
-                // It was without bytes when the batch was read, and stays so.
+                // The leaf was without bytes when the batch was read, and stays so.
                 _ if len == 0 => {}
                 LeafKind::Array { .. } => {
                     if place_of_array(self.held[held as usize].bind(py))? != Some((address, len)) {
@@ -319,9 +320,9 @@ impl Drafts {
         Ok(found.map(|found| self.draft(found.address, found.dtype, found.ndim)))
     }
 
-    /// Whether any elements lie side by side. Those of the imaginary part of a conjugate view do not, which among
-    /// real tensors are the only ones to be lazy; if `as_strided` made them, they arrive as with torch, which does
-    /// not look at all.
+    /// Returns true if any elements lie side by side. In the imaginary part of a conjugate view they do not, and among
+    /// real tensors only such views are lazy. If `as_strided` made a tensor with such strides, it arrives as with
+    /// torch, which does not look at all.
     fn has_neighbours(&self, dims: Dims) -> bool {
         let mut each = self.shape(dims).iter().zip(self.strides(dims));
         each.any(|(&size, &stride)| stride == 1 && size > 1)
@@ -408,7 +409,7 @@ fn storage(torch: &Torch, object: &Bound<'_, PyAny>) -> PyResult<Option<LeafDraf
     Ok(Some(LeafDraft { address, len, alignment: 1, kind: LeafKind::Storage, held: NONE, anchor: NONE }))
 }
 
-/// What is raised for a leaf whose bytes are gone.
+/// Makes the error for a leaf whose bytes are gone.
 pub(super) fn changed(leaf: &LeafDraft) -> PyErr {
     let what = match leaf.kind {
         LeafKind::Tensor { .. } => "a tensor",

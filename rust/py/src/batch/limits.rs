@@ -9,7 +9,7 @@ pub(crate) const PACKED: u64 = 64 << 10;
 /// The largest block of a device that packed tensors share. One that is kept keeps no more than this.
 pub(crate) const LARGEST_BLOCK: u64 = 1 << 20;
 
-/// Where packed tensors begin: what allocators of devices keep.
+/// The alignment of packed tensors: the one that allocators of devices keep.
 pub(crate) const DEVICE_ALIGNMENT: u64 = 256;
 
 /// Trees that are deeper are pickled, which has a limit and an error of its own.

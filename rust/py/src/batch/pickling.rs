@@ -1,4 +1,4 @@
-//! What the pickler asks for each object of a batch that must be pickled.
+//! Answers the pickler's question for each object of a batch that must be pickled.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -8,7 +8,7 @@ use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyT
 use super::leaves::Drafts;
 use crate::torch::names::Torch;
 
-/// What the pickler asks for each object: is it a leaf?
+/// Answers the pickler's question for each object: is it a leaf?
 #[pyclass(frozen, module = "ringloader._native")]
 #[derive(Default)]
 pub(crate) struct Leaves {
@@ -38,7 +38,7 @@ impl Leaves {
     }
 }
 
-/// Whether the pickler itself writes it, without code of anybody's.
+/// Returns true if the pickler itself writes the object, without anybody else's code.
 fn is_inert(object: &Bound<'_, PyAny>) -> bool {
     object.is_none()
         || object.is_exact_instance_of::<PyString>()

@@ -1,7 +1,7 @@
 //! A batch whose tensors lie in torch's pinned memory.
 //!
-//! INVARIANT: each tensor's storage begins at its block's start. torch then knows the block by the storage's address, and
-//! does not give it out again before copies to a device that still read it are done.
+//! INVARIANT: each tensor's storage begins at its block's start. torch then knows the block by the storage's address,
+//! and does not give it out again before copies to a device that still read it are done.
 
 use std::cell::{Cell, RefCell};
 
@@ -29,7 +29,7 @@ pub(crate) struct PinnedBatch<'py> {
 /// tensors with a memory each in lists, tuples and the values of dicts, or a class that pins itself.
 ///
 /// # Errors
-/// What torch raises.
+/// The error that torch raises.
 pub(crate) fn pin<'py, 'c>(
     py: Python<'py>,
     cache: &TemplateCache,
@@ -85,7 +85,7 @@ fn prototype(
     torch.new_on_cpu(py, form.dtype(), shape, strides).map(|tensor| Some(tensor.unbind()))
 }
 
-/// What is to be copied to fill a new tensor.
+/// Returns the part to copy to fill a new tensor.
 fn part(torch: &Torch, span: &Span<'_>, tensor: &Bound<'_, PyAny>) -> PyResult<CopyPart> {
     let (from, len) = span.place();
     if tensor.getattr(intern!(tensor.py(), "nbytes"))?.extract::<usize>()? != len {

@@ -21,7 +21,7 @@ use crate::torch::memory::Copies;
 use crate::torch::names::Torch;
 use crate::torch::tensor::Form;
 
-/// What one engine remembers of the last batch.
+/// The last batch that one engine remembers.
 #[derive(Default)]
 pub(crate) struct TemplateCache(Mutex<LastBatch>);
 
@@ -49,16 +49,16 @@ impl TemplateCache {
 
     pub(crate) fn put(&self, last: LastBatch) {
         let before = std::mem::replace(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner), last);
-        // Behind the lock: it may hold objects whose end runs any code.
+        // After the lock is released: `before` may hold objects whose end runs any code.
         drop(before);
     }
 }
 
 impl TemplateCache {
-    /// What `make` returns for the template of a delivery; `None` if there can be none.
+    /// Returns what `make` returns for the template of a delivery; `None` if there can be none.
     ///
     /// # Errors
-    /// What `make` returns; `RuntimeError` for what no worker writes.
+    /// The errors of `make`; `RuntimeError` for a table that no worker writes.
     pub(crate) fn with<T>(
         &self,
         py: Python<'_>,
@@ -100,23 +100,23 @@ impl LastBatch {
         Ok(if let Seen::Again(template) = &self.seen { Some(template) } else { None })
     }
 
-    /// Whether `delivery` looks like the last batch.
+    /// Returns true if `delivery` looks like the last batch.
     pub(crate) fn is_repeated(&self, delivery: &Delivery) -> bool {
         delivery.repeats(&self.table)
     }
 }
 
-/// How to make a batch from the bytes of a delivery. Only of trees in which no object but strings comes twice,
-/// and whose leaves are tensors, each with memory of its own.
+/// Makes a batch from the bytes of a delivery. Only for trees in which no object but strings comes twice, and whose
+/// leaves are tensors, each with memory of its own.
 pub(crate) struct Template {
     root: Node,
     /// Bytes of all that is copied out as small, for [`Copies`].
     small: usize,
     /// Made with the second batch that asks for it: the first may be the only one.
     prototypes: OnceLock<OnceLock<Prototypes>>,
-    /// Whether torch's `pin_memory` does the same to each such batch as to its tensors.
+    /// True if torch's `pin_memory` does the same to each such batch as to its tensors.
     pub(crate) is_pinned_by_leaves: bool,
-    /// Whether it is moved to a device by moving its tensors.
+    /// True if the batch is moved to a device by moving its tensors.
     pub(crate) is_moved_by_leaves: bool,
 }
 
@@ -138,7 +138,7 @@ enum Node {
 impl Template {
     fn of(py: Python<'_>, meta: &Meta<'_>) -> PyResult<Option<Self>> {
         let mut reader = Reader { meta, skeleton: meta.skeleton(), strings: Vec::new(), depth: 0, small: 0 };
-        // As many storages as leaves, each named once, are a storage for each.
+        // If there are as many storages as leaves, and each storage is named once, each leaf has a storage of its own.
         if meta.storage_count() != meta.leaf_count() || !all_differ(meta.leaves().map(|leaf| leaf.storage()))
         {
             return Ok(None);
@@ -163,7 +163,8 @@ impl Template {
     /// The batch that lies in `delivery`. Large tensors lie there, if `leased`; else they are copies.
     ///
     /// # Errors
-    /// What torch raises, or looking up a class; `RuntimeError` when the bytes are not all there.
+    /// The error that torch raises, or that the search for a class raises; `RuntimeError` when the bytes are not all
+    /// there.
     pub(crate) fn make<'py>(
         &self,
         py: Python<'py>,
@@ -177,10 +178,10 @@ impl Template {
         })
     }
 
-    /// What `make` made of each tensor's form; `None` for the first batch that asks.
+    /// Returns what `make` made of each tensor's form; `None` for the first batch that asks.
     ///
     /// # Errors
-    /// What `make` returns.
+    /// The errors of `make`.
     pub(crate) fn prototypes(
         &self,
         make: impl Fn(&Form<'_>) -> PyResult<Option<Py<PyAny>>>,
@@ -203,7 +204,7 @@ impl Template {
     /// The batch whose tensors `tensor` makes, one after the other.
     ///
     /// # Errors
-    /// What `tensor` returns, or looking up a class.
+    /// The errors of `tensor`, or of the search for a class.
     pub(crate) fn make_of<'py>(
         &self,
         py: Python<'py>,
@@ -212,7 +213,7 @@ impl Template {
         self.root.make(py, tensor)
     }
 
-    /// Its tensors, in the order in which [`make_of`](Self::make_of) asks for them.
+    /// Returns the template's tensors, in the order in which [`make_of`](Self::make_of) asks for them.
     pub(crate) fn forms(&self) -> Vec<&Form<'static>> {
         let mut forms = Vec::new();
         let _ = self.root.each_form(&mut |form| {
@@ -323,7 +324,7 @@ impl Reader<'_> {
 }
 
 impl Node {
-    /// Whether the class of a named tuple in it has a method of this name.
+    /// Returns true if the class of a named tuple in the node has a method of this name.
     fn has_method(&self, py: Python<'_>, name: &str) -> PyResult<bool> {
         let any = |items: &[Self]| -> PyResult<bool> {
             items.iter().try_fold(false, |found, item| Ok(found || item.has_method(py, name)?))

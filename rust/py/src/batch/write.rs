@@ -14,11 +14,11 @@ pub(crate) struct CopyRange {
     pub(crate) from: usize,
     pub(crate) to: u64,
     pub(crate) len: u64,
-    /// Whether the bytes stay where they are while their object is held, whatever other threads do.
+    /// True if the bytes stay where they are while their object is held, whatever other threads do.
     pub(crate) keeps: bool,
 }
 
-/// Where a batch is written.
+/// The place into which a batch is written.
 pub(crate) enum Target<'a, 'p> {
     Slot(&'a Commit<'p>),
     Own(&'a Segment),

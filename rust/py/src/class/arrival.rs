@@ -13,7 +13,7 @@ use crate::caught::caught;
 
 /// A batch that was taken from its ring and not yet handed out.
 ///
-/// It keeps the batch's slot until it is unpacked, or gone.
+/// The arrival keeps the batch's slot until it is unpacked, or gone.
 #[pyclass(frozen, module = "ringloader._native")]
 pub(crate) struct Arrival {
     /// `None` for what came as an object.
@@ -22,9 +22,9 @@ pub(crate) struct Arrival {
     layout: OnceLock<Option<Py<Layout>>>,
 }
 
-/// What there is of the batch.
+/// The form in which the batch is there.
 pub(crate) enum Content {
-    /// As it came.
+    /// The batch as it came.
     Delivery(Delivery),
     /// Unpacked, or what stands for a batch that cannot be had.
     Object(Py<PyAny>),
@@ -50,8 +50,8 @@ impl Arrival {
         Ok(object)
     }
 
-    /// How its tensors travel to a device. None for a batch that is more than dense tensors, each with memory of its own, in
-    /// lists, tuples and dicts.
+    /// Returns how the batch's tensors travel to a device. None for a batch that is more than dense tensors, each with
+    /// memory of its own, in lists, tuples and dicts.
     fn layout(&self, py: Python<'_>) -> PyResult<Option<Py<Layout>>> {
         if self.layout.get().is_none() {
             let found = self.with_delivery(py, |delivery| self.engine().layout(py, delivery))?;
@@ -60,7 +60,8 @@ impl Arrival {
         Ok(self.layout.get().and_then(Option::as_ref).map(|layout| layout.clone_ref(py)))
     }
 
-    /// Where the window of its slot begins, and how many bytes of it are the batch's; None of a segment of its own.
+    /// Returns the address of the batch's window, and the number of its bytes that the batch uses. None if the batch
+    /// has a segment of its own.
     fn window(&self, py: Python<'_>) -> PyResult<Option<(usize, u64)>> {
         let window = |delivery: &mut Delivery| {
             let window = delivery.backing().window();
@@ -94,7 +95,7 @@ impl Arrival {
 
 impl Arrival {
     /// # Errors
-    /// What ends a program, and what interrupts it; any other error is what stands for the batch.
+    /// The error that ends or interrupts a program. For any other error, a stand-in for the batch is returned.
     fn unpacked<'py>(&self, py: Python<'py>, delivery: Delivery) -> PyResult<Bound<'py, PyAny>> {
         self.engine().unpack_unregistered(py, delivery).or_else(|error| {
             let (standing, interrupt) = stand_in(py, error)?;
@@ -108,7 +109,8 @@ impl Arrival {
         })
     }
 
-    /// What `work` makes of the batch as it came; `None` if it is not that any more. Another thread finds it gone meanwhile.
+    /// Runs `work` with the batch as it came, and returns the result; `None` if the batch is there in another form by
+    /// now. Another thread finds the batch gone meanwhile.
     fn with_delivery<T>(
         &self,
         py: Python<'_>,
@@ -118,8 +120,8 @@ impl Arrival {
         caught(py, || work(lent.delivery())).map(Some)
     }
 
-    /// The batch as it came; `None` if it is not that any more. Another thread finds it gone meanwhile: what is done with it
-    /// may wait for the interpreter, and a thread that has it for the lock.
+    /// The batch as it came; `None` if it is not that any more. Another thread finds it gone meanwhile: what is done
+    /// with it may wait for the interpreter, and a thread that has it for the lock.
     pub(crate) fn lend(&self) -> Option<Lent<'_>> {
         let mut content = self.content();
         match std::mem::replace(&mut *content, Content::Gone) {

@@ -43,7 +43,7 @@ pub(crate) struct Engine {
     templates: TemplateCache,
     layouts: LayoutCache,
     unsaid: Unsaid,
-    /// What is asked before much is copied out.
+    /// The probe that is asked before much is copied out.
     probe: OnceLock<MemoryProbe>,
     /// Bytes that were copied since.
     unasked: AtomicU64,
@@ -76,12 +76,13 @@ impl Engine {
         self.core()?.watch_worker(worker, pid).map_err(exception)
     }
 
-    /// Whether no process is left that may write to the slots of a worker whose process has ended.
+    /// Returns true if no process is left that may write to the slots of a worker whose process has ended.
     fn is_deserted(&self, worker: u32) -> PyResult<bool> {
         self.core()?.is_deserted(worker).map_err(exception)
     }
 
-    /// Makes the rings of a worker whose process has ended ready for a successor. Returns what that one's port needs.
+    /// Makes the rings of a worker whose process has ended ready for a successor. Returns what the successor's port
+    /// needs.
     fn succeed(&self, worker: u32) -> PyResult<Vec<u64>> {
         self.core()?.succeed(worker).map_err(exception)
     }
@@ -113,7 +114,7 @@ impl Engine {
 
     /// Waits for the next result: a message of torch's protocol, `(index of the task, batch)`.
     ///
-    /// None when the time is over or `wake` was called.
+    /// None when the time is over.
     fn next<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Option<Event<'py>>> {
         let deadline = Deadline::after(timeout)?;
         let core = self.core()?;
@@ -141,12 +142,6 @@ impl Engine {
         }
     }
 
-    /// Ends the wait of a thread that is in `next`.
-    fn wake(&self) -> PyResult<()> {
-        self.core()?.wake();
-        Ok(())
-    }
-
     /// Results that are committed and not yet taken, and one that was kept when `next` raised.
     fn committed(&self) -> PyResult<u64> {
         let committed = self.core()?.committed().map_err(exception)?;
@@ -159,7 +154,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Whether `set_done` or `close` was called.
+    /// Returns true if `set_done` or `close` was called.
     pub(crate) fn is_done(&self) -> bool {
         self.core().map_or(true, |core| core.control().is_done())
     }
@@ -192,7 +187,7 @@ impl Engine {
         stored.map(|stored| CachedSegment(Mutex::new(Some(stored))))
     }
 
-    /// Its slots as memory that a driver may register.
+    /// Returns the slots as memory that a driver may register.
     fn slot_memory(&self) -> PyResult<SlotMemory> {
         Ok(SlotMemory::new(self.core()?.slot_memory()))
     }
@@ -257,7 +252,7 @@ impl Drop for CachedSegment {
 /// Logs why memory that is needed no more was not given back, if it was not.
 fn say_kept(py: Python<'_>, control: &Control) {
     if let Some(refused) = control.take_refusal() {
-        // What is closed stays closed, even where the interpreter is on its way out and has no logger.
+        // The segment stays closed, even where the interpreter is on its way out and has no logger.
         let _ = python::say_kept(py, &refused.to_string());
     }
 }
@@ -316,7 +311,7 @@ impl Engine {
     /// The message that stands for a batch whose arrival has failed. torch raises it in its turn.
     ///
     /// # Errors
-    /// What ends a program, and what interrupts it: at once. The next call of `next` returns the message.
+    /// The error that ends or interrupts a program is raised at once. The next call of `next` returns the message.
     fn failed<'py>(&self, py: Python<'py>, seq: i64, error: PyErr) -> PyResult<Bound<'py, PyAny>> {
         let (standing, interrupt) = stand_in(py, error)?;
         let Some(interrupt) = interrupt else { return self.unsaid.message(py, seq, standing) };
@@ -362,7 +357,7 @@ impl Engine {
     /// As [`unpack`](Self::unpack). Unless `may_lease`, nothing of it lies where the worker wrote it.
     ///
     /// # Errors
-    /// Why it cannot be had, a panic too: whoever waits for the batch must hear of it.
+    /// The reason why the batch cannot be had, also a panic: the caller that waits for the batch must hear of it.
     fn unpack_leased<'py>(
         &self,
         py: Python<'py>,
@@ -384,11 +379,12 @@ impl Engine {
     }
 }
 
-/// What stands for a batch whose arrival has failed: torch raises it in the batch's turn. And the error itself
-/// where it interrupts or ends the program, so that it must be raised at once; or one that did so meanwhile.
+/// Returns a stand-in for a batch whose arrival has failed, which torch raises in the batch's turn. Also returns the
+/// error itself if it interrupts or ends the program, so that it must be raised at once; or another such error that
+/// came meanwhile.
 ///
 /// # Errors
-/// None that is known: a batch without anything that stands for it would be waited for.
+/// None that is known. If there were no stand-in for a batch, the program would go on to wait for it.
 pub(crate) fn stand_in(py: Python<'_>, error: PyErr) -> PyResult<(Bound<'_, PyAny>, Option<PyErr>)> {
     let Err(error) = caught(py, || Err::<Infallible, _>(error));
     let interrupts = |error: &PyErr| !error.is_instance_of::<PyException>(py);

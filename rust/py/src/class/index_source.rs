@@ -1,4 +1,4 @@
-//! Where a scheduler's indices come from in one epoch, as a Python class.
+//! The source of a scheduler's indices in one epoch, as a Python class.
 
 use std::sync::OnceLock;
 
@@ -42,10 +42,11 @@ impl IndexSource {
 }
 
 impl IndexSource {
-    /// The next index, as a task's bytes, which may be unpickled more than once if `again`; `None` at the sampler's end.
+    /// The next index, as a task's bytes, which may be unpickled more than once if `again`; `None` at the sampler's
+    /// end.
     ///
     /// # Errors
-    /// What the sampler raises, and what torch raises for it.
+    /// The error that the sampler raises, or that torch raises for it.
     pub(crate) fn read(&self, callbacks: &Callbacks<'_, '_>, again: bool) -> PyResult<Option<TaskIndex>> {
         self.read_as(callbacks, again, |index| index, |index| encode_index_or_pickle(index, again))
     }
@@ -53,7 +54,7 @@ impl IndexSource {
     /// As [`read`](Self::read): `natively` makes an index of what a native stream has, and `by_python` of an object.
     ///
     /// # Errors
-    /// What the sampler raises, what torch raises for it, and what `by_python` returns.
+    /// The error that the sampler raises, or that torch raises for it, or that `by_python` returns.
     pub(crate) fn read_as<I>(
         &self,
         callbacks: &Callbacks<'_, '_>,

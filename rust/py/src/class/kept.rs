@@ -1,4 +1,4 @@
-//! What keeps memory that torch moves, as a Python class.
+//! The owner that keeps memory that torch moves, as a Python class.
 
 use pyo3::prelude::*;
 
@@ -10,7 +10,7 @@ pub(crate) struct Kept(Deferred);
 
 #[pymethods]
 impl Kept {
-    /// From now on, what this thread's deleters are called for is collected and not dropped.
+    /// Begins to collect what this thread's deleters would drop.
     #[new]
     fn new() -> Self {
         Self(Deferred::begin())

@@ -1,4 +1,4 @@
-//! What batches with the same table have in common, as a Python class.
+//! The layout that batches with the same table share, as a Python class.
 
 use std::cell::RefCell;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -16,11 +16,11 @@ use crate::objects;
 use crate::torch::names::Torch;
 use crate::torch::tensor::Form;
 
-/// How the tensors of a batch travel to a device. The same object for batches with the same table, one after the other.
+/// Says how the tensors of a batch travel to a device. Consecutive batches with the same table share one object.
 #[pyclass(frozen, module = "ringloader._native")]
 pub(crate) struct Layout {
     plan: Plan,
-    /// Of the packed tensors, in their order.
+    /// The arguments for the packed tensors, in their order.
     packed: Vec<PackedArguments>,
 }
 
@@ -47,7 +47,7 @@ impl LayoutCache {
     /// lists, tuples and dicts.
     ///
     /// # Errors
-    /// What torch raises; `RuntimeError` for what no worker writes.
+    /// The error that torch raises; `RuntimeError` for a table that no worker writes.
     pub(crate) fn of(
         &self,
         py: Python<'_>,
@@ -66,7 +66,7 @@ impl LayoutCache {
         let layout = if template.is_moved_by_leaves { Layout::of(py, &template)? } else { None };
         let layout = layout.map(|layout| Py::new(py, layout)).transpose()?;
         let before = self.lock().replace(Known { template, layout: copy(&layout) });
-        // Behind the lock: it may hold objects whose end runs any code.
+        // After the lock is released: `before` may hold objects whose end runs any code.
         drop(before);
         Ok(layout)
     }
@@ -137,8 +137,8 @@ impl Layout {
 
     /// The batch with its tensors on a device.
     ///
-    /// `empty` has an empty tensor of each packed one's type there, `blocks` the memory of the packed ones, and `large` the
-    /// others.
+    /// `empty` has an empty tensor of each packed one's type there, `blocks` the memory of the packed ones, and `large`
+    /// the others.
     fn make<'py>(
         &self,
         py: Python<'py>,
@@ -164,7 +164,7 @@ impl Layout {
                 }
             };
             let PackedArguments { block, first, shape, strides } = arguments;
-            // It has a version of its own, which a view of the block would share with all others.
+            // The new tensor has a version counter of its own. A view of the block would share one with all others.
             let new = empty.getattr(intern!(py, "data"))?;
             let first = objects::unsigned(py, *first)?.into_any();
             let (shape, strides) = (shape.bind(py).clone().into_any(), strides.bind(py).clone().into_any());

@@ -1,4 +1,4 @@
-//! What the parent waits for.
+//! The events that the parent waits for.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -18,7 +18,7 @@ impl WorkerEnded {
     }
 }
 
-/// What the parent waits for.
+/// Events that the parent waits for.
 ///
 /// INVARIANT: a message is neither `None` nor a `WorkerEnded`, so it needs no object around it, which would cost every
 /// batch. torch's worker loop sends pairs; the engine refuses `None`.
@@ -33,7 +33,7 @@ pub(crate) enum Event<'py> {
 pub(crate) struct Unsaid(Mutex<Option<(i64, Py<PyAny>)>>);
 
 impl Unsaid {
-    /// Whether there is any.
+    /// Returns true if there is any such data.
     pub(crate) fn is_some(&self) -> bool {
         self.lock().is_some()
     }
@@ -47,7 +47,7 @@ impl Unsaid {
         found.map(|(seq, data)| self.message(py, seq, data.into_bound(py))).transpose()
     }
 
-    /// To be said later.
+    /// Keeps data whose message must be made later.
     pub(crate) fn keep(&self, seq: i64, data: Py<PyAny>) {
         *self.lock() = Some((seq, data));
     }

@@ -1,4 +1,4 @@
-//! What the scheduler asks of the parent's end of a transport, as a Python class.
+//! The parent's end of a transport, as the scheduler uses it: a Python class.
 
 use std::time::Duration;
 
@@ -23,10 +23,10 @@ use crate::python::Callbacks;
 /// In each pickle that has what torch sends of a tensor to another process.
 const REDUCTIONS: &[u8] = b"torch.multiprocessing.reductions";
 
-/// What a [`ParentEnd`] delivers.
+/// The delivery of a [`ParentEnd`].
 pub(crate) type Delivered<E> = <<E as ParentEnd>::Core as Transport>::Delivery;
 
-/// What tasks of a [`ParentEnd`] ask for.
+/// The index that a task of a [`ParentEnd`] asks for.
 pub(crate) type Indexed<E> = <<E as ParentEnd>::Core as Transport>::Index;
 
 /// The parent's end of a transport, as a Python class.
@@ -34,14 +34,14 @@ pub(crate) trait ParentEnd: Sized {
     /// The transport.
     type Core: Transport<Index: Send>;
 
-    /// It, by its Python object.
+    /// Returns the Rust value of a Python object.
     fn of(this: &Py<Self>) -> &Self;
 
     /// # Errors
     /// Once it is closed.
     fn core(&self) -> PyResult<Arc<Self::Core>>;
 
-    /// Whether nothing more is wanted of the workers.
+    /// Returns true if nothing more is wanted of the workers.
     fn is_done(&self) -> bool;
 
     /// Ends the wait of a thread that is in [`wait`](Self::wait), or comes there next. Does nothing once it is closed.
@@ -70,20 +70,20 @@ pub(crate) trait ParentEnd: Sized {
     /// Reads the next index; `None` at the sampler's end. `again`: it may be sent and decoded more than once.
     ///
     /// # Errors
-    /// What the sampler raises.
+    /// The error that the sampler raises.
     fn read(
         source: &IndexSource,
         callbacks: &Callbacks<'_, '_>,
         again: bool,
     ) -> PyResult<Option<Indexed<Self>>>;
 
-    /// The same index again, for errors that name it.
+    /// Returns the same index again, for errors that name it.
     fn kept(index: &Indexed<Self>, py: Python<'_>) -> Indexed<Self>;
 
     /// The object that an index is to the worker.
     ///
     /// # Errors
-    /// What unpickling raises.
+    /// The error that unpickling raises.
     fn index<'py>(py: Python<'py>, index: &Indexed<Self>) -> PyResult<Bound<'py, PyAny>>;
 
     /// The task that `worker` took last, as it was sent, and its index; `None` where that is not known.
@@ -92,7 +92,7 @@ pub(crate) trait ParentEnd: Sized {
     /// Waits for the next event without the interpreter, then lets signal handlers run.
     ///
     /// # Errors
-    /// What the transport returns, or what a signal handler raises.
+    /// The error of the transport, or the one that a signal handler raises.
     fn wait(py: Python<'_>, core: &Self::Core, only: Option<u32>, limit: Duration) -> PyResult<()>;
 }
 
@@ -161,7 +161,7 @@ impl ParentEnd for Engine {
             task.kind,
             TaskKind::Indices | TaskKind::Index | TaskKind::Nones | TaskKind::PickledIndex | TaskKind::None
         );
-        // What torch sends of a tensor can be taken once only, and not here.
+        // A tensor that torch sends in its own way can be taken only once, and not here.
         let once = task.kind == TaskKind::PickledIndex
             && task.bytes.windows(REDUCTIONS.len()).any(|part| part == REDUCTIONS);
         (asks && !once).then_some((task.seq, (task.kind, task.bytes)))
@@ -213,7 +213,8 @@ impl ParentEnd for ThreadQueues {
 
     fn read(source: &IndexSource, callbacks: &Callbacks<'_, '_>, again: bool) -> PyResult<Option<Index>> {
         source.read_as(callbacks, again, Index::Plain, |index| {
-            // A list of plain ints is made anew for the worker, as it is for a process: a sampler may use its own again.
+            // A list of plain ints is made anew for the worker, as it is for a process: a sampler may use its own
+            // again.
             Ok(encode_index(index)?.map_or_else(|| Index::Object(index.clone().unbind()), Index::Plain))
         })
     }

@@ -27,10 +27,10 @@ use crate::index::codec::{decode_task, pair};
 use crate::process::GRACE;
 use crate::torch::tensor::tensor_over_chunk;
 
-/// How often a batch is read that others change meanwhile.
+/// The number of times that a batch is read if others change it meanwhile.
 const MOST_LOOKS: u32 = 100;
 
-/// How long a worker waits in silence for a limit that other processes may have filled.
+/// The time for which a worker waits in silence for a limit that other processes may have filled.
 const SILENT: Duration = Duration::from_secs(5);
 
 /// A worker's end: tasks in, results out, memory for collate.
@@ -38,7 +38,7 @@ const SILENT: Duration = Duration::from_secs(5);
 pub(crate) struct Port {
     core: Core,
     parent_ended: AtomicBool,
-    /// Whether this worker has said that it waits for the limit of descriptors in flight.
+    /// True if this worker has said that it waits for the limit of descriptors in flight.
     warned: AtomicBool,
     /// The last batch's memory, empty. A thread that puts a batch has it meanwhile.
     spare: Mutex<Option<Box<Encoded>>>,
@@ -132,17 +132,17 @@ impl Port {
     /// Ends what the worker does with this memory. False: collation's results are still in it, so that it stays mapped
     /// for as long as the process lives. Else it is unmapped as soon as this object goes.
     fn leave(&self) -> bool {
-        // It is empty, and goes with what it may still refer to.
+        // The spare is empty, and goes together with what it may still refer to.
         self.spare().take();
         self.core.leave()
     }
 
-    /// Whether the parent wants nothing more.
+    /// Returns true if the parent wants nothing more.
     fn is_done(&self) -> bool {
         self.core.is_done() || self.parent_ended()
     }
 
-    /// Whether the parent has ended.
+    /// Returns true if the parent has ended.
     #[getter]
     fn parent_ended(&self) -> bool {
         self.parent_ended.load(Ordering::Relaxed)
@@ -322,10 +322,10 @@ impl Port {
     }
 }
 
-/// Where a batch goes: to the slot, or to a segment of its own.
+/// The place of a batch: the slot, or a segment of its own.
 struct BatchPlace {
     own: Option<(Segment, OwnedFd)>,
-    /// Where its table begins, and where that ends.
+    /// The start of the batch's table.
     meta_at: u64,
     end: u64,
 }

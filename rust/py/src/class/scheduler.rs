@@ -46,13 +46,13 @@ type Core = ringloader_core::scheduler::Scheduler<Py<PyAny>>;
 pub(crate) enum Order {
     /// In the order of their indices.
     InOrder,
-    /// As they come.
+    /// In the order in which they come.
     AsCompleted,
-    /// As they come, with indices given to the workers in turn.
+    /// In the order in which they come, with indices given to the workers in turn.
     AsCompletedRoundRobin,
 }
 
-/// How far an epoch is: torch's `_send_idx`, `_rcvd_idx` and `_tasks_outstanding`.
+/// The position of an epoch: torch's `_send_idx`, `_rcvd_idx` and `_tasks_outstanding`.
 #[pyclass(frozen, get_all, module = "ringloader._native")]
 pub(crate) struct Positions {
     sent: u64,
@@ -62,16 +62,17 @@ pub(crate) struct Positions {
 
 /// Reads indices, hands out tasks, takes results in order, waits: over the parent's end `E` of any transport.
 ///
-/// Its methods are given the iterator, and call torch's own methods of it at torch's moments. While one
-/// of them runs, another thread waits, and one below a signal handler cannot run.
+/// The methods get the iterator, and call torch's own methods of it at torch's moments. While one of them runs, another
+/// thread waits, and a call below a signal handler cannot run.
 struct Scheduling<E: ParentEnd> {
     engine: Py<E>,
     state: DetachedLock<State<Indexed<E>>>,
     /// INVARIANT: a thread takes it before the state, and has it while it prepares batches.
     ahead: DetachedLock<Ahead>,
-    /// How often what is ahead was closed without its lock, and so below or beside a call that has it.
+    /// The number of times that the batches ahead were closed without their lock, and so below or beside a call that
+    /// has it.
     closes: AtomicU64,
-    /// What every call raises since [`stop`](Self::stop).
+    /// The message of the error that every call raises since [`stop`](Self::stop).
     stopped: OnceLock<String>,
     /// The process that made it.
     process: &'static Process,
@@ -164,7 +165,7 @@ scheduler_class!(
     Engine
 );
 scheduler_class!(
-    /// The same over queues between threads.
+    /// Native scheduling over queues between threads.
     ThreadScheduler,
     ThreadQueues
 );
@@ -172,22 +173,22 @@ scheduler_class!(
 struct State<I> {
     core: Core,
     source: Py<IndexSource>,
-    /// What was taken and not yet handed out, in its order.
+    /// Batches that were taken and not yet handed out, in their order.
     taken: VecDeque<Taken>,
     /// A batch that was to be handed out when an interrupt came. It is the next.
     kept: Option<Py<PyAny>>,
-    /// What was taken next, and for which there was no memory to keep it with the others.
+    /// The batch that was taken next, if there was no memory to keep it with the others.
     unplaced: Option<(Taken, Py<PyAny>)>,
     /// The end of a worker's iterable dataset, where that was found ahead of its turn. To end the worker then would
     /// change which worker gets which of the tasks that are sent until its turn.
     end_ahead: Option<End>,
     /// Workers whose end was taken and is kept until its turn.
     ends_kept: Vec<u32>,
-    /// Whether the indices of tasks are kept until their results have come: for errors of lateness, and for successors.
+    /// True if the indices of tasks are kept until their results have come: for errors of lateness, and for successors.
     keeps_sent: bool,
-    /// Those.
+    /// The indices that are kept.
     sent: SentTasks<I>,
-    /// After how long a wait for a batch is said.
+    /// The time after which a wait for a batch is said.
     watch: Option<Duration>,
 }
 
@@ -196,7 +197,7 @@ struct State<I> {
 enum End {
     /// The answer to this task, which is still awaited.
     Answer(u64),
-    /// Of this worker, whose answer was kept until its turn.
+    /// The end of this worker, whose answer was kept until its turn.
     Kept(u32),
 }
 
@@ -252,16 +253,16 @@ impl<E: ParentEnd> Scheduling<E> {
         }
     }
 
-    /// From now on, the indices of tasks are kept until their results have come.
+    /// Keeps the indices of tasks from now on, until their results have come.
     fn keep_sent(&self, py: Python<'_>) -> PyResult<()> {
         self.lock(py)?.keeps_sent = true;
         Ok(())
     }
 
-    /// From now on, a wait for a batch is said after so many seconds, and again each time it has become twice as long.
+    /// Reports each wait for a batch from now on: after so many seconds, and again each time it is twice as long.
     fn watch(&self, py: Python<'_>, seconds: f64) -> PyResult<()> {
         let mut state = self.lock(py)?;
-        // What no clock counts to never comes.
+        // A time that no clock can count to never comes.
         state.watch = Duration::try_from_secs_f64(seconds).ok();
         state.keeps_sent = true;
         Ok(())
@@ -279,7 +280,7 @@ impl<E: ParentEnd> Scheduling<E> {
         state.sent = SentTasks::default();
         let before = (unplaced, std::mem::replace(&mut state.source, source));
         drop(state);
-        // Behind the lock: the end of a sampler, or of a batch, may run any code.
+        // After the lock is released: the end of a sampler, or of a batch, may run any code.
         drop((before, kept));
         Ok(())
     }
@@ -315,7 +316,8 @@ impl<E: ParentEnd> Scheduling<E> {
         self.hand_out(state, callbacks, data)
     }
 
-    /// From now on every call for a batch raises `RuntimeError` with this text, also one that waits in another thread.
+    /// Makes every call for a batch raise `RuntimeError` with this text from now on, also one that waits in another
+    /// thread.
     fn stop(&self, message: String) -> PyResult<()> {
         let _ = self.stopped.set(message);
         E::of(&self.engine).end_wait()
@@ -330,7 +332,8 @@ impl<E: ParentEnd> Scheduling<E> {
         }
     }
 
-    /// What was found. Once it is stopped, its error stands for a batch, and for what the end of the workers has raised.
+    /// Returns `found`, or the scheduler's error once it is stopped. That error replaces a batch, and also an error
+    /// that the end of the workers has raised, but no interrupt.
     fn unless_stopped<T>(&self, py: Python<'_>, found: PyResult<T>) -> PyResult<T> {
         match found {
             Err(interrupt) if !interrupt.is_instance_of::<PyException>(py) => Err(interrupt),

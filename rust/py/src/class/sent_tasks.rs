@@ -32,8 +32,8 @@ impl<I> SentTasks<I> {
         self.0.get(&seq)
     }
 
-    /// What each worker is in, or is to begin with: of the one whose turn it is, or of all. A worker does its tasks in
-    /// their order. `decode` makes an index's object.
+    /// Returns the task that each worker is at, or begins with: for the worker whose turn it is, or for all. A worker
+    /// does its tasks in their order. `decode` makes an index's object.
     pub(crate) fn late<'py, T>(
         &self,
         core: &Scheduler<T>,

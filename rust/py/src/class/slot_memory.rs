@@ -3,9 +3,9 @@
 use pyo3::prelude::*;
 use ringloader_core::transport::slot_memory::{SlotMemory as Core, Window};
 
-/// The slots of an engine, and of those that have its memory after it, by their addresses.
+/// The slots of an engine, and of later engines that take over its memory, by their addresses.
 ///
-/// What is registered stays mapped, also when the engine is closed, until it is said that nothing is.
+/// Registered memory stays mapped, also when the engine is closed, until the caller says that nothing is registered.
 #[pyclass(frozen, module = "ringloader._native")]
 pub(crate) struct SlotMemory(Core);
 
@@ -17,12 +17,12 @@ impl SlotMemory {
 
 #[pymethods]
 impl SlotMemory {
-    /// Whether this process is a forked child of the one that has the memory.
+    /// Returns true if this process is a forked child of the one that has the memory.
     fn is_inherited(&self) -> bool {
         self.0.is_inherited()
     }
 
-    /// Where the window begins that an address lies in, and how many bytes of it are backed by memory.
+    /// Returns the start of the window that an address lies in, and the number of its bytes that are backed by memory.
     fn window_of(&self, address: usize) -> Option<(usize, u64)> {
         self.0.window_of(address).map(|Window { address, touched, .. }| (address, touched))
     }
@@ -33,7 +33,7 @@ impl SlotMemory {
         self.0.set_registered(address, nbytes)
     }
 
-    /// Where windows begin that are registered, with the bytes that are.
+    /// Returns the starts of the windows with registered bytes, and the numbers of these bytes.
     fn registered_windows(&self) -> Vec<(usize, u64)> {
         let windows = self.0.registered_windows();
         windows.into_iter().map(|Window { address, registered, .. }| (address, registered)).collect()

@@ -18,7 +18,7 @@ use crate::index::tensor::TensorIndices;
 use crate::objects;
 use crate::python::Draws;
 
-/// How indices become batches.
+/// The rule by which indices become batches.
 #[pyclass(frozen, module = "ringloader._native")]
 pub(crate) struct BatchRule {
     size: u64,
@@ -48,7 +48,7 @@ pub(crate) struct Stream {
     resizable: Option<Py<PyAny>>,
     /// The sampler in whose `indices` the numbers are positions.
     through: Option<Py<PyAny>>,
-    /// Whether `draws` is given the incomplete last batch.
+    /// True if `draws` gets the incomplete last batch.
     rolls_over: AtomicBool,
     /// With `through`, what it begins with: it has no positions, and [`placeholder`]s stand for it.
     carried: OnceLock<Py<PyList>>,
@@ -109,8 +109,8 @@ impl Stream {
         Self::new(Source::InfiniteNone, batch)
     }
 
-    /// Begins with `first`, which an earlier stream left, and gives `draws` what it leaves itself. For a stream that was
-    /// not asked yet, and drops its last batch. `first` has exact ints, and with `subset` any objects.
+    /// Begins with `first`, which an earlier stream left, and gives `draws` what it leaves itself. For a stream that
+    /// was not asked yet, and drops its last batch. `first` has exact ints, and with `subset` any objects.
     fn roll_over(&self, first: &Bound<'_, PyList>) -> PyResult<()> {
         let numbers = match self.through {
             None => first.extract()?,
@@ -153,8 +153,8 @@ impl Stream {
         })
     }
 
-    /// The next index, as a task's bytes, which may be unpickled more than once if `again`. `draws` is called, at torch's
-    /// moment, for each thing that torch draws.
+    /// The next index, as a task's bytes, which may be unpickled more than once if `again`. `draws` is called, at
+    /// torch's moment, for each thing that torch draws.
     pub(crate) fn read(&self, draws: &Draws<'_, '_>, again: bool) -> PyResult<Option<(TaskKind, Vec<u8>)>> {
         let has_ended = self.core().has_ended();
         if !has_ended && let Some(batches) = &self.resizable {
@@ -212,7 +212,7 @@ impl Stream {
                     (Err(other), _) => return Err(exception(other)),
                 }
             };
-            // Not under the lock: torch's functions, and the user's `len`, run here.
+            // After the lock is released, because torch's functions and the user's `len` run here.
             let supply = fetch(draws, need)?;
             self.core().supply(supply).map_err(exception)?;
         }
@@ -222,7 +222,7 @@ impl Stream {
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What `read` finds in the sampler's `indices` as they are now. What it raises ends the stream.
+    /// Returns what `read` finds in the sampler's `indices` as they are now. An error ends the stream.
     fn look_up<'py>(
         &self,
         sampler: &Py<PyAny>,

@@ -5,12 +5,10 @@ use std::sync::{Mutex, PoisonError};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use ringloader_core::sync::Arc;
-use ringloader_core::transport::Transport;
 use ringloader_core::transport::message::{ResultKind, TaskIndex};
 use ringloader_core::transport::queues::{Queues, Reply, Request};
 
-use super::messages::{Event, Unsaid, WorkerEnded};
-use crate::gil::{Deadline, exception, in_thread, wait_for_request, wait_for_threads};
+use crate::gil::{exception, in_thread, wait_for_request};
 use crate::index::codec::{decode_index, encode_index, pair};
 use crate::objects;
 use crate::python;
@@ -18,11 +16,11 @@ use crate::torch::names::Torch;
 
 pub(crate) type Core = Queues<Index, Py<PyAny>>;
 
-/// What a task asks for.
+/// The index that a task asks for.
 pub(crate) enum Index {
     /// An index of plain numbers, or of `None`.
     Plain(TaskIndex),
-    /// Any other: the sampler's own object. Or a whole message of torch's protocol.
+    /// Any other index, as the sampler's own object; or a whole message of torch's protocol.
     Object(Py<PyAny>),
 }
 
@@ -31,7 +29,6 @@ pub(crate) enum Index {
 pub(crate) struct ThreadQueues {
     /// `None` once it is closed.
     core: Mutex<Option<Arc<Core>>>,
-    unsaid: Unsaid,
 }
 
 #[pymethods]
@@ -40,7 +37,7 @@ impl ThreadQueues {
     fn new(py: Python<'_>, workers: u32) -> PyResult<Self> {
         Torch::get(py)?;
         python::load(py)?;
-        Ok(Self { core: Mutex::new(Some(Arc::new(Core::new(workers)))), unsaid: Unsaid::default() })
+        Ok(Self { core: Mutex::new(Some(Arc::new(Core::new(workers)))) })
     }
 
     /// Sends one message of torch's protocol to a worker: `None`, `(index of the task, index)`, or any object.
@@ -57,52 +54,12 @@ impl ThreadQueues {
         self.core()?.put(worker, request).map_err(exception)
     }
 
-    /// Waits for the next result: a message of torch's protocol, `(index of the task, batch)`.
-    ///
-    /// None when the time is over or `wake` was called.
-    fn next<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Option<Event<'py>>> {
-        let deadline = Deadline::after(timeout)?;
-        let core = self.core()?;
-        if let Some(message) = self.unsaid.take(py)? {
-            return Ok(Some(Event::Message(message)));
-        }
-        loop {
-            if let Some(Reply { seq, kind, content }) = core.try_next().map_err(exception)? {
-                let content = content.into_bound(py);
-                return Ok(Some(Event::Message(match kind {
-                    ResultKind::Batch => self.unsaid.message(py, seq as i64, content)?,
-                    ResultKind::Object => content,
-                })));
-            }
-            if let Some(worker) = core.take_ended() {
-                return Ok(Some(Event::WorkerEnded(WorkerEnded::new(worker))));
-            }
-            if core.take_wake().map_err(exception)? {
-                return Ok(None);
-            }
-            let Some(left) = deadline.left() else { return Ok(None) };
-            wait_for_threads(py, &core, None, left)?;
-            // Closed meanwhile.
-            self.core()?;
-        }
-    }
-
-    /// Ends the wait of a thread that is in `next`.
-    fn wake(&self) -> PyResult<()> {
-        self.core()?.wake().map_err(exception)
-    }
-
-    /// Results that are there and not yet taken.
-    fn committed(&self) -> PyResult<u64> {
-        Ok(self.core()?.counts().map_err(exception)?.0 + u64::from(self.unsaid.is_some()))
-    }
-
     /// Tells the workers that nothing more is wanted.
     fn set_done(&self) -> PyResult<()> {
         self.core()?.set_done().map_err(exception)
     }
 
-    /// Whether `set_done` or `close` was called.
+    /// Returns true if `set_done` or `close` was called.
     pub(crate) fn is_done(&self) -> bool {
         self.core().map_or(true, |core| core.is_done().unwrap_or(true))
     }
@@ -110,7 +67,7 @@ impl ThreadQueues {
     /// Drops what is in the queues. Workers find the end there. Calling it again does nothing.
     fn close(&self) -> PyResult<()> {
         let core = self.core.lock().unwrap_or_else(PoisonError::into_inner).take();
-        // Behind the lock: what is dropped may run any code.
+        // After the lock is released, because the drop may run any code.
         core.map_or(Ok(()), |core| core.close().map(drop).map_err(exception))
     }
 
@@ -122,7 +79,7 @@ impl ThreadQueues {
     /// In a worker: waits for its next message of torch's protocol. None is the end.
     fn get<'py>(&self, py: Python<'py>, worker: u32) -> PyResult<Option<Bound<'py, PyAny>>> {
         loop {
-            // Not kept over the end of a wait: closed, it is gone.
+            // Looked up anew after each wait, because the queues may have been closed meanwhile.
             let Ok(core) = self.core() else { return Ok(None) };
             match core.take_request(worker).map_err(exception)? {
                 Some(Request::End) => return Ok(None),

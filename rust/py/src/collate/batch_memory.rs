@@ -8,21 +8,21 @@ use crate::class::port::Port;
 use crate::torch::names::Torch;
 use crate::torch::tensor::tensor_over_chunk;
 
-/// Where this process has memory for batches.
+/// The memory that this process has for batches.
 #[derive(Clone, Copy)]
 pub(super) struct Allocator<'a, 'py> {
     pub(super) py: Python<'py>,
-    /// Of a worker of ours.
+    /// The port, in a worker of ours.
     pub(super) port: Option<&'a Port>,
-    /// In another's: torch's function for a storage of so many bytes, or None.
+    /// In another worker: torch's function that makes a storage of so many bytes, or returns None.
     pub(super) new_shared: Option<&'a Bound<'py, PyAny>>,
 }
 
-/// Memory of so many elements in a row, whose bytes are to be written.
+/// Memory of so many elements in a row. The caller writes their bytes.
 pub(super) struct BatchMemory<'py> {
     dtype: Dtype,
     shape: Vec<i64>,
-    /// INVARIANT: so many bytes are at the place.
+    /// INVARIANT: `place` has so many bytes.
     nbytes: u64,
     place: Place<'py>,
 }
@@ -69,7 +69,7 @@ impl<'py> BatchMemory<'py> {
         Ok(Some(Self { dtype, shape, nbytes, place }))
     }
 
-    /// The same in the slot of this worker; `None` where that has no room either.
+    /// Takes such memory in the slot of this worker; `None` where the slot has no room either.
     ///
     /// # Errors
     /// `OSError` when pages cannot be had.
@@ -78,12 +78,12 @@ impl<'py> BatchMemory<'py> {
         Ok(chunk.map(|chunk| Self { dtype, shape, nbytes: chunk.len(), place: Place::Slot(chunk) }))
     }
 
-    /// Whether code that is not ours may have run in making it.
+    /// Returns true if code that is not ours may have run while this was made.
     pub(super) fn is_torchs(&self) -> bool {
         matches!(self.place, Place::Own(..))
     }
 
-    /// Where its bytes begin, which have no other user.
+    /// Returns the address of the bytes, which have no other user.
     pub(super) fn address(&self) -> usize {
         match &self.place {
             Place::Slot(chunk) => chunk.address(),
@@ -98,7 +98,7 @@ impl<'py> BatchMemory<'py> {
     /// The tensor, contiguous.
     ///
     /// # Errors
-    /// What torch raises.
+    /// The error that torch raises.
     pub(super) fn into_tensor(self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         match self.place {
             Place::Slot(chunk) => tensor_over_chunk(py, chunk, self.dtype, &self.shape),

@@ -18,12 +18,13 @@ use crate::gil::in_thread;
 use crate::torch::describe::describe;
 use crate::torch::names::Torch;
 
-/// Stands in for `collate` in a worker, which `default_collate` calls, and which calls itself for what is in containers.
+/// Stands in for `collate` in a worker, which `default_collate` calls, and which calls itself for what is in
+/// containers.
 ///
 /// MIRRORS `torch/utils/data/_utils/collate.py::collate`.
 #[pyclass(frozen, module = "ringloader._native")]
 pub(crate) struct Collate {
-    /// Of a worker process. None in a thread, whose batches lie in memory of torch's own.
+    /// The port of a worker process. None in a thread, whose batches lie in memory of torch's own.
     port: Option<Py<Port>>,
     fallback: Fallback,
     unchanged: Unchanged,
@@ -75,7 +76,7 @@ impl Collate {
 }
 
 impl Collate {
-    /// Whether torch goes by an entry that is not its own.
+    /// Returns true if torch uses an entry for the sample that is not torch's own.
     fn is_others(&self, torch: &Torch, sample: &Bound<'_, PyAny>) -> PyResult<bool> {
         if is_found_by_type(torch, sample) {
             return Ok(false);
@@ -124,7 +125,8 @@ impl Collate {
     }
 }
 
-/// Whether a sample has only types that are known here. Others may run code of the user's, which must run once.
+/// Returns true if a sample has only types that are known here. Other types may run the user's code, which must run
+/// only once.
 fn is_common(torch: &Torch, sample: &Bound<'_, PyAny>, depth: u32) -> bool {
     let kind = sample.get_type();
     if kind.is(&torch.tensor) || kind.is(&torch.ndarray) || is_number(sample) || is_text(sample) {
@@ -145,14 +147,15 @@ fn is_common(torch: &Torch, sample: &Bound<'_, PyAny>, depth: u32) -> bool {
         || kind.is_subclass(torch.numpy_scalar.bind(sample.py())).unwrap_or(false)
 }
 
-/// Whether torch's own entries name this very type: then the others are not asked.
+/// Returns true if torch's own entries name this very type: then the others are not asked.
 fn is_found_by_type(torch: &Torch, sample: &Bound<'_, PyAny>) -> bool {
     let kind = sample.get_type();
     let is_bool = sample.is_exact_instance_of::<PyBool>();
     kind.is(&torch.tensor) || kind.is(&torch.ndarray) || is_text(sample) || (is_number(sample) && !is_bool)
 }
 
-/// What torch makes of the values in one place of all samples: shown where they come out as they are.
+/// The container in which torch collects the values in one place of all samples: it shows where they come out as they
+/// are.
 #[derive(Clone, Copy)]
 enum Form {
     List,
@@ -165,7 +168,8 @@ struct Work<'a> {
     torch: &'a Torch,
     port: Option<&'a Port>,
     collate: &'a Collate,
-    /// Whether an error is the caller's: torch's function would read beyond a storage where ours raises.
+    /// True if the caller gets an error of ours, and torch's function is not called: it would read beyond a storage
+    /// where ours raises.
     is_final: Cell<bool>,
 }
 
@@ -195,7 +199,7 @@ impl Work<'_> {
         };
         match made {
             Some(made) => Ok(Some(made)),
-            // What follows may still be refused, and then torch begins again.
+            // A later part of the batch may still be refused, and then torch begins again.
             None if !items.iter().all(|item| is_common(self.torch, item, 0)) => Ok(None),
             None => {
                 let fn_map = self.collate.unchanged.fn_map.bind(first.py());

@@ -76,7 +76,7 @@ fn tree<'py>(torch: &Torch, data: &Bound<'py, PyAny>, depth: u32) -> PyResult<Op
     Ok(Some(made.into_any()))
 }
 
-/// What `default_convert` leaves as it is.
+/// Returns true if `default_convert` leaves the object as it is.
 fn is_leaf(torch: &Torch, object: &Bound<'_, PyAny>) -> bool {
     object.get_type().is(&torch.tensor) || object.is_none() || is_number(object) || is_text(object)
 }

@@ -19,12 +19,12 @@ impl Fallback {
         Self { function, parts }
     }
 
-    /// Whether each part is still in its place.
+    /// Returns true if each part is still in its place.
     pub(crate) fn is_whole(&self, py: Python<'_>) -> PyResult<bool> {
         are_in_place(py, &self.parts)
     }
 
-    /// What the function makes of it.
+    /// Returns what the function makes of `argument`.
     pub(crate) fn call<'py>(
         &self,
         argument: &Bound<'py, PyAny>,
@@ -34,7 +34,7 @@ impl Fallback {
     }
 }
 
-/// Whether each of `parts` is still in its place.
+/// Returns true if each of `parts` is still in its place.
 pub(super) fn are_in_place(py: Python<'_>, parts: &[Part]) -> PyResult<bool> {
     for (variables, name, value) in parts {
         if !variables.bind(py).get_item(name.bind(py))?.is_some_and(|found| found.is(value)) {

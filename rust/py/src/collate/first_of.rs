@@ -2,8 +2,8 @@
 
 use pyo3::prelude::*;
 
-/// Calls `first`, and where that returns None `then`, and after that `done`. Native, so that a traceback out of `then` is
-/// as if that had been called directly.
+/// Calls `first`, and where that returns None `then`, and after that `done`. Native, so that a traceback out of `then`
+/// is as if that had been called directly.
 #[pyclass(frozen, module = "ringloader._native")]
 pub(crate) struct FirstOf {
     first: Py<PyAny>,

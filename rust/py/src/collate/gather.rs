@@ -38,8 +38,9 @@ impl Gather {
         Ok(Self { port, unchanged: Unchanged::new(parts, modes, fn_map)? })
     }
 
-    /// The rows of each of `columns` as a tensor, and None for a column that torch must collate. None where torch must do
-    /// all: its collation has changed, an index is none of the rows', or `may_be_read_only` is not set and a column is.
+    /// The rows of each of `columns` as a tensor, and None for a column that torch must collate. None where torch must
+    /// do all: its collation has changed, an index is none of the rows', or `may_be_read_only` is not set and a column
+    /// is.
     ///
     /// Runs no code but torch's and numpy's own.
     fn __call__<'py>(
@@ -136,14 +137,14 @@ struct Column {
     stride: isize,
     /// Not zero.
     len: usize,
-    /// Of a row.
+    /// The type and shape of a row.
     dtype: Dtype,
     shape: Vec<i64>,
-    /// Whether torch warns of such a row, the first time: it may not be written to.
+    /// True if torch warns of such a row, the first time, because it may not be written to.
     warns: bool,
-    /// Whether torch turns elements into Python's numbers and back, which makes signalling NaNs quiet.
+    /// True if torch turns elements into Python's numbers and back, which makes signalling NaNs quiet.
     quiets: bool,
-    /// Whether a read may wait for a file.
+    /// True if a read may wait for a file.
     is_mapped: bool,
     _memory: Memory,
 }
@@ -155,11 +156,11 @@ enum Memory {
 }
 
 impl Column {
-    /// `None` for what torch must collate: anything but numpy's arrays and torch's tensors, and those whose rows it does
-    /// not merely copy.
+    /// `None` for what torch must collate: anything but numpy's arrays and torch's tensors, and those whose rows it
+    /// does not merely copy.
     ///
     /// # Errors
-    /// What torch raises.
+    /// The error that torch raises.
     fn of(torch: &Torch, object: &Bound<'_, PyAny>) -> PyResult<Option<Self>> {
         if torch.is_array(object) {
             Ok(Self::of_array(torch, object))
@@ -206,7 +207,7 @@ impl Column {
         Ok(Some(Self {
             address: found.address,
             rows: rows as usize,
-            // Of one row it may be any number.
+            // The stride may be any number if there is one row.
             stride: (stride as isize).wrapping_mul(found.dtype.itemsize() as isize),
             len,
             dtype: found.dtype,
@@ -266,8 +267,8 @@ impl Column {
         indices.iter().all(|&index| self.row(index).is_some())
     }
 
-    /// Where rows of a file turn out not to be in memory, has the system fetch those that follow at once, and not one
-    /// after the other as each is read.
+    /// Reads rows of a file until one turns out not to be in memory. Then has the system fetch all that follow at once,
+    /// and not one after the other as each is read.
     fn fetch(&self, mut addresses: impl Iterator<Item = usize>) {
         while let Some(address) = addresses.next() {
             let begin = Instant::now();
@@ -336,7 +337,8 @@ const LEAST_PAGE: usize = 4096;
 /// A row of a file takes so long only where it is not in memory.
 const SLOW: Duration = Duration::from_micros(50);
 
-/// Whether a tensor of numpy's scalars has their bytes: not where torch goes by way of a number that has others.
+/// Returns true if a tensor of numpy's scalars has their bytes. It has other bytes where torch converts by way of a
+/// number.
 fn is_copied_as_scalar(dtype: Dtype) -> bool {
     use Dtype::{Bool, F32, F64, I8, I16, I32, I64, U8};
     matches!(dtype, Bool | I8 | I16 | I32 | I64 | U8 | F32 | F64)

@@ -17,7 +17,7 @@ use crate::torch::names::Torch;
 /// Pads samples to one size. What it is not certain of, it leaves to Python.
 #[pyclass(frozen, module = "ringloader._native")]
 pub(crate) struct Pad {
-    /// Of the batch; `None` for that of the samples.
+    /// The type of the batch; `None` for that of the samples.
     dtype: Option<Py<PyAny>>,
     /// Dimensions that are padded, from behind if negative; `None` for all.
     axes: Option<Vec<isize>>,
@@ -25,7 +25,7 @@ pub(crate) struct Pad {
     lengths: bool,
     /// Python's function that gives the bytes of the value, as an element of some type.
     value: Py<PyAny>,
-    /// What it has given, by the types' codes.
+    /// The bytes that it has given, by the types' codes.
     values: [OnceLock<Pattern>; Dtype::ALL.len()],
 }
 
@@ -155,7 +155,7 @@ impl Pad {
         axes.iter().enumerate().all(is_once).then_some(axes)
     }
 
-    /// Of a sample, padded; `None` where sizes differ that are not padded.
+    /// Returns the size of a padded sample; `None` where sizes differ that are not padded.
     fn size(&self, shapes: &Shapes, axes: &[usize]) -> Option<Vec<usize>> {
         let mut size = shapes.get(0).to_vec();
         for shape in shapes.iter() {

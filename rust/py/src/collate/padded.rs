@@ -1,7 +1,7 @@
 //! Samples of several sizes, written into one tensor, with a value in what they leave.
 //!
-//! INVARIANT P1: a [`Target`] has `count` places of `place_len` bytes, one behind the other, which nothing else reads or
-//! writes. A sample is written to a place only if no size of its is greater than the target's.
+//! INVARIANT P1: a [`Target`] has `count` places of `place_len` bytes, one behind the other, which nothing else reads
+//! or writes. A sample is written to a place only if no size of its is greater than the target's.
 
 use std::ptr::{copy_nonoverlapping, write_bytes};
 
@@ -17,10 +17,10 @@ use crate::gil::{DETACH, without_interpreter};
 /// The bytes of one element, of which an element type has the first few.
 pub(super) type Pattern = [u8; 16];
 
-/// How elements of one type become those of another, value for value.
+/// The conversion of elements of one type to another, value for value.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Cast {
-    /// They are of that type.
+    /// The elements have the other type already.
     None,
     U8,
     I8,
@@ -45,7 +45,7 @@ impl Cast {
         }
     }
 
-    /// Of an element, before.
+    /// Returns the bytes of an element before the conversion.
     fn itemsize(self, after: usize) -> usize {
         match self {
             Self::None => after,
@@ -58,7 +58,7 @@ impl Cast {
     /// Writes `count` elements that lie in a row.
     ///
     /// # Safety
-    /// They are at `from`, room for them is at `to`.
+    /// The elements are at `from`, room for them is at `to`.
     unsafe fn copy(self, from: usize, to: usize, count: usize, itemsize: usize) {
         // SAFETY: the caller's.
         unsafe {
@@ -85,15 +85,15 @@ unsafe fn widen<T: Copy + Into<i64>>(from: usize, to: usize, count: usize) {
     }
 }
 
-/// Where samples are written: to one place after the other.
+/// The memory into which samples are written, one place after the other.
 pub(super) struct Target<'a> {
     address: usize,
     count: usize,
     place_len: usize,
     dtype: Dtype,
-    /// Of each sample, padded.
+    /// The size of each sample, padded.
     size: &'a [usize],
-    /// How many elements lie below one step of each dimension.
+    /// The number of elements below one step of each dimension.
     below: Vec<usize>,
     value: Pattern,
 }
@@ -141,7 +141,7 @@ impl<'a> Target<'a> {
         true
     }
 
-    /// Whether [`write_numbers`](Self::write_numbers) makes such elements of such numbers.
+    /// Returns true if [`write_numbers`](Self::write_numbers) makes such elements of such numbers.
     pub(super) fn takes(kind: Kind, dtype: Dtype) -> bool {
         match kind {
             Kind::Int => matches!(dtype, Dtype::I64 | Dtype::I32),
@@ -217,7 +217,7 @@ impl<'a> Target<'a> {
     /// Writes the part of a sample at `from` that has the dimensions from `dim` on, and fills what it leaves.
     ///
     /// # Safety
-    /// As for `write_sample`, of that part.
+    /// The conditions of `write_sample`, for that part.
     unsafe fn write_dims(
         &self,
         sample: &Sample<'_>,

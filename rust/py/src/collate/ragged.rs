@@ -15,9 +15,9 @@ pub(super) struct Ragged {
     shapes: Shapes,
     /// In bytes, of all dimensions of one sample after the other.
     strides: Vec<isize>,
-    /// INVARIANT: where the first element of each begins, if it has any. The caller's samples, or `_buffers`, keep them.
-    /// As for torch's own functions, such as `stack` and `copy_`, it is the caller's error to resize a storage to less than
-    /// its tensors need.
+    /// INVARIANT: the address of each sample's first element, if it has any. The caller's samples, or `_buffers`, keep
+    /// the memory. A caller must not resize a storage to less than its tensors need, as with torch's own functions,
+    /// such as `stack` and `copy_`.
     addresses: Vec<usize>,
     _buffers: Vec<PyUntypedBuffer>,
 }
@@ -51,7 +51,7 @@ impl Ragged {
     /// `None` unless all of `items` are plain tensors, or plain arrays, of one type and number of dimensions.
     ///
     /// # Errors
-    /// What torch raises.
+    /// The error that torch raises.
     pub(super) fn of(torch: &Torch, items: &[Bound<'_, PyAny>]) -> PyResult<Option<Self>> {
         match items.first() {
             Some(first) if first.get_type().is(&torch.tensor) => Self::of_tensors(torch, items),
@@ -79,7 +79,7 @@ impl Ragged {
                 || !ragged.push(
                     described.address,
                     shape.iter().map(|&size| size as usize),
-                    // Of a dimension of size 1 it may be any number.
+                    // The stride of a dimension of size 1 may be any number.
                     strides.iter().map(|&stride| (stride as isize).wrapping_mul(itemsize)),
                 )
                 || torch.is_lazy(tensor, described.dtype)?
@@ -120,7 +120,7 @@ impl Ragged {
         Self { dtype, shapes, strides, addresses, _buffers: Vec::new() }
     }
 
-    /// Whether it has as many dimensions as those before it, and memory.
+    /// Adds a sample. Returns true if it has as many dimensions as those before it, and memory.
     fn push(
         &mut self,
         address: usize,
@@ -147,10 +147,10 @@ impl Ragged {
         })
     }
 
-    /// Whether the samples lie where they lay, after code that was not ours.
+    /// Returns true if the samples lie where they lay, after code that was not ours.
     ///
     /// # Errors
-    /// What torch raises.
+    /// The error that torch raises.
     pub(super) fn is_still(&self, torch: &Torch, items: &[Bound<'_, PyAny>]) -> PyResult<bool> {
         Ok(Self::of(torch, items)?.is_some_and(|now| {
             (now.dtype, &now.addresses, &now.strides) == (self.dtype, &self.addresses, &self.strides)

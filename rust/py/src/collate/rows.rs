@@ -38,7 +38,7 @@ impl<'a, 'py> Rows<'a, 'py> {
     /// `None` unless all of `items` are plain tensors whose values are their bytes, and there are any.
     ///
     /// # Errors
-    /// What torch raises.
+    /// The error that torch raises.
     pub(crate) fn of_tensors(torch: &Torch, items: &'a [Bound<'py, PyAny>]) -> PyResult<Option<Self>> {
         let Some(api) = torch.exchange else { return Ok(None) };
         let mut rows = Self::new(items);
@@ -92,7 +92,7 @@ impl<'a, 'py> Rows<'a, 'py> {
         (!asked || items.iter().zip(&rows.addresses).all(is_still)).then_some(rows)
     }
 
-    /// Whether a contiguous one is like those before it.
+    /// Adds a contiguous row. Returns true if it is like those before it.
     fn push(
         &mut self,
         address: usize,
@@ -113,15 +113,15 @@ impl<'a, 'py> Rows<'a, 'py> {
         is_like && address != 0
     }
 
-    /// What they become: its type, shape and bytes.
+    /// Returns the type, shape and bytes of the stacked rows.
     pub(crate) fn stacked(&self) -> Option<(Dtype, Vec<i64>, u64)> {
         let form = self.form.as_ref()?;
         let shape = std::iter::once(self.addresses.len() as i64).chain(form.shape.iter().copied()).collect();
         Some((form.dtype, shape, form.len.checked_mul(self.addresses.len())? as u64))
     }
 
-    /// The storages of tensors, which keep the bytes where they are, whatever other threads do to the tensors. `None` if
-    /// a tensor has another one by now. Arrays have their buffers instead.
+    /// The storages of tensors, which keep the bytes where they are, whatever other threads do to the tensors. `None`
+    /// if a tensor has another one by now. Arrays have their buffers instead.
     ///
     /// # Errors
     /// `RuntimeError` if a storage is smaller than its tensor.
@@ -184,7 +184,7 @@ impl<'a, 'py> Rows<'a, 'py> {
     }
 }
 
-/// Of a contiguous tensor; `None` where that is no number.
+/// Returns the bytes of a contiguous tensor; `None` if a size is negative, or if their number overflows.
 pub(super) fn byte_len(shape: impl Iterator<Item = i64>, dtype: Dtype) -> Option<usize> {
     let sizes = shape.map(|size| usize::try_from(size).ok());
     sizes.chain([Some(dtype.itemsize())]).try_fold(1usize, |len, size| len.checked_mul(size?))
@@ -213,7 +213,8 @@ pub(super) fn dtype_of_format(format: &[u8], itemsize: usize) -> Option<Dtype> {
     (dtype.itemsize() == itemsize).then_some(dtype)
 }
 
-/// Whether torch takes the strides of an array, of all but the first `skipped` dimensions. Its buffer has others, made up where a dimension is of size 1.
+/// Returns true if torch takes the strides of an array, leaving out the first `skipped` dimensions. The array's buffer
+/// has other strides, which are made up where a dimension is of size 1.
 ///
 /// MIRRORS torch/csrc/utils/tensor_numpy.cpp::tensor_from_numpy
 pub(super) fn has_strides_of_torch(array: &Bound<'_, PyAny>, dtype: Dtype, skipped: usize) -> bool {
@@ -231,7 +232,7 @@ pub(super) fn is_contiguous(shape: &[i64], strides: &[i64]) -> bool {
     let mut expected = 1i64;
     shape.iter().zip(strides).rev().all(|(&size, &stride)| {
         let fits = size == 1 || stride == expected;
-        // Of a tensor without elements the product may be any number.
+        // In a tensor without elements, the product may be any number.
         expected = expected.wrapping_mul(size);
         fits
     })

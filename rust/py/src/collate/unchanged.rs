@@ -1,11 +1,11 @@
-//! What torch's `default_collate` is made of, compared with what it was.
+//! Compares the parts of torch's `default_collate` with what they were.
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use super::fallback::{Part, are_in_place};
 
-/// Whether `default_collate` does what torch has made it do.
+/// The parts of `default_collate`, kept to check that it still does what torch has made it do.
 pub(super) struct Unchanged {
     parts: Vec<Part>,
     /// Functions that return how many modes of torch's have a say in what its other functions do.
@@ -16,18 +16,18 @@ pub(super) struct Unchanged {
 }
 
 impl Unchanged {
-    /// As it is now.
+    /// Keeps the parts as they are now.
     ///
     /// # Errors
-    /// What copying the map raises.
+    /// The error that copying the map raises.
     pub(super) fn new(parts: Vec<Part>, modes: Vec<Py<PyAny>>, fn_map: &Bound<'_, PyDict>) -> PyResult<Self> {
         Ok(Self { parts, modes, fn_map: fn_map.clone().unbind(), torchs_fn_map: fn_map.copy()?.unbind() })
     }
 
-    /// Whether nothing of it has changed, and no mode has a say.
+    /// Returns true if no part has changed, and no mode has a say.
     ///
     /// # Errors
-    /// What asking raises.
+    /// The error that asking raises.
     pub(super) fn holds(&self, py: Python<'_>) -> PyResult<bool> {
         for mode in &self.modes {
             if mode.bind(py).call0()?.is_truthy()? {

@@ -88,7 +88,7 @@ pub(crate) fn encode_index(index: &Bound<'_, PyAny>) -> PyResult<Option<(TaskKin
 /// The message of torch's protocol that a task carries.
 ///
 /// # Errors
-/// What unpickling raises.
+/// The error that unpickling raises.
 pub(crate) fn decode_task<'py>(py: Python<'py>, task: Task) -> PyResult<Bound<'py, PyAny>> {
     match task.kind {
         TaskKind::End => Ok(py.None().into_bound(py)),

@@ -18,7 +18,7 @@ use super::shared_items::SharedItems;
 /// The class `SharedSequence`.
 ///
 /// # Errors
-/// What the interpreter raises where it has no memory.
+/// The error that the interpreter raises where it has no memory.
 pub(crate) fn class(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
     let base = py.get_type::<SharedItems>();
     // The interpreter copies the name, and what it keeps of the rest.
@@ -29,7 +29,7 @@ pub(crate) fn class(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
     ];
     let mut spec = ffi::PyType_Spec {
         name: name.as_ptr(),
-        // That of the base.
+        // Zero means the size of the base.
         basicsize: 0,
         itemsize: 0,
         flags: (ffi::Py_TPFLAGS_DEFAULT | ffi::Py_TPFLAGS_BASETYPE) as _,
@@ -79,10 +79,10 @@ unsafe fn guarded(look: impl FnOnce(Python<'_>) -> *mut ffi::PyObject) -> *mut f
     catch_unwind(AssertUnwindSafe(|| look(py))).unwrap_or_else(|_| unsafe { ffi::PyErr_NoMemory() })
 }
 
-/// What the PyO3 method makes of it, with PyO3's count of who holds the interpreter.
+/// Looks the item up by the PyO3 method, while PyO3 counts this thread as one that holds the interpreter.
 ///
 /// # Safety
-/// As for [`borrowed`], of `this`; `key` is an object.
+/// The conditions of [`borrowed`], for `this`; `key` is an object.
 #[cold]
 unsafe fn by_method(this: *mut ffi::PyObject, key: *mut ffi::PyObject) -> *mut ffi::PyObject {
     Python::attach(|py| {

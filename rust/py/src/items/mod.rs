@@ -18,7 +18,7 @@ pub(crate) mod read;
 pub(crate) mod shared_items;
 pub(crate) mod write;
 
-/// What an item, or a part of it, begins with.
+/// The first byte of an item, or of a part of it.
 pub(crate) mod tag {
     pub(crate) const PICKLE: u8 = 0;
     pub(crate) const NONE: u8 = 1;

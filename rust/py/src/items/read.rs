@@ -11,7 +11,7 @@ use crate::objects;
 /// A new object each time.
 ///
 /// # Errors
-/// What unpickling raises; `RuntimeError` for bytes that `write` has not written.
+/// The error that unpickling raises; `RuntimeError` for bytes that `write` has not written.
 pub(crate) fn read<'py>(py: Python<'py>, bytes: &[u8], named: &Named) -> PyResult<Bound<'py, PyAny>> {
     static LOADS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     if let [tag::PICKLE, pickled @ ..] = bytes {

@@ -71,7 +71,7 @@ impl SharedItems {
 
 #[pymethods]
 impl SharedItems {
-    /// Of an iterable, item by item; of such a list, the same memory.
+    /// Makes a list of an iterable, item by item. Of another such list, it shares the memory.
     #[new]
     #[pyo3(signature = (iterable, /))]
     fn new(iterable: &Bound<'_, PyAny>) -> PyResult<Self> {
@@ -133,7 +133,7 @@ impl SharedItems {
         }
     }
 
-    /// Whether both are the same items of the same memory.
+    /// Returns true if both are the same items of the same memory.
     fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.items, &other.items)
             && (self.start, self.step, self.len) == (other.start, other.step, other.len)
@@ -150,7 +150,7 @@ impl SharedItems {
         Ok(self.items.items().fd().map_err(exception)?.as_raw_fd())
     }
 
-    /// What `attach` needs beside the descriptor.
+    /// Returns the start, step and length that `attach` needs beside the descriptor.
     fn extent(&self) -> (isize, isize, usize) {
         (self.start, self.step, self.len)
     }

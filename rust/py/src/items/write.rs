@@ -14,7 +14,7 @@ const MUTABLE: usize = 64;
 /// Appends `item`. On an error, what was appended is of no use.
 ///
 /// # Errors
-/// What pickling it raises; `MemoryError`.
+/// The error that pickling it raises; `MemoryError`.
 pub(crate) fn write(item: &Bound<'_, PyAny>, numbers: &mut Numbers, into: &mut Vec<u8>) -> PyResult<()> {
     static DUMPS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     let start = into.len();
@@ -46,7 +46,8 @@ struct Plain<'a> {
 }
 
 impl Plain<'_> {
-    /// Whether `value` has a form of its own; else what was appended is of no use. Runs no Python code.
+    /// Writes `value` and returns true if it has a form of its own. Else what was appended is of no use. Runs no Python
+    /// code.
     ///
     /// # Errors
     /// `MemoryError`.

@@ -1,4 +1,4 @@
-//! Where an array's elements lie, by numpy's C structure.
+//! Finds an array's elements, by numpy's C structure.
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -20,11 +20,11 @@ struct ArrayInterface {
     descr: *const c_void,
 }
 
-/// Where the content of a contiguous array lies, and how many bytes it is. Runs no foreign code: neither numpy's C
-/// function nor what it makes brings the collector about.
+/// Returns the address of a contiguous array's content, and the number of its bytes. Runs no foreign code: neither
+/// numpy's C function nor what it makes brings the collector about.
 ///
 /// # Errors
-/// What numpy raises.
+/// The error that numpy raises.
 pub(crate) fn place_of_array(array: &Bound<'_, PyAny>) -> PyResult<Option<(usize, u64)>> {
     let shown = array.getattr(intern!(array.py(), "__array_struct__"))?.cast_into::<PyCapsule>()?;
     let Ok(shown) = shown.pointer_checked(None) else { return Ok(None) };

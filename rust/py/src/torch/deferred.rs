@@ -8,7 +8,7 @@ use ringloader_core::sync::{AtomicU32, Ordering};
 
 use super::header::{Header, drop_header};
 
-/// How many threads collect what their deleters would drop.
+/// The number of threads that collect what their deleters would drop.
 static COLLECTING: AtomicU32 = AtomicU32::new(0);
 
 thread_local! {
@@ -17,10 +17,10 @@ thread_local! {
     static COLLECTED: Cell<Option<*mut c_void>> = const { Cell::new(None) };
 }
 
-/// What keeps memory that torch has taken out of a storage, for as long as views of it may be left.
+/// The owner of memory that torch has taken out of a storage, for as long as views of it may be left.
 ///
-/// torch puts other memory behind a storage that it shares with another process. What was made of the storage before,
-/// arrays and DLPack capsules, still reads the old memory. All of it holds the storage, or a tensor over it;
+/// torch puts other memory behind a storage that it shares with another process. Arrays and DLPack capsules that were
+/// made of the storage before still read the old memory. All of them hold the storage, or a tensor over it;
 /// `_common/moved_storages.py` keeps this for as long.
 pub(crate) struct Deferred {
     /// The last header of a chain.
@@ -35,7 +35,7 @@ unsafe impl Send for Deferred {}
 unsafe impl Sync for Deferred {}
 
 impl Deferred {
-    /// From now on, what this thread's deleters are called for is collected and not dropped.
+    /// Begins to collect what this thread's deleters would drop.
     pub(crate) fn begin() -> Self {
         COLLECTING.fetch_add(1, Ordering::Relaxed);
         // Not empty where a finaliser has come here in the middle of another's.
@@ -54,7 +54,7 @@ impl Deferred {
         }
     }
 
-    /// Whether nothing was collected.
+    /// Returns true if nothing was collected.
     pub(crate) fn is_empty(&self) -> bool {
         self.last.is_null()
     }
@@ -78,7 +78,7 @@ impl Drop for Deferred {
 /// The deleters' way to what they drop, on whatever thread.
 ///
 /// # Safety
-/// As for [`drop_header`].
+/// The conditions of [`drop_header`].
 pub(super) unsafe fn drop_or_defer(header: *mut Header) {
     if COLLECTING.load(Ordering::Relaxed) != 0
         && let Some(last) = COLLECTED.get()

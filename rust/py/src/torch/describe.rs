@@ -1,4 +1,4 @@
-//! Where a tensor's elements lie, by torch's C function.
+//! Finds a tensor's elements, by torch's C function.
 
 use pyo3::prelude::*;
 use ringloader_core::batch::Dtype;

@@ -1,4 +1,4 @@
-//! What lies before a tensor's bytes: the structure that torch is given, and what keeps the bytes.
+//! The memory before a tensor's bytes: the structure that torch gets, and the owner that keeps the bytes.
 
 use std::alloc::Layout;
 use std::mem::ManuallyDrop;
@@ -30,7 +30,7 @@ pub(super) struct Header {
 /// A size or a stride as it is in a batch's table: little endian.
 pub(super) type Dim = [u8; 8];
 
-/// What the header of a tensor takes, and its bytes, about.
+/// Returns about how many bytes a tensor takes, with its header.
 pub(crate) fn cost(len: u64, ndim: usize) -> usize {
     (size_of::<Header>() + 16 * ndim).next_multiple_of(ALIGNMENT) + (len as usize).next_multiple_of(ALIGNMENT)
 }

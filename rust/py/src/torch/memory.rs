@@ -46,7 +46,7 @@ mod spike {
     const COUNTS: usize = 64 << 10;
     /// Bytes that are worth the milliseconds.
     const MANY: u64 = 64 << 20;
-    /// What is left of them when they are given back: one part in so many.
+    /// The memory is given back once no more than one part in so many of the most is held.
     const FEW: u64 = 8;
 
     static HELD: AtomicU64 = AtomicU64::new(0);
@@ -68,7 +68,7 @@ mod spike {
         }
         let left = HELD.fetch_sub(len as u64, Ordering::Relaxed) - len as u64;
         let most = MOST.load(Ordering::Relaxed);
-        // Of threads that come to this at once, one goes on.
+        // If several threads come to this at once, one of them goes on.
         if most >= MANY
             && left <= most / FEW
             && MOST.compare_exchange(most, left, Ordering::Relaxed, Ordering::Relaxed).is_ok()
@@ -97,7 +97,7 @@ pub(super) const SHARED: usize = 32 << 10;
 pub(crate) struct Copies {
     memory: Option<Arc<Memory>>,
     used: usize,
-    /// What is still expected to be asked for.
+    /// The bytes that are still expected to be asked for.
     expected: usize,
 }
 

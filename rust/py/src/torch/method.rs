@@ -20,7 +20,7 @@ impl NoArgsMethod {
     /// The answer for an exact object of the class.
     ///
     /// # Errors
-    /// What the method raises.
+    /// The error that the method raises.
     pub(crate) fn call<'py>(&self, object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let py = object.py();
         let name = self.name.bind(py);
@@ -34,7 +34,7 @@ impl NoArgsMethod {
         }
     }
 
-    /// Whether a call calls the C function and nothing else.
+    /// Returns true if a call calls the C function and nothing else.
     pub(crate) fn is_direct(&self, py: Python<'_>) -> bool {
         matches!(self.function.get(py), Some(Some(_)))
     }

@@ -1,4 +1,4 @@
-//! What is asked of torch, numpy and pickle, looked up once in a process.
+//! The parts of torch, numpy and pickle that are used here, looked up once in a process.
 
 use std::collections::HashMap;
 
@@ -33,7 +33,7 @@ pub(crate) struct Torch {
     empty_like: Py<PyAny>,
     /// The keywords of a tensor in pinned memory.
     pinned_options: Py<PyDict>,
-    /// Of tensors.
+    /// The method of tensors.
     tensor_data_ptr: NoArgsMethod,
     pub(crate) empty_array: Py<PyAny>,
     pub(crate) from_capsule: Py<PyAny>,
@@ -42,12 +42,12 @@ pub(crate) struct Torch {
     is_neg: NoArgsMethod,
     /// `None` in a torch whose tensors have no names any more.
     has_names: Option<NoArgsMethod>,
-    /// Of its storages.
+    /// The methods of torch's storages.
     data_ptr: NoArgsMethod,
     nbytes: NoArgsMethod,
-    /// How many modes there are that what is asked of a tensor goes through.
+    /// The function that returns the number of modes which calls on a tensor go through.
     function_modes: Py<PyAny>,
-    /// Whether the collector may run wherever an object is made: since Python 3.12 only between instructions.
+    /// True if the collector may run wherever an object is made: since Python 3.12 it runs only between instructions.
     pub(crate) collects_anywhere: bool,
     /// `ringloader._common.pickling`: what goes through pickle.
     pub(crate) dumps: Py<PyAny>,
@@ -60,7 +60,7 @@ pub(crate) struct Torch {
     find_class: Py<PyAny>,
     /// A worker's word that its iterable dataset has ended.
     pub(crate) iterable_end: Py<PyAny>,
-    /// What carries an exception out of a worker.
+    /// The class that carries an exception out of a worker.
     pub(crate) exception_wrapper: Py<PyAny>,
     dtypes: ByIdentity<Dtype>,
     torch_dtypes: HashMap<u8, Py<PyAny>>,
@@ -77,7 +77,7 @@ impl Torch {
     /// The only instance.
     ///
     /// # Errors
-    /// What importing torch, numpy or ringloader's own modules raises.
+    /// The error that importing torch, numpy or ringloader's own modules raises.
     pub(crate) fn get(py: Python<'_>) -> PyResult<&'static Self> {
         TORCH.get_or_try_init(py, || Self::load(py))
     }
@@ -155,12 +155,12 @@ impl Torch {
     /// The element type that torch gives Python's floats.
     ///
     /// # Errors
-    /// What torch raises.
+    /// The error that torch raises.
     pub(crate) fn default_dtype(&self, py: Python<'_>) -> PyResult<Option<Dtype>> {
         Ok(self.dtype_meant(&self.default_dtype.bind(py).call0()?))
     }
 
-    /// Whether an object is an array of numpy's own, in memory or over a file.
+    /// Returns true if an object is an array of numpy's own, in memory or over a file.
     pub(crate) fn is_array(&self, object: &Bound<'_, PyAny>) -> bool {
         let kind = object.get_type();
         kind.is(&self.ndarray) || kind.is(&self.memmap)
@@ -178,23 +178,23 @@ impl Torch {
         })
     }
 
-    /// Whether the values are other than the bytes: a conjugate or negative view. Only complex numbers, and the
+    /// Returns true if the values are other than the bytes: a conjugate or negative view. Only complex numbers, and the
     /// parts of them, are ever seen so.
     pub(crate) fn is_lazy(&self, tensor: &Bound<'_, PyAny>, dtype: Dtype) -> PyResult<bool> {
         Ok((dtype.is_complex() && self.is_conj.call(tensor)?.is_truthy()?)
             || (dtype.is_floating() && self.is_neg.call(tensor)?.is_truthy()?))
     }
 
-    /// Whether [`is_lazy`](Self::is_lazy) goes to torch's C functions alone by now.
+    /// Returns true if [`is_lazy`](Self::is_lazy) goes to torch's C functions alone by now.
     pub(crate) fn is_lazy_asked_directly(&self, py: Python<'_>, dtype: Dtype) -> bool {
         (!dtype.is_complex() || self.is_conj.is_direct(py))
             && (!dtype.is_floating() || self.is_neg.is_direct(py))
     }
 
-    /// Whether what is asked of a tensor may run any code: the first time, and where any mode has a say in it.
+    /// Returns true if a question about a tensor may run any code: the first time, and where any mode has a say in it.
     ///
     /// # Errors
-    /// What torch raises.
+    /// The error that torch raises.
     pub(crate) fn asks_through_python(&self, py: Python<'_>) -> PyResult<bool> {
         let has_names = self.has_names.as_ref().is_none_or(|method| method.is_direct(py));
         Ok(!has_names || self.function_modes.bind(py).call0()?.is_truthy()?)
@@ -203,7 +203,7 @@ impl Torch {
     /// Address and length of an exact `UntypedStorage` on the CPU. Runs no foreign code but the first time.
     ///
     /// # Errors
-    /// What torch raises where there is no memory, or none that can be told.
+    /// The error that torch raises where there is no memory, or none that can be told.
     pub(crate) fn place_of(&self, storage: &Bound<'_, PyAny>) -> PyResult<(usize, u64)> {
         Ok((self.data_ptr.call(storage)?.extract()?, self.nbytes.call(storage)?.extract()?))
     }
@@ -216,7 +216,7 @@ impl Torch {
         storage.get_type().is(&self.untyped_storage).then_some(storage)
     }
 
-    /// Where `len` bytes at `address` begin in an exact `UntypedStorage`; `None` if they lie elsewhere.
+    /// Returns the offset of `len` bytes at `address` in an exact `UntypedStorage`; `None` if they begin elsewhere.
     ///
     /// # Errors
     /// `RuntimeError` if they begin in the storage and do not end there; what torch raises.
@@ -240,7 +240,7 @@ impl Torch {
         Ok(Some(offset))
     }
 
-    /// Whether an exact tensor is more than values: it requires grad, or its dimensions have names.
+    /// Returns true if an exact tensor is more than values: it requires grad, or its dimensions have names.
     pub(crate) fn is_more(&self, tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
         let has_names =
             || self.has_names.as_ref().map_or(Ok(false), |method| method.call(tensor)?.is_truthy());
@@ -262,10 +262,10 @@ impl Torch {
         Ok(Some((address, tensor.len()?)))
     }
 
-    /// A number that one of torch's storages has to itself while it is alive.
+    /// Returns a number that one of torch's storages has to itself while it is alive.
     ///
     /// # Errors
-    /// What torch raises.
+    /// The error that torch raises.
     pub(crate) fn number_of(storage: &Bound<'_, PyAny>) -> PyResult<usize> {
         storage.getattr(intern!(storage.py(), "_cdata"))?.extract()
     }
@@ -273,15 +273,16 @@ impl Torch {
     /// The class that module and name tell.
     ///
     /// # Errors
-    /// What looking it up raises.
+    /// The error that looking it up raises.
     pub(crate) fn class_of<'py>(&self, name: &Bound<'py, PyTuple>) -> PyResult<Bound<'py, PyAny>> {
         self.find_class.bind(name.py()).call1(name)
     }
 
-    /// Where the bytes of a new tensor begin, which are to be written: in this process's memory.
+    /// Returns the address of a new tensor's bytes, for the caller to write them: in this process's memory.
     ///
     /// # Errors
-    /// `RuntimeError` for a tensor that is elsewhere, or has no memory: modes make such, and what replaces torch's functions.
+    /// `RuntimeError` for a tensor that is elsewhere, or has no memory: modes make such, and what replaces torch's
+    /// functions.
     pub(crate) fn new_address(&self, tensor: &Bound<'_, PyAny>) -> PyResult<usize> {
         let exact = tensor.get_type().is(self.tensor.bind(tensor.py()));
         if exact && tensor.getattr(intern!(tensor.py(), "is_cpu"))?.is_truthy()? {
@@ -296,7 +297,7 @@ impl Torch {
     /// A named tuple of a class that module and name tell.
     ///
     /// # Errors
-    /// What looking up the class raises, or the class.
+    /// The error that looking up the class raises, or the class.
     pub(crate) fn named_tuple<'py>(
         &self,
         name: &Bound<'py, PyTuple>,
@@ -310,7 +311,7 @@ impl Torch {
     /// A new tensor, whose elements are undefined.
     ///
     /// # Errors
-    /// What torch raises.
+    /// The error that torch raises.
     pub(crate) fn new_on_cpu<'py>(
         &self,
         py: Python<'py>,
@@ -325,7 +326,7 @@ impl Torch {
     /// Has torch stack `tensors` into `out`.
     ///
     /// # Errors
-    /// What torch raises.
+    /// The error that torch raises.
     pub(crate) fn stack_into<'py>(
         &self,
         tensors: &[Bound<'py, PyAny>],
@@ -340,7 +341,7 @@ impl Torch {
     /// A new tensor in pinned memory of torch's own, whose storage begins where its block does.
     ///
     /// # Errors
-    /// What torch raises.
+    /// The error that torch raises.
     pub(crate) fn new_pinned<'py>(
         &self,
         py: Python<'py>,
@@ -353,20 +354,21 @@ impl Torch {
         self.empty_strided.bind(py).call(sizes(py, shape, strides)?, Some(&options))
     }
 
-    /// As [`new_pinned`](Self::new_pinned), with dtype, shape and strides of a dense tensor on the CPU: the quickest way.
+    /// As [`new_pinned`](Self::new_pinned), with dtype, shape and strides of a dense tensor on the CPU: the quickest
+    /// way.
     ///
     /// # Errors
-    /// What torch raises.
+    /// The error that torch raises.
     pub(crate) fn pinned_like<'py>(&self, prototype: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let py = prototype.py();
         let arguments = objects::arguments(py, [prototype.clone()])?;
         self.empty_like.bind(py).call(arguments, Some(self.pinned_options.bind(py)))
     }
 
-    /// Where the elements of an exact tensor begin.
+    /// Returns the address of an exact tensor's elements.
     ///
     /// # Errors
-    /// What torch raises where it has no memory.
+    /// The error that torch raises where the tensor has no memory.
     pub(crate) fn address_of(&self, tensor: &Bound<'_, PyAny>) -> PyResult<usize> {
         self.tensor_data_ptr.call(tensor)?.extract()
     }
@@ -374,7 +376,7 @@ impl Torch {
     fn plain_options<'py>(&self, py: Python<'py>, dtype: Dtype) -> PyResult<Bound<'py, PyDict>> {
         let options = objects::dict(py)?;
         options.set_item(intern!(py, "dtype"), self.torch_dtype(py, dtype)?)?;
-        // Else the default device would decide, which need not be where batches are.
+        // Without this, the default device would decide, which need not be where batches are.
         options.set_item(intern!(py, "device"), intern!(py, "cpu"))?;
         Ok(options)
     }

@@ -1,4 +1,4 @@
-//! Where a new tensor's bytes come from, and what keeps them.
+//! The bytes of a new tensor: their source, and the owner that keeps them.
 
 use std::cell::RefCell;
 use std::ptr::{NonNull, copy_nonoverlapping};
@@ -16,7 +16,7 @@ use super::memory::{Copies, Memory, SHARED};
 use super::names::Torch;
 use crate::gil::{DETACH, exception, without_interpreter};
 
-/// What keeps the bytes of a tensor that does not own them.
+/// The owner that keeps the bytes of a tensor that does not own them.
 pub(super) enum Keeper {
     /// A batch's slot, or its own segment.
     Batch { _backing: Arc<Backing> },
@@ -26,7 +26,7 @@ pub(super) enum Keeper {
     Shared { _memory: Arc<Memory> },
 }
 
-/// Where the bytes of a new tensor come from.
+/// The source of a new tensor's bytes.
 ///
 /// INVARIANT: `pointer` has `len` bytes while `place`, or the delivery that it was made of, keeps them.
 pub(super) struct Source<'a> {
@@ -35,13 +35,13 @@ pub(super) struct Source<'a> {
     pub(super) place: Place<'a>,
 }
 
-/// Where they stay.
+/// The place where the bytes stay.
 pub(super) enum Place<'a> {
-    /// Where they are.
+    /// The bytes stay where they are, and this keeps them.
     There(Keeper),
-    /// Copied, with the header.
+    /// The bytes are copied, behind the tensor's header.
     Copied,
-    /// Copied, with others.
+    /// The bytes are copied, together with those of other tensors.
     CopiedTo(&'a RefCell<Copies>),
 }
 
@@ -69,7 +69,7 @@ impl<'a> Span<'a> {
         Ok(Self { delivery, pointer: delivery.pointer(offset, len).map_err(exception)?, len })
     }
 
-    /// Where its bytes begin, and how many there are.
+    /// Returns the address of the span's bytes, and their number.
     pub(crate) fn place(&self) -> (*const u8, usize) {
         (self.pointer.as_ptr(), self.len as usize)
     }
@@ -100,7 +100,7 @@ impl<'a> Span<'a> {
 /// A new tensor in pinned memory of torch's, with spans copied to places in it, in bytes. Other bytes are anything.
 ///
 /// # Errors
-/// What torch raises.
+/// The error that torch raises.
 pub(crate) fn pinned_copy<'py>(
     py: Python<'py>,
     dtype: Dtype,

@@ -1,12 +1,12 @@
 //! Tensors over memory, made by the DLPack structures.
 //!
-//! INVARIANT D1: what a tensor made here points to is kept by its [`Keeper`](super::source::Keeper), or lies in the same
-//! allocation as its header, and is dropped by the deleter alone, once. A header that several share
-//! memory with is kept by its own keeper.
-//! INVARIANT D2: the deleter runs on any thread, with or without the interpreter, with an exception
-//! pending, at exit and in forked children: it calls no Python and does not panic. It takes no lock but
-//! that of what is kept for children, where this process has forked since: for a moment, and never in a child.
-//! Where torch moves a storage while views of it may live, [`Deferred`](super::deferred::Deferred) has what the deleter would drop.
+//! INVARIANT D1: what a tensor made here points to is kept by its [`Keeper`](super::source::Keeper), or lies in the
+//! same allocation as its header, and is dropped by the deleter alone, once. A header that several share memory with is
+//! kept by its own keeper.
+//! INVARIANT D2: the deleter runs on any thread, with or without the interpreter, with an exception pending, at exit
+//! and in forked children: it calls no Python and does not panic. It takes no lock but that of what is kept for
+//! children, where this process has forked since: for a moment, and never in a child. Where torch moves a storage while
+//! views of it may live, [`Deferred`](super::deferred::Deferred) has what the deleter would drop.
 //! INVARIANT D3: shape, strides and length given to torch were checked against the memory's length:
 //! they are those of a [`Leaf`], which only a parsed table has, one-dimensional, or checked here.
 
@@ -65,7 +65,7 @@ impl<'a> Form<'a> {
         self.dtype
     }
 
-    /// Its shape and its strides, in elements.
+    /// Returns the shape and the strides, in elements.
     pub(crate) fn shape_and_strides(&self) -> (Vec<i64>, Vec<i64>) {
         let mut dims: Vec<i64> = self.dims.iter().map(|dim| i64::from_le_bytes(*dim)).collect();
         let strides = dims.split_off(dims.len() / 2);
@@ -110,7 +110,7 @@ impl<'a> Form<'a> {
 /// All bytes of a span as a flat uint8 tensor, over them or over a copy.
 ///
 /// # Errors
-/// What torch raises.
+/// The error that torch raises.
 pub(crate) fn flat<'py>(
     py: Python<'py>,
     span: &Span<'_>,

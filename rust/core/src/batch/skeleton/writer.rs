@@ -15,7 +15,7 @@ pub struct SkeletonWriter {
     classes: Vec<WrittenClass>,
 }
 
-/// Where in the written bytes a class has its names.
+/// The ranges of the written bytes that hold a class's names.
 #[derive(Debug)]
 struct WrittenClass {
     module: Range<usize>,
@@ -35,7 +35,7 @@ impl SkeletonWriter {
         self.classes.clear();
     }
 
-    /// What was written so far.
+    /// Returns the bytes that were written so far.
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes
     }

@@ -1,5 +1,5 @@
 #![forbid(unsafe_code)]
-//! Which part of a storage a leaf covers. The same rules for the writer of a leaf and its reader.
+//! Computes the part of a storage that a leaf covers. The writer of a leaf and its reader use the same rules.
 
 use super::MAX_NDIM;
 use crate::batch::Dtype;
@@ -27,13 +27,13 @@ fn fit(start: u64, length: u64, storage_nbytes: u64) -> Result<(), &'static str>
     }
 }
 
-/// Whether a tensor can be a leaf: what [`Meta::parse`](super::Meta::parse) asks of it.
+/// Checks that a tensor can be a leaf, as [`Meta::parse`](super::Meta::parse) requires.
 ///
 /// The byte offset must be a multiple of the itemsize, also for complex types, whose C++ counterparts in torch are
 /// aligned to the pair. A tensor without elements may have any strides that are not negative.
 ///
 /// # Errors
-/// What is wrong, as the end of the sentence "the tensor has ...".
+/// Returns what is wrong, as the end of the sentence "the tensor has ...".
 pub fn check_tensor(
     dtype: Dtype,
     shape: &[i64],

@@ -11,12 +11,12 @@ use crate::{Error, Result};
 
 /// The block of one batch, checked.
 ///
-/// INVARIANT: for every storage, `offset + nbytes` is at most the payload's length, and `offset` is a multiple of
-/// [`STORAGE_ALIGN`] unless `nbytes` is zero. For every leaf, the storage exists; shape and strides are not
-/// negative and at most [`MAX_NDIM`] long; `numel` fits an `i64`; each element lies inside the storage; a tensor's
-/// byte offset is a multiple of its itemsize. An array's tag and any leaf's dims lie inside the block.
+/// INVARIANT: for every storage, `offset + nbytes` is at most the payload's length; and `offset` is a multiple of
+/// [`STORAGE_ALIGN`], unless `nbytes` is zero. For every leaf, the storage exists; shape and strides are not negative
+/// and at most [`MAX_NDIM`] long; `numel` fits an `i64`; each element lies inside the storage; a tensor's byte offset
+/// is a multiple of its itemsize. An array's tag and any leaf's dims lie inside the block.
 ///
-/// It reads the bytes anew at each access, so they must not change while it lives, which a shared slice promises.
+/// `Meta` reads the bytes anew at each access, so they must not change while it lives. A shared slice promises this.
 #[derive(Debug, Clone, Copy)]
 pub struct Meta<'a> {
     storages: &'a [[u8; STORAGE_BYTES]],
@@ -173,7 +173,7 @@ impl<'a> Meta<'a> {
     }
 }
 
-/// Whether a block is of this generation, and in all else the same as an earlier one.
+/// Returns true if `block` has this generation and otherwise equals an earlier block.
 pub fn repeats(block: &[u8], expected_generation: u64, earlier: &[u8]) -> bool {
     let split = <[u8]>::split_first_chunk::<HEADER_BYTES>;
     let (Some((header, body)), Some((before, body_before))) = (split(block), split(earlier)) else {
@@ -193,7 +193,7 @@ pub struct Leaf<'a> {
 }
 
 impl<'a> Leaf<'a> {
-    /// What it is.
+    /// Returns the kind of the leaf.
     pub fn kind(&self) -> LeafKind {
         match self.record[0] {
             // The codes were checked: the defaults are never taken.
@@ -215,7 +215,7 @@ impl<'a> Leaf<'a> {
         self.meta.storage(self.storage()).unwrap_or(StorageRecord { offset: 0, nbytes: 0 })
     }
 
-    /// Where in its storage it begins.
+    /// Returns the offset of the leaf's first byte in its storage.
     pub fn byte_offset(&self) -> u64 {
         u64_at(self.record, 8)
     }

@@ -10,14 +10,14 @@ use crate::batch::{Dtype, SkeletonWriter};
 /// Builds the block of one batch after another. [`clear`](Self::clear) keeps the memory, so that a steady stream of
 /// similar batches allocates nothing.
 ///
-/// What is added is not checked here: a block with a leaf that cannot be is refused by its reader.
+/// The writer does not check what is added to it. A block with a leaf that is not possible is refused by its reader.
 #[derive(Debug, Default)]
 pub struct MetaWriter {
     storages: Vec<StorageRecord>,
     leaves: Vec<u8>,
     dims: Vec<u8>,
     tags: Vec<u8>,
-    /// Where the tag of the last array begins: arrays of one batch mostly share their dtype.
+    /// Start of the last array's tag: the arrays of one batch mostly share their dtype.
     last_tag: Option<u32>,
     skeleton: SkeletonWriter,
     block: Vec<u8>,

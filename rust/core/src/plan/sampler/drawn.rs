@@ -1,11 +1,11 @@
-//! Indices that were drawn, as far as they are not handed out.
+//! Drawn indices that are not handed out yet.
 #![forbid(unsafe_code)]
 
 use super::shuffle::Shuffle;
 use super::{Draw, Indices, Pull};
 use crate::{Error, Result};
 
-/// What was drawn.
+/// The drawn indices.
 #[derive(Debug)]
 pub(super) enum Draws {
     /// All of it.
@@ -22,7 +22,7 @@ impl Draws {
         }
     }
 
-    /// Whether the first `count` can be read, or what is needed for them.
+    /// Returns `Ok` if the first `count` can be read, else the draw that they need.
     pub(super) fn reach(&mut self, count: usize) -> std::result::Result<(), Draw> {
         match self {
             Self::Whole(_) => Ok(()),
@@ -58,7 +58,7 @@ pub(super) struct Drawn {
     end: usize,
     /// Indices lie in `0..bound`.
     bound: u64,
-    /// As many as were drawn.
+    /// The number of indices that were drawn.
     len: u64,
 }
 

@@ -19,7 +19,7 @@ pub(super) enum Once {
     Strided { permutation: Option<Draws>, stride: Stride },
 }
 
-/// What becomes of a draw.
+/// The use of a draw.
 #[derive(Debug)]
 pub(super) enum Use {
     Plain,
@@ -42,7 +42,7 @@ impl Once {
         Self::Strided { permutation: None, stride: Stride::default() }
     }
 
-    /// The iterator of `source`, which is none of those that go on.
+    /// Makes the iterator of `source`, which must not be one of the sources that go on to draw.
     pub(super) fn new(source: Source) -> Result<Self> {
         Ok(match source {
             Source::Sequential { len } => {
@@ -123,10 +123,10 @@ impl Stride {
         Ok(Self { at: within(first), step: within(step), left: many, len })
     }
 
-    /// How many elements from the first on must be known for the next `limit` positions.
+    /// Returns how many elements, counted from the first, must be known for the next `limit` positions.
     fn reach(&self, limit: u64) -> usize {
         let count = limit.min(self.left);
-        // An overflow, or the end, is where the positions begin anew: all must be known then.
+        // At an overflow, or past the end, the positions begin anew: then all elements must be known.
         let last = count.saturating_sub(1).saturating_mul(self.step).saturating_add(self.at);
         if count == 0 { 0 } else { last.saturating_add(1).min(self.len) as usize }
     }
@@ -148,7 +148,8 @@ impl Stride {
     }
 }
 
-/// What this rank reads of `len` indices that are repeated, or cut, to the same number for every rank.
+/// Returns the positions that this rank reads of `len` indices, which are repeated or cut to the same number for every
+/// rank.
 fn distributed(len: u64, num_samples: u64, num_replicas: u64, rank: u64, drop_last: bool) -> Result<Stride> {
     let total = num_samples.checked_mul(num_replicas);
     let fits = |total: u64| if drop_last { total <= len } else { total >= len && (len > 0 || total == 0) };

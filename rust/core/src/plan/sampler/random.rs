@@ -5,7 +5,7 @@ use super::drawn::Drawn;
 use super::{Draw, Pull, Supply};
 use crate::{Error, Result};
 
-/// How many indices torch draws at once with replacement.
+/// The number of indices that torch draws at once with replacement.
 const CHUNK: u64 = 32;
 
 /// Full draws, and then what is left over.
@@ -116,7 +116,7 @@ impl Random {
         Ok(())
     }
 
-    /// How many indices a full draw has.
+    /// Returns the number of indices in a full draw.
     fn draw_len(&self) -> Result<u64> {
         match (self.replacement, self.n) {
             (true, _) => Ok(CHUNK),

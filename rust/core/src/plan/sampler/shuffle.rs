@@ -19,8 +19,8 @@ const BLOCK: usize = 32;
 /// MIRRORS torch `TensorFactories.cpp::randperm_cpu`, below 2^32 / 20 elements
 #[derive(Debug)]
 pub(super) struct Shuffle {
-    /// INVARIANT: those before `done` are final. Each is stored as its difference (exclusive or) to its own position, so
-    /// that fresh zero pages are the identity, and memory is taken as far as steps have reached.
+    /// INVARIANT: the elements before `done` are final. Each element is stored as its difference (exclusive or) to its
+    /// own position, so that fresh zero pages are the identity, and only the pages that a step has reached take memory.
     elements: Vec<u32>,
     done: usize,
     words: Option<Words>,
@@ -53,7 +53,8 @@ impl Shuffle {
         self.elements.len()
     }
 
-    /// Whether the first `count` elements are known. If not, so many words must be [supplied](Self::supply) first.
+    /// Returns `Ok` if the first `count` elements are known. If not, the error is the number of words to
+    /// [supply](Self::supply) first.
     pub(super) fn reach(&mut self, count: usize) -> Result<(), u64> {
         // The last step would exchange an element with itself, and torch draws nothing for it.
         let steps = count.min(self.len().saturating_sub(1));

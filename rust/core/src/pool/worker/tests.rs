@@ -311,7 +311,7 @@ fn a_successor_sums_what_a_crash_left() {
     assert_eq!(slots.resident(), 8 * KIB + LIMITS.window);
 }
 
-/// A slot that is filled, and registered as far as that before it comes back.
+/// Fills a slot, and registers bytes of it before it comes back.
 fn fill_registered(slots: &mut WorkerSlots, words: SlotWords<'_>, bytes: u64, registered: u64) -> SlotId {
     let slot = fill(slots, words, bytes);
     let ledger = Ledger::new(LIMITS, words.slots());
@@ -328,7 +328,7 @@ fn registered_pages_make_no_room() {
     let mut slots = WorkerSlots::new(words, LIMITS);
     let [a, b] = [(512, 512), (512, 256)].map(|(kib, registered)| {
         let slot = fill_registered(&mut slots, words, kib * KIB, registered * KIB);
-        // Else the next one is filled in it.
+        // Takes the slot, so that the next one is not filled in it.
         let taken = slots.begin(words);
         assert_eq!(taken, Some(slot));
         slot

@@ -69,7 +69,7 @@ fn nothing_is_written_once_a_job_is_dropped() {
             std::thread::sleep(std::time::Duration::from_micros(round * 100));
         }
         drop(jobs);
-        // What a copy that went on would come to last.
+        // The last bytes that a copy would reach if it went on.
         memory.iter_mut().for_each(|into| into[LEN - 4096..].fill(9));
         std::thread::sleep(std::time::Duration::from_millis(10));
         assert!(memory.iter().all(|into| into[LEN - 4096..] == [9; 4096]), "a copy went on in round {round}");

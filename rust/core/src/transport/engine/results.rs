@@ -39,7 +39,7 @@ impl Engine {
         }
         let Some(worker) = self.find(&mut state)? else { return Ok(None) };
         let taken = self.take(&mut state, worker);
-        // Else the next call finds what cannot be read again.
+        // On any other error the worker keeps its turn, so that the next call finds again what cannot be read.
         if matches!(taken, Ok(_) | Err(Error::Arrival { .. })) {
             state.ready.pass(worker);
         }
@@ -55,7 +55,8 @@ impl Engine {
         self.take(&mut *self.lock_own()?, worker)
     }
 
-    /// What the next result of `worker` answers and is, if [`try_next_of`](Self::try_next_of) would take one.
+    /// Returns the task that the next result of `worker` answers, and the result's kind, if
+    /// [`try_next_of`](Self::try_next_of) would take one.
     ///
     /// # Errors
     /// [`Error::Corrupt`] when the worker wrote what none writes; [`Error::Inherited`] in a forked child.
@@ -109,7 +110,7 @@ impl Engine {
                 Backing::Slot(held)
             }
             BatchPlace::Own => {
-                // It may wait for room, which this one took.
+                // The worker may wait for room, which this batch took.
                 self.handles[worker as usize].wake();
                 let Some(socket) = socket else {
                     return Err(Error::Corrupt(format!("the memory of batch {generation} was not sent")));
@@ -139,7 +140,7 @@ impl Engine {
         Ok(!channels[worker as usize].results.is_empty(self.control.worker(worker).results)?)
     }
 
-    /// Whether a result of `only` (of any worker, if `None`) is there.
+    /// Returns true if a result of `only` (of any worker, if `None`) is there.
     pub(super) fn has_any_of(&self, only: Option<u32>) -> Result<bool> {
         let mut state = self.lock();
         match only {

@@ -1,9 +1,9 @@
 //! An engine between two epochs: its workers have ended, their slots stay warm for other workers.
 //!
 //! INVARIANT: no process but this one writes to what a [`CachedSegment`] lends again. Every worker has ended, or has
-//! left the memory (see [`Engine::note_left`]), and no process that one of them forked is left: it would have the
+//! left the memory (see [`Engine::note_left`]). No process that a worker forked is left: such a process would have the
 //! worker's end of the socket pair. A process that this one forked has the segment too, but its objects lie over slots
-//! that were leased at the fork, and these stay leased until it has ended (see [`forks`](crate::forks)).
+//! that were leased at the fork, and these stay leased until that process has ended (see [`forks`](crate::forks)).
 
 use std::os::fd::AsFd;
 use std::sync::PoisonError;
@@ -33,8 +33,8 @@ impl Engine {
         matches!(self.try_store(most), Ok(true)).then_some(CachedSegment(self))
     }
 
-    /// Whether the user holds more than half of its limit of a worker: stored, its limit in the next epoch
-    /// would be the rest.
+    /// Returns true if the user holds more than half of its limit of a worker. If such an engine were stored, only the
+    /// rest would be the user's limit in the next epoch.
     #[must_use]
     pub fn is_half_leased(&self) -> bool {
         self.handles.iter().any(|handle| handle.ledger.is_half_leased())
@@ -103,7 +103,7 @@ impl Engine {
             (0..words.slots()).map(SlotId::new).partition(|slot| slot.is_in(&busy));
         let Some(mut left) = most.checked_sub(held.into_iter().map(loose).sum()) else { return Ok(false) };
         for slot in free {
-            // It is not held, and no process is left that could have it held.
+            // The slot is not held, and no process is left that could have it held.
             let beside = loose(slot).min(left / GRANULE * GRANULE);
             if beside < loose(slot) {
                 let kept = touched(slot) - loose(slot) + beside;

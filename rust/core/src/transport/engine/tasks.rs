@@ -38,7 +38,7 @@ impl Engine {
         }
     }
 
-    /// Sends what is pending, as far as there is room.
+    /// Sends pending tasks while there is room.
     pub(super) fn flush(&self, worker: u32, channel: &mut WorkerChannel) -> Result<()> {
         let view = self.control.worker(worker);
         let mut sent = false;
@@ -70,7 +70,8 @@ impl Engine {
         Ok(())
     }
 
-    /// The task that `worker` took last, as far as its bytes are still there: what it is in, unless its result has come.
+    /// Returns the task that `worker` took last, if its bytes are still there. The worker is at that task, unless the
+    /// task's result has come.
     ///
     /// # Errors
     /// [`Error::Corrupt`] from the ring, [`Error::Inherited`] in a forked child.

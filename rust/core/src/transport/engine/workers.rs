@@ -15,7 +15,8 @@ use crate::transport::fds::{PortFds, WorkerFds};
 use crate::transport::worker_handle::holds_overwritten;
 
 impl Engine {
-    /// What `worker` must have to attach, until [`watch_worker`](Self::watch_worker) says that it has.
+    /// Returns the descriptors that `worker` must have to attach, until [`watch_worker`](Self::watch_worker) says that
+    /// it has.
     #[must_use]
     pub fn worker_fds(&self, worker: u32) -> WorkerFds<'_> {
         WorkerFds {
@@ -36,7 +37,7 @@ impl Engine {
         let fds = self.worker_fds(worker);
         if !self.process.is_current() {
             self.ends().fill(None);
-            // What is locked was locked at the fork, by a thread that is not here, and stays open.
+            // If the state is locked, a thread that is not here locked it at the fork. Then the sockets stay open.
             if let Ok(mut state) = self.state.try_lock() {
                 state.channels.iter_mut().for_each(|channel| channel.socket = None);
             }
@@ -66,16 +67,16 @@ impl Engine {
     }
 
     /// Notes that the process that ran as `worker` has left the memory, which is no more mapped there, and lives on. It
-    /// is not watched any more, and counts as ended for [`store`](Self::store). To be called when all results of it that
-    /// anyone wants were taken.
+    /// is not watched any more, and counts as ended for [`store`](Self::store). To be called when all results of it
+    /// that anyone wants were taken.
     pub fn note_left(&self, worker: u32) {
         if let Some(pidfd) = self.lock().channels[worker as usize].pidfd.take() {
             self.poller.remove(pidfd.as_fd());
         }
     }
 
-    /// Whether no process is left that may write to the slots of `worker`, whose process has ended: one that it forked has
-    /// its end of the socket pair too.
+    /// Returns true if no process is left that may write to the slots of `worker`, whose process has ended. A process
+    /// that the worker forked has the worker's end of the socket pair too.
     ///
     /// # Errors
     /// [`Error::Os`] when the system refuses.
@@ -124,7 +125,8 @@ impl Engine {
         if !self.handles[worker as usize].ledger.is_borne_out(view.slots) {
             return Err(holds_overwritten(worker));
         }
-        // What it sent for batches that it did not commit goes with its pair: its successor numbers from the start.
+        // Descriptors that the worker sent for batches that it did not commit go with its socket pair: its successor
+        // numbers from the start.
         let (socket, theirs) = fd_passing::pair()?;
         channel.drop_tasks(view.tasks)?;
         channel.socket = Some(socket);
@@ -137,7 +139,7 @@ impl Engine {
         for worker in ended {
             if let Some(pidfd) = state.channels[worker as usize].pidfd.take() {
                 self.poller.remove(pidfd.as_fd());
-                // It may have committed without saying so.
+                // The worker may have committed without saying so.
                 if !fault("ended_not_looked_at") {
                     state.ready.look_at(worker);
                 }

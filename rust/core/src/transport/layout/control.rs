@@ -18,11 +18,11 @@ use crate::sync::{Ordering, WaitFlag};
 pub struct Control {
     pub(super) segment: Segment,
     pub(super) geometry: Geometry,
-    /// Those of the geometry: asked for several times for each batch.
+    /// The offsets that follow from the geometry, kept because each batch needs them several times.
     pub(super) offsets: SegmentOffsets,
-    /// Which windows were retired: private, because nothing may be unmapped twice.
+    /// The windows that were retired: private, because nothing may be unmapped twice.
     pub(super) gone: Gone,
-    /// What was retired, but would not be unmapped.
+    /// Ranges that were retired, but that the system would not unmap.
     pub(super) stuck: Mutex<Vec<Range<u64>>>,
     pub(super) refusal: Mutex<Option<Error>>,
     /// The process that made the segment: what drivers have registered is that process's alone.
@@ -60,7 +60,7 @@ impl Control {
         &self.segment
     }
 
-    /// Its geometry.
+    /// Returns the geometry of the segment.
     #[must_use]
     pub fn geometry(&self) -> &Geometry {
         &self.geometry
@@ -72,7 +72,7 @@ impl Control {
         self.header().done.store(1, Ordering::Release);
     }
 
-    /// Whether nothing more is wanted.
+    /// Returns true if nothing more is wanted.
     #[must_use]
     pub fn is_done(&self) -> bool {
         // ORDERING done: see `set_done`.
@@ -93,14 +93,14 @@ impl Control {
         &self.header().parent_sleeps
     }
 
-    /// Where a worker's task arena lies in the segment.
+    /// Returns the range of a worker's task arena in the segment.
     #[must_use]
     pub fn arena(&self, worker: u32) -> Range<u64> {
         let start = self.offsets.arenas + u64::from(worker) * self.geometry.arena;
         start..start + self.geometry.arena
     }
 
-    /// Where the window of a slot lies in the segment.
+    /// Returns the range of a slot's window in the segment.
     #[must_use]
     pub fn window(&self, worker: u32, slot: SlotId) -> Range<u64> {
         let index = u64::from(worker) * u64::from(self.geometry.slots) + u64::from(slot.get());

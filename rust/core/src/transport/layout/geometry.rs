@@ -12,21 +12,22 @@ const MAGIC: u64 = u64::from_le_bytes(*b"ringload");
 const LAYOUT_VERSION: u64 = 4;
 /// The largest page that Linux has on the machines that we know.
 pub(crate) const GRANULE: u64 = 64 << 10;
-/// What different processes write lies this far apart: two cache lines, which are fetched together.
+/// The distance between words that different processes write: two cache lines, which are fetched together.
 const LINE: usize = 128;
-/// Address space that one segment may take. A process has 128 TiB, which all loaders that live share with all else.
+/// The most address space that one segment may take. A process has 128 TiB, which all loaders that live share with all
+/// else.
 pub(super) const MAX_SEGMENT: u64 = 4 << 40;
-/// What the windows of a segment take together, unless they had to be less than useful for it.
+/// The most that the windows of a segment take together, unless they would become smaller than [`USEFUL`] by it.
 const USUAL: u64 = 1 << 39;
 /// The window of an ordinary large batch. What does not fit into its window travels in a segment of its own.
 const USEFUL: u64 = 64 << 20;
-/// To what windows and arenas shrink, where address space is short.
+/// The sizes to which windows and arenas shrink where address space is short.
 const LEAST_WINDOW: u64 = 1 << 20;
 const LEAST_ARENA: u64 = 16 << 20;
 /// Slots that a worker has in any case, if it has tasks for them: half may be leased, half be on their way.
 const FEWEST: u64 = 32;
 
-/// What the loader decides about a segment: all else follows.
+/// The sizes of a segment that the loader decides; all else follows from them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Geometry {
     /// Worker processes.
@@ -80,7 +81,8 @@ impl Geometry {
         Ok(geometry)
     }
 
-    /// The same with windows, or arenas, of half the size, for a system that refuses so much address space.
+    /// Returns the same geometry with windows, or arenas, of half the size, for a system that refuses so much address
+    /// space.
     pub(super) fn halved(self) -> Option<Self> {
         if self.window > LEAST_WINDOW.max(self.arena / 16) {
             return Some(Self { window: self.window / 2, ..self });
@@ -159,7 +161,7 @@ fn prev_power_of_two(n: u64) -> u64 {
     if n == 0 { 0 } else { 1 << n.ilog2() }
 }
 
-/// Where in the segment things begin.
+/// The offsets in the segment at which its parts begin.
 #[derive(Debug)]
 pub(super) struct SegmentOffsets {
     pub(super) ready: u64,

@@ -20,13 +20,13 @@ impl Gone {
         Self { bits: (0..words).map(|_| AtomicU64::new(0)).collect(), slots }
     }
 
-    /// Whether the window was not in it before. From any thread.
+    /// Adds a window. Returns true if it was not in the set before. Any thread may call this.
     pub(super) fn insert(&self, worker: u32, slot: SlotId) -> bool {
         let (word, bit) = self.at(worker, slot);
         word.fetch_or(bit, Ordering::Relaxed) & bit == 0
     }
 
-    /// Whether the window is in it.
+    /// Returns true if the window is in the set.
     pub(super) fn contains(&self, worker: u32, slot: SlotId) -> bool {
         let (word, bit) = self.at(worker, slot);
         word.load(Ordering::Relaxed) & bit != 0

@@ -1,4 +1,4 @@
-//! What lies where in a segment.
+//! The layout of a segment.
 //!
 //! | module | about |
 //! |---|---|

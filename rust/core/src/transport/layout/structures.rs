@@ -1,4 +1,4 @@
-//! What lies in a segment: structures of atomics.
+//! The structures in a segment, made of atomics.
 #![forbid(unsafe_code)]
 
 use crate::pool::SlotWords;
@@ -24,7 +24,7 @@ pub(super) struct WorkerHeader {
     pub(super) resident: AtomicU64,
 }
 
-/// What a worker did: written by the worker, read by any process, exact only while the worker is idle.
+/// Counts the work of one worker: written by the worker, read by any process, exact only while the worker is idle.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct Counters {
@@ -69,12 +69,12 @@ pub struct WorkerView<'a> {
     pub tasks: Ring<'a>,
     /// Results: the worker produces, the parent consumes.
     pub results: Ring<'a>,
-    /// Which side has which slot.
+    /// The words that say which side has which slot.
     pub slots: SlotWords<'a>,
     /// Raised while the worker sleeps for a task or for room.
     pub worker_sleeps: &'a WaitFlag,
     /// Raised while the parent sleeps for a result of this worker alone.
     pub parent_sleeps: &'a WaitFlag,
-    /// What the worker did.
+    /// The counters of the worker's work.
     pub counters: &'a Counters,
 }

@@ -64,7 +64,7 @@ fn what_could_not_be_unmapped_goes_with_the_rest() {
     let slots = || (3..9).map(SlotId::new);
     control.release_unheld(1, slots());
     assert_eq!((mapped(), control.take_refusal()), (2, None));
-    // As if the system had refused it.
+    // Puts the control in the state in which it is once the system has refused.
     let [first, last] = [20, 22].map(|slot| control.window(1, SlotId::new(slot)));
     assert!((20..23).all(|slot| retire(control.worker(1).slots, SlotId::new(slot))));
     control.note(Err(Error::os("munmap", Errno::NOMEM)));

@@ -16,7 +16,7 @@ impl Control {
         header(&self.segment).expect("a Control's segment has a header (L1)")
     }
 
-    /// Which workers have committed something that the parent has not looked at.
+    /// Returns the bits of the workers that have committed something that the parent has not looked at.
     #[must_use]
     pub fn ready(&self) -> ReadyBits<'_> {
         // SAFETY: the words, which are atomics, lie between the header and the first worker's structures (L1, L4), at

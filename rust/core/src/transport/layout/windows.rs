@@ -12,7 +12,7 @@ use crate::sync::Ordering;
 impl Control {
     /// Ends the use of a slot for good, if it is not held and no driver has its memory: gives its pages back and
     /// unmaps its window, so that a batch which the user keeps does not keep the address space of its whole epoch.
-    /// To be called for workers that have ended.
+    /// Called for workers that have ended.
     pub(crate) fn release_unheld(&self, worker: u32, slots: impl Iterator<Item = SlotId>) {
         let words = self.worker(worker).slots;
         let mut unused: Option<Range<u64>> = None;
@@ -70,7 +70,8 @@ impl Control {
 
 impl Drop for Control {
     fn drop(&mut self) {
-        // What this process's driver still has must outlive it: the mapping is left, until the process ends.
+        // Memory that this process's driver still has must outlive this object: the mapping is left until the process
+        // ends.
         let is_ours = self.maker.is_some_and(Process::is_current);
         let stays = |words: SlotWords<'_>, slot: SlotId| {
             is_ours && words.registered()[slot.index()].load(Ordering::Relaxed) > 0

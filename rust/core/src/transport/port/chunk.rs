@@ -1,4 +1,4 @@
-//! What collate has of a slot that is being filled.
+//! The parts of a slot that collate has while the slot is being filled.
 
 use std::ops::Range;
 
@@ -14,7 +14,7 @@ pub(super) struct Fill {
     pub(super) slot: SlotId,
     /// The first byte that was not handed out, from the start of the window.
     pub(super) bump: u64,
-    /// What was handed out, in order; what the worker has dropped at the end is taken back.
+    /// The chunks that were handed out, in order. Chunks at the end that the worker has dropped are taken back.
     chunks: Vec<(u64, Weak<OwnLease>)>,
 }
 
@@ -69,7 +69,7 @@ impl Chunk {
         self.address
     }
 
-    /// How many bytes they are. Not zero.
+    /// Returns the number of bytes. Not zero.
     #[inline]
     #[must_use]
     #[allow(clippy::len_without_is_empty)]

@@ -13,15 +13,15 @@ use crate::sync::doorbell::take_any;
 use crate::testing::failpoint::failpoint;
 use crate::transport::message::{BatchPlace, ResultDescriptor, ResultKind};
 
-/// Whether a batch can be written into a slot now.
+/// Says if a batch can be written into a slot now.
 #[derive(Debug)]
 #[must_use]
 pub enum Room {
-    /// It can.
+    /// The batch can be written now.
     Ready,
-    /// Once the parent has taken what was committed before: wait, then ask again.
+    /// The batch can be written once the parent has taken what was committed before: wait, then ask again.
     Later,
-    /// It never fits: it must travel in a segment of its own.
+    /// The batch never fits: it must travel in a segment of its own.
     Oversize,
 }
 
@@ -125,7 +125,7 @@ impl Commit<'_> {
             if !view.results.is_empty()? {
                 return Ok(None);
             }
-            // What is over the share anyway is so without warm slots.
+            // The segment exceeds the share in any case, but warm slots do not add to that: they are given back.
             state.slots.shrink(view.slots, bytes, &mut port.pages());
         }
         drop(state);

@@ -14,8 +14,8 @@ use crate::python::{Callbacks, Late};
 use crate::torch::names::Torch;
 
 impl<E: ParentEnd> Scheduling<E> {
-    /// The next result whose turn it is, as `unpack` makes it, and its worker. `None` if there is none now, and `wait` is
-    /// not given: then what is to be raised in its turn is left for its turn.
+    /// Returns the next result whose turn it is, as `unpack` makes it, and its worker. `None` if there is none now and
+    /// `wait` is not given. Without `wait`, anything that must be raised in its turn is left for its turn.
     pub(super) fn advance<'py>(
         &self,
         state: &mut State<Indexed<E>>,
@@ -125,7 +125,7 @@ impl<E: ParentEnd> Scheduling<E> {
         }
     }
 
-    /// What each worker owes: first that of the one whose turn it is.
+    /// Returns the task that each worker owes. The worker whose turn it is comes first.
     fn owing<'py>(
         py: Python<'py>,
         state: &State<Indexed<E>>,
@@ -135,7 +135,8 @@ impl<E: ParentEnd> Scheduling<E> {
         let mut owing = state.sent.late(&state.core, None, |index| E::index(py, index));
         owing.sort_by_key(|&(worker, ..)| Some(worker) != turn);
         for (worker, number, index) in &mut owing {
-            // What comes before it may lie in the ring. Of the one whose turn it is, nothing does.
+            // Results of earlier tasks may lie in the worker's ring already, so look at the task that it took last.
+            // Nothing lies in the ring of the worker whose turn it is.
             let taken = (Some(*worker) != turn).then(|| E::in_hand(engine, *worker)).flatten();
             if let Some((seq, taken)) = taken
                 && let Some(awaited) = state.core.awaited_task(seq)
@@ -174,7 +175,7 @@ impl<E: ParentEnd> Scheduling<E> {
     /// The result of `seq` has come and cannot be had: its error takes its place. As [`Core::accept`].
     ///
     /// # Errors
-    /// What ends a program, and what interrupts it: at once. The batch's turn says so again.
+    /// The error that ends or interrupts a program is raised at once. The batch's turn says so again.
     fn fail<'py>(
         &self,
         py: Python<'py>,
@@ -252,7 +253,7 @@ fn forget_locals(py: Python<'_>, error: &PyErr) {
         let cleared = traceback
             .getattr(intern!(py, "tb_frame"))
             .and_then(|frame| frame.call_method0(intern!(py, "clear")));
-        // What was raised is what matters.
+        // Only the error that was raised matters, and not a failure to clear the frame.
         drop(cleared);
     }
 }

@@ -16,14 +16,15 @@ use crate::caught::caught;
 use crate::objects;
 use crate::python::Callbacks;
 
-/// How long an end waits for code of the user's that another thread runs in a call for a batch.
+/// The time for which an end waits for the user's code that another thread runs in a call for a batch.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What was taken and not yet handed out.
+/// The batches that were taken and not yet handed out.
 pub(super) struct Ahead {
-    /// Each as it came, an [`Arrival`], until it is prepared.
+    /// Each batch as it came, an [`Arrival`], until it is prepared.
     batches: VecDeque<Py<PyAny>>,
-    /// Not in the call after one that failed there: what is first comes, even if what is behind never does.
+    /// False in the call after one that failed behind the first batch: the first batch comes, even if those behind it
+    /// never do.
     looks: bool,
 }
 
@@ -40,10 +41,10 @@ impl Ahead {
 }
 
 impl<E: ParentEnd> Scheduling<E> {
-    /// The next batch, from where `placement` brings it. Those behind it are prepared as far as they are there.
+    /// Returns the next batch, from where `placement` brings it. Also prepares the batches behind it that are there.
     ///
-    /// The sampler is read when a batch is handed out, as in [`next`](Self::next). Errors, deaths of workers and the end
-    /// of the epoch wait for their turn. What a call leaves when it is interrupted, the next one finds.
+    /// The sampler is read when a batch is handed out, as in [`next`](Self::next). Errors, deaths of workers and the
+    /// end of the epoch wait for their turn. If a call is interrupted, the next call goes on with what it has left.
     pub(super) fn next_placed<'py>(
         &self,
         placement: &Bound<'py, PyAny>,
@@ -107,16 +108,17 @@ impl<E: ParentEnd> Scheduling<E> {
         found
     }
 
-    /// Takes the next batch, and reads no index for it. False if there is none now. It waits for one if there is no other.
+    /// Takes the next batch, and reads no index for it. False if there is none now. It waits for one if there is no
+    /// other.
     ///
-    /// What the scheduler counts and what is ahead change together: a signal handler that raises runs before or after.
+    /// The scheduler's counts and the batches ahead change together: a signal handler that raises runs before or after.
     fn take(&self, ahead: &mut Ahead, callbacks: &Callbacks<'_, '_>) -> PyResult<bool> {
         let py = callbacks.py();
         let mut state = self.lock(py)?;
         let state = &mut *state;
         let wait = ahead.batches.is_empty();
         if wait {
-            // What is no longer ahead was given up.
+            // Batches that are no longer ahead were given up.
             state.taken.clear();
         }
         if let Some(end) = state.end_ahead {
@@ -163,8 +165,8 @@ impl<E: ParentEnd> Scheduling<E> {
         Ok(())
     }
 
-    /// Gives up what is ahead, and ends `placement`, behind a call for a batch in another thread. Where that does not come
-    /// back soon, or is below this one, `placement` is ended here and, when that call comes back, again.
+    /// Gives up what is ahead, and ends `placement`, behind a call for a batch in another thread. Where that does not
+    /// come back soon, or is below this one, `placement` is ended here and, when that call comes back, again.
     pub(super) fn close_placed(&self, placement: &Bound<'_, PyAny>) -> PyResult<()> {
         self.check_process()?;
         let held = self.ahead.lock_within(placement.py(), PATIENCE);

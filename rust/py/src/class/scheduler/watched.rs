@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 /// A wait for a batch that is said when it is due.
 pub(super) struct Watched {
     since: Instant,
-    /// How long the wait is when it is said next.
+    /// The length that the wait has when it is said next.
     next: Duration,
 }
 
@@ -14,7 +14,7 @@ impl Watched {
         Self { since: Instant::now(), next: after }
     }
 
-    /// How long the wait has been, if that is to be said now.
+    /// Returns the length of the wait, if it must be said now.
     pub(super) fn is_due(&mut self) -> Option<Duration> {
         let waited = self.since.elapsed();
         let is_due = waited >= self.next;
@@ -25,7 +25,7 @@ impl Watched {
         is_due.then_some(waited)
     }
 
-    /// How long until it is due.
+    /// Returns the time until it is due.
     pub(super) fn left(&self) -> Duration {
         self.next.saturating_sub(self.since.elapsed())
     }

@@ -1,0 +1,1 @@
+"""Datasets and collation of ringloader."""

@@ -1,0 +1,231 @@
+"""Samples of several sizes, padded to one."""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy
+import torch
+
+import ringloader._native as _native
+from ringloader._common import worker_port
+from ringloader._data import batchify_samples as sampling
+from ringloader._torch import modes, stand_ins
+
+
+class Pad:
+    """Pads samples to the size of the largest and stacks them: ``[batch, *size]``.
+
+    Samples are tensors, arrays, numbers and lists of numbers, all of as many dimensions. The batch is
+    contiguous. Samples of equal sizes come out as with :class:`Stack`, a list of numbers as the tensor that
+    ``torch.tensor`` makes of it.
+
+    Where ``torch.nn.utils.rnn.pad_sequence(batch_first=True)`` takes the samples, and they are of one type,
+    the batch is the same bit for bit.
+
+    In a worker of ringloader's the samples are copied once, natively, into the memory in which the batch
+    travels. In other processes the batch has memory of its own. It never shares memory with a sample.
+
+    Args:
+        value: what padding is filled with: a number that the type of the batch can hold.
+        dtype: the type of the batch, torch's or numpy's. ``None``: the samples', promoted as by
+            ``torch.stack`` if there are several.
+        axis: the sample's axes that are padded, an int or several, from behind if negative. Along all others
+            samples must agree. ``None``: all axes.
+        round_to: padded axes are rounded up to a multiple of it.
+        lengths: whether to return ``(batch, lengths)``. ``lengths`` are the samples' sizes before padding,
+            int64 on the CPU: ``[batch]`` for one padded axis, ``[batch, axes]`` for any other number.
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If an argument is out of range, or ``dtype`` cannot hold ``value``. When called: if
+            samples differ where they must agree.
+    """
+
+    def __init__(
+        self,
+        value: float | complex = 0,
+        dtype: Any = None,
+        axis: int | Sequence[int] | None = None,
+        round_to: int | None = None,
+        lengths: bool = False,
+    ) -> None:
+        self._value = _checked_value(value)
+        self._dtype = None if dtype is None else _checked_dtype(dtype)
+        self._axis = None if axis is None else _checked_axes(axis)
+        self._round_to = 1 if round_to is None else _checked_round_to(round_to)
+        if not isinstance(lengths, bool):
+            raise TypeError(f"'lengths' must be True or False, not {lengths!r}")
+        self._lengths = lengths
+        if self._dtype is not None:
+            _check_holds(self._dtype, self._value)
+        self._native = self._make_native()
+
+    def __call__(self, samples: Sequence[Any]) -> Any:
+        """Makes a batch of samples."""
+        if self._native is not None and not modes.is_in_modes():
+            port = worker_port.port
+            is_torchs_worker = port is None and stand_ins.is_in_worker_process()
+            made = self._native(samples, port, stand_ins.new_shared if is_torchs_worker else None)
+            if made is not None:
+                return made
+        return self._by_torch(samples)
+
+    def __repr__(self) -> str:
+        axis = self._axis[0] if self._axis is not None and len(self._axis) == 1 else self._axis
+        given = {
+            "value": (self._value, 0),
+            "dtype": (self._dtype, None),
+            "axis": (axis, None),
+            "round_to": (self._round_to, 1),
+            "lengths": (self._lengths, False),
+        }
+        shown = (
+            f"{name}={found!r}" for name, (found, default) in given.items() if repr(found) != repr(default)
+        )
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_native"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._native = self._make_native()
+
+    def _make_native(self) -> _native.Pad | None:
+        if not _native.SUPPORTED:
+            return None
+        # Not a method of this object: it would be kept by what it keeps.
+        value = functools.partial(_bytes_of, self._value)
+        return _native.Pad(self._dtype, self._axis, self._round_to, self._lengths, value)
+
+    def _by_torch(self, samples: Iterable[Any]) -> Any:
+        """The same by torch's functions: for what is not native, and for errors."""
+        tensors, dtype = sampling.as_tensors(samples, self._dtype)
+        _check_alike(tensors)
+        _check_holds(dtype, self._value)
+        shapes = [tuple(tensor.shape) for tensor in tensors]
+        axes = self._axes_of(len(shapes[0]))
+        size = [max(sizes) for sizes in zip(*shapes, strict=True)]
+        for axis in range(len(size)):
+            if axis in axes:
+                size[axis] = math.ceil(size[axis] / self._round_to) * self._round_to
+            else:
+                self._check_agree(shapes, axis)
+        batch = sampling.new_batch(tensors[0], [len(tensors), *size], dtype).fill_(self._value)
+        for number, tensor in enumerate(tensors):
+            place: tuple[Any, ...] = (number, *(slice(size) for size in tensor.shape))
+            batch[place].copy_(tensor)
+        if not self._lengths:
+            return batch
+        found = [[shape[axis] for axis in axes] for shape in shapes]
+        lengths = torch.tensor(found, dtype=torch.int64, device="cpu").reshape(len(found), len(axes))
+        return batch, lengths.squeeze(1) if len(axes) == 1 else lengths
+
+    def _axes_of(self, ndim: int) -> list[int]:
+        """The axes that are padded, from the front."""
+        if self._axis is None:
+            return list(range(ndim))
+        axes = [axis + ndim if axis < 0 else axis for axis in self._axis]
+        if any(not 0 <= axis < ndim for axis in axes):
+            raise ValueError(f"{self!r} needs more axes than the samples have, which is {ndim}")
+        if len(set(axes)) < len(axes):
+            raise ValueError(f"{self!r} names an axis twice: the samples have {ndim}")
+        return axes
+
+    def _check_agree(self, shapes: list[tuple[int, ...]], axis: int) -> None:
+        other = next((n for n, shape in enumerate(shapes) if shape[axis] != shapes[0][axis]), None)
+        if other is not None:
+            raise ValueError(
+                f"samples 0 and {other} have the shapes {shapes[0]} and {shapes[other]}, which differ along "
+                f"axis {axis}, and {self!r} does not pad that; add it to 'axis', or leave that out to pad all"
+            )
+
+
+def _checked_value(value: Any) -> Any:
+    if isinstance(value, (numpy.generic, numpy.ndarray, torch.Tensor)) and value.ndim == 0:
+        value = value.item()
+    if not isinstance(value, (bool, int, float, complex)):
+        raise TypeError(f"'value' must be a number, not {value!r}")
+    return value
+
+
+def _checked_dtype(dtype: Any) -> torch.dtype:
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    try:
+        return torch.from_numpy(numpy.empty(0, dtype)).dtype
+    except TypeError as error:
+        raise TypeError(f"'dtype' must be a dtype of torch or numpy, not {dtype!r}: {error}") from error
+
+
+def _checked_axes(axis: Any) -> tuple[int, ...]:
+    axes = tuple(axis) if isinstance(axis, Iterable) and not isinstance(axis, str) else (axis,)
+    for one in axes:
+        if isinstance(one, bool) or not hasattr(one, "__index__"):
+            raise TypeError(f"'axis' must be an int, several ints or None, not {axis!r}")
+    if not axes:
+        raise ValueError(f"'axis' must name an axis, not {axis!r}; Stack() pads none")
+    if len(set(axes)) < len(axes):
+        raise ValueError(f"'axis' must name each axis once, not {axis!r}")
+    return tuple(map(operator.index, axes))
+
+
+def _checked_round_to(round_to: Any) -> int:
+    if isinstance(round_to, bool) or not hasattr(round_to, "__index__"):
+        raise TypeError(f"'round_to' must be an int or None, not {round_to!r}")
+    if round_to < 1:
+        raise ValueError(f"'round_to' must be 1 or more, not {round_to!r}")
+    return operator.index(round_to)
+
+
+def _check_holds(dtype: torch.dtype, value: Any) -> None:
+    """Torch's functions would cut 0.5 to 0, and let -1 of an unsigned type be its largest number."""
+    if dtype.is_complex:
+        return
+    if isinstance(value, complex):
+        holds = False
+    elif dtype.is_floating_point:
+        holds = not math.isfinite(value) or abs(value) <= torch.finfo(dtype).max
+    elif dtype == torch.bool:
+        holds = value in (0, 1)
+    else:
+        info = torch.iinfo(dtype)
+        holds = math.isfinite(value) and value == int(value) and info.min <= value <= info.max
+    if not holds:
+        raise ValueError(
+            f"a batch of 'dtype' {dtype} cannot hold the padding 'value' {value!r}; give another of the two"
+        )
+
+
+def _bytes_of(value: Any, dtype: torch.dtype) -> bytes:
+    """An element of ``dtype`` as it lies in memory."""
+    _check_holds(dtype, value)
+    return torch.full((1,), value, dtype=dtype, device="cpu").view(torch.uint8).numpy().tobytes()
+
+
+def _check_alike(tensors: list[torch.Tensor]) -> None:
+    """What a batch is made of is on one device, strided, of as many dimensions, and can leave a worker."""
+    first = tensors[0]
+    for number, tensor in enumerate(tensors):
+        if tensor.layout != torch.strided:
+            raise ValueError(f"sample {number} has the layout {tensor.layout}; Pad takes torch.strided ones")
+        if tensor.device != first.device:
+            raise ValueError(
+                f"samples 0 and {number} are on the devices {first.device} and {tensor.device}; "
+                "bring them to one"
+            )
+        if tensor.dim() != first.dim():
+            raise ValueError(
+                f"samples 0 and {number} have the shapes {tuple(first.shape)} and {tuple(tensor.shape)}; "
+                "Pad takes samples of as many dimensions"
+            )
+        if tensor.requires_grad and torch.is_grad_enabled() and stand_ins.is_in_worker_process():
+            # As torch.stack(out=...) in default_collate; sent, it would be an error of the sender's thread.
+            raise ValueError(
+                f"sample {number} requires gradients, which do not leave a worker; detach() it in the dataset"
+            )

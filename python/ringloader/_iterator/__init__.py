@@ -1,0 +1,1 @@
+"""Iterators: with workers, without workers, and torch's own."""

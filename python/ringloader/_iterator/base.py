@@ -1,0 +1,112 @@
+"""``next`` of ringloader's iterators, and what options do to a batch on its way to the caller."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from ringloader._iterator.pausing import Pausing
+from ringloader._torch import internals
+
+if TYPE_CHECKING:
+    from ringloader._options.on_error import Collecting
+    from ringloader._placement.device import Moving
+
+
+class Delivery(NamedTuple):
+    """Options that take part when a batch is handed out.
+
+    Attributes:
+        moving: Moves batches to a device.
+        collecting: Takes batches with ``on_error`` apart.
+        transform: The ``device_transform`` of batches that stay on the CPU.
+    """
+
+    moving: Moving | None = None
+    collecting: Collecting | None = None
+    transform: Callable[[Any], Any] | None = None
+
+    def around(self, take: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Returns ``take`` with the options around it, but for ``moving``."""
+        if self.collecting is not None:
+            take = functools.partial(self.collecting.next, take)
+        if self.transform is not None:
+            take = functools.partial(_transformed, self.transform, take)
+        return take
+
+    def moved(self, take: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Returns ``take`` with all options around it: a batch is moved when it is asked for."""
+        return self.around(take if self.moving is None else functools.partial(_moved, self.moving, take))
+
+    def begin_epoch(self, loader: Any) -> None:
+        """Begins another epoch of the same iterator."""
+        if self.moving is not None:
+            self.moving.begin_epoch()
+        if self.collecting is not None:
+            self.collecting.begin_epoch(loader)
+
+    @property
+    def counters(self) -> Callable[[], dict[str, int]]:
+        """Returns what a report counts of the options. A report keeps it: it does not lead to the loader."""
+        return dict if self.moving is None else self.moving.counts
+
+
+def _moved(moving: Moving, take: Callable[[Any], Any], iterator: Any) -> Any:
+    return moving.place_next(functools.partial(take, iterator))
+
+
+def _transformed(transform: Callable[[Any], Any], take: Callable[[Any], Any], iterator: Any) -> Any:
+    batch = take(iterator)
+    try:
+        return transform(batch)
+    except StopIteration as error:
+        # To the caller that would be the end of the epoch.
+        raise RuntimeError("device_transform raised StopIteration") from error
+
+
+class LoaderIterator(Pausing):
+    """The part that iterators with and without workers share. Stands before a class of torch's."""
+
+    _dataset: Any
+    _num_workers: int
+    _num_yielded: int
+    _profile_name: str
+    _IterableDataset_len_called: int | None
+
+    def __next__(self) -> Any:
+        """Returns the next batch. MIRRORS torch dataloader.py::_BaseDataLoaderIter.__next__."""
+        if internals.BaseIterator.__next__ is not internals.next_of_iterator:
+            # Tools put their own there, which call `_next_data`.
+            return super().__next__()  # type: ignore[misc]
+        # The profiler's record takes longer than a small batch.
+        if internals.profiler_enabled():
+            with torch.autograd.profiler.record_function(self._profile_name):
+                data = self._take_next(self)
+        else:
+            data = self._take_next(self)
+        self._num_yielded += 1
+        if self._IterableDataset_len_called is not None:
+            self._check_length(self._IterableDataset_len_called)
+        return data
+
+    def _next_data(self) -> Any:
+        return self._take_next(self)
+
+    def _check_length(self, length: int) -> None:
+        if self._num_yielded <= length:
+            return
+        message = (
+            f"Length of IterableDataset {self._dataset} was reported to be {length}"
+            f"(when accessing len(dataloader)), but {self._num_yielded} samples have been fetched. "
+        )
+        if self._num_workers > 0:
+            message += (
+                "For multiprocessing data-loading, this could be caused by not properly configuring the "
+                "IterableDataset replica at each worker. Please see "
+                "https://pytorch.org/docs/stable/data.html#torch.utils.data.IterableDataset for examples."
+            )
+        warnings.warn(message, stacklevel=3)

@@ -1,0 +1,236 @@
+"""Makes the iterator of a loader, and notes the path that it takes."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ringloader._dispatch.dataset import Dispatch
+from ringloader._iterator import forgotten_epoch
+from ringloader._iterator.base import Delivery
+from ringloader._options import conflicts
+from ringloader._options.checks import THREAD
+from ringloader._options.table import TABLE, Options
+from ringloader._pool import pool
+from ringloader._report import report
+from ringloader._torch import devices, internals, select_path
+from ringloader._torch.select_path import Reason
+from ringloader._worker.options import WorkerOption
+
+
+def make_iterator(loader: Any, options: Options, without_ours: Any, fall_back: Callable[[], Any]) -> Any:
+    """Returns an iterator of any torch loader, and notes the path that it takes.
+
+    Args:
+        loader: A ``torch.utils.data.DataLoader``.
+        options: Its options.
+        without_ours: ``DataLoader._get_iterator`` without our hook: torch's own, or a replacement.
+        fall_back: Makes torch's iterator. It may come to a hook further down, beneath a wrapper, which takes
+            another path and notes that one.
+
+    Raises:
+        ValueError: If options do not go with the loader.
+        RuntimeError: If an option cannot take effect, because torch's loader must run whole.
+    """
+    if options.device is not None and internals.is_in_worker():
+        # A loader that a dataset has. Workers have no device, and what they send is moved in the end.
+        options = dataclasses.replace(options, device=None, device_transform=None)
+    conflicts.check(loader, options)
+    forgotten_epoch.note(loader)
+    if loader.num_workers == 0:
+        reason = select_path.reason_against_own_iterator(without_ours)
+        if reason is None:
+            return _without_workers(loader, options)
+    elif options.worker_method == THREAD:
+        why_not = select_path.reason_against_threads(loader, without_ours)
+        if why_not is not None:
+            raise RuntimeError(f"worker_method='thread' cannot be had: {why_not}; leave worker_method out")
+        return _with_threads(loader, options)
+    else:
+        reason = select_path.reason_for_torch(loader, without_ours)
+        if reason is None:
+            made = _with_processes(loader, options)
+            if not isinstance(made, Reason):
+                return made
+            reason = made
+    return _torchs(loader, options, reason, fall_back)
+
+
+def make_as_far_as_it_fits(
+    loader: Any, options: Options, without_ours: Any, fall_back: Callable[[], Any]
+) -> Any:
+    """Returns an iterator as :func:`make_iterator` does, for options that were meant for all loaders.
+
+    How the workers of ``loader`` are started, and where its batches go, is its own to say: an option that
+    does not go with that is left aside, and the note says which and why.
+    """
+    options, aside = conflicts.fitting(loader, options)
+    made = make_iterator(loader, options, without_ours, fall_back)
+    for text in aside:
+        report.add(loader, text)
+    return made
+
+
+def _torchs(loader: Any, options: Options, reason: Reason, fall_back: Callable[[], Any]) -> Any:
+    """Returns torch's own iterator, with the options that work there."""
+    from ringloader._iterator.torchs import TorchsIterator
+
+    before = report.noted(loader)
+    _check_for_torchs(loader, options, reason.text)
+    iterator = fall_back()
+    if report.noted(loader) is not before:
+        # A hook further down has seen to it.
+        return iterator
+    if reason.warning is not None:
+        select_path.say_once(reason.warning)
+    for name in options.changed():
+        if TABLE[name].on_torchs == "is left out" and loader.num_workers > 0:
+            select_path.say_once(f"{name} has no effect where torch's own loader runs")
+    delivery = _delivery(loader, options)
+    if delivery != Delivery():
+        iterator = TorchsIterator(iterator, delivery)
+    report.record(loader, iterator, "torch", reason.text, delivery.counters)
+    return iterator
+
+
+def _check_for_torchs(loader: Any, options: Options, reason: str) -> None:
+    """Raises for options without which torch's own loader would give other batches."""
+    names = [name for name in options.changed() if TABLE[name].on_torchs == "is an error"]
+    if loader.num_workers == 0:
+        # Without workers it means nothing.
+        names = [name for name in names if name not in ("worker_method", "reseed_workers")]
+    if isinstance(loader.dataset, Dispatch) and loader.num_workers > 0:
+        names.append("a Dispatch as dataset")
+    if names:
+        raise RuntimeError(
+            f"{' and '.join(names)} cannot take effect where torch's own loader runs: {reason}"
+        )
+
+
+def _delivery(loader: Any, options: Options) -> Delivery:
+    """Returns the options that take part when a batch is handed out. The first epoch begins by it."""
+    if not options.changed():
+        return Delivery()
+    from ringloader._options import on_error
+    from ringloader._placement.device import Moving
+
+    device = devices.resolve(options.device)
+    collecting = on_error.collecting_for(loader, options)
+    if device is None:
+        return Delivery(collecting=collecting, transform=options.device_transform)
+    transform = options.device_transform
+    if collecting is not None:
+        transform = on_error.through(transform)
+    return Delivery(Moving(device, options.device_prefetch, transform), collecting)
+
+
+def _fetch_options(loader: Any, options: Options) -> tuple[WorkerOption, ...]:
+    """Returns the options that take part where batches are made: in workers, or without them here."""
+    from ringloader._options import on_error
+    from ringloader._worker import gather
+
+    handling = on_error.handling_for(options)
+    return (
+        *((gather.Gather(),) if gather.is_of_arrays(loader) else ()),
+        *(() if handling is None else (handling,)),
+    )
+
+
+def _worker_options(loader: Any, options: Options) -> tuple[WorkerOption, ...]:
+    """Returns the options that workers ask. The first epoch is counted by it."""
+    from ringloader._options import epochs
+
+    epoch = epochs.option_for(loader, options)
+    return (*_fetch_options(loader, options), *(() if epoch is None else (epoch,)))
+
+
+def _without_workers(loader: Any, options: Options) -> Any:
+    from ringloader._iterator.without_workers import SingleProcessIterator
+    from ringloader._options import epochs
+
+    delivery = _delivery(loader, options)
+    epoch = epochs.option_for(loader, options)
+    made = SingleProcessIterator(loader, _fetch_options(loader, options), epoch, delivery)
+    report.record(loader, made, "torch", "num_workers is 0", delivery.counters)
+    return made
+
+
+def _with_threads(loader: Any, options: Options) -> Any:
+    from ringloader._iterator.with_workers import WorkersIterator
+    from ringloader._transport import threads
+
+    delivery = _delivery(loader, options)
+    transport = threads.make_transport(loader, _worker_options(loader, options), options.watchdog)
+    made = WorkersIterator(loader, transport, delivery)
+    counters = functools.partial(_counters, transport, delivery.counters)
+    report.record(loader, made, "threads", "native scheduling, with threads for workers", counters)
+    return made
+
+
+def _with_processes(loader: Any, options: Options) -> Any:
+    """Returns an iterator with worker processes, or the reason why torch's loader must run whole."""
+    from ringloader._start import processes
+
+    with processes.one_start_at_a_time():
+        return _with_processes_alone(loader, options)
+
+
+def _with_processes_alone(loader: Any, options: Options) -> Any:
+    from ringloader._iterator.restarting import Restarting
+    from ringloader._iterator.with_workers import WorkersIterator
+    from ringloader._options import epochs
+    from ringloader._transport import budget, processes
+
+    delivery = _delivery(loader, options)
+    worker_options = _worker_options(loader, options)
+    lease = None
+    try:
+        if options.worker_pool is not None and pool.takes(options.worker_pool, loader):
+            worker_options = (*epochs.telling_for(loader), *worker_options)
+            # Before the memory, which a process that is forked now would have too.
+            lease = options.worker_pool._lend(loader)
+        transport = processes.make_transport(
+            loader,
+            options.max_shared_bytes,
+            worker_options,
+            None if delivery.moving is None else delivery.moving.device_type,
+            lease,
+            options.watchdog,
+        )
+    except (OSError, ValueError) as error:
+        if lease is not None:
+            lease.close()
+        if _is_for_descriptors(error):
+            # torch's transport needs no fewer of them, and leaves workers behind where its start fails.
+            raise
+        reason = f"shared memory could not be had: {error}{budget.limits_behind(error)}"
+        return Reason(reason, f"{reason}; batches travel by torch's own transport")
+    if delivery.moving is not None:
+        delivery.moving.find_registrations = transport.registrations
+    restarting = None
+    if options.restart_workers:
+        is_iterable = loader._dataset_kind == internals.ITERABLE
+        restarting = Restarting(options.restart_workers, is_iterable, transport)
+    try:
+        made = WorkersIterator(loader, transport, delivery, options.main_prefetch, restarting)
+    except OSError as error:
+        _is_for_descriptors(error)
+        raise
+    counters = functools.partial(_counters, transport, delivery.counters)
+    report.record(loader, made, "native", "native scheduling over shared-memory rings", counters)
+    return made
+
+
+def _is_for_descriptors(error: Exception) -> bool:
+    """True if too many files are open, which the error then says to the user."""
+    if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
+        return False
+    error.add_note("Too few file descriptors are left: raise the limit (ulimit -n), or use fewer workers.")
+    return True
+
+
+def _counters(transport: Any, others: Callable[[], Mapping[str, int]]) -> Mapping[str, int]:
+    return {**transport.counters(), **others()}

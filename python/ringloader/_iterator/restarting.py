@@ -1,0 +1,87 @@
+"""``restart_workers=``: how many workers that were lost get a successor, and what is said of it."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from ringloader._options import overdue
+from ringloader._transport.processes import ProcessTransport
+
+_logger = logging.getLogger("ringloader")
+
+
+class Restarting:
+    """The restarts of an iterator's epoch.
+
+    Args:
+        most: Restarts in an epoch, of all workers together.
+        is_iterable: Whether the dataset is one whose workers cannot go on where they were.
+        transport: The iterator's. Its workers were not started yet.
+    """
+
+    def __init__(self, most: int, is_iterable: bool, transport: ProcessTransport) -> None:
+        self._most = most
+        self._transport = transport
+        transport.keep_work()
+        self._left = most
+        self._is_iterable = is_iterable
+
+    def begin_epoch(self) -> None:
+        """All restarts are there again."""
+        self._left = self._most
+
+    def successor(self, lost: Any, worker: int, in_hand: overdue.Late | None) -> Any:
+        """The process of a worker's successor, which runs; None if there may be none.
+
+        Args:
+            lost: The process that has ended.
+            worker: The worker's number.
+            in_hand: What it was in.
+        """
+        if not self._transport.may_restart(worker):
+            return None
+        running = self._transport.process_of(worker)
+        if running is not lost:
+            # A signal handler raised between its start and its caller's note of it.
+            return running
+        lost.join(1.0)
+        if self._left == 0 or self._is_iterable or not self._transport.is_deserted(worker):
+            return None
+        self._left -= 1
+        self._say(lost, worker, in_hand)
+        return self._transport.restart(worker)
+
+    def list_all(self, workers: list[Any]) -> None:
+        """Has the list of an iterator's processes name each successor, so that none is left at its end."""
+        for worker in range(len(workers)):
+            running = self._transport.process_of(worker)
+            if running is not None:
+                workers[worker] = running
+
+    def why_not(self, worker: int) -> str:
+        """Why one got none, for its error."""
+        if not self._transport.may_restart(worker):
+            return "restart_workers: the start of a successor has failed or was interrupted"
+        if self._is_iterable:
+            return "restart_workers: an IterableDataset is not restarted, which would begin its part again"
+        if self._left == 0:
+            return f"restart_workers={self._most}: all restarts of this epoch are used"
+        return (
+            "restart_workers: a process that the worker forked still has the worker's memory, which a "
+            "successor would fill; have such processes end with the worker"
+        )
+
+    def _say(self, lost: Any, worker: int, in_hand: overdue.Late | None) -> None:
+        code = lost.exitcode
+        how = f"was killed by signal {-code}" if code is not None and code < 0 else f"exited with code {code}"
+        where = "outside of a batch" if in_hand is None else f"in {overdue.batch(*in_hand[1:])}"
+        _logger.warning(
+            "DataLoader worker %d (pid %s) %s %s; it is restarted, and its tasks are done again "
+            "(%d more restarts in this epoch)",
+            worker,
+            lost.pid,
+            how,
+            where,
+            self._left,
+        )

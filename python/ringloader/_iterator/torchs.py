@@ -1,0 +1,56 @@
+"""torch's own iterator, where torch's loader runs whole, with the options that work there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ringloader._iterator import pausing
+from ringloader._iterator.base import Delivery
+from ringloader._iterator.pausing import Pausing
+
+
+class TorchsIterator(Pausing):
+    """Stands in front of an iterator that torch, or other code, has made.
+
+    Args:
+        iterator: The iterator. ``isinstance`` takes this object for one of its class.
+        delivery: Options that take part when a batch is handed out.
+    """
+
+    def __init__(self, iterator: Any, delivery: Delivery) -> None:
+        self._iterator = iterator
+        self._delivery = delivery
+        self._take_next = delivery.moved(_next_of)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return type(self._iterator)
+
+    def __iter__(self) -> Any:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            return self._take_next(self)
+        except Exception:
+            # An iterator of torch's finds the end of its workers, and takes it for a loss.
+            pausing.raise_if_ended(self)
+            raise
+
+    def __len__(self) -> int:
+        return len(self._iterator)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._iterator, name)
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        """Begins another epoch of persistent workers."""
+        self._remove_gate()
+        if self._delivery.moving is not None:
+            self._delivery.moving.abandon()
+        self._delivery.begin_epoch(loader)
+        self._iterator._reset(loader, first_iter)
+
+
+def _next_of(iterator: TorchsIterator) -> Any:
+    return next(iterator._iterator)

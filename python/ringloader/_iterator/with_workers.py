@@ -1,0 +1,268 @@
+"""The iterator of a loader with workers: processes or threads, by its transport."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import ringloader._native as _native
+from ringloader._iterator import forgotten_epoch
+from ringloader._iterator.base import Delivery, LoaderIterator
+from ringloader._iterator.restarting import Restarting
+from ringloader._options import epochs, overdue
+from ringloader._placement import decoding, lookahead, pinning
+from ringloader._placement.lookahead import Placement
+from ringloader._sources import samplers
+from ringloader._torch import accelerator, data_pipes, internals, versions
+from ringloader._transport.protocol import Transport
+from ringloader._worker.loop import Resume, Work
+
+if TYPE_CHECKING:
+    # torch's iterator is untyped, so only a base shows mypy what the scheduler calls.
+    _SchedulerCallbacks = _native.SchedulerCallbacks
+else:
+    _SchedulerCallbacks = object
+
+
+class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks):  # type: ignore[misc]
+    """An iterator that reads the sampler, hands out tasks, reorders and waits natively.
+
+    MIRRORS torch dataloader.py::_MultiProcessingDataLoaderIter, its base class: draws, warnings, the order of
+    starts and the attributes that frameworks read are torch's.
+
+    Args:
+        loader: The loader.
+        transport: Starts the workers, and carries tasks and batches.
+        delivery: Options that take part when a batch is handed out.
+        main_prefetch: Batches that a thread decodes before their turn, at most.
+        restarting: Starts successors of workers that were lost.
+    """
+
+    # The module itself: an iterator that lives on while modules are torn down finds their names None.
+    _torch_utils = internals.utils_module
+    _scheduler: _native.Scheduler | _native.ThreadScheduler
+    # Brings batches to where they are needed.
+    _placement: Placement | None = None
+    # Ends the placement. A native function: its call is not interrupted.
+    _close_placed: Callable[[], None] | None = None
+    # The epoch that `set_epoch` named since the last one began.
+    _epoch_to_tell: int | None = None
+    # torch's registry of processes is not used: it would raise in unrelated code, before batches that a dead
+    # worker has committed are taken.
+    _worker_pids_set = False
+    _shutdown = False
+
+    def __init__(
+        self,
+        loader: Any,
+        transport: Transport,
+        delivery: Delivery,
+        main_prefetch: int = 0,
+        restarting: Restarting | None = None,
+    ) -> None:
+        self._transport = transport
+        self._delivery = delivery
+        self._main_prefetch = main_prefetch
+        self._restarting = restarting
+        self._workers: list[Any] = []
+        self._workers_status = [True] * loader.num_workers
+        self._persistent_workers = loader.persistent_workers
+        try:
+            loader.check_worker_number_rationality()
+            internals.BaseIterator.__init__(self, loader)
+            if delivery.moving is not None:
+                self._pin_memory = False
+            self._prefetch_factor = loader.prefetch_factor
+            if self._prefetch_factor <= 0:
+                raise AssertionError(
+                    "prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter"
+                )
+            self._in_order = loader.in_order
+            self._worker_init_fn = data_pipes.init_fn_for(self, loader.worker_init_fn)
+            self._start_workers()
+            self._reset(loader, first_iter=True)
+        except BaseException:
+            self._shutdown_workers()
+            raise
+        # Analysers of traces look for it.
+        self._profile_name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+
+    def _start_workers(self) -> None:
+        for worker in range(self._num_workers):
+            work = Work(
+                self._dataset_kind,
+                self._dataset,
+                self._auto_collation,
+                self._collate_fn,
+                self._drop_last,
+                self._base_seed,
+                self._worker_init_fn,
+                worker,
+                self._num_workers,
+                self._shared_seed,
+                (),
+            )
+            self._workers.append(self._transport.start(work))
+        if self._persistent_workers and hasattr(self, "_register_persistent_workers_atexit"):
+            self._register_persistent_workers_atexit()
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        self._remove_gate()
+        internals.BaseIterator._reset(self, loader, first_iter)
+        self._workers_status = [True] * self._num_workers
+        source = samplers.index_source(self._index_sampler)
+        if first_iter:
+            self._scheduler = self._make_scheduler(source)
+            self._take_next = self._delivery.around(self._taking())
+        else:
+            forgotten_epoch.note(loader)
+            epoch = epochs.resume(self, loader)
+            self._delivery.begin_epoch(loader)
+            if self._restarting is not None:
+                self._restarting.begin_epoch()
+            # Behind the tasks of an abandoned epoch, which still run, as torch's do. They are not waited for:
+            # their results are told by their epoch.
+            for worker in range(self._num_workers):
+                self._transport.send(worker, Resume(self._shared_seed, epoch))
+            if self._placement is not None:
+                self._scheduler.forget_placed(self._placement)
+            self._scheduler.reset(source)
+        for _ in range(self._prefetch_factor * self._num_workers):
+            self._scheduler.put_index(self)
+
+    def _make_scheduler(self, source: _native.IndexSource) -> Any:
+        made = self._transport.scheduler(
+            self._transport.engine,
+            source,
+            self._num_workers,
+            self._prefetch_factor,
+            _order(self._in_order),
+            self._dataset_kind == internals.ITERABLE,
+            self._timeout,
+        )
+        if self._restarting is not None:
+            made.keep_sent()
+        watchdog = self._transport.watchdog
+        if watchdog is not None and watchdog.seconds is not None:
+            made.watch(watchdog.seconds)
+        return made
+
+    def _taking(self) -> Callable[[Any], Any]:
+        """Returns the function that gives the next batch, from where it is needed."""
+        self._placement = self._make_placement()
+        if self._placement is None:
+            return self._scheduler.next
+        prepare = functools.partial(lookahead.prepare, self._placement)
+        self._close_placed = functools.partial(self._scheduler.close_placed, self._placement)
+        return functools.partial(self._scheduler.next_placed, self._placement, prepare)
+
+    def _make_placement(self) -> Placement | None:
+        if self._delivery.moving is not None:
+            return self._delivery.moving
+        if self._pin_memory:
+            return pinning.Pinning(self._pin_memory_device, accelerator.current_device_index())
+        return decoding.Decoding(self._main_prefetch) if self._main_prefetch else None
+
+    def _try_put_index(self) -> None:
+        self._scheduler.put_index(self)
+
+    def _take_committed(self) -> None:
+        """Takes what the workers have committed, and keeps it until its turn, so that none waits for room."""
+        if not self._shutdown:
+            self._scheduler.take_committed()
+
+    def _note_exhausted(self, worker_id: int) -> None:
+        """Notes the end of a worker's iterable dataset. MIRRORS torch dataloader.py::_next_data."""
+        self._workers_status[worker_id] = False
+        if not self._persistent_workers:
+            self._transport.send(worker_id, None)
+
+    def _end_epoch(self) -> None:
+        if not self._persistent_workers:
+            self._shutdown_workers()
+
+    def _shutdown_workers(self) -> None:
+        """Ends the workers. MIRRORS torch dataloader.py::_MultiProcessingDataLoaderIter._shutdown_workers."""
+        if self._transport.is_inherited():
+            # A forked child has this iterator from its parent, whose workers and memory they are.
+            return
+        try:
+            # True, or None while modules are torn down: the interpreter exits.
+            if not self._shutdown and getattr(self._torch_utils, "python_exit_status", None) is False:
+                if self._restarting is not None:
+                    self._restarting.list_all(self._workers)
+                self._shutdown = True
+                self._transport.end(self._workers, self._is_to_be_told)
+        finally:
+            try:
+                # Before the memory goes that batches are copied from. Behind the end of the workers: by then
+                # no other thread waits for one of their batches.
+                if self._close_placed is not None:
+                    self._close_placed()
+            finally:
+                if self._shutdown:
+                    self._transport.close(may_keep=not self._persistent_workers)
+
+    def _is_to_be_told(self, worker: int) -> bool:
+        """True for a worker that is still to be told to end, which this notes."""
+        status, self._workers_status[worker] = self._workers_status[worker], False
+        return status or self._persistent_workers
+
+    def _stop(self, message: str) -> None:
+        self._scheduler.stop(message)
+        if self._placement is not None:
+            self._placement.stop()
+
+    def _raise_timeout(self, late: list[overdue.Late]) -> NoReturn:
+        error = RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
+        try:
+            overdue.add_notes(error, self._workers, late)
+            if self._transport.watchdog is not None:
+                self._transport.watchdog.add_notes(error, self._workers, late)
+            raise error
+        finally:
+            # In a local variable the error, and with it this frame, would keep the iterator.
+            del error
+
+    def _note_wait(self, seconds: float, owing: list[overdue.Late]) -> None:
+        if self._transport.watchdog is not None:
+            self._transport.watchdog.say(seconds, self._workers, owing)
+
+    def _replace_lost(self, worker_id: int, in_hand: overdue.Late | None) -> bool:
+        """Starts a successor of a worker that has ended, if there may be one."""
+        successor = None
+        if self._restarting is not None:
+            successor = self._restarting.successor(self._workers[worker_id], worker_id, in_hand)
+        if successor is None:
+            return False
+        self._workers[worker_id] = successor
+        return True
+
+    def _raise_lost(self, worker_id: int, in_hand: overdue.Late | None) -> NoReturn:
+        """Raises for a worker that has ended and should not have."""
+        self._transport.sound = False
+        self._workers_status[worker_id] = False
+        why_not = () if self._restarting is None else (self._restarting.why_not(worker_id),)
+        handle = self._workers[worker_id]
+        raise self._transport.error_of_lost(worker_id, handle, in_hand, *why_not)
+
+    @property
+    def _send_idx(self) -> int:
+        return self._scheduler.positions().sent
+
+    @property
+    def _rcvd_idx(self) -> int:
+        return self._scheduler.positions().received
+
+    @property
+    def _tasks_outstanding(self) -> int:
+        return self._scheduler.positions().outstanding
+
+
+def _order(in_order: bool) -> _native.Order:
+    if in_order:
+        return _native.Order.IN_ORDER
+    if versions.counts_tasks_per_worker():
+        return _native.Order.AS_COMPLETED
+    return _native.Order.AS_COMPLETED_ROUND_ROBIN

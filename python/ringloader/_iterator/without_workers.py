@@ -1,0 +1,64 @@
+"""The iterator of a loader without workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ringloader._iterator.base import Delivery, LoaderIterator
+from ringloader._options.epochs import EpochOption
+from ringloader._torch import data_pipes, internals
+from ringloader._worker import options as worker_options
+from ringloader._worker.options import WorkerOption
+
+
+class SingleProcessIterator(LoaderIterator, internals.SingleIterator):  # type: ignore[misc]
+    """An iterator that asks the dataset in the caller's process, as torch's does, with the options around.
+
+    MIRRORS torch dataloader.py::_SingleProcessDataLoaderIter, its base class.
+
+    Args:
+        loader: The loader.
+        options: The options that workers would ask.
+        epoch: Begins epochs; None if nothing is to be done then.
+        delivery: Options that take part when a batch is handed out.
+    """
+
+    def __init__(
+        self, loader: Any, options: Sequence[WorkerOption], epoch: EpochOption | None, delivery: Delivery
+    ) -> None:
+        internals.BaseIterator.__init__(self, loader)
+        # Analysers of traces look for it.
+        self._profile_name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+        if self._timeout != 0:
+            raise AssertionError("_SingleProcessDataLoaderIter requires timeout == 0")
+        if delivery.moving is not None:
+            self._pin_memory = False
+        data_pipes.shard(self)
+        if epoch is not None:
+            options = (_BeginsAsWorker(epoch, self._base_seed), *options)
+        self._dataset_fetcher = worker_options.begin_epoch(
+            options, self._torchs_fetcher, self._dataset, self._dataset_kind == internals.ITERABLE
+        )
+        self._take_next = delivery.moved(internals.SingleIterator._next_data)
+
+    def _torchs_fetcher(self, dataset: Any) -> Any:
+        return worker_options.torchs_fetcher(
+            self._dataset_kind, dataset, self._auto_collation, self._collate_fn, self._drop_last
+        )
+
+    def _stop(self, _message: str) -> None:
+        # As the end of workers does, it lets go of the dataset's iterator.
+        del self._dataset_fetcher
+
+
+class _BeginsAsWorker(WorkerOption):
+    """Begins an epoch as in a single worker: code that shares a dataset out then reads all of it."""
+
+    def __init__(self, epoch: EpochOption, base_seed: int) -> None:
+        self._epoch = epoch
+        self._base_seed = base_seed
+
+    def begin(self, dataset: Any) -> Any:
+        info = internals.WorkerInfo(id=0, num_workers=1, seed=self._base_seed, dataset=dataset)
+        return self._epoch.begin_as(info, self._base_seed, dataset)

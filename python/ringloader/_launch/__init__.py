@@ -1,1 +1,0 @@
-"""How worker processes begin."""

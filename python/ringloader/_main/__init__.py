@@ -1,1 +1,0 @@
-"""What runs in the main process, behind the loader."""

@@ -1,0 +1,145 @@
+"""Checks of options that need no torch. Each is called with the option's name and its value.
+
+Raises:
+    TypeError: If a value has the wrong type.
+    ValueError: If a value is out of range, or options exclude each other.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ringloader.bad_samples as bad_samples
+
+# The values of `worker_method`, in torch's words.
+THREAD = "thread"
+_METHODS = ("multiprocessing", THREAD)
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def positive_int_or_none(name: str, value: Any) -> None:
+    if value is None:
+        return
+    if not _is_int(value):
+        raise TypeError(f"{name} must be an int or None, not {value!r}")
+    if value <= 0:
+        raise ValueError(f"{name} must be positive, not {value}")
+
+
+def int_from_0(name: str, value: Any) -> None:
+    if not _is_int(value):
+        raise TypeError(f"{name} must be an int, not {value!r}")
+    if value < 0:
+        raise ValueError(f"{name} must be 0 or more, not {value}")
+
+
+def int_from_0_or_none(name: str, value: Any) -> None:
+    if value is None:
+        return
+    if not _is_int(value):
+        raise TypeError(f"{name} must be an int or None, not {value!r}")
+    int_from_0(name, value)
+
+
+def callable_or_none(name: str, value: Any) -> None:
+    if isinstance(value, str):
+        raise TypeError(
+            f"{name} must be a callable, which no text can name, not {value!r}: pass the function itself to "
+            "DataLoader, install() or convert()"
+        )
+    if value is not None and not callable(value):
+        raise TypeError(f"{name} must be a callable or None, not {value!r}")
+
+
+def boolean(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be a bool, not {value!r}")
+
+
+def device(name: str, value: Any) -> None:
+    # Without importing torch.
+    is_device = (type(value).__module__, type(value).__qualname__) == ("torch", "device")
+    if value is None or isinstance(value, str) or is_device:
+        return
+    if not _is_int(value):
+        raise TypeError(
+            f"{name} must be a torch.device, a string ('cuda:0', or 'auto'), an index or None, not {value!r}"
+        )
+    if value < 0:
+        raise ValueError(f"{name} must be an index of 0 or more, not {value}")
+
+
+def worker_pool(name: str, value: Any) -> None:
+    if isinstance(value, str):
+        raise TypeError(
+            f"{name} must be a ringloader.WorkerPool, which no text can name, not {value!r}: pass the pool "
+            "itself to DataLoader, install() or convert()"
+        )
+    if value is not None and getattr(type(value), "_is_worker_pool", None) is not True:
+        raise TypeError(f"{name} must be a ringloader.WorkerPool or None, not {value!r}")
+
+
+def worker_method(name: str, value: Any) -> None:
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be one of {_METHODS}, not {value!r}")
+    if value not in _METHODS:
+        raise ValueError(f"{name} must be one of {_METHODS}, not {value!r}")
+
+
+def last_batch(name: str, value: Any) -> None:
+    if value not in (None, "keep", "discard", "rollover"):
+        raise ValueError(f"{name} must be 'keep', 'discard', 'rollover' or None, not {value!r}")
+
+
+def seed(name: str, value: Any) -> None:
+    if value is None:
+        return
+    if not _is_int(value):
+        raise TypeError(f"{name} must be an int or None, not {value!r}")
+    if not 0 <= value < 1 << 64:
+        raise ValueError(f"{name} must be from 0 up to and without {1 << 64}, not {value}")
+
+
+def seconds_or_none(name: str, value: Any) -> None:
+    if value is None:
+        return
+    if not isinstance(value, float) and not _is_int(value):
+        raise TypeError(f"{name} must be a number of seconds or None, not {value!r}")
+    if not value > 0:
+        raise ValueError(f"{name} must be positive, not {value}: leave it out to have none")
+
+
+def together(options: Any) -> None:
+    """Checks options that exclude each other, or need another one."""
+    if options.device_transform is not None and options.device is None:
+        raise ValueError("device_transform needs device: pass the device that its batches are to be on")
+    if options.main_prefetch and options.device is not None:
+        raise ValueError(
+            f"main_prefetch={options.main_prefetch} and device={options.device!r} do not go together: "
+            "batches for a device are prepared before their turn anyway; say with device_prefetch how many"
+        )
+    if options.worker_method == THREAD:
+        for name, why in _NOT_WITH_THREADS.items():
+            value = getattr(options, name)
+            if value:
+                raise ValueError(
+                    f"worker_method={THREAD!r} and {name}={value!r} do not go together: {why}; leave one of "
+                    "them out"
+                )
+    if options.seed is not None and options.worker_reset_fn is None and not options.reseed_workers:
+        raise ValueError(
+            f"seed={options.seed} has no effect without worker_reset_fn or reseed_workers=True: for the "
+            "order of the samples, pass torch's generator"
+        )
+    bad_samples.check_max_errors(options.on_error, options.max_errors)
+
+
+_NOT_WITH_THREADS = {
+    "max_shared_bytes": "threads need no shared memory",
+    "main_prefetch": "what threads make needs no decoding",
+    "worker_pool": "a pool has processes",
+    "restart_workers": "a thread is lost only with the process",
+}

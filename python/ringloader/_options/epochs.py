@@ -1,0 +1,247 @@
+"""``set_epoch``, ``worker_reset_fn``, ``reseed_workers``: the work of options when an epoch begins."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy
+import torch
+import torch.distributed
+from torch.utils.data import ChainDataset, ConcatDataset, StackDataset, Subset, get_worker_info
+
+from ringloader._common.weak_registry import WeakRegistry
+from ringloader._options.table import Options
+from ringloader._torch import select_path
+from ringloader._worker.options import WorkerOption
+from ringloader.seeds import Seeds
+
+
+def epoch_listeners(dataset: Any) -> list[Any]:
+    """Returns the datasets with a ``set_epoch`` in ``dataset``, each once.
+
+    A dataset with a ``set_epoch`` of its own is told alone. Below one without, torch's wrapping datasets are
+    searched: ``Subset``, ``ConcatDataset``, ``ChainDataset`` and ``StackDataset``.
+    """
+    found: list[Any] = []
+    seen: set[int] = set()
+    pending = [dataset]
+    while pending:
+        one = pending.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if hasattr(one, "set_epoch"):
+            found.append(one)
+        elif isinstance(one, Subset):
+            pending.append(one.dataset)
+        elif isinstance(one, (ConcatDataset, ChainDataset, StackDataset)):
+            inner: Any = one.datasets
+            parts = list(inner.values() if isinstance(inner, Mapping) else inner)
+            pending.extend(reversed(parts))
+    return found
+
+
+# Called with the dataset, torch's worker info and the seeds; returns the dataset for the epoch, or None.
+ResetFn = Callable[[Any, Any, Seeds], Any]
+
+
+class EpochOption(WorkerOption):
+    """Tells the dataset the epoch, sets generators anew, calls ``worker_reset_fn``: where it was asked for.
+
+    Args:
+        reset_fn: The user's function.
+        reseeds: Whether the generators of python, numpy and torch are set anew; in a thread, its own three.
+        seed: What the seeds come from; None for torch's base seed.
+        epoch: The first epoch. Those that follow count up, until :meth:`tell` says another.
+        rank: This process's, or that of the main process.
+        world_size: How many ranks there are.
+    """
+
+    def __init__(
+        self,
+        reset_fn: ResetFn | None = None,
+        reseeds: bool = False,
+        seed: int | None = None,
+        epoch: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        self._reset_fn = reset_fn
+        self._reseeds = reseeds
+        self._seed = seed
+        self._epoch = epoch
+        self._rank = rank
+        self._world_size = world_size
+        self._told = False
+
+    def tell(self, epoch: int, is_told: bool) -> None:
+        """Sets the number of the next epoch. The dataset is told when it begins."""
+        self._epoch = epoch
+        self._told = not is_told
+
+    def count_from(self, epoch: int) -> None:
+        """Sets the number of the next epoch without telling the dataset."""
+        self._epoch = epoch
+
+    def begin(self, dataset: Any) -> Any:
+        """Begins an epoch in a worker. Returns its dataset."""
+        info = get_worker_info()
+        assert info is not None
+        return self.begin_as(info, info.seed - info.id, dataset)
+
+    def begin_as(self, info: Any, base_seed: int, dataset: Any) -> Any:
+        """Begins an epoch as the worker that ``info`` describes, in any process."""
+        epoch, told, self._epoch, self._told = self._epoch, self._told, self._epoch + 1, False
+        for listener in epoch_listeners(dataset) if told else ():
+            listener.set_epoch(epoch)
+        if self._reset_fn is None and not self._reseeds:
+            return dataset
+        agreed = self._seed is not None or self._world_size == 1
+        seed = base_seed if self._seed is None else self._seed
+        seeds = Seeds(seed, epoch=epoch, rank=self._rank, shared_by_all=agreed).spawn(info.id)
+        if self._reseeds:
+            _set_generators(seeds, info)
+        if self._reset_fn is None:
+            return dataset
+        try:
+            returned = self._reset_fn(dataset, info, seeds)
+        except StopIteration as error:
+            # To torch's loop that would be the end of an iterable dataset.
+            raise RuntimeError("worker_reset_fn raised StopIteration") from error
+        return dataset if returned is None else returned
+
+
+class TellingOption(WorkerOption):
+    """Tells the dataset of a pool's process, which other loaders may have too, the epoch of one loader."""
+
+    def __init__(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def begin(self, dataset: Any) -> Any:
+        """Begins an epoch in a worker. Returns its dataset."""
+        for listener in epoch_listeners(dataset):
+            listener.set_epoch(self._epoch)
+        return dataset
+
+
+def _set_generators(seeds: Seeds, info: Any) -> None:
+    words = seeds.generator_words(10)
+    if getattr(info, "worker_method", None) == "thread":
+        # Its own: the global ones are the process's.
+        rng = info.rng
+        rng.random_generator.seed(_joined(words[:4]))
+        made = type(rng.numpy_generator.bit_generator)(words[4:8])
+        rng.numpy_generator.bit_generator.state = made.state
+        rng.torch_generator.manual_seed(_joined(words[8:]))
+        return
+    random.seed(_joined(words[:4]))
+    numpy.random.seed(words[4:8])
+    torch.manual_seed(_joined(words[8:]))
+
+
+def _joined(words: list[int]) -> int:
+    return int.from_bytes(b"".join(word.to_bytes(4, "little") for word in words), "little")
+
+
+# On a loader that counts: the epoch that begins next.
+_NEXT = "_ringloader_next_epoch"
+# On a loader: which epoch it told its dataset last; None for a pool's loader that did not.
+_TOLD = "_ringloader_told_epoch"
+# For each dataset, the epoch that it was told last, by any loader.
+_told_last: WeakRegistry[int] = WeakRegistry()
+
+
+def option_for(loader: Any, options: Options) -> EpochOption | None:
+    """Returns the option that begins epochs, if there is work to do then. It counts the first epoch."""
+    # Without workers the generators are the program's own.
+    reseeds = options.reseed_workers and loader.num_workers > 0
+    tells = loader.persistent_workers and loader.num_workers > 0 and bool(epoch_listeners(loader.dataset))
+    if options.worker_reset_fn is None and not reseeds and not tells:
+        return None
+    rank, world_size = _ranks()
+    epoch = _take_next(loader)
+    return EpochOption(options.worker_reset_fn, reseeds, options.seed, epoch, rank, world_size)
+
+
+def take_over(loader: Any) -> None:
+    """A new loader has the epoch that its dataset was told before: frameworks make loaders anew."""
+    if not hasattr(loader, _TOLD):
+        setattr(loader, _TOLD, _last_of(loader))
+
+
+def telling_for(loader: Any) -> tuple[TellingOption, ...]:
+    """For a pool's workers: the loader's own epoch, whatever their dataset was told before."""
+    take_over(loader)
+    told = getattr(loader, _TOLD)
+    if told is None and _last_of(loader) is not None:
+        # Another loader's epoch, which the dataset may have, is not this one's.
+        told = 0
+    return () if told is None else (TellingOption(told),)
+
+
+def _last_of(loader: Any) -> int | None:
+    if not _told_last:
+        return None
+    found = (_told_last.get(one) for one in epoch_listeners(loader.dataset))
+    return next((epoch for epoch in found if epoch is not None), None)
+
+
+def _ranks() -> tuple[int, int]:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    try:
+        rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    except (KeyError, ValueError):
+        return 0, 1
+    return (rank, world_size) if 0 <= rank < world_size else (0, 1)
+
+
+def _take_next(loader: Any) -> int:
+    epoch = int(getattr(loader, _NEXT, 0))
+    setattr(loader, _NEXT, epoch + 1)
+    return epoch
+
+
+def set_next(loader: Any, epoch: int) -> None:
+    """The next epoch of a loader is this one: samplers and the dataset are told, workers when it begins.
+
+    Raises:
+        TypeError: If it is no int.
+        ValueError: If it is negative.
+    """
+    if not isinstance(epoch, int) or isinstance(epoch, bool):
+        raise TypeError(f"epoch must be an int, not {epoch!r}")
+    if not 0 <= epoch < 1 << 32:
+        raise ValueError(f"epoch must be from 0 up to and without {1 << 32}, not {epoch}")
+    setattr(loader, _NEXT, epoch)
+    batch_sampler = loader.batch_sampler
+    samplers = (loader.sampler, batch_sampler, getattr(batch_sampler, "sampler", None))
+    datasets = epoch_listeners(loader.dataset)
+    listeners = [*(one for one in samplers if hasattr(one, "set_epoch")), *datasets]
+    distinct: dict[int, Any] = {id(one): one for one in listeners}
+    for one in distinct.values():
+        one.set_epoch(epoch)
+    for one in datasets:
+        _told_last.put(one, epoch)
+    if datasets:
+        setattr(loader, _TOLD, epoch)
+    # Workers of an iterator that is made from now on get the dataset as it is.
+    iterator = loader._iterator
+    if hasattr(iterator, "_transport"):
+        iterator._epoch_to_tell = epoch
+    elif iterator is not None and datasets:
+        select_path.say_once("set_epoch() does not reach persistent workers on torch's own path")
+
+
+def resume(iterator: Any, loader: Any) -> int | None:
+    """Counts another epoch of persistent workers. Returns its number if ``set_epoch`` was called for it."""
+    for option in iterator._transport.options:
+        if isinstance(option, EpochOption):
+            # Workers count on their own. A worker that is restarted has this one.
+            option.count_from(_take_next(loader))
+    told: int | None = iterator._epoch_to_tell
+    iterator._epoch_to_tell = None
+    return told

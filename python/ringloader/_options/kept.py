@@ -1,0 +1,70 @@
+"""The options that a loader keeps, as attributes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ringloader._options.table import TABLE, Options
+
+# The attribute of a converted loader that names its own attributes which have an option's name.
+THEIRS = "_ringloader_theirs"
+
+
+def options_of(loader: object) -> Options:
+    """Returns the options of ``loader`` as they are now."""
+    return Options(**kept_on(loader))
+
+
+def attribute(name: str) -> str:
+    """Returns the name of the attribute of a loader that has an option.
+
+    Private where a subclass is likely to have one of that name: ``device`` is the name of many.
+    """
+    return name if name == "max_shared_bytes" else f"_ringloader_{name}"
+
+
+def kept_on(loader: object) -> dict[str, Any]:
+    """Returns the options that ``loader`` has, by their names."""
+    ours = (name for name in TABLE if name not in theirs(loader) and hasattr(loader, attribute(name)))
+    return {name: getattr(loader, attribute(name)) for name in ours}
+
+
+def put_on(loader: object, options: Options) -> None:
+    """Sets all options on ``loader``, but for those whose attribute is its own."""
+    for name in TABLE:
+        if name not in theirs(loader):
+            setattr(loader, attribute(name), getattr(options, name))
+
+
+def put_attributes(loader: object, options: Options, before: Options | None = None) -> None:
+    """Sets an attribute with the name of each option, where code looks that makes such a loader anew.
+
+    Lightning reads the constructor's arguments from there. An attribute that a subclass or the program has
+    set stays.
+
+    Args:
+        loader: The loader.
+        options: The options that it has from now on.
+        before: The options that it had, whose attributes are replaced.
+    """
+    own = vars(loader)
+    for name in TABLE:
+        if name in theirs(loader):
+            continue
+        is_ours = before is not None and name in own and own[name] is getattr(before, name)
+        if is_ours or not hasattr(loader, name):
+            setattr(loader, name, getattr(options, name))
+
+
+def callables_of(loader: object) -> list[Any]:
+    """Returns the functions among the options of ``loader`` that its workers call."""
+    kept = kept_on(loader)
+    return [
+        kept[name] for name, about in TABLE.items() if about.is_called_in_workers and callable(kept.get(name))
+    ]
+
+
+def theirs(loader: object) -> tuple[str, ...]:
+    """Returns the options of a converted loader whose attribute is another thing of its own."""
+    found: tuple[str, ...] = getattr(loader, THEIRS, ())
+    return found

@@ -1,0 +1,508 @@
+"""``on_error=``: samples that raise, where batches are made, and in the main process.
+
+With :class:`Handling` each batch is a list: ``[batch]``; ``[batch, errors]`` where samples were bad; and
+``[None, errors, None]`` for one of which nothing is left. :class:`Collecting` takes it apart again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import gc
+import inspect
+import logging
+import operator
+import os
+import reprlib
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from types import GeneratorType
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import get_worker_info
+
+from ringloader._common import whole_errors
+from ringloader._common.weak_registry import WeakRegistry
+from ringloader._options import sent_bad_samples
+from ringloader._options.checks import THREAD
+from ringloader._options.table import Options
+from ringloader._torch import internals, replacements
+from ringloader._worker.gather import Gathering
+from ringloader._worker.options import Failing, Fetcher, WorkerOption
+from ringloader.bad_samples import RAISE, SKIP, BadSample, OnError, retries
+
+_LONGEST_PAUSE_SECONDS = 30.0
+# An iterator that raises so often, with no sample between, would do so for ever.
+_MOST_IN_A_ROW = 1000
+
+
+class Handling(WorkerOption):
+    """Handles samples that raise as ``on_error`` says."""
+
+    def __init__(self, on_error: OnError) -> None:
+        again = retries(on_error)
+        self._pauses = (0, 0.0) if again is None else (again.times, again.backoff)
+        self._then = on_error if again is None else again.then
+        self._made_in = os.getpid()
+
+    def wrap(self, fetcher: Fetcher) -> Fetcher:
+        if isinstance(fetcher, Failing):
+            return fetcher
+        first = fetcher.fetch if isinstance(fetcher, Gathering) else None
+        torchs = fetcher.torchs if isinstance(fetcher, Gathering) else fetcher
+        rule = _Rule(self._pauses, self._then, is_sent=os.getpid() != self._made_in)
+        if replacements.fetches_by_index(torchs):
+            return _ByIndex(torchs, rule, first)
+        if replacements.fetches_in_turn(torchs):
+            return _InTurn(torchs, rule)
+        raise RuntimeError("on_error cannot take effect: torch's fetcher was replaced")
+
+
+class _Rule:
+    """What becomes of one that raises.
+
+    Args:
+        pauses: How often it is asked for again, and the seconds before the first time.
+        then: What becomes of it after that.
+        is_sent: Whether errors leave the process.
+    """
+
+    def __init__(self, pauses: tuple[int, float], then: Any, is_sent: bool) -> None:
+        self._pauses = pauses
+        self._then = then
+        self._is_sent = is_sent
+
+    def of_batches(self) -> _Rule:
+        """What becomes of a whole batch that raises: a function that gives samples gives no batches."""
+        return _Rule(self._pauses, self._then if self._then == SKIP else RAISE, self._is_sent)
+
+    def pauses(self) -> Iterator[float | None]:
+        """Seconds before each further time; None for the last time."""
+        times, pause = self._pauses
+        for _ in range(times):
+            yield min(pause, _LONGEST_PAUSE_SECONDS)
+            pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
+        yield None
+
+    def note(self, error: Exception, index: Any, handling: str, outer: BaseException | None) -> Any:
+        """An error that was handled, as the batch carries it.
+
+        Args:
+            error: What was raised.
+            index: Of the sample.
+            handling: What was done.
+            outer: What the program was handling when it asked for the batch, which it is left.
+        """
+        sent_bad_samples.cut(error, outer)
+        info = get_worker_info()
+        text = "".join(traceback.format_exception(error))
+        bad = BadSample(index, None if info is None else info.id, error, text, handling)
+        return sent_bad_samples.packed(bad) if self._is_sent else sent_bad_samples.kept(bad)
+
+    def batch(self, batch: Any, errors: list[Any]) -> list[Any]:
+        """A batch, with the errors in it."""
+        return [batch, self._sent(errors)] if errors else [batch]
+
+    def nothing(self, errors: list[Any]) -> list[Any]:
+        """A batch of which nothing is left."""
+        return [None, self._sent(errors), None]
+
+    def _sent(self, errors: list[Any]) -> Any:
+        return sent_bad_samples.to_bytes(errors) if self._is_sent else errors
+
+    def tried(self, make: Callable[[Any], Any], given: Any, index: Any, errors: list[Any]) -> list[Any]:
+        """``[make(given)]``; of one that raises what takes its place, or an empty list.
+
+        Raises:
+            Exception: What ``make``, or the user's function, raises in the end.
+        """
+        outer = sys.exception()
+        # Noted at once: an error that is kept until the next time keeps what its frames have.
+        retried: list[Any] = []
+        for pause in self.pauses():
+            try:
+                made = make(given)
+            except Exception as error:
+                if pause is None:
+                    return self.handled(error, index, errors, outer)
+                retried = [self.note(error, index, "retried", outer)]
+                time.sleep(pause)
+                continue
+            errors += retried
+            return [made]
+        raise AssertionError("unreachable")
+
+    def handled(
+        self, error: Exception, index: Any, errors: list[Any], outer: BaseException | None
+    ) -> list[Any]:
+        """What takes the place of one that raised this, while it is handled; or an empty list."""
+        if self._then == RAISE:
+            # In a local variable it would keep this frame, and what its own frames have.
+            del error
+            raise
+        if self._then == SKIP:
+            errors.append(self.note(error, index, "skipped", outer))
+            return []
+        try:
+            instead = self._then(index, error)
+        except StopIteration as stop:
+            # It would be taken for the end of the epoch.
+            raise RuntimeError(f"on_error={self._then!r} raised StopIteration for sample {index!r}") from stop
+        errors.append(self.note(error, index, "replaced", outer))
+        return [instead]
+
+    def collated(self, fetcher: Any, data: Any, index: Any, errors: list[Any]) -> list[Any]:
+        """A batch of samples. Where collation raises, all of it goes: which sample is bad is not known."""
+        made = self.of_batches().tried(fetcher.collate_fn, data, index, errors)
+        return self.batch(made[0], errors) if made else self.nothing(errors)
+
+
+class _ByIndex:
+    """In front of torch's fetcher of datasets with indices. MIRRORS torch fetch.py::_MapDatasetFetcher.
+
+    Args:
+        fetcher: torch's.
+        rule: What becomes of samples that raise.
+        first: What may make a batch without asking for samples.
+    """
+
+    def __init__(self, fetcher: Any, rule: _Rule, first: Callable[[Any], Any] | None) -> None:
+        self._fetcher = fetcher
+        self._rule = rule
+        self._first = first
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._fetcher, name)
+
+    def fetch(self, index: Any, /) -> list[Any]:
+        if self._first is not None:
+            try:
+                return [self._first(index)]
+            except Exception:
+                # Sample by sample then. What makes such batches calls no code of the user's.
+                pass
+        fetcher, rule = self._fetcher, self._rule
+        errors: list[Any] = []
+        if not fetcher.auto_collation:
+            found = rule.tried(functools.partial(operator.getitem, fetcher.dataset), index, index, errors)
+            if not found:
+                return rule.nothing(errors)
+        elif hasattr(fetcher.dataset, "__getitems__") and fetcher.dataset.__getitems__:
+            found = self._several(fetcher.dataset.__getitems__, index, errors)
+            if not found:
+                return rule.nothing(errors)
+        else:
+            one = functools.partial(operator.getitem, fetcher.dataset)
+            # Which can be gone through once alone, perhaps.
+            index = index if isinstance(index, (list, tuple)) else list(index)
+            found = [[sample for at in index for sample in rule.tried(one, at, at, errors)]]
+            if errors and not found[0]:
+                return rule.nothing(errors)
+        return rule.collated(fetcher, found[0], _listed(index), errors)
+
+    def _several(self, make: Callable[[Any], Any], index: Any, errors: list[Any]) -> list[Any]:
+        """``[make(index)]``, or what is left of it; an empty list where that is nothing."""
+        rule, outer = self._rule, sys.exception()
+        try:
+            return [make(index)]
+        except Exception as error:
+            # Which of them is bad the error need not say.
+            whole = rule.note(error, _listed(index), "retried", outer)
+        apart: list[Any] = []
+        try:
+            samples = [
+                sample
+                for at, part in _parts(index)
+                for sample in rule.tried(functools.partial(_only, make), part, at, apart)
+            ]
+        except _NotApart:
+            apart = []
+            made = rule.of_batches().tried(make, index, _listed(index), apart)
+        else:
+            made = [samples] if samples or not apart else []
+        errors += apart or [whole]
+        return made
+
+
+class _NotApart(BaseException):
+    """The samples of a batch cannot be told apart. No ``Exception``, which would be handled as a sample's."""
+
+
+def _parts(index: Any) -> Iterable[tuple[Any, Any]]:
+    """Each index of a batch, and the batch of it alone."""
+    try:
+        indices = list(index)
+    except Exception:
+        raise _NotApart from None
+    if isinstance(index, (list, tuple, np.ndarray, torch.Tensor)):
+        return [(at, index[number : number + 1]) for number, at in enumerate(indices)]
+    return [(at, [at]) for at in indices]
+
+
+def _only(make: Callable[[Any], Any], part: Any) -> Any:
+    """The sample of a batch of one."""
+    samples = make(part)
+    if not isinstance(samples, (list, tuple)) or len(samples) != 1:
+        raise _NotApart
+    return samples[0]
+
+
+def _listed(index: Any) -> Any:
+    """The indices of a batch, as errors have them."""
+    return index.tolist() if isinstance(index, (np.ndarray, torch.Tensor)) else index
+
+
+class _InTurn:
+    """The same for a dataset without indices. MIRRORS torch fetch.py::_IterableDatasetFetcher."""
+
+    def __init__(self, fetcher: Any, rule: _Rule) -> None:
+        self._fetcher = fetcher
+        self._rule = rule
+        # Samples that the iterator was asked for.
+        self._asked = 0
+        # How many of its last calls raised.
+        self._in_a_row = 0
+        # By which a generator has ended that is kept. What it would have given is lost: that is said next.
+        self._ended_by: Exception | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._fetcher, name)
+
+    def fetch(self, index: Any, /) -> list[Any]:
+        fetcher, rule = self._fetcher, self._rule
+        if fetcher.ended:
+            raise StopIteration
+        errors: list[Any] = []
+        if not fetcher.auto_collation:
+            found = self._next(errors)
+            if not found:
+                return rule.nothing(errors)
+            return rule.collated(fetcher, found[0], self._asked - 1, errors)
+        data: list[Any] = []
+        numbers: list[int] = []
+        asked = 0
+        for _ in index:
+            try:
+                found = self._next(errors)
+            except StopIteration:
+                fetcher.ended = True
+                break
+            asked += 1
+            numbers += [self._asked - 1] * len(found)
+            data += found
+        is_short = fetcher.ended and (asked == 0 or (fetcher.drop_last and asked < len(index)))
+        if is_short and not errors:
+            raise StopIteration
+        if is_short or (errors and not data):
+            # The next call ends it.
+            return rule.nothing(errors)
+        return rule.collated(fetcher, data, numbers, errors)
+
+    def _next(self, errors: list[Any]) -> list[Any]:
+        """The next sample, or nothing for a bad one."""
+        outer = sys.exception()
+        if self._ended_by is not None:
+            raise self._end()
+        try:
+            sample = next(self._fetcher.dataset_iter)
+        except StopIteration:
+            raise
+        except Exception as error:
+            if _has_ended_a_generator(error, outer):
+                self._ended_by = error
+            at, self._asked = self._asked, self._asked + 1
+            self._in_a_row += 1
+            if self._in_a_row >= _MOST_IN_A_ROW:
+                error.add_note(f"on_error: the dataset's iterator has raised {self._in_a_row} times in a row")
+                raise
+            return self._rule.handled(error, at, errors, outer)
+        self._asked += 1
+        self._in_a_row = 0
+        return [sample]
+
+    def _end(self) -> Exception:
+        error, self._ended_by = self._ended_by, None
+        assert error is not None
+        self._fetcher.ended = True
+        error.add_note(
+            "on_error cannot go on: a generator ends with its error, and what it would have given after that "
+            "is lost. Catch the error in the generator, or give the dataset an iterator with a __next__ that "
+            "may be called again"
+        )
+        return error
+
+
+def _has_ended_a_generator(error: Exception, outer: BaseException | None) -> bool:
+    """Whether something keeps a generator that has ended by an error: asked again, it seems to be at its end.
+
+    One of a single call is gone. Of one that is kept it cannot be known whether it had more to give.
+    """
+    tracebacks = [one.__traceback__ for one in _with_causes(error, outer)]
+    frames = (frame.f_code for one in tracebacks for frame, _ in traceback.walk_tb(one))
+    ended = {code for code in frames if code.co_flags & inspect.CO_GENERATOR}
+    if not ended:
+        return False
+    for one in tracebacks:
+        # What the frames of that call have.
+        traceback.clear_frames(one)
+    return any(
+        # No more than its type is asked: of some objects the rest warns, or imports.
+        type(found) is GeneratorType and found.gi_code in ended and found.gi_frame is None
+        for found in gc.get_objects()
+    )
+
+
+def _with_causes(error: BaseException, outer: BaseException | None) -> list[BaseException]:
+    """An error, and those for which, or in whose handling, it was raised; not what the program handles."""
+    found: list[BaseException] = []
+    left: list[BaseException | None] = [error]
+    while left:
+        one = left.pop()
+        if one is not None and one is not outer and not any(one is other for other in found):
+            found.append(one)
+            left += [one.__cause__, one.__context__]
+    return found
+
+
+_logger = logging.getLogger("ringloader")
+
+# Of the epoch that a loader began last.
+_bad_samples_of: WeakRegistry[list[BadSample]] = WeakRegistry()
+
+
+def handling_for(options: Options) -> Handling | None:
+    """Returns the option that handles samples that raise, if ``on_error`` says so."""
+    return None if options.on_error == RAISE else Handling(options.on_error)
+
+
+def collecting_for(loader: Any, options: Options) -> Collecting | None:
+    """What takes the batches of an iterator apart. Its first epoch begins by it."""
+    if options.on_error == RAISE:
+        return None
+    made = Collecting(options.max_errors, "thread" if options.worker_method == THREAD else "process")
+    made.begin_epoch(loader)
+    return made
+
+
+def listed(loader: object) -> list[BadSample]:
+    """Those of a loader's epoch."""
+    return list(_bad_samples_of.get(loader) or ())
+
+
+def through(transform: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:
+    """A function of batches, for batches as :class:`Handling` makes them."""
+    return None if transform is None else functools.partial(_transformed, transform)
+
+
+def _transformed(transform: Callable[[Any], Any], found: list[Any]) -> list[Any]:
+    return found if len(found) == 3 else [transform(found[0]), *found[1:]]
+
+
+class Collecting:
+    """Takes the batches of an iterator apart.
+
+    Args:
+        most: Bad samples of an epoch that are skipped or replaced; None for any number.
+        worker: What a worker is: ``"process"`` or ``"thread"``.
+    """
+
+    def __init__(self, most: int | None, worker: str) -> None:
+        self._most = most
+        self._worker = worker
+        self._bad: list[BadSample] = []
+        # Of those, how many are not good after all.
+        self.number = 0
+        # Whether the epoch has given a batch.
+        self._has_given = False
+        # Where the list is to be had.
+        self._hint = ""
+
+    def begin_epoch(self, loader: Any) -> None:
+        """The loader's list is that of this epoch."""
+        self._hint = "; loader.errors lists them" if hasattr(type(loader), "errors") else ""
+        self._bad = []
+        self.number = 0
+        self._has_given = False
+        _bad_samples_of.put(loader, self._bad)
+
+    def next(self, take: Callable[..., Any], *args: Any) -> Any:
+        """The next batch of those that ``take(*args)`` gives.
+
+        Raises:
+            Exception: What the bad sample raised that is one too many; the first, if the epoch ends and all
+                of its samples were skipped.
+        """
+        while True:
+            try:
+                found = take(*args)
+            except StopIteration:
+                if not self.number or self._has_given:
+                    raise
+                break
+            too_many = self._note(found[1]) if len(found) > 1 else None
+            if too_many is None and len(found) != 3:
+                self._has_given = True
+                return found[0]
+            # An error in a local variable, once it is raised, would keep this frame and the iterator.
+            del found
+            if too_many is not None:
+                raise self._error_of(*too_many)
+        self._has_given = True
+        first = next(at for at, bad in enumerate(self._bad) if bad.handling != "retried")
+        raise self._error_of(first, "on_error: nothing is left of the epoch, whose samples were all bad")
+
+    def _note(self, errors: Any) -> tuple[int, str] | None:
+        """Lists the bad samples of a batch. Returns the place of one too many, and a note for its error."""
+        many = sent_bad_samples.from_bytes(errors) if isinstance(errors, bytes) else errors
+        too_many: tuple[int, str] | None = None
+        for bad in many:
+            if bad.handling != "retried":
+                self.number += 1
+                if self._most is not None and self.number > self._most:
+                    # Its batch does not come.
+                    bad = dataclasses.replace(bad, handling="raised")
+                    note = f"max_errors={self._most} is exceeded: bad sample {self.number} of this epoch"
+                    too_many = too_many or (len(self._bad), note)
+                elif _is_power_of_ten(self.number):
+                    self._say(bad)
+            self._bad.append(bad)
+        return too_many
+
+    def _say(self, bad: BadSample) -> None:
+        _logger.warning(
+            "on_error: the %s %s was %s: %s: %.500s (bad samples of this epoch so far: %d%s)",
+            "batch of indices" if isinstance(bad.index, list) else "sample at index",
+            reprlib.repr(bad.index),
+            bad.handling,
+            type(bad.error).__name__,
+            bad.error,
+            self.number,
+            self._hint,
+        )
+
+    def _error_of(self, at: int, note: str) -> BaseException:
+        """The error to raise for the bad sample at this place of the list, in torch's words."""
+        bad = self._bad[at]
+        if bad.worker_id is None:
+            # What is raised gets frames, which the list must not keep.
+            self._bad[at] = sent_bad_samples.copied(bad)
+            sent_bad_samples.note(bad.error, f"Original {bad.traceback}", note)
+            return bad.error
+        where = f"in DataLoader worker {self._worker} {bad.worker_id}"
+        wrapper = internals.ExceptionWrapper(exc_info=(type(bad.error), bad.error, None), where=where)
+        wrapper.exc_msg = bad.traceback
+        try:
+            whole_errors.whole(wrapper, is_sent=False).reraise()
+        except Exception as error:
+            error.add_note(note)
+            # Without the frame of torch's method, which has the error in a local variable.
+            return error.with_traceback(None)
+        raise AssertionError("unreachable")
+
+
+def _is_power_of_ten(number: int) -> bool:
+    return str(number).rstrip("0") == "1"

@@ -1,0 +1,196 @@
+"""What a worker process is doing, as far as it and the kernel tell: its state, and its Python stack."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Generator
+
+from ringloader._common import memory_file, proc
+from ringloader._worker import entry, watched
+from ringloader._worker.watched import PID, SIGNAL, SINCE, START, Records, Watched
+
+# Seconds for the answers of all workers that are asked at once.
+ANSWER_SECONDS = 0.5
+_LOOK = 0.002
+# Bytes that a stack may have.
+_MOST_BYTES = 1 << 18
+
+# In a line of ``faulthandler``: what runs torch's loop.
+_BENEATH = f'{entry.__file__}", line '
+
+_STATES = {
+    "R": "runs",
+    "S": "sleeps",
+    "D": "sleeps in the kernel, where no signal reaches it",
+    "T": "was stopped by a signal",
+    "t": "was stopped by a debugger",
+    "Z": "has ended",
+    "X": "has ended",
+    "I": "is idle",
+}
+# Where no handler runs until something else happens.
+_ANSWERS_NOT = "DTtZX"
+
+
+class Stacks:
+    """What the workers of an iterator tell of themselves.
+
+    Args:
+        workers: How many there are.
+        notes: Whether they note each batch.
+
+    Raises:
+        OSError: If there is no memory, or no descriptor.
+    """
+
+    def __init__(self, workers: int, notes: bool) -> None:
+        self._workers = workers
+        self._fd = memory_file.make("ringloader-watchdog")
+        try:
+            # So that no later write finds the memory full.
+            os.write(self._fd, bytes(watched.records_len(workers)))
+            os.ftruncate(self._fd, watched.records_len(workers) + _MOST_BYTES)
+            memory_file.seal_size(self._fd)
+            self._records = Records(self._fd, workers)
+        except BaseException:
+            os.close(self._fd)
+            raise
+        self._lock = threading.Lock()
+        self._users = 0
+        self._is_closed = False
+        self._made_in = os.getpid()
+        # One that was asked and has not answered: its number, its start and the signal.
+        self._late: tuple[int, int, int] | None = None
+        self.notes = notes
+        self.option = Watched(self._fd, workers, notes)
+
+    def seconds_in_batch(self, worker: int, pid: int) -> float | None:
+        """For how long a worker has been making a batch; None if it makes none."""
+        with self._in_use() as is_open:
+            since = self._records.get(worker, SINCE) if is_open and self._is_of(worker, pid) else 0
+        return max((time.monotonic_ns() - since) / 1e9, 0.0) if since else None
+
+    def has_begun(self, worker: int, pid: int) -> bool:
+        """Whether the process has come to the start of torch's loop."""
+        with self._in_use() as is_open:
+            return is_open and self._is_of(worker, pid)
+
+    def _is_of(self, worker: int, pid: int) -> bool:
+        return self._records.get(worker, PID) == pid
+
+    def stack(self, worker: int, pid: int, until: float) -> str:
+        """A worker's Python stack, the innermost call first; or why there is none, in parentheses."""
+        if proc.state_of(pid) in _ANSWERS_NOT:
+            return "(no stack: it cannot answer)"
+        with self._in_use() as is_open:
+            if not is_open:
+                return "(no stack: the iterator has ended)"
+            number = self._records.get(worker, SIGNAL)
+            if not self._is_of(worker, pid):
+                return "(no stack: the worker has not come to its loop)"
+            # A worker may have written anything there.
+            if not signal.SIGRTMIN < number < signal.SIGRTMAX:
+                return "(no stack: no signal is left in the worker)"
+            try:
+                return self._ask(worker, pid, number, until)
+            except OSError as error:
+                return f"(no stack: {error})"
+
+    def _ask(self, worker: int, pid: int, number: int, until: float) -> str:
+        if self._late is not None and _may_answer(*self._late):
+            return f"(no stack: that of the process {self._late[0]}, which was asked before, may still come)"
+        begin = watched.records_len(self._workers)
+        # The workers share the position at which they write. It tells how much the answer is.
+        os.lseek(self._fd, begin, os.SEEK_SET)
+        asked = proc.bit(number)
+        process = _open(pid)
+        try:
+            sets = proc.signals_of(pid)
+            if proc.start_of(pid) != self._records.get(worker, START) or not sets.get("SigCgt", 0) & asked:
+                # Another process, or another program: the signal would end it.
+                return "(no stack: the worker has given up its handler)"
+            if sets.get("SigBlk", 0) & asked or sets.get("ShdPnd", 0) & asked:
+                return "(no stack: the worker blocks the signal that asks for it)"
+            self._late = pid, self._records.get(worker, START), number
+            if process is None:
+                os.kill(pid, number)
+            else:
+                signal.pidfd_send_signal(process, number)
+        finally:
+            if process is not None:
+                os.close(process)
+        text = ""
+        while time.monotonic() < until:
+            text = self._written(begin)
+            # Its handler blocks the signal while it writes.
+            if text.endswith("\n") and not proc.signals_of(pid).get("SigBlk", 0) & asked:
+                self._late = None
+                break
+            time.sleep(_LOOK)
+        return _of_loop(text) or f"(no stack: no answer within {ANSWER_SECONDS} s)"
+
+    def _written(self, begin: int) -> str:
+        size = os.lseek(self._fd, 0, os.SEEK_CUR) - begin
+        # A worker may have set any position.
+        return os.pread(self._fd, max(size, 0), begin).decode(errors="replace")
+
+    @contextlib.contextmanager
+    def _in_use(self) -> Generator[bool]:
+        """Keeps the memory while it is read: another thread may end the iterator. False: it has."""
+        with self._lock:
+            is_open = not self._is_closed
+            self._users += is_open
+        try:
+            yield is_open
+        finally:
+            if is_open:
+                with self._lock:
+                    self._users -= 1
+                    is_last = self._is_closed and not self._users
+                if is_last:
+                    self._give_back()
+
+    def close(self) -> None:
+        """Gives the memory back, once nobody reads it."""
+        if os.getpid() != self._made_in:
+            # A thread that this process has not may have had the lock.
+            self._give_back()
+            return
+        with self._lock:
+            is_last = not self._is_closed and not self._users
+            self._is_closed = True
+        if is_last:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        self._records.close()
+        os.close(self._fd)
+
+
+def _may_answer(pid: int, start: int, number: int) -> bool:
+    """Whether the signal that asked a process has not reached it, or its handler runs."""
+    sets, asked = proc.signals_of(pid), proc.bit(number)
+    return proc.start_of(pid) == start and bool(
+        (sets.get("ShdPnd", 0) | sets.get("SigPnd", 0) | sets.get("SigBlk", 0)) & asked
+    )
+
+
+def _of_loop(text: str) -> str:
+    """A stack without the calls beneath torch's loop, which are those of the start of the process."""
+    return text.partition(_BENEATH)[0].rpartition("\n")[0] if _BENEATH in text else text.rstrip()
+
+
+def _open(pid: int) -> int | None:
+    """The process, so that its number is no other's; None where the system does not let it be had."""
+    with contextlib.suppress(PermissionError, NotImplementedError):
+        return os.pidfd_open(pid)
+    return None
+
+
+def state_in_words(pid: int) -> str:
+    """What the kernel says that a process does."""
+    return _STATES.get(proc.state_of(pid), "is in an unknown state")

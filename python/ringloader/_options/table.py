@@ -1,0 +1,219 @@
+"""The table of options: name, type, check and description of each. Imports no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
+
+import ringloader.bad_samples as bad_samples
+from ringloader._options import checks
+
+if TYPE_CHECKING:
+    import torch
+
+    from ringloader.seeds import Seeds
+
+# What becomes of an option where torch's own loader runs whole, with workers.
+OnTorchs = Literal["works", "is an error", "is left out"]
+
+
+@dataclasses.dataclass(frozen=True)
+class About:
+    """The row of an option.
+
+    Attributes:
+        values: The values that it takes, for people.
+        without: The default, for people.
+        line: What it does, for people.
+        check: Raises for a value of the wrong type or out of range; is called with the name and the value.
+        on_torchs: What becomes of it where torch's own loader runs whole.
+        instead: For an option of the constructor only, what to do where there is no constructor.
+        is_called_in_workers: True for a function that workers call: the processes of a pool hold it.
+    """
+
+    values: str
+    without: str
+    line: str
+    check: Callable[[str, Any], None]
+    on_torchs: OnTorchs
+    instead: str | None = None
+    is_called_in_workers: bool = False
+
+
+def _option(default: Any, **about: Any) -> Any:
+    return dataclasses.field(default=default, metadata={"about": About(**about)})
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The keyword-only arguments of ``ringloader.DataLoader``, checked as far as no torch is needed.
+
+    Raises:
+        TypeError: If a value has the wrong type.
+        ValueError: If a value is out of range, or options exclude each other.
+    """
+
+    max_shared_bytes: int | None = _option(
+        None,
+        values="a positive int, or `None`",
+        without="`None`: a quarter of the memory that is left, divided by `LOCAL_WORLD_SIZE`",
+        line="bounds the shared memory of batches on their way, over all workers; "
+        "[tuning](tuning.md#max_shared_bytes)",
+        check=checks.positive_int_or_none,
+        on_torchs="is left out",
+    )
+    device: torch.device | str | int | None = _option(
+        None,
+        values='a `torch.device` of the current accelerator, its name, an index, `"auto"`, or `None`',
+        without="`None`",
+        line='moves batches to that device, by copies on a stream of their own; `"auto"` is the CPU where '
+        "there is no accelerator; ignored in worker processes",
+        check=checks.device,
+        on_torchs="works",
+    )
+    device_prefetch: int = _option(
+        2,
+        values="an int, 0 or more",
+        without="2",
+        line="batches that are copied before their turn, at most, and wait on the device, which has up to 2 "
+        "more; with 0, a batch's copies begin when it is asked for",
+        check=checks.int_from_0,
+        on_torchs="is left out",
+    )
+    device_transform: Callable[[Any], Any] | None = _option(
+        None,
+        values="a callable, or `None`",
+        without="`None`",
+        line="is called with each batch on the device, on the stream of the copies, and returns the batch "
+        "that the caller gets; may be called again for a batch after out of memory or an interrupt; it "
+        "cannot be given as text",
+        check=checks.callable_or_none,
+        on_torchs="works",
+    )
+    # A `ringloader.WorkerPool`: its module needs torch.
+    worker_pool: Any = _option(
+        None,
+        values="a `ringloader.WorkerPool`, or `None`",
+        without="`None`: each iterator starts its own workers",
+        line="takes the workers from a pool that several loaders share; [details](pools.md); it cannot be "
+        "given as text",
+        check=checks.worker_pool,
+        on_torchs="works",
+    )
+    worker_prefetch: int | None = _option(
+        None,
+        values="a positive int, or `None`",
+        without="`None`: torch's `prefetch_factor`",
+        line="the batches that each worker has ready or under way: `prefetch_factor` by torchdata's name; "
+        "[iterators](iterators.md#worker_prefetch-and-main_prefetch). An argument of `ringloader.DataLoader` "
+        "only",
+        check=checks.positive_int_or_none,
+        on_torchs="works",
+        instead="set torch's prefetch_factor there",
+    )
+    main_prefetch: int = _option(
+        0,
+        values="an int, 0 or more",
+        without="0",
+        line="batches that a thread of the main process decodes before their turn, at most; not with "
+        "`device` or `pin_memory`",
+        check=checks.int_from_0,
+        on_torchs="is left out",
+    )
+    worker_method: str = _option(
+        "multiprocessing",
+        values='`"multiprocessing"`, `"thread"`',
+        without='`"multiprocessing"`',
+        line="what the workers are: processes, or threads of this process; [threads](threads.md); without "
+        "workers it means nothing",
+        check=checks.worker_method,
+        on_torchs="is an error",
+    )
+    last_batch: str | None = _option(
+        None,
+        values='`"keep"`, `"discard"`, `"rollover"`, or `None`',
+        without="`None`: what torch's `drop_last` says",
+        line="what becomes of samples that fill no whole batch; `DataLoader` only; "
+        "[details](epochs.md#the-last-batch)",
+        check=checks.last_batch,
+        on_torchs="works",
+        instead="give the loader a ringloader.RolloverBatchSampler",
+    )
+    worker_reset_fn: Callable[[Any, Any, Seeds], Any] | None = _option(
+        None,
+        values="a callable, or `None`",
+        without="`None`",
+        line="is called in each worker when an epoch begins; may return another dataset for it; it cannot be "
+        "given as text; [details](epochs.md#when-an-epoch-begins)",
+        check=checks.callable_or_none,
+        on_torchs="is an error",
+        is_called_in_workers=True,
+    )
+    reseed_workers: bool = _option(
+        False,
+        values="`True`, `False`",
+        without="`False`",
+        line="sets the generators of python, numpy and torch anew in each worker when an epoch begins",
+        check=checks.boolean,
+        on_torchs="is an error",
+    )
+    seed: int | None = _option(
+        None,
+        values="an int, 0 or more, or `None`",
+        without="`None`: torch's base seed",
+        line="what `ringloader.Seeds` come from; the same number in all ranks; needs `worker_reset_fn` or "
+        "`reseed_workers`",
+        check=checks.seed,
+        on_torchs="works",
+    )
+    restart_workers: int = _option(
+        0,
+        values="an int, 0 or more",
+        without="0",
+        line="workers that are started again in an epoch, of those that are lost, at most; "
+        "[details](restarts.md)",
+        check=checks.int_from_0,
+        on_torchs="is left out",
+    )
+    on_error: bad_samples.OnError = _option(
+        bad_samples.RAISE,
+        values='`"raise"`, `"skip"`, `"retry"`, a `ringloader.Retry`, or a callable',
+        without='`"raise"`',
+        line="what becomes of samples that raise; a callable cannot be given as text; "
+        "[details](bad_samples.md)",
+        check=bad_samples.check_on_error,
+        on_torchs="is an error",
+        is_called_in_workers=True,
+    )
+    max_errors: int | None = _option(
+        None,
+        values="an int, 0 or more, or `None`",
+        without="`None`: any number",
+        line="samples of an epoch that `on_error` skips or replaces, at most; a batch that `collate_fn` "
+        "cannot make counts as one",
+        check=checks.int_from_0_or_none,
+        on_torchs="works",
+    )
+    watchdog: float | None = _option(
+        None,
+        values="a number of seconds, more than 0, or `None`",
+        without="`None`: never",
+        line="after how long without a batch the log says which worker is in which batch, for how long, and "
+        "its Python stack; [details](watchdog.md)",
+        check=checks.seconds_or_none,
+        on_torchs="is left out",
+    )
+
+    def __post_init__(self) -> None:
+        for name, about in TABLE.items():
+            about.check(name, getattr(self, name))
+        checks.together(self)
+
+    def changed(self) -> tuple[str, ...]:
+        """Returns the names of the options that have another value than their default."""
+        return tuple(name for name in TABLE if getattr(self, name) != getattr(Options, name))
+
+
+# By name, in the order of the constructor's arguments.
+TABLE: dict[str, About] = {field.name: field.metadata["about"] for field in dataclasses.fields(Options)}

@@ -1,0 +1,139 @@
+"""``watchdog=``: says after so many seconds without a batch what workers are doing, as timeouts do too."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Sequence
+from textwrap import indent
+from typing import Any, Protocol
+
+from ringloader._options import overdue, stacks
+from ringloader._options.overdue import Late
+from ringloader._worker.options import WorkerOption
+
+_logger = logging.getLogger("ringloader")
+
+# Workers that a message describes at most.
+_MOST_WORKERS = 8
+
+
+class Watched(Protocol):
+    """What workers are doing, of processes and of threads."""
+
+    def describe(self, worker: int, process: Any, until: float, /) -> str:
+        """One worker, over several lines. Answers that take longer are not waited for."""
+
+    def is_in_batch(self, worker: int, process: Any, /) -> bool:
+        """Whether it makes a batch, or has not come to its first one."""
+
+    def owed(self, late: Late, process: Any, is_turn: bool, /) -> str:
+        """The batch that it owes, in words."""
+
+    def close(self) -> None:
+        """Gives back what it has."""
+
+
+class Watchdog:
+    """Of one iterator.
+
+    Args:
+        seconds: After how long a wait is said; None: only errors of timeouts say it.
+        watched: What its workers are doing; None: that cannot be had.
+        turn_is_known: Whether the first of those that owe a batch is the one whose turn it is.
+    """
+
+    def __init__(self, seconds: float | None, watched: Watched | None, turn_is_known: bool) -> None:
+        self.seconds = seconds
+        self._watched = watched
+        self._turn_is_known = turn_is_known
+
+    def say(self, seconds: float, workers: Sequence[Any], owing: Iterable[Late]) -> None:
+        """Logs what those do that owe a batch, which has been waited for so long."""
+        until = time.monotonic() + stacks.ANSWER_SECONDS
+        watched = self._watched
+        texts = []
+        if watched is None:
+            for late in owing:
+                texts.append(f"worker {late[0]} (pid {workers[late[0]].pid}) owes {overdue.batch(*late[1:])}")
+        else:
+            all_owing = [(late, at == 0 and self._turn_is_known) for at, late in enumerate(owing)]
+            named = [
+                (late, is_turn)
+                for late, is_turn in all_owing
+                if is_turn or watched.is_in_batch(late[0], workers[late[0]])
+            ]
+            # Else they are in none: in `worker_init_fn`, say, or in the dataset's `__iter__`.
+            for late, is_turn in named or all_owing:
+                worker, process = late[0], workers[late[0]]
+                owed = watched.owed(late, process, is_turn)
+                texts.append(f"{owed}; {watched.describe(worker, process, until)}")
+        more = len(texts) - _MOST_WORKERS
+        if more > 0:
+            texts[_MOST_WORKERS:] = [f"and {more} other workers owe batches"]
+        what = "\n".join(texts) or "no worker owes one"
+        _logger.warning("DataLoader has waited %.1f s for a batch:\n%s", seconds, what)
+
+    def add_notes(self, error: BaseException, workers: Sequence[Any], late: Iterable[Late]) -> None:
+        """Has the error of a timeout say the same of those that are late."""
+        until = time.monotonic() + stacks.ANSWER_SECONDS
+        if self._watched is None:
+            return
+        for worker, *_ in list(late)[:_MOST_WORKERS]:
+            error.add_note(f"worker {worker} {self._watched.describe(worker, workers[worker], until)}")
+
+    def close(self) -> None:
+        """Gives back what it has."""
+        if self._watched is not None:
+            self._watched.close()
+
+
+class Processes:
+    """Workers that are processes."""
+
+    def __init__(self, told: stacks.Stacks) -> None:
+        self._told = told
+
+    def owed(self, late: Late, process: Any, is_turn: bool) -> str:
+        del is_turn
+        return f"worker {late[0]} (pid {process.pid}) owes {overdue.batch(*late[1:])}"
+
+    def is_in_batch(self, worker: int, process: Any) -> bool:
+        return not self._told.has_begun(worker, process.pid) or (
+            self._told.seconds_in_batch(worker, process.pid) is not None
+        )
+
+    def describe(self, worker: int, process: Any, until: float) -> str:
+        pid = process.pid
+        parts = [stacks.state_in_words(pid)]
+        if self._told.notes:
+            seconds = self._told.seconds_in_batch(worker, pid)
+            if seconds is not None:
+                parts.append(f"has been making a batch for {seconds:.1f} s")
+            elif self._told.has_begun(worker, pid):
+                parts.append("makes no batch at this moment")
+            else:
+                parts.append("has not come to its loop")
+        return f"{' and '.join(parts)}\n{indent(self._told.stack(worker, pid, until), '  ')}"
+
+    def close(self) -> None:
+        self._told.close()
+
+
+def watch_processes(
+    workers: int, seconds: float | None, turn_is_known: bool
+) -> tuple[Watchdog, Sequence[WorkerOption]]:
+    """The watchdog of an iterator, and the options of its workers that it needs.
+
+    Args:
+        workers: How many there are.
+        seconds: After how long a wait is said; None: only errors of timeouts say it.
+        turn_is_known: Whether batches come in their order.
+    """
+    try:
+        told = stacks.Stacks(workers, notes=seconds is not None)
+    except OSError as error:
+        # The file of a stack is no reason not to begin.
+        _logger.debug("no stacks of workers can be had: %s", error)
+        return Watchdog(seconds, None, turn_is_known), ()
+    return Watchdog(seconds, Processes(told), turn_is_known), (told.option,)

@@ -1,0 +1,1 @@
+"""Places for batches: pinned memory, devices, and decoding before their turn."""

@@ -1,0 +1,85 @@
+"""``pin_memory=True``: batches in torch's pinned memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import ringloader._native as _native
+from ringloader._placement.failed_arrival import reraise
+from ringloader._placement.lookahead import Prepared
+from ringloader._torch import internals, versions
+
+
+class _Ready:
+    """A batch that is there, or the error that stands for it."""
+
+    __slots__ = ("_data",)
+
+    def __init__(self, data: Any) -> None:
+        self._data = data
+
+    def result(self) -> Any:
+        return self._data
+
+
+class Pinning:
+    """Does what torch's pinning thread does, with the same results and errors, when batches are taken.
+
+    Args:
+        device: The type of the device that torch pins for.
+        index: The current device's index, which torch's errors name.
+    """
+
+    # Each has its pinned memory; torch's thread pins all that its workers send ahead.
+    depth = 2
+
+    def __init__(self, device: str | None, index: int) -> None:
+        self._device = device
+        self._index = index
+        self._pinner = _native.Pinner() if versions.pins_each_tensor_alike() else None
+
+    def prepare(self, arrival: _native.Arrival) -> Prepared:
+        """Begins to pin a batch."""
+        if torch.is_inference_mode_enabled():
+            # Of the caller's thread. torch's pinning thread is in no mode.
+            with torch.inference_mode(False):
+                return self._prepare(arrival)
+        return self._prepare(arrival)
+
+    def _prepare(self, arrival: _native.Arrival) -> Prepared:
+        try:
+            pinned = None if self._pinner is None else self._pinner.pin(arrival)
+            return pinned or _Ready(self._pinned(arrival.unpack()))
+        except Exception:
+            return _Ready(self._failed())
+
+    def place_next(self, take: Callable[[], Any]) -> Any:
+        """Pins a batch that torch's iterator hands out."""
+        batch = take()
+        try:
+            with torch.inference_mode(False):
+                return self._pinned(batch)
+        except Exception:
+            reraise(self._failed())
+
+    def stop(self) -> None:
+        """Does nothing: no result waits for long."""
+
+    def abandon(self) -> None:
+        """Nothing of it is known outside."""
+
+    def close(self) -> None:
+        """Ends the copying thread."""
+        self._pinner = None
+
+    def _pinned(self, batch: Any) -> Any:
+        if isinstance(batch, internals.ExceptionWrapper):
+            return batch
+        with torch.enable_grad():
+            return internals.pin_memory(batch, self._device)
+
+    def _failed(self) -> Any:
+        return internals.ExceptionWrapper(where=f"in pin memory thread for device {self._index}")

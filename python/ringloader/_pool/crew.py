@@ -1,0 +1,382 @@
+"""The processes of a pool, and those of them that one iterator has."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import itertools
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch.multiprocessing
+
+import ringloader._native as _native
+from ringloader._pool.objects import Entry, Parcel, PoolObjects
+from ringloader._pool.process import Assigned, LostError, PoolProcess
+from ringloader._start import forkserver, spawn, stuck
+from ringloader._start.pickled import NotForAllError
+
+# Seconds in which a process of a pool that is shut down must end by itself.
+_ENDS_WITHIN = 5.0
+# Of processes that were lost while they were idle, how many are replaced at the start of one worker.
+_LOST_AT_MOST = 3
+
+
+class Lease:
+    """The processes that one iterator has."""
+
+    def __init__(self, crew: Crew, loader: Any, processes: list[PoolProcess], entries: list[Entry]) -> None:
+        self._crew = crew
+        self._loader = weakref.ref(loader)
+        self._entries = entries
+        # Workers that have no process that is at work yet.
+        self._missing = len(processes)
+        self._idle: list[PoolProcess] = []
+        # Once a worker has begun, there is no way back to other processes for all.
+        self._has_begun = False
+        self._moment = 0
+        # Of a process that had ended when it was given work.
+        self._lost: int | None = None
+        self.take_over(processes)
+
+    def take_over(self, processes: list[PoolProcess]) -> None:
+        """The processes are this one's, until they are given back."""
+        for process in processes:
+            process.lend(self)
+        self._idle += processes
+        if processes and not self._has_begun:
+            self._moment = processes[0].moment
+
+    @property
+    def context(self) -> Any:
+        """Of ``multiprocessing``, that starts the processes."""
+        return self._crew.context
+
+    def worker(self, *work: Any) -> Assigned:
+        """A process object for one of them. Its work: a worker's end, torch's loop, the arguments of that."""
+        return Assigned(lambda: self._begin(work), self._crew.give_back)
+
+    def _begin(self, work: tuple[Any, ...]) -> PoolProcess:
+        is_again = False
+        for _ in range(_LOST_AT_MOST):
+            process = self._next(is_again)
+            try:
+                self._pickle_for(process)
+                process.assign(self._entries, work)
+            except LostError:
+                is_again, self._lost = True, process.process.pid
+                self._take(process)
+                self._crew.discard(process)
+                continue
+            except BaseException:
+                # Nothing was sent, or the process is about to find out: it ends.
+                self._take(process)
+                self._crew.discard(process)
+                raise
+            self._take(process)
+            self._has_begun = True
+            self._missing -= 1
+            return process
+        raise RuntimeError(
+            f"{_LOST_AT_MOST} processes of worker_pool in a row have ended before they got to work"
+        )
+
+    def _next(self, is_again: bool) -> PoolProcess:
+        """An idle process that has what the others have; for the successor of a worker, if there is one.
+
+        Args:
+            is_again: Whether another one was found to have ended when it was given this work.
+        """
+        if is_again and not self._has_begun:
+            while self._idle:
+                self._crew.give_back(self._idle.pop())
+            self._crew.lend_more(self, self._own_loader(), self._missing)
+        elif not self._idle:
+            is_successor = self._missing <= 0
+            self._crew.lend_more(self, self._own_loader(), 1, self._moment, is_successor)
+        if not self._idle:
+            raise RuntimeError(f"DataLoader worker (pid(s) {self._lost}) exited unexpectedly")
+        return self._idle[0]
+
+    def _own_loader(self) -> Any:
+        loader = self._loader()
+        if loader is None:
+            raise RuntimeError("a process of worker_pool was lost, and the loader of its iterator has gone")
+        return loader
+
+    def _take(self, process: PoolProcess) -> None:
+        if process in self._idle:
+            self._idle.remove(process)
+
+    def _pickle_for(self, process: PoolProcess) -> None:
+        """Has what the process does not hold be pickled, where that was not done for another one before."""
+        for entry in self._entries:
+            while entry.number not in process.numbers and entry.parcel is None and not entry.is_for_each:
+                try:
+                    parcel = Parcel(entry, self._entries)
+                except NotForAllError:
+                    entry.is_for_each = True
+                else:
+                    self._crew.add(parcel)
+
+    def close(self) -> None:
+        """Gives back the processes that got no work. Those that did are given back as they leave."""
+        while self._idle:
+            self._crew.give_back(self._idle.pop())
+        # A report of the iterator may have this one for long.
+        self._entries = []
+
+
+@functools.cache
+def _look_up_torch() -> None:
+    """Has the native side look up torch's names, as the first engine does.
+
+    INVARIANT: before processes are forked: one that is forked while another thread looks them up would wait
+    for that thread for ever. A pool forks before its iterator's engine is made.
+    """
+    _native.Engine(1, 1, 1 << 20).close()
+
+
+class Crew:
+    """The processes of a pool in one process."""
+
+    _process_identity = staticmethod(_native.process_identity)
+
+    def __init__(self, num_workers: int, start_method: str | None) -> None:
+        self._num_workers = num_workers
+        self._start_method = start_method
+        self._owner = self._process_identity()
+        self._lock = threading.Lock()
+        self._holder: int | None = None
+        self._processes: list[PoolProcess] = []
+        # Asked for while the same thread held the lock, below a finalizer or a signal's handler.
+        self._returned: list[PoolProcess] = []
+        self._ends_idle = False
+        self._moments = itertools.count(1)
+        self.objects = PoolObjects()
+        self.is_shut_down = False
+
+    def is_inherited(self) -> bool:
+        """Whether this process is a forked child of the one that made it."""
+        return self._process_identity() != self._owner
+
+    @property
+    def context(self) -> Any:
+        method = self._start_method
+        return torch.multiprocessing if method is None else torch.multiprocessing.get_context(method)
+
+    # As `spawn.prepare` looks at a loader.
+    num_workers = 1
+
+    @property
+    def multiprocessing_context(self) -> Any:
+        return self.context
+
+    @contextlib.contextmanager
+    def _held(self) -> Iterator[None]:
+        if self._holder == threading.get_ident():
+            raise RuntimeError("worker_pool is at work already, below a signal handler or a finalizer")
+        try:
+            with self._lock:
+                self._holder = threading.get_ident()
+                try:
+                    self._tidy()
+                    yield
+                    self._tidy()
+                finally:
+                    self._holder = None
+        finally:
+            self._tidy_if_free()
+
+    def _tidy_if_free(self) -> None:
+        # Loaders go anywhere, also where the lock is held: its holder looks afterwards.
+        while (self._returned or self._ends_idle or self.objects.has_gone()) and self._lock.acquire(
+            blocking=False
+        ):
+            self._holder = threading.get_ident()
+            try:
+                self._ends_idle = False
+                self._tidy()
+            finally:
+                self._holder = None
+                self._lock.release()
+
+    def _tidy(self) -> None:
+        while self._returned:
+            returned = self._returned.pop()
+            returned.is_lent = False
+            if returned.is_for_one and returned in self._processes:
+                self._end(returned)
+        self.objects.tidy()
+        dropped, self.objects.dropped = self.objects.dropped, []
+        for process in list(self._processes):
+            process.recover()
+            if not process.is_alive():
+                self._processes.remove(process)
+                process.channel.close()
+            elif dropped:
+                process.drop(dropped)
+        keep = 0 if self.is_shut_down else 2 * self._num_workers
+        for process in self._idle()[keep:]:
+            self._end(process)
+
+    def _idle(self) -> list[PoolProcess]:
+        """Processes without an iterator. Those come last that can be missed best: few of one moment, old."""
+        idle = [process for process in self._processes if not process.is_lent]
+        number = collections.Counter(process.moment for process in idle)
+        return sorted(idle, key=lambda process: (-number[process.moment], -process.moment))
+
+    def _end(self, process: PoolProcess) -> None:
+        process.end()
+        self._processes.remove(process)
+
+    def _note_gone(self, loader: int) -> None:
+        self.objects.note_gone(loader)
+        if not self.is_inherited():
+            self._tidy_if_free()
+
+    def register(self, loader: Any) -> None:
+        with self._held():
+            self.objects.keep(loader, self._note_gone)
+
+    def lend(self, loader: Any) -> Lease:
+        """Processes for an iterator of ``loader``: those that are idle, and new ones for the rest."""
+        context = self.context
+        forkserver.preload(context)
+        spawn.prepare(self)
+        _look_up_torch()
+        with self._held():
+            entries = self._check_in(loader)
+            return Lease(self, loader, self._find(loader.num_workers, entries), entries)
+
+    def lend_more(
+        self, lease: Lease, loader: Any, count: int, moment: int | None = None, may_differ: bool = False
+    ) -> None:
+        """Lends other processes, in place of some that were lost.
+
+        Args:
+            lease: Who gets them. The memory of its iterator is there already.
+            loader: Its loader.
+            count: How many.
+            moment: Of which they must be; None for any one.
+            may_differ: Whether others will do, where there is none of that moment.
+        """
+        with self._held():
+            entries = self._check_in(loader)
+            found = self._find(count, entries, moment, for_one=True)
+            if not found and may_differ:
+                found = self._find(count, entries, for_one=True)
+            lease.take_over(found)
+
+    def add(self, parcel: Parcel) -> None:
+        """Has all processes that need it be sent this parcel."""
+        with self._held():
+            self.objects.add(parcel)
+
+    def _check_in(self, loader: Any) -> list[Entry]:
+        if self.is_shut_down:
+            raise RuntimeError(
+                "the worker_pool of this loader was shut down: make its iterators inside `with pool:` and "
+                "before pool.shutdown(), or give it another WorkerPool"
+            )
+        return self.objects.keep(loader, self._note_gone)
+
+    def _find(
+        self, count: int, entries: list[Entry], moment: int | None = None, for_one: bool = False
+    ) -> list[PoolProcess]:
+        """Processes that are idle, or new; all of them will hold the entries in the same state.
+
+        Args:
+            count: How many.
+            entries: What they must hold.
+            moment: Of which they must be; None for any one. None are found if there are too few of it.
+            for_one: For an iterator whose memory is there already.
+        """
+        needed = {entry.number for entry in entries}
+        if self.context.get_start_method() == "fork":
+            return self._find_inheriting(count, needed, moment, for_one)
+        found = sorted(self._idle(), key=lambda process: not needed <= process.numbers)[:count]
+        while len(found) < count:
+            found.append(self._start({}, 0))
+        for_each = [entry for entry in entries if entry.is_for_each]
+        if any(entry.number not in process.numbers for entry in for_each for process in found):
+            self.objects.renew(for_each)
+        return found
+
+    def _find_inheriting(
+        self, count: int, needed: set[int], moment: int | None, for_one: bool
+    ) -> list[PoolProcess]:
+        idle = self._idle()
+        holding: dict[int, list[PoolProcess]] = {}
+        for process in idle:
+            if needed <= process.numbers and moment in (None, process.moment):
+                holding.setdefault(process.moment, []).append(process)
+        enough = [processes for processes in holding.values() if len(processes) >= count]
+        if enough:
+            # The fewest: larger iterators find the others. Of as many, the newest, which come first.
+            return min(enough, key=len)[:count]
+        if moment is not None:
+            return []
+        # New ones inherit what these cannot be given without a pickle: those that hold an older state of it
+        # end, so that it is not seen again, and so many of the others that there are not more than before.
+        ended = [process for processes in holding.values() for process in processes]
+        others = [process for process in reversed(idle) if process not in ended]
+        for process in ended + others[: max(0, count - len(ended))]:
+            self._end(process)
+        inherited, moment = self.objects.all(), next(self._moments)
+        started: list[PoolProcess] = []
+        while len(started) < count:
+            started.append(self._start(inherited, moment))
+            started[-1].is_for_one = for_one
+        return started
+
+    def _start(self, inherited: dict[int, Any], moment: int) -> PoolProcess:
+        channels = [process.channel for process in self._processes]
+        process = PoolProcess(self.context, dict(inherited), channels, moment)
+        self._processes.append(process)
+        return process
+
+    def give_back(self, process: PoolProcess) -> None:
+        """A process has left its iterator. From anywhere."""
+        if not self.is_inherited():
+            process.note_given_back()
+            self._returned.append(process)
+            self._tidy_if_free()
+
+    def discard(self, process: PoolProcess) -> None:
+        """Ends a process of which it is not known what it does."""
+        process.process.kill()
+        with self._held():
+            if process in self._processes:
+                self._end(process)
+
+    def end(self) -> None:
+        """The pool has gone: has all processes end. From a finalizer."""
+        if not self.is_inherited():
+            for process in self._processes:
+                process.end()
+
+    def shut_down(self) -> None:
+        if self._holder == threading.get_ident():
+            # What was interrupted ends those that are idle, and who returns one later ends that.
+            self.is_shut_down = self._ends_idle = True
+            for process in list(self._processes):
+                if process.is_lent:
+                    process.process.terminate()
+            return
+        with self._held():
+            self.is_shut_down = True
+            processes, self._processes = self._processes, []
+            # With the pickles of all objects.
+            self.objects = PoolObjects()
+        for process in processes:
+            if process.is_lent:
+                process.process.terminate()
+            process.end()
+        group = stuck.Group([process.process for process in processes])
+        for process in processes:
+            group.join(process.process, _ENDS_WITHIN)
+        group.kill()

@@ -1,0 +1,141 @@
+"""Worker processes that several loaders share."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch.multiprocessing
+
+from ringloader._pool.crew import Crew, Lease
+
+
+class WorkerPool:
+    """Worker processes for several loaders: started once, lent to an iterator, given back at its end.
+
+    Pass it as ``worker_pool`` to the loaders. Nothing starts before the first iterator. Each process holds
+    the dataset of each loader once, and drops it when the loader goes. With ``fork``, processes inherit
+    datasets: of a loader that is made after they were started, the first iterator replaces them. With the
+    other start methods a dataset is pickled once, and each process is sent that.
+
+    An iterator never waits for another one: it gets processes that are idle, and starts what is missing. Up
+    to ``num_workers`` of those stay. A process that was lost is replaced for the next iterator. May be used
+    from several threads, with ``spawn`` or ``forkserver``: a process that is forked while another thread is
+    at work may find a lock held for ever. A forked child has a pool of its own, without processes.
+
+    As with ``persistent_workers``, a change that the main process makes to a dataset may not be seen. All
+    workers of an iterator have the same state of it, but for those of ``restart_workers``. Attributes that an
+    epoch sets on a dataset in a worker are gone in the next one, and ``worker_init_fn``, seeds and
+    ``get_worker_info()`` are set anew for each iterator, as without ``persistent_workers``.
+
+    Pickles of a loader, also those for its workers, have no pool; copies in the same process share it.
+
+    Args:
+        num_workers: Processes of a loader that does not say how many it wants, and the most that it may want.
+        start_method: ``"fork"``, ``"spawn"`` or ``"forkserver"`` (default: ``multiprocessing``'s).
+
+    Raises:
+        TypeError: If ``num_workers`` is no int, or ``start_method`` no string.
+        ValueError: If ``num_workers`` is not positive, or there is no such start method.
+    """
+
+    # By which others know one without an import.
+    _is_worker_pool = True
+
+    def __init__(self, num_workers: int, start_method: str | None = None) -> None:
+        if not isinstance(num_workers, int) or isinstance(num_workers, bool):
+            raise TypeError(f"num_workers must be an int, not {num_workers!r}")
+        if num_workers <= 0:
+            raise ValueError(f"num_workers must be positive, not {num_workers}")
+        if start_method is not None and not isinstance(start_method, str):
+            raise TypeError(f"start_method must be a str or None, not {start_method!r}")
+        methods = torch.multiprocessing.get_all_start_methods()
+        if start_method is not None and start_method not in methods:
+            raise ValueError(
+                f"start_method must be one of {', '.join(methods)}, or None, not {start_method!r}"
+            )
+        self._num_workers = num_workers
+        self._start_method = start_method
+        self._begin()
+
+    def _begin(self) -> None:
+        self._crew = Crew(self._num_workers, self._start_method)
+        # At the interpreter's exit too.
+        weakref.finalize(self, self._crew.end)
+
+    @property
+    def num_workers(self) -> int:
+        """Processes of a loader that does not say how many it wants."""
+        return self._num_workers
+
+    @property
+    def start_method(self) -> str | None:
+        """As it was given."""
+        return self._start_method
+
+    def shutdown(self) -> None:
+        """Ends all processes. Iterators that still have some raise torch's error for lost workers.
+
+        Calling it again does nothing. An iterator that begins afterwards is a ``RuntimeError``.
+        """
+        self._own().shut_down()
+
+    def __enter__(self) -> WorkerPool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+    def __repr__(self) -> str:
+        method = "" if self._start_method is None else f", start_method={self._start_method!r}"
+        return f"ringloader.WorkerPool({self._num_workers}{method})"
+
+    def __copy__(self) -> WorkerPool:
+        return self
+
+    def __deepcopy__(self, _memo: object) -> WorkerPool:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Its processes are this process's children.
+        return type(None), ()
+
+    def _own(self) -> Crew:
+        """This process's: a forked child has none of its parent's."""
+        if self._crew.is_inherited():
+            was_ended = self._crew.is_shut_down
+            self._begin()
+            self._crew.is_shut_down = was_ended
+        return self._crew
+
+    def _register(self, loader: Any) -> None:
+        """Has processes that are forked later hold what the loader has."""
+        self._own().register(loader)
+
+    def _lend(self, loader: Any) -> Lease:
+        """Processes for an iterator of the loader."""
+        return self._own().lend(loader)
+
+
+def takes(pool: WorkerPool | None, loader: Any) -> bool:
+    """Whether the workers of a loader come from the pool: not where the loader says how they are started."""
+    return pool is not None and not loader.persistent_workers and loader.multiprocessing_context is None
+
+
+def check(pool: WorkerPool, num_workers: int, persistent_workers: object, context: object) -> None:
+    """Raises a ``ValueError`` for arguments of a loader that do not go with a pool."""
+    if persistent_workers:
+        raise ValueError(
+            f"persistent_workers={persistent_workers!r} does not go with worker_pool: an iterator that "
+            "persists would keep the pool's processes; leave persistent_workers out, the pool keeps them"
+        )
+    if context is not None:
+        raise ValueError(
+            f"multiprocessing_context={context!r} does not go with worker_pool: the pool starts the "
+            "processes; pass start_method to WorkerPool instead"
+        )
+    if num_workers > pool.num_workers:
+        raise ValueError(
+            f"num_workers={num_workers} is more than the {pool.num_workers} processes of worker_pool; pass "
+            "num_workers=0 for as many as the pool has, or make a larger WorkerPool"
+        )

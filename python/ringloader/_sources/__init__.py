@@ -1,0 +1,1 @@
+"""Samplers that are read natively."""

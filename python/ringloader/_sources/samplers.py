@@ -1,0 +1,259 @@
+"""Which of torch's samplers are read natively, and what torch draws for them.
+
+The native stream never draws. Where the body of torch's generator would, it asks the objects here, so that
+every draw is torch's own, at torch's moment.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import sys
+from typing import Any
+
+import torch
+from torch.utils.data import sampler as torch_sampler
+from torch.utils.data.distributed import DistributedSampler
+
+import ringloader._native as _native
+from ringloader._sources import draws, randperm
+from ringloader._torch import internals
+from ringloader.rollover import OWN_ITER, RolloverBatchSampler
+
+
+def index_source(index_sampler: Any) -> _native.IndexSource:
+    """Where the indices of one epoch come from: a native stream if there is one, else Python's ``next``."""
+    found = draws_of(index_sampler)
+    return _native.IndexSource.python() if found is None else _native.IndexSource.native(found)
+
+
+def draws_of(index_sampler: Any) -> TorchDraws | None:
+    """What a native stream asks for a loader's index sampler; None if Python must iterate it."""
+    batch: _native.BatchRule | None = None
+    rolling: RolloverBatchSampler | None = None
+    sampler = index_sampler
+    if type(sampler) is torch_sampler.BatchSampler:
+        if not _is_torchs_own(sampler):
+            return None
+        size, drop_last = sampler.batch_size, sampler.drop_last
+        if not _is_size(size) or type(drop_last) is not bool:
+            return None
+        batch = _native.BatchRule(size, drop_last, None if drop_last else index_sampler)
+        sampler = sampler.sampler
+    elif type(sampler) is RolloverBatchSampler:
+        if type(sampler).__iter__ is not OWN_ITER or not _is_size(sampler.batch_size):
+            return None
+        batch, rolling = _native.BatchRule(sampler.batch_size, True), sampler
+        sampler = sampler.sampler
+    opener = _OPENERS.get(type(sampler))
+    if opener is None or not _is_torchs_own(sampler):
+        return None
+    made = opener(sampler, batch)
+    made.rolling = rolling
+    return made if made.is_plain() else None
+
+
+def _is_size(size: Any) -> bool:
+    return type(size) is int and 1 <= size <= sys.maxsize
+
+
+def _is_torchs_own(sampler: Any) -> bool:
+    return internals.is_torchs_own(type(sampler).__iter__, f"{type(sampler).__name__}.__iter__")
+
+
+class TorchDraws(draws.NoDraws):
+    """One epoch of a sampler: what torch reads and draws for it. The stream asks this when torch would."""
+
+    # Whether its indices may be other objects than ints.
+    has_any_indices = False
+
+    def __init__(self, sampler: Any, batch: _native.BatchRule | None) -> None:
+        self.sampler = sampler
+        self.batch = batch
+        # The batch sampler that takes what is left over.
+        self.rolling: RolloverBatchSampler | None = None
+        self._words_from: torch.Generator | None = None
+
+    def is_plain(self) -> bool:
+        """Whether this very sampler can be read natively. Reads nothing that torch reads later."""
+        return True
+
+    def open(self) -> _native.Stream | None:
+        """Reads what torch's generator reads before it yields, and makes the native stream.
+
+        None for a sampler that torch is about to refuse, in words of its own, and for numbers that are too
+        big: then Python iterates it.
+        """
+        try:
+            made = self._make()
+        except (ValueError, OverflowError):
+            return None
+        return made if self.rolling is None or self._roll_over(made, self.rolling) else None
+
+    def _roll_over(self, made: _native.Stream, rolling: RolloverBatchSampler) -> bool:
+        rest = rolling.rest()
+        # More than a batch, for which `__iter__` has a rule, and what other samplers left.
+        if len(rest) >= rolling.batch_size:
+            return False
+        if not self.has_any_indices and any(type(index) is not int for index in rest):
+            return False
+        try:
+            made.roll_over(rest)
+        except (ValueError, OverflowError):
+            return False
+        rolling.set_rest([])
+        return True
+
+    def leave(self, rest: list[Any]) -> None:
+        """Keeps the incomplete last batch, with which the next epoch begins."""
+        assert self.rolling is not None
+        self.rolling.set_rest(rest)
+
+    def _make(self) -> _native.Stream:
+        raise NotImplementedError
+
+    def odd_size(self, size: Any) -> int:
+        """What torch makes of a batch size that was set meanwhile and is no plain number."""
+        itertools.islice((), size)
+        return sys.maxsize if size is None else operator.index(size)
+
+    def permutation(self, n: int) -> torch.Tensor | None:
+        """``torch.randperm(n)``; None if the stream shall make it of :meth:`words`."""
+        generator, is_private = self._permuting()
+        if not randperm.can(n):
+            return torch.randperm(n, generator=generator)
+        if is_private:
+            self._words_from = generator
+        else:
+            self._words_from = randperm.take_ahead(generator or torch.default_generator, n)
+        return None
+
+    def words(self, count: int) -> torch.Tensor:
+        """The next words of the last permutation."""
+        assert self._words_from is not None
+        return randperm.words(self._words_from, count)
+
+    def _permuting(self) -> tuple[torch.Generator | None, bool]:
+        """The generator that torch permutes with, and whether no other code ever sees it."""
+        raise NotImplementedError
+
+
+def _is_cpu(generator: Any) -> bool:
+    return generator is None or (type(generator) is torch.Generator and generator.device.type == "cpu")
+
+
+class _Sequential(TorchDraws):
+    """MIRRORS torch sampler.py::SequentialSampler."""
+
+    def is_plain(self) -> bool:
+        # Without batches torch reads the length inside iter(), and the iterator it made then is a range's.
+        return self.batch is not None
+
+    def _make(self) -> _native.Stream:
+        return _native.Stream.sequential(len(self.sampler.data_source), self.batch)
+
+
+class _Random(TorchDraws):
+    """MIRRORS torch sampler.py::RandomSampler."""
+
+    _generator: torch.Generator
+    _is_private: bool
+
+    def is_plain(self) -> bool:
+        return _is_cpu(self.sampler.generator)
+
+    def _make(self) -> _native.Stream:
+        n = len(self.sampler.data_source)
+        self._is_private = self.sampler.generator is None
+        if not self._is_private:
+            self._generator = self.sampler.generator
+        return _native.Stream.random(n, self.sampler.replacement, self._is_private, self.batch)
+
+    def seed(self) -> None:
+        seed = int(torch.empty((), dtype=torch.int64).random_().item())
+        self._generator = torch.Generator()
+        self._generator.manual_seed(seed)
+
+    def num_samples(self) -> int:
+        return int(self.sampler.num_samples)
+
+    def _permuting(self) -> tuple[torch.Generator | None, bool]:
+        return self._generator, self._is_private
+
+    def integers(self, high: int, count: int) -> torch.Tensor:
+        return torch.randint(high=high, size=(count,), dtype=torch.int64, generator=self._generator)
+
+
+class _Subset(TorchDraws):
+    """MIRRORS torch sampler.py::SubsetRandomSampler."""
+
+    has_any_indices = True
+
+    def is_plain(self) -> bool:
+        return _is_cpu(self.sampler.generator) and type(self.sampler.indices) in (list, range)
+
+    def _make(self) -> _native.Stream:
+        return _native.Stream.subset(self.sampler, len(self.sampler.indices), self.batch)
+
+    def _permuting(self) -> tuple[torch.Generator | None, bool]:
+        return self.sampler.generator, False
+
+
+class _Weighted(TorchDraws):
+    """MIRRORS torch sampler.py::WeightedRandomSampler."""
+
+    def is_plain(self) -> bool:
+        weights = self.sampler.weights
+        plain = type(weights) is torch.Tensor and weights.device.type == "cpu" and weights.dim() == 1
+        return plain and _is_cpu(self.sampler.generator)
+
+    def _make(self) -> _native.Stream:
+        return _native.Stream.weighted(len(self.sampler.weights), self.sampler.num_samples, self.batch)
+
+    def multinomial(self) -> torch.Tensor:
+        sampler = self.sampler
+        return torch.multinomial(
+            sampler.weights, sampler.num_samples, sampler.replacement, generator=sampler.generator
+        )
+
+
+class _Distributed(TorchDraws):
+    """MIRRORS torch distributed.py::DistributedSampler."""
+
+    def is_plain(self) -> bool:
+        # Without batches torch draws inside iter(), which torch's own constructor calls in any case.
+        return self.batch is not None
+
+    def _make(self) -> _native.Stream:
+        sampler = self.sampler
+        return _native.Stream.distributed(
+            len(sampler.dataset),
+            sampler.num_samples,
+            sampler.num_replicas,
+            sampler.rank,
+            bool(sampler.shuffle),
+            bool(sampler.drop_last),
+            self.batch,
+        )
+
+    def _permuting(self) -> tuple[torch.Generator | None, bool]:
+        generator = torch.Generator()
+        generator.manual_seed(self.sampler.seed + self.sampler.epoch)
+        return generator, True
+
+
+class _Nones(TorchDraws):
+    """MIRRORS torch dataloader.py::_InfiniteConstantSampler."""
+
+    def _make(self) -> _native.Stream:
+        return _native.Stream.nones(self.batch)
+
+
+_OPENERS: dict[type, type[TorchDraws]] = {
+    torch_sampler.SequentialSampler: _Sequential,
+    torch_sampler.RandomSampler: _Random,
+    torch_sampler.SubsetRandomSampler: _Subset,
+    torch_sampler.WeightedRandomSampler: _Weighted,
+    DistributedSampler: _Distributed,
+    internals.InfiniteConstantSampler: _Nones,
+}

@@ -1,1 +1,0 @@
-"""Workers that are threads of the main process."""

@@ -1,0 +1,1 @@
+"""Transports: tasks to the workers of an iterator, and batches back."""

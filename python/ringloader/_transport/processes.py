@@ -1,0 +1,355 @@
+"""The transport whose workers are processes: batches travel over shared-memory rings."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+# torch seeds it in each worker, where numpy would import it otherwise: it does so at the first use.
+import numpy.random  # noqa: F401
+import torch.multiprocessing
+
+import ringloader._native as _native
+from ringloader._common import forks, moved_storages
+from ringloader._dispatch.dispatching import Dispatching, dispatching_for
+from ringloader._options import overdue
+from ringloader._options.watchdog import Watchdog, watch_processes
+from ringloader._placement import registration
+from ringloader._placement.registration import Registrations
+from ringloader._pool.crew import Lease
+from ringloader._start import forkserver, processes, shared_args, spawn, stuck
+from ringloader._torch import internals, versions
+from ringloader._transport import budget
+from ringloader._transport.segment_cache import SegmentCache
+from ringloader._worker import endpoint, entry
+from ringloader._worker.loop import Resume, Work
+from ringloader._worker.options import WorkerOption
+
+# torch's, in dataloader.py::_MultiProcessingDataLoaderIter.__init__.
+_PICKLE_WARNING = (
+    "Got pickle error when attempting to start a worker Process. "
+    "This might be because the worker Process arguments are not picklable. "
+    "Python 3.14+ changed the multiprocessing start method in non-Mac POSIX platforms "
+    "to 'forkserver', which requires the worker Process arguments to be picklable. "
+    "You can also try multiprocessing.set_start_method('fork')."
+)
+# Seconds for which a successor waits for processes that its predecessor forked.
+_ORPHANS_END_WITHIN = 2.0
+
+
+class ProcessTransport:
+    """The :class:`~ringloader._transport.protocol.Transport` of one iterator with worker processes."""
+
+    # The things themselves: an iterator that lives on while modules are torn down finds their names None.
+    _process_identity = staticmethod(_native.process_identity)
+    _group = stuck.Group
+    _join_seconds = internals.JOIN_SECONDS
+    scheduler = _native.Scheduler
+
+    def __init__(
+        self,
+        engine: _native.Engine,
+        registrations: Registrations | None,
+        context: Any,
+        workers: int,
+        cache: SegmentCache,
+        options: Sequence[WorkerOption],
+        dispatching: Dispatching | None = None,
+        lease: Lease | None = None,
+        watchdog: Watchdog | None = None,
+    ) -> None:
+        self.engine = engine
+        self.watchdog = watchdog
+        self._dispatching = dispatching
+        self._registrations = registrations
+        self._cache = cache
+        # The processes, if they are a pool's.
+        self._lease = lease
+        self.options = options
+        self.sound = True
+        self._workers = workers
+        self._keeps_work = False
+        # Workers whose successor's start has failed or was interrupted: its process may run all the same.
+        self._not_again: set[int] = set()
+        self._work: dict[int, Work] = {}
+        self._ended: set[int] = set()
+        self._owner = self._process_identity()
+        self._context = context
+        self._processes: dict[int, Any] = {}
+        is_shared = lease is None and context.get_start_method() != "fork"
+        self._shared = shared_args.Shared() if is_shared else None
+        self._calls = threading.RLock()
+        self._tag = 0
+        self._closed = False
+        self._final: dict[str, int] = {}
+
+    def start(self, work: Work) -> Any:
+        """Starts the process of a worker."""
+        if self._dispatching is not None:
+            work = work._replace(dataset=self._dispatching.without_source(work.dataset))
+        if self._keeps_work:
+            self._work[work.worker] = work
+        process = self._process(endpoint.WorkerEndpoint(self.engine, work.worker, self.options), work)
+        process.daemon = True
+        try:
+            process.start()
+        except (TypeError, AttributeError, pickle.PicklingError):
+            if versions.warns_of_pickle_errors():
+                warnings.warn(_PICKLE_WARNING, stacklevel=2)
+            raise
+        self._note_started(work.worker, process)
+        return process
+
+    def _process(self, worker_end: endpoint.WorkerEndpoint, work: Work) -> Any:
+        if self._lease is not None:
+            return self._lease.worker(worker_end, work)
+        sent = work if self._shared is None else shared_args.Arguments(self._shared, work)
+        return spawn.by_server(self._context.Process(target=entry.run_worker, args=(worker_end, sent)))
+
+    def send(self, worker: int, message: Resume | None) -> None:
+        """Sends a message behind the tasks of a worker: None to end it."""
+        self.engine.put(worker, message)
+        if message is None:
+            self._ended.add(worker)
+
+    def has_been_ended(self, worker: int) -> bool:
+        """True once a worker was told to end."""
+        return worker in self._ended
+
+    def call(self, worker: int, fd: int, make: Callable[[int], object]) -> bool:
+        """Sends a worker a call, behind its tasks, with a descriptor, which stays the caller's.
+
+        Args:
+            worker: The worker.
+            fd: The descriptor.
+            make: Makes the call of the tag by which the worker takes the descriptor.
+
+        Returns:
+            False if there is no room for the descriptor now.
+        """
+        # INVARIANT: of two calls, the one with the lower tag is sent first.
+        with self._calls:
+            self._tag += 1
+            if not self.engine.send_fd(worker, fd, self._tag):
+                return False
+            self.engine.put_call(worker, make(self._tag))
+            return True
+
+    def keep_work(self) -> None:
+        """Keeps the work of each worker for :meth:`restart`. Called before they start."""
+        self._keeps_work = True
+
+    def restart(self, worker: int) -> Any:
+        """Starts a successor of a worker that has ended, whose results were taken.
+
+        Its tasks must be sent again. It gets the dataset as it is now in this process.
+
+        Raises:
+            BaseException: An error of the start. The worker is not to be started again then.
+        """
+        self.sound = False
+        worker_end = endpoint.WorkerEndpoint(self.engine, worker, self.options, self.engine.succeed(worker))
+        process = self._process(worker_end, self._work[worker])
+        process.daemon = True
+        try:
+            with processes.one_start_at_a_time():
+                process.start()
+                self._note_started(worker, process)
+        except BaseException:
+            # INVARIANT: no two processes are at the rings of one worker. This one may run unknown.
+            self._not_again.add(worker)
+            if process.pid is not None:
+                processes.kill(process)
+            raise
+        if self.engine.is_done():
+            # Another thread, or a signal handler, has ended the workers meanwhile, without this one.
+            processes.kill(process)
+        return process
+
+    def may_restart(self, worker: int) -> bool:
+        """True if no process but its own can be at the rings of a worker."""
+        return worker not in self._not_again
+
+    def is_deserted(self, worker: int) -> bool:
+        """True if no process that a lost worker forked has the memory that a successor would fill.
+
+        A process that ends with the worker may take a moment.
+        """
+        until = time.monotonic() + _ORPHANS_END_WITHIN
+        while not self.engine.is_deserted(worker):
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.01)
+        return True
+
+    def process_of(self, worker: int) -> Any:
+        """Returns the process that was started last as a worker; None before."""
+        return self._processes.get(worker)
+
+    def _note_started(self, worker: int, process: Any) -> None:
+        self._processes[worker] = process
+        if self._lease is None:
+            stuck.note_started(process)
+        try:
+            self.engine.watch_worker(worker, process.pid)
+        except BaseException:
+            # The iterator does not list it yet, so no other code would end it.
+            process.terminate()
+            stuck.end(process, internals.JOIN_SECONDS)
+            raise
+        if len(self._processes) == self._workers:
+            self._share_nothing_more()
+
+    def _share_nothing_more(self) -> None:
+        if self._shared is not None:
+            self._shared.close()
+
+    def error_of_lost(
+        self, _worker: int, handle: Any, in_hand: overdue.Late | None, *notes: str
+    ) -> RuntimeError:
+        """Returns torch's error for a worker whose process has ended."""
+        handle.join(1.0)
+        return overdue.error_of_lost(handle, in_hand, *notes)
+
+    def end(self, workers: Sequence[Any], told: Callable[[int], bool]) -> None:
+        """Ends the processes, also those that are stopped. Kills those that are left after torch's time."""
+        group = self._group(workers)
+        try:
+            self.engine.set_done()
+            for worker in range(len(workers)):
+                if told(worker):
+                    self.send(worker, None)
+            for process in workers:
+                group.join(process, self._join_seconds)
+        finally:
+            try:
+                for process in workers:
+                    if process.is_alive():
+                        group.terminate()
+                        group.join(process, self._join_seconds)
+            finally:
+                group.kill()
+
+    def registrations(self, device_type: str) -> Registrations | None:
+        """Returns the memory that is registered for devices of a type, also by epochs before.
+
+        None if they have no driver that registers. Copies out of it end before :meth:`close`.
+        """
+        found = self._registrations
+        if found is None or found.device_type != device_type:
+            if found is not None:
+                found.close()
+            self._registrations = registration.registrations_for(self.engine.slot_memory(), device_type)
+        return self._registrations
+
+    def is_inherited(self) -> bool:
+        """True in a forked child of the process that made it."""
+        return self._process_identity() != self._owner
+
+    def counters(self) -> dict[str, int]:
+        """Returns what went over the rings."""
+        return dict(self._final) if self._closed else dict(self.engine.counters())
+
+    def close(self, may_keep: bool = False) -> None:
+        """Gives back all memory that no tensor holds. A forked child that inherited this does nothing.
+
+        Args:
+            may_keep: Whether another epoch may find it warm: some of it then stays with the loader.
+        """
+        if self._closed or self.is_inherited():
+            return
+        self._final = dict(self.engine.counters())
+        self._closed = True
+        if self._dispatching is not None:
+            self._dispatching.close()
+        registrations, self._registrations = self._registrations, None
+        if may_keep and self._ended_well():
+            self._note_left()
+            self._cache.store(self.engine, registrations)
+        else:
+            self.engine.close()
+            if registrations is not None:
+                registrations.close()
+        self._share_nothing_more()
+        if self._lease is not None:
+            self._lease.close()
+        if self.watchdog is not None:
+            self.watchdog.close()
+        self._processes.clear()
+        self._work.clear()
+
+    def _note_left(self) -> None:
+        """Of workers whose processes live on: nothing of them uses the memory any more."""
+        if self._lease is not None:
+            for worker, process in self._processes.items():
+                if process.has_left:
+                    self.engine.note_left(worker)
+
+    def _ended_well(self) -> bool:
+        started = self._processes.values()
+        return self.sound and len(started) == self._workers and all(one.exitcode == 0 for one in started)
+
+
+def make_transport(
+    loader: Any,
+    max_shared_bytes: int | None,
+    options: Sequence[WorkerOption] = (),
+    device_type: str | None = None,
+    lease: Lease | None = None,
+    watchdog: float | None = None,
+) -> ProcessTransport:
+    """Makes the transport of one iterator of a loader with workers.
+
+    Args:
+        loader: The loader.
+        max_shared_bytes: Shared memory for its batches; None for a part of what there is.
+        options: The options that workers ask.
+        device_type: Of the device that batches are moved to. What was registered for it is not for batches
+            that the user is given where they lie.
+        lease: The processes of a pool; None to start processes. The transport gives them back.
+        watchdog: After how many seconds without a batch that is said; None: never.
+
+    Raises:
+        OSError: When shared memory or descriptors cannot be had. Nothing is left then.
+        ValueError: When so many workers with so many tasks have no room in the address space.
+    """
+    workers = loader.num_workers
+    context = loader.multiprocessing_context or torch.multiprocessing
+    forks.tell_native()
+    moved_storages.drop_unread()
+    if lease is None:
+        forkserver.preload(context)
+        spawn.prepare(loader)
+    most_tasks = _most_tasks(loader)
+    cache = SegmentCache(loader, workers, (most_tasks, max_shared_bytes, device_type))
+    available = _native.available_memory() + cache.resident
+    share = budget.share_per_worker(workers, max_shared_bytes, available)
+    engine, registrations = cache.take(share) or (_native.Engine(workers, most_tasks, share), None)
+    dispatching = dispatching_for(loader, context, share)
+    if dispatching is not None:
+        # First: the others must find it there when they raise.
+        options = (dispatching.option, *options)
+    watching = None
+    if loader.timeout or watchdog is not None:
+        watching, answering = watch_processes(workers, watchdog, loader.in_order)
+        # Last: the time in the other options is time in the batch.
+        options = (*options, *answering)
+    return ProcessTransport(
+        engine, registrations, context, workers, cache, options, dispatching, lease, watching
+    )
+
+
+def _most_tasks(loader: Any) -> int:
+    """Returns how many batches of one worker can be on their way at once."""
+    factor = loader.prefetch_factor
+    # What else stands there is refused by torch's constructor, which has drawn by then.
+    per_worker = max(factor, 1) if isinstance(factor, int) else 1
+    if loader.in_order and loader._dataset_kind != internals.ITERABLE:
+        # In turn, so an equal part each; after a reset in mid-epoch, those of the epoch before too.
+        return 2 * per_worker + 1
+    # Where the others have ended, or are slow, one worker may be asked for all.
+    return per_worker * int(loader.num_workers) + per_worker + 1

@@ -1,0 +1,109 @@
+"""Memory of batches that stays warm from one epoch to the next, for workers that end with their epoch."""
+
+from __future__ import annotations
+
+import os
+import resource
+import weakref
+from typing import Any
+
+import ringloader._native as _native
+from ringloader._common import weak_registry
+from ringloader._placement.registration import Registrations
+
+SWITCH = "RINGLOADER_WARM"
+
+# Bytes that loaders keep at most while they are not iterated, and how many of them keep any.
+MOST_BYTES = 256 << 20
+MOST_LOADERS = 4
+# The part of all descriptors that they may take together, and of the memory that is left.
+_PART = 4
+
+
+class SegmentCache:
+    """Where an iterator finds the memory of its loader's last epoch, and leaves it for the next.
+
+    Args:
+        loader: Whose memory it is. It goes with the loader, which is not kept alive.
+        workers: How many share it.
+        plan: All else that the memory was made for. Another plan gets new memory.
+    """
+
+    def __init__(self, loader: Any, workers: int, plan: tuple[object, ...]) -> None:
+        self._workers = workers
+        self._plan = (_native.process_identity(), workers, *plan)
+        self._found = _kept.pop(loader)
+        if self._found is not None and self._found[0] != self._plan:
+            self._found = None
+        self._loader = weakref.ref(loader)
+
+    @property
+    def resident(self) -> int:
+        """Bytes of the memory that :meth:`take` may return."""
+        return 0 if self._found is None else self._found[1].resident
+
+    def take(self, share: int) -> tuple[_native.Engine, Registrations | None] | None:
+        """An engine over the memory of the last epoch, if its workers had about ``share`` bytes each.
+
+        What was registered of it still is.
+        """
+        found, self._found = self._found, None
+        if found is None or not share // 2 <= found[1].share <= 2 * share:
+            return None
+        return found[1].take(), found[2]
+
+    def store(self, engine: _native.Engine, registrations: Registrations | None = None) -> None:
+        """Closes an engine whose workers have ended, and keeps its memory, as it is registered, if it can."""
+        if not self._store(engine, registrations) and registrations is not None:
+            registrations.close()
+
+    def _store(self, engine: _native.Engine, registrations: Registrations | None) -> bool:
+        loader = self._loader()
+        if loader is None or os.environ.get(SWITCH) == "0" or not _is_affordable(self._workers):
+            engine.close()
+            return False
+        _kept.pop(loader)
+        _kept.keep_newest(MOST_LOADERS - 1)
+        others = sum(segment.resident for _, segment, _ in _kept.values())
+        most = min(MOST_BYTES, _native.available_memory() // _PART)
+        most = max(0, most - others)
+        if registrations is not None and registrations.nbytes > most:
+            # What is registered cannot be given back.
+            registrations.close()
+            registrations = None
+        segment = engine.store(most)
+        if segment is None:
+            return False
+        _kept.put(loader, (self._plan, segment, registrations))
+        # Other threads may have put theirs meanwhile.
+        _kept.keep_newest(MOST_LOADERS)
+        return True
+
+
+def forget(loader: Any) -> None:
+    """Gives back what is kept for the next epoch of a loader, if anything is. In a forked child nothing."""
+    found = _kept.get(loader)
+    if found is None or found[0][0] != _native.process_identity():
+        return
+    _kept.pop(loader)
+    _, _, registrations = found
+    if registrations is not None:
+        registrations.close()
+
+
+_Kept = tuple[tuple[object, ...], "_native.CachedSegment", "Registrations | None"]
+_kept: weak_registry.WeakRegistry[_Kept] = weak_registry.WeakRegistry()
+
+
+def _is_affordable(workers: int) -> bool:
+    """Whether the process can spare the descriptors and the address space of what is kept."""
+    # Segment, watch, bell and the process's own handle; each worker's bell.
+    descriptors = MOST_LOADERS * (4 + workers)
+    try:
+        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        address_space, _ = resource.getrlimit(resource.RLIMIT_AS)
+    except OSError:
+        # A sandbox may refuse the question. To keep memory is optional.
+        return False
+    enough = most == resource.RLIM_INFINITY or _PART * descriptors <= most
+    return enough and address_space == resource.RLIM_INFINITY

@@ -1,0 +1,135 @@
+"""The worker loop, in processes and in threads. MIRRORS torch worker.py::_worker_loop."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from ringloader._torch import data_pipes, internals
+from ringloader._worker import options as worker_options
+from ringloader._worker.options import Fetcher, WorkerOption
+
+
+class Channel(Protocol):
+    """A worker's end of the transport."""
+
+    # True if the worker has the main process's dataset itself.
+    shares_dataset: bool
+
+    def get(self) -> Any:
+        """Waits for the next message, and makes the calls that come before it.
+
+        Returns:
+            A task, which is its number and its index; a :class:`Resume`; or None: the worker is to end, or
+            its main process has ended.
+        """
+
+    def put(self, message: tuple[Any, Any], /) -> None:
+        """Sends a result: the number of a task and its batch, or a :class:`Resume` and None."""
+
+    def is_done(self) -> bool:
+        """True once nothing more is wanted of the workers."""
+
+    def failure(self) -> Any:
+        """Wraps the error that is being handled, to be a task's result."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Resume:
+    """Tells a persistent worker to begin its next epoch.
+
+    Args:
+        seed: The shared seed of DataPipes; None for other datasets.
+        epoch: The epoch that ``set_epoch`` has named; None if it was not called.
+    """
+
+    seed: int | None
+    epoch: int | None = None
+
+
+class Work(NamedTuple):
+    """The work of one worker: the arguments of torch's worker loop, and the options."""
+
+    dataset_kind: Any
+    dataset: Any
+    auto_collation: bool
+    collate_fn: Callable[[Any], Any]
+    drop_last: bool
+    base_seed: int
+    init_fn: Callable[[int], object] | None
+    worker: int
+    workers: int
+    shared_seed: int | None
+    options: Sequence[WorkerOption]
+
+
+def run(channel: Channel, work: Work, finish: Callable[[Any], None] | None = None) -> None:
+    """Answers tasks until the worker is told to end.
+
+    Args:
+        channel: The worker's end of the transport.
+        work: The work. ``get_worker_info()`` knows the worker.
+        finish: Called with torch's fetcher of an epoch, once the options have wrapped it.
+
+    Raises:
+        BaseException: An error of the dataset that is no ``Exception``, or an error where a later epoch
+            begins. The worker ends by it.
+    """
+    dataset, options = work.dataset, work.options
+    is_iterable = work.dataset_kind == internals.ITERABLE
+
+    def begin(dataset: Any) -> Fetcher:
+        torchs: Any = None
+
+        def make(dataset: Any) -> Any:
+            nonlocal torchs
+            torchs = worker_options.torchs_fetcher(
+                work.dataset_kind, dataset, work.auto_collation, work.collate_fn, work.drop_last
+            )
+            return torchs
+
+        made = worker_options.begin_epoch(options, make, dataset, is_iterable)
+        if finish is not None:
+            finish(torchs)
+        return made
+
+    init_exception: Any = None
+    try:
+        if work.init_fn is not None:
+            work.init_fn(work.worker)
+        fetcher = begin(dataset)
+    except Exception:
+        init_exception = channel.failure()
+        for option in options:
+            option.miss()
+    has_ended = False
+    while (message := channel.get()) is not None:
+        if isinstance(message, Resume):
+            channel.put((message, None))
+            has_ended = False
+            dataset = data_pipes.seeded(dataset, message.seed)
+            if message.epoch is not None:
+                for option in options:
+                    option.tell(message.epoch, channel.shares_dataset)
+            fetcher = begin(dataset)
+            continue
+        if has_ended or channel.is_done():
+            continue
+        number, index = message
+        data: Any
+        if init_exception is not None:
+            data, init_exception = init_exception, None
+        else:
+            try:
+                data = fetcher.fetch(index)
+            except Exception as error:
+                if is_iterable and isinstance(error, StopIteration):
+                    data = internals.IterableDatasetStopIteration(work.worker)
+                    # The next tasks are for an iterator that has ended.
+                    has_ended = True
+                else:
+                    data = channel.failure()
+        channel.put((number, data))
+        # What the caller has dropped must not live on here until the next task comes.
+        del data, index, message

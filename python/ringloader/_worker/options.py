@@ -1,0 +1,118 @@
+"""Options with work to do in a worker, and the fetcher of an epoch.
+
+The worker loop asks the options of its iterator in their order. Without options, torch's own fetcher is all
+there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import ringloader._native as _native
+from ringloader._torch import internals
+
+
+class Fetcher(Protocol):
+    """The object that the worker loop asks for batches, by the index of the task."""
+
+    def fetch(self, index: Any, /) -> Any:
+        """Returns the batch."""
+
+
+class WorkerOption:
+    """One option, in each worker. Made in the main process; pickled for workers that do not fork."""
+
+    def join(self, worker: int, port: _native.Port | None) -> None:
+        """Prepares the worker, before ``worker_init_fn``.
+
+        Args:
+            worker: The worker's number.
+            port: The process's end of the transport; None in a thread.
+        """
+
+    def begin(self, dataset: Any) -> Any:
+        """Begins an epoch, before torch makes its fetcher. Returns the dataset of the epoch."""
+        return dataset
+
+    def wrap(self, fetcher: Fetcher, /) -> Fetcher:
+        """Returns the fetcher to ask in place of ``fetcher`` in this epoch."""
+        return fetcher
+
+    def tell(self, epoch: int, is_told: bool) -> None:
+        """Notes the number of the epoch that begins next, which ``set_epoch`` has named.
+
+        Args:
+            epoch: The number.
+            is_told: True if the dataset was told already, because it is the main process's.
+        """
+
+    def leave(self) -> None:
+        """Ends an epoch in which nothing is fetched, after :meth:`begin`."""
+
+    def miss(self) -> None:
+        """Passes over an epoch that failed before every option had begun it."""
+
+
+class Failing:
+    """The fetcher of an epoch that could not begin: each batch is the error.
+
+    Args:
+        error: The error.
+        once: True for an iterable dataset, which ends after one batch.
+    """
+
+    def __init__(self, error: Exception, once: bool) -> None:
+        self._error = error
+        self._once = once
+        self._raised = False
+
+    def fetch(self, _index: Any, /) -> Any:
+        if self._once and self._raised:
+            raise StopIteration
+        self._raised = True
+        raise self._error
+
+
+def begin_epoch(
+    options: Sequence[WorkerOption],
+    make: Callable[[Any], Fetcher],
+    dataset: Any,
+    is_iterable: bool,
+) -> Fetcher:
+    """Begins an epoch and returns its fetcher.
+
+    Args:
+        options: The options of the iterator.
+        make: Makes torch's fetcher of a dataset. The caller gets its errors.
+        dataset: The dataset.
+        is_iterable: True for a dataset that ends by itself.
+    """
+    try:
+        for option in options:
+            dataset = option.begin(dataset)
+    except Exception as error:
+        for option in options:
+            option.miss()
+        return Failing(error, once=is_iterable)
+    return wrapped(options, make(dataset), is_iterable)
+
+
+def wrapped(options: Sequence[WorkerOption], fetcher: Fetcher, is_iterable: bool) -> Fetcher:
+    """Returns the fetcher that ``options`` make of torch's."""
+    try:
+        for option in options:
+            fetcher = option.wrap(fetcher)
+    except Exception as error:
+        for option in options:
+            option.leave()
+        # In a later epoch an error here would end the worker.
+        return Failing(error, once=is_iterable)
+    return fetcher
+
+
+def torchs_fetcher(
+    kind: Any, dataset: Any, auto_collation: bool, collate_fn: Callable[[Any], Any], drop_last: bool
+) -> Any:
+    """Returns torch's fetcher, made by the function that stands there now: programs replace it."""
+    return internals.create_fetcher(kind, dataset, auto_collation, collate_fn, drop_last)

@@ -1,0 +1,45 @@
+"""The table of options: what is written elsewhere agrees with it."""
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+import ringloader
+from ringloader._options.table import TABLE, Options
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.rings_only
+
+
+def row(name):
+    about = TABLE[name]
+    return f"| `{name}` (option) | {about.values} | {about.without} | {about.line} |"
+
+
+def test_the_constructor_has_the_options_of_the_table():
+    """Names, order, defaults and types, behind torch's arguments."""
+    parameters = list(inspect.signature(ringloader.DataLoader.__init__).parameters.values())
+    ours = parameters[-len(TABLE) :]
+    assert [one.name for one in ours] == list(TABLE)
+    assert all(one.kind is inspect.Parameter.KEYWORD_ONLY for one in ours)
+    assert [one.default for one in ours] == [getattr(Options, name) for name in TABLE]
+    written = {one.name: str(one.annotation).replace("rollover.", "") for one in ours}
+    for name, annotation in Options.__annotations__.items():
+        # A pool's module, and the words of `last_batch`, need torch.
+        if name not in ("worker_pool", "last_batch"):
+            assert written[name] == annotation.replace("bad_samples.", ""), name
+
+
+def test_the_page_of_options_has_the_rows_of_the_table():
+    page = (ROOT / "docs" / "options.md").read_text()
+    rows = [line for line in page.splitlines() if "(option)" in line]
+    assert rows == [row(name) for name in TABLE]
+
+
+def test_each_option_is_described_in_the_docstring():
+    documented = re.findall(r"^            (\w+): ", inspect.getdoc(ringloader.DataLoader) or "", re.M)
+    documented = documented or re.findall(r"^    (\w+): ", inspect.getdoc(ringloader.DataLoader) or "", re.M)
+    assert [name for name in documented if name in TABLE] == list(TABLE)
