@@ -116,7 +116,7 @@ class Arrival:
 
 @final
 class Layout:
-    """How the tensors of a batch travel to a device."""
+    """The way in which the tensors of a batch travel to a device."""
 
     @property
     def blocks(self) -> list[int]: ...
@@ -261,7 +261,7 @@ class Leaves:
 
 @type_check_only
 class Draws(Protocol):
-    """What torch reads and draws for one epoch of a sampler. Each method is called at torch's moment."""
+    """Reads and draws of torch for one epoch of a sampler. Each method is called at torch's moment."""
 
     def open(self) -> Stream | None: ...
     def odd_size(self, size: Any) -> int: ...
@@ -321,7 +321,7 @@ class Order:
 
 @final
 class Positions:
-    """How far an epoch is, in tasks."""
+    """The progress of an epoch, in tasks."""
 
     @property
     def sent(self) -> int: ...

@@ -1,1 +1,1 @@
-"""What every process with ringloader has: the main process and its workers."""
+"""Parts that every process with ringloader has: the main process and its workers."""

@@ -10,7 +10,7 @@ import ringloader._native as _native
 
 @functools.cache
 def tell_native() -> None:
-    """From now on, in this process and in those that it forks. Children that C code forks are not told of."""
+    """Begins to tell it, in this process and those that it forks; not of children that C code forks."""
     os.register_at_fork(
         before=_native.before_fork,
         after_in_parent=_native.after_fork_in_parent,

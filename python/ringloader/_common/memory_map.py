@@ -13,17 +13,17 @@ _Map = numpy.memmap[Any, Any]
 
 
 def pickled_by_name(array: Any) -> Any:
-    """What stands for ``array`` in a pickle: itself, unless it is a map whose file has all that it shows."""
+    """Returns ``array``, or a stand-in that pickles as the name of its file if the file has all of it."""
     if type(array) is not numpy.memmap:
         return array
     mapping = getattr(array, "_mmap", None)
-    # What is written to a private map is in no file.
+    # Writes to a private map are in no file.
     named = array.filename is not None and array.mode != "c" and Path(array.filename).exists()
     return _Named(array, mapping) if isinstance(mapping, mmap.mmap) and named and array.size else array
 
 
 def itself(array: Any) -> Any:
-    """The array that :func:`pickled_by_name` was given, or its like where it was unpickled."""
+    """Returns the array that :func:`pickled_by_name` was given, or its like where it was unpickled."""
     return array.map if isinstance(array, _Named) else array
 
 

@@ -21,7 +21,7 @@ _kept: list[tuple[Any, _native.Kept]] = []
 
 def drop_unread() -> None:
     """Drops the old memory of storages that are gone, and all views with them."""
-    # Each step is one for the interpreter: other threads, and finalizers, may come between any two.
+    # Other threads, and finalizers, may come between any two of these steps.
     for entry in list(_kept):
         if entry[0].expired():
             try:
@@ -32,7 +32,7 @@ def drop_unread() -> None:
 
 
 def _keeping(torchs_own: Callable[..., Any]) -> Callable[..., Any]:
-    """As torch's own, but what our deleters would drop meanwhile is kept."""
+    """Returns ``torchs_own`` in a wrapper that keeps what our deleters would drop during the call."""
 
     @functools.wraps(torchs_own)
     def share(self: Any, *args: Any, **options: Any) -> Any:
@@ -49,5 +49,5 @@ def _keeping(torchs_own: Callable[..., Any]) -> Callable[..., Any]:
 
 @functools.cache
 def keep_views() -> None:
-    """From now on: in the main process, and in workers, where collate hands out memory of the slot."""
+    """Keeps views from now on: in the main process, and in workers, where collate hands out slot memory."""
     stand_ins.replace_sharing(_keeping)

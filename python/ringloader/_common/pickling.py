@@ -1,4 +1,4 @@
-"""What of a batch goes through pickle, and what the native encoder asks of numpy and of classes."""
+"""Pickles of batches, and answers to the native encoder about numpy's arrays and about classes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from torch.multiprocessing import reductions
 from ringloader._common import whole_errors
 from ringloader._torch import internals
 
-# Where a leaf's content lies, for the native encoder: object to keep, address, bytes, itemsize, whether
+# The place of a leaf's content, for the native encoder: object to keep, address, bytes, itemsize, whether
 # column-major and whether read-only, dtype tag, shape.
 _ArrayParts = tuple[object, int, int, int, tuple[bool, bool], bytes, list[int]]
 
-# That of a queue's pickles: what arrives depends on it.
+# The protocol of a queue's pickles. Some objects arrive different with another one.
 _PROTOCOL = pickle.DEFAULT_PROTOCOL
 
 _BY_NAME = b"s"
@@ -117,12 +117,12 @@ def loads_index(data: bytes) -> object:
 
 
 def _is_its_bytes(dtype: np.dtype[Any]) -> bool:
-    """Whether an item is the bytes of it, and no address of something else."""
+    """True if an item's content is its own bytes, and not the address of something else."""
     return not dtype.hasobject and dtype.kind in "biufcmMSUV"
 
 
 def _dtype_tag(dtype: np.dtype[Any]) -> bytes | None:
-    """How ``dtype`` is written; None when its items are not their bytes."""
+    """Returns the tag of ``dtype``, or None if its items are not their bytes."""
     if not _is_its_bytes(dtype):
         return None
     if dtype.kind == "V" or dtype.metadata is not None:
@@ -140,12 +140,12 @@ def _plain_tag(dtype: np.dtype[Any]) -> bytes:
     except TypeError:
         # A name that numpy does not know.
         pass
-    # Those of other packages, which may look like numpy's by name.
+    # Dtypes of other packages, whose names may look like numpy's.
     return _BY_PICKLE + pickle.dumps(dtype)
 
 
 def array_dtype(tag: bytes) -> np.dtype[Any]:
-    """The dtype that a tag stands for; a new one, where its fields can be renamed."""
+    """Returns the dtype that a tag stands for: a new object where its fields can be renamed."""
     dtype = np.dtype(tag[1:].decode()) if tag[:1] == _BY_NAME else pickle.loads(tag[1:])
     # Whatever the tag says: an array over shared bytes must not take them for addresses.
     if not isinstance(dtype, np.dtype) or not _is_its_bytes(dtype):
@@ -154,7 +154,7 @@ def array_dtype(tag: bytes) -> np.dtype[Any]:
 
 
 def array_tag(array: np.ndarray[Any, Any]) -> _ArrayParts | None:
-    """Where the content of ``array`` lies; None when numpy itself must pickle it.
+    """Returns the place of the content of ``array``, or None if numpy itself must pickle it.
 
     Like a pickled one, an array arrives writable, in the machine's byte order, and C-contiguous unless it is
     Fortran-contiguous. From protocol 5 on, which is Python 3.14's, one without gaps arrives as it is: perhaps
@@ -179,7 +179,7 @@ def array_tag(array: np.ndarray[Any, Any]) -> _ArrayParts | None:
 
 
 def _has_buffer(array: np.ndarray[Any, Any]) -> bool:
-    """Whether numpy shows its content to others, as to pickle: not that of dates, for one."""
+    """True if numpy shows the array's buffer to others, such as pickle. It does not show that of dates."""
     try:
         array.data.release()
     except Exception:  # as numpy's reduction, which then goes on without
@@ -188,7 +188,7 @@ def _has_buffer(array: np.ndarray[Any, Any]) -> bool:
 
 
 def _without_gaps(array: np.ndarray[Any, Any]) -> bool:
-    """Whether ``array`` is C-contiguous with its axes in another order."""
+    """True if ``array`` is C-contiguous once its axes are in another order."""
     order = sorted(range(array.ndim), key=array.strides.__getitem__, reverse=True)
     return array.transpose(order).flags.c_contiguous
 

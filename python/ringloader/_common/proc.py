@@ -1,4 +1,4 @@
-"""What ``/proc`` says of a process."""
+"""Facts about a process, from ``/proc``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def stat_of(pid: int | None) -> list[str]:
-    """The fields of ``/proc/PID/stat`` from the state on; none if it cannot be read."""
+    """Returns the fields of ``/proc/PID/stat`` from the state on, or none if it cannot be read."""
     try:
         # The command name stands in parentheses and may hold anything, so split behind the last one.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -20,7 +20,7 @@ def state_of(pid: int | None) -> str:
 
 
 def start_of(pid: int) -> int:
-    """When it began, in the kernel's units; 0 if that cannot be read."""
+    """Returns when it began, in the kernel's units; 0 if that cannot be read."""
     try:
         return int(stat_of(pid)[19])
     except (IndexError, ValueError):
@@ -38,5 +38,5 @@ def signals_of(pid: int) -> dict[str, int]:
 
 
 def bit(number: int) -> int:
-    """Of a signal, in such a set."""
+    """Returns the bit of a signal in such a set."""
     return 1 << (number - 1)

@@ -18,7 +18,7 @@ class WeakRegistry(Generic[_T]):
     """
 
     def __init__(self) -> None:
-        # By address, the oldest first.
+        # Reference and value by the object's address, the oldest first.
         self._entries: dict[int, tuple[weakref.ref[Any], _T]] = {}
 
     def __bool__(self) -> bool:
@@ -41,19 +41,19 @@ class WeakRegistry(Generic[_T]):
         entries[address] = (reference, value)
 
     def get(self, key: object) -> _T | None:
-        """The value of an object."""
+        """Returns the value of an object, or None."""
         found = self._entries.get(id(key))
         return found[1] if found is not None and found[0]() is key else None
 
     def pop(self, key: object) -> _T | None:
-        """The same, which is forgotten."""
+        """Returns the value of an object, or None, and forgets it."""
         value = self.get(key)
         if value is not None:
             self._entries.pop(id(key), None)
         return value
 
     def values(self) -> list[_T]:
-        """All values, the oldest first."""
+        """Returns all values, the oldest first."""
         return [value for _, value in list(self._entries.values())]
 
     def keep_newest(self, most: int) -> None:

@@ -29,18 +29,18 @@ def _text(wrapper: Any, name: str) -> str:
 
 
 def whole(wrapper: Any, is_sent: bool = True) -> Any:
-    """A wrapper of torch's, or what stands for it where its class cannot be sent, or not be made of a text.
+    """Returns torch's wrapper, or a stand-in if its class cannot be sent, or not be made of a text.
 
     Args:
         wrapper: Made by torch, in the worker.
-        is_sent: Whether it goes to another process.
+        is_sent: True if it goes to another process.
     """
     kind = wrapper.exc_type
     try:
         if is_sent:
             ForkingPickler.dumps(kind)
-        # As torch makes the error again. Of the first call torch expects no error, such as ExceptionGroup's;
-        # of the second, older versions expect a TypeError only.
+        # torch makes the error again by these calls. It expects no error of the first, such as
+        # ExceptionGroup's. Older versions expect only a TypeError of the second.
         text = _text(wrapper, kind.__name__)
         if getattr(kind, "message", None):
             kind(message=text)

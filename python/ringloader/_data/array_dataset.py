@@ -33,14 +33,14 @@ class ArrayDataset(Dataset[Any]):
 
     Args:
         *arrays: Arrays, tensors, memory maps, or any sequences that are indexed from 0. All have one length.
-        **named: The same, by name.
+        **named: More of them, by name.
 
     Raises:
         ValueError: If there is no array, or if lengths differ.
         TypeError: If one of them has no length or cannot be indexed by position.
     """
 
-    # Where pickles look for it.
+    # The module where pickles look for the class.
     __module__ = "ringloader"
 
     arrays: tuple[Any, ...]

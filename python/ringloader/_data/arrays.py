@@ -19,7 +19,7 @@ from ringloader._common import memory_file
 
 # Bytes that are written between two looks at what the system has left.
 _LOOK = 16 << 20
-# Where the system refuses less, the size is not the reason.
+# Below this many bytes, the size is not the reason why the system refuses.
 _LARGE = 1 << 30
 
 _NDArray = np.ndarray[Any, np.dtype[Any]]

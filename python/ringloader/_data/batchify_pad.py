@@ -104,7 +104,7 @@ class Pad:
         return _native.Pad(self._dtype, self._axis, self._round_to, self._lengths, value)
 
     def _by_torch(self, samples: Iterable[Any]) -> Any:
-        """The same by torch's functions: for what is not native, and for errors."""
+        """Makes the batch by torch's functions: for samples that are not native, and for errors."""
         tensors, dtype = sampling.as_tensors(samples, self._dtype)
         _check_alike(tensors)
         _check_holds(dtype, self._value)
@@ -209,7 +209,7 @@ def _bytes_of(value: Any, dtype: torch.dtype) -> bytes:
 
 
 def _check_alike(tensors: list[torch.Tensor]) -> None:
-    """What a batch is made of is on one device, strided, of as many dimensions, and can leave a worker."""
+    """Raises if samples differ in device or dimensions, are not strided, or cannot leave a worker."""
     first = tensors[0]
     for number, tensor in enumerate(tensors):
         if tensor.layout != torch.strided:
@@ -225,7 +225,7 @@ def _check_alike(tensors: list[torch.Tensor]) -> None:
                 "Pad takes samples of as many dimensions"
             )
         if tensor.requires_grad and torch.is_grad_enabled() and stand_ins.is_in_worker_process():
-            # As torch.stack(out=...) in default_collate; sent, it would be an error of the sender's thread.
+            # torch.stack(out=...) in default_collate raises too; once sent, it would be the sender's thread.
             raise ValueError(
                 f"sample {number} requires gradients, which do not leave a worker; detach() it in the dataset"
             )

@@ -72,7 +72,7 @@ class SharedList(_native.SharedSequence, Sequence[_T]):
             raise ValueError(f"{value!r} is not in list") from None
 
     def __eq__(self, other: object) -> bool:
-        """Whether the other is a list or a ``SharedList`` of equal items."""
+        """True if ``other`` is a list or a ``SharedList`` of equal items."""
         if not isinstance(other, (list, SharedList)):
             return NotImplemented
         if isinstance(other, SharedList) and self.is_same(other):
@@ -94,7 +94,7 @@ class SharedList(_native.SharedSequence, Sequence[_T]):
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Of a subclass; none, usually.
+        # Attributes of a subclass; usually there are none.
         attributes = self.__dict__ or None
         if context.get_spawning_popen() is None:
             return _of_bytes, (type(self), self.to_bytes()), attributes

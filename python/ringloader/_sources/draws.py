@@ -1,4 +1,4 @@
-"""What a native stream asks while it reads a sampler: ``_native.Draws``, as a class to derive from."""
+"""Answers to a native stream that reads a sampler: ``_native.Draws``, as a class to derive from."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class NoDraws:
     """Answers nothing: a stream asks only what torch's sampler of its kind reads and draws."""
 
     def open(self) -> _native.Stream | None:
-        """The stream, made when torch's generator would begin; None if Python must iterate the sampler."""
+        """Returns a stream, made when torch's generator would begin; None if Python must iterate."""
         raise NotImplementedError
 
     def odd_size(self, size: Any) -> int:
-        """What torch makes of a batch size that was set meanwhile and is no plain number."""
+        """Returns what torch makes of a batch size that was set meanwhile and is no plain number."""
         raise NotImplementedError
 
     def seed(self) -> None:
@@ -25,19 +25,19 @@ class NoDraws:
         raise NotImplementedError
 
     def num_samples(self) -> int:
-        """How many indices there are in one epoch."""
+        """Returns the number of indices in one epoch."""
         raise NotImplementedError
 
     def permutation(self, n: int) -> torch.Tensor | None:
-        """``torch.randperm(n)``; None if the stream shall make it of :meth:`words`."""
+        """Returns ``torch.randperm(n)``, or None if the stream must make it of :meth:`words`."""
         raise NotImplementedError
 
     def words(self, count: int) -> torch.Tensor:
-        """The next words of the last permutation."""
+        """Returns the next words of the last permutation."""
         raise NotImplementedError
 
     def integers(self, high: int, count: int) -> torch.Tensor:
-        """``torch.randint(high, (count,))``."""
+        """Returns ``torch.randint(high, (count,))``."""
         raise NotImplementedError
 
     def multinomial(self) -> torch.Tensor:

@@ -24,7 +24,7 @@ _randperm = torch.randperm
 
 
 def can(n: int) -> bool:
-    """Whether a permutation of ``n`` may be drawn word by word here and now."""
+    """True if a permutation of ``n`` may be drawn word by word here and now."""
     return (
         _FEWEST <= n <= _native.Stream.MOST_WORD_BY_WORD
         # Code that replaces the function, or puts a mode around it, means it.
@@ -40,7 +40,7 @@ def words(generator: torch.Generator, count: int) -> torch.Tensor:
     Of an odd last one, only the lower 31 bits are given: it chooses between two elements.
     """
     pairs = torch.empty((count + 1) // 2, dtype=torch.int64, device="cpu")
-    # From the lowest number on there is no upper bound but the type's: all 64 bits of two draws.
+    # From the lowest number on, the type alone is the upper bound: all 64 bits of two draws.
     pairs[: count // 2].random_(_LOWEST, None, generator=generator)
     if count % 2:
         last = torch.empty((), dtype=torch.int32, device="cpu").random_(generator=generator)
@@ -67,7 +67,7 @@ def take_ahead(generator: torch.Generator, n: int) -> torch.Generator:
 
 
 class _Probe(draws.NoDraws):
-    """For one permutation."""
+    """Answers for one permutation."""
 
     def __init__(self, n: int, generator: torch.Generator) -> None:
         self._n = n
@@ -85,7 +85,7 @@ class _Probe(draws.NoDraws):
 
 @functools.cache
 def _is_as_expected() -> bool:
-    """Whether this torch makes a permutation of these words, in this way: compared once in a process."""
+    """True if this torch makes a permutation of these words, in this way: compared once in a process."""
     for n in (512, 513):
         theirs, ours = torch.Generator().manual_seed(n), torch.Generator().manual_seed(n)
         stream = _native.Stream.random(n, False, False, _native.BatchRule(n, False))

@@ -1,4 +1,4 @@
-"""Which of torch's samplers are read natively, and what torch draws for them.
+"""Samplers of torch that are read natively, and torch's draws for them.
 
 The native stream never draws. Where the body of torch's generator would, it asks the objects here, so that
 every draw is torch's own, at torch's moment.
@@ -22,13 +22,13 @@ from ringloader.rollover import OWN_ITER, RolloverBatchSampler
 
 
 def index_source(index_sampler: Any) -> _native.IndexSource:
-    """Where the indices of one epoch come from: a native stream if there is one, else Python's ``next``."""
+    """Returns the source of an epoch's indices: a native stream if there is one, else Python's ``next``."""
     found = draws_of(index_sampler)
     return _native.IndexSource.python() if found is None else _native.IndexSource.native(found)
 
 
 def draws_of(index_sampler: Any) -> TorchDraws | None:
-    """What a native stream asks for a loader's index sampler; None if Python must iterate it."""
+    """Returns the answers to a native stream for a loader's index sampler; None if Python must iterate it."""
     batch: _native.BatchRule | None = None
     rolling: RolloverBatchSampler | None = None
     sampler = index_sampler
@@ -62,9 +62,9 @@ def _is_torchs_own(sampler: Any) -> bool:
 
 
 class TorchDraws(draws.NoDraws):
-    """One epoch of a sampler: what torch reads and draws for it. The stream asks this when torch would."""
+    """Reads and draws of torch for one epoch of a sampler. The stream asks for each when torch would."""
 
-    # Whether its indices may be other objects than ints.
+    # True if the sampler's indices may be other objects than ints.
     has_any_indices = False
 
     def __init__(self, sampler: Any, batch: _native.BatchRule | None) -> None:
@@ -75,14 +75,14 @@ class TorchDraws(draws.NoDraws):
         self._words_from: torch.Generator | None = None
 
     def is_plain(self) -> bool:
-        """Whether this very sampler can be read natively. Reads nothing that torch reads later."""
+        """True if this very sampler can be read natively. Reads nothing that torch reads later."""
         return True
 
     def open(self) -> _native.Stream | None:
         """Reads what torch's generator reads before it yields, and makes the native stream.
 
-        None for a sampler that torch is about to refuse, in words of its own, and for numbers that are too
-        big: then Python iterates it.
+        Returns None for a sampler that torch is about to refuse, in words of its own, and for numbers that
+        are too big. Python then iterates it.
         """
         try:
             made = self._make()
@@ -113,12 +113,12 @@ class TorchDraws(draws.NoDraws):
         raise NotImplementedError
 
     def odd_size(self, size: Any) -> int:
-        """What torch makes of a batch size that was set meanwhile and is no plain number."""
+        """Returns what torch makes of a batch size that was set meanwhile and is no plain number."""
         itertools.islice((), size)
         return sys.maxsize if size is None else operator.index(size)
 
     def permutation(self, n: int) -> torch.Tensor | None:
-        """``torch.randperm(n)``; None if the stream shall make it of :meth:`words`."""
+        """Returns ``torch.randperm(n)``, or None if the stream must make it of :meth:`words`."""
         generator, is_private = self._permuting()
         if not randperm.can(n):
             return torch.randperm(n, generator=generator)
@@ -146,7 +146,7 @@ class _Sequential(TorchDraws):
     """MIRRORS torch sampler.py::SequentialSampler."""
 
     def is_plain(self) -> bool:
-        # Without batches torch reads the length inside iter(), and the iterator it made then is a range's.
+        # Without batches torch reads the length inside iter(), and its iterator then is a range's.
         return self.batch is not None
 
     def _make(self) -> _native.Stream:
@@ -221,7 +221,7 @@ class _Distributed(TorchDraws):
     """MIRRORS torch distributed.py::DistributedSampler."""
 
     def is_plain(self) -> bool:
-        # Without batches torch draws inside iter(), which torch's own constructor calls in any case.
+        # Without batches torch draws inside iter(), and its constructor calls iter() in any case.
         return self.batch is not None
 
     def _make(self) -> _native.Stream:
