@@ -8,7 +8,7 @@ from typing import Any
 import ringloader._native as _native
 from ringloader._worker import channel
 
-# In the words of torch's errors.
+# The place of an error, in the words of torch's errors.
 WHERE = "in the dispatching process"
 
 
@@ -24,16 +24,16 @@ class Consumer:
         self._results = channel.Results(port, WHERE)
         self.epoch = 0
         self.seed = 0
-        # Items that it may be sent now.
+        # The number of items that the worker may be sent now.
         self.allowance = 0
-        # Whether a batch of its waits for an item, and it has none left.
+        # True if a batch of the worker waits for an item, and the worker has none left.
         self.is_hungry = False
-        # The last epoch in which it reads no more.
+        # The last epoch that the worker has left: it reads no more of it.
         self.left = 0
         self.has_ended = False
         # The last epoch whose end it was sent.
         self._end_sent = 0
-        # Its items that it may not be sent yet, or has no room for.
+        # Items for the worker that it may not be sent yet, or has no room for.
         self.held: collections.deque[Any] = collections.deque()
 
     def receive(self, timeout: float | None) -> bool:
@@ -56,7 +56,7 @@ class Consumer:
         return True
 
     def reads_in(self, epoch: int) -> bool:
-        """Whether items of that epoch are for it."""
+        """True if the worker still takes items of that epoch."""
         return not self.has_ended and self.left < epoch
 
     def send(self, epoch: int, item: object) -> None:
@@ -65,7 +65,7 @@ class Consumer:
         self._results.put((epoch, item))
 
     def send_held(self, epoch: int) -> None:
-        """Sends what is held, as far as it is allowed and there is room."""
+        """Sends the items that are held, while the worker may be sent more and there is room."""
         while self.held and self.allowance and self._results.put_now((epoch, self.held[0])):
             self.held.popleft()
             self.allowance -= 1

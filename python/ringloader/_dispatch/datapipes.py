@@ -49,16 +49,16 @@ def translated(dataset: Any) -> Any:
         raise ValueError(f"one {_METHOD}() is read through another: remove the inner one")
     distributed = torch.distributed
     if distributed.is_available() and distributed.is_initialized():
-        # As torch's iterator does it. Workers take no part: they have other items already.
+        # torch's iterator shards too. Workers take no part in it: they have other items already.
         apply_sharding(source, distributed.get_world_size(), distributed.get_rank())
     received = _Received()
-    # What comes behind it is the workers', and none of it the caller's.
+    # The workers get a copy of the pipes behind the dispatcher, and share none with the caller.
     behind = copy.deepcopy(dataset, {id(dispatcher): received})
     return Dispatch(source)._with(_Behind(behind, received), keeps_count=False, may_drop=True)
 
 
 def _find(graph: Any, found: dict[int, Any], others: dict[int, Any]) -> None:
-    """Those that dispatch, and pipes that read from no pipe without one of these in between."""
+    """Puts the pipes that dispatch into ``found``, and sources that none of them reads into ``others``."""
     for key, (pipe, inputs) in graph.items():
         if type(pipe).__name__ == _DISPATCHER:
             found[key] = pipe
@@ -69,7 +69,7 @@ def _find(graph: Any, found: dict[int, Any], others: dict[int, Any]) -> None:
 
 
 class _Received(torch.utils.data.IterDataPipe[Any]):
-    """Stands for the pipe that dispatches, in a worker: what was sent to it."""
+    """Stands for the pipe that dispatches, in a worker: gives what was sent to the worker."""
 
     def __init__(self) -> None:
         self._items: Iterator[Any] = iter(())

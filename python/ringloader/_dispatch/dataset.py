@@ -52,11 +52,11 @@ class Dispatch(torch.utils.data.IterableDataset[Any]):
         self._source: Iterable[Any] = iterable
         self._prefetch = prefetch
         self._passes: tuple[_Pass, ...] = ()
-        # Whether there are as many items as the source has.
+        # True if there are as many items as the source has.
         self._keeps_count = True
-        # Whether a worker may need many items for one batch.
+        # True if a worker may need many items for one batch.
         self._may_drop = False
-        # By which a worker finds what its dispatching process sends, also for a copy or a pickle.
+        # The key by which a worker finds what its dispatching process sends, also for a copy or a pickle.
         self._key = uuid.uuid4().hex
 
     def map(self, fn: Callable[[Any], Any]) -> Self:
@@ -105,12 +105,12 @@ class Dispatch(torch.utils.data.IterableDataset[Any]):
 
 
 def may_drop(dataset: Dispatch) -> bool:
-    """Whether a worker may need many items for one batch. Of a subclass's own iteration, nobody knows."""
+    """True if a worker may need many items for one batch, or if a subclass has an iteration of its own."""
     return dataset._may_drop or type(dataset).__iter__ is not Dispatch.__iter__
 
 
 def without_source(dataset: Dispatch) -> Dispatch:
-    """The same for a worker, which does not read the source."""
+    """Returns a copy for a worker, which does not read the source."""
     made = copy.copy(dataset)
     made._source = ()
     return made

@@ -22,7 +22,7 @@ class _SentSocket:
         self._socket = one
 
     def detach(self) -> int:
-        """Its descriptor, in a process that was forked."""
+        """Returns the socket's descriptor, in a process that was forked."""
         return self._socket.detach()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -66,7 +66,7 @@ class Dispatching:
             self._requests.close()
             raise
         finally:
-            # What workers send must fail once the process has ended.
+            # Messages of workers must fail once the process has ended, so only the process has its end.
             theirs.close()
         pid = self._process.pid
         self.option = stream.DispatchEnd(
@@ -74,7 +74,7 @@ class Dispatching:
         )
 
     def without_source(self, argument: object) -> object:
-        """An argument of torch's worker loop, with the dataset as workers need it."""
+        """Returns an argument of the worker loop, with the dataset as workers need it."""
         if argument is self._dataset:
             return self._without_source
         if type(argument) is list and len(argument) == 1 and argument[0] is self._dataset:
@@ -89,7 +89,7 @@ class Dispatching:
 
 
 def dispatching_for(loader: Any, context: Any, share: int) -> Dispatching | None:
-    """For an iterator of a loader with workers; None if its dataset needs none."""
+    """Starts dispatching for an iterator of a loader with workers. None if its dataset needs none."""
     if not isinstance(loader.dataset, dataset.Dispatch):
         return None
     in_turn = loader.in_order or not versions.counts_tasks_per_worker()

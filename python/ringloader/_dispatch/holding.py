@@ -14,14 +14,14 @@ from pathlib import Path
 from ringloader._dispatch.consumer import WHERE, Consumer
 from ringloader._torch import internals
 
-# How long it waits for one worker before it looks at the others: at first, and at most.
+# Seconds of a wait for one worker before it looks at the others: at first, and at most.
 _SHORTEST, _LONGEST = 0.001, 0.05
-# How often the memory is looked at where many items are held.
+# The number of held items from which the memory is looked at once for so many.
 _LOOK_EVERY = 64
 
 
 class Holding:
-    """What is held in one epoch.
+    """The items that are held back in one epoch.
 
     Args:
         consumers: All workers.
@@ -38,13 +38,13 @@ class Holding:
         # Items that were held since the last look.
         self._unlooked = 0
         for one in consumers:
-            # Of an epoch that was abandoned.
+            # Drops items of an epoch that was abandoned.
             one.held.clear()
 
     def wait_for_turn(self, one: Consumer) -> None:
         """Waits until an item for ``one`` can be sent, or must be held, or it reads no more."""
         pause = _SHORTEST
-        # Each time: the ring of its messages has room for those of a few items only.
+        # Each time: the ring of the worker's messages has room for those of a few items only.
         while one.receive(0.0):
             pass
         while one.reads_in(self._epoch) and one.epoch == self._epoch:
@@ -52,7 +52,7 @@ class Holding:
             if one.allowance and not one.held:
                 return
             self._look_at_all()
-            # It takes what it has been sent, and tells.
+            # A hungry worker takes what it was sent, and then tells, so it is waited for.
             if not one.is_hungry and any(other.is_hungry for other in self._reading()):
                 return
             one.receive(pause)
@@ -66,13 +66,13 @@ class Holding:
             return True
         held = sum(len(other.held) for other in self._consumers)
         self._unlooked += 1
-        # Each time while they are few, which may be large.
+        # Each time while there are few items, which may be large.
         if held > _LOOK_EVERY > self._unlooked:
             return True
         self._unlooked = 0
         grown = _resident_bytes() - self._before
         hungry = [other for other in self._reading() if other.is_hungry]
-        # With none hungry, the source is not read on before there is room.
+        # If no worker is hungry, the source is not read on before there is room.
         if grown <= self._most or not hungry:
             return True
         for other in hungry:

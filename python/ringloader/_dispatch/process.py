@@ -23,7 +23,7 @@ from ringloader._dispatch.consumer import WHERE, Consumer
 from ringloader._dispatch.holding import Holding
 from ringloader._torch import internals
 
-# For a source that does not end when it is asked to.
+# The time for a source that does not end when it is asked to.
 GRACE_SECONDS = 5.0
 
 
@@ -77,7 +77,7 @@ def _end_with(main_pid: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         main = os.pidfd_open(main_pid)
         with contextlib.suppress(OSError):
-            # Where the source keeps this thread from running, too.
+            # Ends the process also where the source keeps this thread from running.
             _native.end_with_parent(main)
         poll = select.poll()
         poll.register(main, select.POLLIN)
@@ -88,7 +88,7 @@ def _end_with(main_pid: int) -> None:
 
 
 def _accept(requests: socket.socket, workers: int, share: int) -> list[Consumer]:
-    """The workers in their order, once all have come."""
+    """Returns the workers in their order, once all have come."""
     found: dict[int, Consumer] = {}
     while len(found) < workers:
         message, fds, _, _ = socket.recv_fds(requests, 1 << 10, 16)

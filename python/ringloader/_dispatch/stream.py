@@ -20,18 +20,18 @@ import ringloader._native as _native
 from ringloader._torch import internals
 from ringloader._worker.options import Fetcher, WorkerOption
 
-# How often a worker that waits for an item looks whether one is still wanted.
+# Seconds after which a worker that waits for an item looks again whether one is still wanted.
 _LOOK_SECONDS = 0.1
 
-# In a worker: by the key of the dataset and the worker's number.
+# The streams in a worker, by the key of the dataset and the worker's number.
 _streams: dict[tuple[str, int], Stream] = {}
 
 
 def items_for(key: str, worker: int) -> Iterator[Any]:
-    """What the dispatching process sends to a worker.
+    """Returns the items that the dispatching process sends to a worker.
 
     Raises:
-        RuntimeError: If there is none for that dataset.
+        RuntimeError: If that dataset has no dispatching process.
     """
     found = _streams.get((key, worker))
     if found is None:
@@ -125,7 +125,7 @@ class Stream:
         self._seed = 0
         self._epoch = 0
         self._is_reading = False
-        # Whether the dispatching process was told that a batch waits for an item.
+        # True if the dispatching process was told that a batch waits for an item.
         self.is_hungry = False
         self._has_died = False
         self._engine = _native.Engine(1, end.prefetch, end.share)
@@ -133,7 +133,7 @@ class Stream:
         # The engine keeps its own for as long as it is not watched.
         fds["socket"] = os.dup(fds["socket"])
         try:
-            # Before it is asked: where it has ended, and another process has its number, sending fails.
+            # Before the request: if the process has ended, and another one has its number, sending fails.
             self._engine.watch_worker(0, end.pid)
             socket.send_fds(requests, [f"{worker} {' '.join(fds)}".encode()], list(fds.values()))
         except (BrokenPipeError, ConnectionError):

@@ -19,10 +19,10 @@ ASSIGN, ASSIGN_LARGE, MORE_FDS = b"a", b"l", b"m"
 # Numbers of what is dropped follow; nothing.
 DROP, END = b"d", b"e"
 LEFT = b"left"
-# What the kernel takes in one message is 253.
+# The kernel takes at most 253 in one message.
 MOST_FDS = 250
 NUMBER = struct.Struct("q")
-# Of an assignment that is sent in the message itself: no descriptor can be lost with an interrupt.
+# Bytes of an assignment that is sent in the message itself: an interrupt can lose no descriptor of it.
 MOST_BYTES = 32 << 10
 # Numbers in one message that drops, at most.
 MOST_DROPPED = 512
@@ -40,7 +40,7 @@ class SentFd:
         return _received.pop(self._number)
 
 
-# Those of the assignment that is unpickled now, or was last, by their numbers.
+# Descriptors of the assignment that is unpickled now, or was last, by their numbers.
 _received: dict[int, int] = {}
 
 
@@ -71,7 +71,7 @@ class Assignments:
         return _rebuild, (reduction.DupFd(self._channel.fileno()), reduction.DupFd(self._parent))
 
     def begin(self) -> None:
-        """To be called once, in the process."""
+        """Closes the other ends. Call it once, in the process."""
         for other in self._others:
             other.close()
         self._others = ()
@@ -115,7 +115,7 @@ class Assignments:
     def _open(file: IO[bytes], fds: list[int], held: Held) -> Any:
         _received.clear()
         _received.update(enumerate(fds))
-        # What it raises ends the process.
+        # An error in here ends the process.
         with file:
             for numbers, sent in _Unpickler(file, held).load():
                 held.put(zip(numbers, sent.load(held.get), strict=True))

@@ -1,4 +1,4 @@
-"""The processes of a pool, and those of them that one iterator has."""
+"""The processes of a pool, and their leases to iterators."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from ringloader._start.pickled import NotForAllError
 
 # Seconds in which a process of a pool that is shut down must end by itself.
 _ENDS_WITHIN = 5.0
-# Of processes that were lost while they were idle, how many are replaced at the start of one worker.
+# The number of processes, lost while they were idle, that are replaced at the start of one worker.
 _LOST_AT_MOST = 3
 
 
 class Lease:
-    """The processes that one iterator has."""
+    """The processes that an iterator has on lease."""
 
     def __init__(self, crew: Crew, loader: Any, processes: list[PoolProcess], entries: list[Entry]) -> None:
         self._crew = crew
@@ -38,7 +38,7 @@ class Lease:
         # Once a worker has begun, there is no way back to other processes for all.
         self._has_begun = False
         self._moment = 0
-        # Of a process that had ended when it was given work.
+        # The number of a process that had ended when it was given work.
         self._lost: int | None = None
         self.take_over(processes)
 
@@ -52,11 +52,11 @@ class Lease:
 
     @property
     def context(self) -> Any:
-        """Of ``multiprocessing``, that starts the processes."""
+        """The context of ``multiprocessing`` that starts the processes."""
         return self._crew.context
 
     def worker(self, *work: Any) -> Assigned:
-        """A process object for one of them. Its work: a worker's end, torch's loop, the arguments of that."""
+        """Returns a process object for one of them. ``work``: a worker's end, and a ``Work`` for the loop."""
         return Assigned(lambda: self._begin(work), self._crew.give_back)
 
     def _begin(self, work: tuple[Any, ...]) -> PoolProcess:
@@ -160,7 +160,7 @@ class Crew:
         self.is_shut_down = False
 
     def is_inherited(self) -> bool:
-        """Whether this process is a forked child of the one that made it."""
+        """True if this process is a forked child of the one that made the crew."""
         return self._process_identity() != self._owner
 
     @property
@@ -168,7 +168,7 @@ class Crew:
         method = self._start_method
         return torch.multiprocessing if method is None else torch.multiprocessing.get_context(method)
 
-    # As `spawn.prepare` looks at a loader.
+    # `spawn.prepare` reads these of a loader.
     num_workers = 1
 
     @property
@@ -340,7 +340,7 @@ class Crew:
         return process
 
     def give_back(self, process: PoolProcess) -> None:
-        """A process has left its iterator. From anywhere."""
+        """Takes back a process that has left its iterator. Called from anywhere."""
         if not self.is_inherited():
             process.note_given_back()
             self._returned.append(process)
@@ -354,14 +354,14 @@ class Crew:
                 self._end(process)
 
     def end(self) -> None:
-        """The pool has gone: has all processes end. From a finalizer."""
+        """Has all processes end. Called from a finalizer: the pool has gone."""
         if not self.is_inherited():
             for process in self._processes:
                 process.end()
 
     def shut_down(self) -> None:
         if self._holder == threading.get_ident():
-            # What was interrupted ends those that are idle, and who returns one later ends that.
+            # The call that this one interrupts ends the idle ones. One that is returned later is ended then.
             self.is_shut_down = self._ends_idle = True
             for process in list(self._processes):
                 if process.is_lent:
@@ -370,7 +370,7 @@ class Crew:
         with self._held():
             self.is_shut_down = True
             processes, self._processes = self._processes, []
-            # With the pickles of all objects.
+            # The pickles of all objects go too.
             self.objects = PoolObjects()
         for process in processes:
             if process.is_lent:

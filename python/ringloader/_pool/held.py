@@ -1,4 +1,4 @@
-"""What a process of a pool holds between its iterators, and in which state each iterator finds it."""
+"""The objects that a pool's process holds between its iterators, in the state that each iterator finds."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class Held:
             self._states.pop(number, None)
 
     def get(self, number: int) -> Any:
-        """What has this number."""
+        """Returns the object with this number."""
         return self._things[number]
 
     def restore(self) -> None:
-        """Gives all of it the attributes that it had when it came."""
+        """Gives all objects the attributes that they had when they came."""
         for states in self._states.values():
             for state, before in states:
                 if state.keys() != before.keys() or any(state[name] is not before[name] for name in before):

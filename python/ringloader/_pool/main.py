@@ -60,7 +60,7 @@ def main(assignments: Assignments, inherited: dict[int, Any]) -> None:
         del assignment
         port = entry.attach(worker_end)
         interrupts.heed()
-        # What the worker loop does not catch ends the process, as it ends torch's worker.
+        # An error that the worker loop does not catch ends the process, as it ends torch's worker.
         with warnings.catch_warnings():
             trim = entry.run_at(port, worker_end, work).trim
         interrupts.ignore()

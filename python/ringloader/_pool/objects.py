@@ -1,4 +1,4 @@
-"""Which objects of loaders the processes of a pool hold, under which numbers."""
+"""The objects of loaders that the processes of a pool hold, and their numbers."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Parcel:
 
 
 class PoolObjects:
-    """To be used under the pool's lock, but for :meth:`note_gone`."""
+    """The objects of a pool. Used under the pool's lock, except for :meth:`note_gone`."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
@@ -91,7 +91,7 @@ class PoolObjects:
         self.dropped: list[int] = []
 
     def keep(self, loader: Any, when_gone: Callable[[int], None]) -> list[Entry]:
-        """What the workers of ``loader`` must hold: as it is now, which may be other than before."""
+        """Returns what the workers of ``loader`` must hold: as it is now, which may differ from before."""
         self.tidy()
         things = list(_held_of(loader))
         _, entries = self._of_loaders.get(id(loader), (None, None))
@@ -134,16 +134,16 @@ class PoolObjects:
             entry.number = next(self._numbers)
 
     def all(self) -> dict[int, Any]:
-        """All objects by number, for a process that inherits them."""
+        """Returns all objects by number, for a process that inherits them."""
         found = ((entry.number, entry.find()) for entry in self._entries.values())
         return {number: thing for number, thing in found if thing is not None}
 
     def note_gone(self, loader: int) -> None:
-        """A loader has gone. From a finalizer, so anywhere: :meth:`tidy` follows."""
+        """Notes that a loader has gone. Called from a finalizer, so anywhere: :meth:`tidy` does the rest."""
         self._gone.append(loader)
 
     def has_gone(self) -> bool:
-        """Whether :meth:`tidy` has something to do."""
+        """True if :meth:`tidy` has something to do."""
         return bool(self._gone)
 
     def tidy(self) -> None:
@@ -169,7 +169,7 @@ class PoolObjects:
                 pending += entry.parcel.refers
             for one in list(together):
                 self.dropped.append(one.number)
-                # Without a cycle, its memory goes as soon as no lease has it.
+                # Breaks a cycle, so that its memory goes as soon as no lease has it.
                 one.parcel = None
                 if self._entries.get(one.address) is one:
                     del self._entries[one.address]
@@ -188,7 +188,7 @@ def _held_of(loader: Any) -> Iterable[Any]:
 
 
 def _has_a_name(thing: Any) -> bool:
-    """Whether a process finds it by its name, at any time: of the main module it may have an older state."""
+    """True if every process finds it by its name. A process may have an older state of the main module."""
     if not isinstance(thing, (FunctionType, BuiltinFunctionType, type)) or thing.__module__ == "__main__":
         return False
     found: Any = sys.modules.get(thing.__module__ or "")

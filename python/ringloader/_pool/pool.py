@@ -39,7 +39,7 @@ class WorkerPool:
         ValueError: If ``num_workers`` is not positive, or there is no such start method.
     """
 
-    # By which others know one without an import.
+    # The mark by which other modules know a pool without an import.
     _is_worker_pool = True
 
     def __init__(self, num_workers: int, start_method: str | None = None) -> None:
@@ -70,7 +70,7 @@ class WorkerPool:
 
     @property
     def start_method(self) -> str | None:
-        """As it was given."""
+        """The start method that was given."""
         return self._start_method
 
     def shutdown(self) -> None:
@@ -97,11 +97,11 @@ class WorkerPool:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Its processes are this process's children.
+        # The pool's processes are children of this process.
         return type(None), ()
 
     def _own(self) -> Crew:
-        """This process's: a forked child has none of its parent's."""
+        """Returns the crew of this process: a forked child has none of its parent's processes."""
         if self._crew.is_inherited():
             was_ended = self._crew.is_shut_down
             self._begin()
@@ -113,12 +113,12 @@ class WorkerPool:
         self._own().register(loader)
 
     def _lend(self, loader: Any) -> Lease:
-        """Processes for an iterator of the loader."""
+        """Lends processes to an iterator of the loader."""
         return self._own().lend(loader)
 
 
 def takes(pool: WorkerPool | None, loader: Any) -> bool:
-    """Whether the workers of a loader come from the pool: not where the loader says how they are started."""
+    """True if a loader's workers come from the pool: not if they persist, or have a context of their own."""
     return pool is not None and not loader.persistent_workers and loader.multiprocessing_context is None
 
 

@@ -33,8 +33,8 @@ class PoolProcess:
         context: The ``multiprocessing`` context that starts it.
         inherited: What it holds from the beginning, by number, if it is forked.
         others: Ends of the sockets of the pool's other processes.
-        moment: When it is forked: those of one moment hold what they inherited in one state. Of processes
-            that are sent what they hold it is the same for all.
+        moment: When it is forked. Processes of one moment inherited their objects in one state. Processes
+            that are sent their objects all have the same moment.
     """
 
     def __init__(
@@ -42,9 +42,9 @@ class PoolProcess:
     ) -> None:
         self.numbers = set(inherited)
         self.moment = moment
-        # Whether an iterator has it.
+        # True while an iterator has the process.
         self.is_lent = False
-        # Whether it was forked from the midst of an iteration: it has what was there then, and ends with it.
+        # True if it was forked in the midst of an iteration: it has what was there then, and ends with it.
         self.is_for_one = False
         self._lease: Callable[[], object] = _no_lease
         self._is_given_back = False
@@ -69,16 +69,16 @@ class PoolProcess:
         return bool(self.process.is_alive())
 
     def lend(self, lease: object) -> None:
-        """It is the iterator's that has this lease, until it is given back."""
+        """Lends the process to the iterator that has this lease, until it is given back."""
         self._lease, self._is_assigned, self._is_given_back = weakref.ref(lease), False, False
         self.is_lent = True
 
     def note_given_back(self) -> None:
-        """The iterator is done with it, and the pool will have it idle. Called before the lease goes."""
+        """Notes that the iterator is done, and the pool will have it idle. Called before the lease goes."""
         self._is_given_back = True
 
     def recover(self) -> None:
-        """Where an interrupt has lost the lease: it is idle if it has left its iterator, else it ends."""
+        """Takes it back if an interrupt has lost the lease: idle if it has left its iterator, else killed."""
         # ORDERING: the lease first: another thread notes that it gives the process back, then drops it.
         if self.is_lent and self._lease() is None and not self._is_given_back:
             if not self._is_assigned or self.wait_until_left(0.0):
@@ -138,7 +138,7 @@ class PoolProcess:
                 fds = fds[assignments.MOST_FDS :]
             socket.send_fds(self.channel, [message], fds)
         except OSError as error:
-            # Who finds it dead closes the channel: another thread, too.
+            # Another thread that finds the process dead closes the channel too.
             if isinstance(error, ConnectionError) or self.channel.fileno() < 0:
                 raise LostError from error
             raise
@@ -150,12 +150,12 @@ class PoolProcess:
         for begin in range(0, len(held), assignments.MOST_DROPPED):
             some = held[begin : begin + assignments.MOST_DROPPED]
             packed = b"".join(assignments.NUMBER.pack(number) for number in some)
-            # Where it does not take it, it has ended or was stopped. Its numbers are not used again.
+            # A process that does not take it has ended or was stopped. The numbers are not used again.
             with contextlib.suppress(OSError):
                 self.channel.send(assignments.DROP + packed, socket.MSG_DONTWAIT)
 
     def end(self) -> None:
-        """Has it end, after the assignment that it has. It is not waited for."""
+        """Has the process end after its assignment, and does not wait for it."""
         with contextlib.suppress(OSError):
             self.channel.send(assignments.END, socket.MSG_DONTWAIT)
         self.channel.close()
@@ -174,7 +174,7 @@ class PoolProcess:
                 message = self.channel.recv(len(assignments.LEFT), socket.MSG_DONTWAIT)
                 if message:
                     return True
-                # It is about to end.
+                # The process is about to end.
                 self._has_said_all = True
             if not self.process.is_alive():
                 return None
@@ -210,7 +210,7 @@ class _Sending:
 
 
 class _Pickler(reduction.ForkingPickler):
-    """As multiprocessing pickles, but for what the process holds."""
+    """Pickles as multiprocessing does, with numbers for what the process holds."""
 
     def __init__(self, file: Any, held: Mapping[int, int]) -> None:
         super().__init__(file)
@@ -236,7 +236,7 @@ class Assigned:
         self._begin: Callable[[], PoolProcess] | None = begin
         self._give_back = give_back
         self._lent: PoolProcess | None = None
-        # Whether the process has left the iterator's memory, and lives on.
+        # True if the process has left the iterator's memory, and lives on.
         self.has_left = False
 
     def start(self) -> None:

@@ -1,4 +1,4 @@
-"""What an iterator's code may change in a process of a pool, and the next iterator must not see."""
+"""State that an iterator's code may change in a pool's process, and the next iterator must not see."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ringloader._worker import watched
 
 
 class ProcessState:
-    """The state of this process as it is now. torch's worker loop sets seeds and threads itself."""
+    """The state of this process as it is now, without seeds and threads: each worker sets them itself."""
 
     def __init__(self) -> None:
         self._environment = dict(os.environ)
@@ -27,7 +27,7 @@ class ProcessState:
         self._parts = stand_ins.WorkerParts()
 
     def restore(self) -> None:
-        """Makes it so again. Not for what C code changes by itself."""
+        """Restores that state. Leaves out what C code changes by itself."""
         if dict(os.environ) != self._environment:
             os.environ.clear()
             os.environ.update(self._environment)
@@ -37,7 +37,7 @@ class ProcessState:
             sys.path[:] = self._path
         signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in self._handlers.items():
-            # One that C code has set cannot be set from here.
+            # A handler that C code has set cannot be set from here.
             if handler is not None and signal.getsignal(number) is not handler:
                 signal.signal(number, handler)
         torch.set_default_dtype(self._dtype)

@@ -1,4 +1,4 @@
-"""What the fork server imports before it forks, so that not every worker must."""
+"""Modules that the fork server imports before it forks, so that not every worker must."""
 
 from __future__ import annotations
 

@@ -24,10 +24,10 @@ from ringloader._common import memory_file
 
 # Shorter arrays go with the pickle: a mapping of their own costs more than a copy.
 _MAPPED_FROM = 64 << 10
-# Of the address of a mapped array, as of memory that numpy allocates itself.
+# The alignment of a mapped array, which is that of memory that numpy allocates itself.
 _ALIGNMENT = 64
 
-# Of a descriptor, in this process and those that are sent it.
+# Numbers of descriptors, in this process and those that are sent them.
 _fd_numbers = itertools.count()
 
 
@@ -68,7 +68,7 @@ class Pickled:
             for thing in things:
                 pickler.dump(thing)
                 self._count += 1
-            # What one process did to a file, another would find in its objects.
+            # If one process changed a file, the objects of another would change.
             memory_file.seal_bytes(self._pickle.fd)
             memory_file.seal_bytes(self._arrays.fd)
         except BaseException:
@@ -85,7 +85,7 @@ class Pickled:
         return Sent, (reduction.DupFd(self._pickle.fd), arrays, fds, self._count)
 
     def close(self) -> None:
-        """Gives back what processes that were sent it hold themselves."""
+        """Gives back what the processes that were sent it hold themselves."""
         self._pickle.close()
         self._arrays.close()
         self._fds.clear()
@@ -93,7 +93,7 @@ class Pickled:
 
 
 def _pickles_as_usual() -> bool:
-    """Whether multiprocessing's pickling is its own: some replace it by one that can pickle more."""
+    """True if multiprocessing's pickling is its own: some replace it by one that can pickle more."""
     parts = (reduction.ForkingPickler, reduction.dump, reduction.DupFd)
     own = getattr(context, "reduction", None) is reduction
     return own and all(part.__module__ == reduction.__name__ for part in parts)
@@ -202,7 +202,7 @@ class _NumberedFd:
 
 
 class _PicklerForAll(reduction.ForkingPickler):
-    """As multiprocessing pickles, with large arrays apart, and refusing what is for one process."""
+    """Pickles as multiprocessing does, with large arrays apart, and refuses what is for one process."""
 
     def __init__(self, file: _Memory, arrays: _Memory, popen: _AnyPopen) -> None:
         super().__init__(file)
@@ -223,7 +223,7 @@ def _for_all(reduce: Callable[[Any], Any], popen: _AnyPopen) -> Callable[[Any], 
     if module != reductions.__name__:
         return _refuse
     if reduce in (reductions.reduce_typed_storage, reductions.reduce_typed_storage_child):
-        # They lead to the untyped storage.
+        # Both lead to the untyped storage.
         return reduce
 
     def reduce_in_memory(thing: Any) -> Any:

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-# How long a start waits for that of another thread, which may itself wait for this one.
+# Seconds of a start's wait for the start of another thread, which may itself wait for this one.
 _PATIENCE_S = 5.0
 _starting = threading.RLock()
 

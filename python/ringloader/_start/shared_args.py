@@ -1,4 +1,4 @@
-"""What all workers of an iterator are given, pickled once for all of them.
+"""Arguments of all workers of an iterator, pickled once for all of them.
 
 torch pickles the arguments of its worker loop for every worker that does not fork. Here the first worker's
 are pickled into memory that the others read too. Arguments that differ are sent to each. What cannot be
@@ -44,7 +44,7 @@ class Shared:
         self._pickled: Pickled | None = None
 
     def send(self, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """What the process that is being started needs for its arguments; None if they must be pickled."""
+        """Returns what the process being started needs for its arguments, or None if they must be pickled."""
         if self._for_each or context.get_spawning_popen() is None:
             return None
         if self._first is None:
@@ -61,7 +61,7 @@ class Shared:
         return None if own is None or self._pickled is None else (self._pickled, own)
 
     def _differing(self, arguments: tuple[Any, ...]) -> dict[int, Any] | None:
-        """By position, those that are not the first worker's; None if that cannot be told, or sent."""
+        """Returns by position what differs from the first worker's; None if that cannot be told, or sent."""
         first = self._first
         if first is None or len(first) != len(arguments):
             return None

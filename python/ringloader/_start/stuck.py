@@ -58,7 +58,7 @@ def _continue(process: Any) -> None:
 
 
 def _is_left(process: Any) -> bool:
-    """Whether it has not ended. ``is_alive`` is true for ever of one that other code has waited for."""
+    """True if the process has not ended. ``is_alive`` stays true if other code has waited for it."""
     if not process.is_alive():
         return False
     try:
@@ -66,7 +66,7 @@ def _is_left(process: Any) -> bool:
     except ProcessLookupError:
         return False
     except OSError:
-        # It is another user's now, so it is there.
+        # The process has another user now, so it is there.
         return True
     return True
 
@@ -107,7 +107,7 @@ class Group:
     _stand_in = _StandIn
 
     def stand_ins(self) -> list[Any]:
-        """What torch's shutdown joins in place of the processes."""
+        """Returns what torch's shutdown joins in place of the processes."""
         return [self._stand_in(process, self) for process in self._processes]
 
     def join(self, process: Any, timeout: float) -> None:
