@@ -18,14 +18,14 @@ from ringloader._placement.failed_arrival import reraise
 from ringloader._torch import internals
 from ringloader._worker.calls import LENGTH, Call
 
-# How often is looked whether a worker that has not answered still lives.
+# Seconds after which it looks again if a worker that has not answered still lives.
 _LOOK_SECONDS = 0.1
 
 
 def call_workers(
     loader: Any, function: Callable[..., Any], args: tuple[Any, ...], timeout: float | None
 ) -> list[Any]:
-    """What ``DataLoader.call_workers`` does."""
+    """Implements ``DataLoader.call_workers``."""
     if not callable(function):
         raise TypeError(f"call_workers() needs a callable, not {function!r}")
     if timeout is not None and not timeout > 0:
@@ -34,7 +34,7 @@ def call_workers(
         return [function(loader.dataset, *args)]
     workers = _living(loader)
     in_threads = bool(workers) and isinstance(workers[0].handle, threading.Thread)
-    # What cannot be sent is said also where no worker lives.
+    # Pickled first: a function that cannot be sent raises also where no worker lives.
     pickled = b"" if in_threads else _pickled(function, args)
     if not workers:
         raise RuntimeError(
@@ -157,7 +157,7 @@ def _sent(worker: _Living, pickled: bytes) -> int | None:
         if worker.transport.call(worker.number, writer, functools.partial(Call, pickled)):
             return reader
     except ConnectionError:
-        # It has ended, and is found among the lost.
+        # The worker has ended, and is found among the lost.
         pass
     except BaseException:
         os.close(reader)

@@ -1,4 +1,4 @@
-"""Which iterators a loader has made, and their end before their time."""
+"""The iterators that a loader has made, and their end before their time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ringloader._iterator import pausing
 from ringloader._start import spawn
 from ringloader._transport import segment_cache
 
-# Each with the process that it is from.
+# Iterators of a loader, each with the process that made it.
 _Made = list[tuple[object, "weakref.ref[Any]"]]
 _made: weak_registry.WeakRegistry[_Made] = weak_registry.WeakRegistry()
 
@@ -21,7 +21,7 @@ def note(loader: Any, iterator: Any) -> None:
     try:
         reference = weakref.ref(iterator)
     except TypeError:
-        # Of a kind that other code makes, without weak references: it is that code's.
+        # An iterator that other code makes, without weak references, is that code's to end.
         return
     alive = [one for one in _made.get(loader) or () if one[1]() is not None]
     _made.put(loader, [*alive, (_native.process_identity(), reference)])

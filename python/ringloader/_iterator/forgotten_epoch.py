@@ -9,12 +9,12 @@ from torch.utils.data.distributed import DistributedSampler
 from ringloader._common import weak_registry
 from ringloader._torch import select_path
 
-# For each loader, the epoch by which its sampler last shuffled.
+# The epoch by which the sampler of each loader last shuffled.
 _last: weak_registry.WeakRegistry[int] = weak_registry.WeakRegistry()
 
 
 def note(loader: Any) -> None:
-    """To be called when a loader begins an epoch. Logs once if its sampler shuffles as in the one before."""
+    """Logs once if a sampler shuffles as in the epoch before. Call it when a loader begins an epoch."""
     sampler = getattr(loader, "sampler", None)
     if not isinstance(sampler, DistributedSampler):
         # A batch sampler that the user made is beside a sampler that torch made.

@@ -100,7 +100,7 @@ def _check_for_torchs(loader: Any, options: Options, reason: str) -> None:
     """Raises for options without which torch's own loader would give other batches."""
     names = [name for name in options.changed() if TABLE[name].on_torchs == "is an error"]
     if loader.num_workers == 0:
-        # Without workers it means nothing.
+        # Options that mean nothing without workers.
         names = [name for name in names if name not in ("worker_method", "reseed_workers")]
     if isinstance(loader.dataset, Dispatch) and loader.num_workers > 0:
         names.append("a Dispatch as dataset")

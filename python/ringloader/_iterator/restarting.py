@@ -1,4 +1,4 @@
-"""``restart_workers=``: how many workers that were lost get a successor, and what is said of it."""
+"""``restart_workers=``: successors of workers that were lost, how many, and the messages about them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Restarting:
                 workers[worker] = running
 
     def why_not(self, worker: int) -> str:
-        """Why one got none, for its error."""
+        """Returns the reason why a lost worker got no successor, for its error."""
         if not self._transport.may_restart(worker):
             return "restart_workers: the start of a successor has failed or was interrupted"
         if self._is_iterable:

@@ -11,14 +11,14 @@ from torch.utils.data import get_worker_info
 
 from ringloader._torch import internals
 
-# How often is looked whether a worker that has not answered still lives.
+# Seconds after which it looks again if a worker that has not answered still lives.
 _LOOK_SECONDS = 0.1
 
 
 def asked(
     workers: Sequence[Any], function: Callable[..., Any], args: tuple[Any, ...], timeout: float | None
 ) -> list[Any]:
-    """What ``function`` returned in each worker, or torch's wrapper of what it raised, in their order.
+    """Returns, for each worker in order, what ``function`` returned, or torch's wrapper of what it raised.
 
     Args:
         workers: Transport, number and thread of each.

@@ -48,7 +48,7 @@ class SingleProcessIterator(LoaderIterator, internals.SingleIterator):  # type: 
         )
 
     def _stop(self, _message: str) -> None:
-        # As the end of workers does, it lets go of the dataset's iterator.
+        # Lets go of the dataset's iterator, as the end of workers does.
         del self._dataset_fetcher
 
 

@@ -109,7 +109,7 @@ class EpochOption(WorkerOption):
         try:
             returned = self._reset_fn(dataset, info, seeds)
         except StopIteration as error:
-            # To torch's loop that would be the end of an iterable dataset.
+            # To the worker loop that would be the end of an iterable dataset.
             raise RuntimeError("worker_reset_fn raised StopIteration") from error
         return dataset if returned is None else returned
 
@@ -130,7 +130,7 @@ class TellingOption(WorkerOption):
 def _set_generators(seeds: Seeds, info: Any) -> None:
     words = seeds.generator_words(10)
     if getattr(info, "worker_method", None) == "thread":
-        # Its own: the global ones are the process's.
+        # A thread sets generators of its own: the global ones are the process's.
         rng = info.rng
         rng.random_generator.seed(_joined(words[:4]))
         made = type(rng.numpy_generator.bit_generator)(words[4:8])
@@ -150,7 +150,7 @@ def _joined(words: list[int]) -> int:
 _NEXT = "_ringloader_next_epoch"
 # On a loader: which epoch it told its dataset last; None for a pool's loader that did not.
 _TOLD = "_ringloader_told_epoch"
-# For each dataset, the epoch that it was told last, by any loader.
+# By dataset: the epoch that it was told last, by any loader.
 _told_last: WeakRegistry[int] = WeakRegistry()
 
 
@@ -173,7 +173,7 @@ def take_over(loader: Any) -> None:
 
 
 def telling_for(loader: Any) -> tuple[TellingOption, ...]:
-    """For a pool's workers: the loader's own epoch, whatever their dataset was told before."""
+    """Returns the option for a pool's workers: the loader's epoch, whatever their dataset was told before."""
     take_over(loader)
     told = getattr(loader, _TOLD)
     if told is None and _last_of(loader) is not None:

@@ -36,7 +36,7 @@ from ringloader._worker.options import Failing, Fetcher, WorkerOption
 from ringloader.bad_samples import RAISE, SKIP, BadSample, OnError, retries
 
 _LONGEST_PAUSE_SECONDS = 30.0
-# An iterator that raises so often, with no sample between, would do so for ever.
+# Errors in a row after which an iterator is given up: with no sample between, it would never end.
 _MOST_IN_A_ROW = 1000
 
 
@@ -63,12 +63,12 @@ class Handling(WorkerOption):
 
 
 class _Rule:
-    """What becomes of one that raises.
+    """The rule for a sample, or a batch, that raises.
 
     Args:
         pauses: How often it is asked for again, and the seconds before the first time.
-        then: What becomes of it after that.
-        is_sent: Whether errors leave the process.
+        then: What to do with it after that.
+        is_sent: True if errors leave the process.
     """
 
     def __init__(self, pauses: tuple[int, float], then: Any, is_sent: bool) -> None:
@@ -77,11 +77,11 @@ class _Rule:
         self._is_sent = is_sent
 
     def of_batches(self) -> _Rule:
-        """What becomes of a whole batch that raises: a function that gives samples gives no batches."""
+        """Returns the rule for a whole batch that raises: a function that gives samples gives no batches."""
         return _Rule(self._pauses, self._then if self._then == SKIP else RAISE, self._is_sent)
 
     def pauses(self) -> Iterator[float | None]:
-        """Seconds before each further time; None for the last time."""
+        """Yields the seconds before each further time, and None for the last time."""
         times, pause = self._pauses
         for _ in range(times):
             yield min(pause, _LONGEST_PAUSE_SECONDS)
@@ -89,7 +89,7 @@ class _Rule:
         yield None
 
     def note(self, error: Exception, index: Any, handling: str, outer: BaseException | None) -> Any:
-        """An error that was handled, as the batch carries it.
+        """Returns an error that was handled, as the batch carries it.
 
         Args:
             error: What was raised.
@@ -104,18 +104,18 @@ class _Rule:
         return sent_bad_samples.packed(bad) if self._is_sent else sent_bad_samples.kept(bad)
 
     def batch(self, batch: Any, errors: list[Any]) -> list[Any]:
-        """A batch, with the errors in it."""
+        """Returns a batch, with the errors in it."""
         return [batch, self._sent(errors)] if errors else [batch]
 
     def nothing(self, errors: list[Any]) -> list[Any]:
-        """A batch of which nothing is left."""
+        """Returns a batch of which nothing is left."""
         return [None, self._sent(errors), None]
 
     def _sent(self, errors: list[Any]) -> Any:
         return sent_bad_samples.to_bytes(errors) if self._is_sent else errors
 
     def tried(self, make: Callable[[Any], Any], given: Any, index: Any, errors: list[Any]) -> list[Any]:
-        """``[make(given)]``; of one that raises what takes its place, or an empty list.
+        """Returns ``[make(given)]``. If that raises: a list of what takes its place, or an empty list.
 
         Raises:
             Exception: What ``make``, or the user's function, raises in the end.
@@ -139,9 +139,9 @@ class _Rule:
     def handled(
         self, error: Exception, index: Any, errors: list[Any], outer: BaseException | None
     ) -> list[Any]:
-        """What takes the place of one that raised this, while it is handled; or an empty list."""
+        """Returns what takes the place of one that raised, in a list, or an empty list. For ``except``."""
         if self._then == RAISE:
-            # In a local variable it would keep this frame, and what its own frames have.
+            # A local variable would keep this frame, and what the error's own frames have.
             del error
             raise
         if self._then == SKIP:
@@ -150,13 +150,13 @@ class _Rule:
         try:
             instead = self._then(index, error)
         except StopIteration as stop:
-            # It would be taken for the end of the epoch.
+            # Else it would be taken for the end of the epoch.
             raise RuntimeError(f"on_error={self._then!r} raised StopIteration for sample {index!r}") from stop
         errors.append(self.note(error, index, "replaced", outer))
         return [instead]
 
     def collated(self, fetcher: Any, data: Any, index: Any, errors: list[Any]) -> list[Any]:
-        """A batch of samples. Where collation raises, all of it goes: which sample is bad is not known."""
+        """Returns a batch of samples, or nothing if collation raises: which sample is bad is not known."""
         made = self.of_batches().tried(fetcher.collate_fn, data, index, errors)
         return self.batch(made[0], errors) if made else self.nothing(errors)
 
@@ -197,7 +197,7 @@ class _ByIndex:
                 return rule.nothing(errors)
         else:
             one = functools.partial(operator.getitem, fetcher.dataset)
-            # Which can be gone through once alone, perhaps.
+            # An index that is no list may allow only one iteration.
             index = index if isinstance(index, (list, tuple)) else list(index)
             found = [[sample for at in index for sample in rule.tried(one, at, at, errors)]]
             if errors and not found[0]:
@@ -205,12 +205,12 @@ class _ByIndex:
         return rule.collated(fetcher, found[0], _listed(index), errors)
 
     def _several(self, make: Callable[[Any], Any], index: Any, errors: list[Any]) -> list[Any]:
-        """``[make(index)]``, or what is left of it; an empty list where that is nothing."""
+        """Returns ``[make(index)]``, or what is left of it, or an empty list if that is nothing."""
         rule, outer = self._rule, sys.exception()
         try:
             return [make(index)]
         except Exception as error:
-            # Which of them is bad the error need not say.
+            # The error need not say which of the samples is bad.
             whole = rule.note(error, _listed(index), "retried", outer)
         apart: list[Any] = []
         try:
@@ -233,7 +233,7 @@ class _NotApart(BaseException):
 
 
 def _parts(index: Any) -> Iterable[tuple[Any, Any]]:
-    """Each index of a batch, and the batch of it alone."""
+    """Returns each index of a batch, and the batch of it alone."""
     try:
         indices = list(index)
     except Exception:
@@ -252,21 +252,21 @@ def _only(make: Callable[[Any], Any], part: Any) -> Any:
 
 
 def _listed(index: Any) -> Any:
-    """The indices of a batch, as errors have them."""
+    """Returns the indices of a batch, as errors have them."""
     return index.tolist() if isinstance(index, (np.ndarray, torch.Tensor)) else index
 
 
 class _InTurn:
-    """The same for a dataset without indices. MIRRORS torch fetch.py::_IterableDatasetFetcher."""
+    """In front of torch's fetcher of iterable datasets. MIRRORS torch fetch.py::_IterableDatasetFetcher."""
 
     def __init__(self, fetcher: Any, rule: _Rule) -> None:
         self._fetcher = fetcher
         self._rule = rule
         # Samples that the iterator was asked for.
         self._asked = 0
-        # How many of its last calls raised.
+        # The number of its last calls that raised.
         self._in_a_row = 0
-        # By which a generator has ended that is kept. What it would have given is lost: that is said next.
+        # The error that ended a generator which is kept. The rest of it is lost: the next call says so.
         self._ended_by: Exception | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -337,9 +337,9 @@ class _InTurn:
 
 
 def _has_ended_a_generator(error: Exception, outer: BaseException | None) -> bool:
-    """Whether something keeps a generator that has ended by an error: asked again, it seems to be at its end.
+    """True if a generator that has ended by an error is kept: asked again, it seems to be at its end.
 
-    One of a single call is gone. Of one that is kept it cannot be known whether it had more to give.
+    A generator of a single call is gone. If one is kept, it cannot be known whether it had more to give.
     """
     tracebacks = [one.__traceback__ for one in _with_causes(error, outer)]
     frames = (frame.f_code for one in tracebacks for frame, _ in traceback.walk_tb(one))
@@ -347,17 +347,17 @@ def _has_ended_a_generator(error: Exception, outer: BaseException | None) -> boo
     if not ended:
         return False
     for one in tracebacks:
-        # What the frames of that call have.
+        # Drops what the frames of that call have.
         traceback.clear_frames(one)
     return any(
-        # No more than its type is asked: of some objects the rest warns, or imports.
+        # Nothing but its type is asked: of some objects the rest warns, or imports.
         type(found) is GeneratorType and found.gi_code in ended and found.gi_frame is None
         for found in gc.get_objects()
     )
 
 
 def _with_causes(error: BaseException, outer: BaseException | None) -> list[BaseException]:
-    """An error, and those for which, or in whose handling, it was raised; not what the program handles."""
+    """Returns an error and its causes and contexts, without what the program handles."""
     found: list[BaseException] = []
     left: list[BaseException | None] = [error]
     while left:
@@ -370,7 +370,7 @@ def _with_causes(error: BaseException, outer: BaseException | None) -> list[Base
 
 _logger = logging.getLogger("ringloader")
 
-# Of the epoch that a loader began last.
+# The bad samples of the epoch that a loader began last.
 _bad_samples_of: WeakRegistry[list[BadSample]] = WeakRegistry()
 
 
@@ -380,7 +380,7 @@ def handling_for(options: Options) -> Handling | None:
 
 
 def collecting_for(loader: Any, options: Options) -> Collecting | None:
-    """What takes the batches of an iterator apart. Its first epoch begins by it."""
+    """Returns what takes the batches of an iterator apart, or None. Begins its first epoch."""
     if options.on_error == RAISE:
         return None
     made = Collecting(options.max_errors, "thread" if options.worker_method == THREAD else "process")
@@ -389,12 +389,12 @@ def collecting_for(loader: Any, options: Options) -> Collecting | None:
 
 
 def listed(loader: object) -> list[BadSample]:
-    """Those of a loader's epoch."""
+    """Returns the bad samples of a loader's epoch."""
     return list(_bad_samples_of.get(loader) or ())
 
 
 def through(transform: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:
-    """A function of batches, for batches as :class:`Handling` makes them."""
+    """Returns ``transform`` for batches as :class:`Handling` makes them."""
     return None if transform is None else functools.partial(_transformed, transform)
 
 
@@ -414,15 +414,15 @@ class Collecting:
         self._most = most
         self._worker = worker
         self._bad: list[BadSample] = []
-        # Of those, how many are not good after all.
+        # The number of those that are not good after all.
         self.number = 0
-        # Whether the epoch has given a batch.
+        # True once the epoch has given a batch.
         self._has_given = False
-        # Where the list is to be had.
+        # The end of a warning: where to find the list.
         self._hint = ""
 
     def begin_epoch(self, loader: Any) -> None:
-        """The loader's list is that of this epoch."""
+        """Begins the loader's list of this epoch."""
         self._hint = "; loader.errors lists them" if hasattr(type(loader), "errors") else ""
         self._bad = []
         self.number = 0
@@ -430,7 +430,7 @@ class Collecting:
         _bad_samples_of.put(loader, self._bad)
 
     def next(self, take: Callable[..., Any], *args: Any) -> Any:
-        """The next batch of those that ``take(*args)`` gives.
+        """Returns the next batch that ``take(*args)`` gives.
 
         Raises:
             Exception: What the bad sample raised that is one too many; the first, if the epoch ends and all
@@ -463,7 +463,7 @@ class Collecting:
             if bad.handling != "retried":
                 self.number += 1
                 if self._most is not None and self.number > self._most:
-                    # Its batch does not come.
+                    # The batch of this sample does not come.
                     bad = dataclasses.replace(bad, handling="raised")
                     note = f"max_errors={self._most} is exceeded: bad sample {self.number} of this epoch"
                     too_many = too_many or (len(self._bad), note)
@@ -488,7 +488,7 @@ class Collecting:
         """The error to raise for the bad sample at this place of the list, in torch's words."""
         bad = self._bad[at]
         if bad.worker_id is None:
-            # What is raised gets frames, which the list must not keep.
+            # An error that is raised gets frames, which the list must not keep.
             self._bad[at] = sent_bad_samples.copied(bad)
             sent_bad_samples.note(bad.error, f"Original {bad.traceback}", note)
             return bad.error
@@ -499,7 +499,7 @@ class Collecting:
             whole_errors.whole(wrapper, is_sent=False).reraise()
         except Exception as error:
             error.add_note(note)
-            # Without the frame of torch's method, which has the error in a local variable.
+            # Drops the frame of torch's method, which has the error in a local variable.
             return error.with_traceback(None)
         raise AssertionError("unreachable")
 

@@ -16,7 +16,7 @@ Late = tuple[int, int, Any]
 
 
 def is_timeout(error: RuntimeError, timeout: float) -> bool:
-    """Whether it is torch's of a batch that did not come in time."""
+    """True if the error is torch's for a batch that did not come in time."""
     return timeout > 0 and error.args == (f"DataLoader timed out after {timeout} seconds",)
 
 
@@ -37,7 +37,7 @@ def add_notes(error: BaseException, workers: Sequence[Any], late: Iterable[tuple
 
 
 def error_of_lost(process: Any, in_hand: Late | None, *notes: str) -> RuntimeError:
-    """The error for a worker whose process has ended: torch's, from what its signal handler says.
+    """Returns the error for a worker whose process has ended: torch's, from what its signal handler says.
 
     Args:
         process: The worker's.
@@ -76,10 +76,10 @@ def _how_it_ended(pid: int, code: int) -> RuntimeError | None:
 
 
 def batch(number: int | None, index: Any) -> str:
-    """A batch and its dataset indices, in words. Without a number where that is not known."""
+    """Returns a batch and its dataset indices in words, without a number if that is not known."""
     which = "a batch" if number is None else f"batch {number} of the epoch"
     if index is None or (isinstance(index, list) and all(one is None for one in index)):
-        # Of an iterable dataset: it has no indices, and tasks are more than batches.
+        # A batch of an iterable dataset has no indices, and there are more tasks than batches.
         return "its next batch"
     if isinstance(index, list):
         more = "" if len(index) <= _MOST_INDICES else f" and {len(index) - _MOST_INDICES} more"

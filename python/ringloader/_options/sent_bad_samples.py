@@ -57,12 +57,12 @@ def _pickled(thing: Any) -> bytes | None:
 
 
 def to_bytes(errors: Sequence[Packed]) -> bytes:
-    """Those of a batch."""
+    """Returns the bad samples of a batch as bytes."""
     return pickle.dumps(list(errors))
 
 
 def from_bytes(sent: bytes) -> list[BadSample]:
-    """Those of a batch, as a worker has sent them."""
+    """Returns the bad samples of a batch from the bytes that a worker has sent."""
     return [_unpacked(one) for one in pickle.loads(sent)]
 
 
@@ -101,7 +101,7 @@ def cut(error: BaseException, outer: BaseException | None) -> None:
 
 
 def copied(bad: BadSample) -> BadSample:
-    """The same with a copy of its error, made as where it is sent."""
+    """Returns the bad sample with a copy of its error, made as if it was sent."""
     error = _unpacked(packed(bad)).error
     error.__cause__, error.__context__ = bad.error.__cause__, bad.error.__context__
     error.__suppress_context__ = bad.error.__suppress_context__

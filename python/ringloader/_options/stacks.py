@@ -1,4 +1,4 @@
-"""What a worker process is doing, as far as it and the kernel tell: its state, and its Python stack."""
+"""The state and the Python stack of a worker process, as it and the kernel tell them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LOOK = 0.002
 # Bytes that a stack may have.
 _MOST_BYTES = 1 << 18
 
-# In a line of ``faulthandler``: what runs torch's loop.
+# The part of a line of ``faulthandler`` that stands for the caller of the worker loop.
 _BENEATH = f'{entry.__file__}", line '
 
 _STATES = {
@@ -32,16 +32,16 @@ _STATES = {
     "X": "has ended",
     "I": "is idle",
 }
-# Where no handler runs until something else happens.
+# States in which no handler runs until something else happens.
 _ANSWERS_NOT = "DTtZX"
 
 
 class Stacks:
-    """What the workers of an iterator tell of themselves.
+    """Notes and stacks that the workers of an iterator write of themselves.
 
     Args:
         workers: How many there are.
-        notes: Whether they note each batch.
+        notes: True if they note each batch.
 
     Raises:
         OSError: If there is no memory, or no descriptor.
@@ -51,7 +51,7 @@ class Stacks:
         self._workers = workers
         self._fd = memory_file.make("ringloader-watchdog")
         try:
-            # So that no later write finds the memory full.
+            # Filled, so that no later write finds the memory full.
             os.write(self._fd, bytes(watched.records_len(workers)))
             os.ftruncate(self._fd, watched.records_len(workers) + _MOST_BYTES)
             memory_file.seal_size(self._fd)
@@ -63,19 +63,19 @@ class Stacks:
         self._users = 0
         self._is_closed = False
         self._made_in = os.getpid()
-        # One that was asked and has not answered: its number, its start and the signal.
+        # A process that was asked and has not answered: its number, its start and the signal.
         self._late: tuple[int, int, int] | None = None
         self.notes = notes
         self.option = Watched(self._fd, workers, notes)
 
     def seconds_in_batch(self, worker: int, pid: int) -> float | None:
-        """For how long a worker has been making a batch; None if it makes none."""
+        """Returns for how long a worker has been making a batch; None if it makes none."""
         with self._in_use() as is_open:
             since = self._records.get(worker, SINCE) if is_open and self._is_of(worker, pid) else 0
         return max((time.monotonic_ns() - since) / 1e9, 0.0) if since else None
 
     def has_begun(self, worker: int, pid: int) -> bool:
-        """Whether the process has come to the start of torch's loop."""
+        """True if the process has come to the start of the worker loop."""
         with self._in_use() as is_open:
             return is_open and self._is_of(worker, pid)
 
@@ -83,7 +83,7 @@ class Stacks:
         return self._records.get(worker, PID) == pid
 
     def stack(self, worker: int, pid: int, until: float) -> str:
-        """A worker's Python stack, the innermost call first; or why there is none, in parentheses."""
+        """Returns a worker's Python stack, the innermost call first; or why there is none, in parentheses."""
         if proc.state_of(pid) in _ANSWERS_NOT:
             return "(no stack: it cannot answer)"
         with self._in_use() as is_open:
@@ -126,7 +126,7 @@ class Stacks:
         text = ""
         while time.monotonic() < until:
             text = self._written(begin)
-            # Its handler blocks the signal while it writes.
+            # The worker's handler blocks the signal while it writes.
             if text.endswith("\n") and not proc.signals_of(pid).get("SigBlk", 0) & asked:
                 self._late = None
                 break
@@ -172,7 +172,7 @@ class Stacks:
 
 
 def _may_answer(pid: int, start: int, number: int) -> bool:
-    """Whether the signal that asked a process has not reached it, or its handler runs."""
+    """True if the signal that asked a process has not reached it, or its handler runs."""
     sets, asked = proc.signals_of(pid), proc.bit(number)
     return proc.start_of(pid) == start and bool(
         (sets.get("ShdPnd", 0) | sets.get("SigPnd", 0) | sets.get("SigBlk", 0)) & asked
@@ -180,17 +180,17 @@ def _may_answer(pid: int, start: int, number: int) -> bool:
 
 
 def _of_loop(text: str) -> str:
-    """A stack without the calls beneath torch's loop, which are those of the start of the process."""
+    """Returns a stack without the calls beneath the worker loop, which come from the start of the process."""
     return text.partition(_BENEATH)[0].rpartition("\n")[0] if _BENEATH in text else text.rstrip()
 
 
 def _open(pid: int) -> int | None:
-    """The process, so that its number is no other's; None where the system does not let it be had."""
+    """Returns a descriptor of the process, whose number may become another's; None if the system refuses."""
     with contextlib.suppress(PermissionError, NotImplementedError):
         return os.pidfd_open(pid)
     return None
 
 
 def state_in_words(pid: int) -> str:
-    """What the kernel says that a process does."""
+    """Returns the state of a process, as the kernel knows it, in words."""
     return _STATES.get(proc.state_of(pid), "is in an unknown state")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from ringloader.seeds import Seeds
 
-# What becomes of an option where torch's own loader runs whole, with workers.
+# The fate of an option where torch's own loader runs whole, with workers.
 OnTorchs = Literal["works", "is an error", "is left out"]
 
 
@@ -27,7 +27,7 @@ class About:
         without: The default, for people.
         line: What it does, for people.
         check: Raises for a value of the wrong type or out of range; is called with the name and the value.
-        on_torchs: What becomes of it where torch's own loader runs whole.
+        on_torchs: The fate of the option where torch's own loader runs whole.
         instead: For an option of the constructor only, what to do where there is no constructor.
         is_called_in_workers: True for a function that workers call: the processes of a pool hold it.
     """
@@ -47,7 +47,7 @@ def _option(default: Any, **about: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """The keyword-only arguments of ``ringloader.DataLoader``, checked as far as no torch is needed.
+    """The keyword-only arguments of ``ringloader.DataLoader``, with all checks that need no torch.
 
     Raises:
         TypeError: If a value has the wrong type.
@@ -215,5 +215,5 @@ class Options:
         return tuple(name for name in TABLE if getattr(self, name) != getattr(Options, name))
 
 
-# By name, in the order of the constructor's arguments.
+# The rows by name, in the order of the constructor's arguments.
 TABLE: dict[str, About] = {field.name: field.metadata["about"] for field in dataclasses.fields(Options)}

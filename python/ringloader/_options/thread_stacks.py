@@ -1,4 +1,4 @@
-"""What workers that are threads are doing, as the interpreter tells."""
+"""The batches and stacks of workers that are threads, as the interpreter tells them."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ class Notes(WorkerOption):
     """Notes since when each thread is in which batch. Its copies share the notes."""
 
     def __init__(self) -> None:
-        # By the thread; None while it is in none.
+        # By thread: since when it is in which batch; None while it is in none.
         self._notes: dict[int, tuple[float, Any] | None] = {}
 
     def wrap(self, fetcher: Fetcher) -> Fetcher:
         return _Noting(fetcher, self._notes)
 
     def has_begun(self, thread: int | None) -> bool:
-        """Whether a thread was in a batch."""
+        """True if a thread has begun a batch."""
         return thread in self._notes
 
     def of(self, thread: int | None) -> tuple[float, Any] | None:
-        """Since when a thread is in a batch, and its index."""
+        """Returns since when a thread is in a batch, and the batch's index; None if it is in none."""
         return None if thread is None else self._notes.get(thread)
 
 

@@ -19,23 +19,23 @@ _MOST_WORKERS = 8
 
 
 class Watched(Protocol):
-    """What workers are doing, of processes and of threads."""
+    """Descriptions of what workers do: processes or threads."""
 
     def describe(self, worker: int, process: Any, until: float, /) -> str:
-        """One worker, over several lines. Answers that take longer are not waited for."""
+        """Describes one worker, over several lines. Does not wait for an answer after ``until``."""
 
     def is_in_batch(self, worker: int, process: Any, /) -> bool:
-        """Whether it makes a batch, or has not come to its first one."""
+        """True if the worker makes a batch, or has not come to its first one."""
 
     def owed(self, late: Late, process: Any, is_turn: bool, /) -> str:
-        """The batch that it owes, in words."""
+        """Describes the batch that the worker owes."""
 
     def close(self) -> None:
         """Gives back what it has."""
 
 
 class Watchdog:
-    """Of one iterator.
+    """The watchdog of one iterator.
 
     Args:
         seconds: After how long a wait is said; None: only errors of timeouts say it.
@@ -49,7 +49,7 @@ class Watchdog:
         self._turn_is_known = turn_is_known
 
     def say(self, seconds: float, workers: Sequence[Any], owing: Iterable[Late]) -> None:
-        """Logs what those do that owe a batch, which has been waited for so long."""
+        """Logs what the workers do that owe a batch, for which the iterator has waited so long."""
         until = time.monotonic() + stacks.ANSWER_SECONDS
         watched = self._watched
         texts = []
@@ -75,7 +75,7 @@ class Watchdog:
         _logger.warning("DataLoader has waited %.1f s for a batch:\n%s", seconds, what)
 
     def add_notes(self, error: BaseException, workers: Sequence[Any], late: Iterable[Late]) -> None:
-        """Has the error of a timeout say the same of those that are late."""
+        """Adds the same descriptions of late workers to the error of a timeout."""
         until = time.monotonic() + stacks.ANSWER_SECONDS
         if self._watched is None:
             return

@@ -1,4 +1,4 @@
-"""One torch loader that exists, made ringloader's: in place, by its class."""
+"""A torch loader that exists, made ringloader's: in place, by its class."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def convert(loader: _Loader, **options: Any) -> _Loader:
             )
     before = kept.kept_on(loader) if was_ours else {}
     if options.get("on_error") == bad_samples.RAISE:
-        # With which it means nothing.
+        # The other option means nothing with it.
         before.pop("max_errors", None)
     # All of them together, before the first is set.
     now = Options(**{**before, **options})
@@ -103,7 +103,7 @@ def _own_get_iterator(loader: Any) -> str | None:
         if cls in (internals.Loader, DataLoader):
             return None
         found = cls.__dict__.get("_get_iterator")
-        # One that goes on to the next class has to name it.
+        # A method that goes on to the next class has to name it.
         if found is not None and not (
             isinstance(found, FunctionType) and "_get_iterator" in found.__code__.co_names
         ):
@@ -163,7 +163,7 @@ def _set_class(loader: Any, cls: Any) -> None:
 
 
 def _reduce(self: Any, protocol: Any) -> Any:
-    """As the class it was converted from, which others can import; and then converted."""
+    """Pickles a loader as the class that it had before, which others can import, to be converted again."""
     made = type(self)
     cls = made._ringloader_converted
     reduced = super(made, self).__reduce_ex__(protocol)

@@ -80,7 +80,7 @@ def _installed(make: hook.Make) -> Iterator[None]:
 
 
 def _put(make: hook.Make | None) -> None:
-    # What cannot be imported is said now, and not at the first epoch.
+    # Raises for a module that cannot be imported now, and not at the first epoch.
     from ringloader._torch import internals
 
     hook.put(internals.Loader, make)
@@ -99,19 +99,19 @@ def _maker(options: Options) -> hook.Make:
 
 
 def make_iterator(options: Options, loader: Any, previous: Callable[[Any], Any]) -> Any:
-    """The iterator of any torch loader; ``previous`` makes it without ringloader."""
+    """Returns the iterator of any torch loader; ``previous`` makes it without ringloader."""
     import ringloader.dataloader as dataloader
     from ringloader._iterator import make as making
     from ringloader._torch import internals
 
     if isinstance(loader, dataloader.DataLoader):
-        # It has found torch's `_get_iterator` replaced, perhaps by a wrapper around this hook. What the hook
-        # replaced decides, and the options are its own.
+        # This loader found torch's `_get_iterator` replaced, perhaps by a wrapper around this hook. So the
+        # function that the hook replaced decides, and the options are the loader's own.
         make, options = making.make_iterator, kept.options_of(loader)
     else:
         make = making.make_as_far_as_it_fits
         if internals.is_in_worker():
-            # A loader that a dataset has: what happens when epochs begin is meant for those of the main
-            # process.
+            # A loader inside a dataset: the options that work when epochs begin are meant for loaders of the
+            # main process.
             options = dataclasses.replace(options, worker_reset_fn=None, reseed_workers=False, seed=None)
     return make(loader, options, previous, lambda: previous(loader))

@@ -1,4 +1,4 @@
-"""What ``install()`` does, without importing torch: as soon as the program imports it, if it ever does.
+"""The work of ``install()`` without importing torch: done once the program imports torch, if it ever does.
 
 Nothing here may stop a program: what goes wrong is one line on standard error, and torch's own loader.
 """
@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import sys
 
-# That of typing takes milliseconds, and this is imported before every program.
+# The one in typing takes milliseconds to import, and this module is imported before every program.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from importlib.machinery import ModuleSpec
     from typing import Any
 
-# Names options, so that children of any kind have them; "0" and nothing mean no.
+# The variable names options, so that children of any kind have them; "0" and nothing mean no.
 VARIABLE = "RINGLOADER_INSTALL"
 
 _MODULE = "torch.utils.data.dataloader"
@@ -86,7 +86,7 @@ def _install(text: str) -> None:
 
     def make(loader: Any, previous: Callable[[Any], Any]) -> Any:
         try:
-            # So that what cannot be imported, and a device that is not there, is said here.
+            # Imported here, so that a module or a device that is not there is reported here.
             import ringloader.dataloader  # noqa: F401
             from ringloader._patch import install
             from ringloader._torch import devices

@@ -72,7 +72,7 @@ def _run_found(found: Any) -> None:
     if code is None:
         sys.exit(f"{sys.executable}: No code object available for {found.name}")
     module = _new_main(found.origin, found.loader, found.cached)
-    # By these, spawned children find the program again.
+    # Spawned children find the program again by these.
     module.__spec__ = found
     module.__package__ = found.parent
     exec(code, module.__dict__)
@@ -90,7 +90,7 @@ def _new_main(file: str | None, loader: object, cached: str | None) -> types.Mod
 
 
 def _set_first_path(folder: str, *, also_if_safe: bool = False) -> None:
-    """In place of the current folder, which ``python -m`` has put there."""
+    """Puts a folder in place of the current one, which ``python -m`` has put there."""
     if not sys.flags.safe_path:
         sys.path[0] = folder
     elif also_if_safe:
