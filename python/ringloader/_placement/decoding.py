@@ -13,9 +13,9 @@ from typing import Any
 import ringloader._native as _native
 from ringloader._placement.lookahead import Prepared
 
-# How long the end of an iterator waits for what user code unpickles at that moment.
+# Seconds that the end of an iterator waits for what user code unpickles at that moment.
 _PATIENCE_S = 5.0
-# How often a caller that waits for a batch looks whether it is done.
+# Seconds after which a caller that waits for a batch looks again if it is done.
 _LOOK_S = 0.1
 
 
@@ -38,17 +38,17 @@ class _Decoded:
         self._pending.acquire()
 
     def decode(self) -> None:
-        """In the thread."""
+        """Decodes the batch. Called in the thread."""
         try:
             self._arrival.unpack()
         except BaseException as error:
-            # What interrupts a program interrupts it in the caller's thread.
+            # An error that interrupts a program is raised in the caller's thread.
             self._error = error.with_traceback(None)
         finally:
             self.leave()
 
     def abandon(self) -> None:
-        """As :meth:`leave`, where that may have been said. The caller looks soon."""
+        """Gives the batch up where :meth:`leave` may have run already. The caller looks soon."""
         self._is_done = True
 
     def leave(self) -> None:
@@ -84,7 +84,7 @@ class Decoding:
         is_stopped: Whether nobody may wait for a batch any more.
     """
 
-    # The things themselves: what lives on while modules are torn down finds their names None.
+    # Attributes: a thread that lives on while modules are torn down finds their names None.
     _is_finalizing = staticmethod(sys.is_finalizing)
     _process_identity = staticmethod(_native.process_identity)
     _current_thread = staticmethod(threading.current_thread)
@@ -171,7 +171,7 @@ def _decode_all(tasks: queue.SimpleQueue[_Decoded | None]) -> None:
                 return
             decoded.decode()
         except MemoryError:
-            # Before it was begun. The caller decodes it.
+            # Memory ran out before the batch was begun. The caller decodes it.
             if decoded is not None:
                 decoded.abandon()
         # The caller's alone, while this thread waits for the next.

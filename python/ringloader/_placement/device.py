@@ -27,9 +27,9 @@ _Transform = Callable[[Any], Any]
 
 
 class Counts:
-    """What was moved so far.
+    """Counts of the batches, copies and bytes that were moved so far.
 
-    A report has it for as long as there is the loader, and it leads to nothing that may have the loader.
+    A report keeps it for as long as the loader is there, so it leads to nothing that may have the loader.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Counts:
 
 
 class _Plan:
-    """What batches of one layout need on the device."""
+    """The memory that batches of one layout need on the device."""
 
     __slots__ = ("_device", "blocks", "empty", "large", "layout", "nbytes", "staged")
 
@@ -101,13 +101,13 @@ class Moving:
         self.ahead: set[Moved] = set()
         self.is_short = False
         self._registrations: Registrations | None = None
-        # What torch's iterator has handed out and could not be moved.
+        # Batches that torch's iterator has handed out and that could not be moved.
         self._kept: list[Any] = []
         self.counts = Counts()
 
     @property
     def copies(self) -> CopyStream:
-        """Made with the first batch: by then the workers are there, which fork without the device."""
+        """The stream of the copies, made with the first batch: workers have forked by then."""
         if self._copies is None:
             self._copies = CopyStream(self._device)
             if self.find_registrations is not None:
@@ -126,7 +126,7 @@ class Moving:
             try:
                 return self._issue(arrival)
             except Exception:
-                # For its turn: until then there may be room.
+                # Kept for its turn: until then there may be room.
                 self.is_short = True
         return Later(lambda: self._issue_in_turn(arrival))
 
@@ -156,7 +156,7 @@ class Moving:
         """Does nothing: no result waits for long."""
 
     def abandon(self) -> None:
-        """Gives up what was not handed out."""
+        """Gives up the batches that were not handed out."""
         for moved in list(self.ahead):
             moved.abandon()
         self.ahead.clear()
@@ -164,13 +164,13 @@ class Moving:
         self.is_short = False
 
     def close(self) -> None:
-        """Waits until nothing reads what was moved."""
+        """Waits until nothing reads the batches that were moved."""
         if self._copies is not None:
             self._copies.close()
 
     @property
     def device_type(self) -> str:
-        """Of the device."""
+        """The type of the device."""
         return self._device.type
 
     def explain(self, error: BaseException) -> None:
@@ -191,7 +191,7 @@ class Moving:
 
     def _issue_in_turn(self, arrival: _native.Arrival) -> Prepared:
         try:
-            # As where it is issued ahead.
+            # Without modes, as where it is issued ahead.
             with modes.without_modes():
                 prepared = self._issue(arrival)
         except Exception as error:
@@ -201,7 +201,7 @@ class Moving:
         return prepared
 
     def _issue_plain(self, arrival: _native.Arrival, layout: _native.Layout) -> Prepared:
-        """Tensors in lists, tuples and dicts, which the native side knows."""
+        """Issues a batch of tensors in lists, tuples and dicts, which the native side knows."""
         copies, plan = self.copies, self._plan
         if plan is None or plan.layout is not layout:
             plan = self._plan = _Plan(layout, copies.device)
@@ -228,7 +228,7 @@ class Moving:
         return self._copied(make, current, sources, plan.nbytes, memory)
 
     def _large_sources(self, arrival: _native.Arrival) -> list[torch.Tensor]:
-        """Its large tensors in page-locked memory: where they are, if the driver has that."""
+        """Returns a batch's large tensors in page-locked memory: where they are, if the driver has that."""
         window = None if self._registrations is None else arrival.window()
         if window is not None and self._registrations is not None and self._registrations.register(*window):
             found = arrival.large()
@@ -239,7 +239,7 @@ class Moving:
         return staged
 
     def _issue_tree(self, batch: Any) -> Prepared:
-        """Any other batch."""
+        """Issues any other batch."""
         if isinstance(batch, internals.ExceptionWrapper):
             return Ready(batch)
         copies = self.copies
@@ -275,7 +275,7 @@ class Moving:
         memory = [into for into, _ in packing.pairs]
         sources = [source for _, source in packing.pairs]
         nbytes = sum(source.nbytes for source in sources)
-        # What a transform reads that belongs to the caller's stream.
+        # A transform reads the tensors that were on the device before, which belong to the caller's stream.
         return self._copied(make, current, [*sources, *here], nbytes, memory, is_partial)
 
     def _copied(
@@ -301,8 +301,8 @@ class Moving:
                         if is_partial:
                             sources.append(data)
                         data, is_partial = self._transformed(data, is_partial), False
-                        # What it was given belongs to the stream of the copies, and only what it made
-                        # is used on another.
+                        # The transform's input belongs to the stream of the copies. Only its result is used
+                        # on another.
                         if not is_failed(data):
                             memory = once(memory_of, data, copies.device)
                             data = memory if is_failed(memory) else data
@@ -329,13 +329,13 @@ class Moving:
             return data if is_failed(data) or self._transform is None else once(self._transform, data)
 
     def _allocating(self, copies: CopyStream) -> contextlib.AbstractContextManager[Any]:
-        """What a transform is given belongs to its stream, as what it makes; else all to the caller's."""
+        """Returns the context for new memory: the stream of the copies for a transform, else the caller's."""
         return (
             contextlib.nullcontext() if self._transform is None else accelerator.stream_context(copies.stream)
         )
 
     def _moved_here(self, data: Any) -> Any:
-        """A batch with the rest of it moved, or pinned, by its own methods, on the current stream.
+        """Returns a batch with the rest of it moved, or pinned, by its own methods, on the current stream.
 
         An error that every call would raise is the batch's, as a :class:`FailedArrival`: one of an object's
         own method, and one for a tensor that the device has no code for.

@@ -14,11 +14,11 @@ import torch
 
 import ringloader._native as _native
 
-# What copies may read however many they are.
+# Bytes that copies under way may read, however many copies they are.
 _MOST_BYTES = 32 << 20
-# By process and device. A pool has few, and memory of one stream serves no other.
+# By process and device. torch has few streams for a device, and memory of one serves no other.
 _streams: dict[tuple[object, torch.device], torch.Stream] = {}
-# By the same, and the stream's number: those on which memory of that stream is, or was, in use.
+# By process, device and the stream's number: the streams that use, or used, memory of the copy stream.
 _readers: dict[tuple[object, torch.device], dict[int, torch.Stream]] = {}
 
 
@@ -62,7 +62,7 @@ class CopyStream:
         device: The device. Without an index, the one that is current now.
     """
 
-    # The function itself: while modules are torn down, their names are None.
+    # An attribute: while modules are torn down, their names are None.
     _is_finalizing = staticmethod(sys.is_finalizing)
 
     def __init__(self, device: torch.device) -> None:
@@ -115,7 +115,7 @@ class CopyStream:
             self._readers[stream.stream_id] = stream
 
     def end(self, copies: Copies) -> None:
-        """No more copies are issued. Called for each :meth:`begin`, whatever is raised."""
+        """Ends the issue of these copies. Called for each :meth:`begin`, whatever is raised."""
         copies.done.record(self.stream)
         copies.is_issued = True
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-# As in `rust/py/src/batch/limits.rs`.
+# MIRRORS `rust/py/src/batch/limits.rs`.
 PACKED = 64 << 10
 LARGEST_BLOCK = 1 << 20
 _ALIGNMENT = 256
@@ -19,16 +19,16 @@ class Packing:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        # Each with where it goes, and the offset in its block.
+        # Each tensor with its memory on the device, and the offset in its block.
         self._blocks: list[list[tuple[torch.Tensor, torch.Tensor, int]]] = []
         self._used = 0
-        # What is copied where. Each source is in pinned memory.
+        # Copies to make: destination and source. Each source is in pinned memory.
         self.pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
         # Bytes that were copied to pinned memory.
         self.staged = 0
 
     def add(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """What ``tensor.to()`` gives; None if torch is to move it.
+        """Returns what ``tensor.to()`` gives, or None if torch must move it.
 
         :meth:`allocate` gives it its memory.
         """
@@ -76,7 +76,7 @@ class Packing:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether its values are its bytes, and nothing else comes with it."""
+    """True if the values of a tensor are its bytes, and nothing else comes with it."""
     return (
         type(tensor) is torch.Tensor
         and tensor.device.type == "cpu"
@@ -88,7 +88,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Those that ``tensor.to()`` gives: its own, where its elements lie in one piece."""
+    """Returns the strides that ``tensor.to()`` gives: the tensor's own, if its elements lie in one piece."""
     if tensor.is_contiguous():
         return tensor.stride()
     return torch.empty_like(tensor, device="meta").stride()

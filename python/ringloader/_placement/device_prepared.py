@@ -1,4 +1,4 @@
-"""What stands for a batch between the start of its move to a device and its turn."""
+"""Stand-ins for a batch between the start of its move to a device and its turn."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Moved:
         return data
 
     def abandon(self) -> None:
-        """Its memory may be given back from now on."""
+        """Gives the batch up: its memory may be given back from now on."""
         self._stream.wait_event(self._done)
 
 
@@ -102,10 +102,10 @@ class Later:
 
 @contextlib.contextmanager
 def no_inference_mode() -> Iterator[None]:
-    """Of the caller's thread, in which a batch may be moved whose turn comes outside of it."""
+    """Leaves the caller's inference mode: a batch may be moved in it whose turn comes outside of it."""
     if not torch.is_inference_mode_enabled():
         yield
         return
-    # Without it gradients would be on.
+    # Without ``no_grad`` gradients would be on.
     with torch.inference_mode(False), torch.no_grad():
         yield

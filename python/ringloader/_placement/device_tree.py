@@ -16,7 +16,7 @@ import torch
 
 
 def leaves(data: Any) -> list[Any]:
-    """What a batch is made of, in order: its tensors, and objects that are none and have a method ``to``.
+    """Returns the leaves of a batch, in order: its tensors, and other objects that have a method ``to``.
 
     Such an object is not looked into, be it a container, but for a ``UserDict``. Objects that are no
     containers and have only a method ``pin_memory`` are leaves too. Nothing changes.
@@ -49,12 +49,12 @@ def _is_leaf(data: Any) -> bool:
     if has_to(data):
         # A `UserDict` with a method `to`, as transformers' BatchEncoding is, is no more than its items.
         return not isinstance(data, collections.UserDict)
-    # What is in a container is moved, not pinned.
+    # A container's items are moved, and the container is not pinned as one.
     return callable(getattr(data, "pin_memory", None)) and not isinstance(data, (Mapping, Sequence))
 
 
 def has_to(leaf: Any) -> bool:
-    """Whether it moves itself."""
+    """True if an object moves itself."""
     return callable(getattr(leaf, "to", None))
 
 
@@ -121,7 +121,7 @@ def _sequence(data: Sequence[Any], items: list[Any]) -> Any:
 
 
 def memory_of(data: Any, device: torch.device) -> list[Any]:
-    """What a batch has on a device that takes a note of a stream: tensors, and objects with that method.
+    """Returns what a batch has on a device that notes streams: tensors, and objects with that method.
 
     They may be anywhere in what Python objects refer to. No code of the user's runs.
     """

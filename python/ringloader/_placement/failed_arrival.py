@@ -1,4 +1,4 @@
-"""What stands for a batch that a worker made and that cannot be had here. The native side makes it."""
+"""The stand-in for a batch that a worker made and that cannot be had here. The native side makes it."""
 
 from __future__ import annotations
 
@@ -99,6 +99,6 @@ def once(function: Callable[..., Any], *arguments: Any, lasting: type[Exception]
 
 
 def is_failed(data: Any) -> bool:
-    """Whether it stands for a batch that cannot be had."""
+    """True if ``data`` stands for a batch that cannot be had."""
     # Not `isinstance`, which would ask every batch for `__class__` too.
     return issubclass(type(data), FailedArrival)

@@ -16,11 +16,11 @@ class Prepared(Protocol):
     """A batch on its way to where it is needed."""
 
     def result(self) -> Any:
-        """The batch, once it is there. What it raises, the caller gets; then it may be asked again."""
+        """Returns the batch, once it is there. The caller gets what it raises, and may then ask again."""
 
 
 class Placement(Protocol):
-    """Where an iterator's batches are needed: in pinned memory, on a device."""
+    """A place where an iterator's batches are needed: pinned memory, or a device."""
 
     # Batches that are prepared before their turn, at most.
     depth: int

@@ -33,7 +33,7 @@ class Pinning:
         index: The current device's index, which torch's errors name.
     """
 
-    # Each has its pinned memory; torch's thread pins all that its workers send ahead.
+    # Each of them has pinned memory; torch's thread pins all that its workers send ahead.
     depth = 2
 
     def __init__(self, device: str | None, index: int) -> None:
@@ -44,7 +44,7 @@ class Pinning:
     def prepare(self, arrival: _native.Arrival) -> Prepared:
         """Begins to pin a batch."""
         if torch.is_inference_mode_enabled():
-            # Of the caller's thread. torch's pinning thread is in no mode.
+            # The mode is the caller's. torch's pinning thread is in no mode.
             with torch.inference_mode(False):
                 return self._prepare(arrival)
         return self._prepare(arrival)
@@ -69,7 +69,7 @@ class Pinning:
         """Does nothing: no result waits for long."""
 
     def abandon(self) -> None:
-        """Nothing of it is known outside."""
+        """Does nothing: nobody else knows of the batch."""
 
     def close(self) -> None:
         """Ends the copying thread."""

@@ -39,7 +39,7 @@ class Registrar(Protocol):
 class _Cudart:
     """CUDA's runtime, and HIP's, which torch gives the same names."""
 
-    # The memory counts as locked for every device, not only for the current one.
+    # The memory counts as locked for all devices, not only for the current one.
     _PORTABLE = 1
 
     def register(self, address: int, nbytes: int) -> None:
@@ -63,15 +63,15 @@ class _Cudart:
         raise RuntimeError(f"{cudart.cudaGetErrorString(error)} ({int(error)})")
 
 
-# By device type; where there is none, memory is not registered.
+# The registrars by device type. Memory for any other type is not registered.
 registrars: dict[str, Registrar] = {"cuda": _Cudart()}
 
 
 class Registrations:
-    """Which windows of one engine's memory are registered, and how far.
+    """The windows of one engine's memory that are registered, and how much of each.
 
-    It goes with the memory, from one epoch to the next. When it goes, all is unregistered: before the engine
-    is closed or after, because closing leaves registered memory where it is.
+    This object goes with the memory, from one epoch to the next. When it is dropped, all is unregistered:
+    before the engine is closed or after, because closing leaves registered memory where it is.
 
     Args:
         memory: The engine's slots.
@@ -81,7 +81,7 @@ class Registrations:
     INVARIANT: the memory knows of a window before its driver does, and as long as it does.
     """
 
-    # The function itself: what lives on while modules are torn down finds their names None.
+    # An attribute: an object that lives on while modules are torn down finds their names None.
     _is_finalizing = staticmethod(sys.is_finalizing)
 
     def __init__(self, memory: _native.SlotMemory, device_type: str, registrar: Registrar) -> None:
@@ -89,7 +89,7 @@ class Registrations:
         self._memory = memory
         self._registrar = registrar
         self._windows: dict[int, _Window] = {}
-        # Of this memory nothing more is registered.
+        # True once nothing more of this memory is registered.
         self._is_over = False
         # Any thread may drop the last reference to a loader while another iterates.
         self._lock = threading.RLock()
@@ -130,7 +130,7 @@ class Registrations:
             if window.nbytes:
                 # Two registrations side by side would not do: no copy may span both.
                 self._registrar.unregister(address)
-            # Before it is: an interrupt may come when the driver has it already.
+            # Noted before the call: an interrupt may come when the driver has it already.
             window.nbytes = nbytes
             try:
                 self._registrar.register(address, nbytes)
@@ -177,23 +177,23 @@ class Registrations:
 
 
 class _Window:
-    """What was registered of one window."""
+    """The registration of one window."""
 
     __slots__ = ("missed", "nbytes", "times")
 
     def __init__(self) -> None:
         # Bytes that the driver has, from the window's start.
         self.nbytes = 0
-        # How often it was registered.
+        # The number of times that it was registered.
         self.times = 0
         # Batches since then for which that was too little.
         self.missed = 0
 
     def is_due(self, touched: int) -> bool:
-        """Whether to register it now that a batch has come which is larger than what is registered.
+        """True if it should be registered now. A batch has come that is larger than what is registered.
 
-        Registering costs about what a few copies do. So not for a slot that is used once; at once where a
-        slot has grown to twice the size; and the more often it grew by little, the later.
+        Registering costs about what a few copies do. So a slot that is used once is not registered. One that
+        has grown to twice the size is registered at once; and the more often it grew by little, the later.
         """
         if self.nbytes and touched >= 2 * self.nbytes:
             return True

@@ -1,4 +1,4 @@
-"""How much shared memory a loader may take for its batches."""
+"""The shared memory that a loader may take for its batches."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _local_world_size() -> int:
 
 
 def limits_behind(error: BaseException) -> str:
-    """What a refusal of memory may come from, to be put behind its text; empty where no limit is known."""
+    """Returns the limit that a refusal of memory may come from, to end its text; empty if none is known."""
     named = {errno.ENOMEM: ("AS", "v"), errno.EFBIG: ("FSIZE", "f")}.get(getattr(error, "errno", None) or 0)
     if named is None:
         return ""

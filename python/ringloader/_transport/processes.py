@@ -44,7 +44,7 @@ _ORPHANS_END_WITHIN = 2.0
 class ProcessTransport:
     """The :class:`~ringloader._transport.protocol.Transport` of one iterator with worker processes."""
 
-    # The things themselves: an iterator that lives on while modules are torn down finds their names None.
+    # Attributes: an iterator that lives on while modules are torn down finds their names None.
     _process_identity = staticmethod(_native.process_identity)
     _group = stuck.Group
     _join_seconds = internals.JOIN_SECONDS
@@ -283,7 +283,7 @@ class ProcessTransport:
         self._work.clear()
 
     def _note_left(self) -> None:
-        """Of workers whose processes live on: nothing of them uses the memory any more."""
+        """Notes workers whose processes have left and live on: nothing of them uses the memory any more."""
         if self._lease is not None:
             for worker, process in self._processes.items():
                 if process.has_left:
@@ -346,10 +346,10 @@ def make_transport(
 def _most_tasks(loader: Any) -> int:
     """Returns how many batches of one worker can be on their way at once."""
     factor = loader.prefetch_factor
-    # What else stands there is refused by torch's constructor, which has drawn by then.
+    # torch's constructor refuses anything else that stands there, and has drawn by then.
     per_worker = max(factor, 1) if isinstance(factor, int) else 1
     if loader.in_order and loader._dataset_kind != internals.ITERABLE:
         # In turn, so an equal part each; after a reset in mid-epoch, those of the epoch before too.
         return 2 * per_worker + 1
-    # Where the others have ended, or are slow, one worker may be asked for all.
+    # One worker may be asked for all, where the others have ended or are slow.
     return per_worker * int(loader.num_workers) + per_worker + 1

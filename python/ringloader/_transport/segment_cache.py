@@ -21,7 +21,7 @@ _PART = 4
 
 
 class SegmentCache:
-    """Where an iterator finds the memory of its loader's last epoch, and leaves it for the next.
+    """The place where an iterator finds memory of its loader's last epoch, and leaves it for the next.
 
     Args:
         loader: Whose memory it is. It goes with the loader, which is not kept alive.
@@ -68,7 +68,7 @@ class SegmentCache:
         most = min(MOST_BYTES, _native.available_memory() // _PART)
         most = max(0, most - others)
         if registrations is not None and registrations.nbytes > most:
-            # What is registered cannot be given back.
+            # Registered memory cannot be given back.
             registrations.close()
             registrations = None
         segment = engine.store(most)
@@ -96,7 +96,7 @@ _kept: weak_registry.WeakRegistry[_Kept] = weak_registry.WeakRegistry()
 
 
 def _is_affordable(workers: int) -> bool:
-    """Whether the process can spare the descriptors and the address space of what is kept."""
+    """True if the process can spare the descriptors and the address space of what is kept."""
     # Segment, watch, bell and the process's own handle; each worker's bell.
     descriptors = MOST_LOADERS * (4 + workers)
     try:

@@ -39,7 +39,7 @@ os.register_at_fork(after_in_child=_begin_anew)
 
 
 class _Ending:
-    """How long the end of an iterator waits for its workers: torch's time for one, for all together."""
+    """The time that the end of an iterator waits for its workers: torch's time for one, for all together."""
 
     def __init__(self) -> None:
         self._until: float | None = None
@@ -73,21 +73,21 @@ class WorkerThread(threading.Thread):
         self._work: Work | None = work
         self._number = work.worker
         self._has_begun = threading.Event()
-        # What ended it, where it was not told to end.
+        # The error that ended the thread, if it was not told to end.
         self.error: BaseException | None = None
 
     @property
     def pid(self) -> int | None:
-        """The process's."""
+        """The number of this process, or None until the thread has begun."""
         return None if self.ident is None else os.getpid()
 
     @property
     def exitcode(self) -> int | None:
-        """As a process's: None until it has ended, then 0, or 1 if an exception ended it."""
+        """The exit code, as of a process: None until it has ended, then 0, or 1 if an exception ended it."""
         return None if self.ident is None or self.is_alive() else int(self.error is not None)
 
     def start(self) -> None:
-        """Starts it. As in a worker process, its operators use one thread; others' do as before."""
+        """Starts the worker. Its operators use one thread, as in a worker process; others' do as before."""
         # One at a time: a caller that has not asked before would take another's worker's number for its own,
         # and leave it to all threads that begin later.
         with _starting:
@@ -98,7 +98,7 @@ class WorkerThread(threading.Thread):
             torch.set_num_threads(threads)
 
     def run(self) -> None:
-        """Is a worker until it is told to end."""
+        """Runs the worker until it is told to end."""
         work, self._work = self._work, None
         assert work is not None
         try:
@@ -261,8 +261,8 @@ def _end_all() -> None:
         transport.end_at_exit(until)
 
 
-# What waits natively when the interpreter goes must not come back to it. What is in the dataset by then, the
-# interpreter ends in its next step.
+# A thread that waits natively when the interpreter goes must not come back to it. If a thread is in the
+# dataset by then, the interpreter ends it in its next step.
 if _native.SUPPORTED:
     atexit.register(_native.note_exit)
     atexit.register(_end_all)

@@ -1,1 +1,1 @@
-"""What runs in a worker process, around torch's own loop."""
+"""Parts of a worker: its loop, and what runs around it."""

@@ -13,7 +13,7 @@ from torch.utils.data import get_worker_info
 from ringloader._common import worker_port
 from ringloader._torch import internals
 
-# Of an answer: it stands before it.
+# The length of an answer, which stands before it.
 LENGTH = struct.Struct("<Q")
 
 
@@ -33,8 +33,8 @@ class Call:
         answer = self._answer()
         port = worker_port.port
         assert port is not None
-        # Where the descriptor is not to be had, the pipe ends, which tells the main process. That may wait
-        # no longer.
+        # If the descriptor cannot be had, the pipe ends, which tells the main process. The main process may
+        # have stopped waiting.
         with (
             contextlib.suppress(OSError, RuntimeError),
             os.fdopen(port.receive_fd(self._tag), "wb", buffering=0) as pipe,
@@ -62,7 +62,7 @@ class Call:
 
 
 def _text(where: str, failed: str) -> bytes:
-    """For an error whose own type cannot be sent."""
+    """Returns an answer for an error whose own type cannot be sent."""
     try:
         raise RuntimeError(f"the function called in the worker failed: {failed}")
     except RuntimeError:

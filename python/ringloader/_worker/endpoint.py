@@ -52,7 +52,7 @@ class WorkerEndpoint:
 
 
 class SentEndpoint:
-    """The same, as a worker that was not forked gets it."""
+    """The end of a worker that was not forked, as it arrives there."""
 
     def __init__(
         self,

@@ -139,11 +139,11 @@ class Rows:
             modes.MODES,
             collating.collate_fn_map,
         )
-        # Whether torch has had the chance to warn of rows that may not be written to, which it does once.
+        # True once torch could warn of rows that may not be written to, which it does once.
         self._has_warned = False
 
     def batch(self, index: Any) -> Any:
-        """The batch; None where torch must make it."""
+        """Returns the batch, or None if torch must make it."""
         dataset = self._fetcher.dataset
         kind = _KINDS.get(type(dataset))
         if kind is None or not _has_its_rows(kind, dataset):
@@ -157,12 +157,12 @@ class Rows:
         self._has_warned = True
 
     def collate(self, samples: list[Any]) -> Any:
-        """What the fetcher's ``collate_fn`` makes of samples."""
+        """Returns what the fetcher's ``collate_fn`` makes of samples."""
         return self._fetcher.collate_fn(samples)
 
 
 def _has_its_rows(kind: _Kind, dataset: Any) -> bool:
-    """Whether indexing the dataset is what it was when this module was imported."""
+    """True if indexing the dataset is still what it was when this module was imported."""
     return (
         kind.cls.__getitem__ is kind.getitem
         and torch.Tensor.__getitem__ is _tensors_getitem

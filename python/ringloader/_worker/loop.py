@@ -49,7 +49,7 @@ class Resume:
 
 
 class Work(NamedTuple):
-    """The work of one worker: the arguments of torch's worker loop, and the options."""
+    """The work of one worker: the arguments of torch's ``_worker_loop``, and the options."""
 
     dataset_kind: Any
     dataset: Any
@@ -131,5 +131,5 @@ def run(channel: Channel, work: Work, finish: Callable[[Any], None] | None = Non
                 else:
                     data = channel.failure()
         channel.put((number, data))
-        # What the caller has dropped must not live on here until the next task comes.
+        # Objects that the caller has dropped must not live on here until the next task comes.
         del data, index, message

@@ -1,4 +1,4 @@
-"""What a worker's allocator does with large arrays that are freed.
+"""The memory of large arrays that are freed in a worker, which its allocator keeps.
 
 By default glibc maps arrays of more than 32 MB anew each time and gives freed memory back at once, which
 costs a page fault for every 4 KB of every batch. A worker keeps some of it instead.
@@ -11,14 +11,14 @@ import os
 import time
 from collections.abc import Callable
 
-# Of mallopt(3).
+# Numbers of mallopt(3).
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 
 _MOST = 256 << 20
 # Between two times that an idle worker gives memory back: what is faulted in again costs little beside it.
 _IDLE_TRIM_SECONDS = 1.0
-# As far as glibc raises its threshold by itself.
+# glibc raises its threshold by itself up to here.
 _GLIBCS_OWN = 32 << 20
 # A user that sets one of these has decided what the allocator does.
 _USERS = (
@@ -54,7 +54,7 @@ def keep_freed(share: int) -> Callable[[], object] | None:
 
 
 class Trimming:
-    """When unused memory is given back: at the 8th task, the 16th, the 32nd and so on, and when idle."""
+    """Gives unused memory back: at the 8th task, the 16th, the 32nd and so on, and when idle."""
 
     def __init__(self, trim: Callable[[], object] | None) -> None:
         self._trim = trim
@@ -63,14 +63,14 @@ class Trimming:
         self._last = 0.0
 
     def note_task(self) -> None:
-        """To be called before each task."""
+        """Counts a task. Call it before each task."""
         self._tasks += 1
         if self._tasks == self._next:
             self._next *= 2
             self.trim()
 
     def until_trim(self) -> float:
-        """How many seconds an idle worker had better wait before it calls ``trim``."""
+        """Returns the seconds that an idle worker should wait before it calls ``trim``."""
         return max(self._last + _IDLE_TRIM_SECONDS - time.monotonic(), 0.0)
 
     def trim(self) -> None:

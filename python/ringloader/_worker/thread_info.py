@@ -1,4 +1,4 @@
-"""What ``get_worker_info()`` gives in a thread that is a worker, and what torch does by it."""
+"""The result of ``get_worker_info()`` in a thread that is a worker, and what torch does by it."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class Watched(WorkerOption):
             _Answering.write_to(fd)
         finally:
             os.close(fd)
-        # Of one that was lost before.
+        # Clears the notes of a worker that was lost before.
         self._records.clear(worker)
         pid = os.getpid()
         self._records.set(worker, PID, pid)
@@ -133,7 +133,7 @@ class _Answering:
             os.dup2(fd, cls._fd, inheritable=False)
             if not cls.signal or proc.signals_of(pid).get("SigCgt", 0) & proc.bit(cls.signal):
                 return
-            # What worked here before has set another.
+            # Code that worked here before has set another handler.
             faulthandler.unregister(cls.signal)
         else:
             # A process that this one has forked has its handler, and the number of its descriptor.
@@ -173,6 +173,6 @@ def _free_signal() -> int:
     if not {"SigCgt", "SigIgn", "SigBlk"} <= sets.keys():
         return 0
     used = sets["SigCgt"] | sets["SigIgn"] | sets["SigBlk"]
-    # From above: programs take them from below.
+    # From above, because programs take them from below.
     candidates = reversed(range(signal.SIGRTMIN + 1, signal.SIGRTMAX))
     return next((number for number in candidates if not used & proc.bit(number)), 0)
