@@ -3,7 +3,7 @@
 Importing this package does not import torch: each name below comes when it is first asked for.
 """
 
-# That of typing takes milliseconds, at each start of Python with RINGLOADER_INSTALL.
+# An import of typing takes milliseconds, at each start of Python with RINGLOADER_INSTALL.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import ringloader.batchify as batchify
@@ -81,7 +81,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    # So that an environment or a command can ask for ringloader before the program has set up torch's own.
+    # Lazy, so that an environment or a command can ask for ringloader before the program sets up torch.
     if name == "__version__":
         import importlib.metadata
 

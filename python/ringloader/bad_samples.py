@@ -1,4 +1,4 @@
-"""``on_error=``: what becomes of samples that raise."""
+"""``on_error=``: the handling of samples that raise."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Replace = Callable[[Any, Exception], Any]
 
 @dataclasses.dataclass(frozen=True)
 class Retry:
-    """For ``on_error``: a sample that raises is asked for again, after a pause.
+    """A value of ``on_error``: a sample that raises is asked for again, after a pause.
 
     Args:
         times: How often, at most.
@@ -127,7 +127,7 @@ def _check_replaces(name: str, function: Callable[..., Any]) -> None:
 
 
 def retries(on_error: object) -> Retry | None:
-    """How it has samples asked for again, if it does."""
+    """Returns how ``on_error`` has samples asked for again, or None if it does not."""
     if on_error == RETRY:
         return Retry()
     return on_error if isinstance(on_error, Retry) else None

@@ -35,7 +35,7 @@ _T_co = TypeVar("_T_co", covariant=True)
 if TYPE_CHECKING:
 
     class _Iterator(pausing.Pausing, internals.DeclaredIterator):
-        """What callers of ``iter(loader)`` may use."""
+        """The attributes of ``iter(loader)`` that callers may use."""
 
 
 class _Errors:
@@ -251,7 +251,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             "pin_memory_device": pin_memory_device,
             "in_order": in_order,
         }
-        # Without defaults: another class behind this one may have its own.
+        # Only what is not the default: another class behind this one may have its own.
         given = {name: value for name, value in given.items() if value is not _DEFAULTS[name]}
         super().__init__(datapipes.translated(dataset), **given)
         conflicts.check(self, options)
@@ -268,7 +268,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def __repr__(self) -> str:
         if "max_shared_bytes" not in vars(self):
-            # Its constructor has not come to the end, so anything may be missing.
+            # The constructor has not come to the end, so any attribute may be missing.
             return super().__repr__()
         noted = report.noted(self)
         path = "not iterated yet" if noted is None else f"path {noted.path}"

@@ -1,4 +1,4 @@
-"""``last_batch=``: what becomes of the samples that fill no whole batch at the end of an epoch."""
+"""``last_batch=``: the handling of samples that fill no whole batch at the end of an epoch."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class RolloverBatchSampler(BatchSampler):
         self._rest = list(rest)
 
 
-# As it is here: a subclass, and code that replaces it, read in another way.
+# The method as it is here: a subclass, and code that replaces it, read in another way.
 OWN_ITER = RolloverBatchSampler.__iter__
 
 

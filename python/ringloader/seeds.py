@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy
 
-# What a stream of numbers is for.
+# The purposes of a stream of numbers.
 _SHARED, _UNIQUE, _GENERATORS = range(3)
 # Each part of a stream's name is one word, so that no two names are alike.
 _MOST = 1 << 32
@@ -58,7 +58,7 @@ class Seeds:
         return int(self._shared.random_raw()) >> 1
 
     def unique(self) -> int:
-        """The next seed that no other rank, worker, epoch or call has."""
+        """Returns the next seed that no other rank, worker, epoch or call has."""
         return int(self._unique.random_raw()) >> 1
 
     def spawn(self, worker_id: int) -> Seeds:
@@ -80,7 +80,7 @@ class Seeds:
         return made
 
     def generator_words(self, count: int) -> list[int]:
-        """Words of 32 bits for generators that are to be set, apart from all seeds."""
+        """Returns words of 32 bits to set generators with, apart from all seeds."""
         sequence = self._sequence(_GENERATORS, self._epoch, self._rank, *self._workers)
         return [int(word) for word in sequence.generate_state(count)]
 

@@ -1,4 +1,4 @@
-"""``doctor()``: what was found, and the words in which it is said."""
+"""The findings of ``doctor()``, and the words in which they are said."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True)
 class Diagnosis:
-    """What ``ringloader.doctor()`` found. ``print`` it, and paste it into a bug report.
+    """The findings of ``ringloader.doctor()``. ``print`` it, and paste it into a bug report.
 
     Attributes:
         findings: In the order in which they are printed.

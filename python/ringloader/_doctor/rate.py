@@ -1,4 +1,4 @@
-"""A test loader's rate, beside torch's: whether workers start here, and batches arrive."""
+"""The rate of a test loader, beside torch's: a check that workers start here, and batches arrive."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ringloader.dataloader import DataLoader
 
 _BATCHES = 400
 _WORKERS = 2
-# For a worker that never answers.
+# Seconds for a worker that never answers.
 _TIMEOUT = 30.0
 
 

@@ -1,4 +1,4 @@
-"""What is installed, and what of it would keep a loader off the native path."""
+"""The software that is installed, and any of it that would keep a loader off the native path."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ringloader._torch import accelerator, hook, internals, select_path
 
 
 def findings() -> Iterator[Finding]:
-    """What was found, in the order in which it is printed."""
+    """Yields the findings, in the order in which they are printed."""
     yield Finding("ringloader", _version("ringloader"))
     yield Finding("python", f"{platform.python_implementation()} {platform.python_version()}{_build()}")
     yield Finding("torch", torch.__version__)
@@ -57,7 +57,7 @@ def _accelerator() -> Finding:
 
 
 def _path() -> Finding:
-    """Which path a plain loader with workers would take."""
+    """Returns the path that a plain loader with workers would take."""
     if not _native.SUPPORTED:
         return Finding(
             "path",
@@ -81,7 +81,7 @@ def _environment() -> Iterator[Finding]:
     yield Finding("environment", ", ".join(f"{name}={os.environ[name]}" for name in names) or "nothing set")
 
 
-# Those of other projects that docs/options.md lists.
+# Variables of other projects that docs/options.md lists.
 _OTHERS = {
     "GLIBC_TUNABLES",
     "LOCAL_WORLD_SIZE",

@@ -1,4 +1,4 @@
-"""What the system allows a loader: processes, descriptors, memory."""
+"""The limits that the system sets a loader: processes, descriptors, memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MIB = 1 << 20
 
 
 def findings() -> Iterator[Finding]:
-    """What was found, in the order in which it is printed."""
+    """Yields the findings, in the order in which they are printed."""
     yield Finding("system", f"{platform.system()} {platform.release()} {platform.machine()}")
     yield _cores()
     yield from _start_methods()
@@ -54,7 +54,7 @@ def _start_methods() -> Iterator[Finding]:
 
 
 def _handles() -> Finding:
-    """Whether the kernel, or a container's filter of system calls, has what the transport needs."""
+    """Tells if the kernel, or a container's filter of system calls, has what the transport needs."""
     missing = []
     for name, make in _MAKERS.items():
         try:

@@ -1,1 +1,1 @@
-"""What the user is told of a loader."""
+"""Reports to the user about a loader."""

@@ -1,4 +1,4 @@
-"""Which path a loader took, why, and what went over it."""
+"""The path that a loader took, the reason for it, and counters of what went over it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PathName = Literal["native", "threads", "torch"]
 
 @dataclasses.dataclass(frozen=True)
 class PathReport:
-    """How the batches of one iterator travel.
+    """The path of the batches of one iterator.
 
     Attributes:
         path: ``"native"``: ringloader schedules, over shared-memory rings; ``"threads"``: the workers are
@@ -72,7 +72,7 @@ def add(loader: object, text: str) -> None:
 
 
 def noted(key: object) -> _Record | None:
-    """What was noted last for an iterator or a loader; a new object each time."""
+    """Returns the record that was noted last for an iterator or a loader; a new object each time."""
     return _records.get(key)
 
 
@@ -87,7 +87,7 @@ def report(iterator_or_loader: object) -> PathReport:
         ValueError: If the loader was not iterated yet, or is not one of ringloader's.
     """
     found = noted(iterator_or_loader)
-    # Where accelerate, Lightning and Ray keep the loader that they stand in front of.
+    # The attributes where accelerate, Lightning and Ray keep the loader that they stand in front of.
     for name in ("base_dataloader", "_dataloader"):
         found = found or noted(getattr(iterator_or_loader, name, None))
     if found is None:

@@ -1,1 +1,1 @@
-"""What is known of torch's internals, and which path follows from it."""
+"""Facts about torch's internals, and the path that follows from them."""

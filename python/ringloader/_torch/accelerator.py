@@ -18,7 +18,7 @@ def on_cuda_device_in_use() -> contextlib.AbstractContextManager[Any]:
 
 
 def current_device_index() -> int:
-    """Of the device that torch pins for, as its pinning thread finds it."""
+    """Returns the index of the device that torch pins for, as its pinning thread finds it."""
     return int(torch.accelerator.current_device_index())
 
 
@@ -36,7 +36,7 @@ def stream_context(stream: torch.Stream) -> Generator[None]:
         torch.accelerator.set_stream(stream)
         yield
     finally:
-        # Each sets the device too.
+        # Each call sets the device too.
         torch.accelerator.set_stream(before)
         torch.accelerator.set_device_index(device)
 
@@ -44,14 +44,14 @@ def stream_context(stream: torch.Stream) -> Generator[None]:
 def device_in_bad_fork() -> str | None:
     """A device that was initialised in the process from which this one was forked, and is unusable here.
 
-    Of those which do not tell this: one that was initialised at all.
+    If a device cannot tell this, it counts once it was initialised at all.
     """
     get_name = getattr(torch._C, "_get_privateuse1_backend_name", None)
     names: list[str] = [*_DEVICES, *([] if get_name is None else [get_name()])]
     for name in dict.fromkeys(names):
         device = getattr(torch, name, None)
         ask = getattr(device, "_is_in_bad_fork", None) or getattr(device, "is_initialized", None)
-        # Where one's package is there without its other half.
+        # A device's Python package may be there without its other half.
         with contextlib.suppress(AttributeError, NotImplementedError):
             if ask is not None and ask():
                 return name

@@ -30,7 +30,7 @@ class CallerModes:
 
     @contextlib.contextmanager
     def entered(self) -> Generator[None]:
-        """In this thread: these, and none of its own."""
+        """Enters these in this thread, and leaves its own."""
         with contextlib.ExitStack() as stack:
             if modes.is_in_modes():
                 stack.enter_context(modes.without_modes())
@@ -51,7 +51,7 @@ class CallerModes:
 
 
 def _autocast(kind: str) -> tuple[torch.dtype, bool] | None:
-    """The dtype of a device's autocast in this thread, and whether it keeps casts; None where it is off."""
+    """Returns the dtype of a device's autocast in this thread, and if it keeps casts; None if it is off."""
     try:
         if torch.is_autocast_enabled(kind):
             return torch.get_autocast_dtype(kind), torch.is_autocast_cache_enabled()

@@ -1,4 +1,4 @@
-"""torch's ``default_collate``: what it is made of, and what others taught it."""
+"""The parts of torch's ``default_collate``, and what others taught it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ringloader._torch import internals
 # A torch without one of these collates itself.
 _collation: Any = torch.utils.data._utils.collate
 collate_fn_map: dict[Any, Any] = getattr(_collation, "default_collate_fn_map", {})
-# What it has, and what of torch the functions call.
+# Functions of torch that collation calls, and torch's own entries of that map.
 _COLLATING = ("stack", "tensor", "as_tensor")
 _COLLATE_FN_MAP: dict[Any, str] = {
     torch.Tensor: "collate_tensor_fn",
@@ -29,36 +29,36 @@ _COLLATE_FN_MAP: dict[Any, str] = {
 
 
 def parts_of_collate() -> list[tuple[dict[str, Any], str, Any]]:
-    """What torch's ``collate`` calls: variables, a name in them, its value."""
+    """Returns the parts that torch's ``collate`` calls: variables, a name in them, its value."""
     return [(vars(torch), name, getattr(torch, name)) for name in _COLLATING]
 
 
 def parts_of_convert(function: Any) -> list[tuple[dict[str, Any], str, Any]]:
-    """The same for ``default_convert``; nothing for any other function, and where it was replaced."""
+    """Returns the same for ``default_convert``; nothing for any other function, and where it was replaced."""
     ours, name = vars(_collation), "default_convert"
     is_own = function is ours.get(name) and internals.is_torchs_own(function, name)
     return [(ours, name, function)] if is_own else []
 
 
 def parts_of_default_collate() -> list[tuple[dict[str, Any], str, Any]]:
-    """What torch's ``default_collate`` calls, itself too."""
+    """Returns the parts that torch's ``default_collate`` calls, and itself."""
     ours = vars(_collation)
     return [*parts_of_collate(), *((ours, name, ours[name]) for name in ("collate", "default_collate"))]
 
 
 def is_default_collate(function: Any) -> bool:
-    """Whether it is torch's own ``default_collate``."""
+    """True if ``function`` is torch's own ``default_collate``."""
     own = function is getattr(_collation, "default_collate", None)
     return own and internals.is_torchs_own(function, "default_collate")
 
 
 def collate_of_columns() -> Any:
-    """What ``default_collate`` calls, and what calls itself for what is in containers."""
+    """Returns the function that ``default_collate`` calls, and that calls itself for items of containers."""
     return _collation.collate
 
 
 def collates_rows(fetcher: Any, stand_in: type) -> bool:
-    """Whether a fetcher is torch's own for lists of samples, which it gives to torch's ``default_collate``.
+    """True if a fetcher is torch's own for lists of samples, which it gives to torch's ``default_collate``.
 
     In a worker ``stand_in`` is the class of what may stand in for the ``collate`` that this calls.
     """
@@ -74,7 +74,7 @@ def collates_rows(fetcher: Any, stand_in: type) -> bool:
 
 
 def _others_collate_rows() -> bool:
-    """Whether others taught ``default_collate`` what to make of arrays' rows, tuples or dicts."""
+    """True if others taught ``default_collate`` what to make of arrays' rows, tuples or dicts."""
     for other in others_in_collate():
         for cls in other if isinstance(other, tuple) else (other,):
             if not isinstance(cls, type) or issubclass(cls, (numpy.generic, numpy.memmap)):
@@ -85,7 +85,7 @@ def _others_collate_rows() -> bool:
 
 
 def collates_as_torch(stand_in: type | tuple[()] = ()) -> bool:
-    """Whether torch's ``default_collate`` is made of what torch has made it of, or of a stand-in of ours."""
+    """True if torch's ``default_collate`` has its own parts still, or a stand-in of ours."""
     collate = getattr(_collation, "collate", None)
     return (
         internals.is_torchs_own(getattr(_collation, "default_collate", None), "default_collate")

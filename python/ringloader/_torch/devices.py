@@ -1,16 +1,16 @@
-"""Which device an option means, and whether it is there. No device is initialised for it."""
+"""The device that an option means, and a check that it is there. No device is initialised for it."""
 
 from __future__ import annotations
 
 import torch
 
 AUTO = "auto"
-# What was found to be there.
+# Devices that were found to be there.
 _known: set[object] = set()
 
 
 def resolve(device: torch.device | str | int | None) -> torch.device | None:
-    """The device that batches are moved to; None where they stay on the CPU.
+    """Returns the device that batches are moved to; None where they stay on the CPU.
 
     Without an index it is the device that is current when the first batch is moved.
 
@@ -64,7 +64,7 @@ def resolve(device: torch.device | str | int | None) -> torch.device | None:
 
 
 def _accelerator() -> torch.device | None:
-    """The current accelerator of this torch, whether or not there is one in this machine."""
+    """Returns the current accelerator of this torch, whether or not there is one in this machine."""
     try:
         return torch.accelerator.current_accelerator()
     except RuntimeError:
@@ -73,15 +73,15 @@ def _accelerator() -> torch.device | None:
 
 
 def _count(kind: str) -> int:
-    """How many devices there are, as the device's own module counts them.
+    """Returns the number of devices, as the device's own module counts them.
 
-    It can without the driver. What else there is to ask asks the driver, and then forked children, which
+    The module can count without the driver. All other ways ask the driver, and then forked children, which
     workers are, cannot use the device.
     """
     return int(torch.get_device_module(kind).device_count())
 
 
 def _is_in_bad_fork(kind: str) -> bool:
-    """Whether the device is unusable here, since it was initialised before the fork of this process."""
+    """True if the device is unusable here, since it was initialised before the fork of this process."""
     ask = getattr(torch.get_device_module(kind), "_is_in_bad_fork", None)
     return ask is not None and bool(ask())

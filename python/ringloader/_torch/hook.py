@@ -13,12 +13,12 @@ from typing import Any
 # Makes a loader's iterator; its second argument is what the hook stands in front of.
 Make = Callable[[Any, Callable[[Any], Any]], Any]
 
-# What all hooks of the process call. While it is None they let every call through.
+# The function that all hooks of the process call. While it is None they let every call through.
 _make: Make | None = None
 
 
 def current() -> Make | None:
-    """What makes the iterators, or None while nothing is installed."""
+    """Returns the function that makes the iterators, or None while nothing is installed."""
     return _make
 
 
@@ -37,7 +37,7 @@ def put(loader_class: Any, make: Make | None) -> None:
 
 
 def beneath(function: Any) -> Any:
-    """What ``function`` stands in front of if it is our hook, else ``function`` itself."""
+    """Returns what ``function`` stands in front of if it is our hook, else ``function`` itself."""
     return function.__wrapped__ if _is_hook(function) else function
 
 
@@ -51,7 +51,7 @@ def _hook(previous: Any) -> Any:
 
 
 def _is_hook(function: Any) -> bool:
-    # By its code, which functools.wraps does not copy.
+    # Known by its code, which functools.wraps does not copy.
     return getattr(function, "__code__", None) is _CODE
 
 

@@ -18,7 +18,7 @@ import torch.utils.data
 from torch.utils.data import dataloader as torch_dataloader
 
 if TYPE_CHECKING:
-    # What torch says that `iter(loader)` is.
+    # The type that torch declares for `iter(loader)`.
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
     DeclaredIterator = _BaseDataLoaderIter
@@ -29,7 +29,7 @@ _missing: list[str] = []
 
 
 def _private(owner: Any, name: str) -> Any:
-    """What ``name`` is in ``owner``; None, and noted, when it is missing."""
+    """Returns the attribute ``name`` of ``owner``. If it is missing, notes that and returns None."""
     _needed.append((owner, name))
     found = getattr(owner, name, None)
     if found is None:
@@ -52,7 +52,7 @@ pin_memory_module = _module("torch.utils.data._utils.pin_memory")
 utils_module = _module("torch.utils.data._utils")
 _signal_handling = _module("torch.utils.data._utils.signal_handling")
 
-# What ours are built on.
+# The classes that ours are built on, and what they use.
 Loader = torch.utils.data.DataLoader
 Iterator: Any = _private(torch_dataloader, "_MultiProcessingDataLoaderIter")
 BaseIterator: Any = getattr(Iterator, "__base__", None)
@@ -69,7 +69,7 @@ ExceptionWrapper: Any = _private(_module("torch._utils"), "ExceptionWrapper")
 IterableDatasetStopIteration: Any = _private(worker_module, "_IterableDatasetStopIteration")
 from_dlpack: Any = _private(_module("torch._C"), "_from_dlpack")
 
-# Where it was replaced, torch's own thread pins.
+# If other code has replaced it, torch's own thread pins.
 pin_memory: Any = _private(pin_memory_module, "pin_memory")
 profiler_enabled: Any = _private(torch.autograd, "_profiler_enabled")
 len_torch_function_stack: Any = _private(torch._C, "_len_torch_function_stack")
@@ -100,7 +100,7 @@ except ImportError:
 
 _HOME = os.path.dirname(torch.__file__) + os.sep  # noqa: PTH120
 
-# What ringloader reads of, or sets on, a loader and torch's iterator.
+# Attributes of a loader and of torch's iterator that ringloader reads or sets.
 _ATTRIBUTES = (
     "_dataset_kind",
     "_in_order",
@@ -120,7 +120,7 @@ _ATTRIBUTES = (
 
 
 def is_torchs_own(function: Any, qualname: str) -> bool:
-    """Whether ``function`` is torch's of that name, by its code: ``functools.wraps`` copies the names."""
+    """True if ``function`` is torch's of that name, by its code: ``functools.wraps`` copies the names."""
     return (
         isinstance(function, FunctionType)
         and function.__code__.co_filename.startswith(_HOME)
@@ -135,7 +135,7 @@ if not is_torchs_own(next_of_iterator, "_BaseDataLoaderIter.__next__"):
 
 
 def _missing_attributes() -> list[str]:
-    """Those that torch's constructors never name. Of constructors that were replaced nothing is known."""
+    """Returns attributes that no method of torch's iterators names; none where a constructor was replaced."""
     names: set[str] = set()
     for owner in (Iterator, BaseIterator):
         for name, function in vars(owner).items():
@@ -153,17 +153,17 @@ def missing_name() -> str | None:
 
 
 def is_in_worker() -> bool:
-    """Whether this process, or this thread, is a worker of a loader."""
+    """True if this process, or this thread, is a worker of a loader."""
     return torch.utils.data.get_worker_info() is not None
 
 
 def create_fetcher(*arguments: Any) -> Any:
-    """A fetcher, as torch makes one in workers and without, by what stands there now."""
+    """Makes a fetcher as torch does in workers and without, by the function that stands there now."""
     kind: Any = torch_dataloader._DatasetKind
     return kind.create_fetcher(*arguments)
 
 
-# Of newer versions.
+# Newer versions have these.
 RNG: Any = getattr(worker_module, "_RNG", None)
 set_thread_name: Callable[[str], None] = getattr(torch.multiprocessing, "_set_thread_name", lambda _: None)
 # Seconds for which torch waits for workers that are to end.

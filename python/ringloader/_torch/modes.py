@@ -12,7 +12,7 @@ import torch.overrides
 
 from ringloader._torch import internals
 
-# How many modes have a say in what torch's functions do.
+# torch's counts of the modes that have a say in what its functions do.
 _MODES = ("_len_torch_function_stack", "_len_torch_dispatch_stack")
 MODES = [getattr(torch._C, name) for name in _MODES if hasattr(torch._C, name)]
 
@@ -27,7 +27,7 @@ _STACKS = [
     )
     if hasattr(module, read) and hasattr(torch._C, length)
 ]
-# By this, `set_default_device` finds the mode that it takes away.
+# The attribute where `set_default_device` finds the mode that it takes away.
 _default_device: Any = getattr(torch, "_GLOBAL_DEVICE_CONTEXT", None)
 # Settings of a thread: how each is read and set.
 _SETTINGS = [
@@ -42,13 +42,13 @@ _SETTINGS = [
 
 
 def is_in_modes() -> bool:
-    """Whether modes of this thread have a say in what torch's functions do."""
+    """True if modes of this thread have a say in what torch's functions do."""
     return any(count() for count in MODES)
 
 
 @contextlib.contextmanager
 def without_modes() -> Generator[None]:
-    """As in a thread of its own: no mode, a default device neither, has a say in torch's functions."""
+    """Runs a block as in a thread of its own: no mode, nor default device, has a say in torch's functions."""
     with contextlib.ExitStack() as stack:
         while _pop_function_mode and internals.len_torch_function_stack():
             stack.enter_context(_pop_function_mode())
@@ -57,10 +57,10 @@ def without_modes() -> Generator[None]:
 
 
 class OfThread:
-    """What a forked process has of the thread that forks it, and a new thread does not.
+    """State that a forked process takes over from the thread that forks it, and a new thread does not.
 
-    Those are torch's modes and settings, and the context of Python's ``contextvars``, numpy's ``errstate``
-    among them.
+    This state is torch's modes and settings, and the context of Python's ``contextvars``, which includes
+    numpy's ``errstate``.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Whether torch's parts are still torch's own, or other code has put its own in their place."""
+"""Checks that torch's parts are still torch's own, and that no other code has put its own in their place."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def replaced_for_threads() -> str | None:
 
 
 def fetches_by_index(fetcher: Any) -> bool:
-    """Whether a fetcher is torch's own of datasets that are asked by index."""
+    """True if a fetcher is torch's own of datasets that are asked by index."""
     return _is_own_fetcher(fetcher, "_MapDatasetFetcher")
 
 
 def fetches_in_turn(fetcher: Any) -> bool:
-    """Whether a fetcher is torch's own of iterable datasets."""
+    """True if a fetcher is torch's own of iterable datasets."""
     return _is_own_fetcher(fetcher, "_IterableDatasetFetcher")
 
 
@@ -54,7 +54,7 @@ def _is_own_fetcher(fetcher: Any, name: str) -> bool:
 
 
 def is_not_replaced(cls: type, name: str) -> bool:
-    """Whether a method of numpy's, torch's or our own is what the class was written with."""
+    """True if a method of numpy's, torch's or our own is what the class was written with."""
     found = getattr(cls, name, None)
     if isinstance(found, FunctionType):
         return found.__code__.co_qualname == f"{cls.__name__}.{name}"
@@ -87,7 +87,7 @@ def replaced_without_workers(get_iterator: Any) -> str | None:
 
 
 def _replaced_class(name: str, cls: Any, methods: Sequence[str], get_iterator: Any) -> str | None:
-    # One that was replaced before the import, perhaps under the same name, has torch's among its bases.
+    # A class that was replaced before the import, perhaps under the same name, has torch's among its bases.
     of_that_name = [one for one in cls.__mro__ if (one.__module__, one.__name__) == (_DATALOADER, name)]
     if getattr(torch_dataloader, name) is not cls or of_that_name != [cls]:
         return f"{_DATALOADER}.{name}"

@@ -1,4 +1,4 @@
-"""Which path a loader takes. Nothing is drawn, started or allocated here."""
+"""The path that a loader takes. Nothing is drawn, started or allocated here."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def say_once(text: str) -> None:
 
 
 class Reason(NamedTuple):
-    """Why torch's own loader must run whole."""
+    """The reason why torch's own loader must run whole."""
 
     text: str
-    # What the user is told once then: for what may surprise.
+    # The warning that the user then gets once, if the reason may surprise.
     warning: str | None = None
 
 
@@ -42,7 +42,7 @@ def reason_for_torch(loader: Any, get_iterator: Any) -> Reason | None:
     try:
         operator.index(loader.num_workers)
     except TypeError:
-        # What torch has drawn by then is torch's, too.
+        # torch draws before it refuses, and these draws must be torch's, too.
         return Reason("num_workers is no integer, which torch is about to refuse")
     if not _native.SUPPORTED:
         return Reason("this platform has no memfd; shared-memory rings need Linux")
@@ -55,7 +55,7 @@ def reason_for_torch(loader: Any, get_iterator: Any) -> Reason | None:
     if _pins_for_named_device(loader):
         return Reason("torch's own thread pins for the device that pin_memory_device names")
     kind = getattr(loader.multiprocessing_context or torch.multiprocessing, "Process", None)
-    # Of a function's processes nothing is known before they are made, and by then torch has drawn.
+    # Nothing is known of a function's processes before they are made, and by then torch has drawn.
     if not (isinstance(kind, type) and issubclass(kind, process.BaseProcess)):
         name = getattr(kind, "__qualname__", kind)
         return Reason(f"the workers of its multiprocessing_context ({name}) need not be processes")

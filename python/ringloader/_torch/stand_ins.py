@@ -1,4 +1,4 @@
-"""What ringloader puts in the place of torch's parts, and takes out again."""
+"""Parts that ringloader puts in the place of torch's, and takes out again."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import torch.utils.data
 
 from ringloader._torch import collating, internals
 
-# By which torch moves a storage to shared memory, for any caller. Not needed: a torch without one of them
-# moves none by it.
+# The methods by which torch moves a storage to shared memory, for any caller. They may be missing: a torch
+# without one of them moves no storage by it.
 _SHARING = ("_share_fd_cpu_", "_share_filename_cpu_")
 
 
 def replace_worker_info(of_thread: Callable[[Any], Any]) -> None:
-    """Has torch's ``get_worker_info`` return ``of_thread(that of the process)``, for whoever holds it.
+    """Has torch's ``get_worker_info`` return ``of_thread(that of the process)``, for every holder of it.
 
     Its code is replaced, since code that imported the function holds the function itself.
     """
@@ -36,7 +36,7 @@ def replace_new_shared(make: Callable[[Any], Any]) -> None:
 
 
 def is_in_worker_process() -> bool:
-    """Whether this is a process in which a loader's worker runs, and no thread of the main process."""
+    """True if a loader's worker runs in this process; false in a thread of the main process."""
     return torch.utils.data.get_worker_info() is not None and multiprocessing.parent_process() is not None
 
 
