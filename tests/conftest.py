@@ -1,4 +1,4 @@
-"""What every Python test shares: the class under test, a time limit, and a check that no process is left."""
+"""Parts that all Python tests share: the class under test, a time limit, a check that no process is left."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What is loaded by now lives to the end; without it a collection takes a tenth of a second less."""
+    """Freezes what is loaded, which lives to the end: a collection then takes a tenth of a second less."""
     gc.collect()
     gc.freeze()
 
@@ -111,7 +111,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """What each folder took, for the page for contributors. Test workers side by side each count."""
+    """Writes the time of each folder, for the page for contributors. Test workers side by side each count."""
     for room, seconds in sorted(_times.items()):
         terminalreporter.write_line(f"{room:20} {_counts[room]:5} tests {seconds:6.0f} s")
 
@@ -160,7 +160,7 @@ def _no_process_left(_time_limit: None) -> Iterator[None]:
     gc.collect()
     left = wait_without_children(10)
     for pid in left:
-        # They must fail this test only, not every one behind it.
+        # The processes must fail this test only, not all behind it.
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):

@@ -34,7 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def _is_here(config: pytest.Config) -> bool:
-    # Where no argument names this folder, pytest does not know the options.
+    # pytest does not know the options if no argument names this folder.
     return any(config.getoption(option, default=False) for option in ("--pretend", "--hardware"))
 
 
@@ -63,7 +63,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> None:
-    # Those that an argument names are not ignored.
+    # Files that an argument names are not ignored.
     if file_path.name.startswith("test_") and file_path.name != STARTS_OTHERS and not _is_here(parent.config):
         raise pytest.UsageError("tests of the accelerator need it: python -m pytest --pretend ...")
 

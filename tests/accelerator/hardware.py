@@ -1,4 +1,4 @@
-"""A real accelerator in place of the pretend one: the same tests, as far as a device lets itself be watched.
+"""A real accelerator in place of the pretend one: the same tests, if a device can be watched for them.
 
 Nothing is counted, delayed or made to fail on it. A test that asks for one of these is skipped there.
 """

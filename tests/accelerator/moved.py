@@ -62,7 +62,7 @@ def loader_on(path: str, dataset: Any, **options: Any) -> Any:
 
 
 def bytes_of(number: int, size: int) -> torch.Tensor:
-    """What a batch of a number has. Numbers that are close have nothing in common."""
+    """Returns the content of a numbered batch. Numbers that are close have nothing in common."""
     return (torch.arange(size, dtype=torch.int64) * 31 + number * 7919).remainder(251).to(torch.uint8)
 
 

@@ -1,4 +1,4 @@
-"""What the tests of `pin_memory=True` share."""
+"""Parts that the tests of `pin_memory=True` share."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Sized(Dataset[Any]):
 
 
 class Flow(IterableDataset[Any]):
-    """The same in a stream, of which each worker has every other."""
+    """The samples as a stream, of which each worker has every other."""
 
     def __init__(self, sizes: list[int]) -> None:
         self.sizes = sizes

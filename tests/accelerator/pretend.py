@@ -33,7 +33,7 @@ def load() -> None:
 
 
 def _device_module() -> types.ModuleType:
-    """What torch and its users expect of `torch.<device type>`."""
+    """Makes the module that torch and its users expect at `torch.<device type>`."""
     module: Any = types.ModuleType(f"torch.{NAME}")
     ops = torch.ops.pretend
 
@@ -67,12 +67,12 @@ def _device_module() -> types.ModuleType:
 
 
 def counters() -> dict[str, int]:
-    """What `kCountNames` in `backend.cpp` names."""
+    """Returns the counters that `kCountNames` in `backend.cpp` names."""
     return dict(torch.ops.pretend.counters())
 
 
 def violations() -> list[str]:
-    """What a driver would have answered with a fault, since `reset`."""
+    """Returns the faults that a driver would have answered with since `reset`."""
     return list(torch.ops.pretend.violations())
 
 
@@ -117,7 +117,7 @@ def host_unregister(address: int) -> None:
 
 
 def synchronize() -> None:
-    """Waits for every stream of every device."""
+    """Waits for all streams of all devices."""
     torch.ops.pretend.synchronize(-1)
 
 

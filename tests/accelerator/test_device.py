@@ -50,7 +50,7 @@ class Tagged(dict):
 
 
 class Movable:
-    """As the batches of libraries: it moves itself."""
+    """An object that moves itself, as the batches of libraries do."""
 
     def __init__(self, tensor):
         self.tensor = tensor
@@ -63,7 +63,7 @@ class Movable:
 
 
 class Plainly:
-    """Its method takes nothing but the device."""
+    """An object whose method takes nothing but the device."""
 
     def __init__(self, tensor):
         self.tensor = tensor
@@ -164,7 +164,7 @@ TREES = {
 
 
 def moved(data: Any) -> Any:
-    """What a program does with a batch of torch's."""
+    """Moves a batch of torch's as a program does."""
     if isinstance(data, (torch.Tensor, Movable, Plainly, PackedSequence)):
         return data.to(DEVICE)
     if isinstance(data, Pair):
@@ -219,7 +219,7 @@ def assert_torchs_moved(path, kind):
     makes = kind if isinstance(kind, list) else [TREES[kind]]
     count = 4 * len(makes)
     dataset = Items(lambda number: makes[number // 4](number % 4), count)
-    # Which a worker of torch's would send as they are.
+    # A worker of torch's would send the batches as they are.
     theirs = torch.utils.data.DataLoader(dataset, batch_size=None)
     expected = [moved(batch) for batch in theirs]
     with pretend.delayed(1000):
@@ -366,7 +366,7 @@ def test_registered_memory_is_told_and_given_back():
 def test_a_series_of_epochs_is_bounded(record_property):
     loader = loader_on("native", Numbered(12, (100, LARGE)), max_shared_bytes=16 << 20)
     assert pretend.counters()["registered_bytes"] == 0
-    # What other tests have left in torch's caches is not to be counted.
+    # Memory that other tests have left in torch's caches must not be counted.
     torch.pretend.empty_cache()
     torch.ops.pretend.empty_host_cache()
     begun = pretend.counters()
@@ -415,7 +415,7 @@ def test_batches_that_are_larger_than_a_share(caplog):
 def test_pin_memory_adds_nothing(path):
     loader = loader_on(path, Numbered(6, (100, LARGE)), pin_memory=True)
     iterator = iter(loader)
-    # Where torch's own loader runs, its thread pins, and the batches are moved then.
+    # If torch's own loader runs, its thread pins, and the batches are moved then.
     is_torchs = path == "torch"
     assert (iterator._pin_memory, hasattr(iterator, "_pin_memory_thread")) == (is_torchs, is_torchs)
     for number, batch in enumerate(iterator):
@@ -451,7 +451,7 @@ def test_a_converted_loader_and_an_installed_one():
         for workers in (0, 2):
             plain = torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=workers)
             assert {batch["0"].device for batch in plain} == {DEVICE}
-            # Its own options count.
+            # The options of our loader count.
             ours = DataLoader(dataset, batch_size=None, num_workers=workers)
             assert {batch["0"].device.type for batch in ours} == {"cpu"}
 

@@ -101,7 +101,7 @@ class Waits(Moves):
 
 
 def drained(iterator):
-    """Its batches, with errors in place of those that it raises."""
+    """Returns the batches of an iterator, with errors in place of those that it raises."""
     found = []
     while len(found) < 20:
         try:
@@ -224,7 +224,7 @@ def test_out_of_memory_of_what_moves_itself_is_raised_until_there_is_some(path, 
         assert_numbered({"0": one.tensor}, 2 * number)
         assert_numbered({"0": other}, number)
         if number == 0 and path == "native":
-            # Those ahead, and none again for this one.
+            # Copies of batches ahead, and none again for this one.
             assert pretend.counters()["copies_to_device"] - before <= 3
     assert number == 3
 
@@ -265,7 +265,7 @@ def test_an_interrupted_batch_is_the_next(path):
 
 
 def nested(_):
-    """What a dataset may do in a worker. The device of the second is not there."""
+    """Does what a dataset may do in a worker. The device of the second is not there."""
     options = {"batch_size": None, "device_transform": None}
     for where in (DEVICE, torch.device(pretend.NAME, 7)):
         (found,) = DataLoader(Numbered(1, (100,)), device=where, **options)
@@ -368,7 +368,7 @@ class Nested(torch.utils.data.Dataset):
 
 
 def outcomes(batches, number=3):
-    """What becomes of a number of batches: the tensors in each, or the error's type and words."""
+    """Returns the outcomes of a number of batches: the tensors in each, or the error's type and words."""
     found, iterator = [], iter(batches)
     for _ in range(number):
         try:
@@ -543,7 +543,7 @@ def test_in_a_child_that_cannot_use_the_device_auto_is_the_cpu(workers):
 
 
 def modes():
-    """What has a say in what the caller's next lines do."""
+    """Returns the modes that have a say in the caller's next lines."""
     return {
         "grad": torch.is_grad_enabled(),
         "inference": torch.is_inference_mode_enabled(),
@@ -599,7 +599,7 @@ def test_each_transform_has_the_modes_of_iter(path, name, other):
 
 @pytest.mark.parametrize("path", ["native", "no workers"], indirect=True)
 def test_casts_of_weights_are_not_kept_for_the_next_batch(path):
-    """As torch's autocast, which forgets them where it ends."""
+    """The casts are forgotten where the transform ends, as torch's autocast does."""
     weight = torch.nn.Parameter(torch.ones(2, 2))
 
     def transform(batch):
@@ -632,7 +632,7 @@ def test_what_is_moved_for_a_transform_has_gradients_as_of_iter():
 
 
 def test_a_batch_that_is_begun_in_its_turn_is_in_no_mode_of_the_caller():
-    """As one that is begun ahead."""
+    """A batch that is begun ahead is in no mode of the caller either."""
     iterator = iter(loader_on("native", Numbered(4, (100,)), device_prefetch=0))
     pretend.fail("allocation", times=1)
     with FakeTensorMode():

@@ -1,4 +1,4 @@
-"""What frameworks do with a batch finds it on the device already: no second copy, and the same tensors."""
+"""Frameworks that find batches on the device already: no second copy, and the same tensors."""
 
 from __future__ import annotations
 

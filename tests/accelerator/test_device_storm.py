@@ -68,7 +68,7 @@ class Consumer:
         self.numbers: list[int] = []
 
     def take(self, iterator: Any) -> bool:
-        """Whether there was one."""
+        """Takes a batch. Returns whether there was one."""
         with pretend.on_stream(self._random.choice(self._streams)):
             try:
                 batch = next(iterator)
@@ -91,7 +91,7 @@ class Consumer:
 
     def look(self) -> None:
         """At every byte of what is held, in the order in which it came."""
-        # They were handed out on streams of this thread.
+        # The tensors were handed out on streams of this thread.
         for stream in self._streams:
             stream.synchronize()
         for tensors in self._held:
@@ -198,7 +198,7 @@ def storm(total: int, seed: int) -> dict[str, int]:
     del consumers
     gc.collect()
     pretend.synchronize()
-    # Which looks at what was withheld for streams.
+    # This call looks at the memory that was withheld for streams.
     torch.pretend.empty_cache()
     left = pretend.counters()
     assert (left["device_bytes"], left["registered_bytes"], left["violations"]) == (0, 0, 0)

@@ -57,7 +57,7 @@ class Kept:
         copies = {name: torch.empty_like(tensor) for name, tensor in batch.items()}
         for name, tensor in batch.items():
             copies[name].copy_(tensor, non_blocking=True)
-            # What this test has allocated is its own matter.
+            # Memory that this test has allocated is its own matter.
             copies[name].record_stream(torch.accelerator.current_stream())
         self._kept.append((copies, number))
 
@@ -285,7 +285,7 @@ def with_registered_slots(loader):
 
 
 def ended_by(loader, iterator):
-    """What another thread gets, which runs a transform when the loader is shut down."""
+    """Returns the outcome in another thread, which runs a transform when the loader is shut down."""
     got = []
     before = pretend.counters()["registered_bytes"]
 
@@ -300,7 +300,7 @@ def ended_by(loader, iterator):
     yield
     ending = threading.Thread(target=loader.shutdown)
     ending.start()
-    # It has to wait for the transform.
+    # The shutdown has to wait for the transform.
     ending.join(0.3)
     assert pretend.counters()["registered_bytes"] >= before > 0
     yield
@@ -517,7 +517,7 @@ def test_where_memory_is_not_found_the_streams_are_waited_for():
 
 
 def test_torch_uses_no_memory_too_early():
-    """What a user writes with torch's loader: the transform is called on the caller's stream."""
+    """The code that a user writes with torch's loader: the transform is called on the caller's stream."""
     pretend.set_poison(True)
     kept, turns = Kept(), streams(2)
     iterators = [iter(torch.utils.data.DataLoader(Numbered(6, SIZES), batch_size=None)) for _ in turns]
@@ -623,7 +623,7 @@ def test_while_memory_is_short_nothing_more_is_begun_ahead():
     time.sleep(0.2)
     pretend.fail("allocation", times=-1)
     for _ in range(3):
-        # Those that are on the device are handed out first.
+        # Batches that are on the device are handed out first.
         with contextlib.suppress(torch.OutOfMemoryError):
             next(iterator)
     pretend.fail("allocation", times=0)

@@ -179,7 +179,7 @@ def test_an_interrupt_at_each_step_of_next_loses_nothing(kind, option):
     pretend.set_poison(True)
     pretend.set_delay_range(0, 500)
     loader = loader_of(kind, option, persistent_workers=True)
-    # Those calls before have left batches ahead.
+    # The calls before have left batches ahead.
     check(loader, 2, 3 if option in ("moved", "transformed") and kind != "small" else 1)
     loader.shutdown()
     gc.collect()
@@ -195,7 +195,7 @@ def test_an_interrupt_at_each_step_of_next_loses_nothing(kind, option):
     [("main_prefetch", 1), ("pinned", 1), pytest.param("moved", 7, marks=pytest.mark.slow)],
 )
 def test_nor_in_the_first_call(option, stride):
-    """Which starts a thread, or makes a stream. Each time with a loader's new workers."""
+    """The first call starts a thread, or makes a stream. Each time with a loader's new workers."""
     pretend.set_delay_range(0, 500)
     check(loader_of("small", option), 0, stride)
     pretend.synchronize()

@@ -1,4 +1,4 @@
-"""`pin_memory=True` beside torch's own loader: what becomes of each type, order, errors, epochs."""
+"""`pin_memory=True` beside torch's own loader: each type, order, errors, epochs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def whole(*makes: Any, length: int | None = None, **kwargs: Any) -> dict[str, An
     return {"dataset": Made(*makes, length=length), **options}
 
 
-# -- What becomes of each type
+# -- The pinning of each type
 
 
 class Point(NamedTuple):
@@ -114,7 +114,7 @@ class NotMadeOfOne(FrozenMapping):
 
 
 class OwnMapping(MutableMapping):  # type: ignore[type-arg]
-    """Its copy shares the content, and keeps what is beside it."""
+    """A mapping whose copy shares the content, and keeps what is beside it."""
 
     def __init__(self, content: Any) -> None:
         self.content = dict(content)
@@ -346,7 +346,7 @@ def test_batches_whose_size_changes(loader_class, workers, parts):
 
 @pytest.mark.parametrize("shared", [MIB, 4 * MIB, 64 * MIB])
 def test_oversize_batches(loader_class, shared):
-    """They come in memory of their own."""
+    """Oversize batches come in memory of their own."""
     sizes = [2 * MIB, 10, 3 * MIB, 3 * MIB, 600 << 10, 2 * MIB, 100]
 
     def scenario(kind, told):
@@ -638,7 +638,7 @@ def test_timeout(loader_class, size):
 
 @pytest.mark.parametrize("how", ["exit", "kill"])
 def test_a_worker_dies(loader_class, how):
-    """What came before it comes; then an error, and nothing is left."""
+    """The batches from before its death come; then an error, and nothing is left."""
     loader = loader_class(Dies(20, 7, how), num_workers=1, batch_size=None, prefetch_factor=2, **PIN)
     seen = []
     with pytest.raises(RuntimeError, match=r"DataLoader worker \(pid"):

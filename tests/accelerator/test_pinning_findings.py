@@ -1,4 +1,4 @@
-"""What reviews of pinning found: modes of the caller's thread, classes that pin themselves, interrupts."""
+"""Findings of reviews of pinning: modes of the caller's thread, classes that pin themselves, interrupts."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_interrupts_lose_nothing(option, size):
     armed = False
 
     def interrupt(_signum, frame):
-        # What comes once the batch has left the scheduler is the caller's own loss, as with any iterator.
+        # An interrupt after the batch has left the scheduler is the caller's own loss, as with any iterator.
         if not armed or frame.f_code.co_filename == __file__ or frame.f_code.co_name == "_next_index":
             return
         if frame.f_code.co_name != "__next__" or _is_at_work(iterator._scheduler):

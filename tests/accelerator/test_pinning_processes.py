@@ -174,7 +174,7 @@ def test_control_c(loader_name, tmp_path, sizes):
 @pytest.mark.rings_only
 @pytest.mark.skipif(IS_NAMED, reason="torch's own thread pins")
 def test_the_device_stays_untouched_until_it_is_needed(loader_name, tmp_path):
-    """As with torch's loader: a program that only makes loaders can still fork and use the device there."""
+    """A program that only makes loaders can still fork and use the device there, as with torch's loader."""
     body = """
         assert not torch.pretend.is_initialized()
         loader = DataLoader(Sized([10] * 4), num_workers=2, **options)

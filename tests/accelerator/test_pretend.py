@@ -92,7 +92,7 @@ def test_withheld_block_comes_back():
 
 
 def _foreign(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory in a storage that torch's allocator did not make."""
+    """Returns the same memory in a storage that torch's allocator did not make."""
     return torch.from_dlpack(tensor)
 
 
@@ -186,7 +186,7 @@ def test_pages_that_are_given_back_while_registered(punched: str):
     pretend.host_register(mapped.tensor.data_ptr(), 1 << 16)
 
     def punch() -> None:
-        # As a worker does it, through a mapping of its own.
+        # A worker does this through a mapping of its own.
         other = mmap.mmap(mapped.fd, 1 << 16)
         other.madvise(mmap.MADV_REMOVE, 1 << 15, 1 << 15)
         other[1 << 15 :] = bytes([3]) * (1 << 15)
@@ -389,7 +389,7 @@ def test_two_devices():
 def test_tensors_come_and_go(make: Callable[[], Any], non_blocking: bool):
     tensor = make()
     there = tensor.to(DEVICE, non_blocking=non_blocking)
-    # Which memory formats are kept, torch's own copy decides.
+    # torch's own copy decides which memory formats are kept.
     assert there.stride() == tensor.to("meta").stride()
     assert torch.equal(there.cpu(), tensor)
     assert torch.equal(there.to(torch.complex64, non_blocking=non_blocking).cpu(), tensor.to(torch.complex64))

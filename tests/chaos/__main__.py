@@ -41,7 +41,7 @@ def main() -> int:
     parser.add_argument("--verbose", action="store_true", help="what a case that fails wrote to stderr")
     parser.add_argument("--json", type=Path, help="writes the results to this file")
     options = parser.parse_args()
-    # As users start them.
+    # Users start them cold.
     client.is_cold = True
     cases = chosen(options.cases, options.fast)
     if not cases:

@@ -1,4 +1,4 @@
-"""What a case is, and what its program is given."""
+"""A case, and the parts that its program is given."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Skip(Exception):  # noqa: N818  (it is no error)
 
 
 class Wrong(Exception):  # noqa: N818  (asserts of a program must not be left out by `python -O`)
-    """What must hold does not."""
+    """An error for what must hold and does not."""
 
 
 def must(holds: object, said: str) -> None:
@@ -30,7 +30,7 @@ def must(holds: object, said: str) -> None:
 
 
 def _words(error: BaseException) -> str:
-    """Its class, text, notes and causes."""
+    """Returns an error's class, text, notes and causes."""
     try:
         text = str(error)
     except Exception:
@@ -41,7 +41,7 @@ def _words(error: BaseException) -> str:
 
 
 class Program:
-    """What the function of a case works with, in a process of its own."""
+    """Tools for the function of a case, in a process of its own."""
 
     def __init__(self, ours: bool, method: str, folder: Path) -> None:
         self.ours = ours
@@ -140,11 +140,11 @@ class Case:
     ends: int
     """The exit code that the program must have; negative: the signal that ends it."""
     tracebacks: int | None
-    """How many it must print; `None`: any number."""
+    """The number that it must print; `None`: any number."""
     fast: bool
-    """Whether it is one of those that `make test` runs."""
+    """True if it is a case that `make test` runs."""
     known: tuple[str, str] | None
-    """Why ringloader's loader fails it; empty if it should not."""
+    """The reason why ringloader's loader fails it; empty if it should not."""
 
     @property
     def must_hold(self) -> str:

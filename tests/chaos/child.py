@@ -39,7 +39,7 @@ def note_forks(folder: Path) -> None:
 
 
 def main(name: str, loader: str, folder: Path) -> None:
-    # What a shell runs in the background begins with SIGINT ignored, and what nohup runs with SIGHUP.
+    # A shell starts background programs with SIGINT ignored, and nohup with SIGHUP ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     # Python's default since 3.14 is forkserver.

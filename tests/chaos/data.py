@@ -91,7 +91,7 @@ class Slow(Numbers):
 
 
 class Stubborn(Numbers):
-    """Takes for ever at one index, and no SIGTERM ends it."""
+    """Takes forever at one index, and no SIGTERM ends it."""
 
     def __getitem__(self, index: int) -> torch.Tensor:
         if index == 1:
@@ -102,7 +102,7 @@ class Stubborn(Numbers):
 
 
 class Raises(Numbers):
-    """What `make` returns is raised at one index."""
+    """Raises at one index what `make` returns."""
 
     def __init__(self, length: int, at: int, make: Any) -> None:
         super().__init__(length)
@@ -116,7 +116,7 @@ class Raises(Numbers):
 
 
 class Returns(Numbers):
-    """What `make` returns is the sample at one index."""
+    """Returns at one index what `make` returns."""
 
     def __init__(self, length: int, at: int, make: Any) -> None:
         super().__init__(length)

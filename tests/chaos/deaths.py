@@ -177,7 +177,7 @@ def held_batches_outlive_the_worker(program: Program) -> None:
 
 @case(methods=("fork", "spawn"))
 def persistent_worker_killed_between_epochs(program: Program) -> None:
-    """The next epoch raises, and does not wait for ever."""
+    """The next epoch raises, and does not wait forever."""
     loader = program.loader(Numbers(20), num_workers=2, persistent_workers=True, worker_init_fn=program.note)
     check_all(loader, 20)
     # Torch's handler of SIGCHLD may tell it before the next epoch.
@@ -189,7 +189,7 @@ def persistent_worker_killed_between_epochs(program: Program) -> None:
 
 @case()
 def a_loader_after_a_death(program: Program) -> None:
-    """The same loader iterates again, with new workers."""
+    """A loader iterates again after a death, with new workers."""
     loader = program.loader(Dies(20, 5, "kill", program.folder), num_workers=2)
     with program.raises(RuntimeError, WORKER_LOST):
         list(loader)

@@ -1,4 +1,4 @@
-"""How iterations and programs end: early, at exit, in finalizers, threads and forked children."""
+"""Ends of iterations and programs: early, at exit, in finalizers, threads and forked children."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def end_in_a_finalizer(program: Program) -> None:
 
     class Holder:
         def __del__(self) -> None:
-            # Which of the two is finalized first is the collector's choice: the iterator may have ended.
+            # The collector chooses which of the two is finalized first: the iterator may have ended.
             for batch in self.iterator:
                 check(batch, 1)
                 break

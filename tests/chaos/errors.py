@@ -125,7 +125,7 @@ class Recursive(Numbers):
 
 @case()
 def endless_recursion(program: Program) -> None:
-    """A sample calls itself for ever: RecursionError."""
+    """A sample calls itself forever: RecursionError."""
     with program.raises(RecursionError, seconds=15):
         list(program.loader(Recursive(20), num_workers=2))
 
@@ -172,19 +172,19 @@ def _unsendable(program: Program, make: Any, text: str) -> None:
 
 @case(fast=True)
 def sample_that_cannot_be_pickled(program: Program) -> None:
-    """A sample holds a lambda: the error of pickle arrives, and nothing waits for ever."""
+    """A sample holds a lambda: the error of pickle arrives, and nothing waits forever."""
     _unsendable(program, _lambda, "pickle|lambda")
 
 
 @case()
 def sample_whose_pickling_raises(program: Program) -> None:
-    """The error arrives, and nothing waits for ever."""
+    """The error arrives, and nothing waits forever."""
     _unsendable(program, SaveRaises, "refuses to be saved")
 
 
 @case()
 def sample_whose_loading_raises(program: Program) -> None:
-    """The error arrives, and nothing waits for ever."""
+    """The error arrives, and nothing waits forever."""
     _unsendable(program, LoadRaises, "refuses to be loaded")
 
 
@@ -195,7 +195,7 @@ class OpaqueIndex(int):
 
 @case()
 def index_that_cannot_be_pickled(program: Program) -> None:
-    """A sampler gives an index that cannot be pickled: the error arrives, and nothing waits for ever."""
+    """A sampler gives an index that cannot be pickled: the error arrives, and nothing waits forever."""
     loader = program.loader(Numbers(20), sampler=[0, 1, OpaqueIndex(2), 3], num_workers=1)
     with program.raises(TypeError, "cannot be sent", seconds=15):
         list(loader)

@@ -117,7 +117,7 @@ def run(case: Case, loader: str) -> Result:
     error = (folder / "err").read_text(errors="replace")
     start = began
     with contextlib.suppress(OSError):
-        # What the imports take says nothing.
+        # The time for imports says nothing.
         start += max(0.0, (folder / "began").stat().st_mtime - wall)
     said = {}
     with contextlib.suppress(OSError, ValueError):

@@ -1,4 +1,4 @@
-"""What batches are made of, how large they are, and who still has them."""
+"""The memory of batches: their contents, their sizes, and their holders."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def memory_comes_back_after_a_spike(program: Program) -> None:
     before = resident_mib()
     iterator = iter(program.loader(Numbers(10**6, 131_072), num_workers=2))
     held = [next(iterator) for _ in range(200)]
-    # What nobody has looked at is not mapped.
+    # Memory that nobody has looked at is not mapped.
     for number, batch in enumerate(held):
         check(batch, number)
     del batch

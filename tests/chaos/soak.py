@@ -22,7 +22,7 @@ from faults.proc import descendants, descriptors, is_running, mappings, wait_unt
 
 @dataclass(frozen=True)
 class Held:
-    """What the process has at one moment. Memory is in KiB: its own, and its share of what is shared."""
+    """The resources of the process at one moment. Memory is in KiB: its own, and its part of the shared."""
 
     memory: int
     descriptors: int
@@ -95,7 +95,7 @@ def persistent(program: Program) -> Iterator[int]:
     while True:
         for number, batch in enumerate(loader):
             check(batch, number)
-        # It would live as long as this generator is suspended.
+        # The batch would live as long as this generator is suspended.
         del batch
         yield 50
 
@@ -234,7 +234,7 @@ def main() -> int:
     for name in names:
         with tempfile.TemporaryDirectory(prefix="soak.") as folder:
             program = Program(options.loader == "ringloader", "fork", Path(folder))
-            # Where each restart of a worker is logged, the log is not what is looked at.
+            # Each restart of a worker is logged, and the log is not looked at.
             import logging
 
             logging.getLogger("ringloader").setLevel(logging.ERROR)

@@ -88,7 +88,7 @@ def timeout_of_a_stopped_worker(program: Program) -> None:
 
 @case(limit=60)
 def timeout_of_a_hanging_dataset(program: Program) -> None:
-    """`timeout=1` and a sample that takes for ever: the error comes, and `del` ends its worker."""
+    """`timeout=1` and a sample that takes forever: the error comes, and `del` ends its worker."""
     loader = program.loader(Slow(20, 1000, at=3), num_workers=2, timeout=1)
     iterator = iter(loader)
     with program.raises(RuntimeError, "timed out", seconds=5):
@@ -107,7 +107,7 @@ def timeout_names_the_sample(program: Program) -> None:
 
 @case(limit=60)
 def no_sigterm_ends_it(program: Program) -> None:
-    """A sample that takes for ever and ignores SIGTERM: `del` takes less than 12 s, and nothing is left."""
+    """A sample that takes forever and ignores SIGTERM: `del` takes less than 12 s, and nothing is left."""
     loader = program.loader(Stubborn(20), num_workers=2, worker_init_fn=program.note)
     iterator = iter(loader)
     next(iterator)

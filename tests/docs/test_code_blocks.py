@@ -19,7 +19,7 @@ from programs import client
 PAGES = blocks.pages()
 PROGRAMS = [page for page in PAGES if page.is_program]
 SHELL = [block for page in PAGES for block in page.of("bash")]
-# What was run: what it printed.
+# Programs that were run: their output.
 PRINTED: dict[tuple[object, ...], str] = {}
 DIFFS = [block for page in PAGES for block in page.of("diff")]
 

@@ -1,4 +1,4 @@
-"""What the documents say of names, messages and figures is what the code has."""
+"""Names, messages and figures in the documents are those of the code."""
 
 from __future__ import annotations
 

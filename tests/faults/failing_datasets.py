@@ -66,7 +66,7 @@ class Kills(Numbers):
 
 
 class Hangs(Numbers):
-    """At one index it says so in a file and sleeps for ever."""
+    """At one index, says so in a file and sleeps forever."""
 
     def __init__(self, length: int, at: int, told: str) -> None:
         super().__init__(length)
@@ -154,7 +154,7 @@ class Waits(Dataset[Any]):
 
 
 class SticksAsStream(IterableDataset[Any]):
-    """The same as a stream: sample `n` of worker `w` is what it is map-style, in order."""
+    """The samples as a stream: sample `n` of worker `w` is what it is map-style, in order."""
 
     def __init__(self, samples: Sticks) -> None:
         self.samples = samples

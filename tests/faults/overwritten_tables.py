@@ -55,7 +55,7 @@ def opened() -> int:
 
 
 def find_table(file: int, generation: int) -> int:
-    """Where the table of this filling begins. Holes are left out."""
+    """Returns where the table of this filling begins. Holes are left out."""
     at, wanted = 0, _MAGIC + bytes([1, 0, 0, 0]) + generation.to_bytes(8, "little")
     while True:
         start = os.lseek(file, at, os.SEEK_DATA)
@@ -149,7 +149,7 @@ def main(seconds: float) -> None:
             values = {*_VALUES, *(byte ^ 1 << bit for bit in range(8)), chance.randrange(256)} - {byte}
             cases += [(batch, offset, value, expected) for value in sorted(values)]
     assert tables.counts["equal"] == len(BATCHES), tables.counts
-    # Those that the time is enough for are of all places.
+    # The cases for which there is time are from all places.
     chance.shuffle(cases)
     done = 0
     for case in cases:
@@ -157,7 +157,7 @@ def main(seconds: float) -> None:
         done += 1
         if time.monotonic() > deadline:
             break
-    # What came before has spoilt nothing for what comes after.
+    # The writes before have spoilt nothing for later batches.
     tables.counts["equal"] = 0
     for batch in BATCHES:
         tables.send(batch)

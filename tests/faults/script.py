@@ -33,7 +33,7 @@ def source(loader_name: str, body: str) -> str:
         "from faults.failing_datasets import *",
         # Python's default since 3.14 is forkserver, which starts the program again.
         "multiprocessing.set_start_method('fork', force=True)",
-        # What a shell runs in the background begins with SIGINT ignored, and what nohup runs with SIGHUP.
+        # A shell starts background programs with SIGINT ignored, and nohup with SIGHUP ignored.
         "signal.signal(signal.SIGINT, signal.default_int_handler)",
         "signal.signal(signal.SIGHUP, signal.SIG_DFL)",
     ]

@@ -66,7 +66,7 @@ def no_descriptors():
 
 
 def steps(iterator, starve=None):
-    """What each call of `next` gives, to the end: a batch's number, or an error. One has no descriptors."""
+    """Returns what each `next` gives, to the end: a batch's number, or an error. One has no descriptors."""
     found = []
     while len(found) < 3 * LENGTH:
         undo = no_descriptors() if len(found) == starve else lambda: None
@@ -96,7 +96,7 @@ def made(loader_class, dataset, **arguments):
 @pytest.mark.parametrize("kind", [Large, LargeStream])
 @pytest.mark.parametrize("persistent", [True, False])
 def test_no_descriptor_is_left(loader_class, in_order, kind, persistent):
-    """As an error of the dataset's own at that place, with torch."""
+    """The error is raised at that place, as an error of the dataset is with torch."""
     arguments = {"in_order": in_order, "persistent_workers": persistent, "num_workers": WORKERS}
     loader = made(loader_class, kind(), **arguments)
     iterator = iter(loader)
@@ -166,7 +166,7 @@ class Segment:
         return [begin + data.find(text) for begin, data in self._parts() if text in data]
 
     def results(self):
-        """Where the descriptors of batches lie, by task."""
+        """Returns where the descriptors of batches lie, by task."""
         found = {}
         for begin, data in self._parts():
             for at in range(0, len(data) - 63, 8):
@@ -225,7 +225,7 @@ def test_a_table_that_is_corrupt(loader_class, in_order):
 
 @pytest.mark.parametrize("in_order", [True, False])
 def test_a_descriptor_that_is_corrupt(loader_class, in_order):
-    """It cannot be told whose it is, nor what comes after: every call says so, and none waits."""
+    """Nobody can tell whose it is, nor what comes after: all calls say so, and none waits."""
     loader = loader_class(Named(), batch_size=None, collate_fn=identity, num_workers=1, in_order=in_order)
     iterator = iter(loader)
     segment = Segment(iterator)
@@ -262,7 +262,7 @@ class ArrivesInterrupted(Dataset):
 
 @pytest.mark.parametrize("in_order", [True, False])
 def test_an_interrupt_while_a_batch_arrives(loader_class, in_order):
-    """It is raised at once; a caller that goes on is told what was lost, and gets the rest."""
+    """The interrupt is raised at once; a caller that goes on is told what was lost, and gets the rest."""
     loader = loader_class(
         ArrivesInterrupted(),
         batch_size=None,

@@ -62,7 +62,7 @@ class Some(Dataset[torch.Tensor]):
 
 
 class SomeAtOnce(Some):
-    """The same, with torch's ``__getitems__`` too."""
+    """The samples, with torch's ``__getitems__`` too."""
 
     def __getitems__(self, indices: list[int]) -> list[torch.Tensor]:
         return [self[index] for index in indices]

@@ -142,7 +142,7 @@ class Stream(IterableDataset[Any]):
 
 
 class Numbered:
-    """Its iterator may be asked again."""
+    """An iterator that may be asked again."""
 
     def __init__(self, length: int, *bad: int) -> None:
         self.number = -1

@@ -68,7 +68,7 @@ def thread_in_wait(iterator):
 
 @contextlib.contextmanager
 def interrupted_by(handler):
-    """What the block waits for is interrupted by a signal, and this is its handler."""
+    """Interrupts, by a signal with this handler, what the block waits for."""
     previous = signal.signal(signal.SIGUSR1, handler)
     timer = threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGUSR1])
     timer.start()
@@ -143,7 +143,7 @@ def test_closed_by_a_signal_handler(loader_class, snapshot, tmp_path, options):
 
 
 def test_a_handler_that_raises_after_closing(loader_class, snapshot, tmp_path):
-    """Its error comes out of `next`, as KeyboardInterrupt does."""
+    """The handler's error comes out of `next`, as KeyboardInterrupt does."""
     iterator, samples = stuck_iterator(loader_class, tmp_path)
 
     def close(_signum, _frame):
@@ -241,7 +241,7 @@ def test_closed_while_batches_fly(loader_class, snapshot, in_order):
 
 
 def after_the_end(iterator):
-    """What torch has after a shutdown: the epoch is over, again and again, or its words for it."""
+    """Checks what torch has after a shutdown: the epoch is over, again and again, or its words for it."""
     for _ in range(3):
         with pytest.raises((StopIteration, AssertionError)):
             while True:

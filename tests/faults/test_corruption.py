@@ -22,7 +22,7 @@ _TESTS = Path(__file__).resolve().parent.parent
 
 
 def overwrite(seconds: float) -> tuple[int, int]:
-    """How many bytes were overwritten, and how many batches were refused for it."""
+    """Returns the number of bytes that were overwritten, and of batches that were refused for it."""
     ended = subprocess.run(
         [sys.executable, "-m", "faults.overwritten_tables", str(seconds)],
         cwd=_TESTS,

@@ -107,7 +107,7 @@ def test_idle_worker_is_killed(loader_class, snapshot, workers):
 
 
 def test_worker_is_killed_after_it_committed(loader_class, snapshot):
-    """What was committed is whole: it comes, or the error does, and nothing is wrong."""
+    """Committed batches are whole: they come, or the error does, and nothing is wrong."""
     loader = loader_class(Numbers(40), num_workers=1, prefetch_factor=4)
     iterator = iter(loader)
     assert int(next(iterator)[0, 0]) == 0

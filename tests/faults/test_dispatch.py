@@ -40,7 +40,7 @@ class DiesAt:
 
 
 class Waits:
-    """Gives some numbers, then waits for ever; says when it is closed."""
+    """Gives some numbers, then waits forever; says when it is closed."""
 
     def __init__(self, numbers, folder):
         self.numbers = numbers
@@ -92,7 +92,7 @@ def test_a_dead_dispatcher_is_named_and_nothing_is_left(how, at, persistent, sna
     with pytest.raises(RuntimeError, match=DISPATCHER_DIED) as raised:
         for item in loader:
             found.append(int(item))
-    # What it had sent comes before that.
+    # Items that the process had sent come before that.
     assert found == list(range(at))
     del loader, raised
     snapshot.assert_nothing_left()

@@ -178,7 +178,7 @@ def test_forked_child_drops_the_iterator(loader_class, persistent):
 @pytest.mark.rings_only
 @pytest.mark.parametrize("persistent", [False, True])
 def test_forked_child_takes_nothing(loader_class, persistent):
-    """Torch's takes from the parent, and waits for ever or raises this after five seconds."""
+    """torch's loader takes from the parent, and waits forever or raises this after five seconds."""
     loader = loader_class(Numbers(40), num_workers=2, persistent_workers=persistent)
     iterator = iter(loader)
     assert_path(iterator, 2)

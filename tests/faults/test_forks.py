@@ -198,13 +198,13 @@ def test_a_process_is_given_a_batch(make):
     going.set()
     for process in processes:
         process.join()
-        # It refers to its arguments, which the next one would have too.
+        # The process refers to its arguments, which the next one would have too.
         process.close()
     assert sorted(told.get() for _ in range(4)) == [(number, True) for number in range(4)]
 
 
 class Holding(Dataset):
-    """Its samples are those of a batch that it holds, of another loader."""
+    """A dataset whose samples are those of a batch that it holds, of another loader."""
 
     def __init__(self, batch):
         self.batch = batch
@@ -255,7 +255,7 @@ def test_validation_inside_of_the_training_loop(make):
 
 @pytest.mark.parametrize("size", [SIZES["slot"], SIZES["oversize"]], ids=["slot", "oversize"])
 def test_a_child_that_is_forked_between_epochs(make, size):
-    """What it has, it has of an epoch that is over."""
+    """The child's memory is of an epoch that is over."""
     loader = loader_of(make, size, length=12)
     kept = list(loader)[3]
     child = Child(
@@ -280,7 +280,7 @@ def test_a_grandchild_has_it_too(make):
     def fork_on(batch=batch):
         pid = os.fork()
         if pid == 0:
-            # It outlives its parent, and looks when the pipe's other end is closed.
+            # The grandchild outlives its parent, and looks when the pipe's other end is closed.
             os.close(writing)
             os.read(reading, 1)
             os._exit(0 if is_sample(batch, 0) else 1)
@@ -323,7 +323,7 @@ def test_the_memory_comes_back_when_the_child_has_gone(make, how):
         assert max(open_ones) - min(open_ones) <= 4
         counters = ringloader.report(iterator).counters
         assert counters["batches"] == 600 and counters["oversize"] == 0
-        # Those that came while a child lived may have been copied out; they are few.
+        # Batches that came while a child lived may have been copied out; they are few.
         assert counters["copied_out"] < 30
 
 
@@ -464,7 +464,7 @@ def test_a_fork_while_nothing_is_held_leaves_nothing():
 
 @pytest.mark.rings_only
 def test_no_descriptor_left_for_the_pipe(tmp_path):
-    """Where the fork's pipe cannot be had, nothing tells the child's end: what it has is never used again."""
+    """If the fork's pipe cannot be had, nothing tells the child's end: its memory is never used again."""
     body = """
         import resource
         loader = DataLoader(Numbers(300), num_workers=1, batch_size=None)
@@ -510,7 +510,7 @@ def test_children_that_have_gone_leave_no_descriptor(make):
 
 
 class RunsPrograms(Dataset):
-    """Its samples tell how many descriptors their worker has, which runs a program for each."""
+    """A dataset that runs a program for each sample, and tells how many descriptors its worker has."""
 
     def __len__(self):
         return 30

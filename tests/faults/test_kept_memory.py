@@ -37,7 +37,7 @@ def test_a_worker_died(how):
 
 
 def test_a_worker_was_killed_and_nobody_asked_it():
-    """Its results had all been taken."""
+    """The worker's results had all been taken."""
     loader = DataLoader(Numbers(8), num_workers=2, batch_size=None)
     iterator = iter(loader)
     for _ in range(7):
@@ -87,7 +87,7 @@ class Stuck(Numbers):
 
 
 def test_a_worker_was_terminated():
-    """As torch does where one does not end in time. What it had not answered is not the next one's to do."""
+    """torch terminates a worker that does not end in time. The next one need not do its unanswered tasks."""
     loader = DataLoader(Stuck(4), num_workers=1, batch_size=None)
     iterator = iter(loader)
     held = next(iterator)

@@ -143,7 +143,7 @@ def test_worker_init_fn_raises(loader_class, snapshot, persistent):
 def test_unpicklable_dataset(loader_class, method):
     """The start fails; what was made for it is gone, and the error is Python's own."""
     loader = loader_class(Unpicklable(4), num_workers=2, multiprocessing_context=method)
-    # Which one depends on the Python.
+    # The type depends on the Python.
     errors = (AttributeError, TypeError, pickle.PicklingError)
     with (
         pytest.warns(UserWarning, match="pickle error"),
@@ -163,7 +163,7 @@ def test_unpicklable_dataset(loader_class, method):
 @pytest.mark.rings_only
 @pytest.mark.limit(30)
 def test_unpicklable_index(loader_class, snapshot):
-    """With torch the task is lost in the feeder thread and the parent waits for ever."""
+    """With torch the task is lost in the feeder thread and the parent waits forever."""
     loader = loader_class(Numbers(4), sampler=[0, Opaque(1), 2], batch_size=None, num_workers=1)
     with pytest.raises(TypeError, match="opaque index"):
         list(loader)
@@ -182,7 +182,7 @@ def room_for_descriptors(count):
         while len(fillers) + len(taken) <= max(taken):
             fillers.append(os.open("/dev/null", os.O_RDONLY))
         spare = [os.open("/dev/null", os.O_RDONLY) for _ in range(count + 1)]
-        # What a process may open ends below the limit, and one number more than `count` gives that limit.
+        # A process can open descriptors below the limit, and one number more than `count` gives that limit.
         resource.setrlimit(resource.RLIMIT_NOFILE, (spare[-1], limit[1]))
         while spare:
             os.close(spare.pop())
@@ -225,7 +225,7 @@ def test_too_few_descriptors(loader_class, snapshot, headroom):
 
 @pytest.mark.rings_only
 def test_descriptors_do_not_grow_with_batches(loader_class):
-    """Torch needs a descriptor for every tensor that is held; here their number is fixed."""
+    """torch needs a descriptor for all tensors that are held; here their number is fixed."""
     iterator = iter(loader_class(Numbers(200), num_workers=2))
     kept = [next(iterator)]
     before = len(descriptors())
@@ -301,7 +301,7 @@ def test_shut_down_twice(loader_class, snapshot, persistent):
 @pytest.mark.limit(30)
 @pytest.mark.parametrize("persistent", [False, True])
 def test_next_after_shutdown(loader_class, persistent):
-    """The same end as in torch, whose words these are, and no hang."""
+    """The end is that of torch, whose words these are, and no hang."""
 
     def outcomes(cls):
         iterator = iter(cls(Numbers(40), num_workers=1, persistent_workers=persistent))

@@ -330,7 +330,7 @@ def test_a_seccomp_profile_without(call: str, refusal: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("refusal", ["EPERM", "ENOSYS"])
 def test_a_sandbox_that_refuses_to_tell_limits(refusal: str, tmp_path: Path) -> None:
-    """What asks for limits is optional: batches come, and no memory is kept from one epoch to the next."""
+    """Asking for limits is optional: batches come, and no memory is kept from one epoch to the next."""
     body = f"""
         import resource
         forbid([{{"x86_64": 302, "aarch64": 261}}.get(platform.machine(), 302), 97, 163], errno.{refusal})
@@ -436,7 +436,7 @@ class Sizes(torch.utils.data.Dataset):
         return torch.full((self.sizes[index],), index, dtype=torch.int32)
 """
 
-# Rings, arenas and headers of a worker, as far as they are touched.
+# Rings, arenas and headers of a worker, where they are touched.
 BESIDE = 1 << 20
 
 

@@ -47,7 +47,7 @@ class Held:
         self.tensor = tensor
         self.views = []
         self.value = value
-        # Whether its tensor lies in other memory than its views, as after sharing it.
+        # True if its tensor lies in other memory than its views, as after sharing it.
         self.moved = False
         # Children that have it too.
         self.children = set()
@@ -222,7 +222,7 @@ class Storm:
 
     def write(self):
         held = self._one()
-        # What a child has too is one memory, or two: that depends on the size.
+        # A tensor that a child has too is one memory, or two: that depends on the size.
         if held is not None and not held.children:
             held.write(self.random.randrange(1, 255))
 

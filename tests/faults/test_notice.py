@@ -18,7 +18,7 @@ from faults.proc import Snapshot, is_running, wait_until
 from parity.harness import assert_path
 
 NEVER = 10**9
-# What the design promises, from the moment at which the caller waits.
+# The time that the design promises, from the moment at which the caller waits.
 SOON_S = 0.1
 ATTEMPTS = 6
 
@@ -90,7 +90,7 @@ def in_time(attempt, folder):
 
 
 def time_of_a_death():
-    """How long the system takes at the moment to end a process and to tell of it."""
+    """Returns the time that the system takes now to end a process and to tell of it."""
     pid = os.fork()
     if pid == 0:
         signal.pause()
@@ -196,7 +196,7 @@ def test_others_do_not_hide_a_death(loader_class, snapshot, tmp_path, stream):
             time.sleep(0.06)
             next(scene.iterator)
             later += 1
-    # What the dead one had committed may come, but no more than one that was not looked at.
+    # Batches that the dead worker had committed may come, but no more than one that was not looked at.
     assert later <= 2
     scene.end()
     snapshot.assert_nothing_left()
@@ -233,7 +233,7 @@ def test_unrelated_code_runs_on(loader_class, snapshot, tmp_path):
     pid = scene.iterator._workers[1].pid
     assert wait_until(lambda: os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG), 10)
     time.sleep(0.05)
-    # What the handler calls.
+    # The handler calls this.
     _utils.signal_handling._error_if_any_worker_fails()
     scene.end()
     snapshot.assert_nothing_left()

@@ -208,7 +208,7 @@ def test_a_pool_that_is_forgotten_ends():
     snapshot = Snapshot.take()
     assert numbers(DataLoader(Numbers(8), worker_pool=WorkerPool(2))) == list(range(8))
     wait_without_children(10)
-    # It collects those that nothing waits for.
+    # The call collects children that nothing waits for.
     multiprocessing.active_children()
     snapshot.assert_nothing_left()
 
@@ -255,7 +255,7 @@ def test_a_lease_that_an_interrupt_has_lost():
 
 
 def test_an_iterator_that_ends_as_others_look_after_the_pool(monkeypatch):
-    """As in another thread: after the pool has looked who came back, before it looks whose lease was lost."""
+    """The end may come in another thread: after the pool has looked who came back, before lost leases."""
     with WorkerPool(2) as pool:
         iterators = [iter(DataLoader(Numbers(4), worker_pool=pool))]
         before = workers(pool)
@@ -436,7 +436,7 @@ INTERRUPTED = """
 
 
 def test_an_interrupt_from_the_terminal(tmp_path):
-    """It goes to all processes: those that work end, as torch's do; those that wait do not mind."""
+    """The interrupt goes to all processes: working ones end, as torch's do; waiting ones ignore it."""
     program = start("ringloader", INTERRUPTED, tmp_path)
     assert program.stdout.readline() == "ready\n"
     os.killpg(program.pid, signal.SIGINT)

@@ -28,9 +28,9 @@ ARGUMENTS = {
     "prlimit64": [(1, limit) for limit in (7, 8, 9)],
     "ioctl": [(1, 0x5421)],
 }
-# Without which torch's loader waits for ever.
+# Calls without which torch's loader waits forever.
 NEEDED = {"fcntl"}
-# What a loader with other options calls beside those.
+# Calls of a loader with other options, beside those.
 OF_OPTIONS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "watchdog": ({"watchdog": 5.0, "timeout": 60}, ["sigaltstack", "memfd_create", "prlimit64"]),
     "pool": ({"worker_pool": True}, ["sendto", "recvfrom", "setitimer", "socketpair", "ppoll"]),
@@ -41,7 +41,7 @@ OF_OPTIONS: dict[str, tuple[dict[str, Any], list[str]]] = {
 
 
 def cases(calls: list[str], **common: Any) -> list[dict[str, Any]]:
-    """Those of these calls, each refused with both errors that sandboxes have."""
+    """Makes a case for each of these calls, refused with both errors that sandboxes have."""
     return [
         {"call": call, "errno": errno, "argument": argument, **common}
         for call in calls
@@ -89,7 +89,7 @@ def assert_no_worse_than_torch(asked: list[dict[str, Any]], path: str = "native"
 @pytest.mark.limit(600)
 def test_each_call_of_a_loader_whose_workers_fork():
     found = assert_no_worse_than_torch(cases(list(refused_calls.NUMBERS), options={}))
-    # Those that Python and torch do without.
+    # Calls that Python and torch do without.
     at_work = {one["case"]["call"] for one in found if one.get("path") == "native"}
     assert {"ppoll", "epoll_pwait", "prlimit64", "prctl", "madvise", "timer_create", "statx"} <= at_work
     # The filter is there: these are refused.

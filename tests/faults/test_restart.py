@@ -31,7 +31,7 @@ METHODS = ["fork", "spawn", "forkserver"]
 
 
 class DiesOnce(Numbers):
-    """At each of these indices a worker ends, the first time that one comes to it."""
+    """A worker ends at each of these indices, the first time that one comes to it."""
 
     def __init__(self, length: int, ends: dict[int, str], marks: Path, elements: int = 3000) -> None:
         super().__init__(length, elements)
@@ -63,7 +63,7 @@ def snapshot() -> Snapshot:
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("persistent", [False, True])
 def test_each_batch_comes_once_in_order(method, persistent, tmp_path):
-    # What a start method needs once is there then.
+    # Started once, so that parts that a start method needs are there then.
     firsts(DataLoader(Numbers(4), num_workers=1, multiprocessing_context=method))
     snapshot = Snapshot.take()
     ends = {0: "kill", 9: "exit", 10: "segfault", 31: "exit 0", 59: "kill"}
@@ -114,7 +114,7 @@ def test_with_other_options(options, tmp_path):
 
 
 class ForksInCollation:
-    """Its first batch's memory is another process's too, which writes to it for some seconds.
+    """A collation whose first batch's memory is another process's too, which writes to it for some seconds.
 
     The worker dies at a later one.
     """
@@ -151,7 +151,7 @@ def test_memory_that_the_lost_worker_shares_with_a_process_is_not_filled_again(t
         assert "a process that the worker forked still has" in raised.value.__notes__[-1]
     finally:
         os.kill(int(collate.mark.read_text()), signal.SIGKILL)
-    # Its memory is not that of the next epoch.
+    # The dead worker's memory is not that of the next epoch.
     assert firsts(loader) == list(range(40))
 
 
@@ -424,7 +424,7 @@ def test_workers_of_a_pool(method, tmp_path):
     marks = [tmp_path / "first", tmp_path / "second"]
     for folder in marks:
         folder.mkdir()
-    # What a start method needs once is there then.
+    # Started once, so that parts that a start method needs are there then.
     firsts(DataLoader(Numbers(4), num_workers=1, multiprocessing_context=method))
     snapshot = Snapshot.take()
     with ringloader.WorkerPool(2, method) as pool:
@@ -447,7 +447,7 @@ def test_workers_of_a_pool(method, tmp_path):
         del both
     del loaders, pool
     assert not wait_without_children(10)
-    # What a child forked in mid-epoch might have had is looked for when memory is made.
+    # Memory that a child forked in mid-epoch might have had is looked for when memory is made.
     firsts(DataLoader(Numbers(4), num_workers=1))
     snapshot.assert_nothing_left()
 
@@ -603,7 +603,7 @@ class OfTensors(torch.utils.data.Sampler[Any]):
     def __iter__(self) -> Any:
         number = torch.zeros((), dtype=torch.int64)
         for value in range(24):
-            # The same tensor each time: what was sent is what it was then.
+            # One tensor each time: the batch that was sent has the value of then.
             number.fill_(value)
             yield [number]
 

@@ -1,4 +1,4 @@
-"""Who can reach a loader's memory: its own processes, and nobody else. SECURITY.md says so."""
+"""Reach to a loader's memory: its own processes have it, and nobody else. SECURITY.md says so."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_nothing_has_a_name(method: str, tmp_path: Path, monkeypatch: pytest.Mon
     with at_work(method) as pids:
         assert names_of(pids) == set()
     assert list(tmp_path.iterdir()) == []
-    # It can fail: what torch shares by name says the process.
+    # The check can fail: names that torch shares by say the process.
     with tempfile.NamedTemporaryFile(dir="/dev/shm", prefix=f"torch_{os.getpid()}_"):
         assert names_of([os.getpid()]) != set()
 
@@ -124,7 +124,7 @@ def test_shared_memory_is_sealed() -> None:
 
 
 def as_nobody(attempt: Callable[[], None]) -> str:
-    """What ``attempt`` ends with in a process of another user: the error's name, or "reached"."""
+    """Returns the end of ``attempt`` in a process of another user: the error's name, or "reached"."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -167,5 +167,5 @@ def test_another_user_reaches_nothing_through_proc(method: str) -> None:
             ]
             for attempt in attempts:
                 assert as_nobody(lambda attempt=attempt: attempt() and None) == "PermissionError"  # type: ignore[misc]
-    # It can fail: what another user may read, it reads.
+    # The check can fail: another user reads what he may read.
     assert as_nobody(lambda: Path(f"/proc/{os.getpid()}/stat").read_text() and None) == "reached"

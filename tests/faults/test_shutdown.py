@@ -122,7 +122,7 @@ def test_nothing_is_left(path, persistent):
     assert segments() == 0, "what the loader kept for its next epoch, and the iterator's"
     assert not descendants()
     assert_ended(abandoned)
-    # It has its process objects, and they have a pipe each.
+    # The iterator has its process objects, and they have a pipe each.
     del abandoned
     snapshot.assert_nothing_left()
 

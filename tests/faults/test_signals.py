@@ -1,4 +1,4 @@
-"""What is raised for a worker that ends: torch's words, for every way to end."""
+"""Errors for a worker that ends: torch's words, for all ways to end."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def spawned(loader_class, dataset=None, method="spawn"):
 
 
 def from_server(loader):
-    """Whether the workers of an epoch come from the server."""
+    """True if the workers of an epoch come from the server."""
     iterator = iter(loader)
     assert len(list(map(str, iterator))) == len(loader)
     process = iterator._workers[0]
@@ -285,7 +285,7 @@ STARTS = {
     ],
 )
 def test_what_every_interpreter_starts(tmp_path, monkeypatch, where, starts):
-    """It would be missing in what is forked, so nothing is."""
+    """A forked worker would lack it, so nothing is forked."""
     if where == "sitecustomize":
         (tmp_path / "sitecustomize.py").write_text(STARTS[starts])
     else:

@@ -1,4 +1,4 @@
-"""What goes wrong between this process and its server for spawn: no wait is for ever, nothing is left."""
+"""Faults between this process and its server for spawn: no wait is endless, and nothing is left."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_server_that_was_stopped(loader_class, monkeypatch):
 
 
 def test_a_daemon_has_no_server(loader_class, monkeypatch):
-    """It may start no workers."""
+    """A daemon may start no workers."""
     monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)
     _loader = spawned(loader_class)
     assert servers() == set()
@@ -242,7 +242,7 @@ def test_a_device_that_cannot_say_whether_it_is_usable(monkeypatch):
 
 
 def test_threads_that_end_before_a_fork_are_not_missed():
-    """Those of numpy's pool; not those of torch's, which a product of its starts."""
+    """Threads of numpy's pool are not missed; those of torch's, which a product of its starts, are."""
     body = """
         import numpy
         from ringloader._start import spawn_server
@@ -302,7 +302,7 @@ def test_servers_that_are_lost_now_and_then(loader_class, monkeypatch):
 
 @pytest.mark.parametrize("loader_name", ["torch", "ringloader"])
 def test_many_descriptors(tmp_path, loader_name):
-    """Those of the server and of the workers are above 1,023, which `select` does not take."""
+    """Descriptors of the server and of the workers are above 1,023, which `select` does not take."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most < 4096:
         pytest.skip("no more descriptors are allowed")

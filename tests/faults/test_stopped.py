@@ -47,7 +47,7 @@ class Notes(Numbers):
 
 
 class Sleeps(Numbers):
-    """Its worker waits in the kernel, at one index, for a child that does not end."""
+    """A dataset whose worker waits in the kernel, at one index, for a child that does not end."""
 
     def __init__(self, n, at, folder):
         super().__init__(n)
@@ -133,7 +133,7 @@ def test_stopped_workers_end(method, persistent, how):
 
 
 def test_a_stopped_worker_goes_to_its_own_end(tmp_path):
-    """Its finalizers run, as when it was never stopped."""
+    """The worker's finalizers run, as when it was never stopped."""
     loader = DataLoader(Notes(50, tmp_path), num_workers=2, multiprocessing_context="spawn")
     iterator = iter(loader)
     next(iterator)
@@ -164,7 +164,7 @@ def test_workers_asleep_in_the_kernel_are_killed(children, monkeypatch):
 
 
 class Busy(Numbers):
-    """Whoever is in the sample at ``at``, or after it, is so for a minute, unless a signal ends it."""
+    """A worker in the sample at ``at``, or after it, is so for a minute, unless a signal ends it."""
 
     def __init__(self, n, at, folder, ignores):
         super().__init__(n)
@@ -203,7 +203,7 @@ def test_many_workers_have_the_time_of_one(pooled, ignores, most, tmp_path):
 
 
 class Pretended:
-    """A process object whose process is in the states of a list, one a look, and the last for ever."""
+    """A process object whose process is in the states of a list, one a look, and stays in the last."""
 
     def __init__(self, states, ends_at=None):
         self.pid = 1
@@ -254,7 +254,7 @@ def test_what_no_signal_ends_is_left_and_said(pretended, caplog, monkeypatch):
 
 
 def test_one_that_reads_a_disk_has_torchs_time(pretended):
-    """It is found asleep most of the time, and ends by itself."""
+    """The process is found asleep most of the time, and ends by itself."""
     process = pretended("DDDS" * 100, ends_at=1.5)
     stuck.end(process, 5.0)
     assert time.monotonic() - process.began >= 1.5
@@ -269,7 +269,7 @@ def test_one_that_only_works_long_has_its_time(pretended):
 
 
 def test_one_that_other_code_has_waited_for_is_not_waited_for():
-    """A program may reap any child. The process object then says for ever that it is alive."""
+    """A program may reap any child. The process object then says without end that it is alive."""
     process = multiprocessing.get_context("fork").Process(target=int)
     process.start()
     os.waitpid(process.pid, 0)
@@ -338,7 +338,7 @@ def test_stopped_workers_do_not_hold_up_the_exit(method, tmp_path):
     try:
         ended = finish(process, 30)
     finally:
-        # Its session's: stopped workers would outlive the program that hangs.
+        # The session's: stopped workers would outlive the program that hangs.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     assert ended.code == 0, ended
@@ -351,7 +351,7 @@ def test_at_the_exit_a_stop_that_is_under_way_is_taken_back(monkeypatch):
     next(iterator)
     pid = iterator._workers[0].pid
     stop([pid])
-    # As it looks before the signal has stopped it.
+    # The state that it sees before the signal has stopped it.
     monkeypatch.setattr(proc, "state_of", lambda _: "R")
     stuck._resume_at_exit()
     monkeypatch.undo()

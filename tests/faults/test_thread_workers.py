@@ -113,7 +113,7 @@ def test_a_hanging_dataset_times_out():
         next(iterator)
     assert "worker 1 (pid " in raised.value.__notes__[0] and "dataset index 1" in raised.value.__notes__[0]
     dataset.released.set()
-    # As with torch, a caller that goes on gets what comes later.
+    # A caller that goes on gets what comes later, as with torch.
     assert next(iterator).tolist() == [1] * 4
 
 
@@ -199,7 +199,7 @@ def test_many_forks_while_threads_work():
 
 
 class Drops(Numbers):
-    """Its worker drops the last reference to the iterator."""
+    """A dataset whose worker drops the last reference to the iterator."""
 
     def __init__(self) -> None:
         super().__init__(100)
@@ -266,7 +266,7 @@ def test_two_threads_take_batches_of_one_iterator():
 
 
 def test_persistent_workers_over_given_up_epochs():
-    """What an epoch that was given up left in the queues is nobody's."""
+    """Batches that a given up epoch left in the queues are nobody's."""
     loader = threads(Numbers(40), persistent_workers=True, prefetch_factor=4)
     for taken in (0, 1, 5, 39):
         iterator = iter(loader)
@@ -318,7 +318,7 @@ def test_shutdown_while_another_thread_waits(persistent):
         releases = threading.Timer(0.3, dataset.released.set)
         releases.start()
     waiting.join(20)
-    # What the worker was at may still come.
+    # The sample in which the worker was may still come.
     assert ended in ([1], [RuntimeError], [AssertionError]) and not waiting.is_alive()
     assert workers_left() == []
     assert [int(batch[0]) for batch in loader] == list(range(6)), "with new workers"
@@ -499,7 +499,7 @@ def test_interrupts_at_any_moment(tmp_path):
 
 
 def test_exit_while_a_thread_iterates(tmp_path):
-    """As with processes, the thread may live to say that its iterator was shut down."""
+    """The thread may live to say that its iterator was shut down, as with processes."""
     body = """
 import threading
 threading.Thread(target=lambda: [None for _ in loader], daemon=True).start()

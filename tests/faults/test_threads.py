@@ -14,7 +14,7 @@ from ringloader._start import processes
 
 
 def test_a_fork_while_another_thread_has_its_first_batch(tmp_path):
-    """What batches need is looked up once. A worker that is forked meanwhile has no thread to wait for."""
+    """Batches look up what they need once. A worker that is forked meanwhile has no thread to wait for."""
     ended = run_script(
         "ringloader",
         """

@@ -29,7 +29,7 @@ SECONDS = 0.3
 
 
 class Collect(logging.Handler):
-    """What the logger says of waits, with all of these words; calls a function once it has said so many.
+    """Collects what the logger says of waits, with all of these words; calls a function after so many.
 
     On a busy machine workers are waited for at other moments too.
     """
@@ -159,7 +159,7 @@ def test_a_stopped_worker():
 
 
 class GivesUp(Waits):
-    """Its worker takes the handler away, or blocks its signal, before it waits."""
+    """A dataset whose worker takes the handler away, or blocks its signal, before it waits."""
 
     def __init__(self, how, released):
         super().__init__({1}, released, 4)
@@ -288,7 +288,7 @@ def test_only_workers_that_are_in_batches_are_named_beside_the_one_whose_turn_it
         watchdog=SECONDS,
         worker_method=worker_method,
     )
-    # Those before are still on their way.
+    # Batches before those are still on their way.
     both = "dataset index 0;(.|\n)*in __getitem__(.|\n)*dataset index 5;(.|\n)*in __getitem__"
     with collected(released.touch, 2, both) as texts:
         assert [int(one) for one in loader] == list(range(12))
@@ -455,7 +455,7 @@ def test_what_was_waited_for_in_the_last_epoch_is_not_said_again():
 
 
 def test_the_end_of_the_iterator_while_a_stack_is_awaited(released):
-    """Its memory stays until the answer is read."""
+    """The iterator's memory stays until the answer is read."""
     told = stacks.Stacks(1, notes=True)
     ended = threading.Event()
     loader = DataLoader(Waits({0}, released, 1), num_workers=1)

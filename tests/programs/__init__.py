@@ -2,5 +2,5 @@
 
 import struct
 
-# How a server writes a program's pid, and later its wait status, into the program's status pipe.
+# The form in which a server writes a program's pid, and later its wait status, into its status pipe.
 NUMBER = struct.Struct("i")

@@ -43,7 +43,7 @@ class _Server:
         self._process.wait(20)
 
 
-# Those of this process, by their environments; the one used last is last.
+# Servers of this process, by their environments; the one used last is last.
 _servers: dict[tuple[tuple[str, str], ...], _Server] = {}
 # A server takes some 300 MB.
 _MOST_SERVERS = 3

@@ -26,7 +26,7 @@ HAS_EXCHANGE = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
 
 
 def native(pad, samples):
-    """What the native code makes; None for what it leaves to torch."""
+    """Returns what the native code makes; None for what it leaves to torch."""
     return pad._native(samples, None, None)
 
 

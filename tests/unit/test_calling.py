@@ -143,7 +143,7 @@ def worker_id(_dataset):
 
 @pytest.mark.parametrize("persistent", [False, True])
 def test_workers_whose_iterable_dataset_has_ended(persistent):
-    """Those that persist live on; the others have been told to end."""
+    """Persistent workers live on; the others have been told to end."""
     loader = made(Streamed(), persistent=persistent)
     iterator = iter(loader)
     found = [next(iterator) for _ in range(7)]
@@ -252,7 +252,7 @@ def test_a_worker_that_takes_too_long():
     text = r"DataLoader timed out after 0.2 seconds: call_workers\(\) has no answer of worker\(s\) 1$"
     with pytest.raises(RuntimeError, match=text):
         loader.call_workers(waits, 1.0, timeout=0.2)
-    # It is called all the same, and what is asked next waits for it.
+    # The function is called all the same, and what is asked next waits for it.
     assert loader.call_workers(waits, 0.0) == [3, 3]
     assert list(loader) == [3 * index for index in range(12)]
     with pytest.raises(ValueError, match="timeout must be positive or None, not 0"):
@@ -260,7 +260,7 @@ def test_a_worker_that_takes_too_long():
 
 
 def names_of_sockets(_dataset):
-    """What other processes could connect to of this worker's sockets, and of its parent's."""
+    """Returns what other processes could connect to of this worker's sockets, and of its parent's."""
     inodes = set()
     for pid in (os.getpid(), os.getppid()):
         for entry in Path(f"/proc/{pid}/fd").iterdir():
@@ -279,7 +279,7 @@ def test_an_answer_comes_where_no_other_process_can_write():
     list(loader)
     (found,) = loader.call_workers(names_of_sockets)
     assert [name for name in found if name not in known] == []
-    # It can fail.
+    # The check can fail.
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind("")
         (found,) = loader.call_workers(names_of_sockets)
@@ -356,7 +356,7 @@ class Large(Dataset):
 
 
 class LargeStream(IterableDataset):
-    """The same, in parts: that of the first worker ends soon."""
+    """A stream in parts: that of the first worker ends soon."""
 
     def __iter__(self):
         info = get_worker_info()
@@ -421,7 +421,7 @@ def test_a_worker_whose_batches_were_taken_early_may_die():
     first_of([next(iterator)])
     loader.call_workers(worker_id)
     os.kill(iterator._workers[1].pid, signal.SIGKILL)
-    # What it had committed comes first.
+    # Batches that the worker had committed come first.
     found = []
     with pytest.raises(RuntimeError, match="exited unexpectedly"):
         while True:

@@ -1,4 +1,4 @@
-"""What is native in collation, what is left to torch, and where it is written: in one process."""
+"""Native parts of collation, parts left to torch, and where they are written: in one process."""
 
 from __future__ import annotations
 

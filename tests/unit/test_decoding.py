@@ -174,7 +174,7 @@ def test_a_fork_meanwhile():
         try:
             next(iterator)
         except AssertionError as error:
-            # What the exit of a child does here: its parent's thread may have the lock of the tasks.
+            # The exit of a child does this here: its parent's thread may have the lock of the tasks.
             decoding._close_at_exit()
             status = int("can only test a child process" not in str(error))
         finally:

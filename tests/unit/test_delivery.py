@@ -1,4 +1,4 @@
-"""What a batch goes through between the scheduler, or the dataset, and the caller."""
+"""Steps of a batch between the scheduler, or the dataset, and the caller."""
 
 import warnings
 

@@ -287,7 +287,7 @@ def test_random_numbers_of_the_source_follow_from_the_loaders_seed():
 
 
 class StopsEarly(Dispatch):
-    """Its first worker takes three items, and no more."""
+    """A source whose first worker takes three items, and no more."""
 
     def __iter__(self):
         items = super().__iter__()
@@ -303,7 +303,7 @@ def test_a_worker_that_ends_early_does_not_stop_the_others(persistent):
     for _ in range(2):
         found = numbers(loader)
         assert [number for number in found if number % 2 == 0][:3] == [0, 2, 4]
-        # What worker 0 was still sent is lost with it; of what came after that, nothing is.
+        # Items that worker 0 was still sent are lost with it; nothing of what came after that is.
         assert len(found) == len(set(found))
         assert set(range(20, 200)) <= set(found)
 

@@ -1,4 +1,4 @@
-"""`Dispatch` in order, with filters: no worker waits for ever for items that another's stand in front of."""
+"""`Dispatch` in order, with filters: no worker waits without end for items that another's stand before."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Keeps:
 
 
 class Strided(torch.utils.data.IterableDataset):
-    """What each worker of a Dispatch gets, for torch's own loader."""
+    """The items that each worker of a Dispatch gets, for torch's own loader."""
 
     def __init__(self, items, keeps):
         self.items = items

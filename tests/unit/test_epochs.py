@@ -24,7 +24,7 @@ def path(request, monkeypatch):
     if request.param == "torch":
         reason = select_path.Reason("the test wants it")
         monkeypatch.setattr(select_path, "reason_for_torch", lambda *_: reason)
-        # How long torch waits for a worker whose results nobody took.
+        # The time that torch waits for a worker whose results nobody took.
         monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.5)
     yield request.param
     gc.collect()
@@ -32,7 +32,7 @@ def path(request, monkeypatch):
 
 @pytest.fixture(params=["native", "without workers"])
 def own_path(request):
-    """Those on which options may change what begins an epoch."""
+    """Returns a path on which options may change what begins an epoch."""
     return request.param
 
 
@@ -270,7 +270,7 @@ def test_workers_are_told_the_epoch_before_it_begins(path, persistent):
         iterator = iter(loader)
         assert next(iterator)[1] == epoch
         if path != "without workers":
-            # What is said in the middle of an epoch counts from the next one on.
+            # Numbers that are said in the middle of an epoch count from the next one on.
             loader.set_epoch(1000)
         assert {told for _, told, _ in iterator} == {epoch}
     # Said in the middle of the last one, and not since: it counts once, for as long as the dataset keeps it.
@@ -417,7 +417,7 @@ def test_rows_that_are_gathered_are_those_of_the_epochs_dataset(own_path, persis
 
 
 def fetcher_of(_dataset):
-    """What the worker loop asks for batches in this worker."""
+    """Returns the type of what the worker loop asks for batches in this worker."""
     frame = sys._getframe()
     while "fetcher" not in frame.f_locals:
         frame = frame.f_back

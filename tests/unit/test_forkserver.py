@@ -25,7 +25,7 @@ class Server:
 
 
 def started(case):
-    """What the server has, in a process that starts its first one. Run as a program of its own."""
+    """Returns what the server has, in a process that starts its first one. Run as a program of its own."""
     context = multiprocessing.get_context("forkserver")
     if case == "user's list":
         multiprocessing.set_forkserver_preload(["json"])

@@ -1,4 +1,4 @@
-"""`Holding`: an epoch ends before its source does only with an error that somebody gets."""
+"""`Holding`: an epoch ends before its source does only with an error that a caller gets."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_without_a_hungry_worker_nothing_is_given_up(resident):
     for number in range(200):
         made.wait_for_turn(full)
         assert made.give(full, number)
-    # It is fed now, but its memory is full.
+    # The worker is fed now, but its memory is full.
     hungry.is_hungry, hungry.room = False, 0
     resident[0] = 1000
     for number in range(200):

@@ -1,4 +1,4 @@
-"""Where a scheduler's indices come from: a native stream over what torch draws, or Python's next."""
+"""The source of a scheduler's indices: a native stream over what torch draws, or Python's next."""
 
 import gc
 import weakref
@@ -11,7 +11,7 @@ from ringloader._sources import draws, samplers
 
 
 class Callbacks:
-    """What the scheduler asks of an iterator, as far as it reads indices."""
+    """Answers to the scheduler, as an iterator gives them for reading indices."""
 
     def __init__(self, indices=()):
         self._indices = iter(indices)

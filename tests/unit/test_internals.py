@@ -25,7 +25,7 @@ def is_private(name: str) -> bool:
 
 
 def private_names(source: str) -> list[str]:
-    """What a module imports from torch, or reads off what it imported, that has a private name."""
+    """Returns the private names that a module imports from torch, or reads off what it imported."""
     tree = ast.parse(source)
     roots = set()
     found = []

@@ -116,7 +116,7 @@ def test_each_sample_comes_as_often_as_epochs_were_read(workers):
 
 
 def test_an_abandoned_epoch_leaves_no_remainder(workers):
-    """As with Gluon, whose sampler takes what was left at the first batch and leaves some at the end."""
+    """Gluon's sampler does so: it takes what was left at the first batch and leaves some at the end."""
     loader = DataLoader(range(100), batch_size=3, num_workers=workers, last_batch="rollover")
     assert len(batches(loader)) == 33
     iterator = iter(loader)
@@ -166,7 +166,7 @@ def random_sampler(rng):
 
 
 def test_the_native_stream_is_the_sampler_in_python():
-    """The same batches, remainders and draws, request by request, over several epochs and given up ones."""
+    """Batches, remainders and draws are equal, request by request, over several epochs and given up ones."""
     rng = random.Random(7)
     carried = 0
     for case in range(400):

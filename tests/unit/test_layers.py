@@ -45,7 +45,7 @@ BINDING_MAY_USE = {
     "class": {"batch", "caught", "fds", "gil", "index", "lock", "objects", "python", "torch", "process"},
     "collate": {"class", "gil", "torch"},
 }
-# Where the binding names modules of ours and private attributes, and where private ones of torch's.
+# Places where the binding names modules of ours and private attributes, and private ones of torch's.
 BINDING_NAMES = {"python.rs": r"_(?!_)|ringloader\.", "torch/names.rs": r"_(?!_)"}
 
 # Folder or top module of the package: those that it may use, function-local imports and names in strings too.
@@ -222,7 +222,7 @@ def used_paths(code: str) -> set[str]:
 
 
 def core_file_edges() -> set[tuple[str, str]]:
-    """Which file of the core uses which.
+    """Returns which file of the core uses which.
 
     A file and the folder of its name are one. What a ``mod.rs`` only hands on is its file's.
     """
@@ -265,7 +265,7 @@ def test_the_files_of_the_core_have_no_circles() -> None:
 
 
 def binding_edges() -> set[tuple[str, str]]:
-    """Which file of the binding uses which, by their paths without ``.rs``."""
+    """Returns which file of the binding uses which, by their paths without ``.rs``."""
     edges = set()
     files = {str(file.relative_to(BINDING).with_suffix("")) for file in BINDING.rglob("*.rs")} - {"lib"}
     for file in files:

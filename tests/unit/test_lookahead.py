@@ -208,7 +208,7 @@ def test_what_is_ahead_goes_with_its_epoch(placed, persistent):
         ready(iterator, 6)
         assert next(iterator) == 0
         if epoch and persistent:
-            # What is committed may be of the epoch before.
+            # Committed batches may be of the epoch before.
             assert len(placement.alive) <= 4
         else:
             assert len(placement.alive) == 4

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.rings_only
 
 
 def made_anew(loader):
-    """As Lightning: the attributes that the signature names, torch's too where it ends in ``**kwargs``."""
+    """Makes a loader from attributes that its signature names, as Lightning; torch's too for ``**kwargs``."""
     attributes = dict(vars(loader))
     attributes["multiprocessing_context"] = loader.multiprocessing_context
     parameters = dict(inspect.signature(loader.__init__).parameters)

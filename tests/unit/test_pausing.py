@@ -19,7 +19,7 @@ PATHS = ["native", "ahead", "torch", "without workers"]
 
 @pytest.fixture(params=PATHS)
 def path(request, monkeypatch):
-    """How many workers, and whether the path is what it is to be."""
+    """Returns the path. The number of workers follows from it."""
     if request.param == "torch":
         reason = select_path.Reason("the test wants it")
         monkeypatch.setattr(select_path, "reason_for_torch", lambda *_: reason)
@@ -230,7 +230,7 @@ def test_threads_share_a_limit(path):
         pytest.skip("torch's own iterator takes no two threads")
     iterator = begun(path, made(path, numbers(300)))
     if path == "without workers":
-        # Its sampler is a generator.
+        # The sampler of this path is a generator.
         iterator._sampler_iter = iter(range(300))
     iterator.limit(100)
     got = [[] for _ in range(4)]

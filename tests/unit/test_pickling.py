@@ -1,4 +1,4 @@
-"""What the native encoder asks of numpy, classes and pickle."""
+"""Questions of the native encoder to numpy, classes and pickle."""
 
 import collections
 import pickle

@@ -165,7 +165,7 @@ def test_another_dataset_has_another_number():
     objects = PoolObjects()
     loader = DataLoader([1, 2, 3])
     (before,) = objects.keep(loader, objects.note_gone)
-    # As Ultralytics does it.
+    # Ultralytics does this.
     object.__setattr__(loader, "dataset", [4, 5, 6])
     (after,) = objects.keep(loader, objects.note_gone)
     assert after.number != before.number
@@ -274,7 +274,7 @@ def test_two_threads_make_iterators_at_once():
 
 
 def test_the_process_object():
-    """What stands for a process at an iterator ends with the iterator; the process does not."""
+    """The stand-in for a process at an iterator ends with the iterator; the process does not."""
     with WorkerPool(1) as pool:
         loader = DataLoader(Numbers(4), worker_pool=pool)
         iterator = iter(loader)
@@ -290,7 +290,7 @@ def test_the_process_object():
         assert worker.is_alive()
         list(iterator)
         assert (worker.is_alive(), worker.exitcode) == (False, 0)
-        # They are the next iterator's business now.
+        # The processes are the next iterator's business now.
         worker.terminate()
         worker.kill()
         worker.close()

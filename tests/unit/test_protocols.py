@@ -1,4 +1,4 @@
-"""What the native side calls of Python: named in one Rust file, in the stub's protocols, and there."""
+"""Calls of the native side to Python: named in one Rust file, in the stub's protocols, and there."""
 
 import ast
 import importlib

@@ -56,7 +56,7 @@ class Driver:
 
 
 def is_mapped(address, nbytes):
-    """Whether all of a range is the memory of a transport."""
+    """True if all of a range is the memory of a transport."""
     for line in mappings():
         start, _, end = line.partition(" ")[0].partition("-")
         if int(start, 16) <= address and address + nbytes <= int(end, 16):
@@ -88,7 +88,7 @@ def registrations_of(iterator):
 
 
 def register(iterator, batch):
-    """What is done with a batch of which a device is to copy."""
+    """Does what is done with a batch that a device copies."""
     found = iterator._transport.engine.slot_memory().window_of(batch.data_ptr())
     if found is None:
         return False
@@ -126,7 +126,7 @@ def test_a_slot_is_registered_from_its_second_use_on(driver):
     assert slots >= 2, "no slot is used for the second time"
     assert registered.count(False) == driver.registered, "each slot once in vain"
     assert driver.unregistered == 0, "kept for the next epoch"
-    # It may use a slot that the first did not come to.
+    # The second epoch may use a slot that the first did not come to.
     assert epoch(loader).count(False) < registered.count(False), "the next one finds them registered"
     del loader
     assert driver.unregistered == driver.registered

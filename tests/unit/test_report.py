@@ -1,4 +1,4 @@
-"""Which path was taken can be read, and is said truthfully."""
+"""The path that was taken can be read, and is said truthfully."""
 
 import contextlib
 import copy

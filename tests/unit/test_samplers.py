@@ -62,7 +62,7 @@ def random_case(kind, rng, sizes=SIZES, batched=0.7, batch_sizes=(1, 2, 3, 7, 32
 
 
 def outcomes(advance, generator, seed, requests):
-    """What each request brings, and both generators' states after it.
+    """Returns what each request brings, and both generators' states after it.
 
     Now and then other code draws from them in between.
     """

@@ -1,4 +1,4 @@
-"""Where workers end with their epoch, the next epoch finds the memory of the last one warm."""
+"""The memory of one epoch, warm for the next, if workers end with their epoch."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class OwnShards(Numbers):
 
 
 def of_ranks(n, replicas, workers, uneven):
-    """What each rank's loader gives, by worker where it has any."""
+    """Returns what each rank's loader gives, by worker where it has any."""
     return [
         list(
             ringloader.DataLoader(

@@ -1,4 +1,4 @@
-"""What a list takes in eight workers beside one: a ``SharedList``, and a plain list that grows."""
+"""The memory of a list in eight workers beside one: a ``SharedList``, and a plain list that grows."""
 
 import gc
 import os
@@ -109,7 +109,7 @@ def of_a_plain_list():
 
 
 def printed(call, folder):
-    """What the function prints in a program of its own, with nothing of pytest's and of other tests in it."""
+    """Returns what the function prints in a program of its own, without pytest and other tests."""
     ended = run_script(
         "ringloader",
         f"""

@@ -27,7 +27,7 @@ Point = collections.namedtuple("Point", "x y")
 
 
 def in_worker(function: Callable[[], Any]) -> Any:
-    """What a function returns in a thread that is a worker."""
+    """Returns what a function returns in a thread that is a worker."""
 
     def work() -> Any:
         worker_info.put_in_place()

@@ -37,7 +37,7 @@ def test_one_at_the_same_address_has_no_value():
     registry = WeakRegistry()
     one = Alike()
     registry.put(one, "old")
-    # As for a thread that looks between the end of an object and that of its entry.
+    # A thread may look between the end of an object and that of its entry.
     registry._entries[id(registry)] = registry._entries.pop(id(one))
     assert registry.get(registry) is None
     registry.put(registry, "new")

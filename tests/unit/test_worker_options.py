@@ -64,7 +64,7 @@ class Doubled(WorkerOption):
 
 
 class Fails(WorkerOption):
-    """Where one epoch begins."""
+    """An option that fails where one epoch begins."""
 
     def __init__(self, epoch, method):
         self.epoch = epoch
