@@ -1,4 +1,4 @@
-"""Which frameworks are installed, and the comparison that every test here makes."""
+"""The frameworks that are installed, and the comparison that all tests here make."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ os.environ.update(HF_HUB_OFFLINE="1", HF_HOME=_hub.name, YOLO_OFFLINE="true", YO
 collect_ignore: list[str] = []
 
 
-# What a run found: file of tests, outcome of every test in it.
+# Results of a run: file of tests, outcome of every test in it.
 _outcomes: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
 
 
@@ -87,7 +87,7 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def forget_accelerates_state() -> Iterator[None]:
-    """What accelerate keeps for the process goes after the test."""
+    """Drops, after the test, what accelerate keeps for the process."""
     yield
     from accelerate.state import AcceleratorState, GradientState, PartialState
 

@@ -1,4 +1,4 @@
-"""What iterators that a program starts are made with, and a dataset with one bad sample."""
+"""The options of iterators that a program starts, and a dataset with one bad sample."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class OneIsBad(torch.utils.data.Dataset):
 
 
 def of_loader(loader: Any, names: dict[str, Any]) -> dict[str, Any]:
-    """These options of a loader of ours."""
+    """Returns these options of a loader of ours."""
     found = kept.kept_on(loader)
     return {name: found[name] for name in names}
 

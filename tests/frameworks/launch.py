@@ -74,7 +74,7 @@ def check_ways(folder: Path, names: tuple[str, ...], unreached: tuple[str, ...] 
 def write_ways(
     program: Callable[[loader_ways.Way], dict[str, Any]], rank: int, folder: str, names: Iterable[str]
 ) -> None:
-    """What one rank does: writes down what `program` returned in each way. "data" in it tells ranks apart."""
+    """Runs one rank: writes down what `program` returned in each way. "data" in it tells ranks apart."""
     results = {}
     for name in names:
         with loader_ways.use(name) as way:
@@ -89,7 +89,7 @@ def write_ways(
 
 
 def main(program: Callable[[loader_ways.Way], dict[str, Any]], rank: int) -> None:
-    """What a script runs."""
+    """Runs one rank, in a script."""
     folder, *names = sys.argv[1:]
     write_ways(program, rank, folder, names)
     gc.collect()

@@ -18,7 +18,7 @@ from ringloader._report import report
 
 LoaderClass = type[torch.utils.data.DataLoader[Any]]
 
-# How a program gets to us, and what it passes to the framework.
+# The ways by which a program gets to us, and what it passes to the framework.
 OURS = ("class", "install")
 
 

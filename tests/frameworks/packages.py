@@ -1,4 +1,4 @@
-"""Which distribution stands behind which file of tests."""
+"""The distribution that stands behind each file of tests."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def base() -> str:
 
 
 def line(file: str) -> str:
-    """What a page says of the versions it was tested with."""
+    """Returns what a page says of the versions it was tested with."""
     name = packages.FRAMEWORKS[file]
     theirs = "" if name == "torch" else f"{name} {packages.version(name)}, "
     return f"Tested with {theirs}torch {packages.version('torch')}."

@@ -34,7 +34,7 @@ def fit(way, add_dist_sampler):
 
 
 def loop(config):
-    """What each of Ray's two workers runs: every way, with Ray's sampler and with one of the user's."""
+    """Runs in each of Ray's two workers: all ways, with Ray's sampler and with one of the user's."""
     torch.set_num_threads(1)
     rank = train.get_context().get_world_rank()
     for folder, add_dist_sampler in config["folders"].items():
@@ -44,7 +44,7 @@ def loop(config):
 
 def main() -> None:
     rays, users, *names = sys.argv[1:]
-    # Its sockets' names have little room, so the folder's name must be short.
+    # The sockets' names have little room, so the folder's name must be short.
     with tempfile.TemporaryDirectory(prefix="ray") as folder:
         ray.init(
             num_cpus=launch.RANKS,

@@ -55,7 +55,7 @@ def test_skip_first_batches(compare):
 
 
 def test_skip_first_batches_of_a_loader_that_was_not_prepared():
-    """It builds torch's own class then too."""
+    """accelerate builds torch's own class then too."""
     loader = ringloader.DataLoader(training.Points(), batch_size=5, num_workers=1)
     assert type(skip_first_batches(loader, 2)) is torch.utils.data.DataLoader
 

@@ -44,7 +44,7 @@ def manifest(tmp_path_factory):
 
 
 class Speech(torch.utils.data.Dataset):
-    """What it gets is a whole batch of cuts."""
+    """A dataset that gets a whole batch of cuts."""
 
     def __getitem__(self, cuts):
         audio = [torch.from_numpy(cut.load_audio()[0]) for cut in cuts]

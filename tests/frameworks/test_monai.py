@@ -60,7 +60,7 @@ def files(tmp_path_factory):
 
 
 def transform():
-    """What is cached, and after it what is drawn for each epoch; two patches of a volume."""
+    """Returns transforms: cached ones, and after them drawn ones for each epoch; two patches of a volume."""
     return Compose(
         [
             LoadImaged(KEYS),

@@ -76,7 +76,7 @@ def test_training_and_prediction(compare, series, persistent):
 
 
 def test_batches_of_one_time(compare, series):
-    """Its own sampler of batches."""
+    """The library's own sampler makes the batches."""
 
     def program(way):
         loader = loader_of(way, series[0], train=True, batch_size=4, batch_sampler="synchronized")

@@ -148,7 +148,7 @@ def test_a_trainer_that_converts_what_it_prepared(compare, bert, tmp_path):
 
 
 def test_old_fit(compare, bert, tmp_path):
-    """It puts a collation of the model's into the loader that it was given."""
+    """The trainer puts a collation of the model's into the loader that it was given."""
 
     def program(way):
         model = model_of(bert)

@@ -110,7 +110,7 @@ def test_a_table_that_is_read_by_batches(compare, mapped, tmp_path):
 
 
 def test_rows_of_a_mapped_table_arrive_as_their_place_in_the_file(compare, tmp_path):
-    """They are pickled by their file's name: nothing is copied, and what the file gets later is seen."""
+    """Rows are pickled by their file's name: nothing is copied, and later writes to the file are seen."""
 
     def program(way):
         mapped = table().memmap(tmp_path / way.name)
@@ -129,7 +129,7 @@ def test_rows_of_a_mapped_table_arrive_as_their_place_in_the_file(compare, tmp_p
 
 
 def test_other_samples_are_collated_natively(way_name):
-    """What it has added to torch's map takes nothing from them: both columns are made in the slot."""
+    """tensordict's additions to torch's map take nothing from them: both columns are made in the slot."""
 
     def samples(index):
         return {"pixels": torch.full((3, 8, 8), index), "label": index}

@@ -70,7 +70,7 @@ def test_validation(compare):
 
 
 def test_multi_epochs_loader(compare):
-    """Its sampler never ends, and the next epoch is prefetched while the last one is handed out."""
+    """The loader's sampler never ends. The next epoch is prefetched while the last one is handed out."""
 
     def program(way):
         loader = way.loader(

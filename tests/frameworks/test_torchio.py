@@ -85,7 +85,7 @@ def test_patches_of_a_grid(compare):
 @loader_ways.INSTALL_ONLY
 @pytest.mark.parametrize("background", [False, True])
 def test_a_queue_of_patches(compare, background):
-    """Its subjects come from workers, over a loader inside; the one outside has none."""
+    """The queue's subjects come from workers, over a loader inside; the one outside has none."""
 
     def program(way):
         loader = way.DataLoader(queue(start_background=background), batch_size=5, collate_fn=list)
@@ -97,7 +97,7 @@ def test_a_queue_of_patches(compare, background):
 
 @loader_ways.INSTALL_ONLY
 def test_a_queue_that_workers_inherit_is_refused(way_name):
-    """What torch's iterator raises in a forked child is what the queue looks for."""
+    """The queue looks for the error that torch's iterator raises in a forked child."""
     with loader_ways.use(way_name) as way:
         loader = way.DataLoader(queue(), batch_size=5, num_workers=2, collate_fn=list)
         with pytest.raises(RuntimeError, match=r"number of workers .* should be 0"):

@@ -103,7 +103,7 @@ def test_train_and_evaluate(compare, tmp_path, persistent):
 
 @loader_ways.INSTALL_ONLY
 def test_going_on_from_a_checkpoint(compare, tmp_path):
-    """It skips the batches that were trained on: another loader, built from the first."""
+    """The trainer skips the batches that were trained on: another loader, built from the first."""
 
     def program(way):
         folder = tmp_path / way.name
@@ -144,7 +144,7 @@ def test_a_stream(compare, tmp_path):
 
 @loader_ways.CLASS_ONLY
 def test_a_trainer_whose_method_returns_our_loader(compare, tmp_path):
-    """What `get_train_dataloader` returns is used as it is."""
+    """The trainer uses the loader that `get_train_dataloader` returns as it is."""
 
     def program(way):
         class Ours(Trainer):

@@ -113,7 +113,7 @@ def test_a_loader_that_is_reset_in_mid_epoch(compare):
 
 
 def test_a_loader_that_is_dropped(compare):
-    """It terminates its workers, whatever they do."""
+    """The loader terminates its workers, whatever they do."""
 
     def program(way):
         loader = way.loader(InfiniteDataLoader, training.Points(), batch_size=4, num_workers=2)

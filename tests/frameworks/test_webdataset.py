@@ -69,7 +69,7 @@ def test_web_loader(compare, shards, persistent):
 
 
 def test_batches_mixed_over_workers(compare, shards):
-    """Its epoch ends where the loader's does not: the iterator is dropped half-way."""
+    """webdataset's epoch ends where the loader's does not: the iterator is dropped half-way."""
 
     def program(way):
         loader = loader_of(way, pictures(shards))

@@ -28,7 +28,7 @@ def fake_torch(tmp_path_factory: pytest.TempPathFactory) -> Python:
 
 @pytest.fixture(scope="session")
 def without_hook(tmp_path_factory: pytest.TempPathFactory) -> Python:
-    """As above, without the package of the hook."""
+    """Python with ringloader and the fake torch, without the package of the hook."""
     return make_python(tmp_path_factory.mktemp("bare") / "venv", hook=False)
 
 

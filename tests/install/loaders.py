@@ -33,11 +33,11 @@ class Hooked(Dataset[bool]):
 
 
 class Plain(DataLoader[Any]):
-    """What a library calls its own loader."""
+    """A library's loader without anything of its own."""
 
 
 class Calling(DataLoader[Any]):
-    """As PyG's: something of its own around torch's iterator."""
+    """A loader like PyG's: something of its own around torch's iterator."""
 
     def _get_iterator(self) -> Any:
         return Around(super()._get_iterator())
@@ -55,7 +55,7 @@ class Around:
 
 
 class NotCalling(DataLoader[Any]):
-    """As torchdata's StatefulDataLoader."""
+    """A loader like torchdata's StatefulDataLoader."""
 
     def _get_iterator(self) -> Any:
         return torch_dataloader._MultiProcessingDataLoaderIter(self)
@@ -73,7 +73,7 @@ class Reducing(DataLoader[Any]):
 
 
 class Naming(DataLoader[Any]):
-    """As above, by a function, which always makes the class that it names."""
+    """A loader that reduces to a function, which always makes the class that it names."""
 
     def __reduce__(self) -> Any:
         return make_naming, (self.dataset,)
@@ -84,7 +84,7 @@ def make_naming(dataset: Any) -> Naming:
 
 
 class Posing:
-    """As accelerate's loaders: another object says it is a loader."""
+    """A loader like accelerate's: another object says it is a loader."""
 
     def __init__(self, base_dataloader: Any) -> None:
         self.base_dataloader = base_dataloader

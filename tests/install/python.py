@@ -15,14 +15,14 @@ import ringloader
 
 EXTRA = Path(__file__).parents[2] / "extras/autoinstall"
 
-# A torch as far as the hook is concerned, which is imported in no time.
+# A torch with no more than the hook needs, which is imported in no time.
 FAKE_LOADER = """
 class DataLoader:
     def _get_iterator(self):
         return "torch's own"
 """
 
-# What a program sees of the hook, in one line.
+# A program that prints what it sees of the hook, in one line.
 STATE = """
 import sys
 from torch.utils.data.dataloader import DataLoader

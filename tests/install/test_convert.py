@@ -46,7 +46,7 @@ def test_the_object_stays_and_so_do_its_attributes() -> None:
     after = dict(vars(loader))
     ours = {name: after.pop(kept.attribute(name)) for name in TABLE}
     assert ours == dataclasses.asdict(Options())
-    # Where code looks that makes loaders anew.
+    # Code that makes loaders anew looks there.
     assert {name: after.pop(name, ours[name]) for name in TABLE} == ours
     assert after.keys() == before.keys()
     assert all(after[name] is before[name] for name in before)
@@ -83,7 +83,7 @@ def test_a_subclass_stays_one(loader_class: Any) -> None:
     assert_converted(loader)
     if loader_class is Slotted:
         assert loader.more == "more"
-    # As frameworks rebuild loaders.
+    # Frameworks rebuild loaders in this way.
     again = type(loader)(Squares(), batch_size=4, num_workers=1)
     assert_converted(again)
 

@@ -73,7 +73,7 @@ except ImportError as error:
     assert (done.stdout, done.stderr) == ("not now\nhooked\n", "")
 
 
-# They are about variables of Python's own, the user's own site-packages, and the current folder.
+# The flags are about variables of Python's own, the user's own site-packages, and the current folder.
 @pytest.mark.parametrize("flag", ["-E", "-I", "-s", "-P"])
 def test_flags_of_the_interpreter(fake_torch: Python, flag: str) -> None:
     done = fake_torch.run(flag, "-c", STATE, install="1")

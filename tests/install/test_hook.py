@@ -191,7 +191,7 @@ def test_wrapped_after(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     assert Loader._get_iterator is theirs.function
     assert type(iter(loader)) is TORCHS_ITERATOR
     assert theirs.asked == [loader, loader]
-    # They put back what they found, which is as good as torch's own, and can be used again.
+    # The tools put back what they found, which is as good as torch's own, and can be used again.
     monkeypatch.undo()
     assert Loader._get_iterator is hook
     assert type(iter(loader)) is TORCHS_ITERATOR

@@ -248,7 +248,7 @@ def collate_fails(samples: list[Any]) -> Any:
 
 
 def value_of(index):
-    """What the bytes of sample `index` are. Never zero: that is what memory is that was given back."""
+    """Returns the byte of sample `index`. Never zero: that is what memory is that was given back."""
     return index % 250 + 1
 
 
@@ -267,13 +267,13 @@ class Filled(Dataset):
 
 
 class Blocks(Filled):
-    """The same, and a small label."""
+    """Samples as of ``Filled``, and a small label."""
 
     def __getitem__(self, index):
         return super().__getitem__(index), torch.tensor(index)
 
 
 def right(batch):
-    """Whether a batch of one block still holds what its label says."""
+    """True if a batch of one block still holds what its label says."""
     block, label = batch
     return bool((block == value_of(int(label))).all())

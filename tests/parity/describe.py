@@ -28,7 +28,7 @@ def describe(value: Any) -> Description:
 
 
 def difference(expected: Description, actual: Description, path: str = "") -> str:
-    """Where two descriptions part for the first time, with both sides; empty when they are equal."""
+    """Returns where two descriptions part for the first time, with both sides; empty if they are equal."""
     if expected == actual:
         return ""
     if isinstance(expected, (list, tuple)) and isinstance(actual, (list, tuple)):
@@ -93,7 +93,7 @@ def _has_accelerator() -> bool:
 
 
 def _pinned(tensor: torch.Tensor) -> Description:
-    """Whether it is pinned, and then where it lies in its storage: torch's events guard whole blocks."""
+    """Tells if it is pinned, and then where it lies in its storage: torch's events guard whole blocks."""
     if not _has_accelerator() or not tensor.is_pinned():
         return ()
     return ("pinned", tensor.storage_offset(), tensor.untyped_storage().nbytes())
@@ -200,7 +200,7 @@ class _Describer:
         return (*head, _pinned(tensor), self._aliases(tensor), digest(tensor_bytes(tensor)))
 
     def _aliases(self, tensor: torch.Tensor) -> Description:
-        """Which earlier tensors it overlaps, by how many bytes it is shifted, whether the storage is one.
+        """Returns the earlier tensors it overlaps, the shift in bytes, and whether the storage is one.
 
         Views of one storage that nowhere meet may arrive apart: each carries its own elements.
         """

@@ -24,7 +24,7 @@ LoaderClass = type[torch.utils.data.DataLoader[Any]]
 PATHS = ("native",)
 # Native scheduling, with batches taken ahead of their turn.
 AHEAD = "ahead"
-# Those that are compared with torch, by the option --path; the first is everybody's outside of `taking`.
+# Paths that are compared with torch, by the option --path; the first is the default outside of `taking`.
 paths: tuple[str, ...] = PATHS
 # The path that a loader with workers takes now; another would compare torch with torch.
 expected_path = PATHS[0]
@@ -45,7 +45,7 @@ ONCE_PER_PROCESS = (
 
 @dataclass(frozen=True)
 class Case:
-    """What to iterate, and how far.
+    """The loader to iterate, and how far.
 
     `build` makes the loader's keyword arguments anew for every run. An argument that has an `observe()`
     method is asked after every step. `take` abandons every epoch but the last after so many batches.
@@ -169,7 +169,7 @@ class _AsItCame:
 
 
 def assert_path(iterator: Any, workers: int) -> str:
-    """The path the class under test took; fails where it is not the one that is to be tested."""
+    """Returns the path the class under test took; fails if another path is under test."""
     import ringloader
 
     taken = ringloader.report(iterator)

@@ -19,7 +19,7 @@ from parity.describe import Description, describe, difference, digest, tensor_by
 
 
 class Told:
-    """What a scenario did: each call's outcome, its warnings and the state of the global generator."""
+    """The record of a scenario: each call's outcome, its warnings and the state of the global generator."""
 
     def __init__(self, loader_class: harness.LoaderClass) -> None:
         self.ours = loader_class is not torch.utils.data.DataLoader
@@ -52,7 +52,7 @@ class Told:
         return iterator
 
     def drain(self, iterator: Any, take: int | None = None) -> None:
-        """What is left of an epoch, or its next `take` batches."""
+        """Takes the rest of an epoch, or its next `take` batches."""
         while take is None or take > 0:
             self.step("next", lambda: next(iterator))
             if self.steps[-1][1] == ("stop",) or len(self.steps) > 300:
@@ -90,7 +90,7 @@ def assert_same(
             scenario(kind, told)
             gc.collect()
         both.append(told.steps)
-    # What torch's own `__del__` says after a failed start need not be said by ours.
+    # Our loader need not say what torch's `__del__` says after a failed start.
     assert not noise, noise
     expected, actual = both
     assert expected, "the scenario told nothing"

@@ -121,7 +121,7 @@ class OwnArrays(ArrayDataset):
         return {"row": super().__getitem__(index)}
 
 
-# Those in which nothing but tensors can be gathered.
+# Datasets in which nothing but tensors can be gathered.
 OF_TENSORS = {name for name in GATHERED if name.startswith(("tensor", "one of tensors"))} | {
     "named with lists",
     "with what cannot be gathered",
@@ -131,7 +131,7 @@ GATHERS_TENSORS = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
 
 
 def takes_bools():
-    """Whether torch makes a tensor of numpy's bools."""
+    """True if torch makes a tensor of numpy's bools."""
     try:
         torch.as_tensor([np.True_])
     except TypeError:
@@ -214,7 +214,7 @@ def test_the_names_of_cases_with_workers_are_there():
 
 @pytest.fixture
 def made(monkeypatch):
-    """How many batches a gather has made, and how many it has left to torch, in forked processes too."""
+    """Counts the batches that a gather has made, and those left to torch, in forked processes too."""
     counts = multiprocessing.Array("i", 2)
     batch = gather.Rows.batch
 
@@ -581,7 +581,7 @@ def row_by_row(column, index):
 
 def same_bytes(ours, theirs):
     layout = [(one.dtype, one.shape, one.stride(), one.is_contiguous()) for one in (ours, theirs)]
-    # As bytes: numbers that are none are equal to themselves then.
+    # Compared as bytes: numbers that are none are equal to themselves then.
     raw = [one.reshape(-1).view(torch.uint8) if one.numel() else None for one in (ours, theirs)]
     return layout[0] == layout[1] and (raw[0] is None or torch.equal(*raw))
 
@@ -597,7 +597,7 @@ def test_random_columns_come_as_row_by_row(workers, made, tmp_path):
         order[0] = list(range(1, ROWS))
         columns = [random_column(rng, tmp_path, f"{number} {column}") for column in range(40)]
         expected = [[row_by_row(column, index) for index in order] for column in columns]
-        # What torch refuses is another test's.
+        # Columns that torch refuses are in another test.
         there = [at for at, batches in enumerate(expected) if all(one is not None for one in batches)]
         assert len(there) > 20
         dataset = ArrayDataset(*(columns[at] for at in there))

@@ -169,7 +169,7 @@ def test_batches_are_written_where_they_are_sent_from(loader_class, name, tensor
 
 
 class IsShared:
-    """Whether torch's worker would send a batch without a copy."""
+    """Tells if torch's worker would send a batch without a copy."""
 
     def __init__(self, function):
         self.function = function
@@ -211,7 +211,7 @@ def test_batches_that_are_kept_stay_as_they_are(loader_class, context):
             if number % 2 == epoch % 2:
                 kept.append((number, batch, lengths))
             else:
-                # Whoever has this memory next finds it so.
+                # The next user of this memory finds it so.
                 batch.fill_(-1)
     assert len(kept) == 16
     for number, batch, lengths in kept:

@@ -117,7 +117,7 @@ def on_their_way(iterator, size):
 
 
 def at_rest(iterator, size):
-    """The same once the workers have filled what they may: one batch at least."""
+    """Returns ``on_their_way`` once the workers have filled what they may: one batch at least."""
     assert wait_until(lambda: on_their_way(iterator, size) >= size, 30)
     seen = [-1, on_their_way(iterator, size)]
     while seen[-1] != seen[-2] or len(seen) < 5:
@@ -132,7 +132,7 @@ def at_rest(iterator, size):
 @pytest.mark.parametrize("in_order", [True, False])
 @pytest.mark.parametrize(("size", "share"), [(5 * MEBI, 8 * MEBI), (12 * MEBI, 8 * MEBI)])
 def test_oversize_batches_stay_within_the_budget(loader_class, size, share, in_order, path):
-    """A worker's share, or one batch if that is more, whatever the user holds of those that he was given."""
+    """A worker's share, or one batch if that is more, whatever the user holds of his batches."""
     with harness.taking(path):
         loader = loader_class(
             Blocks(16, size), num_workers=2, batch_size=None, collate_fn=identity, in_order=in_order,

@@ -1,4 +1,4 @@
-"""What user code does to a batch's memory while the batch is sent: what arrives is what torch sends."""
+"""User code that changes a batch's memory while the batch is sent: the result is what torch sends."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ACTIONS = {
     "fill": lambda tensor: tensor.fill_(3),
     "transpose": lambda tensor: tensor.t_() if tensor.dim() == 2 else tensor.unsqueeze_(0),
 }
-# Those that torch's worker does not survive, or sends garbage after.
+# Actions that torch's worker does not survive, or sends garbage after.
 RESIZING = {
     "resize_ to more": lambda tensor: tensor.resize_(4 * tensor.numel()),
     "storage to more": lambda tensor: tensor.untyped_storage().resize_(64 * tensor.numel()),
@@ -41,7 +41,7 @@ class Acting:
 
     def __reduce__(self):
         {**ACTIONS, **RESIZING, **ON_ARRAYS}[self.name](self.tensor)
-        # What was let go has another owner at once.
+        # Memory that was let go has another owner at once.
         self.noise = [torch.full((tensor_size,), -1, dtype=torch.int32) for tensor_size in (10, 5000)]
         return str, (self.name,)
 
@@ -142,7 +142,7 @@ class RandomlyActed(Dataset):
         choice = random.Random(index)
         tensors = [torch.arange(choice.choice((2, 6, 3000)), dtype=torch.int32) + 10 * n for n in range(4)]
         tensors += [choice.choice(tensors)[1:], choice.choice(tensors)[::2]]
-        # What moves a storage while a view of it is not sent yet leaves stock torch's views behind.
+        # An action that moves a storage while a view of it is not sent yet leaves stock torch's views behind.
         names = ["set_", "data", "share", "fill", "resize_ to none", "resize_ to less", "transpose"]
         actings = [Acting(choice.choice(tensors), choice.choice(names)) for _ in range(5)]
         parts = tensors + actings + [tensors[0].untyped_storage()]

@@ -105,7 +105,7 @@ def test_what_a_loader_has_beside_torchs():
     names = {name for name in dir(ours) if not name.startswith("_")} - set(dir(theirs))
     assert names - {"shutdown"} == {"errors", "set_epoch", "call_workers", *TABLE}
     assert ours.on_error == "skip"
-    # What was read when it was made.
+    # The option that was read when it was made.
     ours.on_error = "raise"
     assert kept.options_of(ours).on_error == "skip"
 
@@ -230,7 +230,7 @@ def test_a_bound_next_survives_a_change_of_the_length():
 
 
 class Collating(Samples):
-    """What stands for torch's `collate` in a worker, and its `default_collate`."""
+    """Tells what stands for torch's `collate` in a worker, and its `default_collate`."""
 
     def __getitem__(self, index):
         from torch.utils.data._utils import collate

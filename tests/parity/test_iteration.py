@@ -107,7 +107,7 @@ def test_two_iterators_at_once(loader_class, workers, persistent):
 
 
 def test_loaders_nested_in_the_parent(loader_class):
-    """A loader is iterated from its start for every batch of another."""
+    """A loader is iterated from its start for all batches of another."""
 
     def walk(cls):
         torch.manual_seed(3)
@@ -129,7 +129,7 @@ def test_unordered_with_one_worker_is_ordered(loader_class):
 
 @pytest.mark.parametrize("persistent", [False, True])
 def test_unordered_delivers_everything(loader_class, persistent):
-    """Which worker gets which task depends on time, in torch too: compared are the indices."""
+    """Time decides which worker gets which task, in torch too: compared are the indices."""
 
     def indices(cls):
         loader = cls(

@@ -149,7 +149,7 @@ UNSENDABLE = {
 @pytest.mark.limit(30)
 @pytest.mark.parametrize("name", UNSENDABLE)
 def test_unsendable_batch_is_an_error_and_no_hang(loader_class, name):
-    """With torch the batch is lost in the feeder thread and the parent waits for ever."""
+    """With torch the batch is lost in the feeder thread and the parent waits forever."""
 
     def build():
         dataset = Unsendable(UNSENDABLE[name])
@@ -186,7 +186,7 @@ def test_batch_that_fails_to_unpickle(loader_class):
                 "num_workers": 1,
                 "collate_fn": identity,
             },
-            # Torch has lost the batch and would wait for it for ever in the next step.
+            # torch has lost the batch and would wait for it without end in the next step.
             max_steps=4,
         ),
     )
@@ -209,7 +209,7 @@ def test_iteration_goes_on_after_a_batch_that_fails_to_unpickle(loader_class, pa
 
 
 class Collated(Dataset):
-    """What `default_collate` turns samples into, written straight into the slot."""
+    """Samples of kinds that `default_collate` writes straight into the slot."""
 
     def __init__(self, kind):
         self.kind = kind

@@ -58,7 +58,7 @@ def test_an_attribute_of_the_loader_is_changed_between_epochs(loader_class, name
 
 
 def test_batch_sampler_is_replaced_past_the_guard(loader_class):
-    """As Ultralytics does it."""
+    """Ultralytics does this."""
 
     def scenario(kind, told):
         loader = kind(Samples(7), batch_size=2, num_workers=1)
@@ -70,7 +70,7 @@ def test_batch_sampler_is_replaced_past_the_guard(loader_class):
 
 
 def test_an_endless_sampler(loader_class):
-    """As timm does it: the iterator is asked for a part of an epoch, again and again."""
+    """timm does this: the iterator is asked for a part of an epoch, again and again."""
 
     class Repeated:
         def __init__(self, sampler):
@@ -100,7 +100,7 @@ def test_what_the_iterator_counts(loader_class, persistent):
             for _ in range(5):
                 names = ("_num_yielded", "_send_idx", "_rcvd_idx", "_tasks_outstanding", "_workers_status")
                 told.step("next", lambda iterator=iterator: next(iterator))
-                # Which results have arrived is a matter of time.
+                # Time decides which results have arrived.
                 told.step(
                     "counts",
                     lambda iterator=iterator, n=names: [getattr(iterator, x) for x in n if x != n[3]],

@@ -1,4 +1,4 @@
-"""Which sample comes when, from which worker, with which random numbers."""
+"""The order of samples, their workers, and their random numbers."""
 
 from __future__ import annotations
 

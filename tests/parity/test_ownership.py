@@ -1,4 +1,4 @@
-"""A batch belongs to its consumer: for ever, to write to, and without weight of its neighbours."""
+"""A batch stays its consumer's: to keep, to write to, and without weight of its neighbours."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class CachesCollated:
     def __call__(self, samples):
         batch = torch.utils.data.default_collate(samples)
         self.cache.append(batch)
-        # What was delivered before must still be what it was, though the parent has let go of it.
+        # Batches delivered before must still be what they were, though the parent has let go of them.
         for old in self.cache:
             if not all(
                 bool((block == value_of(int(label))).all()) for block, label in zip(*old, strict=True)

@@ -12,7 +12,7 @@ import pytest
 
 from parity.patches import MOMENTS, PATCHES
 
-# What ringloader's own loader goes through as torch's does.
+# Functions that ringloader's own loader goes through as torch's does.
 NATIVE = (
     "DataLoader.__iter__",
     "DataLoader.__len__",

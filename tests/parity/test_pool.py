@@ -95,7 +95,7 @@ def test_batches_draws_and_worker_info_are_torchs(method):
 
 
 def split(worker):
-    """As torch's documentation splits datasets."""
+    """Splits a dataset as torch's documentation does."""
     info = get_worker_info()
     assert info.id == worker
     info.dataset.first += 1000
@@ -266,7 +266,7 @@ class Keeps(Dataset):
 
 
 def test_a_dataset_that_keeps_what_was_collated():
-    """Its process ends with the iterator: the memory goes back, and the dataset would read it."""
+    """The worker's process ends with the iterator: the memory goes back, and the dataset would read it."""
     with WorkerPool(1) as pool:
         loader = DataLoader(Keeps(), worker_pool=pool)
         seen = []
@@ -386,7 +386,7 @@ def test_processes_are_told_the_epoch(method):
         loader.set_epoch(7)
         assert [batch[1] for batch in loader] == [7] * 4
         assert [batch[1] for batch in other] == [None] * 4
-        # As a dataset that the next workers get as it is.
+        # The epoch stays, as that of a dataset which the next workers get as it is.
         assert [batch[1] for batch in loader] == [7] * 4
         loader.set_epoch(8)
         assert [batch[1] for batch in loader] == [8] * 4
@@ -411,7 +411,7 @@ def test_functions_are_called_in_the_processes_of_the_loader():
         assert [batch[2] for batch in beside] == [None] * 5
         with pytest.raises(RuntimeError, match="no worker that lives"):
             loader.call_workers(count_and_pid, 1)
-        # What the function has set has gone with its iterator.
+        # Attributes that the function has set have gone with its iterator.
         assert [batch[2] for batch in loader] == [None] * 6
 
 

@@ -1,4 +1,4 @@
-"""What workers are given is pickled once for all of them, and each has what torch's workers have."""
+"""Arguments of workers are pickled once for all of them, and each has what torch's workers have."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Holding(Dataset):
             told.append([name, array.shape, array.strides, str(array.dtype), type(array).__name__, *layout])
             told.append(str(array[:3] if array.ndim else array))
         if info.id == 0:
-            # Its own copy; no other worker's batch may show it.
+            # The worker's own copy; no other worker's batch may show it.
             for array in self.arrays.values():
                 if array.dtype == np.float64 and array.flags.writeable:
                     array[...] = -1
@@ -150,7 +150,7 @@ def test_a_dataset_is_pickled_once(loader_class):
 
 
 class MakesATensor(Counted):
-    """What is sent lives only while it is pickled."""
+    """A dataset whose pickled tensor lives only while it is pickled."""
 
     def __getstate__(self):
         return {**super().__getstate__(), "held": torch.full((5,), 7)}
@@ -166,7 +166,7 @@ def test_a_tensor_that_is_made_for_pickling_lives_until_all_have_it(loader_class
 
 
 class Odd:
-    """Its reduction is for other processes, so it is unknown whether it holds for more than one."""
+    """An object with a reduction for other processes, so it is unknown if it holds for more than one."""
 
 
 def _reduce_odd(_odd):
@@ -293,7 +293,7 @@ def test_unpickling_fails_in_the_worker(loader_class, capfd):
 
 
 def test_a_system_that_writes_a_part_at_a_time(monkeypatch):
-    """As it does beyond 2 GB."""
+    """A system does so beyond 2 GB."""
     write = os.write
     monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:1000]))
     memory = pickled_once._Memory()

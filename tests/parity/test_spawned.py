@@ -165,7 +165,7 @@ def test_a_worker_ends_as_a_spawned_one(loader_name, tmp_path):
             ended = run_script(name, LEAVES, folder)
         files = {re.sub(r"d\d{3,}$", "d", file.name): file.read_text() for file in folder.iterdir()}
         files.pop("program.py")
-        # What an interpreter says that is torn down is not said.
+        # Messages of an interpreter that is torn down are left out.
         assert not ended.err or name == "torch"
         return ended.code, sorted(ended.out.splitlines()), files
 

@@ -113,7 +113,7 @@ def test_iter_of_the_sampler_fails(loader_class, at, persistent):
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_process_has_a_method_of_starting_that_fails(loader_class, workers):
-    """What `Process` raises goes through, whatever it is; the next iterator starts."""
+    """An error of `Process` goes through, whatever it is; the next iterator starts."""
 
     def scenario(kind, told):
         loader = kind(Samples(3), num_workers=workers, multiprocessing_context="fork")

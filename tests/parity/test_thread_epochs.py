@@ -18,7 +18,7 @@ METHODS = ["multiprocessing", "thread"]
 
 
 class Noted(Dataset[Any]):
-    """What it was told, with each sample."""
+    """A dataset that gives, with each sample, what it was told."""
 
     def __init__(self, told: Any = None) -> None:
         self.told = told

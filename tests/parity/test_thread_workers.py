@@ -130,7 +130,7 @@ def told(error: BaseException) -> tuple[str, ...]:
 
 
 def outcomes(method: str, options: dict[str, Any], epochs: int = 1, take: int | None = None) -> list[Any]:
-    """What each ``next`` gives, with the state of the global generator after it."""
+    """Returns what each ``next`` gives, with the state of the global generator after it."""
     torch.manual_seed(11)
     if "generator" in options:
         options["generator"].manual_seed(12)
@@ -242,7 +242,7 @@ def test_out_of_order_the_slow_do_not_hold_up_the_fast():
 
 
 class Told(Dataset[Any]):
-    """What a worker can know of itself, by every way to ask."""
+    """Samples of all that a worker can know of itself, by every way to ask."""
 
     def __len__(self):
         return 8
@@ -415,7 +415,7 @@ def test_the_length_of_a_stream_is_watched():
 
 @pytest.mark.parametrize("make", [torch.utils.data.TensorDataset, ringloader.ArrayDataset])
 def test_rows_of_arrays(make):
-    """Which are gathered natively, in a thread into memory of its own."""
+    """Rows of arrays are gathered natively, in a thread into memory of its own."""
     rows = torch.arange(60.0).reshape(20, 3)
     labels = torch.arange(20)
 

@@ -1,4 +1,4 @@
-"""What is done to a batch that was received, and to errors, beside torch."""
+"""Uses of a batch that was received, and of errors, beside torch."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _saved(tensor):
 @pytest.mark.parametrize("collated", [True, False])
 @pytest.mark.parametrize("name", USES)
 def test_a_tensor_is_used(loader_class, name, collated):
-    """Whether collate wrote it into shared memory, or it was copied there; small and large."""
+    """Collate wrote the tensor into shared memory, or it was copied there; small and large."""
 
     def scenario(kind, told):
         arguments = {"batch_size": 2} if collated else {"batch_size": None, "collate_fn": identity}
@@ -237,7 +237,7 @@ def test_an_error_of_the_dataset(loader_class, name, batched):
 @pytest.mark.rings_only
 @pytest.mark.limit(30)
 def test_an_error_of_a_local_class_is_told(loader_class):
-    """Torch loses it in the feeder thread and waits for ever."""
+    """torch loses the error in the feeder thread and waits without end."""
 
     class Local(Exception):  # noqa: N818
         pass
@@ -252,7 +252,7 @@ def test_an_error_of_a_local_class_is_told(loader_class):
 
 
 def test_warnings_as_errors(loader_class):
-    """What torch warns of at the start becomes its error, and nothing is left."""
+    """A warning of torch's at the start becomes its error, and nothing is left."""
 
     def scenario(kind, told):
         import warnings

@@ -1,4 +1,4 @@
-"""What was made of a batch before torch moves or changes its storage keeps showing the batch."""
+"""Views that were made of a batch before torch moves or changes its storage keep showing the batch."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ MOVES = {
     "data": lambda tensor: setattr(tensor, "data", torch.zeros(3, dtype=torch.int32)),
     "resize_ to none": lambda tensor: tensor.resize_(0),
 }
-# As of torch's shared memory, of which its batches are made.
+# Changes that are refused, as torch's shared memory refuses them, of which its batches are made.
 REFUSED = {
     "resize_ to more": lambda tensor: tensor.resize_(8 * tensor.numel()),
     "storage to none": lambda tensor: tensor.untyped_storage().resize_(0),
@@ -154,7 +154,7 @@ def test_shared_by_file_name(loader_name, tmp_path, path):
 
 @pytest.mark.rings_only
 def test_the_memory_comes_back(loader_class):
-    """It is kept for the storage's views only: what the user may hold is never used up."""
+    """The memory is kept for the storage's views only: what the user may hold is never used up."""
     loader = loader_class(Numbered(30_000, 200), num_workers=1, max_shared_bytes=4 << 20, prefetch_factor=2)
     iterator = iter(loader)
     assert_path(iterator, 1)

@@ -97,7 +97,7 @@ def test_what_torch_loses_arrives(kind, method):
         assert text in str(error)
     if "group" in kind:
         assert "one of it" in str(error)
-        # What torch makes of it: this test, and the row, go when that changes.
+        # The error that torch makes of it: this test, and the row, go when that changes.
         theirs = raised(torch.utils.data.DataLoader(Raising(LOST[kind]), num_workers=1))
         assert type(theirs) is TypeError
         assert "the message" not in str(theirs)

@@ -1,4 +1,4 @@
-"""What a case's values stand for: the loader's arguments, made anew for every run."""
+"""The loader's arguments that a case's values stand for, made anew for every run."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ _BATCHES: dict[str, _Arguments] = {
 
 
 def _views(samples: list[dict[str, Any]]) -> dict[str, Any]:
-    """What collate wrote into the slot, as it is and in parts, beside what it did not write."""
+    """Returns what collate wrote into the slot, as it is and in parts, beside what it did not write."""
     batch = default_collate(samples)
     values = batch["value"]
     return {

@@ -1,4 +1,4 @@
-"""What is generated: cases as values, and a list of them in which every two values meet.
+"""Generated cases as values, and a list of them in which every two values meet.
 
 A list is a function of its seed alone, and a case's name is all that it takes to run it again.
 """
@@ -85,7 +85,7 @@ TOLD_TIMES = ("counted", "goes on", "fails", "lazy", "batches, counted")
 
 @dataclass(frozen=True)
 class Generated:
-    """One case: a value for every axis."""
+    """One case: a value for each axis."""
 
     dataset: str = "samples"
     order: str = "sequential"
@@ -105,7 +105,7 @@ class Generated:
     ask_length: bool = False
 
     def __str__(self) -> str:
-        """Its name: what is not plain."""
+        """Returns its name: all that is not plain."""
         parts = [
             f"{field.name}={getattr(self, field.name)}"
             for field in fields(self)
@@ -189,7 +189,7 @@ def every_value(seed: int) -> list[Generated]:
     while unseen:
         name, value = min(unseen, key=repr)
         drawn = (settled(_drawn(source, part) | {name: value}) for part in (0.7,) * 30 + (1.0,))
-        # Among plain ones it can stand, so that one is left.
+        # A value can stand among plain ones, so one is left.
         candidates = [case for case in drawn if getattr(case, name) == value]
         best = max(candidates, key=lambda case: len(unseen & dataclasses.asdict(case).items()))
         unseen -= dataclasses.asdict(best).items()

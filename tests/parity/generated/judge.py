@@ -12,7 +12,7 @@ from parity import harness
 from parity.generated.build import observed_case
 from parity.generated.cases import Generated
 
-# How many cases went over each path, how many of them differed from torch, and as is known.
+# Numbers of cases over each path, of those that differed from torch, and of those known to differ.
 ran: collections.Counter[str] = collections.Counter()
 differed: collections.Counter[str] = collections.Counter()
 known: collections.Counter[str] = collections.Counter()

@@ -1,4 +1,4 @@
-"""All generated cases, for `make parity`. Too many for every run, so the file's name hides it from pytest."""
+"""All generated cases, for `make parity`. Too many for each run, so the file's name hides it from pytest."""
 
 from __future__ import annotations
 
