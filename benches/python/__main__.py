@@ -75,7 +75,7 @@ def arguments() -> argparse.Namespace:
 
 
 def usable_loaders(options: argparse.Namespace) -> list[str]:
-    """Those asked for whose packages are there; says which are left out."""
+    """Returns those asked for whose packages are there; says which are left out."""
     usable = []
     for name in options.loaders:
         loader = LOADERS.get(name)

@@ -52,7 +52,7 @@ class Same(Dataset[Any]):
 
 @dataclass(frozen=True)
 class Workload:
-    """What is loaded."""
+    """The data to load."""
 
     name: str
     text: str
@@ -107,7 +107,7 @@ def _torch_moved(workload: Workload, device: torch.device) -> Iterator[Any]:
 
 
 def _torch_prefetched(workload: Workload, device: torch.device) -> Iterator[Any]:
-    """What people write by hand: a stream for the copies, one batch ahead."""
+    """Yields batches as people write it by hand: a stream for the copies, one batch ahead."""
     stream = torch.Stream(device)
     batches = _torch_pinned(workload, device)
 
@@ -240,7 +240,7 @@ def _table(place: str, rows: list[Row]) -> str:
 
 
 def _driver() -> str:
-    """What the driver calls itself, where its tool is there."""
+    """Returns what the driver calls itself, where its tool is there."""
     try:
         asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
         return "driver " + subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()[0]
@@ -264,7 +264,7 @@ def _staged(iterator: Any) -> int:
 
 
 def _count_copies(rows: list[Row], device: torch.device) -> None:
-    """What batches cost that are all there, on the pretend accelerator, which counts."""
+    """Counts the cost of batches that are all there, on the pretend accelerator, which counts."""
     from tests.accelerator import pretend
 
     workloads = {workload.name: workload for workload in WORKLOADS}

@@ -28,7 +28,7 @@ MAPPED_ROW = 16 << 10
 
 
 class Sliced(Dataset[Any]):
-    """The same rows, of which a list of indices takes a whole batch: what users write against slow rows."""
+    """The rows by lists of indices, each for a whole batch: what users write against slow rows."""
 
     def __init__(self, *arrays: Any) -> None:
         self.arrays = arrays

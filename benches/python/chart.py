@@ -89,7 +89,7 @@ class Chart:
             self._text(max(end, start) + 5, y + thick - 6, text, size=11)
 
     def legend(self, entries: list[tuple[str, str]]) -> None:
-        """What the colours stand for."""
+        """Says what the colours stand for."""
         for at, (text, colour) in enumerate(entries):
             x = WIDTH - 220 + at * 90
             self._parts.append(f'<rect x="{x}" y="12" width="12" height="12" fill="{colour}"/>')

@@ -187,7 +187,7 @@ class Sleeping(Dataset[torch.Tensor]):
         return self.length
 
     def delay(self, index: int) -> float:  # noqa: ARG002
-        """How long a sample takes, in seconds."""
+        """Returns the seconds that a sample takes."""
         return self.seconds
 
     def __getitem__(self, index: int) -> torch.Tensor:
@@ -207,7 +207,7 @@ class SlowStore(Sleeping):
         super().__init__(length, 0.001)
 
     def delay(self, index: int) -> float:
-        """How long a sample takes, in seconds."""
+        """Returns the seconds that a sample takes."""
         slow = ((index * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF) >> 32) % 50 == 0
         return 0.060 if slow else self.seconds
 

@@ -1,4 +1,4 @@
-"""What ``main_prefetch`` gains where batches are Python objects, which take long to unpickle.
+"""Gains of ``main_prefetch`` where batches are Python objects, which take long to unpickle.
 
 Each round runs an epoch with it and one without, one after the other, for a caller that waits between two
 batches (for a device), one that computes in torch, and one that computes in Python.
@@ -19,7 +19,7 @@ BATCHES = 40
 WORKERS = 2
 AHEAD = 2
 ROUNDS = 5
-# What the caller does with a batch. Longer than a worker needs for its own part of them.
+# The caller's time with a batch. Longer than a worker needs for its own part of them.
 STEP_SECONDS = 0.03
 
 
@@ -49,12 +49,12 @@ class Texts:
 
 
 def waits() -> None:
-    """As for a device."""
+    """Waits, as for a device."""
     time.sleep(STEP_SECONDS)
 
 
 def computes_in_torch() -> None:
-    """Without the interpreter."""
+    """Computes without the interpreter."""
     until = time.perf_counter() + STEP_SECONDS
     while time.perf_counter() < until:
         torch.mm(MATRIX, MATRIX)

@@ -1,4 +1,4 @@
-"""What a source that cannot be split gives through `Dispatch`, beside torch's loader with its one worker.
+"""The rate of a source that cannot be split through `Dispatch`, beside torch's loader with its one worker.
 
 torch's loader can read such a source with one worker only: a second one would read it again. Both loaders
 read the same source, do the same with each item and collate; each round runs one after the other.
@@ -34,7 +34,7 @@ class Source(torch.utils.data.IterableDataset[Any]):
 
 
 def decode(item: torch.Tensor) -> torch.Tensor:
-    """What stands for a decoder: about a tenth of a millisecond."""
+    """Stands for a decoder: about a tenth of a millisecond."""
     for _ in range(20):
         item = item.sin()
     return item

@@ -44,12 +44,12 @@ def write_jpegs() -> None:
 
 
 def has_photographs() -> bool:
-    """Whether there are photographs to cut from, or they were cut before."""
+    """True if there are photographs to cut from, or they were cut before."""
     return bool(photograph_paths()) or all(find_spec(package) for package in ("skimage", "sklearn"))
 
 
 def photograph_paths() -> list[Path]:
-    """What ``write_photographs`` wrote; none before it has finished."""
+    """Returns what ``write_photographs`` wrote; none before it has finished."""
     found = sorted((FILES / "photographs").glob("*.jpg"))
     return found if len(found) == PHOTOGRAPHS else []
 

@@ -41,7 +41,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _KEPT_BYTES = 1 << 30
 # Smaller tensors are not copied: the call would cost more than the bytes.
 _COPIED_BYTES = 64 << 10
-# What a worker says when another one failed.
+# The words of a worker when another one failed.
 _LEFT = "left alone at the barrier"
 
 
@@ -86,7 +86,7 @@ class WarmBuffers:
 
 @dataclass(frozen=True)
 class Work:
-    """What all workers of one run share."""
+    """The parts that all workers of one run share."""
 
     loader: Any
     batches: list[Any]
@@ -107,7 +107,7 @@ class Work:
         return self.batches[worker :: self.num_workers]
 
     def enter(self, worker: int) -> tuple[Any, WarmBuffers]:
-        """Makes this process a worker, as far as samples and collation can tell."""
+        """Makes this process a worker for samples and collation."""
         torch.set_num_threads(1)
         seed = self.base_seed + worker
         random.seed(seed)

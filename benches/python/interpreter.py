@@ -16,7 +16,7 @@ from typing import Any
 from .processes import ProcessFailedError, call_in_process, named
 
 ROOT = Path(__file__).resolve().parents[2]
-# What the documentation of dataloader-rs advises for arrays on glibc's malloc.
+# The advice of the documentation of dataloader-rs for arrays on glibc's malloc.
 TUNABLES = "glibc.malloc.trim_threshold=67108864:glibc.malloc.mmap_threshold=33554432"
 
 
@@ -68,7 +68,7 @@ class Interpreter:
 
 def serve() -> None:
     """Answers until standard input ends."""
-    # What a package prints must not come between the answers.
+    # Output of a package must not come between the answers.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for line in sys.stdin:

@@ -14,7 +14,7 @@ from . import thread_loaders
 
 @dataclass(frozen=True)
 class Taken:
-    """Which way the batches of an iterator came, as the loader itself says."""
+    """The way of an iterator's batches, as the loader itself says."""
 
     path: str
     reason: str = ""
@@ -23,7 +23,7 @@ class Taken:
 
 @dataclass(frozen=True)
 class Loader:
-    """How to make a loader, and the paths of which it must take one for its row to be about it.
+    """The making of a loader, and the paths of which it must take one for its row to be about it.
 
     A loader that is there for comparison runs in every second round only (``every``). ``package`` is what
     must be installed beside ours, ``own_environment`` says that it needs another interpreter than this one.

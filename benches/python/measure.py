@@ -20,7 +20,7 @@ from .workloads import BY_NAME
 
 WARM_UP_SECONDS = 0.3
 MEMORY_SAMPLES = 4
-# As long as a consumer rests in a step of its own, with every queue full.
+# Seconds that a consumer rests in a step of its own, with every queue full.
 REST_SECONDS = 1.5
 
 

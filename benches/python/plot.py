@@ -9,7 +9,7 @@ from .ideal import IDEAL, IDEAL_KEPT
 from .loaders import BASELINE, OURS
 from .report import figure, grouped
 
-# Ours stands out; the others keep their colour whichever of them were run.
+# Our colour stands out; the others keep their colour whichever of them were run.
 COLOURS = {
     OURS: "#1f6fb4",
     "ringloader-threads": "#4fa3a5",

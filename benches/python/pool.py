@@ -1,4 +1,4 @@
-"""How long the first batch takes: of the first epoch, of the second, and of a second loader's.
+"""Times to the first batch: of the first epoch, of the second, and of a second loader's.
 
 ``python -m benches.python.pool``: torch's loader with and without ``persistent_workers``, and ringloader's,
 also with a pool. Each row is a new process; the figures are medians over all epochs.

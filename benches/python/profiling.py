@@ -1,4 +1,4 @@
-"""Where the time of the main process and of a worker goes: writes build/bench-profile.md. Needs perf.
+"""The time of the main process and of a worker, by account: writes build/bench-profile.md. Needs perf.
 
 Each sample's call chain tells on whose account it is: the function itself, or the nearest caller that is not
 of the C library, and whether our code had called it.
@@ -55,7 +55,7 @@ KERNEL = "kernel: other"
 _FRAME = re.compile(r"^\s+[0-9a-f]+ (.+) \(([^()]*)\)$")
 _FAULT = re.compile(r"page_fault|handle_mm_fault")
 _SLEEP = re.compile(r"schedule|futex|epoll|poll|eventfd|sys_read|sys_write|vfs_write|wake_up|task_switch")
-# Whose frame says nothing about the account.
+# Files whose frames say nothing about the account.
 _TRANSPARENT = re.compile(r"^(lib(c|m|gcc_s|stdc\+\+|pthread|dl)[.-]|ld-|\[vdso\]|\[unknown\])")
 _TORCH = re.compile(r"^(libtorch|libc10|libgomp|libmkl|_C\.)")
 _PYTHON = re.compile(r"^(libpython|python)")
@@ -75,17 +75,17 @@ class Frame:
 
     @property
     def in_kernel(self) -> bool:
-        """Whether it runs on behalf of a system call or an interrupt."""
+        """True if it runs on behalf of a system call or an interrupt."""
         return self.file.startswith(("[kernel", "[guest.kernel")) or self.file.endswith(".ko")
 
     @property
     def is_ours(self) -> bool:
-        """Whether it is in the extension module."""
+        """True if it is in the extension module."""
         return self.file.startswith("_native")
 
 
 def account(chain: list[Frame], in_worker: bool) -> str:
-    """On whose account a sample is.
+    """Returns on whose account a sample is.
 
     Args:
         chain: the function that ran, its caller, and so on.
@@ -118,7 +118,7 @@ def account(chain: list[Frame], in_worker: bool) -> str:
 
 
 def _part(frames: list[Frame]) -> str:
-    """Which part of ours: what the nearest function with a name of ours is about."""
+    """Returns the part of ours: what the nearest function with a name of ours is about."""
     for frame in frames:
         if _BATCH.search(frame.function):
             return OURS_BATCH
@@ -243,7 +243,7 @@ def table(who: str, measured: dict[str, Any]) -> str:
 
 
 def _note() -> str:
-    """What the tables cannot show here."""
+    """Returns a note on what the tables cannot show here."""
     paranoid = int(Path("/proc/sys/kernel/perf_event_paranoid").read_text())
     if paranoid > 1 and os.geteuid() != 0:
         return (

@@ -34,7 +34,7 @@ class Row:
 
 
 def ratios(row: Row, reference: Row | None, key: str) -> list[float]:
-    """How many times the reference's time is this row's, in the rounds that both had."""
+    """Returns how many times the reference's time is this row's, in the rounds that both had."""
     if reference is None:
         return []
     of_round = {run["round"]: time for run, time in zip(row.rounds, row.per_batch_us(key), strict=True)}
@@ -76,7 +76,7 @@ def summary(row: Row, baseline: Row | None, ideals: Sequence[Row | None]) -> dic
 
 
 def machine() -> dict[str, Any]:
-    """What the figures depend on."""
+    """Returns what the figures depend on."""
     cpu = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():

@@ -36,7 +36,7 @@ def timed_sleepers(loader_name: str, workers: int, in_order: bool, seconds: floa
         "in_order": in_order,
     }
     dataset = datasets.Sleeping(ENDLESS, SECONDS_PER_BATCH * workers)
-    # Sleepers tend to wake together: enough such bursts that one more or less in the window matters little.
+    # Sleepers tend to wake together: so many bursts that one more or less in the window matters little.
     window = max(seconds, 16 * SECONDS_PER_BATCH * workers)
     return timed_loader(LOADERS[loader_name], dataset, arguments, window)
 

@@ -49,7 +49,7 @@ ITEMS: dict[str, tuple[Callable[[int], Any], str]] = {
 
 
 class Sample:
-    """What a dataset does."""
+    """Reads an item as a dataset does."""
 
     def __init__(self, items: Sequence[Any]) -> None:
         self.items = items

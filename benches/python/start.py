@@ -31,7 +31,7 @@ PAUSE = 2.0
 SHUFFLED = 100_000_000
 SHUFFLE_BATCH_SIZE = 64
 COMPARED_BATCHES = 100
-# What torch takes for its list of so many numbers, and some more.
+# Bytes that torch takes for its list of so many numbers, and some more.
 SHUFFLE_NEEDS_BYTES = 7 << 30
 
 WORDS = 1_000_000
@@ -50,7 +50,7 @@ DATASETS: dict[str, Callable[[], Dataset[Any]]] = {
     "64 MB": lambda: datasets.Carrying(BATCHES * BATCH_SIZE, 64 << 20),
     f"{WORDS:,} strings": lambda: Listing(BATCHES * BATCH_SIZE, WORDS),
 }
-# How often: a spawned worker imports torch, so that a start takes seconds, and varies little.
+# Repeats: a spawned worker imports torch, so that a start takes seconds, and varies little.
 REPEATS = {"fork": 9, "spawn": 3, "forkserver": 3}
 
 
@@ -80,7 +80,7 @@ def timed_start(
         last = clock()
         for _batch in iterator:
             last = clock()
-        # As a loop over epochs does it: the end is seen, then the next iterator made.
+        # A loop over epochs does it so: the end is seen, then the next iterator made.
         iterator = iter(made)
         next(iterator)
         turned.append(clock() - last)
@@ -108,7 +108,7 @@ def shuffled_start(loader_name: str, length: int) -> dict[str, Any]:
 
 
 def available_bytes() -> int:
-    """What the machine could give a process now."""
+    """Returns the bytes that the machine could give a process now."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")) * 1024
 

@@ -22,7 +22,7 @@ WORKERS = (1, 2, 4, 8)
 OTHER_METHODS = ("spawn", "forkserver")
 OF_OTHER_METHODS = ("tensor-1kb", "images-uint8", "tokens")
 OTHER_WORKERS = (2,)
-# Where samples sleep or decode, the loaders are as fast as each other, and noise decides which is ahead.
+# If samples sleep or decode, the loaders are as fast as each other, and noise decides which is ahead.
 CLEARLY_SLOWER = 0.95
 
 
@@ -48,7 +48,7 @@ def measured(workload: Workload, method: str, workers: int, rounds: int, seconds
     for number in range(rounds):
         for row in rows if number % 2 == 0 else reversed(rows):
             arguments = (row.loader, workload.name, seconds * workload.seconds, changed)
-            # Where workers do not inherit from it, a new interpreter, as a program's main process is.
+            # If workers do not inherit from it, a new interpreter, as a program's main process is.
             own = "forkserver" if method == "fork" else "spawn"
             try:
                 timing = call_in_process(own, timed_run, *arguments)

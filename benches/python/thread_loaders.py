@@ -144,7 +144,7 @@ def dataloader_rs(dataset: Dataset[Any], **arguments: Any) -> Any:
         batch_size=arguments["batch_size"] if batched else 1,
         sampler=_Indices(torchs_own) if arguments.get("shuffle") else None,
         num_workers=workers,
-        # It counts what is on its way beyond one batch for each worker.
+        # The loader counts what is on its way beyond one batch for each worker.
         prefetch_depth=workers * (arguments["prefetch_factor"] - 1),
         collate_fn=collate if batched else lambda samples: collate(samples[0]),
     )

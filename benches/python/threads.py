@@ -20,7 +20,7 @@ DEFAULTS = {
 
 
 def main() -> int:
-    """As the main module's."""
+    """Runs the main module's ``main``."""
     for option, value in DEFAULTS.items():
         if option not in sys.argv:
             sys.argv += [option, value]

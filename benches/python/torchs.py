@@ -25,7 +25,7 @@ def index_batches(loader: DataLoader[Any]) -> tuple[Iterator[Any], int]:
 
 
 def fetch_of(loader: DataLoader[Any]) -> Callable[[Any], Any]:
-    """What torch's worker does for the indices of one batch: takes the samples and collates them."""
+    """Returns what torch's worker does for one batch's indices: takes the samples and collates them."""
     fetcher = _DatasetKind.create_fetcher(
         _DatasetKind.Map, loader.dataset, loader._auto_collation, loader.collate_fn, loader.drop_last
     )

@@ -52,7 +52,7 @@ def _add(digest: Any, value: object) -> None:
 
 
 def finite(dataset: Dataset[Any], batches: int, arguments: dict[str, Any]) -> Dataset[Any]:
-    """As much of a dataset as makes ``batches``."""
+    """Returns as much of a dataset as makes ``batches``."""
     return Subset(dataset, range(batches * (arguments["batch_size"] or 1)))
 
 

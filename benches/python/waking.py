@@ -1,4 +1,4 @@
-"""What being woken costs the main process: its processor time for each batch, when it does nothing else.
+"""The cost of being woken to the main process: its time for each batch, when it does nothing else.
 
 The workers of ``ideal`` make the batches and ring a bell after each. The main process waits for the bell and,
 in a second run, makes and drops a tensor for each batch.
@@ -54,7 +54,7 @@ def _ring_for_each(work: Work, worker: int, bell: int) -> None:
 
 
 def ours(workload: str) -> float:
-    """The same of ringloader."""
+    """Returns the time of the main process with ringloader."""
     timing = measure.timed_run(OURS, workload, SECONDS)
     return float(timing["main_cpu_seconds"] / timing["batches"] * 1e6)
 

@@ -54,7 +54,7 @@ class Workload:
 
     @property
     def in_order(self) -> bool:
-        """Whether the batches come in torch's order."""
+        """True if the batches come in torch's order."""
         return bool(self.arguments.get("in_order", True))
 
 

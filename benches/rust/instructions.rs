@@ -103,7 +103,7 @@ fn ready(workers: u32, order: Order) {
     Fleet::new(workers, order).ready(OPERATIONS, false);
 }
 
-/// The same with the wait before it.
+/// The parent's work for a batch, with the wait before it.
 fn awaited(workers: u32, order: Order) {
     Fleet::new(workers, order).awaited(OPERATIONS, false);
 }

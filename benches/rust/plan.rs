@@ -1,4 +1,4 @@
-//! What scheduling costs per batch: reading the sampler, and sending, reordering and handing out one task.
+//! The cost of scheduling per batch: reading the sampler, and sending, reordering and handing out one task.
 //!
 //! Every candidate is checked before it is timed. Dispatch and reorder must cost the same for any number of workers.
 

@@ -1,4 +1,4 @@
-//! What one batch costs in slots: the whole cycle, and growth that finds its bytes there.
+//! The cost of one batch in slots: the whole cycle, and growth that finds its bytes there.
 
 use std::hint::black_box;
 use std::ops::Range;

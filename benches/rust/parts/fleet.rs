@@ -20,7 +20,7 @@ pub(crate) fn port(engine: &Engine, worker: u32) -> Port {
     Port::attach(engine.control().clone(), worker, SHARE, fds).expect("a port")
 }
 
-/// What every byte of a task's leaf is.
+/// The value of all bytes of a task's leaf.
 fn content(seq: u64) -> [u8; LEAF as usize] {
     [seq as u8; LEAF as usize]
 }
@@ -66,7 +66,7 @@ pub(crate) struct Fleet {
     ports: Vec<Port>,
     processes: Vec<Child>,
     meta: MetaWriter,
-    /// Whose turn it is to commit one batch.
+    /// The worker that commits the next batch.
     turn: usize,
 }
 
@@ -139,8 +139,8 @@ impl Fleet {
         elapsed
     }
 
-    /// `batches` of which each is waited for: finding nothing, going to sleep and being woken by the eventfd at
-    /// once, then what `ready` does for the one batch that one of the workers has committed meanwhile.
+    /// `batches` of which each is waited for: finding nothing, going to sleep, being woken at once by the eventfd,
+    /// then what `ready` does for the one batch that one of the workers has committed meanwhile.
     pub(crate) fn awaited(&mut self, batches: u64, checked: bool) -> Duration {
         let mut elapsed = Duration::ZERO;
         for _ in 0..batches {
