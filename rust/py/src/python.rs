@@ -6,7 +6,7 @@
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::PyBool;
+use pyo3::types::{PyBool, PyString};
 
 use crate::caught::caught;
 use crate::objects;
@@ -44,7 +44,14 @@ pub(crate) fn say_kept(py: Python<'_>, why: &str) -> PyResult<()> {
 /// The error that importing it raises.
 pub(crate) fn load(py: Python<'_>) -> PyResult<()> {
     py.import("ringloader._transport.budget")?;
+    reraise(py);
     Standing::get(py).map(drop)
+}
+
+/// Returns the name of the method by which an object that stands for a batch raises. [`load`] makes it: where no memory
+/// is left for a batch, none is left for the name.
+pub(crate) fn reraise(py: Python<'_>) -> &Bound<'_, PyString> {
+    intern!(py, "reraise")
 }
 
 /// The class whose objects stand for a batch whose arrival has failed, and one object that stands for any such batch.

@@ -10,7 +10,7 @@ use super::super::parent_end::{Delivered, Indexed, ParentEnd};
 use super::watched::Watched;
 use super::{Core, End, Scheduling, State, invalid_state, is_end};
 use crate::gil::{Deadline, exception};
-use crate::python::{Callbacks, Late};
+use crate::python::{self, Callbacks, Late};
 use crate::torch::names::Torch;
 
 impl<E: ParentEnd> Scheduling<E> {
@@ -219,7 +219,7 @@ impl<E: ParentEnd> Scheduling<E> {
         }
         // By its type: `isinstance` would ask every batch for `__class__` too, which a user's class may answer.
         if data.get_type().is_subclass(Torch::get(py)?.exception_wrapper.bind(py))? {
-            data.call_method0(intern!(py, "reraise")).inspect_err(|error| forget_locals(py, error))?;
+            data.call_method0(python::reraise(py)).inspect_err(|error| forget_locals(py, error))?;
         }
         Ok(data)
     }
