@@ -60,7 +60,8 @@ def _is_helper(pid: int) -> bool:
     if "resource_tracker" in line or "torch_shm_manager" in line:
         return True
     # What a server forks has the server's command line: the server is the one with us as parent.
-    return ("forkserver" in line or "programs.server" in line) and _parent_of(pid) == os.getpid()
+    is_server = ("forkserver" in line and "ringloader._launch.spawn" not in line) or "programs.server" in line
+    return is_server and _parent_of(pid) == os.getpid()
 
 
 def wait_until(condition: Callable[[], bool], seconds: float) -> bool:

@@ -36,7 +36,7 @@ _servers: weakref.WeakSet[_Server] = weakref.WeakSet()
 # Each loader keeps its server alive.
 _kept: WeakRegistry[_Server] = WeakRegistry()
 # Why no server is asked any more.
-_failures: list[Exception] = []
+_failures: list[str] = []
 
 
 def _inherited() -> tuple[Any, ...]:
@@ -83,8 +83,7 @@ class _Popen(popen_forkserver.Popen):
         """MIRRORS multiprocessing popen_forkserver.py::_launch."""
         data, preparation = io.BytesIO(), spawn.get_preparation_data(process_obj._name)
         # Calls that come before all else: the first one, so that the second one's module is found.
-        path = {"sys_path": preparation["sys_path"]}
-        calls = {"_path": _Call((spawn.prepare, path)), "_begin": _Call((_begin,))}
+        calls = {"_path": _Call((spawn.prepare, {"sys_path": sys.path})), "_begin": _Call((_begin,))}
         context.set_spawning_popen(self)
         try:
             reduction.dump(calls | preparation, data)
@@ -98,8 +97,9 @@ class _Popen(popen_forkserver.Popen):
             with open(feed, "wb", closefd=False) as file:
                 file.write(data.getbuffer())
         except (OSError, EOFError, ValueError) as error:
-            logging.getLogger("ringloader").info("workers are spawned one by one: %s", error)
-            _failures.append(error)
+            # The error itself would keep this frame, and the worker.
+            _failures.append(str(error))
+            logging.getLogger("ringloader").info("workers are spawned one by one: %s", *_failures[-1:])
             self.__class__ = popen_spawn_posix.Popen  # type: ignore[assignment]
             self.__init__(process_obj)  # type: ignore[misc]
 
