@@ -29,7 +29,7 @@ SERVER = spawn.__name__
 
 
 def servers():
-    """This process's that are running."""
+    """Returns the process ids of this process's servers that are running."""
     return {server._forkserver_pid for server in list(spawn._servers)} & descendants()
 
 
@@ -55,7 +55,7 @@ def spawned(loader_class, dataset=None, method="spawn"):
 
 
 def from_server(loader):
-    """Whether the workers of an epoch come from the server."""
+    """Tells whether the workers of an epoch come from the server."""
     iterator = iter(loader)
     assert len(list(map(str, iterator))) == len(loader)
     process = iterator._workers[0]

@@ -40,7 +40,7 @@ _failures: list[str] = []
 
 
 def _inherited() -> tuple[Any, ...]:
-    """What a child of this process begins with: a server's must be its parent's."""
+    """Returns what a child of this process begins with. A server begins with the same as a worker must."""
     limits, status = (Path("/proc/thread-self", name).read_text() for name in ("limits", "status"))
     kept = "Umask", "Uid", "Gid", "Groups", "SigBlk", "SigIgn", "Cap", "NoNewPrivs", "Cpus_allowed"
     return dict(os.environb), limits, [line for line in status.splitlines() if line.startswith(kept)]
@@ -144,16 +144,16 @@ def _leave() -> None:
 
 
 def _end_servers() -> None:
+    """Ends this process's servers. A forked child only closes what keeps its parent's alive."""
     while _servers:
         _servers.pop().__del__()
 
 
-# In a forked child it only closes what keeps the parent's servers alive.
 os.register_at_fork(after_in_child=_end_servers)
 
 
 def _is_served(kind: Any) -> bool:
-    """Whether processes of this class are spawned by nothing but multiprocessing's code, or by a server."""
+    """Tells whether a server may start processes of this class: else they are spawned, or not at all."""
     if kind is context.Process:
         # Of the default context, whatever that is by now.
         kind = getattr(context._default_context._actual_context, "Process", None)  # type: ignore[attr-defined]
@@ -168,6 +168,7 @@ def _is_served(kind: Any) -> bool:
 
 
 def _running() -> _Server | None:
+    """Returns a server that began with what workers begin with now."""
     return next((server for server in list(_servers) if server.inherited == _inherited()), None)
 
 
@@ -180,7 +181,7 @@ def prepare(loader: Any) -> None:
 
 
 def forget(loader: Any) -> None:
-    """The server need not stay for this loader until its next workers start."""
+    """Lets the server go for this loader, until its next workers start."""
     _kept.pop(loader)
 
 
