@@ -400,3 +400,19 @@ def test_forked_children_leave_the_server_alone(loader_class):
     assert len(server) == 1
     assert from_server(loader)
     assert servers() == server
+
+
+@pytest.mark.rings_only
+def test_the_server_finds_modules_where_the_program_does(tmp_path):
+    """Not where a new interpreter would: Python before 3.12.4 leaves that out."""
+    (tmp_path / "inside").mkdir()
+    (tmp_path / "inside" / "numpy.py").write_text("raise RuntimeError('found')\n")
+    body = f"""
+        if __name__ == "__main__":
+            os.chdir({str(tmp_path / "inside")!r})
+            iterator = iter(DataLoader(Numbers(4), num_workers=1, multiprocessing_context="spawn"))
+            from faults.proc import command_line
+            print({SERVER!r} in command_line(iterator._workers[0].pid), len(list(iterator)))
+    """
+    ended = run_script("ringloader", body, tmp_path)
+    assert (ended.code, ended.err, ended.out) == (0, "", "True 4\n")

@@ -46,13 +46,21 @@ def _inherited() -> tuple[Any, ...]:
     return dict(os.environb), limits, [line for line in status.splitlines() if line.startswith(kept)]
 
 
+class _Modules(list[str]):
+    """Modules that a server imports, and in its command the path by which this process finds them."""
+
+    def __repr__(self) -> str:
+        # Python does this itself since 3.12.4.
+        return f"[__import__('sys').path.__setitem__(slice(None), {sys.path!r}), {super().__repr__()}][1]"
+
+
 class _Server(forkserver.ForkServer):
     """A running server. It ends with the last loader and the last living worker that have it, and at exit."""
 
     def __init__(self) -> None:
         super().__init__()
         self.inherited = _inherited()
-        self.set_forkserver_preload(["torch", "numpy.random", "ringloader._worker.entry", __name__])
+        self.set_forkserver_preload(_Modules(["torch", "numpy.random", "ringloader._worker.entry", __name__]))
         self.ensure_running()
         _servers.add(self)
         # After `multiprocessing` has joined the workers.
@@ -82,11 +90,10 @@ class _Popen(popen_forkserver.Popen):
     def _launch(self, process_obj: Any) -> None:
         """MIRRORS multiprocessing popen_forkserver.py::_launch."""
         data, preparation = io.BytesIO(), spawn.get_preparation_data(process_obj._name)
-        # Calls that come before all else: the first one, so that the second one's module is found.
-        calls = {"_path": _Call((spawn.prepare, {"sys_path": sys.path})), "_begin": _Call((_begin,))}
         context.set_spawning_popen(self)
         try:
-            reduction.dump(calls | preparation, data)
+            # The call comes before the rest is looked at.
+            reduction.dump({"_begin": _Call((_begin,))} | preparation, data)
             reduction.dump(process_obj, data)
         finally:
             context.set_spawning_popen(None)
