@@ -1,4 +1,4 @@
-"""Resources of a process, read from /proc: children, descriptors, mappings, shared memory."""
+"""What a process holds, read from /proc: children, descriptors, mappings, shared memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _parent_of(pid: int) -> int | None:
 
 
 def is_running(pid: int) -> bool:
-    """True if the process exists and is no zombie."""
+    """Whether the process exists and is no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (OSError, IndexError):
@@ -55,12 +55,13 @@ def descendants(root: int | None = None) -> set[int]:
 
 
 def _is_helper(pid: int) -> bool:
-    """True if multiprocessing or torch has started it once, to live as long as the process."""
+    """Whether multiprocessing or torch has started it once, to live as long as the process."""
     line = command_line(pid)
     if "resource_tracker" in line or "torch_shm_manager" in line:
         return True
-    # A process that a server forks has the server's command line: the server's parent is this process.
-    return ("forkserver" in line or "programs.server" in line) and _parent_of(pid) == os.getpid()
+    # What a server forks has the server's command line: the server is the one with us as parent.
+    is_server = ("forkserver" in line and "ringloader._start.spawn" not in line) or "programs.server" in line
+    return is_server and _parent_of(pid) == os.getpid()
 
 
 def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
@@ -105,7 +106,7 @@ def names_in_dev_shm() -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The resources of this process at one moment."""
+    """What this process holds at one moment."""
 
     descriptors: dict[int, str]
     mappings: int
@@ -114,7 +115,7 @@ class Snapshot:
 
     @staticmethod
     def take() -> Snapshot:
-        # The tracker lives as long as this process, with a pipe, from the first worker on that is not forked.
+        # It lives as long as this process, with a pipe, from the first worker on that is not forked.
         resource_tracker.ensure_running()
         gc.collect()
         named = names_in_dev_shm()

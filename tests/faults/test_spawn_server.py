@@ -1,4 +1,4 @@
-"""Spawned workers come from a server, and cannot be told from others; nor is the server left anywhere."""
+"""Spawned workers come from a server, which is left nowhere; where it cannot be had, they are spawned."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import os
 import resource
 import signal
 import sys
+import threading
+import time
 from multiprocessing import context, popen_spawn_posix
 from pathlib import Path
 
@@ -19,17 +21,23 @@ from faults.failing_datasets import Numbers
 from faults.proc import Snapshot, command_line, descendants, is_running, wait_until
 from faults.script import finish, run_script, start
 from parity.datasets import identity
-from ringloader._start import spawn, spawn_client, spawn_keeper
+from ringloader._start import spawn
 
 pytestmark = pytest.mark.limit(120)
 
-SERVER = "_launch.spawn_server"
+SERVER = spawn.__name__
 
 
 def servers():
-    """This process's, if it is running."""
-    server = spawn_keeper.keeper._server
-    return set() if server is None else {server._pid} & descendants()
+    """Returns the process ids of this process's servers that are running."""
+    return {server._forkserver_pid for server in list(spawn._servers)} & descendants()
+
+
+@pytest.fixture(autouse=True)
+def _begin_anew(monkeypatch):
+    """Without what other tests have left."""
+    monkeypatch.setattr(spawn, "_failures", [])
+    gc.collect()
 
 
 def is_from_server(process):
@@ -47,7 +55,7 @@ def spawned(loader_class, dataset=None, method="spawn"):
 
 
 def from_server(loader):
-    """True if the workers of an epoch come from the server."""
+    """Tells whether the workers of an epoch come from the server."""
     iterator = iter(loader)
     assert len(list(map(str, iterator))) == len(loader)
     process = iterator._workers[0]
@@ -75,8 +83,11 @@ def test_the_server_goes_with_its_last_loader(loader_class):
     iterator = iter(other)
     del other
     gc.collect()
-    assert servers() == set()
-    assert len(list(iterator)) == 4, "workers need no server"
+    assert servers() == server, "it knows how the worker will end"
+    assert len(list(iterator)) == 4
+    iterator._workers[0].join(20)
+    assert iterator._workers[0].exitcode == 0
+    assert servers() == set(), "also where the iterator is kept"
     del iterator
     before.assert_nothing_left()
 
@@ -84,43 +95,54 @@ def test_the_server_goes_with_its_last_loader(loader_class):
 @pytest.mark.rings_only
 def test_a_server_that_was_killed_is_replaced(loader_class):
     loader = spawned(loader_class)
-    iterator = iter(loader)
+    assert from_server(loader)
     first = servers()
     os.kill(*first, signal.SIGKILL)
-    assert len(list(iterator)) == 4, "workers need no server"
+    assert wait_until(lambda: not servers(), 20)
     assert from_server(loader)
     assert len(servers()) == 1 and servers() != first
-    # While it imports.
-    os.environ["RINGLOADER_TEST"] = "1"
-    try:
-        other = spawned(loader_class)
-        os.kill(*servers(), signal.SIGKILL)
-        assert from_server(other) and from_server(loader)
-    finally:
-        del os.environ["RINGLOADER_TEST"]
 
 
 @pytest.mark.slow
 @pytest.mark.rings_only
-def test_a_server_that_dies_when_it_is_asked(loader_class, monkeypatch):
+def test_a_server_that_is_killed_while_it_imports(loader_class, caplog):
+    """The workers are spawned, and no other server is tried."""
+    caplog.set_level("INFO", "ringloader")
     loader = spawned(loader_class)
-    assert from_server(loader)
-    fork = spawn_client.Server.fork
-
-    def dying(server, fds):
-        os.kill(server._pid, signal.SIGKILL)
-        wait_until(lambda: not is_running(server._pid), 20)
-        monkeypatch.setattr(spawn_client.Server, "fork", fork)
-        return fork(server, fds)
-
-    monkeypatch.setattr(spawn_client.Server, "fork", dying)
-    assert from_server(loader)
-    # One that always does: the workers are spawned.
-    monkeypatch.setattr(spawn_keeper, "keeper", spawn_keeper.Keeper())
-    monkeypatch.setattr(
-        spawn_client.Server, "fork", lambda _server, _fds: (_ for _ in ()).throw(spawn_client.LostError)
-    )
+    (server,) = servers()
+    os.kill(server, signal.SIGSTOP)
+    threading.Timer(1.0, os.kill, (server, signal.SIGKILL)).start()
     assert not from_server(loader)
+    assert not from_server(spawned(loader_class))
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith("workers are spawned one by one: ")
+
+
+@pytest.mark.rings_only
+def test_the_last_loader_goes_while_the_server_imports(loader_class):
+    loader = spawned(loader_class)
+    (server,) = servers()
+    begun = time.monotonic()
+    del loader
+    gc.collect()
+    assert not is_running(server)
+    assert time.monotonic() - begun < 1.0
+
+
+@pytest.mark.rings_only
+def test_workers_do_not_import_torch(loader_class):
+    """An import takes more than a second of the processor."""
+    loader = spawned(loader_class, Spent())
+    assert from_server(loader)
+    assert all(seconds < 0.5 for seconds in loader)
+
+
+class Spent(Numbers):
+    def __init__(self):
+        super().__init__(2)
+
+    def __getitem__(self, index):
+        return time.process_time()
 
 
 class Place(Dataset):
@@ -229,7 +251,6 @@ def test_where_workers_are_spawned(loader_class, monkeypatch, tmp_path, case):
         wrapper.write_text(f'#!/bin/sh\ncase "$*" in *{SERVER}*) exit 1;; esac\nexec {sys.executable} "$@"\n')
         wrapper.chmod(0o755)
         executable = multiprocessing.spawn.get_executable()
-        monkeypatch.setattr(spawn_keeper, "keeper", spawn_keeper.Keeper())
         multiprocessing.set_executable(str(wrapper))
     try:
         assert not from_server(spawned(loader_class, method=method))
@@ -247,7 +268,7 @@ def test_the_default_context(tmp_path):
             multiprocessing.set_start_method("spawn", force=True)
             iterator = iter(DataLoader(Numbers(4), num_workers=1))
             worker = iterator._workers[0]
-            print(type(worker).__name__, "_launch.spawn_server" in command_line(worker.pid))
+            print(type(worker).__name__, "_start.spawn" in command_line(worker.pid))
             print(len(list(iterator)))
     """
     ended = run_script("ringloader", body, tmp_path)
@@ -255,9 +276,6 @@ def test_the_default_context(tmp_path):
 
 
 STARTS = {
-    "thread": (
-        "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
-    ),
     "native thread": (
         "import ctypes\nlibc = ctypes.CDLL(None)\n"
         "libc.pthread_create(ctypes.byref(ctypes.c_void_p()), None, libc.pause, None)\n"
@@ -275,26 +293,15 @@ STARTS = {
 @pytest.mark.slow
 @pytest.mark.rings_only
 @pytest.mark.cold("each has an interpreter with its own start")
-@pytest.mark.parametrize(
-    ("where", "starts"),
-    [
-        ("sitecustomize", "thread"),
-        ("sitecustomize", "native thread"),
-        ("backend", "native thread"),
-        ("backend", "device"),
-    ],
-)
-def test_what_every_interpreter_starts(tmp_path, monkeypatch, where, starts):
-    """A forked worker would lack it, so nothing is forked."""
-    if where == "sitecustomize":
-        (tmp_path / "sitecustomize.py").write_text(STARTS[starts])
-    else:
-        body = "".join(f"    {line}\n" for line in STARTS[starts].splitlines())
-        (tmp_path / "our_backend.py").write_text(f"def load():\n{body}")
-        about = tmp_path / "our_backend-1.0.dist-info"
-        about.mkdir()
-        (about / "METADATA").write_text("Metadata-Version: 2.1\nName: our_backend\nVersion: 1.0\n")
-        (about / "entry_points.txt").write_text("[torch.backends]\nours = our_backend:load\n")
+@pytest.mark.parametrize("starts", STARTS)
+def test_what_a_backend_of_torchs_starts(tmp_path, monkeypatch, starts):
+    """It would be missing in what is forked, so nothing is."""
+    body = "".join(f"    {line}\n" for line in STARTS[starts].splitlines())
+    (tmp_path / "our_backend.py").write_text(f"def load():\n{body}")
+    about = tmp_path / "our_backend-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: our_backend\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[torch.backends]\nours = our_backend:load\n")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
     # Without numpy's pool.
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")
@@ -310,7 +317,7 @@ def test_what_every_interpreter_starts(tmp_path, monkeypatch, where, starts):
                 Started(2), num_workers=1, batch_size=None, collate_fn=tuple, multiprocessing_context="spawn"
             )
             iterator = iter(loader)
-            print("_launch.spawn_server" in command_line(iterator._workers[0].pid), list(iterator))
+            print("_start.spawn" in command_line(iterator._workers[0].pid), list(iterator))
     """
     said = []
     for name in ("torch", "ringloader"):
@@ -323,15 +330,11 @@ def test_what_every_interpreter_starts(tmp_path, monkeypatch, where, starts):
 
 
 PARENT = """
-    import ctypes
-
     def main():
         loader = DataLoader(Numbers(10**6), num_workers=2, multiprocessing_context="spawn")
         iterator = iter(loader)
         next(iterator)
-        # What forks without Python keeps the descriptors.
-        fork = {forks}
-        if fork is not None and fork() == 0:
+        if {forks} and os.fork() == 0:
             time.sleep(600)
         print("ready", flush=True)
         time.sleep(600)
@@ -342,7 +345,7 @@ PARENT = """
 
 
 @pytest.mark.rings_only
-@pytest.mark.parametrize("forks", ["None", "os.fork", "ctypes.PyDLL(None).fork"])
+@pytest.mark.parametrize("forks", [False, True])
 def test_the_main_process_is_killed(tmp_path, forks):
     """Server and workers end, also where a forked child of the main process lives on."""
     process = start("ringloader", PARENT.format(forks=forks), tmp_path)
@@ -384,10 +387,10 @@ def test_forked_children_leave_the_server_alone(loader_class):
     loader = spawned(loader_class)
     assert from_server(loader)
     forked = loader_class(Numbers(4), batch_size=None, num_workers=1, multiprocessing_context="fork")
-    channel = spawn_keeper.keeper._server._channel.fileno()
+    (alive,) = [server._forkserver_alive_fd for server in list(spawn._servers)]
     child = os.fork()
     if child == 0:
-        kept = Path(f"/proc/self/fd/{channel}").exists()
+        kept = Path(f"/proc/self/fd/{alive}").exists() or bool(spawn._servers)
         del loader
         gc.collect()
         os._exit(kept)
@@ -399,35 +402,17 @@ def test_forked_children_leave_the_server_alone(loader_class):
     assert servers() == server
 
 
-def orphan():
-    """The parent of a process whose own parent has ended."""
-    told, tell = os.pipe()
-    between = os.fork()
-    if between == 0:
-        before = os.getpid()
-        if os.fork() == 0:
-            wait_until(lambda: os.getppid() != before, 20)
-            os.write(tell, str(os.getppid()).encode())
-        os._exit(0)
-    os.waitpid(between, 0)
-    os.close(tell)
-    with os.fdopen(told) as file:
-        return int(file.read())
-
-
 @pytest.mark.rings_only
-def test_orphans_go_to_this_process_only_while_a_worker_starts(loader_class, monkeypatch):
-    parents = []
-    receive = spawn_client.Server._receive
-
-    def looking(server):
-        if not parents:
-            parents.append(orphan())
-        return receive(server)
-
-    monkeypatch.setattr(spawn_client.Server, "_receive", looking)
-    assert from_server(spawned(loader_class))
-    assert parents == [os.getpid()]
-    # The orphan of before is this process's child now, and has ended.
-    os.waitpid(-1, 0)
-    assert orphan() != os.getpid()
+def test_the_server_finds_modules_where_the_program_does(tmp_path):
+    """Not where a new interpreter would: Python before 3.12.4 leaves that out."""
+    (tmp_path / "inside").mkdir()
+    (tmp_path / "inside" / "numpy.py").write_text("raise RuntimeError('found')\n")
+    body = f"""
+        if __name__ == "__main__":
+            os.chdir({str(tmp_path / "inside")!r})
+            iterator = iter(DataLoader(Numbers(4), num_workers=1, multiprocessing_context="spawn"))
+            from faults.proc import command_line
+            print({SERVER!r} in command_line(iterator._workers[0].pid), len(list(iterator)))
+    """
+    ended = run_script("ringloader", body, tmp_path)
+    assert (ended.code, ended.err, ended.out) == (0, "", "True 4\n")

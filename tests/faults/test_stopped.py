@@ -308,6 +308,8 @@ def test_stopped_processes_of_a_pool_end(method, how):
         pool.shutdown()
     assert time.monotonic() - before < SOON
     assert wait_until(lambda: not any(map(is_running, pids)), 5)
+    # The server for spawn stays until it is asked how they ended, as here or when another process starts.
+    multiprocessing.active_children()
 
 
 def test_a_stopped_dispatching_process_ends():

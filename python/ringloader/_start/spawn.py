@@ -1,82 +1,166 @@
 """Workers of the start method ``spawn``, forked from a server that has imported torch already.
 
-One server for the process, started when the first loader that will spawn is made, and ended with the last
-one. A worker has what a spawned one has; where that cannot be promised, it is spawned.
+The server is a fork server of ``multiprocessing``'s own, which imports nothing of the user's. A worker begins
+and ends as a spawned one does. Where no server can be had, workers are spawned.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import ctypes
+import functools
+import gc
+import importlib.metadata
 import io
+import logging
 import os
+import signal
 import sys
-from collections.abc import Iterator
-from multiprocessing import context, popen_spawn_posix, process, reduction, resource_tracker, spawn, util
+import weakref
+from multiprocessing import context, forkserver, popen_forkserver, popen_spawn_posix, reduction, spawn, util
+from multiprocessing.process import current_process
+from pathlib import Path
 from typing import Any
 
-from ringloader._start import spawn_keeper, spawn_server
-from ringloader._start.spawn_client import NoWorkerError, RefusedError
+import numpy
+import torch
+
+from ringloader._common.weak_registry import WeakRegistry
 
 SWITCH = "RINGLOADER_SPAWN_SERVER"
 
+# Others' code that torch imports. It may start threads or a device, which a fork misses.
+_backends = functools.cache(functools.partial(importlib.metadata.entry_points, group="torch.backends"))
+_servers: weakref.WeakSet[_Server] = weakref.WeakSet()
+# Each loader keeps its server alive.
+_kept: WeakRegistry[_Server] = WeakRegistry()
+# Why no server is asked any more.
+_failures: list[str] = []
 
-class _Popen(popen_spawn_posix.Popen):
-    """A worker from the server, as `Process` objects know it: as one that was spawned."""
 
-    DupFd = spawn_server.SentFd  # type: ignore[assignment]
+def _inherited() -> tuple[Any, ...]:
+    """Returns what a child of this process begins with. A server begins with the same as a worker must."""
+    limits, status = (Path("/proc/thread-self", name).read_text() for name in ("limits", "status"))
+    kept = "Umask", "Uid", "Gid", "Groups", "SigBlk", "SigIgn", "Cap", "NoNewPrivs", "Cpus_allowed"
+    return dict(os.environb), limits, [line for line in status.splitlines() if line.startswith(kept)]
 
-    def duplicate_for_child(self, fd: int) -> int:
-        self._fds: list[int]
-        self._fds.append(fd)
-        return len(self._fds) - 1
+
+class _Modules(list[str]):
+    """Modules that a server imports, and in its command the path by which this process finds them."""
+
+    def __repr__(self) -> str:
+        # Python does this itself since 3.12.4.
+        return f"[__import__('sys').path.__setitem__(slice(None), {sys.path!r}), {super().__repr__()}][1]"
+
+
+class _Server(forkserver.ForkServer):
+    """A running server. It ends with the last loader and the last living worker that have it, and at exit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inherited = _inherited()
+        self.set_forkserver_preload(_Modules(["torch", "numpy.random", "ringloader._worker.entry", __name__]))
+        self.ensure_running()
+        _servers.add(self)
+        # After `multiprocessing` has joined the workers.
+        util.Finalize(None, _end_servers, exitpriority=-100)
+
+    def __del__(self) -> None:
+        if self._forkserver_pid is not None:  # type: ignore[has-type]
+            with contextlib.suppress(ChildProcessError), contextlib.ExitStack() as at_last:
+                at_last.callback(self._stop_unlocked)  # type: ignore[attr-defined]
+                # Raises where it is not this process's child: after a fork; if other code has waited for it.
+                os.waitid(os.P_PID, self._forkserver_pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # type: ignore[has-type]
+                # While it imports, it ends by nothing else.
+                os.kill(self._forkserver_pid, signal.SIGKILL)  # type: ignore[has-type]
+            self._forkserver_pid = None
+
+
+class _Popen(popen_forkserver.Popen):
+    """A worker from the server, as a process object that would be spawned has it."""
+
+    def __init__(self, server: _Server, process_obj: Any) -> None:
+        # It would travel with the process object.
+        del process_obj._Popen
+        # The worker's exit code comes from the server.
+        self._server: Any = server
+        super().__init__(process_obj)
 
     def _launch(self, process_obj: Any) -> None:
-        """MIRRORS multiprocessing popen_spawn_posix.py::_launch."""
-        tracker = resource_tracker.getfd()
-        assert tracker is not None
-        preparation = spawn.get_preparation_data(process_obj._name)
-        data = io.BytesIO()
+        """MIRRORS multiprocessing popen_forkserver.py::_launch."""
+        data, preparation = io.BytesIO(), spawn.get_preparation_data(process_obj._name)
         context.set_spawning_popen(self)
         try:
-            reduction.dump(preparation, data)
+            # The call comes before the rest is looked at.
+            reduction.dump({"_begin": _Call((_begin,))} | preparation, data)
             reduction.dump(process_obj, data)
         finally:
             context.set_spawning_popen(None)
-        with contextlib.ExitStack() as ours:
-            sentinel, ended = os.pipe()
-            close_ours = ours.enter_context(_closed_on_error(sentinel))
-            with _closed(ended):
-                theirs, feed = os.pipe()
-                close_ours.append(feed)
-                with _closed(theirs):
-                    self.pid = spawn_keeper.keeper.fork([0, 1, 2, theirs, ended, tracker, *self._fds])
-        self.sentinel = sentinel
-        self.finalizer = util.Finalize(self, util.close_fds, (sentinel, feed))  # type: ignore[attr-defined]
-        with open(feed, "wb", closefd=False) as file:
-            file.write(data.getbuffer())
+        try:
+            self.sentinel, feed = self._server.connect_to_new_process([*self._fds, 0, 1, 2])  # type: ignore[attr-defined]
+            self.finalizer = util.Finalize(self, util.close_fds, (self.sentinel, feed))  # type: ignore[attr-defined]
+            self.pid = forkserver.read_signed(self.sentinel)
+            with open(feed, "wb", closefd=False) as file:
+                file.write(data.getbuffer())
+        except (OSError, EOFError, ValueError) as error:
+            # The error itself would keep this frame, and the worker.
+            _failures.append(str(error))
+            logging.getLogger("ringloader").info("workers are spawned one by one: %s", *_failures[-1:])
+            self.__class__ = popen_spawn_posix.Popen  # type: ignore[assignment]
+            self.__init__(process_obj)  # type: ignore[misc]
+
+    def poll(self, flag: int = os.WNOHANG) -> int | None:
+        if (code := super().poll(flag)) is not None:
+            self._server = None
+        return code
 
 
-@contextlib.contextmanager
-def _closed(fd: int) -> Iterator[None]:
-    try:
-        yield
-    finally:
+class _Call(tuple[Any, ...]):
+    """A call. Whoever unpickles it makes the call, and has the result in place of it."""
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        return self[0], self[1:]
+
+
+def _begin() -> None:
+    """Has a worker begin as a spawned one, before it imports the main module."""
+    os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
+    for number, fd in enumerate((forkserver.get_inherited_fds() or [])[-3:]):
+        os.dup2(fd, number)
         os.close(fd)
+    # Python does the same for `random` after each fork.
+    numpy.random.seed()
+    torch.default_generator.seed()
+    # Looking through all that for garbage would copy every page of it.
+    gc.freeze()
+    util.Finalize(None, _leave, exitpriority=-1000)
 
 
-@contextlib.contextmanager
-def _closed_on_error(*fds: int) -> Iterator[list[int]]:
-    all_fds = list(fds)
-    try:
-        yield all_fds
-    except BaseException:
-        for fd in all_fds:
-            os.close(fd)
-        raise
+def _leave() -> None:
+    """Does in a worker what else the end of an interpreter does."""
+    atexit._run_exitfuncs()
+    # torch's older worker loops leave the dataset there.
+    vars(current_process()).pop("_args", None)
+    gc.collect()
+    for file in [it for it in gc.get_objects() if issubclass(type(it), io.IOBase)]:
+        with contextlib.suppress(Exception):
+            file.flush()
+    # What libraries written in C have printed.
+    ctypes.CDLL(None).fflush(None)
 
 
-def _spawns(kind: Any) -> bool:
-    """Whether processes of this class are spawned by nothing but multiprocessing's own code."""
+def _end_servers() -> None:
+    """Ends this process's servers. A forked child only closes what keeps its parent's alive."""
+    while _servers:
+        _servers.pop().__del__()
+
+
+os.register_at_fork(after_in_child=_end_servers)
+
+
+def _is_served(kind: Any) -> bool:
+    """Tells whether a server may start processes of this class: else they are spawned, or not at all."""
     if kind is context.Process:
         # Of the default context, whatever that is by now.
         kind = getattr(context._default_context._actual_context, "Process", None)  # type: ignore[attr-defined]
@@ -84,46 +168,32 @@ def _spawns(kind: Any) -> bool:
         kind is context.SpawnProcess
         and kind._Popen.__module__ == context.__name__
         and popen_spawn_posix.Popen.__module__ == popen_spawn_posix.__name__
-        and popen_spawn_posix.Popen._launch.__module__ == popen_spawn_posix.__name__  # type: ignore[attr-defined]
-    )
-
-
-def _is_allowed() -> bool:
-    me = process.current_process()
-    return (
-        os.environ.get(SWITCH) != "0"
-        and not getattr(sys, "frozen", False)
+        and not (_failures or os.environ.get(SWITCH) == "0" or hasattr(sys, "frozen") or _backends())
         # The main module of a child, while it is imported, may start nothing; a daemon never.
-        and not getattr(me, "_inheriting", False)
-        and not me.daemon
+        and not (current_process().daemon or hasattr(current_process(), "_inheriting"))
     )
+
+
+def _running() -> _Server | None:
+    """Returns a server that began with what workers begin with now."""
+    return next((server for server in list(_servers) if server.inherited == _inherited()), None)
 
 
 def prepare(loader: Any) -> None:
     """Has the server ready when the loader's workers start, if they are to be spawned."""
-    if loader.num_workers > 0 and _is_allowed():
-        found = loader.multiprocessing_context
-        if _spawns(context.Process if found is None else getattr(found, "Process", None)):
-            with contextlib.suppress(RefusedError):
-                spawn_keeper.keeper.keep_for(loader)
+    kind = getattr(loader.multiprocessing_context or context, "Process", None)
+    if loader.num_workers > 0 and _is_served(kind):
+        with contextlib.suppress(OSError):
+            _kept.put(loader, _running() or _Server())
 
 
 def forget(loader: Any) -> None:
-    """The server need not stay for this loader until its next workers start."""
-    spawn_keeper.keeper.leave(loader)
+    """Lets the server go for this loader, until its next workers start."""
+    _kept.pop(loader)
 
 
 def by_server(process_obj: Any) -> Any:
     """Has a process that would be spawned started by the server, if there is one."""
-    if _spawns(type(process_obj)) and _is_allowed():
-
-        def popen(_process: Any) -> Any:
-            # An attribute of the instance would travel with it.
-            del process_obj._Popen
-            try:
-                return _Popen(process_obj)
-            except NoWorkerError:
-                return process_obj._Popen(process_obj)
-
-        process_obj._Popen = popen
+    if _is_served(type(process_obj)) and (server := _running()) is not None:
+        process_obj._Popen = functools.partial(_Popen, server)
     return process_obj

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from typing import Any
 
@@ -71,6 +72,9 @@ class ProcessChannel(Results):
     def __init__(self, port: _native.Port, worker: int, trimming: malloc.Trimming) -> None:
         super().__init__(port, f"in DataLoader worker process {worker}")
         self._trimming = trimming
+        parent = multiprocessing.parent_process()
+        # In a process of a fork server, the port alone knows of the main process's end.
+        self._is_child = parent is None or parent.pid == os.getppid()
         self._parent = os.getppid()
 
     def get(self) -> Any:
@@ -83,7 +87,7 @@ class ProcessChannel(Results):
                 self._trimming.note_task()
                 return task[0]
             # MIRRORS torch worker.py::ManagerWatchdog. Other children may hold the main process's ends.
-            if port.parent_ended or os.getppid() != self._parent:
+            if port.parent_ended or (self._is_child and os.getppid() != self._parent):
                 return None
 
     def _get_idle(self) -> Any:
