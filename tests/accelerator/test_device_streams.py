@@ -720,8 +720,10 @@ def test_a_forked_child_touches_nothing():
     assert pretend.violations() == []
 
 
-@pytest.mark.parametrize("ending", ["", "del loader", "keep = [iterator, loader]"])
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize(
+    "ending", ["", pytest.param("del loader", marks=pytest.mark.slow), "keep = [iterator, loader]"]
+)
+@pytest.mark.parametrize("persistent", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_an_interpreter_that_exits_with_batches_under_way(ending, persistent):
     script = f"""
         import sys

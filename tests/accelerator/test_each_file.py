@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from accelerator import build
 from accelerator.pinned import IS_NAMED
+from programs import client
 
 HERE = Path(__file__).parent
 LIMIT_S = 1500
@@ -71,6 +73,7 @@ def test_in_a_process(arguments: list[str], marked: str, request: pytest.Fixture
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, *arguments],
         cwd=HERE.parents[1],
+        env=client.FAST_FORKS | os.environ,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

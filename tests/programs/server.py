@@ -139,6 +139,8 @@ def _print_error(kind: type[BaseException], error: BaseException, traceback: obj
 if __name__ == "__main__":
     gc.collect()
     gc.freeze()
+    # It was read when the process started, and programs are to have the allocator that users have.
+    os.environ.pop("GLIBC_TUNABLES", None)
     # The program runs below the last frame of the interpreter, so that what follows is a real exit of it.
     _program = serve(socket.socket(fileno=int(sys.argv[1])))
     if _program is not None:
