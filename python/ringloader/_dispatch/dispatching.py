@@ -50,8 +50,8 @@ class Dispatching:
     def __init__(
         self, source: dataset.Dispatch, context: Any, workers: int, share: int, in_turn: bool
     ) -> None:
-        self._dataset = source
-        self._without_source = dataset.without_source(source)
+        # The dataset as workers need it.
+        self.without_source = dataset.without_source(source)
         most_held = max(share, _LEAST_HELD) if in_turn and dataset.may_drop(source) else None
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -72,14 +72,6 @@ class Dispatching:
         self.option = stream.DispatchEnd(
             source._key, self._requests, pid, source._prefetch, share, most_held is not None
         )
-
-    def without_source(self, argument: object) -> object:
-        """Returns an argument of the worker loop, with the dataset as workers need it."""
-        if argument is self._dataset:
-            return self._without_source
-        if type(argument) is list and len(argument) == 1 and argument[0] is self._dataset:
-            return [self._without_source]
-        return argument
 
     def close(self) -> None:
         """Ends the process. Its workers have ended."""

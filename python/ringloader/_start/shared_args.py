@@ -66,7 +66,7 @@ class Shared:
         if first is None or len(first) != len(arguments):
             return None
         pairs = enumerate(zip(first, arguments, strict=True))
-        own = {number: mine for number, (one, mine) in pairs if not _is_same(one, mine)}
+        own = {number: mine for number, (one, mine) in pairs if one is not mine}
         return own if all(type(value) in _PLAIN for value in own.values()) else None
 
     def close(self) -> None:
@@ -76,13 +76,6 @@ class Shared:
         self._first = self._pickled = None
         # A worker that still starts after this gets a pickle of its own.
         self._for_each = True
-
-
-def _is_same(one: object, other: object) -> bool:
-    if type(one) is list and type(other) is list:
-        # torch's holder of the dataset: each worker has its own, with the same in it.
-        return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
-    return one is other
 
 
 def _load(sent: Sent, own: dict[int, Any]) -> tuple[Any, ...]:

@@ -90,7 +90,7 @@ class ProcessTransport:
     def start(self, work: Work) -> Any:
         """Starts the process of a worker."""
         if self._dispatching is not None:
-            work = work._replace(dataset=self._dispatching.without_source(work.dataset))
+            work = work._replace(dataset=self._dispatching.without_source)
         if self._keeps_work:
             self._work[work.worker] = work
         process = self._process(endpoint.WorkerEndpoint(self.engine, work.worker, self.options), work)
