@@ -259,6 +259,7 @@ def test_collated_numbers_keep_their_size():
 
 
 @pytest.mark.rings_only
+@harness.needs_new_words
 @pytest.mark.parametrize("workers, file", [(50, "with_workers.py"), (0, "without_workers.py")])
 def test_warnings_name_ringloaders_file(loader_class, workers, file):
     """Filters by category and message find them as torch's; filters by module do not."""

@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import BatchSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
+from parity import harness
 from parity.datasets import Batched, Keyed, LazyOrder, Order, Samples, identity, init_draws
 from parity.harness import Case, compare
 
@@ -258,7 +259,7 @@ def test_without_workers_it_is_torch(loader_class):
         {"prefetch_factor": 2},
         {"persistent_workers": True},
         {"num_workers": 1, "prefetch_factor": -1},
-        {"num_workers": 1, "prefetch_factor": 0},
+        pytest.param({"num_workers": 1, "prefetch_factor": 0}, marks=harness.needs_new_words),
         {"num_workers": 1, "multiprocessing_context": "none such"},
         {"num_workers": 1, "multiprocessing_context": 7},
         {"multiprocessing_context": "fork"},

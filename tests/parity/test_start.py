@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from faults.failing_datasets import Unpicklable
+from parity import harness
 from parity.datasets import Samples
 from parity.side_by_side import assert_same
 
@@ -64,6 +65,7 @@ def test_the_dataset_cannot_be_pickled(loader_class, method):
     assert steps[0][1][0] == "error"
 
 
+@harness.needs_new_words
 @pytest.mark.parametrize("factor", [0, -1, "two"])
 def test_a_prefetch_factor_that_was_broken_later(loader_class, factor):
     """torch's constructor refuses it after it has drawn."""

@@ -7,6 +7,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 import ringloader
+from parity import harness
 from ringloader import DataLoader
 from ringloader._iterator import torchs
 from ringloader._torch import select_path
@@ -87,6 +88,7 @@ def test_a_transform_that_stops_does_not_end_the_epoch(path):
     caught.value.__traceback__ = None
 
 
+@harness.needs_new_words
 def test_a_warning_names_the_file_that_torchs_names(path):
     def files_named(loader):
         len(loader)
