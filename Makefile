@@ -118,8 +118,9 @@ PYTEST := GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(BIN)/python -m pytest -q -n $(
 python-test: $(WHEEL_STAMP) ## the Python tests
 	$(PYTEST) -m "not slow"
 
+# The accelerator's have a target of their own: its storms take half an hour.
 python-test-slow: $(WHEEL_STAMP) ## the Python tests that take long
-	$(PYTEST) -m slow
+	$(PYTEST) -m slow --ignore tests/accelerator
 
 python-test-fast: $(WHEEL_STAMP)
 	$(BIN)/python -m pytest -q -n 2 -m "not slow" tests/unit

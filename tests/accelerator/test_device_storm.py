@@ -206,7 +206,6 @@ def storm(total: int, seed: int) -> dict[str, int]:
 
 
 @pytest.mark.limit(500)
-@pytest.mark.slow
 def test_storm(record_property):
     record_property("storm", storm(QUICK, seed=1))
 
