@@ -99,8 +99,9 @@ def check_on_error(name: str, on_error: object) -> None:
         )
 
 
-def check_max_errors(on_error: object, max_errors: int | None) -> None:
-    """Raises a ``ValueError`` for a number of errors that means nothing beside ``on_error``."""
+def check_together(options: Any) -> None:
+    """Raises a ``ValueError`` for a ``max_errors`` that means nothing beside ``on_error``."""
+    on_error, max_errors = options.on_error, options.max_errors
     if max_errors is None:
         return
     again = retries(on_error)

@@ -22,7 +22,7 @@ class Delivery(NamedTuple):
 
     Attributes:
         moving: Moves batches to a device.
-        collecting: Takes batches with ``on_error`` apart.
+        collecting: Takes batches apart, and lists their bad samples.
         transform: The ``device_transform`` of batches that stay on the CPU.
     """
 

@@ -134,7 +134,7 @@ def together(options: Any) -> None:
             f"seed={options.seed} has no effect without worker_reset_fn or reseed_workers=True: for the "
             "order of the samples, pass torch's generator"
         )
-    bad_samples.check_max_errors(options.on_error, options.max_errors)
+    bad_samples.check_together(options)
 
 
 _NOT_WITH_THREADS = {
