@@ -306,7 +306,7 @@ def test_a_system_that_writes_a_part_at_a_time(monkeypatch):
 
 def test_an_argument_that_differs_and_is_shared_is_pickled_for_each():
     shared = shared_args.Shared()
-    shared._first = (1, [self := object()], "x")
-    assert shared._differing((2, [self], "y")) == {0: 2, 2: "y"}
-    assert shared._differing((1, [object()], "x")) is None
-    assert shared._differing((1, [self])) is None
+    shared._first = (1, dataset := object(), "x")
+    assert shared._differing((2, dataset, "y")) == {0: 2, 2: "y"}
+    assert shared._differing((1, object(), "x")) is None
+    assert shared._differing((1, dataset)) is None
