@@ -232,6 +232,8 @@ def test_the_memory_goes_once_all_have_started(loader_class, persistent):
         multiprocessing_context="forkserver",
         persistent_workers=persistent,
     )
+    # The fork server, which the first of them starts, stays.
+    list(loader_class([0], num_workers=1, multiprocessing_context="forkserver"))
     before = Snapshot.take()
     iterator = iter(loader)
     assert not _held()
