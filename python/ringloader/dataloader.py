@@ -81,7 +81,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             ``device_transform``.
         device_prefetch: Batches that are copied before their turn, at most, beside the one that is returned
             and the one that the caller still has (default: 2). With 0, the copies of a batch begin when
-            it is asked for. Without workers, and where torch schedules, no batch is copied before its turn.
+            it is asked for. Without workers, and where torch's own loader runs, no batch is copied early.
         device_transform: Called with each batch once it is on the device, on the stream of the copies; what
             it returns is the batch. It may run before the batch's turn, and has the gradient mode, autocast
             and default device that ``iter()`` was called in. It runs once for each batch, and again where
@@ -94,7 +94,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             name in torchdata. Both may be given if they are equal.
         main_prefetch: Batches that a thread of the main process decodes before their turn, at most, of those
             that workers have ready (default: 0, they are decoded by ``next``). For batches that are slow to
-            unpickle. Without effect where torch schedules.
+            unpickle. Without effect where torch's own loader runs.
         worker_method: ``"multiprocessing"``, or ``"thread"`` (default: ``"multiprocessing"``). With
             ``"thread"`` the workers are threads of this process. All of them use the same dataset object,
             and a batch is what the worker made, not a copy. ``get_worker_info().rng`` has generators with

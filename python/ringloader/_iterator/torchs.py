@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from typing import Any, NoReturn
 
 from ringloader._iterator import pausing
 from ringloader._iterator.base import Delivery
@@ -50,6 +51,20 @@ class TorchsIterator(Pausing):
             self._delivery.moving.abandon()
         self._delivery.begin_epoch(loader)
         self._iterator._reset(loader, first_iter)
+
+    def _stop(self, message: str) -> None:
+        """Has torch's iterator raise this message, also in a thread that waits in it.
+
+        Such a thread asks again every few seconds. It would find no worker lost, since all were told to end,
+        and wait for ever.
+        """
+        if hasattr(type(self._iterator), "_try_get_data"):
+            ended = functools.partial(_raise_ended, message)
+            vars(self._iterator).update(_try_get_data=ended, _process_data=ended)
+
+
+def _raise_ended(message: str, *_args: object, **_kwargs: object) -> NoReturn:
+    raise RuntimeError(message)
 
 
 def _next_of(iterator: TorchsIterator) -> Any:

@@ -49,7 +49,7 @@ class SingleProcessIterator(LoaderIterator, internals.SingleIterator):  # type: 
 
     def _stop(self, _message: str) -> None:
         # Lets go of the dataset's iterator, as the end of workers does.
-        del self._dataset_fetcher
+        self.__dict__.pop("_dataset_fetcher", None)
 
 
 class _BeginsAsWorker(WorkerOption):

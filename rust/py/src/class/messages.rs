@@ -21,7 +21,7 @@ impl WorkerEnded {
 /// Events that the parent waits for.
 ///
 /// INVARIANT: a message is neither `None` nor a `WorkerEnded`, so it needs no object around it, which would cost every
-/// batch. torch's worker loop sends pairs; the engine refuses `None`.
+/// batch. the worker loop sends pairs; the engine refuses `None`.
 #[derive(IntoPyObject)]
 pub(crate) enum Event<'py> {
     Message(Bound<'py, PyAny>),

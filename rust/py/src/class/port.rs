@@ -84,7 +84,7 @@ impl Port {
     fn get<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Option<Bound<'py, PyTuple>>> {
         let deadline = Deadline::after(timeout)?;
         if !self.core.is_current() {
-            // A process that the dataset forked has come back to torch's loop, which ends so.
+            // A process that the dataset forked has come back to the worker loop, which ends so.
             self.parent_ended.store(true, Ordering::Relaxed);
             return Ok(None);
         }
