@@ -1,13 +1,17 @@
 """Large arrays that a worker makes and frees: the same pages again, unless the user says otherwise."""
 
+import json
+import os
 import re
 import resource
+import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
 
+from programs import client
 from ringloader import DataLoader
 from ringloader._worker import malloc
 
@@ -35,6 +39,10 @@ def anonymous_mib():
     return int(re.search(r"RssAnon:\s+(\d+)", status).group(1)) >> 10
 
 
+# The largest default of shared memory differs from machine to machine.
+MUCH = 4096 * MEBI
+
+
 # No environment for a worker by fork: the test's own is cleaned of what would matter.
 @pytest.fixture(autouse=True)
 def _untuned(monkeypatch):
@@ -42,38 +50,45 @@ def _untuned(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def late_items(**options):
-    """Of the last tasks: the first ones warm the memory up. Not by what this machine has left."""
-    options.setdefault("max_shared_bytes", 4096 * MEBI)
-    return list(DataLoader(Fresh(), batch_size=None, num_workers=1, **options))[33:]
+def late_items(max_shared_bytes=MUCH, **variables):
+    """Of the last tasks of a worker with these variables: the first tasks warm the memory up.
+
+    In a program of its own: a process that has run other tests may have room for the arrays in a gap of its
+    heap, where they make no page fault.
+    """
+    ended = client.run(
+        [__file__, str(max_shared_bytes)],
+        timeout=60,
+        stdout=-1,
+        text=True,
+        env=dict(os.environ),
+        variables=variables,
+    )
+    assert ended.returncode == 0
+    return json.loads(ended.stdout)
 
 
 def faults(**options):
     return sum(found for found, _ in late_items(**options))
 
 
-def test_pages_are_kept(monkeypatch):
-    kept = faults()
-    monkeypatch.setenv("RINGLOADER_MALLOC", "0")
-    assert kept * 10 < faults()
+def test_pages_are_kept():
+    assert faults() * 10 < faults(RINGLOADER_MALLOC="0")
 
 
 @pytest.mark.parametrize("name", ["MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"])
-def test_a_users_tuning_stays(monkeypatch, name):
-    kept = faults()
-    monkeypatch.setenv(name, "1")
-    assert kept * 10 < faults()
+def test_a_users_tuning_stays(name):
+    assert faults() * 10 < faults(**{name: "1"})
 
 
 def test_nothing_is_kept_where_shared_memory_is_small():
     assert faults() * 10 < faults(max_shared_bytes=256 * MEBI)
 
 
-def test_what_is_kept_is_two_arrays(monkeypatch):
+def test_what_is_kept_is_two_arrays():
     """Though glibc spreads them over more: the pages of the others are given back."""
     kept = max(memory for _, memory in late_items())
-    monkeypatch.setenv("RINGLOADER_MALLOC", "0")
-    assert kept <= max(memory for _, memory in late_items()) + 2 * 40 + 20
+    assert kept <= max(memory for _, memory in late_items(RINGLOADER_MALLOC="0")) + 2 * 40 + 20
 
 
 def own_mib(pid):
@@ -83,7 +98,7 @@ def own_mib(pid):
 
 
 def test_an_idle_worker_gives_it_back():
-    loader = DataLoader(Fresh(), batch_size=None, num_workers=1, max_shared_bytes=4096 * MEBI)
+    loader = DataLoader(Fresh(), batch_size=None, num_workers=1, max_shared_bytes=MUCH)
     iterator = iter(loader)
     # The trim at the 8th task is over, and the next one is far.
     for _ in range(10):
@@ -94,3 +109,8 @@ def test_an_idle_worker_gives_it_back():
     while own_mib(worker.pid) > before - 40 and time.monotonic() < deadline:
         time.sleep(0.1)
     assert own_mib(worker.pid) <= before - 40
+
+
+if __name__ == "__main__":
+    loader = DataLoader(Fresh(), batch_size=None, num_workers=1, max_shared_bytes=int(sys.argv[1]))
+    sys.stdout.write(json.dumps(list(loader)[33:]))
