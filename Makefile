@@ -111,9 +111,7 @@ rust-test: ## the crates' own tests
 
 # More than there are cores: most tests wait for processes to start.
 TEST_WORKERS ?= 4
-# With pages of 2 MB a test process, of some 700 MB, forks three times as fast. conftest.py takes the variable
-# away from what tests start.
-PYTEST := GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(BIN)/python -m pytest -q -n $(TEST_WORKERS) --dist loadgroup
+PYTEST := $(BIN)/python -m pytest -q -n $(TEST_WORKERS) --dist loadgroup
 
 python-test: $(WHEEL_STAMP) ## the Python tests
 	$(PYTEST) -m "not slow"

@@ -19,7 +19,7 @@ import torch.utils.data
 
 from faults.proc import wait_without_children
 from parity import harness
-from programs import client
+from programs import client, huge_pages
 
 DEFAULT_LIMIT_S = 60.0
 # Files whose tests are about how workers start.
@@ -74,9 +74,6 @@ def _paths(request: pytest.FixtureRequest) -> Iterator[None]:
 def pytest_configure(config: pytest.Config) -> None:
     # Python's default since 3.14 is forkserver, which takes no dataset that is defined in a function.
     multiprocessing.set_start_method("fork", force=True)
-    if not config.getoption("numprocesses", None):
-        # Its purpose is met (see Makefile), and workers of loaders are to have the allocator that users have.
-        os.environ.pop("GLIBC_TUNABLES", None)
     config.addinivalue_line("markers", "limit(seconds): how long a test may take before it counts as hung")
     config.addinivalue_line("markers", "cold(reason): its programs must be started cold")
     config.addinivalue_line("markers", "rings_only: says nothing about torch's own loader")
@@ -101,6 +98,7 @@ def pytest_collection_finish() -> None:
     """Freezes what is loaded, which lives to the end: a collection then takes a tenth of a second less."""
     gc.collect()
     gc.freeze()
+    huge_pages.collapse()
 
 
 _times: collections.Counter[str] = collections.Counter()

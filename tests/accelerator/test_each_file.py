@@ -73,7 +73,7 @@ def test_in_a_process(arguments: list[str], marked: str, request: pytest.Fixture
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, *arguments],
         cwd=HERE.parents[1],
-        env=client.FAST_FORKS | os.environ,
+        env=dict(os.environ),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

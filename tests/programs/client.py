@@ -18,9 +18,6 @@ from programs import NUMBER
 
 TESTS = Path(__file__).resolve().parent.parent
 
-# Of a process that forks often: the kernel copies page tables of 2 MB at once.
-FAST_FORKS = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-
 # Set by conftest.py: for a test with the mark `cold`, and by the option --cold.
 is_cold = False
 
@@ -35,7 +32,7 @@ class _Server:
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "programs.server", str(theirs.fileno())],
-                env=FAST_FORKS | environment | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
+                env=environment | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,

@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 import torch  # noqa: F401
 
-from programs import NUMBER
+from programs import NUMBER, huge_pages
 from ringloader import DataLoader  # noqa: F401
 
 # A request is at most so long: the arguments, the folder and the variables of a program.
@@ -139,8 +139,7 @@ def _print_error(kind: type[BaseException], error: BaseException, traceback: obj
 if __name__ == "__main__":
     gc.collect()
     gc.freeze()
-    # It was read when the process started, and programs are to have the allocator that users have.
-    os.environ.pop("GLIBC_TUNABLES", None)
+    huge_pages.collapse()
     # The program runs below the last frame of the interpreter, so that what follows is a real exit of it.
     _program = serve(socket.socket(fileno=int(sys.argv[1])))
     if _program is not None:
