@@ -12,7 +12,6 @@ import pytest
 
 from accelerator import build
 from accelerator.pinned import IS_NAMED
-from programs import client
 
 HERE = Path(__file__).parent
 LIMIT_S = 1500

@@ -7,8 +7,7 @@ from typing import Any
 import ringloader._native as _native
 from ringloader._common import whole_errors
 from ringloader._torch import internals
-from ringloader._worker import loop
-from ringloader._worker import thread_collate as collate
+from ringloader._worker import fetcher_collate, loop
 from ringloader._worker import thread_info as worker_info
 
 
@@ -55,4 +54,4 @@ def run(queues: _native.ThreadQueues, work: loop.Work) -> None:
     worker_info.note(work.base_seed, work.worker, work.workers, work.dataset)
     for option in work.options:
         option.join(work.worker, None)
-    loop.run(ThreadChannel(queues, work.worker), work, collate.put_native)
+    loop.run(ThreadChannel(queues, work.worker), work, fetcher_collate.put_native)

@@ -323,6 +323,15 @@ impl Torch {
         self.empty_strided.bind(py).call(sizes(py, shape, strides)?, Some(&options))
     }
 
+    /// Has torch stack `tensors`.
+    ///
+    /// # Errors
+    /// The error that torch raises.
+    pub(crate) fn stack<'py>(&self, tensors: &[Bound<'py, PyAny>]) -> PyResult<Bound<'py, PyAny>> {
+        let py = tensors[0].py();
+        self.stack.bind(py).call1((PyList::new(py, tensors)?,))
+    }
+
     /// Has torch stack `tensors` into `out`.
     ///
     /// # Errors
