@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing import reduction
 from typing import IO, Any
 
-from ringloader._pool.held import Held
+from ringloader._pool.state import Held
 
 # An assignment follows, or lies in the last of the descriptors; descriptors of the next message.
 ASSIGN, ASSIGN_LARGE, MORE_FDS = b"a", b"l", b"m"

@@ -9,8 +9,7 @@ import weakref
 from typing import Any
 
 from ringloader._pool.assignments import Assignments
-from ringloader._pool.held import Held
-from ringloader._pool.process_state import ProcessState
+from ringloader._pool.state import Held, ProcessState
 from ringloader._worker import entry
 
 
