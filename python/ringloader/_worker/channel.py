@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing import reduction
-from typing import Any
+from typing import Any, TypeVar
 
 import ringloader._native as _native
 from ringloader._torch import internals
 from ringloader._worker import malloc
 from ringloader._worker.options import WorkerOption
+
+# A worker that has waited as long for a task is idle.
+_IDLE_SECONDS = 0.1
+
+_T = TypeVar("_T")
 
 
 class WorkerEndpoint:
@@ -81,10 +86,6 @@ class SentEndpoint:
                 os.close(fd)
 
 
-# A worker that has waited as long for a task is idle.
-_IDLE_SECONDS = 0.1
-
-
 class Results:
     """Sends results, also those that cannot be sent as they are.
 
@@ -102,20 +103,20 @@ class Results:
         try:
             self._port.put(message)
         except Exception as error:
-            try:
-                self._port.put((message[0], self.failure()))
-            except Exception:
-                self._port.put((message[0], self._in_text(error)))
+            self._put_failure(self._port.put, message[0], error)
 
     def put_now(self, message: tuple[int, object]) -> bool:
         """Sends a message, as :meth:`put`, if there is room. Returns False if there is none."""
         try:
             return self._port.put_now(message)
         except Exception as error:
-            try:
-                return self._port.put_now((message[0], self.failure()))
-            except Exception:
-                return self._port.put_now((message[0], self._in_text(error)))
+            return self._put_failure(self._port.put_now, message[0], error)
+
+    def _put_failure(self, put: Callable[[tuple[Any, Any]], _T], number: Any, error: Exception) -> _T:
+        try:
+            return put((number, self.failure()))
+        except Exception:
+            return put((number, self._in_text(error)))
 
     def failure(self) -> Any:
         """Wraps the error that is being handled."""

@@ -16,6 +16,11 @@ from ringloader._common import whole_errors
 from ringloader._torch import collating, internals, modes, stand_ins
 from ringloader._worker import loop
 
+# The worker that a thread is, as `noted`; and whether `get_worker_info` asks for it.
+_local = threading.local()
+_lock = threading.Lock()
+_is_put = False
+
 
 class ThreadChannel:
     """A :class:`~ringloader._worker.loop.Channel` over queues between threads.
@@ -99,11 +104,6 @@ class RNG:
     random_generator: random.Random
     torch_generator: torch.Generator
     numpy_generator: numpy.random.Generator | None = None
-
-
-_local = threading.local()
-_lock = threading.Lock()
-_is_put = False
 
 
 def put_worker_info_in_place() -> None:
