@@ -20,7 +20,7 @@ from parity.describe import describe, difference
 from ringloader import DataLoader
 from ringloader._torch import collating, internals
 from ringloader._worker import fetcher_collate as collate
-from ringloader._worker import thread_info as worker_info
+from ringloader._worker import thread
 
 IMAGE = torch.arange(3 * 8 * 8, dtype=torch.uint8).reshape(3, 8, 8)
 Point = collections.namedtuple("Point", "x y")
@@ -30,8 +30,8 @@ def in_worker(function: Callable[[], Any]) -> Any:
     """Returns what a function returns in a thread that is a worker."""
 
     def work() -> Any:
-        worker_info.put_in_place()
-        worker_info.note(0, 0, 1, None)
+        thread.put_worker_info_in_place()
+        thread.become_worker(0, 0, 1, None)
         return function()
 
     with concurrent.futures.ThreadPoolExecutor(1) as threads:
