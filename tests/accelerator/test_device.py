@@ -527,7 +527,7 @@ def test_under_another_default_device(path):
 def test_paths_are_those_that_are_meant(path):
     loader = loader_on(path, Numbered(2, (100,)), num_workers=1)
     list(loader)
-    assert ringloader.report(loader).path == ("torch" if path == "no workers" else path)
+    assert ringloader.report(loader).path == ("single-process" if path == "no workers" else path)
     assert path in PATHS
 
 

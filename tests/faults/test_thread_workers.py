@@ -338,7 +338,7 @@ def test_limit_and_resume():
 def test_without_workers_it_means_nothing():
     loader = threads(Numbers(4), num_workers=0)
     assert len(list(loader)) == 4
-    assert ringloader.report(loader).path == "torch"
+    assert ringloader.report(loader).path == "single-process"
 
 
 class Endless(IterableDataset[Any]):

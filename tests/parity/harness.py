@@ -179,7 +179,7 @@ def assert_path(iterator: Any, workers: int) -> str:
     import ringloader
 
     taken = ringloader.report(iterator)
-    expected = expected_path if workers else "torch"
+    expected = expected_path if workers else "single-process"
     assert taken.path == expected, f"path {taken.path!r}, because {taken.reason}"
     return str(taken.path)
 

@@ -154,7 +154,7 @@ def _without_workers(loader: Any, options: Options) -> Any:
     delivery = _delivery(loader, options)
     epoch = epochs.option_for(loader, options)
     made = SingleProcessIterator(loader, _fetch_options(loader, options), epoch, delivery)
-    report.record(loader, made, "torch", "num_workers is 0", delivery.counters)
+    report.record(loader, made, "single-process", "num_workers is 0", delivery.counters)
     return made
 
 

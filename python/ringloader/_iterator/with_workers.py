@@ -119,6 +119,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
             forgotten_epoch.note(loader)
             epoch = epochs.resume(self, loader)
             self._delivery.begin_epoch(loader)
+            self._transport.begin_epoch()
             if self._restarting is not None:
                 self._restarting.begin_epoch()
             # Behind the tasks of an abandoned epoch, which still run, as torch's do. They are not waited for:

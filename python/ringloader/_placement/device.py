@@ -27,14 +27,18 @@ _Transform = Callable[[Any], Any]
 
 
 class Counts:
-    """Counts of the batches, copies and bytes that were moved so far.
+    """Counts of the batches, copies and bytes that were moved in an epoch.
 
     A report keeps it for as long as the loader is there, so it leads to nothing that may have the loader.
     """
 
     def __init__(self) -> None:
-        self.batches = self.copies = self.staged = 0
+        self.begin_epoch()
         self.registrations: Registrations | None = None
+
+    def begin_epoch(self) -> None:
+        """Begins to count anew."""
+        self.batches = self.copies = self.staged = 0
 
     def __call__(self) -> dict[str, int]:
         return {
@@ -82,7 +86,7 @@ class Moving:
     Attributes:
         depth: ``prefetch``.
         ahead: Batches that were not handed out.
-        counts: What was moved so far.
+        counts: Counts of what was moved in this epoch.
         is_short: Whether there was an error before a batch's turn, which may be for want of memory.
         find_registrations: Gives what is registered of the memory that arrivals lie in, for a device type.
     """
@@ -92,6 +96,7 @@ class Moving:
     def __init__(self, device: torch.device, prefetch: int, transform: _Transform | None) -> None:
         self._device = device
         self._transform = transform
+        self.counts = Counts()
         self.begin_epoch()
         self._copies: CopyStream | None = None
         self._plan: _Plan | None = None
@@ -103,7 +108,6 @@ class Moving:
         self._registrations: Registrations | None = None
         # Batches that torch's iterator has handed out and that could not be moved.
         self._kept: list[Any] = []
-        self.counts = Counts()
 
     @property
     def copies(self) -> CopyStream:
@@ -117,6 +121,7 @@ class Moving:
 
     def begin_epoch(self) -> None:
         """Called by ``iter()``, whose modes a transform has for each batch, whenever it runs."""
+        self.counts.begin_epoch()
         self._modes = caller_modes.CallerModes(self._device.type)
 
     def prepare(self, arrival: _native.Arrival) -> Prepared:

@@ -250,8 +250,10 @@ class ProcessTransport:
         """True in a forked child of the process that made it."""
         return self._process_identity() != self._owner
 
+    def begin_epoch(self) -> None:
+        self.engine.begin_epoch()
+
     def counters(self) -> dict[str, int]:
-        """Returns what went over the rings."""
         return dict(self._final) if self._closed else dict(self.engine.counters())
 
     def close(self, may_keep: bool = False) -> None:

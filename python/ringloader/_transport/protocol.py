@@ -68,8 +68,11 @@ class Transport(Protocol):
     def is_inherited(self) -> bool:
         """True in a forked child of the process that made it."""
 
+    def begin_epoch(self) -> None:
+        """Begins another epoch of the same workers, before they are told."""
+
     def counters(self) -> Mapping[str, int]:
-        """Returns what a report counts."""
+        """Returns what a report counts of this epoch."""
 
     def close(self, may_keep: bool = False) -> None:
         """Gives back memory and descriptors, once the workers have ended.

@@ -189,8 +189,10 @@ class ThreadTransport:
         """True in a forked child of the process that made it."""
         return self._process_identity() != self._owner
 
+    def begin_epoch(self) -> None:
+        self.engine.begin_epoch()
+
     def counters(self) -> dict[str, int]:
-        """Returns how many batches the workers have made."""
         return dict(self._final) if self._closed else dict(self.engine.counters())
 
     def close(self, may_keep: bool = False) -> None:  # noqa: ARG002
