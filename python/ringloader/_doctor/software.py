@@ -65,6 +65,9 @@ def _path() -> Finding:
             "problem",
             "This build has no shared-memory rings, which need Linux: loaders behave as torch's.",
         )
+    reason = select_path.reason_of_user()
+    if reason is not None:
+        return Finding("path", "torch", "note", f"{reason.text}: torch's own loader runs.")
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.arange(1)), num_workers=1)
     reason = select_path.reason_for_torch(loader, hook.beneath(internals.Loader._get_iterator))
     if reason is not None:
@@ -83,6 +86,7 @@ def _environment() -> Iterator[Finding]:
 
 # Variables of other projects that docs/options.md lists.
 _OTHERS = {
+    select_path.SWITCH,
     "GLIBC_TUNABLES",
     "LOCAL_WORLD_SIZE",
     "MALLOC_MMAP_MAX_",

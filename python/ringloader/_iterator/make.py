@@ -32,7 +32,7 @@ def make_iterator(loader: Any, options: Options, without_ours: Any, fall_back: C
             another path and notes that one.
 
     Raises:
-        ValueError: If options do not go with the loader.
+        ValueError: If options do not go with the loader, or ``RINGLOADER`` has a value without a meaning.
         RuntimeError: If an option cannot take effect, because torch's loader must run whole.
     """
     if options.device is not None and internals.is_in_worker():
@@ -40,7 +40,10 @@ def make_iterator(loader: Any, options: Options, without_ours: Any, fall_back: C
         options = dataclasses.replace(options, device=None, device_transform=None)
     conflicts.check(loader, options)
     forgotten_epoch.note(loader)
-    if loader.num_workers == 0:
+    reason = select_path.reason_of_user()
+    if reason is not None:
+        pass
+    elif loader.num_workers == 0:
         reason = select_path.reason_against_own_iterator(without_ours)
         if reason is None:
             return _without_workers(loader, options)
@@ -100,8 +103,8 @@ def _check_for_torchs(loader: Any, options: Options, reason: str) -> None:
     """Raises for options without which torch's own loader would give other batches."""
     names = [name for name in options.changed() if TABLE[name].on_torchs == "is an error"]
     if loader.num_workers == 0:
-        # Options that mean nothing without workers.
-        names = [name for name in names if name not in ("worker_method", "reseed_workers")]
+        # It means nothing without workers.
+        names = [name for name in names if name != "reseed_workers"]
     if isinstance(loader.dataset, Dispatch) and loader.num_workers > 0:
         names.append("a Dispatch as dataset")
     if names:

@@ -128,7 +128,8 @@ class Options:
         line="what the workers are: processes, or threads of this process; [threads](threads.md); without "
         "workers it means nothing",
         check=checks.worker_method,
-        on_torchs="is an error",
+        # By `RINGLOADER=off` only. Where a part of torch was replaced, threads are refused before.
+        on_torchs="is left out",
     )
     last_batch: str | None = _option(
         None,

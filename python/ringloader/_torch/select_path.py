@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import operator
+import os
 from multiprocessing import process
 from typing import Any, NamedTuple
 
@@ -15,6 +16,9 @@ from ringloader._torch import internals, replacements, versions
 
 _logger = logging.getLogger("ringloader")
 _said: set[str] = set()
+
+# The variable that sends every loader to torch's own.
+SWITCH = "RINGLOADER"
 
 
 def say_once(text: str) -> None:
@@ -30,6 +34,20 @@ class Reason(NamedTuple):
     text: str
     # The warning that the user then gets once, if the reason may surprise.
     warning: str | None = None
+
+
+def reason_of_user() -> Reason | None:
+    """Returns the reason why no loader of this process may be ours, or None: the way back to torch's.
+
+    Raises:
+        ValueError: If the variable has a value without a meaning.
+    """
+    value = os.environ.get(SWITCH, "")
+    if value == "off":
+        return Reason(f"{SWITCH}=off is set")
+    if value not in ("", "on"):
+        raise ValueError(f"the environment has {SWITCH}={value!r}: set it to off, to on, or not at all")
+    return None
 
 
 def reason_for_torch(loader: Any, get_iterator: Any) -> Reason | None:
