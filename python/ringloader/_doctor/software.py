@@ -14,7 +14,7 @@ import torch.utils.data
 
 import ringloader._native as _native
 from ringloader._doctor.diagnosis import Finding
-from ringloader._torch import accelerator, hook, internals, select_path
+from ringloader._torch import devices, hook, internals, select_path
 
 
 def findings() -> Iterator[Finding]:
@@ -42,7 +42,7 @@ def _build() -> str:
 
 
 def _accelerator() -> Finding:
-    bad = accelerator.device_in_bad_fork()
+    bad = devices.device_in_bad_fork()
     if bad is not None:
         return Finding(
             "accelerator",

@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ringloader._dispatch.dataset import Dispatch
-from ringloader._iterator import forgotten_epoch
 from ringloader._iterator.base import Delivery
-from ringloader._options import conflicts
+from ringloader._options import conflicts, epochs
 from ringloader._options.checks import THREAD
 from ringloader._options.table import TABLE, Options
 from ringloader._pool import pool
@@ -39,7 +38,7 @@ def make_iterator(loader: Any, options: Options, without_ours: Any, fall_back: C
         # A loader that a dataset has. Workers have no device, and what they send is moved in the end.
         options = dataclasses.replace(options, device=None, device_transform=None)
     conflicts.check(loader, options)
-    forgotten_epoch.note(loader)
+    epochs.say_if_forgotten(loader)
     reason = select_path.reason_of_user()
     if reason is not None:
         pass

@@ -18,7 +18,7 @@ from ringloader._placement.device_tree import has_to, leaves, memory_of, with_le
 from ringloader._placement.failed_arrival import is_failed, once, reraise
 from ringloader._placement.lookahead import Prepared
 from ringloader._placement.registration import Registrations
-from ringloader._torch import accelerator, caller_modes, internals, modes
+from ringloader._torch import devices, internals, modes
 
 # Devices without the streams and events that copies need: torch's own `.to()` moves their batches.
 _WITHOUT_STREAMS = frozenset({"mps"})
@@ -122,7 +122,7 @@ class Moving:
     def begin_epoch(self) -> None:
         """Called by ``iter()``, whose modes a transform has for each batch, whenever it runs."""
         self.counts.begin_epoch()
-        self._modes = caller_modes.CallerModes(self._device.type)
+        self._modes = modes.CallerModes(self._device.type)
 
     def prepare(self, arrival: _native.Arrival) -> Prepared:
         """Begins to move a batch."""
@@ -214,7 +214,7 @@ class Moving:
         if self._transform is None:
             blocks, large = plan.allocate()
         else:
-            with accelerator.stream_context(copies.stream):
+            with devices.stream_context(copies.stream):
                 blocks, large = plan.allocate()
         sources: list[torch.Tensor] = []
         staging = arrival.stage()
@@ -300,7 +300,7 @@ class Moving:
         done = issuing.done
         try:
             try:
-                with accelerator.stream_context(copies.stream):
+                with devices.stream_context(copies.stream):
                     data = make()
                     if transform is not None and not is_failed(data):
                         if is_partial:
@@ -335,9 +335,7 @@ class Moving:
 
     def _allocating(self, copies: CopyStream) -> contextlib.AbstractContextManager[Any]:
         """Returns the context for new memory: the stream of the copies for a transform, else the caller's."""
-        return (
-            contextlib.nullcontext() if self._transform is None else accelerator.stream_context(copies.stream)
-        )
+        return contextlib.nullcontext() if self._transform is None else devices.stream_context(copies.stream)
 
     def _moved_here(self, data: Any) -> Any:
         """Returns a batch with the rest of it moved, or pinned, by its own methods, on the current stream.

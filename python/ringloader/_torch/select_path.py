@@ -12,7 +12,7 @@ import torch
 import torch.multiprocessing
 
 import ringloader._native as _native
-from ringloader._torch import internals, replacements, versions
+from ringloader._torch import internals, replacements
 
 _logger = logging.getLogger("ringloader")
 _said: set[str] = set()
@@ -94,7 +94,7 @@ def _surprising(reason: str) -> Reason:
 
 
 def _pins_for_named_device(loader: Any) -> bool:
-    return bool(loader.pin_memory and loader.pin_memory_device and versions.pins_for_named_device())
+    return bool(loader.pin_memory and loader.pin_memory_device and internals.pins_for_named_device())
 
 
 def reason_against_threads(loader: Any, get_iterator: Any) -> str | None:
