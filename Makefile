@@ -111,14 +111,14 @@ rust-test: ## the crates' own tests
 
 # More than there are cores: most tests wait for processes to start.
 TEST_WORKERS ?= 4
-PYTEST := $(BIN)/python -m pytest -q -n $(TEST_WORKERS) --dist loadgroup
+PYTEST := $(BIN)/python -m pytest -q -n $(TEST_WORKERS)
 
 python-test: $(WHEEL_STAMP) ## the Python tests
 	$(PYTEST) -m "not slow"
 
-# The accelerator's have a target of their own: its storms take half an hour.
+# Without those of `make accelerator-slow`, which take half an hour.
 python-test-slow: $(WHEEL_STAMP) ## the Python tests that take long
-	$(PYTEST) -m slow --ignore tests/accelerator
+	$(PYTEST) -m "slow and not long"
 
 python-test-fast: $(WHEEL_STAMP)
 	$(BIN)/python -m pytest -q -n 2 -m "not slow" tests/unit
@@ -143,7 +143,7 @@ accelerator: $(WHEEL_STAMP) ## pinning and devices, on a pretend accelerator tha
 
 accelerator-slow: $(WHEEL_STAMP) ## its storms at full length, and more parity tests whose loaders pin
 	$(BIN)/python tests/accelerator/build.py
-	$(BIN)/python -m pytest -rP -m slow tests/accelerator
+	$(BIN)/python -m pytest -rP -m long tests/accelerator
 
 # A process for each file: a test that spoils the device spoils no other file's.
 gpu: $(VENV)/.bench $(RELEASE_STAMP) ## the same tests and the benchmark, on the accelerator of this machine

@@ -362,6 +362,7 @@ def test_registered_memory_is_told_and_given_back():
     assert pretend.counters()["violations"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("registrar")
 def test_a_series_of_epochs_is_bounded(record_property):
     loader = loader_on("native", Numbered(12, (100, LARGE)), max_shared_bytes=16 << 20)
