@@ -83,6 +83,25 @@ def test_the_figures_of_the_readme_are_those_of_the_table() -> None:
         assert [ratio, cpu] == [table[workload][1], table[workload][5]], workload
 
 
+def test_figures_of_fault_injection_are_those_of_its_page() -> None:
+    page = (DOCS / "chaos.md").read_text()
+    ours = re.search(r"^ringloader: (\d+) cases: (\d+) ok, (\d+) known$", page, re.M)
+    torchs = re.search(r"^torch: \d+ cases: (\d+) ok, .* (\d+) hang$", page, re.M)
+    assert ours and torchs
+    cases, passed, known = ours.groups()
+    assert f"{cases} small programs go wrong" in page
+    assert (
+        f"passes {passed} of them and fails {known} in known ways; torch's loader passes {torchs[1]}." in page
+    )
+    evidence = (DOCS / "guides/production.md").read_text()
+    assert (
+        f"| {cases} programs that go wrong: ringloader passes {passed} and fails {known} in known ways; "
+        in evidence
+    )
+    assert f"torch passes {torchs[1]} and hangs in {torchs[2]} |" in evidence
+    assert f"{cases} programs" in (ROOT / "README.md").read_text()
+
+
 def test_links_between_files_lead_to_something() -> None:
     pages = [*ROOT.glob("*.md"), *DOCS.rglob("*.md"), ROOT / "benches/README.md"]
     broken = []
