@@ -290,17 +290,16 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return iterator
 
     def set_epoch(self, epoch: int) -> None:
-        """Says which epoch begins next: to the samplers and to the dataset that have a ``set_epoch``.
+        """Sets the number of the epoch that begins next, in samplers and datasets that have ``set_epoch``.
 
-        A dataset inside torch's ``Subset``, ``ConcatDataset``, ``ChainDataset`` or ``StackDataset`` is told
-        too.
+        In this process, ``set_epoch`` is called at once: of the loader's ``sampler``, its ``batch_sampler``,
+        the batch sampler's ``sampler``, the dataset, and datasets inside torch's ``Subset``,
+        ``ConcatDataset``, ``ChainDataset`` or ``StackDataset``.
 
-        The loader's ``sampler``, its ``batch_sampler``, that one's ``sampler`` and the dataset are told at
-        once, in this process. Persistent workers, and those of a ``worker_pool``, are told when their next
-        epoch begins, and call the ``set_epoch`` of their dataset then; what it raises there is the error of
-        that epoch's batches. They are told the epoch of their own loader, whatever other loaders of the
-        dataset have said. Other workers get the dataset as it is when they are started. ``Seeds`` are of
-        that epoch. Epochs that follow without a call count up from it, for ``Seeds`` only.
+        Persistent workers, and workers of a ``worker_pool``, call the ``set_epoch`` of their dataset when
+        their next epoch begins; an error of it is the error of that epoch's batches. They get the epoch of
+        their own loader, whatever other loaders of the dataset have set. Other workers get the dataset as it
+        is when they start. ``Seeds`` are of that epoch, and count up from it in epochs without a call.
 
         Args:
             epoch: The epoch, from 0 on.
@@ -314,19 +313,20 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def call_workers(self, fn: Callable[..., _T], *args: Any, timeout: float | None = None) -> list[_T]:
         """Calls ``fn(dataset, *args)`` in each living worker, and returns the results in the workers' order.
 
-        It waits for all of them. A worker calls it in its main thread between two batches, behind those that
-        it was asked for before, so batches that come after the call may be older. ``get_worker_info()`` works
-        in it, and its dataset is the one that is passed. Function, arguments and results are pickled, and
-        tensors copied, unless workers are threads. Without workers it is called here, with this process's
-        dataset.
+        Waits for all of them. A worker calls ``fn`` in its main thread between two batches, behind the
+        batches that it was asked for before, so batches that come after the call may be older.
+        ``get_worker_info()`` works in it, and its dataset is the one that is passed. Function, arguments and
+        results are pickled, and tensors copied, unless workers are threads. Without workers this process
+        calls ``fn``, with its dataset.
 
         Args:
-            fn: What is called, by its name: one that the worker's module had when the worker was started.
-            *args: Its further arguments.
-            timeout: Seconds that it may take (default: the loader's ``timeout``, and if that is 0, no limit).
+            fn: The function. It goes by its name: the worker's module must have had it when the worker
+                started.
+            *args: Further arguments of ``fn``.
+            timeout: Seconds to wait (default: the loader's ``timeout``, and if that is 0, no limit).
 
         Raises:
-            Exception: What ``fn`` raised, as torch raises a worker's error; of several, the first worker's.
+            Exception: An error of ``fn``, as torch raises a worker's error; of several, the first worker's.
             RuntimeError: If no worker lives, one ends meanwhile, or does not answer in time: it then still
                 calls the function later. If batches travel by torch's own transport.
             pickle.PicklingError: If the function, or an argument, cannot be sent to worker processes.
@@ -338,12 +338,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def shutdown(self) -> None:
         """Ends this loader's iterators and workers now, and gives back the memory that it keeps.
 
-        Persistent workers end too, and those of an iterator that is still held: ``next`` on it raises a
+        Persistent workers end too, and workers of an iterator that you still hold: ``next`` on it raises a
         ``RuntimeError`` from then on. Batches that were returned stay valid. The loader may be iterated
-        again, with new workers, and be shut down again. It may be called from any thread: a ``next`` that
-        waits in another one raises that error too. Workers that are busy have 5 seconds
-        to end, all of them together; then they are terminated. In a forked child, what the parent's loader
-        has made is left alone.
+        again, with new workers, and be shut down again. Any thread may call it: a ``next`` that waits in
+        another thread raises that error too. Busy workers have 5 seconds to end, all of them together; then
+        they are terminated. In a forked child, the parent's workers and memory are left alone.
 
         ``with DataLoader(...) as loader:`` calls it at the end of the block, however that ends.
         """

@@ -20,13 +20,13 @@ class PathReport:
         path: ``"native"``: ringloader schedules, over shared-memory rings; ``"threads"``: the workers are
             threads, and batches are handed over as they are; ``"torch"``: without workers, or torch's own
             loader.
-        reason: Why, in a sentence.
-        counters: What has gone over it so far: ``batches``; storages that collation wrote ``in_place``, and
-            storages that were ``copied`` into shared memory once; batches whose tree was ``pickled``;
-            ``oversize`` batches, in shared memory of their own; batches ``copied_out`` because the caller
-            held too many. On torch's path there are none of these. With ``device``: ``device_batches`` that
-            were moved, ``device_copies`` that this took, ``device_staged_bytes`` that were copied to pinned
-            memory before, and ``device_registered_bytes`` of shared memory that the device's driver has.
+        reason: The reason for it, in a sentence.
+        counters: Counts so far: ``batches``; storages that collation wrote ``in_place``, and storages that
+            were ``copied`` into shared memory once; batches whose tree was ``pickled``; ``oversize``
+            batches, in shared memory of their own; batches ``copied_out`` because the caller held too many.
+            On torch's path there are none of these. With ``device``: ``device_batches`` that were moved,
+            ``device_copies`` that this took, ``device_staged_bytes`` that were copied to pinned memory
+            before, and ``device_registered_bytes`` of shared memory that the device's driver has.
     """
 
     path: PathName
@@ -77,7 +77,7 @@ def noted(key: object) -> _Record | None:
 
 
 def report(iterator_or_loader: object) -> PathReport:
-    """Says which path an iterator, or the last iterator of a loader, took, and what went over it.
+    """Returns the path of an iterator, or of the last iterator of a loader, its reason, and counters.
 
     Args:
         iterator_or_loader: A ``ringloader.DataLoader``, or any torch loader while ``ringloader.install`` is
