@@ -96,7 +96,7 @@ def noted(key: object) -> _Record | None:
 
 
 def report(iterator_or_loader: object) -> PathReport:
-    """Says which path an iterator, or the last iterator of a loader, took, and what went over it.
+    """Returns the path of an iterator, or of the last iterator of a loader, its reason, and counters.
 
     Args:
         iterator_or_loader: A ``ringloader.DataLoader``, or any torch loader while ``ringloader.install`` is
