@@ -17,6 +17,7 @@ from ringloader import DataLoader
 from ringloader._placement import (
     decoding,
     device,
+    device_block,
     device_copy,
     device_pack,
     device_prepared,
@@ -36,7 +37,7 @@ __all__ = ["registrar"]
 TRACED = {
     module.__file__
     for module in (
-        *(decoding, device, device_copy, device_pack, device_prepared, device_tree),
+        *(decoding, device, device_block, device_copy, device_pack, device_prepared, device_tree),
         *(lookahead, pinning),
     )
 }
@@ -90,7 +91,13 @@ class Mixed(dict):
 
 
 def tensors(number, size):
-    return {"a": torch.full((size,), number, dtype=torch.int32), "b": torch.tensor([number])}
+    small = torch.full((3,), number, dtype=torch.uint8)
+    return {
+        "a": torch.full((size,), number, dtype=torch.int32),
+        "b": torch.tensor([number]),
+        "c": small,
+        "d": small,
+    }
 
 
 DATASETS = {
