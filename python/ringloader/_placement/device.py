@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import ringloader._native as _native
-from ringloader._placement.device_block import Block
+from ringloader._placement.device_block import Block, copy_each
 from ringloader._placement.device_copy import CopyStream
 from ringloader._placement.device_pack import Packing
 from ringloader._placement.device_prepared import Later, Moved, Ready, no_inference_mode
@@ -49,33 +49,21 @@ class Counts:
 class _Plan:
     """The memory that batches of one layout need on the device, and the copies to it."""
 
-    __slots__ = (
-        "_device",
-        "_large",
-        "_packed",
-        "_sizes",
-        "blocks",
-        "copies",
-        "has_large",
-        "layout",
-        "nbytes",
-        "staged",
-    )
+    __slots__ = ("_blocks", "_device", "_large", "_packed", "_sizes", "copies", "layout", "nbytes", "staged")
 
     def __init__(self, layout: _native.Layout, device: torch.device) -> None:
         self._device = device
         self.layout = layout
         self._packed = layout.packed
         self._large = layout.large
-        self.has_large = bool(self._large)
-        self.blocks = [Block(nbytes, places, device) for nbytes, places in layout.blocks]
-        self._sizes = [block.nbytes for block in self.blocks]
-        self.copies = len(self._large) + sum(block.copies for block in self.blocks)
+        self._blocks = [Block(nbytes, places, device) for nbytes, places in layout.blocks]
+        self._sizes = [block.nbytes for block in self._blocks]
+        self.copies = len(self._large) + sum(block.copies for block in self._blocks)
         self.staged = sum(self._sizes)
         self.nbytes = self.staged + sum(math.prod(shape) * dtype.itemsize for shape, _, dtype in self._large)
 
     def allocate(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Packed tensors, and large ones, in memory of the current stream."""
+        """Returns new packed tensors, and large ones, in memory of the current stream."""
         return self._new(self._packed), self._new(self._large)
 
     def _new(self, tensors: list[tuple[tuple[int, ...], tuple[int, ...], torch.dtype]]) -> list[torch.Tensor]:
@@ -94,11 +82,9 @@ class _Plan:
     ) -> None:
         """Issues copies to the packed tensors and to the large ones, on the current stream."""
         if staging is not None:
-            for block, source in zip(self.blocks, staging.split_with_sizes(self._sizes), strict=True):
+            for block, source in zip(self._blocks, staging.split_with_sizes(self._sizes), strict=True):
                 block.copy(source, packed)
-        for into, source in zip(large, sources, strict=True):
-            # The version counter of `data` counts this copy, and the tensor's is that of a new one.
-            into.data.copy_(source, non_blocking=True)
+        copy_each(large, sources)
 
 
 class Moving:
@@ -244,7 +230,7 @@ class Moving:
         staging = arrival.stage()
         if staging is not None:
             self.counts.staged += plan.staged
-        large_sources = self._large_sources(arrival) if plan.has_large else []
+        large_sources = self._large_sources(arrival) if large else []
         sources = [staging, *large_sources]
 
         def make() -> Any:

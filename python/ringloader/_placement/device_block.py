@@ -47,12 +47,11 @@ class Block:
 
         Args:
             staging: The block, in pinned memory.
-            tensors: New tensors on the device, by their numbers. Their versions stay 0, as in torch.
+            tensors: New tensors on the device, by their numbers. Their versions stay 0.
         """
         if not self._is_packed:
             for parts in self._parts:
-                for into, source in zip(parts.flat(tensors), parts.of(staging), strict=True):
-                    into.copy_(source, non_blocking=True)
+                copy_each(parts.flat(tensors), parts.of(staging))
             return
         block = self._new_block()
         block.copy_(staging, non_blocking=True)
@@ -64,8 +63,15 @@ class Block:
         return torch.empty(self.nbytes, dtype=torch.uint8, device=self._device)
 
 
+def copy_each(tensors: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    """Issues a copy to each of some tensors. Their versions stay as they are, as those of torch's `.to()`."""
+    for into, source in zip(tensors, sources, strict=True):
+        # `data` has a version counter of its own.
+        into.data.copy_(source, non_blocking=True)
+
+
 class _Parts:
-    """Those tensors of a block that are copied in the same unit."""
+    """The tensors of a block that are copied in the same unit."""
 
     __slots__ = ("_empty", "_numbers", "_picked", "_sizes", "_unit")
 
@@ -91,7 +97,7 @@ class _Parts:
         self._picked = None if len(picked) == len(self._sizes) else picked
 
     def flat(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Returns the memory of the tensors, in units, with version counters of their own."""
+        """Returns the memory of the tensors, in units, with version counters of its own."""
         empty = self._empty
         return [empty.data.set_(tensors[number].untyped_storage(), *place) for number, place in self._numbers]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ringloader._placement.device_block import Block
+from ringloader._placement.device_block import Block, copy_each
 
 # MIRRORS `rust/py/src/batch/limits.rs`.
 PACKED = 64 << 10
@@ -33,7 +33,9 @@ class Packing:
         self._places: list[list[tuple[int, int, int]]] = []
         self._used = 0
         self._blocks: list[tuple[Block, torch.Tensor]] = []
-        self._large: list[tuple[torch.Tensor, torch.Tensor]] = []
+        # The large ones on the device, and in pinned memory.
+        self._large: list[torch.Tensor] = []
+        self._large_sources: list[torch.Tensor] = []
         self.memory: list[torch.Tensor] = []
         self.sources: list[torch.Tensor] = []
         self.staged = self.copies = 0
@@ -51,7 +53,8 @@ class Packing:
             return into
         self.memory.append(into)
         if size > PACKED:
-            self._large.append((into, self._pinned(tensor)))
+            self._large.append(into)
+            self._large_sources.append(self._pinned(tensor))
             return into
         if not self._places or self._used + size > LARGEST_BLOCK:
             self._places.append([])
@@ -63,7 +66,7 @@ class Packing:
 
     def stage(self) -> None:
         """Copies the small ones to pinned memory. To be called once, when all are there."""
-        self.sources = [source for _, source in self._large]
+        self.sources = list(self._large_sources)
         for places in self._places:
             _, offset, size = places[-1]
             block = Block(offset + _aligned(size), places, self._device)
@@ -83,9 +86,7 @@ class Packing:
         small = [into for _, into in self._small]
         for block, staging in self._blocks:
             block.copy(staging, small)
-        for into, source in self._large:
-            # The version counter of `data` counts this copy, and the tensor's is that of a new one.
-            into.data.copy_(source, non_blocking=True)
+        copy_each(self._large, self._large_sources)
 
     def _pinned(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.is_pinned() and tensor.stride() == _strides(tensor):

@@ -75,7 +75,7 @@ impl Layout {
         &self.plan
     }
 
-    /// What the packed tensors, or the others, are on the device.
+    /// The arguments for new tensors on the device: the packed ones, or the others.
     fn new_ones<'py>(&self, py: Python<'py>, packed: bool) -> PyResult<Vec<New<'py>>> {
         let torch = Torch::get(py)?;
         let each = |Shape { dtype, shape, strides }: &Shape| {
