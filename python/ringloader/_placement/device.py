@@ -81,7 +81,9 @@ class _Plan:
         sources: list[torch.Tensor],
     ) -> None:
         """Issues copies to the packed tensors and to the large ones, on the current stream."""
-        if staging is not None:
+        if staging is not None and len(self._blocks) == 1:
+            self._blocks[0].copy(staging, packed)
+        elif staging is not None:
             for block, source in zip(self._blocks, staging.split_with_sizes(self._sizes), strict=True):
                 block.copy(source, packed)
         copy_each(large, sources)

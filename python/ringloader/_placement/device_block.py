@@ -10,8 +10,8 @@ from ringloader._torch import accelerator
 
 # For fewer tensors, one copy and a second one that takes them apart are no fewer calls of the device.
 _FEWEST = 3
-# The units of copies on the device. Its threads read four at once, so words are faster than bytes.
-_UNITS = (torch.int64, torch.uint8)
+# The units of copies on the device, whose threads read four at once: words are faster than bytes.
+_WORDS, _BYTES = torch.int64, torch.uint8
 
 
 class Block:
@@ -37,9 +37,10 @@ class Block:
         self._device = device
         self._is_packed = len(places) >= _FEWEST and accelerator.copies_many(device.type)
         self.copies = 1 if self._is_packed else len(places)
-        by_unit: dict[torch.dtype, list[tuple[int, int, int]]] = {unit: [] for unit in _UNITS}
+        by_unit: dict[torch.dtype, list[tuple[int, int, int]]] = {_WORDS: [], _BYTES: []}
         for place in places:
-            by_unit[next(unit for unit in _UNITS if place[2] % unit.itemsize == 0)].append(place)
+            has_words = self._is_packed and place[2] % _WORDS.itemsize == 0
+            by_unit[_WORDS if has_words else _BYTES].append(place)
         self._parts = [_Parts(unit, nbytes, some, device) for unit, some in by_unit.items() if some]
 
     def copy(self, staging: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
@@ -60,7 +61,7 @@ class Block:
 
     def _new_block(self) -> torch.Tensor:
         """Returns memory of the current stream, which alone uses it: what is next in it comes behind that."""
-        return torch.empty(self.nbytes, dtype=torch.uint8, device=self._device)
+        return torch.empty(self.nbytes, dtype=_BYTES, device=self._device)
 
 
 def copy_each(tensors: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
@@ -103,5 +104,7 @@ class _Parts:
 
     def of(self, block: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Returns the tensors' pieces of a block of bytes."""
+        if len(self._sizes) == 1:
+            return (block.view(self._unit),)
         pieces = block.view(self._unit).split_with_sizes(self._sizes)
         return pieces if self._picked is None else tuple(pieces[at] for at in self._picked)
