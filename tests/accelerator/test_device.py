@@ -336,7 +336,7 @@ def test_small_tensors_that_are_many_take_a_copy_for_each_block(path):
 
 
 def test_large_tensors_take_a_copy_each(path):
-    told = copies_of(path, (1024, 2048, LARGE, LARGE, 2 * LARGE))
+    told = copies_of(path, (1024, 2048, 100, LARGE, LARGE, 2 * LARGE))
     assert {copies for copies, _ in told} == {4}
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 import ringloader._native as _native
+from ringloader._placement.device_block import Block, copy_each
 from ringloader._placement.device_copy import CopyStream
 from ringloader._placement.device_pack import Packing
 from ringloader._placement.device_prepared import Later, Moved, Ready, no_inference_mode
@@ -50,29 +51,46 @@ class Counts:
 
 
 class _Plan:
-    """The memory that batches of one layout need on the device."""
+    """The memory that batches of one layout need on the device, and the copies to it."""
 
-    __slots__ = ("_device", "blocks", "empty", "large", "layout", "nbytes", "staged")
+    __slots__ = ("_blocks", "_device", "_large", "_packed", "_sizes", "copies", "layout", "nbytes", "staged")
 
     def __init__(self, layout: _native.Layout, device: torch.device) -> None:
         self._device = device
         self.layout = layout
-        self.blocks = layout.blocks
-        self.empty = [torch.empty(0, dtype=dtype, device=device) for dtype in layout.packed]
-        self.large = layout.large
-        self.staged = sum(self.blocks)
-        self.nbytes = self.staged + sum(math.prod(shape) * dtype.itemsize for shape, _, dtype in self.large)
+        self._packed = layout.packed
+        self._large = layout.large
+        self._blocks = [Block(nbytes, places, device) for nbytes, places in layout.blocks]
+        self._sizes = [block.nbytes for block in self._blocks]
+        self.copies = len(self._large) + sum(block.copies for block in self._blocks)
+        self.staged = sum(self._sizes)
+        self.nbytes = self.staged + sum(math.prod(shape) * dtype.itemsize for shape, _, dtype in self._large)
 
     def allocate(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Memory for packed tensors, and large tensors, on the current stream."""
+        """Returns new packed tensors, and large ones, in memory of the current stream."""
+        return self._new(self._packed), self._new(self._large)
+
+    def _new(self, tensors: list[tuple[tuple[int, ...], tuple[int, ...], torch.dtype]]) -> list[torch.Tensor]:
         device = self._device
-        blocks = [torch.empty(size, dtype=torch.uint8, device=device) for size in self.blocks]
-        if not self.large:
-            return blocks, []
-        return blocks, [
+        return [
             torch.empty_strided(shape, strides, dtype=dtype, device=device)
-            for shape, strides, dtype in self.large
+            for shape, strides, dtype in tensors
         ]
+
+    def copy(
+        self,
+        packed: list[torch.Tensor],
+        staging: torch.Tensor | None,
+        large: list[torch.Tensor],
+        sources: list[torch.Tensor],
+    ) -> None:
+        """Issues copies to the packed tensors and to the large ones, on the current stream."""
+        if staging is not None and len(self._blocks) == 1:
+            self._blocks[0].copy(staging, packed)
+        elif staging is not None:
+            for block, source in zip(self._blocks, staging.split_with_sizes(self._sizes), strict=True):
+                block.copy(source, packed)
+        copy_each(large, sources)
 
 
 class Moving:
@@ -212,25 +230,22 @@ class Moving:
             plan = self._plan = _Plan(layout, copies.device)
         current = copies.current()
         if self._transform is None:
-            blocks, large = plan.allocate()
+            packed, large = plan.allocate()
         else:
             with devices.stream_context(copies.stream):
-                blocks, large = plan.allocate()
-        sources: list[torch.Tensor] = []
+                packed, large = plan.allocate()
         staging = arrival.stage()
         if staging is not None:
             self.counts.staged += plan.staged
-            sources += [staging] if len(blocks) == 1 else torch.split(staging, plan.blocks)
-        if large:
-            sources += self._large_sources(arrival)
-        memory = [*blocks, *large]
+        large_sources = self._large_sources(arrival) if large else []
+        sources = [staging, *large_sources]
 
         def make() -> Any:
-            for into, source in zip(memory, sources, strict=True):
-                into.copy_(source, non_blocking=True)
-            return layout.make(plan.empty, blocks, large)
+            plan.copy(packed, staging, large, large_sources)
+            self.counts.copies += plan.copies
+            return layout.make(packed, large)
 
-        return self._copied(make, current, sources, plan.nbytes, memory)
+        return self._copied(make, current, sources, plan.nbytes, [*packed, *large])
 
     def _large_sources(self, arrival: _native.Arrival) -> list[torch.Tensor]:
         """Returns a batch's large tensors in page-locked memory: where they are, if the driver has that."""
@@ -268,20 +283,19 @@ class Moving:
                 if other is None:
                     is_partial, other = True, leaf
                 others.append(other)
-            packing.allocate()
+            packing.stage()
         self.counts.staged += packing.staged
 
         def make() -> Any:
-            for into, source in packing.pairs:
-                into.copy_(source, non_blocking=True)
+            packing.copy()
+            self.counts.copies += packing.copies
             # Not before: where a copy fails, the batch is needed as it was.
             return once(with_leaves, batch, others)
 
-        memory = [into for into, _ in packing.pairs]
-        sources = [source for _, source in packing.pairs]
-        nbytes = sum(source.nbytes for source in sources)
+        nbytes = sum(source.nbytes for source in packing.sources)
         # A transform reads the tensors that were on the device before, which belong to the caller's stream.
-        return self._copied(make, current, [*sources, *here], nbytes, memory, is_partial)
+        sources = [*packing.sources, *here]
+        return self._copied(make, current, sources, nbytes, packing.memory, is_partial)
 
     def _copied(
         self,
@@ -295,7 +309,6 @@ class Moving:
         """Issues the copies of a batch, to ``memory``, and what the user wants done behind them."""
         copies, transform = self.copies, self._transform
         stream = current if transform is None else copies.stream
-        issued = len(memory)
         issuing = copies.begin(current, sources, nbytes, memory)
         done = issuing.done
         try:
@@ -313,7 +326,6 @@ class Moving:
                             data = memory if is_failed(memory) else data
             finally:
                 copies.end(issuing)
-            self.counts.copies += issued
             self.counts.batches += 1
             if is_failed(data):
                 stream.wait_event(done)

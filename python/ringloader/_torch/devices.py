@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Generator
 from typing import Any
 
@@ -104,6 +105,16 @@ def on_cuda_device_in_use() -> contextlib.AbstractContextManager[Any]:
 def current_device_index() -> int:
     """Returns the index of the device that torch pins for, as its pinning thread finds it."""
     return int(torch.accelerator.current_device_index())
+
+
+@functools.cache
+def copies_many(device_type: str) -> bool:
+    """True if a device has code of its own that copies a list of tensors in one call."""
+    key_for = getattr(torch._C, "_dispatch_key_for_device", None)
+    has_kernel = getattr(torch._C, "_dispatch_has_kernel_for_dispatch_key", None)
+    if key_for is None or has_kernel is None:
+        return False
+    return bool(has_kernel("aten::_foreach_copy_", key_for(device_type)))
 
 
 @contextlib.contextmanager
