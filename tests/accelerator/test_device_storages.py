@@ -21,7 +21,7 @@ from accelerator.moved import (
     path,
 )
 from ringloader._placement import device_block, device_copy
-from ringloader._torch import accelerator
+from ringloader._torch import devices
 
 pytestmark = pytest.mark.rings_only
 
@@ -192,8 +192,8 @@ def bits_of(tensor):
 @pytest.fixture(params=["together", "one by one"])
 def how(request, monkeypatch):
     """The device has code that copies many tensors at once, or has none."""
-    accelerator.copies_many.cache_clear()
-    assert accelerator.copies_many(pretend.NAME)
+    devices.copies_many.cache_clear()
+    assert devices.copies_many(pretend.NAME)
     if request.param == "one by one":
         monkeypatch.setattr(accelerator, "copies_many", lambda _: False)
     return request.param
@@ -361,7 +361,7 @@ def test_a_block_of_another_stream_would_be_found(monkeypatch):
 
 @pytest.mark.skipif(torch.version.cuda is None, reason="a torch without CUDA")
 def test_cuda_copies_many():
-    assert accelerator.copies_many("cuda")
+    assert devices.copies_many("cuda")
 
 
 def test_counters_tell_the_copies():
