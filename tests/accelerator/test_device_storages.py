@@ -195,7 +195,7 @@ def how(request, monkeypatch):
     devices.copies_many.cache_clear()
     assert devices.copies_many(pretend.NAME)
     if request.param == "one by one":
-        monkeypatch.setattr(accelerator, "copies_many", lambda _: False)
+        monkeypatch.setattr(devices, "copies_many", lambda _: False)
     return request.param
 
 
@@ -250,7 +250,7 @@ def test_calls_of_the_device(path, sizes, expected):
 
 def test_without_code_for_many_each_is_copied(path, monkeypatch):
     """No more calls than torch's."""
-    monkeypatch.setattr(accelerator, "copies_many", lambda _: False)
+    monkeypatch.setattr(devices, "copies_many", lambda _: False)
     found, batch = copies_of_one(path, SIZES)
     assert found == [len(SIZES), 0, len(SIZES)]
     assert_numbered(batch, 1)
