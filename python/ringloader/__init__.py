@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ringloader._patch.convert import convert
     from ringloader._patch.install import install, installed, uninstall
     from ringloader._pool.pool import WorkerPool
-    from ringloader._report.report import PathReport, path, report
+    from ringloader._report.report import PathReport, report
     from ringloader._sources.weighted import WeightedRandomSampler
     from ringloader.bad_samples import BadSample, Retry
     from ringloader.dataloader import DataLoader
@@ -48,7 +48,6 @@ _MODULES = {
     "doctor": "_doctor.doctor",
     "install": "_patch.install",
     "installed": "_patch.install",
-    "path": "_report.report",
     "report": "_report.report",
     "uninstall": "_patch.install",
 }
@@ -74,7 +73,6 @@ __all__ = [
     "doctor",
     "install",
     "installed",
-    "path",
     "report",
     "uninstall",
 ]

@@ -48,16 +48,6 @@ def test_no_workers_mean_torch():
     assert ringloader.report(loader) == ringloader.PathReport("torch", "num_workers is 0", {})
 
 
-def test_the_old_name_warns():
-    loader = DataLoader(Squares(), num_workers=0)
-    iter(loader)
-    with pytest.warns(
-        DeprecationWarning, match=r"ringloader\.path\(\) is ringloader\.report\(\) now"
-    ) as warned:
-        assert ringloader.path(loader) == ringloader.report(loader)
-    assert warned[0].filename == __file__
-
-
 class ThreadWorker(threading.Thread):
     """A thread that passes for a process, as MONAI's ThreadDataLoader has them."""
 
