@@ -411,7 +411,7 @@ iterator = iter(DataLoader(ArrayDataset(Waits()), num_workers=2, batch_size=4, w
 time.sleep(0.2)
 """,
     "in native collation": """
-from ringloader._worker.thread_collate import Collation
+from ringloader._worker.thread import Collation
 from ringloader._torch import internals
 from torch.utils.data import default_collate
 internals.JOIN_SECONDS = 0.0

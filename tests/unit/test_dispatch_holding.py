@@ -153,7 +153,7 @@ class Heavy(Items):
 
 
 def test_what_cannot_be_held_any_more_is_an_error_that_says_so(monkeypatch):
-    monkeypatch.setattr("ringloader._dispatch.dispatching._LEAST_HELD", 1 << 20)
+    monkeypatch.setattr("ringloader._dispatch.process._LEAST_HELD", 1 << 20)
     dataset = Dispatch(Heavy(10_000), prefetch=2).filter(Keeps(2, 0, {0}))
     loader = DataLoader(dataset, None, num_workers=2, max_shared_bytes=16 << 20, timeout=60)
     with pytest.raises(RuntimeError, match=r"holds \d+ items \(\d+ bytes; at most 8388608\).*in_order=False"):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ringloader._dispatch import holding
+from ringloader._dispatch import consumers
 
 
 class Consumer:
@@ -38,7 +38,7 @@ class Consumer:
 @pytest.fixture
 def resident(monkeypatch):
     found = [0]
-    monkeypatch.setattr(holding, "_resident_bytes", lambda: found[0])
+    monkeypatch.setattr(consumers, "_resident_bytes", lambda: found[0])
     return found
 
 
@@ -48,7 +48,7 @@ def errors(*consumers: Consumer) -> int:
 
 def test_without_a_hungry_worker_nothing_is_given_up(resident):
     hungry, full = Consumer(1000, 1000, True), Consumer(0, 0, False)
-    made: Any = holding.Holding([hungry, full], 1, 100)  # type: ignore[list-item]
+    made: Any = consumers.Holding([hungry, full], 1, 100)  # type: ignore[list-item]
     for number in range(200):
         made.wait_for_turn(full)
         assert made.give(full, number)
@@ -67,7 +67,7 @@ def test_without_a_hungry_worker_nothing_is_given_up(resident):
 
 def test_a_few_large_items_are_noticed_at_once(resident):
     hungry, full = Consumer(1000, 1000, True), Consumer(0, 0, False)
-    made: Any = holding.Holding([hungry, full], 1, 100)  # type: ignore[list-item]
+    made: Any = consumers.Holding([hungry, full], 1, 100)  # type: ignore[list-item]
     resident[0] = 90
     assert made.give(full, 0)
     resident[0] = 180

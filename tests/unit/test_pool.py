@@ -20,9 +20,8 @@ import ringloader
 from faults.failing_datasets import Numbers
 from ringloader import DataLoader, WorkerPool
 from ringloader._options import kept
-from ringloader._pool.held import Held
 from ringloader._pool.objects import PoolObjects
-from ringloader._pool.process_state import ProcessState
+from ringloader._pool.state import Held, ProcessState
 from ringloader._worker import collate
 
 pytestmark = pytest.mark.rings_only

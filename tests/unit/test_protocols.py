@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ringloader._iterator.with_workers import WorkersIterator
-from ringloader._sources.draws import NoDraws
+from ringloader._sources.samplers import TorchDraws
 
 ROOT = Path(__file__).parents[2]
 NAMES = (ROOT / "rust/py/src/python.rs").read_text()
@@ -27,14 +27,19 @@ def in_stub(protocol: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("wrapper", "protocol", "owner"),
-    [("Callbacks", "SchedulerCallbacks", WorkersIterator), ("Draws", "Draws", NoDraws)],
+    ("wrapper", "protocol", "owners"),
+    [
+        ("Callbacks", "SchedulerCallbacks", [WorkersIterator]),
+        # Each kind of sampler is asked only for what torch reads and draws of it.
+        ("Draws", "Draws", [TorchDraws, *TorchDraws.__subclasses__()]),
+    ],
 )
-def test_protocols_are_what_is_called_and_what_there_is(wrapper, protocol, owner):
+def test_protocols_are_what_is_called_and_what_there_is(wrapper, protocol, owners):
     called = called_by(wrapper)
     assert len(called) >= 5, "the expression above no longer finds anything"
     assert called == in_stub(protocol)
-    assert {name for name in called if not callable(getattr(owner, name, None))} == set()
+    there = {name for owner in owners for name in called if callable(getattr(owner, name, None))}
+    assert there == called
 
 
 def test_functions_of_our_modules_are_there():

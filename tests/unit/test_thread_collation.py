@@ -19,8 +19,7 @@ import ringloader._native as _native
 from parity.describe import describe, difference
 from ringloader import DataLoader
 from ringloader._torch import collating, internals
-from ringloader._worker import thread_collate as collate
-from ringloader._worker import thread_info as worker_info
+from ringloader._worker import thread as worker
 
 IMAGE = torch.arange(3 * 8 * 8, dtype=torch.uint8).reshape(3, 8, 8)
 Point = collections.namedtuple("Point", "x y")
@@ -30,8 +29,8 @@ def in_worker(function: Callable[[], Any]) -> Any:
     """Returns what a function returns in a thread that is a worker."""
 
     def work() -> Any:
-        worker_info.put_in_place()
-        worker_info.note(0, 0, 1, None)
+        worker.put_worker_info_in_place()
+        worker.become_worker(0, 0, 1, None)
         return function()
 
     with concurrent.futures.ThreadPoolExecutor(1) as threads:
@@ -69,7 +68,7 @@ NATIVE = [
 
 @pytest.mark.parametrize("batch", NATIVE, ids=itertools.count())
 def test_common_samples_are_native_and_equal(batch):
-    made = in_worker(lambda: collate.Collation(refuse)(batch))
+    made = in_worker(lambda: worker.Collation(refuse)(batch))
     expected = in_worker(lambda: default_collate(batch))
     assert difference(describe(expected), describe(made)) == ""
 
@@ -92,18 +91,18 @@ def test_common_samples_are_native_and_equal(batch):
 )
 def test_others_are_torchs_matter(batch):
     with pytest.raises(RefusedError):
-        in_worker(lambda: collate.Collation(refuse)(batch))
+        in_worker(lambda: worker.Collation(refuse)(batch))
 
 
 def test_gradients_are_torchs_matter():
     batch = [torch.ones(2), torch.ones(2, requires_grad=True)]
     with pytest.raises(RefusedError):
-        in_worker(lambda: collate.Collation(refuse)(batch))
+        in_worker(lambda: worker.Collation(refuse)(batch))
 
 
 def test_batches_have_memory_of_their_own():
     samples = [(torch.zeros(4), np.zeros(4), 0) for _ in range(3)]
-    collation = collate.Collation(refuse)
+    collation = worker.Collation(refuse)
     first = in_worker(lambda: collation(samples))
     for tensor, array, _ in samples:
         tensor.fill_(1)
@@ -118,7 +117,7 @@ def test_batches_have_memory_of_their_own():
 
 
 def test_a_function_that_was_replaced_is_called(monkeypatch):
-    collation = collate.Collation(default_collate)
+    collation = worker.Collation(default_collate)
     real, calls = torch.stack, []
     monkeypatch.setattr(torch, "stack", lambda *args, **options: (calls.append(1), real(*args, **options))[1])
     assert in_worker(lambda: collation([torch.ones(2)] * 2)).shape == (2, 2)
@@ -127,7 +126,7 @@ def test_a_function_that_was_replaced_is_called(monkeypatch):
 
 def test_a_type_that_others_taught_is_theirs(monkeypatch):
     monkeypatch.setitem(collating.collate_fn_map, dict, lambda _, **__: "theirs")
-    collation = collate.Collation(default_collate)
+    collation = worker.Collation(default_collate)
     assert in_worker(lambda: collation([{"a": 1}])) == "theirs"
 
 
@@ -143,13 +142,13 @@ class Rows(torch.utils.data.Dataset[Any]):
 
 def test_a_loader_uses_it_and_torchs_errors_come(monkeypatch):
     made = []
-    real = collate.Collation.__call__
+    real = worker.Collation.__call__
 
     def call(self: Any, batch: Any) -> Any:
         made.append(self._native(batch) is not None)
         return real(self, batch)
 
-    monkeypatch.setattr(collate.Collation, "__call__", call)
+    monkeypatch.setattr(worker.Collation, "__call__", call)
     iterator = iter(DataLoader(Rows(), batch_size=2, num_workers=1, worker_method="thread"))
     assert [next(iterator)[1].tolist() for _ in range(2)] == [[0, 1], [2, 3]]
     with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size"):
@@ -161,6 +160,6 @@ def test_a_loader_uses_it_and_torchs_errors_come(monkeypatch):
 
 def test_a_collate_fn_of_the_users_stays():
     fetcher = internals.create_fetcher(torch_dataloader._DatasetKind.Map, Rows(), True, refuse, False)
-    collate.put_native(fetcher)
+    worker.collate_natively(fetcher)
     assert fetcher.collate_fn is refuse
     assert not isinstance(collating.collate_of_columns(), _native.Collate)

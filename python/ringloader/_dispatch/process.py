@@ -1,4 +1,4 @@
-"""The dispatching process: reads the source, and sends its items to the workers in turn."""
+"""The dispatching process of an iterator over a `Dispatch`: reads the source, and sends its items in turn."""
 
 from __future__ import annotations
 
@@ -13,18 +13,95 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from multiprocessing import reduction
 from typing import Any
 
 import torch
 
 import ringloader._native as _native
-from ringloader._common import forks, moved_storages
-from ringloader._dispatch.consumer import WHERE, Consumer
-from ringloader._dispatch.holding import Holding
-from ringloader._torch import internals
+from ringloader._common import held_memory
+from ringloader._dispatch import dataset, stream
+from ringloader._dispatch.consumers import WHERE, Consumer, Holding
+from ringloader._start import spawn, stuck
+from ringloader._torch import internals, versions
 
+# Bytes that items may take in the dispatching process, where a share is less.
+_LEAST_HELD = 64 << 20
 # The time for a source that does not end when it is asked to.
-GRACE_SECONDS = 5.0
+_GRACE_SECONDS = 5.0
+
+
+class _SentSocket:
+    """A socket as the argument of a process."""
+
+    def __init__(self, one: socket.socket) -> None:
+        self._socket = one
+
+    def detach(self) -> int:
+        """Returns the socket's descriptor, in a process that was forked."""
+        return self._socket.detach()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _as_it_is, (reduction.DupFd(self._socket.fileno()),)
+
+
+def _as_it_is(sent: Any) -> Any:
+    return sent
+
+
+class Dispatching:
+    """The dispatching process of one iterator, and what its workers are given to reach it.
+
+    Args:
+        source: The loader's dataset.
+        context: The ``multiprocessing`` context that starts the workers.
+        workers: How many there will be.
+        share: Bytes of shared memory for the items of one worker.
+        in_turn: Whether a worker waits for the others' batches, in order or because tasks go round.
+
+    Raises:
+        Exception: What starting a process raises. Nothing is left then.
+    """
+
+    def __init__(
+        self, source: dataset.Dispatch, context: Any, workers: int, share: int, in_turn: bool
+    ) -> None:
+        # The dataset as workers need it.
+        self.without_source = dataset.without_source(source)
+        most_held = max(share, _LEAST_HELD) if in_turn and dataset.may_drop(source) else None
+        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            arguments = (source._source, _SentSocket(theirs), workers, share, os.getpid(), most_held)
+            made = context.Process(target=run_dispatcher, args=arguments)
+            made.daemon = True
+            self._process = spawn.by_server(made)
+            self._process.start()
+            stuck.note_started(self._process)
+            del made, arguments
+        except BaseException:
+            self._requests.close()
+            raise
+        finally:
+            # Messages of workers must fail once the process has ended, so only the process has its end.
+            theirs.close()
+        pid = self._process.pid
+        self.option = stream.DispatchEnd(
+            source._key, self._requests, pid, source._prefetch, share, most_held is not None
+        )
+
+    def close(self) -> None:
+        """Ends the process. Its workers have ended."""
+        self._requests.close()
+        self._process.terminate()
+        stuck.end(self._process, _GRACE_SECONDS)
+
+
+def dispatching_for(loader: Any, context: Any, share: int) -> Dispatching | None:
+    """Starts dispatching for an iterator of a loader with workers. None if its dataset needs none."""
+    if not isinstance(loader.dataset, dataset.Dispatch):
+        return None
+    in_turn = loader.in_order or not versions.counts_tasks_per_worker()
+    return Dispatching(loader.dataset, context, loader.num_workers, share, in_turn)
 
 
 class _StopError(BaseException):
@@ -50,10 +127,10 @@ def run_dispatcher(
     with contextlib.suppress(_StopError):
         signal.signal(signal.SIGTERM, _stop)
         try:
-            forks.tell_native()
+            held_memory.tell_of_forks()
             if _native.SUPPORTED:
                 atexit.register(_native.note_exit)
-                moved_storages.keep_views()
+                held_memory.keep_views()
             torch.set_num_threads(1)
             threading.Thread(target=_end_with, args=(main_pid,), daemon=True).start()
             with socket.socket(fileno=requests.detach()) as theirs:
@@ -83,7 +160,7 @@ def _end_with(main_pid: int) -> None:
         poll.register(main, select.POLLIN)
         poll.poll()
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
-    time.sleep(GRACE_SECONDS)
+    time.sleep(_GRACE_SECONDS)
     os._exit(1)
 
 

@@ -1,4 +1,4 @@
-"""``DataLoader.call_workers``: a function that runs in each living worker."""
+"""``DataLoader.call_workers``: a function that runs in each living worker, a process or a thread."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import contextlib
 import functools
 import os
 import pickle
+import queue
 import selectors
 import threading
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ringloader._iterator import ending, thread_calls
+from torch.utils.data import get_worker_info
+
+from ringloader._iterator import ending
 from ringloader._iterator.with_workers import WorkersIterator
 from ringloader._placement.failed_arrival import reraise
 from ringloader._torch import internals
@@ -43,9 +46,9 @@ def call_workers(
         )
     limit = timeout or loader.timeout or None
     if in_threads:
-        found = thread_calls.asked(workers, function, args, limit)
+        found = _asked_threads(workers, function, args, limit)
     else:
-        answers = _asked(workers, pickled, limit, lambda: _take_committed(loader))
+        answers = _asked_processes(workers, pickled, limit, lambda: _take_committed(loader))
         found = [pickle.loads(answer) for answer in answers]
     for answer in found:
         if isinstance(answer, internals.ExceptionWrapper):
@@ -104,7 +107,7 @@ def _take_committed(loader: Any) -> None:
             iterator._take_committed()
 
 
-def _asked(
+def _asked_processes(
     workers: list[_Living], pickled: bytes, timeout: float | None, make_room: Callable[[], None]
 ) -> list[bytes]:
     """The answers, in the order of the workers. Meanwhile ``make_room`` is called now and then."""
@@ -196,3 +199,59 @@ def _is_read(reader: int, answer: bytearray) -> bool:
 
 def _is_whole(answer: bytearray) -> bool:
     return len(answer) >= LENGTH.size and len(answer) - LENGTH.size >= LENGTH.unpack_from(answer)[0]
+
+
+def _asked_threads(
+    workers: list[_Living], function: Callable[..., Any], args: tuple[Any, ...], timeout: float | None
+) -> list[Any]:
+    """The answers, or torch's wrappers of errors, in the order of the workers. Nothing is copied."""
+    deadline = None if timeout is None else time.monotonic() + timeout
+    answers: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+    for number, worker in enumerate(workers):
+        worker.transport.call(worker.number, _ThreadCall(function, args, number, answers))
+    found: dict[int, Any] = {}
+    while len(found) < len(workers):
+        # Before the look: what a worker said before it ended is there then.
+        lost = [number for number, worker in enumerate(workers) if not worker.handle.is_alive()]
+        try:
+            number, answer = answers.get(timeout=_left(deadline))
+        except queue.Empty:
+            missing = [str(number) for number in range(len(workers)) if number not in found]
+            if any(number not in found for number in lost):
+                raise RuntimeError(
+                    f"DataLoader worker thread(s) {', '.join(missing)} ended, and call_workers() has no "
+                    "answer of theirs"
+                ) from None
+            if deadline is not None and time.monotonic() >= deadline:
+                raise RuntimeError(
+                    f"DataLoader timed out after {timeout} seconds: call_workers() has no answer of "
+                    f"worker(s) {', '.join(missing)}"
+                ) from None
+            continue
+        found[number] = answer
+    return [found[number] for number in range(len(workers))]
+
+
+class _ThreadCall:
+    """Among the tasks of a worker that is a thread."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        number: int,
+        answers: queue.SimpleQueue[tuple[int, Any]],
+    ) -> None:
+        self._function = function
+        self._args = args
+        self._number = number
+        self._answers = answers
+
+    def __call__(self) -> None:
+        info = get_worker_info()
+        assert info is not None
+        try:
+            answer = self._function(info.dataset, *self._args)
+        except Exception:
+            answer = internals.ExceptionWrapper(where=f"in DataLoader worker thread {info.id}")
+        self._answers.put((self._number, answer))

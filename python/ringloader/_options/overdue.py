@@ -10,14 +10,8 @@ from typing import Any
 _MOST_INDICES = 16
 _MOST_WORKERS = 8
 
-
 # A worker, its task, and that task's index; None where it is not known.
 Late = tuple[int, int, Any]
-
-
-def is_timeout(error: RuntimeError, timeout: float) -> bool:
-    """True if the error is torch's for a batch that did not come in time."""
-    return timeout > 0 and error.args == (f"DataLoader timed out after {timeout} seconds",)
 
 
 def add_notes(error: BaseException, workers: Sequence[Any], late: Iterable[tuple[int, int, Any]]) -> None:

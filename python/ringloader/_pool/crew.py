@@ -16,8 +16,9 @@ import torch.multiprocessing
 import ringloader._native as _native
 from ringloader._pool.objects import Entry, Parcel, PoolObjects
 from ringloader._pool.process import Assigned, LostError, PoolProcess
-from ringloader._start import forkserver, spawn, stuck
+from ringloader._start import spawn, stuck
 from ringloader._start.pickled import NotForAllError
+from ringloader._start.processes import preload_fork_server
 
 # Seconds in which a process of a pool that is shut down must end by itself.
 _ENDS_WITHIN = 5.0
@@ -245,7 +246,7 @@ class Crew:
     def lend(self, loader: Any) -> Lease:
         """Processes for an iterator of ``loader``: those that are idle, and new ones for the rest."""
         context = self.context
-        forkserver.preload(context)
+        preload_fork_server(context)
         spawn.prepare(self)
         _look_up_torch()
         with self._held():

@@ -13,7 +13,6 @@ from multiprocessing import connection, context, reduction
 from typing import Any
 
 from ringloader._common import memory_file
-from ringloader._pool import assignments
 from ringloader._pool import main as pooled
 from ringloader._pool.objects import Entry, Parcel
 from ringloader._start import spawn, stuck
@@ -54,7 +53,7 @@ class PoolProcess:
         with theirs:
             parent = os.pidfd_open(os.getpid())
             try:
-                end = assignments.Assignments(theirs, parent, [*others, self.channel])
+                end = pooled.Assignments(theirs, parent, [*others, self.channel])
                 made = context.Process(target=pooled.main, args=(end, inherited), daemon=True)
                 self.process = spawn.by_server(made)
                 self.process.start()
@@ -117,15 +116,15 @@ class PoolProcess:
         finally:
             context.set_spawning_popen(before)
         data = file.getvalue()
-        if len(data) <= assignments.MOST_BYTES:
-            self._send(assignments.ASSIGN + data, sending.fds)
+        if len(data) <= pooled.MOST_BYTES:
+            self._send(pooled.ASSIGN + data, sending.fds)
         else:
             memory = memory_file.make("ringloader-assignment")
             try:
                 with open(memory, "wb", closefd=False) as target:
                     target.write(data)
                 os.lseek(memory, 0, os.SEEK_SET)
-                self._send(assignments.ASSIGN_LARGE, [*sending.fds, memory])
+                self._send(pooled.ASSIGN_LARGE, [*sending.fds, memory])
             finally:
                 os.close(memory)
         self.numbers.update(sent, things)
@@ -133,9 +132,9 @@ class PoolProcess:
     def _send(self, message: bytes, fds: list[int]) -> None:
         self._is_assigned = True
         try:
-            while len(fds) > assignments.MOST_FDS:
-                socket.send_fds(self.channel, [assignments.MORE_FDS], fds[: assignments.MOST_FDS])
-                fds = fds[assignments.MOST_FDS :]
+            while len(fds) > pooled.MOST_FDS:
+                socket.send_fds(self.channel, [pooled.MORE_FDS], fds[: pooled.MOST_FDS])
+                fds = fds[pooled.MOST_FDS :]
             socket.send_fds(self.channel, [message], fds)
         except OSError as error:
             # Another thread that finds the process dead closes the channel too.
@@ -147,17 +146,17 @@ class PoolProcess:
         """Has it forget what no loader has any more."""
         held = [number for number in numbers if number in self.numbers]
         self.numbers.difference_update(held)
-        for begin in range(0, len(held), assignments.MOST_DROPPED):
-            some = held[begin : begin + assignments.MOST_DROPPED]
-            packed = b"".join(assignments.NUMBER.pack(number) for number in some)
+        for begin in range(0, len(held), pooled.MOST_DROPPED):
+            some = held[begin : begin + pooled.MOST_DROPPED]
+            packed = b"".join(pooled.NUMBER.pack(number) for number in some)
             # A process that does not take it has ended or was stopped. The numbers are not used again.
             with contextlib.suppress(OSError):
-                self.channel.send(assignments.DROP + packed, socket.MSG_DONTWAIT)
+                self.channel.send(pooled.DROP + packed, socket.MSG_DONTWAIT)
 
     def end(self) -> None:
         """Has the process end after its assignment, and does not wait for it."""
         with contextlib.suppress(OSError):
-            self.channel.send(assignments.END, socket.MSG_DONTWAIT)
+            self.channel.send(pooled.END, socket.MSG_DONTWAIT)
         self.channel.close()
         stuck.resume([self.process])
 
@@ -171,7 +170,7 @@ class PoolProcess:
             with contextlib.suppress(ValueError):
                 connection.wait([self.process.sentinel, *([self.channel] if is_open else [])], left)
             with contextlib.suppress(OSError):
-                message = self.channel.recv(len(assignments.LEFT), socket.MSG_DONTWAIT)
+                message = self.channel.recv(len(pooled.LEFT), socket.MSG_DONTWAIT)
                 if message:
                     return True
                 # The process is about to end.
@@ -199,7 +198,7 @@ def _add_missing(entry: Entry, held: set[int], parcels: list[Parcel]) -> None:
 class _Sending:
     """Stands for the process that is being started: descriptors are numbered, and sent with the rest."""
 
-    DupFd = assignments.SentFd
+    DupFd = pooled.SentFd
 
     def __init__(self) -> None:
         self.fds: list[int] = []

@@ -7,11 +7,11 @@ MIRRORS torch TensorFactories.cpp::randperm_cpu
 from __future__ import annotations
 
 import functools
+from typing import TYPE_CHECKING
 
 import torch
 
 import ringloader._native as _native
-from ringloader._sources import draws
 from ringloader._torch import internals
 
 # Below it, a permutation takes less time than a process needs to start.
@@ -21,6 +21,12 @@ _SKIPPED_AT_ONCE = 1 << 20
 _LOWEST = torch.iinfo(torch.int64).min
 
 _randperm = torch.randperm
+
+if TYPE_CHECKING:
+    # A stream asks only what torch's sampler of its kind reads and draws, so no class has all methods.
+    Draws = _native.Draws
+else:
+    Draws = object
 
 
 def can(n: int) -> bool:
@@ -66,7 +72,7 @@ def take_ahead(generator: torch.Generator, n: int) -> torch.Generator:
     return twin
 
 
-class _Probe(draws.NoDraws):
+class _Probe(Draws):
     """Answers for one permutation."""
 
     def __init__(self, n: int, generator: torch.Generator) -> None:

@@ -16,7 +16,7 @@ from torch.utils.data import sampler as torch_sampler
 from torch.utils.data.distributed import DistributedSampler
 
 import ringloader._native as _native
-from ringloader._sources import draws, randperm
+from ringloader._sources import randperm
 from ringloader._torch import internals
 from ringloader.rollover import OWN_ITER, RolloverBatchSampler
 
@@ -61,7 +61,7 @@ def _is_torchs_own(sampler: Any) -> bool:
     return internals.is_torchs_own(type(sampler).__iter__, f"{type(sampler).__name__}.__iter__")
 
 
-class TorchDraws(draws.NoDraws):
+class TorchDraws(randperm.Draws):
     """Reads and draws of torch for one epoch of a sampler. The stream asks for each when torch would."""
 
     # True if the sampler's indices may be other objects than ints.

@@ -1,4 +1,4 @@
-"""Process objects, as torch's iterator starts them, and one iterator's start at a time."""
+"""Starts of worker processes: one at a time, and where a fork server starts them, with torch imported."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator
+from multiprocessing import forkserver
 from typing import Any
 
 # Seconds of a start's wait for the start of another thread, which may itself wait for this one.
 _PATIENCE_S = 5.0
 _starting = threading.RLock()
+# Modules that the fork server imports before it forks, so that not every worker must.
+_PRELOADED = ["__main__", "torch", "numpy.random", "ringloader._worker.entry"]
 
 
 def _begin_anew() -> None:
@@ -57,3 +60,24 @@ def kill(process: Any) -> None:
     """Ends a process that was started, whatever it is in, and waits for its end."""
     process.kill()
     process.join()
+
+
+def preload_fork_server(context: Any) -> None:
+    """Has the fork server import torch, if it is still to be started.
+
+    One server serves the whole process. Where it runs already, or the program has said what it imports
+    (``multiprocessing.set_forkserver_preload``), nothing changes.
+
+    No module of the user's: the server looks for it in other places than the program does, ends if the
+    module's import raises, and would give what the module opens or draws to all workers alike.
+
+    Args:
+        context: The ``multiprocessing`` context that starts the workers.
+    """
+    if context.get_start_method() != "forkserver":
+        return
+    server = getattr(forkserver, "_forkserver", None)
+    if getattr(server, "_forkserver_pid", 0) is None and getattr(server, "_preload_modules", None) == [
+        "__main__"
+    ]:
+        context.set_forkserver_preload(_PRELOADED)

@@ -10,7 +10,7 @@ import numpy
 import torch
 import torch.utils.data
 
-from ringloader._torch import internals
+from ringloader._torch import internals, replacements
 
 # A torch without one of these collates itself.
 _collation: Any = torch.utils.data._utils.collate
@@ -62,10 +62,8 @@ def collates_rows(fetcher: Any, stand_in: type) -> bool:
 
     In a worker ``stand_in`` is the class of what may stand in for the ``collate`` that this calls.
     """
-    cls = getattr(internals.fetch_module, "_MapDatasetFetcher", None)
     return (
-        type(fetcher) is cls
-        and internals.is_torchs_own(cls.fetch, "_MapDatasetFetcher.fetch")
+        replacements.fetches_by_index(fetcher)
         and fetcher.auto_collation
         and is_default_collate(fetcher.collate_fn)
         and collates_as_torch(stand_in)

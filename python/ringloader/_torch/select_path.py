@@ -79,21 +79,6 @@ def _pins_for_named_device(loader: Any) -> bool:
     return bool(loader.pin_memory and loader.pin_memory_device and versions.pins_for_named_device())
 
 
-def check_threads(loader: Any) -> None:
-    """Raises a ``ValueError`` for a loader that cannot have threads for workers, with what to change."""
-    context = loader.multiprocessing_context
-    if context is not None:
-        raise ValueError(
-            f"worker_method='thread' and multiprocessing_context={context!r} do not go together: threads are "
-            "not started by a context; leave one of them out"
-        )
-    if isinstance(loader.dataset, internals.DATA_PIPES):
-        raise ValueError(
-            "worker_method='thread' and a DataPipe as dataset do not go together: each worker needs a copy "
-            "of its graph; leave worker_method out, or use a Dataset"
-        )
-
-
 def reason_against_threads(loader: Any, get_iterator: Any) -> str | None:
     """Returns why a loader cannot have threads for workers here, or None."""
     if not _native.SUPPORTED:

@@ -14,18 +14,18 @@ import numpy.random  # noqa: F401
 import torch.multiprocessing
 
 import ringloader._native as _native
-from ringloader._common import forks, moved_storages
-from ringloader._dispatch.dispatching import Dispatching, dispatching_for
+from ringloader._common import held_memory
+from ringloader._dispatch.process import Dispatching, dispatching_for
 from ringloader._options import overdue
 from ringloader._options.watchdog import Watchdog, watch_processes
 from ringloader._placement import registration
 from ringloader._placement.registration import Registrations
 from ringloader._pool.crew import Lease
-from ringloader._start import forkserver, processes, shared_args, spawn, stuck
+from ringloader._start import processes, shared_args, spawn, stuck
 from ringloader._torch import internals, versions
 from ringloader._transport import budget
 from ringloader._transport.segment_cache import SegmentCache
-from ringloader._worker import endpoint, entry
+from ringloader._worker import channel, entry
 from ringloader._worker.loop import Resume, Work
 from ringloader._worker.options import WorkerOption
 
@@ -93,7 +93,7 @@ class ProcessTransport:
             work = work._replace(dataset=self._dispatching.without_source)
         if self._keeps_work:
             self._work[work.worker] = work
-        process = self._process(endpoint.WorkerEndpoint(self.engine, work.worker, self.options), work)
+        process = self._process(channel.WorkerEndpoint(self.engine, work.worker, self.options), work)
         process.daemon = True
         try:
             process.start()
@@ -104,7 +104,7 @@ class ProcessTransport:
         self._note_started(work.worker, process)
         return process
 
-    def _process(self, worker_end: endpoint.WorkerEndpoint, work: Work) -> Any:
+    def _process(self, worker_end: channel.WorkerEndpoint, work: Work) -> Any:
         if self._lease is not None:
             return self._lease.worker(worker_end, work)
         sent = work if self._shared is None else shared_args.Arguments(self._shared, work)
@@ -152,7 +152,7 @@ class ProcessTransport:
             BaseException: An error of the start. The worker is not to be started again then.
         """
         self.sound = False
-        worker_end = endpoint.WorkerEndpoint(self.engine, worker, self.options, self.engine.succeed(worker))
+        worker_end = channel.WorkerEndpoint(self.engine, worker, self.options, self.engine.succeed(worker))
         process = self._process(worker_end, self._work[worker])
         process.daemon = True
         try:
@@ -319,10 +319,10 @@ def make_transport(
     """
     workers = loader.num_workers
     context = loader.multiprocessing_context or torch.multiprocessing
-    forks.tell_native()
-    moved_storages.drop_unread()
+    held_memory.tell_of_forks()
+    held_memory.drop_unread()
     if lease is None:
-        forkserver.preload(context)
+        processes.preload_fork_server(context)
         spawn.prepare(loader)
     most_tasks = _most_tasks(loader)
     cache = SegmentCache(loader, workers, (most_tasks, max_shared_bytes, device_type))

@@ -15,12 +15,10 @@ from typing import Any
 import torch
 
 import ringloader._native as _native
-from ringloader._common import forks
-from ringloader._options import thread_stacks as watched
-from ringloader._options.watchdog import Watchdog
+from ringloader._common import held_memory
+from ringloader._options.watchdog import ThreadNotes, Watchdog, WatchedThreads
 from ringloader._torch import internals, modes
 from ringloader._worker import thread as worker
-from ringloader._worker import thread_info as worker_info
 from ringloader._worker.loop import Resume, Work
 from ringloader._worker.options import WorkerOption
 
@@ -240,15 +238,15 @@ def make_transport(
         options: The options that workers ask.
         watchdog: Seconds without a batch after which that is said; None: never.
     """
-    forks.tell_native()
-    worker_info.put_in_place()
+    held_memory.tell_of_forks()
+    worker.put_worker_info_in_place()
     watching = None
     if watchdog is not None:
-        notes = watched.Notes()
-        watching = Watchdog(watchdog, watched.Threads(notes), loader.in_order)
+        notes = ThreadNotes()
+        watching = Watchdog(watchdog, WatchedThreads(notes), loader.in_order)
         options = (*options, notes)
     elif loader.timeout:
-        watching = Watchdog(None, watched.Threads(None), loader.in_order)
+        watching = Watchdog(None, WatchedThreads(None), loader.in_order)
     return ThreadTransport(loader.num_workers, options, watching)
 
 

@@ -1,17 +1,89 @@
-"""A worker process's end of the rings, as the worker loop uses it."""
+"""A worker process's end of the rings: on its way to the process, and as the worker loop uses it."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-from typing import Any
+from collections.abc import Callable, Sequence
+from multiprocessing import reduction
+from typing import Any, TypeVar
 
 import ringloader._native as _native
 from ringloader._torch import internals
 from ringloader._worker import malloc
+from ringloader._worker.options import WorkerOption
 
 # A worker that has waited as long for a task is idle.
 _IDLE_SECONDS = 0.1
+
+_T = TypeVar("_T")
+
+
+class WorkerEndpoint:
+    """A worker's end of the transport, on its way to the worker.
+
+    A forked worker inherits mapping and descriptors; to any other the descriptors are sent, which
+    ``multiprocessing`` allows only while the process is being started.
+
+    Args:
+        engine: The main process's end.
+        worker: The worker's number.
+        options: The options of the iterator. They may be pickled only with the end.
+        busy: Of the successor of a worker, what ``Engine.succeed`` has returned.
+    """
+
+    def __init__(
+        self,
+        engine: _native.Engine,
+        worker: int,
+        options: Sequence[WorkerOption] = (),
+        busy: Sequence[int] | None = None,
+    ) -> None:
+        self._engine = engine
+        self.worker = worker
+        self.options = options
+        self._busy = busy
+
+    @property
+    def share(self) -> int:
+        """Bytes of shared memory that are this worker's."""
+        return self._engine.share
+
+    def attach(self) -> _native.Port:
+        """The worker's end, in the worker."""
+        return _native.Port.inherit(self._engine, self.worker, self._busy)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        fds = self._engine.worker_fds(self.worker).as_dict()
+        sent = {name: reduction.DupFd(fd) for name, fd in fds.items()}
+        return SentEndpoint, (sent, self.worker, self.share, self.options, self._busy)
+
+
+class SentEndpoint:
+    """The end of a worker that was not forked, as it arrives there."""
+
+    def __init__(
+        self,
+        sent: dict[str, Any],
+        worker: int,
+        share: int,
+        options: Sequence[WorkerOption],
+        busy: Sequence[int] | None,
+    ) -> None:
+        self._busy = busy
+        self._sent = sent
+        self.worker = worker
+        self.share = share
+        self.options = options
+
+    def attach(self) -> _native.Port:
+        """The worker's end."""
+        fds = {name: sent.detach() for name, sent in self._sent.items()}
+        try:
+            return _native.Port.attach(_native.WorkerFds(**fds), self.worker, self.share, self._busy)
+        finally:
+            for fd in fds.values():
+                os.close(fd)
 
 
 class Results:
@@ -31,20 +103,20 @@ class Results:
         try:
             self._port.put(message)
         except Exception as error:
-            try:
-                self._port.put((message[0], self.failure()))
-            except Exception:
-                self._port.put((message[0], self._in_text(error)))
+            self._put_failure(self._port.put, message[0], error)
 
     def put_now(self, message: tuple[int, object]) -> bool:
         """Sends a message, as :meth:`put`, if there is room. Returns False if there is none."""
         try:
             return self._port.put_now(message)
         except Exception as error:
-            try:
-                return self._port.put_now((message[0], self.failure()))
-            except Exception:
-                return self._port.put_now((message[0], self._in_text(error)))
+            return self._put_failure(self._port.put_now, message[0], error)
+
+    def _put_failure(self, put: Callable[[tuple[Any, Any]], _T], number: Any, error: Exception) -> _T:
+        try:
+            return put((number, self.failure()))
+        except Exception:
+            return put((number, self._in_text(error)))
 
     def failure(self) -> Any:
         """Wraps the error that is being handled."""

@@ -16,17 +16,16 @@ from typing import Any
 import torch
 
 import ringloader._native as _native
-from ringloader._common import forks, moved_storages, worker_port
+from ringloader._common import held_memory, worker_port
 from ringloader._torch import data_pipes, internals
 from ringloader._worker import collate, loop, malloc
-from ringloader._worker.channel import ProcessChannel
-from ringloader._worker.endpoint import SentEndpoint, WorkerEndpoint
+from ringloader._worker.channel import ProcessChannel, SentEndpoint, WorkerEndpoint
 
 # A thread that waits or copies natively when the interpreter goes must not come back to it. Nor in a spawned
 # worker, whose dataset may have threads.
 if _native.SUPPORTED:
     atexit.register(_native.note_exit)
-    moved_storages.keep_views()
+    held_memory.keep_views()
 
 
 def run_worker(worker_end: WorkerEndpoint | SentEndpoint, work: Iterable[Any]) -> None:
@@ -41,7 +40,7 @@ def run_worker(worker_end: WorkerEndpoint | SentEndpoint, work: Iterable[Any]) -
 
 def attach(worker_end: WorkerEndpoint | SentEndpoint) -> _native.Port:
     """Returns a worker's end of the transport, in the worker."""
-    forks.tell_native()
+    held_memory.tell_of_forks()
     port = worker_end.attach()
     # Else it ends once it comes back to the loop.
     with contextlib.suppress(OSError):

@@ -1,15 +1,25 @@
-"""A thread that is a worker."""
+"""A thread that is a worker: its channel and collation, and what ``get_worker_info()`` returns in it."""
 
 from __future__ import annotations
 
+import dataclasses
+import random
+import threading
+from collections.abc import Callable
 from typing import Any
+
+import numpy
+import torch
 
 import ringloader._native as _native
 from ringloader._common import whole_errors
-from ringloader._torch import internals
+from ringloader._torch import collating, internals, modes, stand_ins
 from ringloader._worker import loop
-from ringloader._worker import thread_collate as collate
-from ringloader._worker import thread_info as worker_info
+
+# The worker that a thread is, as `noted`; and whether `get_worker_info` asks for it.
+_local = threading.local()
+_lock = threading.Lock()
+_is_put = False
 
 
 class ThreadChannel:
@@ -52,7 +62,99 @@ def run(queues: _native.ThreadQueues, work: loop.Work) -> None:
     Raises:
         BaseException: An error of the dataset that is no ``Exception``: the worker ends by it.
     """
-    worker_info.note(work.base_seed, work.worker, work.workers, work.dataset)
+    become_worker(work.base_seed, work.worker, work.workers, work.dataset)
     for option in work.options:
         option.join(work.worker, None)
-    loop.run(ThreadChannel(queues, work.worker), work, collate.put_native)
+    loop.run(ThreadChannel(queues, work.worker), work, collate_natively)
+
+
+def collate_natively(fetcher: Any) -> None:
+    """Has a fetcher of torch's collate natively, where it would call torch's own ``default_collate``.
+
+    Nothing else in the process is changed: ``default_collate`` itself is torch's for every caller.
+    """
+    torchs_own: Any = getattr(fetcher, "collate_fn", None)
+    if _native.SUPPORTED and collating.is_default_collate(torchs_own) and collating.collates_as_torch():
+        fetcher.collate_fn = Collation(torchs_own)
+
+
+class Collation:
+    """Stands in for ``default_collate``. Native code in a thread calls nothing that may take long."""
+
+    def __init__(self, torchs_own: Callable[[Any], Any]) -> None:
+        self._torchs_own = torchs_own
+        self._native = _native.Collate(
+            None,
+            collating.collate_of_columns(),
+            collating.parts_of_default_collate(),
+            modes.MODES,
+            collating.collate_fn_map,
+            collating.others_in_collate(),
+        ).collated
+
+    def __call__(self, batch: Any) -> Any:
+        made = self._native(batch)
+        return self._torchs_own(batch) if made is None else made
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RNG:
+    """Generators of a worker's own. MIRRORS torch worker.py::_RNG, for versions that have none."""
+
+    random_generator: random.Random
+    torch_generator: torch.Generator
+    numpy_generator: numpy.random.Generator | None = None
+
+
+def put_worker_info_in_place() -> None:
+    """Has torch's ``get_worker_info``, from now on, ask for the thread too. Nothing else is changed by it.
+
+    In such a thread torch's collation, and others', would allocate shared memory: there it is private.
+    """
+    global _is_put
+    with _lock:
+        if not _is_put:
+            stand_ins.replace_worker_info(_of_thread)
+            stand_ins.replace_new_shared(_private_in_threads)
+            _is_put = True
+
+
+def become_worker(base_seed: int, worker: int, workers: int, dataset: Any) -> None:
+    """Makes this thread a worker, with torch's seeds for its number, until the thread ends."""
+    outside = torch.utils.data.get_worker_info()
+    seed = base_seed + worker
+    # torch's word for a worker with generators of its own, which `torch.thread_safe_generator` asks for too.
+    info = internals.WorkerInfo(
+        id=worker,
+        num_workers=workers,
+        seed=seed,
+        dataset=dataset,
+        rng=_generators(base_seed, worker, seed),
+        worker_method="thread",
+    )
+    _local.noted = (outside, info)
+
+
+def _generators(base_seed: int, worker: int, seed: int) -> Any:
+    return (internals.RNG or RNG)(
+        random_generator=random.Random(seed),
+        torch_generator=torch.Generator().manual_seed(seed),
+        numpy_generator=numpy.random.default_rng(internals.generate_state(base_seed, worker)),
+    )
+
+
+def _of_thread(of_process: Any) -> Any:
+    noted = getattr(_local, "noted", None)
+    # A process that was forked by the thread, and became a worker of torch's, is that worker.
+    return of_process if noted is None or noted[0] is not of_process else noted[1]
+
+
+def _private_in_threads(torchs_own: Callable[..., Any]) -> Callable[..., Any]:
+    def _new_shared(cls: Any, size: int, *, device: Any = "cpu") -> Any:
+        info = torch.utils.data.get_worker_info()
+        is_threads = info is not None and getattr(_local, "noted", (None, None))[1] is info
+        if is_threads and torch.device(device).type == "cpu":
+            return cls(size)
+        return torchs_own(cls, size, device=device)
+
+    return _new_shared

@@ -1,4 +1,4 @@
-"""Memory that torch takes out of a storage stays for the views that were made of it before.
+"""Memory of batches that others still read: children that this process forks, and views made before.
 
 torch moves a storage to shared memory when it is shared with another process. Arrays and DLPack capsules that
 were made of it before still read the old memory. All of them hold the storage, so the old memory stays for as
@@ -8,6 +8,7 @@ long as the storage, and until the next look.
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,19 @@ from ringloader._torch import internals, stand_ins
 # Weak references to storages that torch has moved, with what keeps their old memory. Beside the storages and
 # not on them: torch 2.6 lets the garbage collector take the attributes of a storage that lives on.
 _kept: list[tuple[Any, _native.Kept]] = []
+
+
+@functools.cache
+def tell_of_forks() -> None:
+    """Has the native side told of each fork, whose child has the memory of the batches that are held.
+
+    Of this process and those that it forks; not of children that C code forks.
+    """
+    os.register_at_fork(
+        before=_native.before_fork,
+        after_in_parent=_native.after_fork_in_parent,
+        after_in_child=_native.after_fork_in_child,
+    )
 
 
 def drop_unread() -> None:
