@@ -10,7 +10,7 @@ import queue
 import selectors
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container, Sequence
 from typing import Any, NamedTuple
 
 from torch.utils.data import get_worker_info
@@ -143,11 +143,7 @@ def _asked_processes(
             if not ready:
                 make_room()
             if not ready and deadline is not None and time.monotonic() >= deadline:
-                silent = [number for number in range(len(workers)) if number not in answers]
-                raise RuntimeError(
-                    f"DataLoader timed out after {timeout} seconds: call_workers() has no answer of "
-                    f"worker(s) {', '.join(map(str, silent))}"
-                )
+                raise _timed_out(timeout, _silent(workers, answers))
     return [answers[number] for number in range(len(workers))]
 
 
@@ -169,6 +165,17 @@ def _sent(worker: _Living, pickled: bytes) -> int | None:
         os.close(writer)
     os.close(reader)
     return None
+
+
+def _silent(workers: Sequence[_Living], answers: Container[int]) -> str:
+    """Returns the numbers of workers without an answer."""
+    return ", ".join(str(number) for number in range(len(workers)) if number not in answers)
+
+
+def _timed_out(timeout: float | None, silent: str) -> RuntimeError:
+    return RuntimeError(
+        f"DataLoader timed out after {timeout} seconds: call_workers() has no answer of worker(s) {silent}"
+    )
 
 
 def _left(deadline: float | None) -> float:
@@ -216,17 +223,13 @@ def _asked_threads(
         try:
             number, answer = answers.get(timeout=_left(deadline))
         except queue.Empty:
-            missing = [str(number) for number in range(len(workers)) if number not in found]
+            missing = _silent(workers, found)
             if any(number not in found for number in lost):
                 raise RuntimeError(
-                    f"DataLoader worker thread(s) {', '.join(missing)} ended, and call_workers() has no "
-                    "answer of theirs"
+                    f"DataLoader worker thread(s) {missing} ended, and call_workers() has no answer of theirs"
                 ) from None
             if deadline is not None and time.monotonic() >= deadline:
-                raise RuntimeError(
-                    f"DataLoader timed out after {timeout} seconds: call_workers() has no answer of "
-                    f"worker(s) {', '.join(missing)}"
-                ) from None
+                raise _timed_out(timeout, missing) from None
             continue
         found[number] = answer
     return [found[number] for number in range(len(workers))]

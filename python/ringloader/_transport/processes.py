@@ -24,9 +24,10 @@ from ringloader._pool.crew import Lease
 from ringloader._start import main_module, processes, shared_args, spawn, stuck
 from ringloader._torch import internals, versions
 from ringloader._transport import budget
+from ringloader._transport.protocol import Transport
 from ringloader._transport.segment_cache import SegmentCache
 from ringloader._worker import channel, entry
-from ringloader._worker.loop import Resume, Work
+from ringloader._worker.loop import Work
 from ringloader._worker.options import WorkerOption
 
 # torch's, in dataloader.py::_MultiProcessingDataLoaderIter.__init__.
@@ -41,14 +42,14 @@ _PICKLE_WARNING = (
 _ORPHANS_END_WITHIN = 2.0
 
 
-class ProcessTransport:
-    """The :class:`~ringloader._transport.protocol.Transport` of one iterator with worker processes."""
+class ProcessTransport(Transport):
+    """The transport of one iterator with worker processes."""
 
+    engine: _native.Engine
+    scheduler = _native.Scheduler
     # Attributes: an iterator that lives on while modules are torn down finds their names None.
-    _process_identity = staticmethod(_native.process_identity)
     _group = stuck.Group
     _join_seconds = internals.JOIN_SECONDS
-    scheduler = _native.Scheduler
 
     def __init__(
         self,
@@ -62,22 +63,17 @@ class ProcessTransport:
         lease: Lease | None = None,
         watchdog: Watchdog | None = None,
     ) -> None:
-        self.engine = engine
-        self.watchdog = watchdog
+        super().__init__(engine, options, watchdog)
         self._dispatching = dispatching
         self._registrations = registrations
         self._cache = cache
         # The processes, if they are a pool's.
         self._lease = lease
-        self.options = options
-        self.sound = True
         self._workers = workers
         self._keeps_work = False
         # Workers whose successor's start has failed or was interrupted: its process may run all the same.
         self._not_again: set[int] = set()
         self._work: dict[int, Work] = {}
-        self._ended: set[int] = set()
-        self._owner = self._process_identity()
         self._context = context
         self._processes: dict[int, Any] = {}
         # A pool looks itself.
@@ -86,8 +82,6 @@ class ProcessTransport:
         self._shared = shared_args.Shared(self._look) if is_shared else None
         self._calls = threading.RLock()
         self._tag = 0
-        self._closed = False
-        self._final: dict[str, int] = {}
 
     def start(self, work: Work) -> Any:
         """Starts the process of a worker."""
@@ -114,16 +108,6 @@ class ProcessTransport:
         if self._look is not None:
             args = self._look.at(worker_end), self._look.at(sent)
         return spawn.by_server(self._context.Process(target=entry.run_worker, args=args))
-
-    def send(self, worker: int, message: Resume | None) -> None:
-        """Sends a message behind the tasks of a worker: None to end it."""
-        self.engine.put(worker, message)
-        if message is None:
-            self._ended.add(worker)
-
-    def has_been_ended(self, worker: int) -> bool:
-        """True once a worker was told to end."""
-        return worker in self._ended
 
     def call(self, worker: int, fd: int, make: Callable[[int], object]) -> bool:
         """Sends a worker a call, behind its tasks, with a descriptor, which stays the caller's.
@@ -251,24 +235,14 @@ class ProcessTransport:
             self._registrations = registration.registrations_for(self.engine.slot_memory(), device_type)
         return self._registrations
 
-    def is_inherited(self) -> bool:
-        """True in a forked child of the process that made it."""
-        return self._process_identity() != self._owner
-
-    def counters(self) -> dict[str, int]:
-        """Returns what went over the rings."""
-        return dict(self._final) if self._closed else dict(self.engine.counters())
-
     def close(self, may_keep: bool = False) -> None:
         """Gives back all memory that no tensor holds. A forked child that inherited this does nothing.
 
         Args:
             may_keep: Whether another epoch may find it warm: some of it then stays with the loader.
         """
-        if self._closed or self.is_inherited():
+        if not self._begin_close():
             return
-        self._final = dict(self.engine.counters())
-        self._closed = True
         if self._dispatching is not None:
             self._dispatching.close()
         registrations, self._registrations = self._registrations, None

@@ -1,39 +1,48 @@
-"""The main process's end of a transport, as iterators use it."""
+"""The main process's end of a transport, as iterators use it, and the part that all transports share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+import abc
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import ringloader._native as _native
 from ringloader._options.watchdog import Watchdog
 from ringloader._worker.loop import Resume, Work
 from ringloader._worker.options import WorkerOption
 
 
-class Transport(Protocol):
+class Transport(abc.ABC):
     """Tasks to the workers of one iterator, and their results.
 
     A worker is known by its number. Its handle is what ``iterator._workers`` lists: a process object of
     ``multiprocessing``, or an object with the same methods.
 
+    Args:
+        engine: The native end.
+        options: The options that workers ask.
+        watchdog: Describes late batches; None without ``watchdog`` and ``timeout``.
+
     Attributes:
         sound: False once an iteration has ended as it should not.
-        watchdog: Describes late batches; None without ``watchdog`` and ``timeout``.
-        options: The options that workers ask.
+        scheduler: The class of the native scheduler for this end.
     """
 
-    sound: bool
-    watchdog: Watchdog | None
-    options: Sequence[WorkerOption]
+    # An attribute: an iterator that lives on while modules are torn down finds their names None.
+    _process_identity = staticmethod(_native.process_identity)
+    scheduler: Any
 
-    @property
-    def engine(self) -> Any:
-        """The native end."""
+    def __init__(self, engine: Any, options: Sequence[WorkerOption], watchdog: Watchdog | None) -> None:
+        self.engine = engine
+        self.options = options
+        self.watchdog = watchdog
+        self.sound = True
+        self._owner = self._process_identity()
+        self._ended: set[int] = set()
+        # What was counted until the end.
+        self._final: dict[str, int] | None = None
 
-    @property
-    def scheduler(self) -> Any:
-        """The class of the native scheduler for this end."""
-
+    @abc.abstractmethod
     def start(self, work: Work) -> Any:
         """Starts the worker of ``work``, with the options of the transport, and returns its handle.
 
@@ -43,10 +52,15 @@ class Transport(Protocol):
 
     def send(self, worker: int, message: Resume | None) -> None:
         """Sends a message behind the tasks of a worker: None to end it. Never waits."""
+        self.engine.put(worker, message)
+        if message is None:
+            self._ended.add(worker)
 
     def has_been_ended(self, worker: int) -> bool:
         """True once a worker was told to end."""
+        return worker in self._ended
 
+    @abc.abstractmethod
     def end(self, workers: Sequence[Any], told: Callable[[int], bool]) -> None:
         """Ends workers, and waits for their ends as long as torch does.
 
@@ -55,6 +69,7 @@ class Transport(Protocol):
             told: True for a worker that is still to be told.
         """
 
+    @abc.abstractmethod
     def error_of_lost(self, worker: int, handle: Any, in_hand: Any, *notes: str) -> RuntimeError:
         """Returns the error for a worker that has ended and should not have.
 
@@ -67,13 +82,23 @@ class Transport(Protocol):
 
     def is_inherited(self) -> bool:
         """True in a forked child of the process that made it."""
+        return self._process_identity() != self._owner
 
-    def counters(self) -> Mapping[str, int]:
+    def counters(self) -> dict[str, int]:
         """Returns what a report counts."""
+        return dict(self.engine.counters() if self._final is None else self._final)
 
+    @abc.abstractmethod
     def close(self, may_keep: bool = False) -> None:
         """Gives back memory and descriptors, once the workers have ended.
 
         Args:
             may_keep: True if another iterator of the loader may find some of the memory warm.
         """
+
+    def _begin_close(self) -> bool:
+        """Returns whether there is something to close: not again, and not for a forked child."""
+        if self._final is not None or self.is_inherited():
+            return False
+        self._final = dict(self.engine.counters())
+        return True

@@ -18,8 +18,9 @@ import ringloader._native as _native
 from ringloader._common import held_memory
 from ringloader._options.watchdog import ThreadNotes, Watchdog, WatchedThreads
 from ringloader._torch import internals, modes
+from ringloader._transport.protocol import Transport
 from ringloader._worker import thread as worker
-from ringloader._worker.loop import Resume, Work
+from ringloader._worker.loop import Work
 from ringloader._worker.options import WorkerOption
 
 _logger = logging.getLogger("ringloader")
@@ -125,25 +126,18 @@ class WorkerThread(threading.Thread):
         """Does nothing: no thread can end another. It ends when the dataset returns."""
 
 
-class ThreadTransport:
-    """The :class:`~ringloader._transport.protocol.Transport` of one iterator with threads for workers."""
+class ThreadTransport(Transport):
+    """The transport of one iterator with threads for workers."""
 
-    # The functions themselves: an iterator that lives on while modules are torn down finds their names None.
-    _process_identity = staticmethod(_native.process_identity)
-    _join_seconds = internals.JOIN_SECONDS
+    engine: _native.ThreadQueues
     scheduler = _native.ThreadScheduler
+    # An attribute: an iterator that lives on while modules are torn down finds their names None.
+    _join_seconds = internals.JOIN_SECONDS
 
     def __init__(self, workers: int, options: Sequence[WorkerOption], watchdog: Watchdog | None) -> None:
-        self.engine = _native.ThreadQueues(workers)
-        self.sound = True
-        self.watchdog = watchdog
-        self.options = options
-        self._owner = self._process_identity()
+        super().__init__(_native.ThreadQueues(workers), options, watchdog)
         self._threads: dict[int, WorkerThread] = {}
-        self._ended: set[int] = set()
         self._ending = _Ending()
-        self._closed = False
-        self._final: dict[str, int] = {}
         _living.add(self)
 
     def start(self, work: Work) -> WorkerThread:
@@ -154,16 +148,6 @@ class ThreadTransport:
         self._threads[work.worker] = thread
         thread.start()
         return thread
-
-    def send(self, worker: int, message: Resume | None) -> None:
-        """Sends a message behind the tasks of a worker: None to end it."""
-        self.engine.put(worker, message)
-        if message is None:
-            self._ended.add(worker)
-
-    def has_been_ended(self, worker: int) -> bool:
-        """True once a worker was told to end."""
-        return worker in self._ended
 
     def call(self, worker: int, function: Callable[[], object]) -> None:
         """Has a worker call a function behind its tasks."""
@@ -185,20 +169,10 @@ class ThreadTransport:
         made.__cause__ = handle.error
         return made
 
-    def is_inherited(self) -> bool:
-        """True in a forked child of the process that made it."""
-        return self._process_identity() != self._owner
-
-    def counters(self) -> dict[str, int]:
-        """Returns how many batches the workers have made."""
-        return dict(self._final) if self._closed else dict(self.engine.counters())
-
     def close(self, may_keep: bool = False) -> None:  # noqa: ARG002
         """Drops what is in the queues; then the workers end, those in the dataset once it returns."""
-        if self._closed or self.is_inherited():
+        if not self._begin_close():
             return
-        self._final = dict(self.engine.counters())
-        self._closed = True
         self.engine.close()
         # The iterator has waited for them, if its constructor came to an end.
         for thread in self._threads.values():
@@ -219,10 +193,8 @@ class ThreadTransport:
 
     def end_at_exit(self, until: float) -> None:
         """Has the workers end, and waits for them, before the interpreter goes."""
-        if self._closed or self.is_inherited():
+        if not self._begin_close():
             return
-        self._final = dict(self.engine.counters())
-        self._closed = True
         self.engine.close()
         for thread in self._threads.values():
             thread.join(max(until - time.monotonic(), 0.0))
