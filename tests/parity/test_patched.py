@@ -63,4 +63,4 @@ def test_a_replaced_part_takes_effect(answers, name, moment):
         assert (answer["path"], answer["said"]) == ("native", [])
     else:
         assert answer["path"] == "torch"
-        assert answer["said"] == [f"{answer['reason']}, so torch's own loader runs"]
+        assert answer["said"] == [f"ringloader: {answer['reason']}, so torch's own loader runs"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import operator
 from multiprocessing import process
 from typing import Any, NamedTuple
@@ -11,9 +10,9 @@ import torch
 import torch.multiprocessing
 
 import ringloader._native as _native
+from ringloader._log import logger
 from ringloader._torch import internals, replacements, versions
 
-_logger = logging.getLogger("ringloader")
 _said: set[str] = set()
 
 
@@ -21,7 +20,7 @@ def say_once(text: str) -> None:
     """Logs ``text`` as a warning, once in a process."""
     if text not in _said:
         _said.add(text)
-        _logger.warning(text)
+        logger.warning(text)
 
 
 class Reason(NamedTuple):
