@@ -25,6 +25,10 @@ TOOLS_VENV ?= .venv-tools
 TOOLS_PIP := $(TOOLS_VENV)/bin/python -m pip --disable-pip-version-check -q
 WHEEL_PYTHONS ?= python3.11 python3.12 python3.13
 DIST_STAMP := build/dist.checked
+
+# Builds the site. It reads the sources and needs no torch.
+DOCS_VENV ?= .venv-docs
+DOCS_PIP := $(DOCS_VENV)/bin/python -m pip --disable-pip-version-check -q
 export TORCH_INDEX
 
 .PHONY: help asan deny test test-long test-fast demo frameworks frameworks-docs bench bench-threads bench-scaling bench-sweep bench-padding bench-profile bench-smoke bench-threads-env bench-rust bench-instructions bench-accelerator gpu lint rust-test python-test python-test-slow python-test-fast parity parity-all accelerator accelerator-slow stubs docs chaos soak loom loom-fast tsan tsan-fast storm storm-fast miri portable wheel wheel-pythons workflows clean
@@ -52,10 +56,6 @@ $(VENV)/.frameworks: $(VENV)/.test pyproject.toml
 
 $(VENV)/.bench: $(VENV)/.demo
 	$(PIP) install -c $(VENV)/constraints.txt --group bench
-	touch $@
-
-$(VENV)/.docs: $(VENV)/.test pyproject.toml
-	$(PIP) install -c $(VENV)/constraints.txt --group docs
 	touch $@
 
 # The same torch again, for a Python that dataloader-rs has wheels for.
@@ -93,12 +93,18 @@ $(TOOLS_VENV)/.wheel $(TOOLS_VENV)/.workflows: $(TOOLS_VENV)/.%: $(TOOLS_VENV)/.
 	$(TOOLS_PIP) install --group $*
 	touch $@
 
+$(DOCS_VENV)/.docs: pyproject.toml
+	$(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_PIP) install -U pip
+	$(DOCS_PIP) install --group docs
+	touch $@
+
 $(DIST_STAMP): $(TOOLS_VENV)/.wheel $(RUST_SOURCES) $(PYTHON_SOURCES) LICENSE ci/wheel.sh ci/check_dist.py
 	ci/wheel.sh build $(TOOLS_VENV)/bin
 	ci/wheel.sh check $(TOOLS_VENV)/bin
 	touch $@
 
-test: $(WHEEL_STAMP) $(VENV)/.docs $(TOOLS_VENV)/.workflows ## every gate that ends within minutes, the Python tests beside the others
+test: $(WHEEL_STAMP) $(DOCS_VENV)/.docs $(TOOLS_VENV)/.workflows ## every gate that ends within minutes, the Python tests beside the others
 	ci/gates.py python-test "lint rust-test loom-fast tsan-fast storm-fast portable stubs docs"
 
 test-long: $(WHEEL_STAMP) $(TOOLS_VENV)/.wheel ## what takes longer, for CI and releases: slow tests, the wheel
@@ -111,14 +117,14 @@ rust-test: ## the crates' own tests
 
 # More than there are cores: most tests wait for processes to start.
 TEST_WORKERS ?= 4
-PYTEST := $(BIN)/python -m pytest -q -n $(TEST_WORKERS) --dist loadgroup
+PYTEST := $(BIN)/python -m pytest -q -n $(TEST_WORKERS)
 
 python-test: $(WHEEL_STAMP) ## the Python tests
 	$(PYTEST) -m "not slow"
 
-# The accelerator's have a target of their own: its storms take half an hour.
+# Without those of `make accelerator-slow`, which take half an hour.
 python-test-slow: $(WHEEL_STAMP) ## the Python tests that take long
-	$(PYTEST) -m slow --ignore tests/accelerator
+	$(PYTEST) -m "slow and not long"
 
 python-test-fast: $(WHEEL_STAMP)
 	$(BIN)/python -m pytest -q -n 2 -m "not slow" tests/unit
@@ -143,7 +149,7 @@ accelerator: $(WHEEL_STAMP) ## pinning and devices, on a pretend accelerator tha
 
 accelerator-slow: $(WHEEL_STAMP) ## its storms at full length, and more parity tests whose loaders pin
 	$(BIN)/python tests/accelerator/build.py
-	$(BIN)/python -m pytest -rP -m slow tests/accelerator
+	$(BIN)/python -m pytest -rP -m long tests/accelerator
 
 # A process for each file: a test that spoils the device spoils no other file's.
 gpu: $(VENV)/.bench $(RELEASE_STAMP) ## the same tests and the benchmark, on the accelerator of this machine
@@ -167,8 +173,9 @@ stubs: $(WHEEL_STAMP) ## mypy, of the package and of a user's program, and the s
 	$(BIN)/mypy tests/typed/program.py
 	$(BIN)/python -m mypy.stubtest ringloader._native
 
-docs: $(VENV)/.docs ## the site, into build/site; a dead link is an error
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+docs: $(DOCS_VENV)/.docs ## the site, into build/site, without torch; a dead link is an error, and a word that the search misses
+	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/python -m mkdocs build --strict
+	$(DOCS_VENV)/bin/python ci/check_search.py build/site
 
 loom: ## all models of the memory model, and their planted faults
 	ci/loom.sh
@@ -264,4 +271,4 @@ bench-instructions: ## instructions of the core, counted by valgrind
 	cargo bench -p ringloader-core --bench instructions
 
 clean:
-	rm -rf $(VENV) $(THREADS_VENV) $(TOOLS_VENV) build target
+	rm -rf $(VENV) $(THREADS_VENV) $(TOOLS_VENV) $(DOCS_VENV) build target

@@ -8,7 +8,7 @@ _PREFIX = "ringloader: "
 
 
 class _Speaker(logging.Filter):
-    """Puts the package's name before each line. Python prints the text alone where a program sets up nothing."""
+    """Puts the package's name before each line, which Python prints without it if no logging is set up."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if not str(record.msg).startswith(_PREFIX):

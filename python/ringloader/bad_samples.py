@@ -19,13 +19,12 @@ Replace = Callable[[Any, Exception], Any]
 
 @dataclasses.dataclass(frozen=True)
 class Retry:
-    """A value of ``on_error``: a sample that raises is asked for again, after a pause.
+    """A value of ``on_error``: the worker asks again for a sample that raises, after a pause.
 
     Args:
-        times: How often, at most.
-        backoff: Seconds before the first time. Each pause is twice the one before, and 30 seconds at most.
-        then: What becomes of a sample that still raises: ``"raise"``, ``"skip"``, or a function, as
-            ``on_error`` takes them.
+        times: How many more times to ask.
+        backoff: Seconds before the first of them. Each pause is twice the one before, and 30 seconds at most.
+        then: For a sample that still raises: ``"raise"``, ``"skip"``, or a function, as for ``on_error``.
 
     Raises:
         TypeError: If a value has the wrong type.
@@ -59,12 +58,12 @@ class BadSample:
     """A sample that raised, and what was done: an entry of ``DataLoader.errors``.
 
     Attributes:
-        index: The index that the dataset was asked for. Of an ``IterableDataset``, how many samples the
-            worker's iterator had been asked for before. Where ``collate_fn`` raised, the batch's indices.
+        index: The index of the dataset. For an ``IterableDataset``, the number of samples that the worker
+            had asked for before. If ``collate_fn`` raised, the batch's indices.
         worker_id: The worker's number; None without workers.
-        error: What was raised, without its traceback. Where it cannot be pickled, or made again, a
+        error: The exception, without its traceback. If it cannot be pickled, or made again, a
             ``RuntimeError`` with its text.
-        traceback: The text of its traceback.
+        traceback: The text of the traceback.
         handling: ``"skipped"``, ``"replaced"``, ``"retried"`` (asked for again, it was good), or ``"raised"``
             (``max_errors`` was exceeded).
     """

@@ -59,92 +59,91 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     """``torch.utils.data.DataLoader`` whose batches travel over shared-memory rings.
 
     Takes all arguments of torch's ``DataLoader``, which checks them, and gives the same batches in the same
-    order with the same random numbers. Without workers, and wherever the rings cannot stand in for torch's
-    own transport, it behaves as torch's loader. ``ringloader.report`` says which path an iterator took.
+    order with the same random numbers. Without workers, and wherever the rings cannot replace torch's own
+    transport, it behaves as torch's loader. ``ringloader.report`` names the path of an iterator.
 
-    Tensors of a batch lie in shared memory and belong to the caller, to read and to write, for as long as
-    they live: also after the epoch, and after the loader is gone. If you keep many large batches, later ones
-    are copied to private memory, so that workers never wait for you.
+    Tensors of a batch lie in shared memory. They are yours to read and to write for as long as they live:
+    also after the epoch, and after the loader is gone. If you keep many large batches, later ones are copied
+    to private memory, so that workers never wait for you.
 
     Args:
-        max_shared_bytes: Shared memory that the batches on their way may take, in bytes, over all workers
+        max_shared_bytes: Bytes of shared memory that batches on their way may take, over all workers
             (default: a quarter of what the machine and the control group have left, divided by
-            ``LOCAL_WORLD_SIZE``). Each worker has an equal share. A batch larger than half a share
-            travels more slowly, in memory of its own, which also counts until the main process has taken
-            the batch. A batch larger than a whole share is the only one of its worker on its way. Batches
-            that you hold count up to half of each share; memory of their own is yours and does not count.
-        device: Where batches are to be: a ``torch.device`` of the current accelerator, its name, an index, or
-            ``"auto"`` for the current accelerator, and the CPU where there is none, or where a fork has made
-            it unusable (default: they stay on the CPU). Tensors are copied on a stream of their own, and the
-            stream that is current when a batch is returned waits for its copies. ``pin_memory`` then adds
-            nothing. A loader in a worker process leaves its batches on the CPU, and calls no
-            ``device_transform``.
-        device_prefetch: Batches that are copied before their turn, at most, beside the one that is returned
-            and the one that the caller still has (default: 2). With 0, the copies of a batch begin when
-            it is asked for. Without workers, and where torch's own loader runs, no batch is copied early.
-        device_transform: Called with each batch once it is on the device, on the stream of the copies; what
-            it returns is the batch. It may run before the batch's turn, and has the gradient mode, autocast
-            and default device that ``iter()`` was called in. It runs once for each batch, and again where
-            memory was short or the program was interrupted. With ``device="auto"`` it runs on the CPU where
-            there is no accelerator, in the batch's turn and the modes of ``next()``.
+            ``LOCAL_WORLD_SIZE``). Each worker has an equal share. A batch larger than half a share travels
+            more slowly, in memory of its own, which also counts until the main process has taken the batch.
+            A worker with a batch larger than its share has no other batch on its way. Batches that you hold
+            count up to half of each share; copies in private memory do not count.
+        device: Device on which batches arrive: a ``torch.device`` of the current accelerator, its name, an
+            index, or ``"auto"`` (default: batches stay on the CPU). ``"auto"`` is the current accelerator, or
+            the CPU if there is none, or if a fork has made it unusable. Tensors are copied on a stream of
+            their own, and the stream that is current when a batch is returned waits for its copies.
+            ``pin_memory`` then adds nothing. A loader in a worker process leaves its batches on the CPU, and
+            calls no ``device_transform``.
+        device_prefetch: How many batches to copy before their turn, beside the one that is returned and the
+            one that the caller still has (default: 2). With 0, the copies of a batch begin when it is asked
+            for. Without workers, and where torch's own loader runs, no batch is copied early.
+        device_transform: Function that gets each batch on the device, on the stream of the copies, and
+            returns the batch for the caller. It may run before the batch's turn, and has the gradient mode,
+            autocast and default device that ``iter()`` was called in. It runs once for each batch, and again
+            if memory was short or the program was interrupted. With ``device="auto"`` and no accelerator it
+            runs on the CPU, in the batch's turn and the modes of ``next()``.
         worker_pool: A ``ringloader.WorkerPool``, whose processes are the workers (default: each iterator
             starts its own). ``num_workers=0`` then means as many as the pool has. The loader keeps the pool,
             and the pool does not keep the loader.
-        worker_prefetch: Batches that each worker has ready or under way: torch's ``prefetch_factor`` by its
-            name in torchdata. Both may be given if they are equal.
-        main_prefetch: Batches that a thread of the main process decodes before their turn, at most, of those
-            that workers have ready (default: 0, they are decoded by ``next``). For batches that are slow to
-            unpickle. Without effect where torch's own loader runs.
+        worker_prefetch: How many batches each worker has ready or under way: torch's ``prefetch_factor`` by
+            its name in torchdata. Both may be given if they are equal.
+        main_prefetch: How many of the batches that workers have ready a thread of the main process decodes
+            before their turn (default: 0, ``next`` decodes them). For batches that are slow to unpickle. No
+            effect where torch's own loader runs.
         worker_method: ``"multiprocessing"``, or ``"thread"`` (default: ``"multiprocessing"``). With
             ``"thread"`` the workers are threads of this process. All of them use the same dataset object,
-            and a batch is what the worker made, not a copy. ``get_worker_info().rng`` has generators with
-            torch's seeds for the worker; the global ones are the process's and are not seeded. Without
-            workers it means nothing.
-        last_batch: What becomes of samples that fill no whole batch at the end of an epoch: ``"keep"`` and
-            ``"discard"`` are torch's ``drop_last=False`` and ``True``; with ``"rollover"`` they open the next
-            epoch, and ``len`` is that of the epoch that begins next. See ``RolloverBatchSampler``.
-        worker_reset_fn: Called in each worker when an epoch begins, before its first batch, as
-            ``worker_reset_fn(dataset, worker_info, seeds)``, with torch's ``WorkerInfo`` and ``Seeds``. What
-            it returns is the dataset of that epoch; None for the same. What it raises is the error of the
-            epoch's batches. Without workers it is called in the main process, as for a single worker 0.
-        reseed_workers: Whether the generators of python, numpy and torch are set anew in each worker when an
-            epoch begins; in a thread, those of ``get_worker_info().rng``. Without workers, they are left
-            alone.
-        seed: What ``Seeds`` come from, the same in all ranks (default: torch's base seed, which each process
-            draws). It says nothing about the order of the samples.
-        restart_workers: Workers that are started again in an epoch, of those whose process ends although it
-            should not, at most (default: 0, the error is torch's). What such a worker had not delivered is
-            done again, so no batch is lost, and none comes twice. The successor has the worker's number and
-            seed, and the dataset as it then is in the main process, and calls ``worker_init_fn``; its
-            generators begin anew, so random augmentation may differ. Workers of an ``IterableDataset`` are
-            not restarted.
-        on_error: What becomes of a sample that raises: ``"raise"`` (torch's), ``"skip"``, which leaves it out
-            of its batch, ``"retry"``, a ``ringloader.Retry``, or a function that is called in the worker as
-            ``on_error(index, error)`` and returns the sample to have instead, or raises (default:
-            ``"raise"``). A batch of which nothing is left is left out.
-        max_errors: Samples of an epoch that are skipped or replaced, at most; the error of one more is raised
-            (default: any number). A batch that ``collate_fn`` cannot make counts as one.
-        watchdog: Seconds without a batch after which the logger ``ringloader`` says which worker is in which
-            batch, for how long, and its Python stack; again each time the wait has become twice as long
-            (default: never). Nothing without workers.
+            and a batch is the worker's own object, not a copy. ``get_worker_info().rng`` has generators with
+            torch's seeds for the worker; the global ones are the process's and are not seeded. No effect
+            without workers.
+        last_batch: ``"keep"``, ``"discard"`` or ``"rollover"``: the fate of samples that fill no whole batch
+            at the end of an epoch. ``"keep"`` and ``"discard"`` are torch's ``drop_last=False`` and ``True``;
+            with ``"rollover"`` the samples open the next epoch, and ``len`` counts the epoch that begins
+            next. See ``RolloverBatchSampler``.
+        worker_reset_fn: Function that each worker calls when an epoch begins, before its first batch, as
+            ``worker_reset_fn(dataset, worker_info, seeds)``, with torch's ``WorkerInfo`` and ``Seeds``. It
+            returns the dataset of that epoch, or None for the same one. Its error is the error of the
+            epoch's batches. Without workers the main process calls it, as a single worker 0.
+        reseed_workers: True to seed the generators of python, numpy and torch again in each worker when an
+            epoch begins; in a thread, those of ``get_worker_info().rng``. No effect without workers.
+        seed: Number that ``Seeds`` come from, the same in all ranks (default: torch's base seed, which each
+            process draws). The order of the samples does not depend on it.
+        restart_workers: How many crashed workers to restart per epoch (default: 0, the error is torch's). The
+            successor does the tasks that the worker had not delivered, so no batch is lost, and none comes
+            twice. It has the worker's number and seed, and the dataset as it then is in the main process,
+            and calls ``worker_init_fn``; its generators begin anew, so random augmentation may differ.
+            Workers of an ``IterableDataset`` are not restarted.
+        on_error: ``"raise"``, ``"skip"``, ``"retry"``, a ``ringloader.Retry`` or a function, for samples that
+            raise (default: ``"raise"``, torch's). ``"skip"`` leaves the sample out of its batch, and leaves
+            out a batch without samples. The worker calls a function as ``on_error(index, error)``; it
+            returns another sample, or raises.
+        max_errors: How many samples per epoch may be skipped or replaced; one more raises its error (default:
+            any number). A batch that ``collate_fn`` cannot make counts as one.
+        watchdog: Seconds without a batch after which the logger ``ringloader`` names each late worker, its
+            batch, for how long it has been in it, and its Python stack; again each time the wait has doubled
+            (default: never). No effect without workers.
 
     Raises:
-        ValueError: If torch refuses an argument; if ``max_shared_bytes`` is not positive, ``device`` is not
-            there or not of the current accelerator, ``device_prefetch`` is negative, or
-            ``device_transform`` is given without ``device``; if ``worker_prefetch`` is not positive, is not
-            ``prefetch_factor``, or there are no workers; if ``main_prefetch`` is negative, there are no
-            workers, or it is given with ``device`` or ``pin_memory``; if ``worker_method`` is another word,
-            or is ``"thread"`` beside ``multiprocessing_context``, ``max_shared_bytes``, ``main_prefetch``,
-            ``worker_pool``, a DataPipe or a ``Dispatch``; if ``worker_pool`` is given with
-            ``persistent_workers``, with ``multiprocessing_context``, with a ``Dispatch``, or with more
-            workers than it has; if ``last_batch`` does not agree with ``drop_last`` or ``batch_sampler``, or
-            is given with ``batch_size=None``; if it is ``"rollover"`` for an ``IterableDataset``; if
-            ``seed`` is out of range, or given without ``worker_reset_fn`` and ``reseed_workers``; if
-            ``restart_workers`` is negative, or given with threads or a ``Dispatch``; if
-            ``on_error`` is another word, asks for a retry of an ``IterableDataset``, or is given with a
-            ``Dispatch``; if ``max_errors`` is negative, or given without ``on_error``; if ``watchdog`` is not
-            positive.
-        TypeError: If one of these has the wrong type.
+        ValueError: If torch refuses an argument; if a value is out of range; if ``device`` is missing or not
+            of the current accelerator; or if options exclude each other:
+
+            - ``device_transform`` without ``device``;
+            - ``worker_prefetch`` that is not ``prefetch_factor``, or without workers;
+            - ``main_prefetch`` without workers, or with ``device`` or ``pin_memory``;
+            - ``worker_method="thread"`` with ``multiprocessing_context``, ``max_shared_bytes``,
+              ``main_prefetch``, ``worker_pool``, ``restart_workers``, a DataPipe or a ``Dispatch``;
+            - ``worker_pool`` with ``persistent_workers``, ``multiprocessing_context``, a ``Dispatch``, or
+              more workers than it has;
+            - ``last_batch`` that contradicts ``drop_last`` or ``batch_sampler``, or with
+              ``batch_size=None``; ``"rollover"`` for an ``IterableDataset``;
+            - ``seed`` without ``worker_reset_fn`` and ``reseed_workers``;
+            - ``restart_workers`` or ``on_error`` with a ``Dispatch``; a retry of an ``IterableDataset``;
+            - ``max_errors`` without ``on_error``.
+        TypeError: If a value has the wrong type.
     """
 
     max_shared_bytes: int | None
@@ -165,7 +164,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     _ringloader_max_errors: int | None
     _ringloader_watchdog: float | None
 
-    #: The bad samples of the epoch that began last, those of handed out batches, in their order.
+    #: The bad samples of the epoch that began last, from batches that were handed out, in their order.
     errors = _Errors()
 
     def __init__(
@@ -291,17 +290,16 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return iterator
 
     def set_epoch(self, epoch: int) -> None:
-        """Says which epoch begins next: to the samplers and to the dataset that have a ``set_epoch``.
+        """Sets the number of the epoch that begins next, in samplers and datasets that have ``set_epoch``.
 
-        A dataset inside torch's ``Subset``, ``ConcatDataset``, ``ChainDataset`` or ``StackDataset`` is told
-        too.
+        In this process, ``set_epoch`` is called at once: of the loader's ``sampler``, its ``batch_sampler``,
+        the batch sampler's ``sampler``, the dataset, and datasets inside torch's ``Subset``,
+        ``ConcatDataset``, ``ChainDataset`` or ``StackDataset``.
 
-        The loader's ``sampler``, its ``batch_sampler``, that one's ``sampler`` and the dataset are told at
-        once, in this process. Persistent workers, and those of a ``worker_pool``, are told when their next
-        epoch begins, and call the ``set_epoch`` of their dataset then; what it raises there is the error of
-        that epoch's batches. They are told the epoch of their own loader, whatever other loaders of the
-        dataset have said. Other workers get the dataset as it is when they are started. ``Seeds`` are of
-        that epoch. Epochs that follow without a call count up from it, for ``Seeds`` only.
+        Persistent workers, and workers of a ``worker_pool``, call the ``set_epoch`` of their dataset when
+        their next epoch begins; an error of it is the error of that epoch's batches. They get the epoch of
+        their own loader, whatever other loaders of the dataset have set. Other workers get the dataset as it
+        is when they start. ``Seeds`` are of that epoch, and count up from it in epochs without a call.
 
         Args:
             epoch: The epoch, from 0 on.
@@ -315,19 +313,20 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def call_workers(self, fn: Callable[..., _T], *args: Any, timeout: float | None = None) -> list[_T]:
         """Calls ``fn(dataset, *args)`` in each living worker, and returns the results in the workers' order.
 
-        It waits for all of them. A worker calls it in its main thread between two batches, behind those that
-        it was asked for before, so batches that come after the call may be older. ``get_worker_info()`` works
-        in it, and its dataset is the one that is passed. Function, arguments and results are pickled, and
-        tensors copied, unless workers are threads. Without workers it is called here, with this process's
-        dataset.
+        Waits for all of them. A worker calls ``fn`` in its main thread between two batches, behind the
+        batches that it was asked for before, so batches that come after the call may be older.
+        ``get_worker_info()`` works in it, and its dataset is the one that is passed. Function, arguments and
+        results are pickled, and tensors copied, unless workers are threads. Without workers this process
+        calls ``fn``, with its dataset.
 
         Args:
-            fn: What is called, by its name: one that the worker's module had when the worker was started.
-            *args: Its further arguments.
-            timeout: Seconds that it may take (default: the loader's ``timeout``, and if that is 0, no limit).
+            fn: The function. It goes by its name: the worker's module must have had it when the worker
+                started.
+            *args: Further arguments of ``fn``.
+            timeout: Seconds to wait (default: the loader's ``timeout``, and if that is 0, no limit).
 
         Raises:
-            Exception: What ``fn`` raised, as torch raises a worker's error; of several, the first worker's.
+            Exception: An error of ``fn``, as torch raises a worker's error; of several, the first worker's.
             RuntimeError: If no worker lives, one ends meanwhile, or does not answer in time: it then still
                 calls the function later. If batches travel by torch's own transport.
             pickle.PicklingError: If the function, or an argument, cannot be sent to worker processes.
@@ -339,12 +338,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def shutdown(self) -> None:
         """Ends this loader's iterators and workers now, and gives back the memory that it keeps.
 
-        Persistent workers end too, and those of an iterator that is still held: ``next`` on it raises a
+        Persistent workers end too, and workers of an iterator that you still hold: ``next`` on it raises a
         ``RuntimeError`` from then on. Batches that were returned stay valid. The loader may be iterated
-        again, with new workers, and be shut down again. It may be called from any thread: a ``next`` that
-        waits in another one raises that error too. Workers that are busy have 5 seconds
-        to end, all of them together; then they are terminated. In a forked child, what the parent's loader
-        has made is left alone.
+        again, with new workers, and be shut down again. Any thread may call it: a ``next`` that waits in
+        another thread raises that error too. Busy workers have 5 seconds to end, all of them together; then
+        they are terminated. In a forked child, the parent's workers and memory are left alone.
 
         ``with DataLoader(...) as loader:`` calls it at the end of the block, however that ends.
         """

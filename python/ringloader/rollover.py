@@ -17,12 +17,12 @@ class RolloverBatchSampler(BatchSampler):
     with ``9, 0, 1``. All batches are whole.
 
     An epoch takes the remainder when its first batch is read, and leaves one when its sampler has been read
-    to the end. An epoch that is given up before that leaves none, and what it took is gone, as with Gluon.
-    Copies and pickles have the remainder.
+    to the end. An epoch that is given up earlier leaves none, and the remainder that it took is gone, as with
+    Gluon. Copies and pickles have the remainder.
 
     Args:
         sampler: Any iterable of indices.
-        batch_size: Indices in a batch. What is set later counts from the next epoch on.
+        batch_size: Indices in a batch. A later value counts from the next epoch on.
         drop_last: False. Code that makes batch samplers anew passes it.
 
     Raises:

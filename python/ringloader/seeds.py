@@ -23,7 +23,7 @@ class Seeds:
         seed: The number that all of them come from, from 0 up to and without ``2**64``.
         epoch: The epoch.
         rank: This process's rank.
-        shared_by_all: Whether ``seed`` is the same in all ranks.
+        shared_by_all: True if ``seed`` is the same in all ranks.
 
     Raises:
         TypeError: If one of the numbers is no int.

@@ -17,7 +17,6 @@
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
-#include <ATen/ops/resize_native.h>
 #include <ATen/ops/view_native.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/DeviceGuard.h>
@@ -706,6 +705,20 @@ void host_unregister(int64_t data) {
   world().registered.erase(at);
 }
 
+// MIRRORS: `resize_bytes_cuda` in torch's ATen/native/cuda/Resize.cpp: on the current stream.
+void resize_storage(const c10::Storage& storage, size_t size) {
+  c10::DeviceGuard guard(storage.device());
+  DataPtr made = device_memory().allocate(size);
+  size_t kept = std::min(size, storage.nbytes());
+  if (kept > 0) {
+    void *to = made.get(), *from = storage.data_ptr().get();
+    submit(current_stream(current_device), [=] { std::memcpy(to, from, kept); });
+  }
+  auto* impl = storage.unsafeGetStorageImpl();
+  impl->set_data_ptr_noswap(std::move(made));
+  impl->set_nbytes(size);
+}
+
 struct Hooks final : at::PrivateUse1HooksInterface {
   bool isBuilt() const {
     return true;
@@ -739,6 +752,9 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   }
   bool isPinnedPtr(const void* data) const override {
     return data && page_locked(data, 1);
+  }
+  void resizePrivateUse1Bytes(const c10::Storage& storage, size_t size) const override {
+    resize_storage(storage, size);
   }
 };
 
@@ -886,6 +902,19 @@ TicketPtr copy_on_device(const at::Tensor& from, const at::Tensor& to) {
   return ticket;
 }
 
+// One job for all of them. Each pair is alike: dense, with the same strides and type.
+void copy_many_on_device(at::TensorList to, at::TensorList from) {
+  std::vector<std::tuple<void*, const void*, size_t>> copies;
+  for (size_t at = 0; at < to.size(); ++at) {
+    copies.emplace_back(to[at].data_ptr(), from[at].data_ptr(), to[at].nbytes());
+  }
+  submit(current_stream(to[0].device().index()), delayed([copies = std::move(copies)] {
+    for (auto [target, source, size] : copies) {
+      std::memcpy(target, source, size);
+    }
+  }));
+}
+
 bool same_bytes(const at::Tensor& one, const at::Tensor& other) {
   bool alike = one.scalar_type() == other.scalar_type() && one.is_conj() == other.is_conj() &&
       one.is_neg() == other.is_neg();
@@ -963,6 +992,31 @@ at::Tensor copy_from(const at::Tensor& self, const at::Tensor& to, bool non_bloc
   return to;
 }
 
+// MIRRORS: `can_use_fast_route` and the checks of `_foreach_copy_` in torch's ATen/native/cuda, for what one
+// kernel copies.
+void foreach_copy(at::TensorList to, at::TensorList from, bool non_blocking) {
+  TORCH_CHECK(!to.empty() && to.size() == from.size(), "_foreach_copy_: lists of one length, and not empty");
+  bool together = true;
+  for (size_t at = 0; at < to.size(); ++at) {
+    together = together && to[at].device() == to[0].device() && from[at].device() == to[0].device() &&
+        to[at].scalar_type() == to[0].scalar_type() && from[at].scalar_type() == to[0].scalar_type() &&
+        to[at].sizes() == from[at].sizes() && to[at].strides() == from[at].strides() &&
+        to[at].is_non_overlapping_and_dense();
+  }
+  if (!together) {
+    for (size_t at = 0; at < to.size(); ++at) {
+      to[at].copy_(from[at], non_blocking);
+    }
+    return;
+  }
+  {
+    Lock lock(world().mutex);
+    TORCH_CHECK(!world().copy.strikes(), "pretend error: copy failed");
+  }
+  count(kCopiesOnDevice);
+  copy_many_on_device(to, from);
+}
+
 // ---- Operators
 
 at::Tensor empty(
@@ -995,13 +1049,36 @@ at::Tensor empty_strided(
       c10::dtype_or_default(dtype));
 }
 
+// MIRRORS: `resize_cuda_`, as above.
+const at::Tensor& resize(const at::Tensor& self, c10::IntArrayRef size, std::optional<at::MemoryFormat> format) {
+  auto* impl = self.unsafeGetTensorImpl();
+  impl->set_sizes_contiguous(size);
+  size_t needed = at::detail::computeStorageNbytesContiguous(
+      size, self.itemsize(), static_cast<size_t>(impl->storage_offset()));
+  if (impl->numel() > 0 && needed > self.storage().nbytes()) {
+    resize_storage(self.storage(), needed);
+  }
+  if (format) {
+    impl->empty_tensor_restride(*format);
+  }
+  return self;
+}
+
 at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& to) {
-  at::native::resize_(to, self.sizes());
+  resize(to, self.sizes(), std::nullopt);
   return copy_from(self, to, false);
 }
 
 at::Tensor& set_storage_range(
     at::Tensor& self, at::Storage storage, int64_t offset, c10::IntArrayRef size, c10::IntArrayRef stride) {
+  // A range beyond the storage makes it larger. Without strides it is contiguous.
+  auto first = static_cast<size_t>(offset);
+  size_t needed = stride.data() == nullptr
+      ? at::detail::computeStorageNbytesContiguous(size, self.itemsize(), first)
+      : at::detail::computeStorageNbytes(size, stride, self.itemsize(), first);
+  if (needed > storage.nbytes()) {
+    resize_storage(storage, needed);
+  }
   return at::cpu::set_(self, std::move(storage), offset, size, stride);
 }
 
@@ -1034,7 +1111,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("as_strided", at::native::as_strided_tensorimpl);
   m.impl("view", at::native::view);
   m.impl("_reshape_alias", at::native::_reshape_alias);
-  m.impl("resize_", at::native::resize_);
+  m.impl("resize_", resize);
+  m.impl("_foreach_copy_", foreach_copy);
   m.impl("set_.source_Storage_storage_offset", set_storage_range);
   m.impl("set_.source_Storage", set_storage);
   m.impl("set_.source_Tensor", set_tensor);

@@ -9,10 +9,10 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 from accelerator import pretend
-from ringloader._torch import versions
+from ringloader._torch import internals
 
 # 2.6 pins for CUDA, and else only for a device that is named; then its own loader runs.
-IS_NAMED = versions.pins_for_named_device()
+IS_NAMED = internals.pins_for_named_device()
 PIN: dict[str, Any] = {"pin_memory": True, **({"pin_memory_device": pretend.NAME} if IS_NAMED else {})}
 
 

@@ -336,7 +336,7 @@ def test_small_tensors_that_are_many_take_a_copy_for_each_block(path):
 
 
 def test_large_tensors_take_a_copy_each(path):
-    told = copies_of(path, (1024, 2048, LARGE, LARGE, 2 * LARGE))
+    told = copies_of(path, (1024, 2048, 100, LARGE, LARGE, 2 * LARGE))
     assert {copies for copies, _ in told} == {4}
 
 
@@ -362,6 +362,7 @@ def test_registered_memory_is_told_and_given_back():
     assert pretend.counters()["violations"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("registrar")
 def test_a_series_of_epochs_is_bounded(record_property):
     loader = loader_on("native", Numbered(12, (100, LARGE)), max_shared_bytes=16 << 20)
@@ -527,7 +528,7 @@ def test_under_another_default_device(path):
 def test_paths_are_those_that_are_meant(path):
     loader = loader_on(path, Numbered(2, (100,)), num_workers=1)
     list(loader)
-    assert ringloader.report(loader).path == ("torch" if path == "no workers" else path)
+    assert ringloader.report(loader).path == ("single-process" if path == "no workers" else path)
     assert path in PATHS
 
 

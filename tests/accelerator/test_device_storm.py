@@ -40,10 +40,13 @@ class Told(torch.utils.data.Dataset[Any]):
 
     def __getitem__(self, number: int) -> Any:
         if number % self._large_every == 0:
-            return {"x": torch.full((LARGE // 8 + number % 2,), number), "y": torch.full((7,), number)}
+            large = torch.full((LARGE // 8 + number % 2,), number)
+            return {"x": large, "y": torch.full((7,), number), "z": torch.tensor(number)}
         if number % 50 == 17:
             return [torch.full((number % 9, 4), number), number]
-        return {"x": torch.full((16,), number), "y": torch.full((7,), number)}
+        # As int16 some of it is no words.
+        small = torch.full((3,), number, dtype=torch.int16)
+        return {"x": torch.full((16,), number), "y": torch.full((7,), number), "z": small}
 
 
 def tensors_of(batch: Any) -> list[torch.Tensor]:

@@ -12,10 +12,10 @@ import pytest
 
 from accelerator import build
 from accelerator.pinned import IS_NAMED
-from programs import client
 
 HERE = Path(__file__).parent
 LIMIT_S = 1500
+LONG = (pytest.mark.slow, pytest.mark.long)
 
 # Files of tests/parity. Those that are left out ask for what pinning does not keep: views of memory that is
 # shared, tensors without elements that grow, random batches all of which arrive.
@@ -39,12 +39,11 @@ def _runs() -> list[Any]:
     runs = []
     for path in sorted(HERE.glob("test_*.py")):
         if path.name != Path(__file__).name:
-            runs.append(pytest.param([str(path)], "not slow", id=path.stem))
+            marks = pytest.mark.slow if path.stem.endswith("_storm") else ()
+            runs.append(pytest.param([str(path)], "not slow", id=path.stem, marks=marks))
             if "mark.slow" in path.read_text():
-                runs.append(
-                    pytest.param([str(path)], "slow", id=f"{path.stem}, slow", marks=pytest.mark.slow)
-                )
-    for names, marks in ((PINNED_TOO, ()), (PINNED_SLOW, pytest.mark.slow)):
+                runs.append(pytest.param([str(path)], "slow", id=f"{path.stem}, slow", marks=LONG))
+    for names, marks in ((PINNED_TOO, pytest.mark.slow), (PINNED_SLOW, LONG)):
         for name in names:
             # The first names this folder, so that pytest knows its options.
             arguments = ["--pinned", str(HERE / "conftest.py"), str(HERE.parent / "parity" / name)]
@@ -65,8 +64,8 @@ def _built() -> None:
 @pytest.mark.parametrize(("arguments", "marked"), _runs())
 def test_in_a_process(arguments: list[str], marked: str, request: pytest.FixtureRequest):
     option = request.config.getoption
-    if request.node.get_closest_marker("slow") and option("markexpr") != "slow":
-        pytest.skip("minutes: python -m pytest -m slow tests/accelerator")
+    if request.node.get_closest_marker("long") and option("markexpr") != "long":
+        pytest.skip("minutes: make accelerator-slow")
     if "--pinned" in arguments and IS_NAMED:
         pytest.skip("this torch pins by default for CUDA only")
     options = ["-q", "--pretend", "-m", marked, "--loader", option("--loader"), "--path", option("--path")]

@@ -17,6 +17,7 @@ from ringloader import DataLoader
 from ringloader._placement import (
     decoding,
     device,
+    device_block,
     device_copy,
     device_pack,
     device_prepared,
@@ -36,7 +37,7 @@ __all__ = ["registrar"]
 TRACED = {
     module.__file__
     for module in (
-        *(decoding, device, device_copy, device_pack, device_prepared, device_tree),
+        *(decoding, device, device_block, device_copy, device_pack, device_prepared, device_tree),
         *(lookahead, pinning),
     )
 }
@@ -90,7 +91,11 @@ class Mixed(dict):
 
 
 def tensors(number, size):
-    return {"a": torch.full((size,), number, dtype=torch.int32), "b": torch.tensor([number])}
+    return {
+        "a": torch.full((size,), number, dtype=torch.int32),
+        "b": torch.tensor([number]),
+        "c": torch.full((3,), number, dtype=torch.uint8),
+    }
 
 
 DATASETS = {
@@ -174,6 +179,7 @@ def _cases():
         yield pytest.param(kind, option, marks=pytest.mark.slow if is_slow else ())
 
 
+@pytest.mark.limit(180)
 @pytest.mark.parametrize(("kind", "option"), list(_cases()))
 def test_an_interrupt_at_each_step_of_next_loses_nothing(kind, option):
     pretend.set_poison(True)

@@ -184,7 +184,7 @@ def test_the_device_stays_untouched_until_it_is_needed(loader_name, tmp_path):
 
 
 # The copier's thread begins with the first large tensor: what it could race with is made likely.
-@pytest.mark.parametrize("turns", [30])
+@pytest.mark.parametrize("turns", [6, pytest.param(30, marks=pytest.mark.slow)])
 def test_iterators_that_are_dropped_in_the_middle(loader_class, turns):
     from accelerator.pinned import PIN, Sized, told
     from parity.datasets import identity

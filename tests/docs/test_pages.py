@@ -13,6 +13,8 @@ from ringloader._options.table import TABLE
 
 ROOT = blocks.ROOT
 DOCS = ROOT / "docs"
+# Of code, by docs/assets/site.css.
+COLUMN = 88
 SOURCES = {".py", ".pyi", ".rs", ".sh", ".pth"}
 
 
@@ -23,27 +25,28 @@ def sources(*folders: str) -> Iterable[str]:
                 yield file.read_text()
 
 
-def cells(page: str) -> list[list[str]]:
-    rows = re.findall(r"^\| (?!---)(.*) \|$", (DOCS / page).read_text(), re.M)
-    return [re.split(r" \| ", row) for row in rows]
-
-
-def test_every_option_and_variable_has_a_row() -> None:
+def test_every_option_and_variable_has_a_place() -> None:
     code = "\n".join(sources("python", "extras", "rust", "ci", "benches"))
-    known = set(re.findall(r"\bRINGLOADER_[A-Z_]+\b", code)) | {"LOCAL_WORLD_SIZE", *TABLE}
+    known = set(re.findall(r"\bRINGLOADER_[A-Z_]+\b", code)) | {"RINGLOADER", "LOCAL_WORLD_SIZE", *TABLE}
     # The Python tests' own, which is read by no code.
     known |= set(
         re.findall(
             r'"((?:MALLOC|GLIBC)_[A-Z_]+)"', (ROOT / "python/ringloader/_worker/malloc.py").read_text()
         )
     )
-    first = [row[0] for row in cells("options.md")]
-    assert set(re.findall(r"`(\w+)`", " ".join(first))) == known
+    page = (DOCS / "options.md").read_text()
+    named = re.findall(r"^### (`.*)|^- \*\*Variables:\*\* (.*\n(?:  .*\n)*)", page, re.M)
+    mine = set(re.findall(r"`(\w+)`", " ".join(map("".join, named))))
+    # Users need not read about those of the tests.
+    tests = set(re.findall(r"^\| `(RINGLOADER_\w+)` \|", (ROOT / "CONTRIBUTING.md").read_text(), re.M))
+    assert not mine & tests
+    assert mine | tests == known
 
 
 def test_every_public_name_is_in_the_reference() -> None:
-    named = set(re.findall(r"^::: ringloader\.(\w+)$", (DOCS / "api.md").read_text(), re.M))
-    assert named == set(ringloader.__all__)
+    pages = [page.read_text() for page in sorted((DOCS / "api").glob("*.md"))]
+    named = [name for page in pages for name in re.findall(r"^::: ringloader\.(\w+)$", page, re.M)]
+    assert sorted(named) == sorted(ringloader.__all__)
 
 
 def joined(code: str) -> str:
@@ -80,6 +83,25 @@ def test_the_figures_of_the_readme_are_those_of_the_table() -> None:
         assert [ratio, cpu] == [table[workload][1], table[workload][5]], workload
 
 
+def test_figures_of_fault_injection_are_those_of_its_page() -> None:
+    page = (DOCS / "chaos.md").read_text()
+    ours = re.search(r"^ringloader: (\d+) cases: (\d+) ok, (\d+) known$", page, re.M)
+    torchs = re.search(r"^torch: \d+ cases: (\d+) ok, .* (\d+) hang$", page, re.M)
+    assert ours and torchs
+    cases, passed, known = ours.groups()
+    assert f"{cases} small programs go wrong" in page
+    assert (
+        f"passes {passed} of them and fails {known} in known ways; torch's loader passes {torchs[1]}." in page
+    )
+    evidence = (DOCS / "guides/production.md").read_text()
+    assert (
+        f"| {cases} programs that go wrong: ringloader passes {passed} and fails {known} in known ways; "
+        in evidence
+    )
+    assert f"torch passes {torchs[1]} and hangs in {torchs[2]} |" in evidence
+    assert f"{cases} programs" in (ROOT / "README.md").read_text()
+
+
 def test_links_between_files_lead_to_something() -> None:
     pages = [*ROOT.glob("*.md"), *DOCS.rglob("*.md"), ROOT / "benches/README.md"]
     broken = []
@@ -89,6 +111,14 @@ def test_links_between_files_lead_to_something() -> None:
             if "://" not in target:
                 broken += [] if (page.parent / target).exists() else [f"{page.name}: {target}"]
     assert broken == []
+
+
+def test_lines_of_code_fit_the_column_of_the_site() -> None:
+    code = [block for page in blocks.pages() for block in page.blocks if block.language != "text"]
+    long = [
+        f"{block.where}: {line}" for block in code for line in block.code.splitlines() if len(line) > COLUMN
+    ]
+    assert long == []
 
 
 def test_one_batch_is_followed_over_at_most_eight_files() -> None:

@@ -156,9 +156,22 @@ PROGRAM = """
 """
 
 
-@pytest.mark.parametrize("options", [{}, {"main_prefetch": 2}], ids=str)
+KINDS = ["tensors", "pairs", "views", "strings", "long", "numbers", "set", "own", "arrays"]
+
+
 @pytest.mark.parametrize(
-    "kind", ["tensors", "pairs", "views", "strings", "long", "numbers", "set", "own", "arrays"]
+    ("kind", "options"),
+    [
+        *((kind, {}) for kind in KINDS),
+        # A thread decodes them by the same code.
+        *(
+            pytest.param(
+                kind, {"main_prefetch": 2}, marks=() if kind in ("tensors", "own") else pytest.mark.slow
+            )
+            for kind in KINDS
+        ),
+    ],
+    ids=str,
 )
 def test_each_allocation_fails(kind, options):
     pytest.importorskip("_testcapi", reason="this Python has no _testcapi, by which allocations fail")
@@ -227,7 +240,13 @@ LIMITED = """
 """
 
 
-@pytest.mark.parametrize("kind", ["str", "bytes", "list", "set", "strings", "tuple", "tensor"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("str", "list", "tensor"),
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("bytes", "set", "strings", "tuple")),
+    ],
+)
 def test_a_limit_of_address_space(kind):
     assert ran(LIMITED, kind) == "the rest came\n"
 

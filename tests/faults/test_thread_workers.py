@@ -338,7 +338,7 @@ def test_limit_and_resume():
 def test_without_workers_it_means_nothing():
     loader = threads(Numbers(4), num_workers=0)
     assert len(list(loader)) == 4
-    assert ringloader.report(loader).path == "torch"
+    assert ringloader.report(loader).path == "single-process"
 
 
 class Endless(IterableDataset[Any]):
@@ -411,7 +411,7 @@ iterator = iter(DataLoader(ArrayDataset(Waits()), num_workers=2, batch_size=4, w
 time.sleep(0.2)
 """,
     "in native collation": """
-from ringloader._worker.thread import Collation
+from ringloader._worker.fetcher_collate import Collation
 from ringloader._torch import internals
 from torch.utils.data import default_collate
 internals.JOIN_SECONDS = 0.0

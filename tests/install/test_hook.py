@@ -100,7 +100,7 @@ def test_torchs_own_class_too() -> None:
 def test_without_workers_too() -> None:
     with ringloader.installed():
         loader = squares(workers=0)
-        assert path_of(loader) == "torch"
+        assert path_of(loader) == "single-process"
         assert isinstance(iter(loader), torch_dataloader._SingleProcessDataLoaderIter)
 
 
@@ -253,14 +253,16 @@ def test_ringloaders_own_class_with_and_without_the_hook(
         ringloader.uninstall()
     without, with_one = {
         "alone": ((harness.expected_path, 0), (harness.expected_path, 0)),
-        "no workers": (("torch", 0), ("torch", 0)),
+        "no workers": (("single-process", 0), ("single-process", 0)),
         "wrapped before": (("torch", 1), ("torch", 1)),
         # The wrapper runs around our iterator, where there is a hook beneath it.
         "wrapped after": (("torch", 1), (harness.expected_path, 1)),
     }[case]
     assert [one[:2] for one in seen] == [without, with_one]
     for path, _, made_with in seen:
-        assert made_with == (() if path == "torch" else (1 << 24,)), "by the loader's own options"
+        assert made_with == (() if path in ("torch", "single-process") else (1 << 24,)), (
+            "by the loader's own options"
+        )
 
 
 @pytest.mark.parametrize("how", ["plain", "wraps"])

@@ -17,7 +17,7 @@ import torch
 import torch.utils.data
 
 from parity.describe import Description, describe, difference, digest, normalise, tensor_bytes
-from ringloader._torch import versions
+from ringloader._torch import internals
 
 LoaderClass = type[torch.utils.data.DataLoader[Any]]
 
@@ -45,7 +45,7 @@ ONCE_PER_PROCESS = (
 
 
 # From 2.10 on torch words its errors and warnings as ringloader does, and warnings name its caller.
-HAS_NEW_WORDS = versions.warns_of_pickle_errors()
+HAS_NEW_WORDS = internals.warns_of_pickle_errors()
 needs_new_words = pytest.mark.skipif(not HAS_NEW_WORDS, reason="older torch has other words")
 
 
@@ -179,7 +179,7 @@ def assert_path(iterator: Any, workers: int) -> str:
     import ringloader
 
     taken = ringloader.report(iterator)
-    expected = expected_path if workers else "torch"
+    expected = expected_path if workers else "single-process"
     assert taken.path == expected, f"path {taken.path!r}, because {taken.reason}"
     return str(taken.path)
 

@@ -287,7 +287,7 @@ class LaterChange(Rows):
         return super().__getitem__(index)
 
 
-@pytest.mark.parametrize("batch_size", [2, None])
+@pytest.mark.parametrize("batch_size", [2, pytest.param(None, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_who_changes_torch_in_a_worker_gets_what_he_changed(loader_class, change, batch_size):
     for dataset, init in ((Rows(), lambda _: change()), (LaterChange(change), None)):

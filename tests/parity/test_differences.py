@@ -21,7 +21,8 @@ from ringloader._options.table import TABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 ROW = re.compile(r"^\| (?!what \||---).*\|$", re.M)
-TEST = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)` \|$")
+NOTES = re.compile(r"(?:\[\^\w+\])+ \|$")
+NOTE = re.compile(r"^\[\^(\w+)\]: `(tests/[\w/]+\.py)::(test_\w+)`$", re.M)
 
 
 def functions(path: str) -> set[str]:
@@ -30,12 +31,18 @@ def functions(path: str) -> set[str]:
 
 
 def test_every_row_has_its_test():
-    rows = ROW.findall((ROOT / "docs" / "differences.md").read_text())
+    """Its footnotes name it, behind the last column."""
+    page = (ROOT / "docs" / "differences.md").read_text()
+    notes = {name: (path, test) for name, path, test in NOTE.findall(page)}
+    rows = ROW.findall(page)
     assert len(rows) > 10
+    used = set()
     for row in rows:
-        named = TEST.search(row)
-        assert named, f"no test at the end of: {row}"
-        assert named[2] in functions(named[1]), f"there is no {named[0]}"
+        found = NOTES.search(row)
+        assert found, f"no test at the end of: {row}"
+        used |= set(re.findall(r"\w+", found[0]))
+    assert used == set(notes), "footnotes and rows"
+    assert [note for note in notes.values() if note[1] not in functions(note[0])] == []
 
 
 @pytest.fixture

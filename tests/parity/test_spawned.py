@@ -229,7 +229,15 @@ def test_what_tells_a_worker_from_a_spawned_one(tmp_path):
     assert told("ringloader") == ["True", "True", "False"]
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, "KeyboardInterrupt", "SystemExit", 7, 0])
+@pytest.mark.parametrize(
+    "how",
+    [
+        signal.SIGKILL,
+        *(pytest.param(how, marks=pytest.mark.slow) for how in (signal.SIGTERM, "KeyboardInterrupt", 0)),
+        "SystemExit",
+        7,
+    ],
+)
 def test_how_a_worker_ended(loader_class, how):
     def code(kind):
         iterator = iter(kind(Kills(how), batch_size=None, num_workers=1, multiprocessing_context="spawn"))

@@ -224,7 +224,7 @@ MAKES = {
 }
 
 
-@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("batched", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", MAKES)
 def test_an_error_of_the_dataset(loader_class, name, batched):
     def scenario(kind, told):

@@ -11,7 +11,7 @@ _MADV_COLLAPSE = 25
 def collapse() -> None:
     """Puts this process's private memory into pages of 2 MB where the kernel can.
 
-    A process with 300 MB then forks and ends in a third of the time. Processes that it forks behave as before.
+    A process with 300 MB then forks and ends in a third of the time. What it forks behaves as before.
     """
     madvise = ctypes.CDLL(None).madvise
     for line in Path("/proc/self/maps").read_text().splitlines():

@@ -49,7 +49,7 @@ def made(path, dataset, persistent=False, **options):
 
 def begun(path, loader):
     iterator = iter(loader)
-    expected = "torch" if path == "without workers" else path
+    expected = "single-process" if path == "without workers" else path
     assert ringloader.report(iterator).path == expected
     return iterator
 

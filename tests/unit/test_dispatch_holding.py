@@ -73,7 +73,7 @@ def snapshot():
     return Snapshot.take()
 
 
-@pytest.mark.parametrize("batch_size", [None, 1, 4])
+@pytest.mark.parametrize("batch_size", [None, pytest.param(1, marks=pytest.mark.slow), 4])
 @pytest.mark.parametrize("dropping", [{0}, {1}, {0, 1}])
 def test_a_filter_may_drop_all_items_of_a_worker(batch_size, dropping, snapshot):
     keeps = Keeps(3, 0, dropping)

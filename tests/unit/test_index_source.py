@@ -7,7 +7,7 @@ import pytest
 from torch.utils.data import BatchSampler, SequentialSampler
 
 from ringloader import _native
-from ringloader._sources import draws, samplers
+from ringloader._sources import samplers
 
 
 class Callbacks:
@@ -39,7 +39,7 @@ def read():
     engine.close()
 
 
-class Opened(draws.NoDraws):
+class Opened:
     """Opens what it is given, in turn: a stream, None, or an error."""
 
     def __init__(self, *outcomes):

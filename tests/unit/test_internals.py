@@ -72,10 +72,6 @@ def test_nothing_is_missing_in_this_torch():
     assert internals.missing_name() is None
 
 
-# One program answers for all.
-pytestmark = pytest.mark.xdist_group("internals")
-
-
 @pytest.fixture(scope="module")
 def answers():
     program = Path(__file__).with_name("missing_names.py")

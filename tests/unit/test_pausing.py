@@ -37,7 +37,7 @@ def made(path, dataset, **options):
 
 def begun(path, loader):
     iterator = iter(loader)
-    expected = {"without workers": "torch", "ahead": "native"}.get(path, path)
+    expected = {"without workers": "single-process", "ahead": "native"}.get(path, path)
     assert ringloader.report(iterator).path == expected
     return iterator
 

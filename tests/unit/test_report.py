@@ -10,6 +10,7 @@ import queue
 import threading
 from multiprocessing import context
 
+import numpy as np
 import pytest
 import torch
 import torch.utils.data
@@ -40,12 +41,91 @@ def test_workers_mean_native_scheduling():
     assert report.counters["pickled"] == report.counters["oversize"] == 0
 
 
-def test_no_workers_mean_torch():
+class Squaring(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter([torch.full((64, 64), 1.0), torch.full((64, 64), 4.0)])
+
+
+class Failing(Squares):
+    def __getitem__(self, index):
+        if index == 5:
+            raise ValueError(index)
+        return super().__getitem__(index)
+
+
+HOW = [
+    {"num_workers": 2},
+    {"num_workers": 2, "persistent_workers": True},
+    {"num_workers": 2, "worker_method": "thread"},
+    {"num_workers": 2, "worker_method": "thread", "persistent_workers": True},
+]
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_counters_are_of_the_epoch_and_count_no_ends(how):
+    loader = DataLoader(Squaring(), batch_size=1, **how)
+    for _ in range(3):
+        assert len(list(loader)) == 4
+        counters = ringloader.report(loader).counters
+        assert counters["batches"] == 4
+        assert counters.get("in_place", 4) == 4
+        assert counters.get("pickled", 0) == counters.get("copied", 0) == 0
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_errors_are_no_batches(how):
+    loader = DataLoader(Failing(), batch_size=None, **how)
+    iterator = iter(loader)
+    came = 0
+    for _ in range(12):
+        try:
+            next(iterator)
+            came += 1
+        except ValueError:
+            pass
+    assert came == 11
+    counters = ringloader.report(loader).counters
+    assert (counters["batches"], counters.get("pickled", 0)) == (11, 0)
+
+
+@pytest.mark.parametrize("how", [HOW[1], HOW[3]])
+def test_an_abandoned_epoch_is_not_counted_to_the_next(how):
+    loader = DataLoader(Squares(), batch_size=1, **how)
+    next(iter(loader))
+    assert len(list(loader)) == 12
+    assert ringloader.report(loader).counters["batches"] == 12
+
+
+def test_classes_of_the_users_are_pickled():
+    loader = DataLoader([1, 2], batch_size=None, num_workers=1, collate_fn=lambda _: Squares())
+    assert len(list(loader)) == 2
+    assert ringloader.report(loader).counters["pickled"] == 2
+
+
+def test_numbers_of_numpys_are_written_in_place():
+    rows = [(np.ones(600, np.float32), np.int64(row)) for row in range(8)]
+    loader = DataLoader(rows, batch_size=4, num_workers=1)
+    assert [batch[1].tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    counters = ringloader.report(loader).counters
+    assert (counters["in_place"], counters["copied"]) == (4, 0)
+
+
+def test_a_report_is_read_by_people():
+    loader = DataLoader(Squares(), batch_size=3, num_workers=2)
+    assert len(list(loader)) == 4
+    assert str(ringloader.report(loader)).split("\n") == [
+        "native: native scheduling over shared-memory rings",
+        "  4 batches made by workers",
+        "  4 tensors written in shared memory by collation",
+    ]
+
+
+def test_without_workers_the_caller_makes_the_batches():
     loader = DataLoader(Squares(), num_workers=0)
     iterator = iter(loader)
     assert isinstance(iterator, torch_dataloader._SingleProcessDataLoaderIter)
     assert ringloader.report(iterator) == ringloader.report(loader)
-    assert ringloader.report(loader) == ringloader.PathReport("torch", "num_workers is 0", {})
+    assert ringloader.report(loader) == ringloader.PathReport("single-process", "num_workers is 0", {})
 
 
 class ThreadWorker(threading.Thread):
@@ -192,7 +272,7 @@ def test_a_replaced_fetcher_is_asked_on_our_path(monkeypatch, caplog, part, work
     with caplog.at_level(logging.WARNING, "ringloader"):
         found = [(word, batch.tolist()) for word, batch in loader]
     assert found == [("theirs", [0, 1, 2, 3]), ("theirs", [4, 5, 6, 7])]
-    assert ringloader.report(loader).path == {0: "torch", 1: "native", "thread": "threads"}[workers]
+    assert ringloader.report(loader).path == {0: "single-process", 1: "native", "thread": "threads"}[workers]
     assert not caplog.records
 
 
@@ -293,7 +373,7 @@ def test_a_replaced_next_is_called_on_our_path(monkeypatch, workers):
     loader = DataLoader(Squares(), batch_size=4, **how)
     assert len(list(loader)) == 3
     assert called == ["__next__"] * 4
-    assert ringloader.report(loader).path == {0: "torch", 1: "native", "thread": "threads"}[workers]
+    assert ringloader.report(loader).path == {0: "single-process", 1: "native", "thread": "threads"}[workers]
 
 
 @pytest.mark.parametrize("wrong", [0, -1])

@@ -240,5 +240,5 @@ def test_without_workers_all_options_are_taken(options, said):
     loader = made(**options, num_workers=0)
     assert [int(batch) for batch in loader] == list(range(6))
     report = ringloader.report(loader)
-    assert (report.path, report.reason) == ("torch", "num_workers is 0")
+    assert (report.path, report.reason) == ("single-process", "num_workers is 0")
     assert said() == []

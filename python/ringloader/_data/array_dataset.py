@@ -24,9 +24,9 @@ class ArrayDataset(Dataset[Any]):
     ``ArrayDataset(image=x, label=y)[i]`` is ``{"image": x[i], "label": y[i]}``. With both,
     ``ArrayDataset(x, y, weight=w)[i]`` is ``(x[i], y[i], {"weight": w[i]})``.
 
-    The dataset holds the arrays and copies nothing. What you write to them later is in later batches, as far
-    as the workers share the memory: those that fork share tensors that are shared, and memory maps that are
-    not of mode ``"c"``.
+    The dataset holds the arrays and copies nothing. Later changes of the arrays are in later batches if the
+    workers share the memory: forked workers share tensors in shared memory, and memory maps except those of
+    mode ``"c"``.
 
     Pickling, and so the start of workers that do not fork, keeps a ``numpy.memmap`` as the name of its file
     and its place in it: nothing of its content is read. The file must be there, the same, where it is

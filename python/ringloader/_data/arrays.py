@@ -42,12 +42,11 @@ class _Memory:
 
 
 class SharedArray(_NDArray):
-    """A numpy array in shared memory: what one process writes, all that have the array see.
+    """A numpy array in shared memory: all processes that have it see the changes of each.
 
-    It is a ``numpy.ndarray``. What is read of it by index or slice, what is computed from it, and its copies
-    (``copy()``, ``astype()``) are plain ``numpy.ndarray``; views keep the memory. To a process that is being
-    started, by any method, only a descriptor is sent. Any other pickle, and a copy, has the elements and
-    memory of its own.
+    It is a ``numpy.ndarray``. Indices, slices, computations and copies (``copy()``, ``astype()``) give plain
+    ``numpy.ndarray``; views keep the memory. A new process, by any start method, gets only a descriptor. Any
+    other pickle, and a copy, has the elements and memory of its own.
 
     Every process that has the array may write to it, and nothing is locked: processes that write to the same
     elements at the same time must agree by other means. Set ``array.flags.writeable = False`` before the

@@ -18,13 +18,13 @@ class SharedList(_native.SharedSequence, Sequence[_T]):
     """An immutable list in shared memory, for worker processes that read a large list.
 
     Workers that read a plain list write to it: each look counts a reference, and the system copies the page.
-    Here an item is made anew of its bytes each time it is read, and the bytes are never written to. A
-    change to an item that was read changes nothing in the list.
+    A ``SharedList`` makes an item anew of its bytes at each look, and nobody writes to the bytes. A change to
+    an item changes nothing in the list.
 
-    A list that is being built needs no more private memory than its largest item and a few MiB. The memory
-    goes with the last process that has it. It keeps one file descriptor in each process. A slice is a list
-    over the same memory. To a process that is being started, by any method, only the descriptor is sent.
-    Any other pickle has the bytes. A copy is the list itself, because nothing can change it.
+    Building a list takes no more private memory than its largest item and a few MiB. The memory goes with the
+    last process that has it. It keeps one file descriptor in each process. A slice is a list over the same
+    memory. A new process, by any start method, gets only the descriptor. Any other pickle has the bytes. A
+    copy is the list itself, because nothing can change it.
 
     Strings, bytes, booleans, ``None``, floats, integers of 64 bits, and plain tuples, lists and dicts of
     these are read natively. Any other item is pickled as a whole, and unpickled at each look.

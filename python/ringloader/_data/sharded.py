@@ -15,18 +15,18 @@ _UNEVEN = ("keep", "drop", "pad")
 class Sharded(torch.utils.data.IterableDataset[Any]):
     """An ``IterableDataset`` that gives each rank and worker its own part of a source.
 
-    Item ``k`` goes to shard ``k % (num_replicas * num_workers)``. Shard ``worker * num_replicas + rank`` is
-    that of a rank's worker, so a rank's items do not depend on its number of workers, and are those of
-    ``DistributedSampler`` without ``shuffle``. Each worker reads the whole source and drops what is not its
-    own, unless the source has a method ``shard(n, i)``: then worker and rank iterate what that returns, and
-    what the shards have is the source's matter. The source must give the same items in each process.
+    Item ``k`` goes to shard ``k % (num_replicas * num_workers)``; a rank's worker has shard
+    ``worker * num_replicas + rank``. So a rank's items do not depend on its number of workers, and are those
+    of ``DistributedSampler`` without ``shuffle``. Each worker reads the whole source and drops the other
+    shards' items. If the source has a method ``shard(n, i)``, each worker iterates only what that returns,
+    and the source decides what a shard has. The source must give the same items in each process.
 
     It may be the dataset of any loader of torch's, with and without workers, or stand inside another dataset.
 
     Args:
         iterable: The source.
-        uneven: What happens where the items do not divide by the shards: ``"keep"``, some shards have one
-            item more; ``"drop"``, the last ``n % shards`` items are dropped; ``"pad"``, shards without an
+        uneven: The rule if the items do not divide by the shards: ``"keep"``, some shards have one item
+            more; ``"drop"``, the last ``n % shards`` items are dropped; ``"pad"``, shards without an
             item in the last round get one of the first items again, in order, as in ``DistributedSampler``.
             With the last two, all ranks have the same number of batches. For ``"drop"`` a shard reads its
             round to the end before it gives its item; for ``"pad"`` it keeps at most as many of the first

@@ -19,7 +19,7 @@ _Pass = Callable[[Iterator[Any]], Iterator[Any]]
 class Dispatch(torch.utils.data.IterableDataset[Any]):
     """An ``IterableDataset`` over a source that cannot be split, such as a socket, a queue or one large file.
 
-    With workers, the source is read in one process beside them, the dispatching process. Item ``k`` goes to
+    With workers, one process beside them reads the source: the dispatching process. Item ``k`` goes to
     worker ``k % num_workers``; each item goes to exactly one. Tensors and arrays travel through shared
     memory, other objects are pickled. The workers apply ``map``, ``filter`` and ``batch`` in the order in
     which they were called, and collate. Without workers all of that happens in the main process.
@@ -37,8 +37,8 @@ class Dispatch(torch.utils.data.IterableDataset[Any]):
 
     Args:
         iterable: The source. Must be picklable unless workers are forked. Workers get no copy of it.
-        prefetch: Items that may be on their way to each worker, at most: read and not yet taken (default:
-            16). Their memory is bounded too: ``max_shared_bytes`` holds for items as for batches.
+        prefetch: How many items may be on their way to each worker, read and not yet taken (default: 16).
+            ``max_shared_bytes`` bounds their memory, as it does for batches.
 
     Raises:
         TypeError: If ``iterable`` is not iterable, or ``prefetch`` is not an integer.

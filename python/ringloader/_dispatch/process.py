@@ -23,7 +23,7 @@ from ringloader._common import held_memory
 from ringloader._dispatch import dataset, stream
 from ringloader._dispatch.consumers import WHERE, Consumer, Holding
 from ringloader._start import main_module, spawn, stuck
-from ringloader._torch import internals, versions
+from ringloader._torch import internals
 
 # Bytes that items may take in the dispatching process, where a share is less.
 _LEAST_HELD = 64 << 20
@@ -103,7 +103,7 @@ def dispatching_for(loader: Any, context: Any, share: int) -> Dispatching | None
     """Starts dispatching for an iterator of a loader with workers. None if its dataset needs none."""
     if not isinstance(loader.dataset, dataset.Dispatch):
         return None
-    in_turn = loader.in_order or not versions.counts_tasks_per_worker()
+    in_turn = loader.in_order or not internals.counts_tasks_per_worker()
     return Dispatching(loader.dataset, context, loader.num_workers, share, in_turn)
 
 

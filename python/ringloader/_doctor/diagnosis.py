@@ -14,13 +14,13 @@ _WIDTH = 100
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One thing that ``doctor()`` looked at.
+    """One check of ``doctor()``.
 
     Attributes:
-        subject: What it looked at, as ``"open files"``.
-        value: What it found, as text.
+        subject: The name of the check, as ``"open files"``.
+        value: The result, as text.
         verdict: ``"ok"``; ``"note"``: worth knowing; ``"problem"``: loaders fail, or leave the native path.
-        meaning: What follows from it, and what to change; empty where nothing does.
+        meaning: The consequence, and what to change; empty if there is none.
     """
 
     subject: str

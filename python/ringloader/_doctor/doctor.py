@@ -22,17 +22,17 @@ _TIMEOUT = 30.0
 
 
 def doctor(*, rate: bool = True) -> Diagnosis:
-    """Says what this machine, this Python and this torch mean for a loader.
+    """Checks this machine, this Python and this torch for anything that would stop or slow down a loader.
 
-    It looks at versions, at what would keep loaders off the native path, and at the limits on processes,
+    Looks at versions, at reasons that keep loaders off the native path, and at the limits on processes,
     descriptors and memory, and runs a test loader beside torch's. ``python -m ringloader doctor`` prints the
-    same. It changes nothing, and draws no random numbers of this process.
+    same. Changes nothing, and draws no random numbers of this process.
 
     Args:
-        rate: Whether it runs the test loader, which starts worker processes and takes a few seconds.
+        rate: True to run the test loader, which starts worker processes and takes a few seconds.
 
     Returns:
-        The findings, whose ``str`` is what a bug report needs.
+        The findings. Their ``str`` belongs into a bug report.
     """
     findings = [*software.findings(), *system.findings()]
     if rate:

@@ -14,7 +14,7 @@ import torch.utils.data
 
 import ringloader._native as _native
 from ringloader._doctor.diagnosis import Finding
-from ringloader._torch import accelerator, hook, internals, select_path
+from ringloader._torch import devices, hook, internals, select_path
 
 
 def findings() -> Iterator[Finding]:
@@ -42,7 +42,7 @@ def _build() -> str:
 
 
 def _accelerator() -> Finding:
-    bad = accelerator.device_in_bad_fork()
+    bad = devices.device_in_bad_fork()
     if bad is not None:
         return Finding(
             "accelerator",
@@ -65,6 +65,9 @@ def _path() -> Finding:
             "problem",
             "This build has no shared-memory rings, which need Linux: loaders behave as torch's.",
         )
+    reason = select_path.reason_of_user()
+    if reason is not None:
+        return Finding("path", "torch", "note", f"{reason.text}: torch's own loader runs.")
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.arange(1)), num_workers=1)
     reason = select_path.reason_for_torch(loader, hook.beneath(internals.Loader._get_iterator))
     if reason is not None:
@@ -83,6 +86,7 @@ def _environment() -> Iterator[Finding]:
 
 # Variables of other projects that docs/options.md lists.
 _OTHERS = {
+    select_path.SWITCH,
     "GLIBC_TUNABLES",
     "LOCAL_WORLD_SIZE",
     "MALLOC_MMAP_MAX_",

@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ringloader._dispatch.dataset import Dispatch
-from ringloader._iterator import forgotten_epoch
 from ringloader._iterator.base import Delivery
-from ringloader._options import conflicts
+from ringloader._options import conflicts, epochs
 from ringloader._options.checks import THREAD
 from ringloader._options.table import TABLE, Options
 from ringloader._pool import pool
@@ -32,15 +31,18 @@ def make_iterator(loader: Any, options: Options, without_ours: Any, fall_back: C
             another path and notes that one.
 
     Raises:
-        ValueError: If options do not go with the loader.
+        ValueError: If options do not go with the loader, or ``RINGLOADER`` has a value without a meaning.
         RuntimeError: If an option cannot take effect, because torch's loader must run whole.
     """
     if options.device is not None and internals.is_in_worker():
         # A loader that a dataset has. Workers have no device, and what they send is moved in the end.
         options = dataclasses.replace(options, device=None, device_transform=None)
     conflicts.check(loader, options)
-    forgotten_epoch.note(loader)
-    if loader.num_workers == 0:
+    epochs.say_if_forgotten(loader)
+    reason = select_path.reason_of_user()
+    if reason is not None:
+        pass
+    elif loader.num_workers == 0:
         reason = select_path.reason_against_own_iterator(without_ours)
         if reason is None:
             return _without_workers(loader, options)
@@ -100,8 +102,8 @@ def _check_for_torchs(loader: Any, options: Options, reason: str) -> None:
     """Raises for options without which torch's own loader would give other batches."""
     names = [name for name in options.changed() if TABLE[name].on_torchs == "is an error"]
     if loader.num_workers == 0:
-        # Options that mean nothing without workers.
-        names = [name for name in names if name not in ("worker_method", "reseed_workers")]
+        # It means nothing without workers.
+        names = [name for name in names if name != "reseed_workers"]
     if isinstance(loader.dataset, Dispatch) and loader.num_workers > 0:
         names.append("a Dispatch as dataset")
     if names:
@@ -154,7 +156,7 @@ def _without_workers(loader: Any, options: Options) -> Any:
     delivery = _delivery(loader, options)
     epoch = epochs.option_for(loader, options)
     made = SingleProcessIterator(loader, _fetch_options(loader, options), epoch, delivery)
-    report.record(loader, made, "torch", "num_workers is 0", delivery.counters)
+    report.record(loader, made, "single-process", "num_workers is 0", delivery.counters)
     return made
 
 

@@ -7,14 +7,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import ringloader._native as _native
-from ringloader._iterator import forgotten_epoch
 from ringloader._iterator.base import Delivery, LoaderIterator
 from ringloader._iterator.restarting import Restarting
 from ringloader._options import epochs, overdue
 from ringloader._placement import decoding, lookahead, pinning
 from ringloader._placement.lookahead import Placement
 from ringloader._sources import samplers
-from ringloader._torch import accelerator, data_pipes, internals, versions
+from ringloader._torch import data_pipes, devices, internals
 from ringloader._transport.protocol import Transport
 from ringloader._worker.loop import Resume, Work
 
@@ -116,9 +115,10 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
             self._scheduler = self._make_scheduler(source)
             self._take_next = self._delivery.around(self._taking())
         else:
-            forgotten_epoch.note(loader)
+            epochs.say_if_forgotten(loader)
             epoch = epochs.resume(self, loader)
             self._delivery.begin_epoch(loader)
+            self._transport.begin_epoch()
             if self._restarting is not None:
                 self._restarting.begin_epoch()
             # Behind the tasks of an abandoned epoch, which still run, as torch's do. They are not waited for:
@@ -161,7 +161,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         if self._delivery.moving is not None:
             return self._delivery.moving
         if self._pin_memory:
-            return pinning.Pinning(self._pin_memory_device, accelerator.current_device_index())
+            return pinning.Pinning(self._pin_memory_device, devices.current_device_index())
         return decoding.Decoding(self._main_prefetch) if self._main_prefetch else None
 
     def _try_put_index(self) -> None:
@@ -263,6 +263,6 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
 def _order(in_order: bool) -> _native.Order:
     if in_order:
         return _native.Order.IN_ORDER
-    if versions.counts_tasks_per_worker():
+    if internals.counts_tasks_per_worker():
         return _native.Order.AS_COMPLETED
     return _native.Order.AS_COMPLETED_ROUND_ROBIN

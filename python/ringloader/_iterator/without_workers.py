@@ -8,6 +8,7 @@ from typing import Any
 from ringloader._iterator.base import Delivery, LoaderIterator
 from ringloader._options.epochs import EpochOption
 from ringloader._torch import data_pipes, internals
+from ringloader._worker import fetcher_collate
 from ringloader._worker import options as worker_options
 from ringloader._worker.options import WorkerOption
 
@@ -38,7 +39,12 @@ class SingleProcessIterator(LoaderIterator, internals.SingleIterator):  # type: 
         if epoch is not None:
             options = (_BeginsAsWorker(epoch, self._base_seed), *options)
         self._dataset_fetcher = worker_options.begin_epoch(
-            options, self._torchs_fetcher, self._dataset, self._dataset_kind == internals.ITERABLE
+            options,
+            self._torchs_fetcher,
+            self._dataset,
+            self._dataset_kind == internals.ITERABLE,
+            # A worker of torch's sends the batch, and has its memory for it.
+            None if internals.is_in_worker() else fetcher_collate.put_native,
         )
         self._take_next = delivery.moved(internals.SingleIterator._next_data)
 

@@ -11,6 +11,7 @@ import numpy
 import torch
 import torch.distributed
 from torch.utils.data import ChainDataset, ConcatDataset, StackDataset, Subset, get_worker_info
+from torch.utils.data.distributed import DistributedSampler
 
 from ringloader._common.weak_registry import WeakRegistry
 from ringloader._options.table import Options
@@ -152,6 +153,8 @@ _NEXT = "_ringloader_next_epoch"
 _TOLD = "_ringloader_told_epoch"
 # By dataset: the epoch that it was told last, by any loader.
 _told_last: WeakRegistry[int] = WeakRegistry()
+# By loader: the epoch by which its sampler last shuffled.
+_shuffled_last: WeakRegistry[int] = WeakRegistry()
 
 
 def option_for(loader: Any, options: Options) -> EpochOption | None:
@@ -245,3 +248,22 @@ def resume(iterator: Any, loader: Any) -> int | None:
     told: int | None = iterator._epoch_to_tell
     iterator._epoch_to_tell = None
     return told
+
+
+def say_if_forgotten(loader: Any) -> None:
+    """Logs once if a sampler shuffles as in the epoch before. Call it when a loader begins an epoch."""
+    sampler = getattr(loader, "sampler", None)
+    if not isinstance(sampler, DistributedSampler):
+        # A batch sampler that the user made is beside a sampler that torch made.
+        sampler = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
+    if not isinstance(sampler, DistributedSampler) or not sampler.shuffle:
+        return
+    # A subclass with an order of its own may count epochs in its own way.
+    if type(sampler).__iter__ is not DistributedSampler.__iter__:
+        return
+    if _shuffled_last.get(loader) == sampler.epoch:
+        select_path.say_once(
+            "a DistributedSampler begins another epoch with the same number, and gives the same order again: "
+            "call its set_epoch(epoch) before each epoch"
+        )
+    _shuffled_last.put(loader, sampler.epoch)

@@ -60,8 +60,8 @@ class Options:
         None,
         values="a positive int, or `None`",
         without="`None`: a quarter of the memory that is left, divided by `LOCAL_WORLD_SIZE`",
-        line="bounds the shared memory of batches on their way, over all workers; "
-        "[tuning](tuning.md#max_shared_bytes)",
+        line="The bytes of shared memory that batches on their way may take, over all workers; "
+        "[tuning](tuning.md#max_shared_bytes).",
         check=checks.positive_int_or_none,
         on_torchs="is left out",
     )
@@ -69,8 +69,8 @@ class Options:
         None,
         values='a `torch.device` of the current accelerator, its name, an index, `"auto"`, or `None`',
         without="`None`",
-        line='moves batches to that device, by copies on a stream of their own; `"auto"` is the CPU where '
-        "there is no accelerator; ignored in worker processes",
+        line='The device on which batches arrive, copied on a stream of their own. `"auto"` is the CPU if '
+        "there is no accelerator. No effect in worker processes.",
         check=checks.device,
         on_torchs="works",
     )
@@ -78,8 +78,8 @@ class Options:
         2,
         values="an int, 0 or more",
         without="2",
-        line="batches that are copied before their turn, at most, and wait on the device, which has up to 2 "
-        "more; with 0, a batch's copies begin when it is asked for",
+        line="How many batches to copy before their turn. They wait on the device, which has up to 2 more. "
+        "With 0, the copies of a batch begin when it is asked for.",
         check=checks.int_from_0,
         on_torchs="is left out",
     )
@@ -87,9 +87,9 @@ class Options:
         None,
         values="a callable, or `None`",
         without="`None`",
-        line="is called with each batch on the device, on the stream of the copies, and returns the batch "
-        "that the caller gets; may be called again for a batch after out of memory or an interrupt; it "
-        "cannot be given as text",
+        line="A function that gets each batch on the device, on the stream of the copies, and returns the "
+        "batch for the caller. After out of memory or an interrupt it may be called again for the same "
+        "batch. Not as text.",
         check=checks.callable_or_none,
         on_torchs="works",
         is_text=False,
@@ -99,8 +99,7 @@ class Options:
         None,
         values="a `ringloader.WorkerPool`, or `None`",
         without="`None`: each iterator starts its own workers",
-        line="takes the workers from a pool that several loaders share; [details](pools.md); it cannot be "
-        "given as text",
+        line="A pool of workers that several loaders share; [details](pools.md). Not as text.",
         check=checks.worker_pool,
         on_torchs="works",
         is_text=False,
@@ -109,9 +108,9 @@ class Options:
         None,
         values="a positive int, or `None`",
         without="`None`: torch's `prefetch_factor`",
-        line="the batches that each worker has ready or under way: `prefetch_factor` by torchdata's name; "
-        "[iterators](iterators.md#worker_prefetch-and-main_prefetch). An argument of `ringloader.DataLoader` "
-        "only",
+        line="How many batches each worker has ready or under way: torch's `prefetch_factor` by its name "
+        "in torchdata; [details](iterators.md#worker_prefetch-and-main_prefetch). `ringloader.DataLoader` "
+        "only.",
         check=checks.positive_int_or_none,
         on_torchs="works",
         instead="set torch's prefetch_factor there",
@@ -120,8 +119,8 @@ class Options:
         0,
         values="an int, 0 or more",
         without="0",
-        line="batches that a thread of the main process decodes before their turn, at most; not with "
-        "`device` or `pin_memory`",
+        line="How many batches a thread of the main process decodes before their turn. Not with `device` "
+        "or `pin_memory`.",
         check=checks.int_from_0,
         on_torchs="is left out",
     )
@@ -129,17 +128,18 @@ class Options:
         "multiprocessing",
         values='`"multiprocessing"`, `"thread"`',
         without='`"multiprocessing"`',
-        line="what the workers are: processes, or threads of this process; [threads](threads.md); without "
-        "workers it means nothing",
+        line="The kind of workers: processes, or threads of this process; [details](threads.md). No effect "
+        "without workers.",
         check=checks.worker_method,
-        on_torchs="is an error",
+        # By `RINGLOADER=off` only. Where a part of torch was replaced, threads are refused before.
+        on_torchs="is left out",
     )
     last_batch: str | None = _option(
         None,
         values='`"keep"`, `"discard"`, `"rollover"`, or `None`',
-        without="`None`: what torch's `drop_last` says",
-        line="what becomes of samples that fill no whole batch; `DataLoader` only; "
-        "[details](epochs.md#the-last-batch)",
+        without="`None`: as torch's `drop_last` says",
+        line="Samples that fill no whole batch at the end of an epoch: kept, discarded, or carried over to "
+        "the next epoch; [details](epochs.md#the-last-batch). `ringloader.DataLoader` only.",
         check=checks.last_batch,
         on_torchs="works",
         instead="give the loader a ringloader.RolloverBatchSampler",
@@ -148,8 +148,8 @@ class Options:
         None,
         values="a callable, or `None`",
         without="`None`",
-        line="is called in each worker when an epoch begins; may return another dataset for it; it cannot be "
-        "given as text; [details](epochs.md#when-an-epoch-begins)",
+        line="A function that each worker calls when an epoch begins. It may return another dataset for "
+        "that epoch; [details](epochs.md#when-an-epoch-begins). Not as text.",
         check=checks.callable_or_none,
         on_torchs="is an error",
         is_text=False,
@@ -159,7 +159,8 @@ class Options:
         False,
         values="`True`, `False`",
         without="`False`",
-        line="sets the generators of python, numpy and torch anew in each worker when an epoch begins",
+        line="`True`: seed the generators of python, numpy and torch again in each worker when an epoch "
+        "begins.",
         check=checks.boolean,
         on_torchs="is an error",
     )
@@ -167,8 +168,8 @@ class Options:
         None,
         values="an int, 0 or more, or `None`",
         without="`None`: torch's base seed",
-        line="what `ringloader.Seeds` come from; the same number in all ranks; needs `worker_reset_fn` or "
-        "`reseed_workers`",
+        line="The number that `ringloader.Seeds` come from, the same in all ranks. Needs `worker_reset_fn` "
+        "or `reseed_workers`.",
         check=checks.seed,
         on_torchs="works",
     )
@@ -176,8 +177,7 @@ class Options:
         0,
         values="an int, 0 or more",
         without="0",
-        line="workers that are started again in an epoch, of those that are lost, at most; "
-        "[details](restarts.md)",
+        line="How many crashed workers to restart per epoch; [details](restarts.md).",
         check=checks.int_from_0,
         on_torchs="is left out",
     )
@@ -185,8 +185,8 @@ class Options:
         bad_samples.RAISE,
         values='`"raise"`, `"skip"`, `"retry"`, a `ringloader.Retry`, or a callable',
         without='`"raise"`',
-        line="what becomes of samples that raise; a callable cannot be given as text; "
-        "[details](bad_samples.md)",
+        line="Samples that raise: raise their error, skip them, try again, or call a function; "
+        "[details](bad_samples.md). A function cannot be given as text.",
         check=bad_samples.check_on_error,
         on_torchs="is an error",
         is_called_in_workers=True,
@@ -195,8 +195,8 @@ class Options:
         None,
         values="an int, 0 or more, or `None`",
         without="`None`: any number",
-        line="samples of an epoch that `on_error` skips or replaces, at most; a batch that `collate_fn` "
-        "cannot make counts as one",
+        line="How many samples per epoch `on_error` may skip or replace. A batch that `collate_fn` cannot "
+        "make counts as one.",
         check=checks.int_from_0_or_none,
         on_torchs="works",
     )
@@ -204,8 +204,8 @@ class Options:
         None,
         values="a number of seconds, more than 0, or `None`",
         without="`None`: never",
-        line="after how long without a batch the log says which worker is in which batch, for how long, and "
-        "its Python stack; [details](watchdog.md)",
+        line="Seconds without a batch after which the log names each late worker, its batch, for how long "
+        "it has been in it, and its Python stack; [details](watchdog.md).",
         check=checks.seconds_or_none,
         on_torchs="is left out",
     )

@@ -22,10 +22,10 @@ def install(**options: Any) -> None:
     why.
 
     With ``device``, loaders in worker processes, which datasets may have, leave their batches on the CPU and
-    call no ``device_transform``: what the worker sends is moved in the main process.
+    call no ``device_transform``: the main process moves what the worker sends.
 
-    ``worker_method="thread"`` leaves loaders with a ``multiprocessing_context``, DataPipes or a ``Dispatch``
-    their processes, and ``main_prefetch`` is for none that pins: ``ringloader.report`` says so.
+    ``worker_method="thread"`` does not reach loaders with a ``multiprocessing_context``, DataPipes or a
+    ``Dispatch``, and ``main_prefetch`` does not reach loaders that pin: ``ringloader.report`` says so.
 
     Forked children inherit it. Children that start a Python of their own do not, unless their environment
     says so (see ``docs/without-changing-code.md``). A second call replaces the options of the first.
@@ -48,16 +48,16 @@ def install(**options: Any) -> None:
 def uninstall() -> None:
     """Undoes ``ringloader.install``: loaders that are not ringloader's own iterate as before.
 
-    It may be called at any time, also after other code has wrapped ``DataLoader._get_iterator``. Iterators
-    that exist go on. It does nothing if nothing is installed.
+    Works at any time, also after other code has wrapped ``DataLoader._get_iterator``. Iterators that exist go
+    on. Without an ``install`` it does nothing.
     """
     _put(None)
 
 
 def installed(**options: Any) -> contextlib.AbstractContextManager[None]:
-    """``ringloader.install`` for a ``with`` block. Afterwards all is as before, the options too.
+    """Calls ``ringloader.install`` for a ``with`` block, and restores the former state and options behind it.
 
-    It changes the process, not only the thread.
+    The change is for the process, not only for the thread.
 
     Args:
         **options: As ``ringloader.install`` takes them, checked at once.

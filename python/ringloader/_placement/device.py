@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 import ringloader._native as _native
+from ringloader._placement.device_block import Block, copy_each
 from ringloader._placement.device_copy import CopyStream
 from ringloader._placement.device_pack import Packing
 from ringloader._placement.device_prepared import Later, Moved, Ready, no_inference_mode
@@ -18,7 +19,7 @@ from ringloader._placement.device_tree import has_to, leaves, memory_of, with_le
 from ringloader._placement.failed_arrival import is_failed, once, reraise
 from ringloader._placement.lookahead import Prepared
 from ringloader._placement.registration import Registrations
-from ringloader._torch import accelerator, caller_modes, internals, modes
+from ringloader._torch import devices, internals, modes
 
 # Devices without the streams and events that copies need: torch's own `.to()` moves their batches.
 _WITHOUT_STREAMS = frozenset({"mps"})
@@ -27,14 +28,18 @@ _Transform = Callable[[Any], Any]
 
 
 class Counts:
-    """Counts of the batches, copies and bytes that were moved so far.
+    """Counts of the batches, copies and bytes that were moved in an epoch.
 
     A report keeps it for as long as the loader is there, so it leads to nothing that may have the loader.
     """
 
     def __init__(self) -> None:
-        self.batches = self.copies = self.staged = 0
+        self.begin_epoch()
         self.registrations: Registrations | None = None
+
+    def begin_epoch(self) -> None:
+        """Begins to count anew."""
+        self.batches = self.copies = self.staged = 0
 
     def __call__(self) -> dict[str, int]:
         return {
@@ -46,29 +51,46 @@ class Counts:
 
 
 class _Plan:
-    """The memory that batches of one layout need on the device."""
+    """The memory that batches of one layout need on the device, and the copies to it."""
 
-    __slots__ = ("_device", "blocks", "empty", "large", "layout", "nbytes", "staged")
+    __slots__ = ("_blocks", "_device", "_large", "_packed", "_sizes", "copies", "layout", "nbytes", "staged")
 
     def __init__(self, layout: _native.Layout, device: torch.device) -> None:
         self._device = device
         self.layout = layout
-        self.blocks = layout.blocks
-        self.empty = [torch.empty(0, dtype=dtype, device=device) for dtype in layout.packed]
-        self.large = layout.large
-        self.staged = sum(self.blocks)
-        self.nbytes = self.staged + sum(math.prod(shape) * dtype.itemsize for shape, _, dtype in self.large)
+        self._packed = layout.packed
+        self._large = layout.large
+        self._blocks = [Block(nbytes, places, device) for nbytes, places in layout.blocks]
+        self._sizes = [block.nbytes for block in self._blocks]
+        self.copies = len(self._large) + sum(block.copies for block in self._blocks)
+        self.staged = sum(self._sizes)
+        self.nbytes = self.staged + sum(math.prod(shape) * dtype.itemsize for shape, _, dtype in self._large)
 
     def allocate(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Memory for packed tensors, and large tensors, on the current stream."""
+        """Returns new packed tensors, and large ones, in memory of the current stream."""
+        return self._new(self._packed), self._new(self._large)
+
+    def _new(self, tensors: list[tuple[tuple[int, ...], tuple[int, ...], torch.dtype]]) -> list[torch.Tensor]:
         device = self._device
-        blocks = [torch.empty(size, dtype=torch.uint8, device=device) for size in self.blocks]
-        if not self.large:
-            return blocks, []
-        return blocks, [
+        return [
             torch.empty_strided(shape, strides, dtype=dtype, device=device)
-            for shape, strides, dtype in self.large
+            for shape, strides, dtype in tensors
         ]
+
+    def copy(
+        self,
+        packed: list[torch.Tensor],
+        staging: torch.Tensor | None,
+        large: list[torch.Tensor],
+        sources: list[torch.Tensor],
+    ) -> None:
+        """Issues copies to the packed tensors and to the large ones, on the current stream."""
+        if staging is not None and len(self._blocks) == 1:
+            self._blocks[0].copy(staging, packed)
+        elif staging is not None:
+            for block, source in zip(self._blocks, staging.split_with_sizes(self._sizes), strict=True):
+                block.copy(source, packed)
+        copy_each(large, sources)
 
 
 class Moving:
@@ -82,7 +104,7 @@ class Moving:
     Attributes:
         depth: ``prefetch``.
         ahead: Batches that were not handed out.
-        counts: What was moved so far.
+        counts: Counts of what was moved in this epoch.
         is_short: Whether there was an error before a batch's turn, which may be for want of memory.
         find_registrations: Gives what is registered of the memory that arrivals lie in, for a device type.
     """
@@ -92,6 +114,7 @@ class Moving:
     def __init__(self, device: torch.device, prefetch: int, transform: _Transform | None) -> None:
         self._device = device
         self._transform = transform
+        self.counts = Counts()
         self.begin_epoch()
         self._copies: CopyStream | None = None
         self._plan: _Plan | None = None
@@ -103,7 +126,6 @@ class Moving:
         self._registrations: Registrations | None = None
         # Batches that torch's iterator has handed out and that could not be moved.
         self._kept: list[Any] = []
-        self.counts = Counts()
 
     @property
     def copies(self) -> CopyStream:
@@ -117,7 +139,8 @@ class Moving:
 
     def begin_epoch(self) -> None:
         """Called by ``iter()``, whose modes a transform has for each batch, whenever it runs."""
-        self._modes = caller_modes.CallerModes(self._device.type)
+        self.counts.begin_epoch()
+        self._modes = modes.CallerModes(self._device.type)
 
     def prepare(self, arrival: _native.Arrival) -> Prepared:
         """Begins to move a batch."""
@@ -207,25 +230,22 @@ class Moving:
             plan = self._plan = _Plan(layout, copies.device)
         current = copies.current()
         if self._transform is None:
-            blocks, large = plan.allocate()
+            packed, large = plan.allocate()
         else:
-            with accelerator.stream_context(copies.stream):
-                blocks, large = plan.allocate()
-        sources: list[torch.Tensor] = []
+            with devices.stream_context(copies.stream):
+                packed, large = plan.allocate()
         staging = arrival.stage()
         if staging is not None:
             self.counts.staged += plan.staged
-            sources += [staging] if len(blocks) == 1 else torch.split(staging, plan.blocks)
-        if large:
-            sources += self._large_sources(arrival)
-        memory = [*blocks, *large]
+        large_sources = self._large_sources(arrival) if large else []
+        sources = [staging, *large_sources]
 
         def make() -> Any:
-            for into, source in zip(memory, sources, strict=True):
-                into.copy_(source, non_blocking=True)
-            return layout.make(plan.empty, blocks, large)
+            plan.copy(packed, staging, large, large_sources)
+            self.counts.copies += plan.copies
+            return layout.make(packed, large)
 
-        return self._copied(make, current, sources, plan.nbytes, memory)
+        return self._copied(make, current, sources, plan.nbytes, [*packed, *large])
 
     def _large_sources(self, arrival: _native.Arrival) -> list[torch.Tensor]:
         """Returns a batch's large tensors in page-locked memory: where they are, if the driver has that."""
@@ -263,20 +283,19 @@ class Moving:
                 if other is None:
                     is_partial, other = True, leaf
                 others.append(other)
-            packing.allocate()
+            packing.stage()
         self.counts.staged += packing.staged
 
         def make() -> Any:
-            for into, source in packing.pairs:
-                into.copy_(source, non_blocking=True)
+            packing.copy()
+            self.counts.copies += packing.copies
             # Not before: where a copy fails, the batch is needed as it was.
             return once(with_leaves, batch, others)
 
-        memory = [into for into, _ in packing.pairs]
-        sources = [source for _, source in packing.pairs]
-        nbytes = sum(source.nbytes for source in sources)
+        nbytes = sum(source.nbytes for source in packing.sources)
         # A transform reads the tensors that were on the device before, which belong to the caller's stream.
-        return self._copied(make, current, [*sources, *here], nbytes, memory, is_partial)
+        sources = [*packing.sources, *here]
+        return self._copied(make, current, sources, nbytes, packing.memory, is_partial)
 
     def _copied(
         self,
@@ -290,12 +309,11 @@ class Moving:
         """Issues the copies of a batch, to ``memory``, and what the user wants done behind them."""
         copies, transform = self.copies, self._transform
         stream = current if transform is None else copies.stream
-        issued = len(memory)
         issuing = copies.begin(current, sources, nbytes, memory)
         done = issuing.done
         try:
             try:
-                with accelerator.stream_context(copies.stream):
+                with devices.stream_context(copies.stream):
                     data = make()
                     if transform is not None and not is_failed(data):
                         if is_partial:
@@ -308,7 +326,6 @@ class Moving:
                             data = memory if is_failed(memory) else data
             finally:
                 copies.end(issuing)
-            self.counts.copies += issued
             self.counts.batches += 1
             if is_failed(data):
                 stream.wait_event(done)
@@ -330,9 +347,7 @@ class Moving:
 
     def _allocating(self, copies: CopyStream) -> contextlib.AbstractContextManager[Any]:
         """Returns the context for new memory: the stream of the copies for a transform, else the caller's."""
-        return (
-            contextlib.nullcontext() if self._transform is None else accelerator.stream_context(copies.stream)
-        )
+        return contextlib.nullcontext() if self._transform is None else devices.stream_context(copies.stream)
 
     def _moved_here(self, data: Any) -> Any:
         """Returns a batch with the rest of it moved, or pinned, by its own methods, on the current stream.

@@ -10,7 +10,7 @@ import torch
 import ringloader._native as _native
 from ringloader._placement.failed_arrival import reraise
 from ringloader._placement.lookahead import Prepared
-from ringloader._torch import internals, versions
+from ringloader._torch import internals
 
 
 class _Ready:
@@ -39,7 +39,7 @@ class Pinning:
     def __init__(self, device: str | None, index: int) -> None:
         self._device = device
         self._index = index
-        self._pinner = _native.Pinner() if versions.pins_each_tensor_alike() else None
+        self._pinner = _native.Pinner() if internals.pins_each_tensor_alike() else None
 
     def prepare(self, arrival: _native.Arrival) -> Prepared:
         """Begins to pin a batch."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     import ringloader._native as _native
-from ringloader._torch import accelerator
+from ringloader._torch import devices
 
 
 class Registrar(Protocol):
@@ -53,7 +53,7 @@ class _Cudart:
         cuda: Any = torch.cuda
         cudart = cuda.cudart()
         # On the current device, the runtime would make a context if there is none.
-        with accelerator.on_cuda_device_in_use():
+        with devices.on_cuda_device_in_use():
             error = call(cudart)
             if int(error) == 0:
                 return

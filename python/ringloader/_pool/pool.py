@@ -15,23 +15,23 @@ class WorkerPool:
 
     Pass it as ``worker_pool`` to the loaders. Nothing starts before the first iterator. Each process holds
     the dataset of each loader once, and drops it when the loader goes. With ``fork``, processes inherit
-    datasets: of a loader that is made after they were started, the first iterator replaces them. With the
-    other start methods a dataset is pickled once, and each process is sent that.
+    datasets, so the first iterator of a later loader replaces them. With the other start methods a dataset
+    is pickled once, and each process gets that pickle.
 
-    An iterator never waits for another one: it gets processes that are idle, and starts what is missing. Up
-    to ``num_workers`` of those stay. A process that was lost is replaced for the next iterator. May be used
-    from several threads, with ``spawn`` or ``forkserver``: a process that is forked while another thread is
-    at work may find a lock held for ever. A forked child has a pool of its own, without processes.
+    An iterator never waits for another one: it gets idle processes, and starts the missing ones. Up to
+    ``num_workers`` of those stay. The next iterator replaces a process that was lost. Several threads may
+    use a pool with ``spawn`` or ``forkserver``; with ``fork``, a process that is forked while another thread
+    is at work may wait forever for a lock. A forked child has a pool of its own, without processes.
 
-    As with ``persistent_workers``, a change that the main process makes to a dataset may not be seen. All
-    workers of an iterator have the same state of it, but for those of ``restart_workers``. Attributes that an
-    epoch sets on a dataset in a worker are gone in the next one, and ``worker_init_fn``, seeds and
-    ``get_worker_info()`` are set anew for each iterator, as without ``persistent_workers``.
+    As with ``persistent_workers``, workers may not see a change that the main process makes to a dataset.
+    All workers of an iterator have the same state of it, except successors that ``restart_workers`` starts.
+    Attributes that an epoch sets on a dataset in a worker are gone in the next epoch. ``worker_init_fn``,
+    seeds and ``get_worker_info()`` are new for each iterator, as without ``persistent_workers``.
 
     Pickles of a loader, also those for its workers, have no pool; copies in the same process share it.
 
     Args:
-        num_workers: Processes of a loader that does not say how many it wants, and the most that it may want.
+        num_workers: The default number of workers of a loader, and the largest.
         start_method: ``"fork"``, ``"spawn"`` or ``"forkserver"`` (default: ``multiprocessing``'s).
 
     Raises:

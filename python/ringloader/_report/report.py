@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Literal
 
 from ringloader._common import weak_registry
 
-PathName = Literal["native", "threads", "torch"]
+PathName = Literal["native", "threads", "single-process", "torch"]
+
+# A line of ``str(report)`` for each counter that is not zero.
+_LINES = {
+    "batches": "{} batches made by workers",
+    "in_place": "{} tensors written in shared memory by collation",
+    "copied": "{} tensors copied into shared memory",
+    "pickled": "{} batches pickled",
+    "oversize": "{} batches too large for a slot",
+    "copied_out": "{} batches copied out of shared memory, because you hold many",
+    "device_batches": "{} batches moved to the device",
+    "device_copies": "{} copies to the device",
+    "device_staged_bytes": "{} bytes copied to pinned memory first",
+    "device_registered_bytes": "{} bytes of shared memory registered with the device's driver",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,20 +31,26 @@ class PathReport:
 
     Attributes:
         path: ``"native"``: ringloader schedules, over shared-memory rings; ``"threads"``: the workers are
-            threads, and batches are handed over as they are; ``"torch"``: without workers, or torch's own
-            loader.
-        reason: Why, in a sentence.
-        counters: What has gone over it so far: ``batches``; storages that collation wrote ``in_place``, and
-            storages that were ``copied`` into shared memory once; batches whose tree was ``pickled``;
-            ``oversize`` batches, in shared memory of their own; batches ``copied_out`` because the caller
-            held too many. On torch's path there are none of these. With ``device``: ``device_batches`` that
-            were moved, ``device_copies`` that this took, ``device_staged_bytes`` that were copied to pinned
-            memory before, and ``device_registered_bytes`` of shared memory that the device's driver has.
+            threads, and batches are handed over as they are; ``"single-process"``: without workers, the
+            caller makes the batches; ``"torch"``: torch's own loader.
+        reason: The reason, in a sentence.
+        counters: Counts of the epoch that runs or ran last. ``batches`` that workers have made; storages that
+            collation wrote ``in_place``, and storages that were ``copied`` into shared memory once; batches
+            whose tree was ``pickled``; ``oversize`` batches, in shared memory of their own; batches
+            ``copied_out`` because the caller held too many. Threads have ``batches`` only. On the paths
+            ``"single-process"`` and ``"torch"`` there are none of these. With ``device``: ``device_batches``
+            that were moved, ``device_copies`` that this took, ``device_staged_bytes`` that were copied to
+            pinned memory before, and ``device_registered_bytes`` of shared memory that the device's driver
+            has now.
     """
 
     path: PathName
     reason: str
     counters: Mapping[str, int]
+
+    def __str__(self) -> str:
+        lines = [_LINES[name].format(f"{count:,}") for name, count in self.counters.items() if count]
+        return "\n  ".join([f"{self.path}: {self.reason}", *lines])
 
 
 @dataclasses.dataclass
@@ -77,7 +96,7 @@ def noted(key: object) -> _Record | None:
 
 
 def report(iterator_or_loader: object) -> PathReport:
-    """Says which path an iterator, or the last iterator of a loader, took, and what went over it.
+    """Returns the path of an iterator, or of the last iterator of a loader, its reason, and counters.
 
     Args:
         iterator_or_loader: A ``ringloader.DataLoader``, or any torch loader while ``ringloader.install`` is
@@ -97,16 +116,3 @@ def report(iterator_or_loader: object) -> PathReport:
             "after ringloader.install()"
         )
     return PathReport(found.path, found.reason, dict(found.counters()))
-
-
-def path(iterator_or_loader: object) -> PathReport:
-    """The name of ``ringloader.report`` before version 0.2. Raises a ``DeprecationWarning``.
-
-    Args:
-        iterator_or_loader: As ``ringloader.report`` takes it.
-
-    Raises:
-        ValueError: As ``ringloader.report`` does.
-    """
-    warnings.warn("ringloader.path() is ringloader.report() now", DeprecationWarning, stacklevel=2)
-    return report(iterator_or_loader)

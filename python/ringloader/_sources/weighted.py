@@ -17,7 +17,7 @@ _CHUNK = 1 << 16
 class WeightedRandomSampler(torch_sampler.WeightedRandomSampler):
     """``torch.utils.data.WeightedRandomSampler`` for more than 2**24 weights too.
 
-    Up to 2**24 weights it is torch's, draw for draw. Beyond, torch raises, and this draws from the same
+    Up to 2**24 weights it is torch's, draw for draw. Beyond, where torch raises, it draws from the same
     distribution, to the precision of ``float64``:
 
     - With replacement, ``torch.rand(num_samples, dtype=torch.float64)`` is drawn once, and each number is

@@ -168,3 +168,25 @@ RNG: Any = getattr(worker_module, "_RNG", None)
 set_thread_name: Callable[[str], None] = getattr(torch.multiprocessing, "_set_thread_name", lambda _: None)
 # Seconds for which torch waits for workers that are to end.
 JOIN_SECONDS: float = getattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 5.0)
+
+
+def counts_tasks_per_worker() -> bool:
+    """True if torch, with ``in_order=False``, chooses a worker with room: 2.6 goes round in any case."""
+    return "_workers_num_tasks" in Iterator._try_put_index.__code__.co_names
+
+
+def pins_for_named_device() -> bool:
+    """True if torch pins for ``pin_memory_device``: newer ones pin for the current accelerator."""
+    return "current_accelerator" not in BaseIterator.__init__.__code__.co_names
+
+
+@functools.cache
+def pins_each_tensor_alike() -> bool:
+    """True if torch keeps a batch's lists, tuples and dicts and pins each tensor: 2.6 makes tuples lists."""
+    pinned = pin_memory(("", [""], {"": ""}), None)
+    return [type(pinned), *(type(item) for item in pinned)] == [tuple, str, list, dict]
+
+
+def warns_of_pickle_errors() -> bool:
+    """True if torch warns of ``spawn`` and ``forkserver`` where a worker's arguments cannot be pickled."""
+    return "PicklingError" in Iterator.__init__.__code__.co_names

@@ -1,4 +1,4 @@
-"""The modes of a thread, which have a say in what torch's functions do; another thread takes them over."""
+"""The modes of a thread, which have a say in what torch's functions do, for code that runs elsewhere."""
 
 from __future__ import annotations
 
@@ -108,3 +108,61 @@ def _pop_all(module: Any, length: Callable[[], int]) -> None:
 def _autocast_devices() -> list[str]:
     devices: Any = getattr(torch._C, "_autocast_supported_devices", None)
     return ["cpu", "cuda"] if devices is None else list(devices())
+
+
+class CallerModes:
+    """Gradients, autocast and the default device, as they are in this thread when it is made.
+
+    Inference mode is left out: what is made in it, code outside of it cannot use. There are no gradients
+    in it.
+
+    Args:
+        kind: The type of the device whose autocast counts, beside the CPU's.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self._has_grad = torch.is_grad_enabled()
+        self._autocast = {kind: _autocast(kind), "cpu": _autocast("cpu")}
+        self._default_device = _default_device_of_thread()
+
+    @contextlib.contextmanager
+    def entered(self) -> Generator[None]:
+        """Enters these in this thread, and leaves its own."""
+        with contextlib.ExitStack() as stack:
+            if is_in_modes():
+                stack.enter_context(without_modes())
+            if torch.is_inference_mode_enabled():
+                stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.set_grad_enabled(self._has_grad))
+            for kind, wanted in self._autocast.items():
+                if wanted == _autocast(kind):
+                    continue
+                if wanted is None:
+                    stack.enter_context(torch.autocast(kind, enabled=False))
+                else:
+                    dtype, caches = wanted
+                    stack.enter_context(torch.autocast(kind, dtype=dtype, cache_enabled=caches))
+            if self._default_device is not None:
+                stack.enter_context(self._default_device)
+            yield
+
+
+def _autocast(kind: str) -> tuple[torch.dtype, bool] | None:
+    """Returns the dtype of a device's autocast in this thread, and if it keeps casts; None if it is off."""
+    try:
+        if torch.is_autocast_enabled(kind):
+            return torch.get_autocast_dtype(kind), torch.is_autocast_cache_enabled()
+    except RuntimeError:
+        # A device without autocast.
+        pass
+    return None
+
+
+def _default_device_of_thread() -> torch.device | None:
+    """The default device of this thread. ``torch.get_default_device`` would initialise it."""
+    # Not above: this module is imported by torch's path too, for a torch without it.
+    from torch.utils._device import DeviceContext
+
+    stack: Any = getattr(torch.overrides, "_get_current_function_mode_stack", list)
+    devices = (mode.device for mode in reversed(stack()) if isinstance(mode, DeviceContext))
+    return next(devices, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 from multiprocessing import process
 from typing import Any, NamedTuple
 
@@ -11,9 +12,12 @@ import torch.multiprocessing
 
 import ringloader._native as _native
 from ringloader._log import logger
-from ringloader._torch import internals, replacements, versions
+from ringloader._torch import internals, replacements
 
 _said: set[str] = set()
+
+# The variable that sends every loader to torch's own.
+SWITCH = "RINGLOADER"
 
 
 def say_once(text: str) -> None:
@@ -29,6 +33,20 @@ class Reason(NamedTuple):
     text: str
     # The warning that the user then gets once, if the reason may surprise.
     warning: str | None = None
+
+
+def reason_of_user() -> Reason | None:
+    """Returns the reason why no loader of this process may be ours, or None: the way back to torch's.
+
+    Raises:
+        ValueError: If the variable has a value without a meaning.
+    """
+    value = os.environ.get(SWITCH, "")
+    if value == "off":
+        return Reason(f"{SWITCH}=off is set")
+    if value not in ("", "on"):
+        raise ValueError(f"the environment has {SWITCH}={value!r}: set it to off, to on, or not at all")
+    return None
 
 
 def reason_for_torch(loader: Any, get_iterator: Any) -> Reason | None:
@@ -75,7 +93,7 @@ def _surprising(reason: str) -> Reason:
 
 
 def _pins_for_named_device(loader: Any) -> bool:
-    return bool(loader.pin_memory and loader.pin_memory_device and versions.pins_for_named_device())
+    return bool(loader.pin_memory and loader.pin_memory_device and internals.pins_for_named_device())
 
 
 def reason_against_threads(loader: Any, get_iterator: Any) -> str | None:

@@ -22,7 +22,7 @@ from ringloader._placement import registration
 from ringloader._placement.registration import Registrations
 from ringloader._pool.crew import Lease
 from ringloader._start import main_module, processes, shared_args, spawn, stuck
-from ringloader._torch import internals, versions
+from ringloader._torch import internals
 from ringloader._transport import budget
 from ringloader._transport.protocol import Transport
 from ringloader._transport.segment_cache import SegmentCache
@@ -94,7 +94,7 @@ class ProcessTransport(Transport):
         try:
             process.start()
         except (TypeError, AttributeError, pickle.PicklingError):
-            if versions.warns_of_pickle_errors():
+            if internals.warns_of_pickle_errors():
                 warnings.warn(_PICKLE_WARNING, stacklevel=2)
             raise
         self._note_started(work.worker, process)

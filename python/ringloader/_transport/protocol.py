@@ -84,8 +84,12 @@ class Transport(abc.ABC):
         """True in a forked child of the process that made it."""
         return self._process_identity() != self._owner
 
+    def begin_epoch(self) -> None:
+        """Begins another epoch of the same workers, before they are told."""
+        self.engine.begin_epoch()
+
     def counters(self) -> dict[str, int]:
-        """Returns what a report counts."""
+        """Returns what a report counts of this epoch."""
         return dict(self.engine.counters() if self._final is None else self._final)
 
     @abc.abstractmethod

@@ -80,19 +80,12 @@ def run(channel: Channel, work: Work, finish: Callable[[Any], None] | None = Non
     is_iterable = work.dataset_kind == internals.ITERABLE
 
     def begin(dataset: Any) -> Fetcher:
-        torchs: Any = None
-
         def make(dataset: Any) -> Any:
-            nonlocal torchs
-            torchs = worker_options.torchs_fetcher(
+            return worker_options.torchs_fetcher(
                 work.dataset_kind, dataset, work.auto_collation, work.collate_fn, work.drop_last
             )
-            return torchs
 
-        made = worker_options.begin_epoch(options, make, dataset, is_iterable)
-        if finish is not None:
-            finish(torchs)
-        return made
+        return worker_options.begin_epoch(options, make, dataset, is_iterable, finish)
 
     init_exception: Any = None
     try:

@@ -79,6 +79,7 @@ def begin_epoch(
     make: Callable[[Any], Fetcher],
     dataset: Any,
     is_iterable: bool,
+    finish: Callable[[Any], None] | None = None,
 ) -> Fetcher:
     """Begins an epoch and returns its fetcher.
 
@@ -87,6 +88,7 @@ def begin_epoch(
         make: Makes torch's fetcher of a dataset. The caller gets its errors.
         dataset: The dataset.
         is_iterable: True for a dataset that ends by itself.
+        finish: Called with torch's fetcher, once the options have wrapped it.
     """
     try:
         for option in options:
@@ -95,7 +97,11 @@ def begin_epoch(
         for option in options:
             option.miss()
         return Failing(error, once=is_iterable)
-    return wrapped(options, make(dataset), is_iterable)
+    torchs = make(dataset)
+    fetcher = wrapped(options, torchs, is_iterable)
+    if finish is not None:
+        finish(torchs)
+    return fetcher
 
 
 def wrapped(options: Sequence[WorkerOption], fetcher: Fetcher, is_iterable: bool) -> Fetcher:

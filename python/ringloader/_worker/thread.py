@@ -13,8 +13,8 @@ import torch
 
 import ringloader._native as _native
 from ringloader._common import whole_errors
-from ringloader._torch import collating, internals, modes, stand_ins
-from ringloader._worker import loop
+from ringloader._torch import internals, stand_ins
+from ringloader._worker import fetcher_collate, loop
 
 # The worker that a thread is, as `noted`; and whether `get_worker_info` asks for it.
 _local = threading.local()
@@ -65,36 +65,7 @@ def run(queues: _native.ThreadQueues, work: loop.Work) -> None:
     become_worker(work.base_seed, work.worker, work.workers, work.dataset)
     for option in work.options:
         option.join(work.worker, None)
-    loop.run(ThreadChannel(queues, work.worker), work, collate_natively)
-
-
-def collate_natively(fetcher: Any) -> None:
-    """Has a fetcher of torch's collate natively, where it would call torch's own ``default_collate``.
-
-    Nothing else in the process is changed: ``default_collate`` itself is torch's for every caller.
-    """
-    torchs_own: Any = getattr(fetcher, "collate_fn", None)
-    if _native.SUPPORTED and collating.is_default_collate(torchs_own) and collating.collates_as_torch():
-        fetcher.collate_fn = Collation(torchs_own)
-
-
-class Collation:
-    """Stands in for ``default_collate``. Native code in a thread calls nothing that may take long."""
-
-    def __init__(self, torchs_own: Callable[[Any], Any]) -> None:
-        self._torchs_own = torchs_own
-        self._native = _native.Collate(
-            None,
-            collating.collate_of_columns(),
-            collating.parts_of_default_collate(),
-            modes.MODES,
-            collating.collate_fn_map,
-            collating.others_in_collate(),
-        ).collated
-
-    def __call__(self, batch: Any) -> Any:
-        made = self._native(batch)
-        return self._torchs_own(batch) if made is None else made
+    loop.run(ThreadChannel(queues, work.worker), work, fetcher_collate.put_native)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

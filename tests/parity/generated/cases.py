@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from ringloader._torch import versions
+from ringloader._torch import internals
 
 # Every axis and its values. The first is the plain one, which a case's name leaves out.
 AXES: Mapping[str, tuple[Any, ...]] = {
@@ -116,7 +116,7 @@ class Generated:
     @property
     def path(self) -> str:
         """The path that it takes."""
-        named = self.pin == "device" and versions.pins_for_named_device()
+        named = self.pin == "device" and internals.pins_for_named_device()
         return "torch" if self.workers == 0 or named else "native"
 
 

@@ -54,11 +54,16 @@ pub struct Queues<I, R> {
 struct Worker<I, R> {
     requests: VecDeque<Request<I>>,
     replies: VecDeque<Reply<R>>,
+    /// Epochs that it has begun behind its first one, and the batches that it has made in the last one.
+    epoch: u64,
+    batches: u64,
 }
 
 #[derive(Debug)]
 struct State<I, R> {
     workers: Vec<Worker<I, R>>,
+    /// The epoch of which batches are counted.
+    epoch: u64,
     ended: VecDeque<u32>,
     /// The worker at which the next look at all begins.
     turn: usize,
@@ -69,8 +74,6 @@ struct State<I, R> {
     /// any.
     waiting: u32,
     only: Option<u32>,
-    /// Batches sent so far.
-    batches: u64,
 }
 
 /// The contents of the queues when they were closed.
@@ -101,9 +104,10 @@ impl<I, R> Queues<I, R> {
     /// For `workers` workers.
     #[must_use]
     pub fn new(workers: u32) -> Self {
-        let worker = |_| Worker { requests: VecDeque::new(), replies: VecDeque::new() };
+        let worker = |_| Worker { requests: VecDeque::new(), replies: VecDeque::new(), epoch: 0, batches: 0 };
         let state = State {
             workers: (0..workers).map(worker).collect(),
+            epoch: 0,
             ended: VecDeque::new(),
             turn: 0,
             is_done: false,
@@ -111,7 +115,6 @@ impl<I, R> Queues<I, R> {
             is_closed: false,
             waiting: 0,
             only: None,
-            batches: 0,
         };
         Self {
             state: Mutex::new(state),
@@ -171,17 +174,23 @@ impl<I, R> Queues<I, R> {
         Ok(state.workers[worker as usize].requests.pop_front())
     }
 
-    /// A worker sends something. After [`close`](Self::close) it is given back.
+    /// A worker sends something, which is counted if it is a batch. Any object begins the worker's next epoch. After
+    /// [`close`](Self::close) it is given back.
     ///
     /// # Errors
     /// [`Error::Inherited`] in a forked child.
-    pub fn reply(&self, worker: u32, reply: Reply<R>) -> Result<Option<Reply<R>>> {
+    pub fn reply(&self, worker: u32, reply: Reply<R>, is_batch: bool) -> Result<Option<Reply<R>>> {
         let mut state = self.lock()?;
         if state.is_closed {
             return Ok(Some(reply));
         }
-        state.batches += u64::from(reply.kind == ResultKind::Batch);
-        state.workers[worker as usize].replies.push_back(reply);
+        let sender = &mut state.workers[worker as usize];
+        if reply.kind == ResultKind::Object {
+            sender.epoch += 1;
+            sender.batches = 0;
+        }
+        sender.batches += u64::from(is_batch);
+        sender.replies.push_back(reply);
         self.notify_of(worker, state);
         Ok(None)
     }
@@ -275,6 +284,8 @@ impl<I, R> Queues<I, R> {
         let take = |worker: &mut Worker<I, R>| Worker {
             requests: std::mem::take(&mut worker.requests),
             replies: std::mem::take(&mut worker.replies),
+            epoch: worker.epoch,
+            batches: worker.batches,
         };
         let remains = Remains { _workers: state.workers.iter_mut().map(take).collect() };
         drop(state);
@@ -283,14 +294,24 @@ impl<I, R> Queues<I, R> {
         Ok(remains)
     }
 
-    /// Replies that are there, and batches that were sent so far.
+    /// Counts the batches of another epoch from now on, which each worker begins in its turn.
+    ///
+    /// # Errors
+    /// [`Error::Inherited`] in a forked child.
+    pub fn begin_epoch(&self) -> Result<()> {
+        self.lock()?.epoch += 1;
+        Ok(())
+    }
+
+    /// Replies that are there, and batches that were sent in this epoch.
     ///
     /// # Errors
     /// [`Error::Inherited`] in a forked child.
     pub fn counts(&self) -> Result<(u64, u64)> {
         let state = self.lock()?;
         let there = state.workers.iter().map(|worker| worker.replies.len() as u64).sum();
-        Ok((there, state.batches))
+        let now = |worker: &&Worker<I, R>| worker.epoch == state.epoch;
+        Ok((there, state.workers.iter().filter(now).map(|worker| worker.batches).sum()))
     }
 }
 

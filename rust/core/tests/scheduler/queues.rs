@@ -37,7 +37,7 @@ impl Backend for ThreadQueues {
 
     fn commit(&self, worker: u32, seq: u64, content: i64) {
         let reply = Reply { seq, kind: ResultKind::Batch, content: (worker, content) };
-        assert!(self.0.reply(worker, reply).unwrap().is_none());
+        assert!(self.0.reply(worker, reply, true).unwrap().is_none());
     }
 
     fn commit_missing(&self, _worker: u32, _seq: u64) {
@@ -91,7 +91,7 @@ fn every_wait_ends_with_what_it_waits_for() {
     let for_one = |queues: &Queues<(), ()>| queues.wait_for(Some(1), LONG).unwrap();
     let for_any = |queues: &Queues<(), ()>| queues.wait_for(None, LONG).unwrap();
     let for_request = |queues: &Queues<(), ()>| queues.wait_for_request(1, LONG).unwrap();
-    let answer = |queues: &Queues<(), ()>| assert!(queues.reply(1, reply()).unwrap().is_none());
+    let answer = |queues: &Queues<(), ()>| assert!(queues.reply(1, reply(), true).unwrap().is_none());
     assert!(woken_after(&queues(), for_one, answer) < AT_ONCE);
     assert!(woken_after(&queues(), for_any, answer) < AT_ONCE);
     assert!(woken_after(&queues(), for_one, |queues| queues.note_end(0).unwrap()) < AT_ONCE);
@@ -111,8 +111,8 @@ fn threads_that_wait_for_different_workers_are_both_woken() {
         &queues,
         |queues| queues.wait_for(Some(1), LONG).unwrap(),
         |queues| {
-            assert!(queues.reply(0, reply()).unwrap().is_none());
-            assert!(queues.reply(1, reply()).unwrap().is_none());
+            assert!(queues.reply(0, reply(), true).unwrap().is_none());
+            assert!(queues.reply(1, reply(), true).unwrap().is_none());
         },
     );
     first.join().unwrap();
@@ -142,11 +142,11 @@ fn what_is_dropped_at_the_end_is_dropped_outside_of_the_lock() {
     let queues = Arc::new(Queues::<Curious, Curious>::new(1));
     let reply = |content| Reply { seq: 0, kind: ResultKind::Batch, content };
     queues.put_task(0, 1, Curious(queues.clone())).unwrap();
-    assert!(queues.reply(0, reply(Curious(queues.clone()))).unwrap().is_none());
+    assert!(queues.reply(0, reply(Curious(queues.clone())), true).unwrap().is_none());
     drop(queues.close().unwrap());
     // The same holds for what comes later.
     queues.put_task(0, 2, Curious(queues.clone())).unwrap();
-    assert!(queues.reply(0, reply(Curious(queues.clone()))).unwrap().is_some());
+    assert!(queues.reply(0, reply(Curious(queues.clone())), true).unwrap().is_some());
     assert!(matches!(queues.take_request(0).unwrap(), Some(Request::End)));
     assert_eq!(Arc::strong_count(&queues), 1);
 }

@@ -28,7 +28,7 @@ fn cached_slots_are_warm_and_what_is_held_is_left_alone() {
     assert!(warm >= 3 * LEAF, "{warm}");
     let engine = cached.take().unwrap();
     assert!(!engine.control().is_done());
-    assert_eq!(engine.control().worker(0).counters.read().map(|(_, count)| count), [0; 5]);
+    assert_eq!(engine.control().worker(0).counters.read(0).map(|(_, count)| count), [0; 5]);
     let second = port(&engine, None);
     assert_eq!(engine.control().worker(0).slots.resident.load(Ordering::Relaxed), warm);
     assert_eq!(second.try_task().unwrap(), None, "a task of the epoch before");

@@ -213,7 +213,7 @@ impl Parent {
             self.peers[worker as usize],
             view.tasks.len(),
             view.results.len(),
-            view.counters.read(),
+            view.counters.read(0),
             view.slots.free
         )
     }

@@ -5,7 +5,7 @@ use ringloader_core::batch::Dtype;
 use ringloader_core::sync::Arc;
 use ringloader_core::transport::delivery::Delivery;
 
-use super::limits::{DEVICE_ALIGNMENT, LARGEST_BLOCK, PACKED};
+use super::limits::{BLOCK_ALIGNMENT, LARGEST_BLOCK, PACKED};
 use super::template::Template;
 use crate::torch::source::pinned_copy;
 use crate::torch::tensor::Form;
@@ -15,23 +15,25 @@ pub(crate) struct Layout {
     pub(crate) template: Arc<Template>,
     /// By tensor, in the template's order.
     pub(crate) places: Vec<Place>,
-    /// Bytes of each block for packed tensors, in the order of the staging memory.
+    /// Bytes of each block of packed tensors, in the order of the staging memory.
     pub(crate) blocks: Vec<u64>,
 }
 
-/// The place of a tensor on the device.
+/// The way of a tensor to the device.
 pub(crate) enum Place {
     /// In a block with others.
     Packed(Packed),
-    /// In memory of its own.
+    /// By itself.
     Alone(Shape),
 }
 
-/// A tensor in a block.
+/// A tensor in a block. Without bytes, it is in none.
 pub(crate) struct Packed {
     pub(crate) block: usize,
     /// In bytes.
     pub(crate) offset: u64,
+    /// In bytes.
+    pub(crate) len: u64,
     pub(crate) shape: Shape,
 }
 
@@ -67,8 +69,8 @@ impl Layout {
                 block += 1;
             }
             let offset = blocks[block];
-            blocks[block] = (offset + len).next_multiple_of(DEVICE_ALIGNMENT);
-            places.push(Place::Packed(Packed { block, offset, shape }));
+            blocks[block] = (offset + len).next_multiple_of(BLOCK_ALIGNMENT);
+            places.push(Place::Packed(Packed { block, offset, len, shape }));
         }
         blocks.retain(|&len| len > 0);
         Some(Self { template: template.clone(), places, blocks })

@@ -6,11 +6,11 @@ pub(crate) const SMALL: u64 = 8192;
 /// Tensors up to this size go to a device with others, in one copy.
 pub(crate) const PACKED: u64 = 64 << 10;
 
-/// The largest block of a device that packed tensors share. One that is kept keeps no more than this.
+/// The most bytes that cross to a device together. As long as they are taken apart, they are there twice.
 pub(crate) const LARGEST_BLOCK: u64 = 1 << 20;
 
-/// The alignment of packed tensors: the one that allocators of devices keep.
-pub(crate) const DEVICE_ALIGNMENT: u64 = 256;
+/// The alignment of tensors in a block: four words, which a device's thread reads at once.
+pub(crate) const BLOCK_ALIGNMENT: u64 = 32;
 
 /// Trees that are deeper are pickled, which has a limit and an error of its own.
 pub(crate) const MOST_DEPTH_WRITTEN: u32 = 100;

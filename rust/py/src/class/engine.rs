@@ -38,6 +38,8 @@ const ASKED: u64 = 1 << 20;
 pub(crate) struct Engine {
     /// `None` once it is closed: its descriptors are gone then, also where other objects still refer to it.
     core: Mutex<Option<Arc<Core>>>,
+    /// Epochs begun behind the first one, and batches copied out in the last one.
+    epoch: AtomicU64,
     copied_out: AtomicU64,
     oversize_said: AtomicBool,
     templates: TemplateCache,
@@ -198,14 +200,21 @@ impl Engine {
         Ok(self.core()?.share())
     }
 
-    /// Sums over the workers: batches committed, storages in place and copied, batches pickled and oversize,
-    /// and batches that were copied out because the user held too much.
+    /// Counts another epoch from now on, which each worker begins in its turn.
+    fn begin_epoch(&self) {
+        self.epoch.fetch_add(1, Ordering::Relaxed);
+        self.copied_out.store(0, Ordering::Relaxed);
+    }
+
+    /// Sums of this epoch over the workers: batches committed, storages in place and copied, batches pickled and
+    /// oversize, and batches that were copied out because the user held too much.
     fn counters(&self) -> PyResult<Vec<(&'static str, u64)>> {
         let core = self.core()?;
         let control = core.control();
-        let mut sums = control.worker(0).counters.read().to_vec();
+        let epoch = self.epoch.load(Ordering::Relaxed);
+        let mut sums = control.worker(0).counters.read(epoch).to_vec();
         for worker in 1..control.geometry().workers {
-            for (sum, (_, count)) in sums.iter_mut().zip(control.worker(worker).counters.read()) {
+            for (sum, (_, count)) in sums.iter_mut().zip(control.worker(worker).counters.read(epoch)) {
                 sum.1 += count;
             }
         }
@@ -271,6 +280,7 @@ impl Engine {
     fn of(core: Core) -> Self {
         Self {
             core: Mutex::new(Some(Arc::new(core))),
+            epoch: AtomicU64::new(0),
             copied_out: AtomicU64::new(0),
             oversize_said: AtomicBool::new(false),
             templates: TemplateCache::default(),

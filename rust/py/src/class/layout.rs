@@ -4,7 +4,6 @@ use std::cell::RefCell;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pyo3::exceptions::PyValueError;
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use ringloader_core::sync::Arc;
@@ -20,17 +19,12 @@ use crate::torch::tensor::Form;
 #[pyclass(frozen, module = "ringloader._native")]
 pub(crate) struct Layout {
     plan: Plan,
-    /// The arguments for the packed tensors, in their order.
-    packed: Vec<PackedArguments>,
 }
 
-/// A packed tensor, as `set_` takes it.
-struct PackedArguments {
-    block: usize,
-    first: u64,
-    shape: Py<PyTuple>,
-    strides: Py<PyTuple>,
-}
+/// Shape, strides and element type, as torch's functions take them.
+type New<'py> = (Bound<'py, PyTuple>, Bound<'py, PyTuple>, Bound<'py, PyAny>);
+/// Bytes of a block; number, offset and bytes of each tensor in it.
+type Block = (u64, Vec<(usize, u64, u64)>);
 
 /// The layout of an engine's last batch.
 #[derive(Default)]
@@ -63,8 +57,8 @@ impl LayoutCache {
         {
             return Ok(copy(&known.layout));
         }
-        let layout = if template.is_moved_by_leaves { Layout::of(py, &template)? } else { None };
-        let layout = layout.map(|layout| Py::new(py, layout)).transpose()?;
+        let plan = if template.is_moved_by_leaves { Plan::of(&template) } else { None };
+        let layout = plan.map(|plan| Py::new(py, Layout { plan })).transpose()?;
         let before = self.lock().replace(Known { template, layout: copy(&layout) });
         // After the lock is released: `before` may hold objects whose end runs any code.
         drop(before);
@@ -77,31 +71,22 @@ impl LayoutCache {
 }
 
 impl Layout {
-    fn of(py: Python<'_>, template: &Arc<Template>) -> PyResult<Option<Self>> {
-        let Some(plan) = Plan::of(template) else { return Ok(None) };
-        let mut packed = Vec::new();
-        for place in &plan.places {
-            if let Place::Packed(Packed { block, offset, shape: Shape { dtype, shape, strides } }) = place {
-                packed.push(PackedArguments {
-                    block: *block,
-                    first: offset / dtype.itemsize() as u64,
-                    shape: objects::ints(py, shape.iter().copied())?.unbind(),
-                    strides: objects::ints(py, strides.iter().copied())?.unbind(),
-                });
-            }
-        }
-        Ok(Some(Self { plan, packed }))
-    }
-
     pub(crate) fn plan(&self) -> &Plan {
         &self.plan
     }
 
-    fn shapes<'a>(&'a self, packed: bool) -> impl Iterator<Item = &'a Shape> + 'a {
-        self.plan.places.iter().filter_map(move |place| match place {
+    /// The arguments for new tensors on the device: the packed ones, or the others.
+    fn new_ones<'py>(&self, py: Python<'py>, packed: bool) -> PyResult<Vec<New<'py>>> {
+        let torch = Torch::get(py)?;
+        let each = |Shape { dtype, shape, strides }: &Shape| {
+            let ints = |values: &[i64]| objects::ints(py, values.iter().copied());
+            Ok((ints(shape)?, ints(strides)?, torch.torch_dtype(py, *dtype)?))
+        };
+        let shapes = self.plan.places.iter().filter_map(|place| match place {
             Place::Packed(Packed { shape, .. }) => packed.then_some(shape),
             Place::Alone(shape) => (!packed).then_some(shape),
-        })
+        });
+        shapes.map(each).collect()
     }
 }
 
@@ -111,67 +96,52 @@ fn others() -> PyErr {
 
 #[pymethods]
 impl Layout {
-    /// Bytes of each block for packed tensors.
+    /// Bytes of each block of packed tensors; number, offset and bytes of each tensor in it. A tensor without bytes is
+    /// in no block.
     #[getter]
-    fn blocks(&self) -> Vec<u64> {
-        self.plan.blocks.clone()
+    fn blocks(&self) -> Vec<Block> {
+        let mut blocks: Vec<Block> = self.plan.blocks.iter().map(|&len| (len, Vec::new())).collect();
+        let packed = self.plan.places.iter().filter_map(|place| match place {
+            Place::Packed(packed) => Some(packed),
+            Place::Alone(_) => None,
+        });
+        for (number, Packed { block, offset, len, .. }) in packed.enumerate() {
+            if *len > 0 {
+                blocks[*block].1.push((number, *offset, *len));
+            }
+        }
+        blocks
     }
 
-    /// The element types of the packed tensors.
+    /// Shape, strides and element type of each packed tensor.
     #[getter]
-    fn packed<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
-        let torch = Torch::get(py)?;
-        self.shapes(true).map(|shape| torch.torch_dtype(py, shape.dtype)).collect()
+    fn packed<'py>(&self, py: Python<'py>) -> PyResult<Vec<New<'py>>> {
+        self.new_ones(py, true)
     }
 
     /// Shape, strides and element type of each of the other tensors.
     #[getter]
-    #[expect(clippy::type_complexity, reason = "the arguments of a function of torch's")]
-    fn large<'py>(&self, py: Python<'py>) -> PyResult<Vec<(Vec<i64>, Vec<i64>, Bound<'py, PyAny>)>> {
-        let torch = Torch::get(py)?;
-        let each = |shape: &Shape| {
-            Ok((shape.shape.clone(), shape.strides.clone(), torch.torch_dtype(py, shape.dtype)?))
-        };
-        self.shapes(false).map(each).collect()
+    fn large<'py>(&self, py: Python<'py>) -> PyResult<Vec<New<'py>>> {
+        self.new_ones(py, false)
     }
 
-    /// The batch with its tensors on a device.
-    ///
-    /// `empty` has an empty tensor of each packed one's type there, `blocks` the memory of the packed ones, and `large`
-    /// the others.
+    /// The batch with its tensors on a device: the packed ones, and the others.
     fn make<'py>(
         &self,
         py: Python<'py>,
-        empty: Vec<Bound<'py, PyAny>>,
-        blocks: Vec<Bound<'py, PyAny>>,
+        packed: Vec<Bound<'py, PyAny>>,
         large: Vec<Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        if (empty.len(), blocks.len()) != (self.packed.len(), self.plan.blocks.len())
-            || large.len() != self.plan.places.len() - self.packed.len()
-        {
+        if packed.len() + large.len() != self.plan.places.len() {
             return Err(others());
         }
-        let storage = |block: &Bound<'py, PyAny>| block.call_method0(intern!(py, "untyped_storage"));
-        let storages = blocks.iter().map(storage).collect::<PyResult<Vec<_>>>()?;
-        let (mut packed, mut large) = (empty.iter().zip(&self.packed), large.into_iter());
-        let mut tensors = Vec::with_capacity(self.plan.places.len());
-        for place in &self.plan.places {
-            let (empty, arguments) = match place {
-                Place::Packed(_) => packed.next().ok_or_else(others)?,
-                Place::Alone(_) => {
-                    tensors.push(large.next().ok_or_else(others)?);
-                    continue;
-                }
-            };
-            let PackedArguments { block, first, shape, strides } = arguments;
-            // The new tensor has a version counter of its own. A view of the block would share one with all others.
-            let new = empty.getattr(intern!(py, "data"))?;
-            let first = objects::unsigned(py, *first)?.into_any();
-            let (shape, strides) = (shape.bind(py).clone().into_any(), strides.bind(py).clone().into_any());
-            let arguments = objects::arguments(py, [storages[*block].clone(), first, shape, strides])?;
-            tensors.push(new.call_method1(intern!(py, "set_"), arguments)?);
-        }
-        let tensors = RefCell::new(tensors.into_iter());
+        let (mut packed, mut large) = (packed.into_iter(), large.into_iter());
+        let of = |place: &Place| match place {
+            Place::Packed(_) => packed.next(),
+            Place::Alone(_) => large.next(),
+        };
+        let tensors: Option<Vec<_>> = self.plan.places.iter().map(of).collect();
+        let tensors = RefCell::new(tensors.ok_or_else(others)?.into_iter());
         let tensor = |_: &Form<'_>| tensors.borrow_mut().next().ok_or_else(others);
         self.plan.template.make_of(py, &tensor)
     }

@@ -25,6 +25,7 @@ use crate::fds::duplicate;
 use crate::gil::{Deadline, detached, exception};
 use crate::index::codec::{decode_task, pair};
 use crate::process::GRACE;
+use crate::torch::names::Torch;
 use crate::torch::tensor::tensor_over_chunk;
 
 /// The number of times that a batch is read if others change it meanwhile.
@@ -248,11 +249,15 @@ impl Port {
         let counters = self.core.counters();
         let count =
             |counter: &ringloader_core::sync::AtomicU64, by: u64| counter.fetch_add(by, Ordering::Relaxed);
-        count(&counters.batches, (kind == ResultKind::Batch).into());
-        count(&counters.in_place, if own.is_some() { 0 } else { groups.in_place() });
-        count(&counters.copied, groups.copies().len() as u64);
-        count(&counters.pickled, pickled.is_some().into());
-        count(&counters.oversize, own.is_some().into());
+        if kind == ResultKind::Object {
+            counters.begin_epoch();
+        } else if pickled.is_none() || !Torch::get(py)?.is_notice(object)? {
+            count(&counters.batches, 1);
+            count(&counters.in_place, if own.is_some() { 0 } else { groups.in_place() });
+            count(&counters.copied, groups.copies().len() as u64);
+            count(&counters.pickled, pickled.is_some().into());
+            count(&counters.oversize, own.is_some().into());
+        }
         while !commit.finish(seq, kind, meta_at..end, end, own.is_some()).map_err(exception)? {
             if self.rest(py)? {
                 return Ok(true);

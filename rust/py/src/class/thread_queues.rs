@@ -71,7 +71,12 @@ impl ThreadQueues {
         core.map_or(Ok(()), |core| core.close().map(drop).map_err(exception))
     }
 
-    /// Batches that the workers have made.
+    /// Counts the batches of another epoch from now on.
+    fn begin_epoch(&self) -> PyResult<()> {
+        self.core()?.begin_epoch().map_err(exception)
+    }
+
+    /// Batches that the workers have made in this epoch.
     fn counters(&self) -> PyResult<Vec<(&'static str, u64)>> {
         Ok(vec![("batches", self.core()?.counts().map_err(exception)?.1)])
     }
@@ -98,12 +103,15 @@ impl ThreadQueues {
 
     /// In a worker: sends a message of torch's protocol. After the end it goes nowhere.
     fn reply(&self, worker: u32, message: &Bound<'_, PyAny>) -> PyResult<()> {
-        let reply = match pair(message)? {
-            Some((seq, data)) => Reply { seq: seq as u64, kind: ResultKind::Batch, content: data.unbind() },
-            None => Reply { seq: 0, kind: ResultKind::Object, content: message.clone().unbind() },
+        let (reply, is_batch) = match pair(message)? {
+            Some((seq, data)) => {
+                let is_batch = !Torch::get(data.py())?.is_notice(&data)?;
+                (Reply { seq: seq as u64, kind: ResultKind::Batch, content: data.unbind() }, is_batch)
+            }
+            None => (Reply { seq: 0, kind: ResultKind::Object, content: message.clone().unbind() }, false),
         };
         let Ok(core) = self.core() else { return Ok(()) };
-        core.reply(worker, reply).map(drop).map_err(exception)
+        core.reply(worker, reply, is_batch).map(drop).map_err(exception)
     }
 
     /// In a worker, at its end.

@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyDict, PyFloat, PyList, PyString, PyTuple};
+use pyo3::types::{PyBool, PyDict, PyFloat, PyList, PyString, PyTuple, PyType};
 use pyo3::{PyTypeCheck, intern};
 use ringloader_core::batch::Dtype;
 
@@ -24,8 +24,11 @@ use crate::torch::names::Torch;
 /// MIRRORS `torch/utils/data/_utils/collate.py::collate`.
 #[pyclass(frozen, module = "ringloader._native")]
 pub(crate) struct Collate {
-    /// The port of a worker process. None in a thread, whose batches lie in memory of torch's own.
+    /// The port of a worker process. None in a thread and in the main process, whose batches lie in memory of torch's
+    /// own.
     port: Option<Py<Port>>,
+    /// False in the main process, where torch's function does not choose the memory of a stack.
+    is_worker: bool,
     fallback: Fallback,
     unchanged: Unchanged,
     /// The classes in it that are not torch's own: those that it asks of what it does not find by its type.
@@ -35,7 +38,7 @@ pub(crate) struct Collate {
 #[pymethods]
 impl Collate {
     #[new]
-    #[pyo3(signature = (port, function, parts, modes, fn_map, others=Vec::new()))]
+    #[pyo3(signature = (port, function, parts, modes, fn_map, others=Vec::new(), is_worker=true))]
     fn new(
         port: Option<Py<Port>>,
         function: Py<PyAny>,
@@ -43,9 +46,11 @@ impl Collate {
         modes: Vec<Py<PyAny>>,
         fn_map: &Bound<'_, PyDict>,
         others: Vec<Py<PyAny>>,
+        is_worker: bool,
     ) -> PyResult<Self> {
         Ok(Self {
             port,
+            is_worker,
             fallback: Fallback::new(function, Vec::new()),
             unchanged: Unchanged::new(parts, modes, fn_map)?,
             others,
@@ -68,7 +73,7 @@ impl Collate {
         self.torchs(batch, collate_fn_map)
     }
 
-    /// In a worker's thread: what `default_collate` makes of a batch; None where it must be asked.
+    /// Without a port: the batch that `default_collate` makes; None where it must be asked.
     fn collated<'py>(&self, batch: &Bound<'py, PyAny>) -> Made<'py> {
         let py = batch.py();
         in_thread(py, || if self.unchanged.holds(py)? { self.native(batch) } else { Ok(None) })
@@ -186,6 +191,8 @@ impl Work<'_> {
             self.stacked(&rows, items)?
         } else if is_number(first) {
             self.numbers(items)?
+        } else if first.get_type().is_subclass(self.torch.numpy_scalar.bind(first.py()))? {
+            self.numpy_scalars(items)?
         } else if is_text(first) {
             return collected(items, form).map(Some);
         } else if let Ok(dict) = first.cast_exact::<PyDict>() {
@@ -288,8 +295,8 @@ impl Work<'_> {
         if is_copied { memory.into_tensor(py).map(Some) } else { Ok(None) }
     }
 
-    /// torch's own stack of tensors: in private memory nothing is as fast. As in a process it is contiguous, and of the
-    /// first one's type. `None` where torch must make this column.
+    /// torch's own stack of tensors: in private memory nothing is as fast. In a worker it is contiguous, and of the first
+    /// one's type. `None` where torch must make this column.
     fn stacked_by_torch<'py>(&self, items: &[Bound<'py, PyAny>]) -> Made<'py> {
         let (py, first) = (items[0].py(), &items[0]);
         let Some(api) = self.torch.exchange else { return Ok(None) };
@@ -302,6 +309,9 @@ impl Work<'_> {
         let Some(found) = found.filter(|found| found.dtype != Dtype::C32) else { return Ok(None) };
         if self.torch.is_lazy(first, found.dtype)? {
             return Ok(None);
+        }
+        if !self.collate.is_worker {
+            return self.torch.stack(items).map(Some);
         }
         shape.truncate(1 + found.ndim);
         let allocator = Allocator { py, port: None, new_shared: None };
@@ -343,11 +353,58 @@ impl Work<'_> {
                 bytes.extend(item.extract::<i64>()?.to_ne_bytes());
             }
         }
-        let shape = vec![items.len() as i64];
+        self.vector(py, dtype, &bytes)
+    }
+
+    /// Integers or floats of one of numpy's types. `None` for those that torch's versions take in different ways.
+    fn numpy_scalars<'py>(&self, items: &[Bound<'py, PyAny>]) -> Made<'py> {
+        let py = items[0].py();
+        let kind = items[0].get_type();
+        if !items.iter().all(|item| item.get_type().is(&kind)) {
+            return Ok(None);
+        }
+        let Some(dtype) = dtype_of_scalars(&kind)? else { return Ok(None) };
+        let mut bytes = Vec::with_capacity(8 * items.len());
+        for item in items {
+            match dtype {
+                Dtype::F64 => bytes.extend(item.extract::<f64>()?.to_ne_bytes()),
+                // Each is a `float32` before, so none is rounded.
+                Dtype::F32 => bytes.extend((item.extract::<f64>()? as f32).to_ne_bytes()),
+                Dtype::I32 => bytes.extend(item.extract::<i32>()?.to_ne_bytes()),
+                Dtype::I16 => bytes.extend(item.extract::<i16>()?.to_ne_bytes()),
+                Dtype::I8 => bytes.extend(item.extract::<i8>()?.to_ne_bytes()),
+                Dtype::U8 => bytes.extend(item.extract::<u8>()?.to_ne_bytes()),
+                _ => bytes.extend(item.extract::<i64>()?.to_ne_bytes()),
+            }
+        }
+        self.vector(py, dtype, &bytes)
+    }
+
+    /// A tensor of one dimension. `None` where torch must make this column.
+    fn vector<'py>(&self, py: Python<'py>, dtype: Dtype, bytes: &[u8]) -> Made<'py> {
+        let shape = vec![(bytes.len() / dtype.itemsize()) as i64];
         let Some(memory) = self.memory(py, dtype, shape, bytes.len() as u64)? else { return Ok(None) };
-        fill(&memory, &bytes)?;
+        fill(&memory, bytes)?;
         memory.into_tensor(py).map(Some)
     }
+}
+
+/// The element type of scalars of one of numpy's own types.
+fn dtype_of_scalars(kind: &Bound<'_, PyType>) -> PyResult<Option<Dtype>> {
+    if kind.module()? != "numpy" {
+        return Ok(None);
+    }
+    let name = kind.name()?;
+    Ok(match name.to_str()? {
+        "float64" => Some(Dtype::F64),
+        "float32" => Some(Dtype::F32),
+        "int64" | "longlong" => Some(Dtype::I64),
+        "int32" => Some(Dtype::I32),
+        "int16" => Some(Dtype::I16),
+        "int8" => Some(Dtype::I8),
+        "uint8" => Some(Dtype::U8),
+        _ => None,
+    })
 }
 
 fn collected<'py>(items: &[Bound<'py, PyAny>], form: Form) -> PyResult<Bound<'py, PyAny>> {

@@ -247,6 +247,15 @@ impl Torch {
         Ok(tensor.getattr(intern!(tensor.py(), "requires_grad"))?.is_truthy()? || has_names()?)
     }
 
+    /// Returns true for objects that a worker sends in place of a batch: an error, or the end of an iterable dataset.
+    ///
+    /// # Errors
+    /// The error that asking for the class raises.
+    pub(crate) fn is_notice(&self, data: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let kind = data.get_type();
+        Ok(kind.is(&self.iterable_end) || kind.is_subclass(self.exception_wrapper.bind(data.py()))?)
+    }
+
     /// Address and length of a contiguous one-dimensional int64 tensor on the CPU; `None` for any other.
     pub(crate) fn int64_vector(&self, tensor: &Bound<'_, PyAny>) -> PyResult<Option<(usize, usize)>> {
         let py = tensor.py();
@@ -321,6 +330,15 @@ impl Torch {
     ) -> PyResult<Bound<'py, PyAny>> {
         let options = self.plain_options(py, dtype)?;
         self.empty_strided.bind(py).call(sizes(py, shape, strides)?, Some(&options))
+    }
+
+    /// Has torch stack `tensors`.
+    ///
+    /// # Errors
+    /// The error that torch raises.
+    pub(crate) fn stack<'py>(&self, tensors: &[Bound<'py, PyAny>]) -> PyResult<Bound<'py, PyAny>> {
+        let py = tensors[0].py();
+        self.stack.bind(py).call1((PyList::new(py, tensors)?,))
     }
 
     /// Has torch stack `tensors` into `out`.

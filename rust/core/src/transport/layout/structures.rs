@@ -24,10 +24,13 @@ pub(super) struct WorkerHeader {
     pub(super) resident: AtomicU64,
 }
 
-/// Counts the work of one worker: written by the worker, read by any process, exact only while the worker is idle.
+/// Counts the work of one worker in an epoch: written by the worker, read by any process, exact only while the worker is
+/// idle.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct Counters {
+    /// Epochs that the worker has begun behind its first one.
+    epoch: AtomicU64,
     /// Batches committed.
     pub batches: AtomicU64,
     /// Storages that collate had already written into the slot.
@@ -41,10 +44,12 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// The figures, with their names.
+    /// The figures of an epoch, with their names. They are zero until the worker has begun it.
     #[must_use]
-    pub fn read(&self) -> [(&'static str, u64); 5] {
-        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    pub fn read(&self, epoch: u64) -> [(&'static str, u64); 5] {
+        // ORDERING epoch: acquires the zeros that `begin_epoch` stored before.
+        let is_begun = self.epoch.load(Ordering::Acquire) == epoch;
+        let get = |counter: &AtomicU64| if is_begun { counter.load(Ordering::Relaxed) } else { 0 };
         [
             ("batches", get(&self.batches)),
             ("in_place", get(&self.in_place)),
@@ -54,8 +59,21 @@ impl Counters {
         ]
     }
 
+    /// Begins another epoch, in the worker.
+    pub fn begin_epoch(&self) {
+        self.zero();
+        // ORDERING epoch: releases the zeros to `read`.
+        self.epoch.fetch_add(1, Ordering::Release);
+    }
+
+    /// Begins the first epoch again. No worker is left to see it.
     pub(super) fn clear(&self) {
-        let Self { batches, in_place, copied, pickled, oversize } = self;
+        self.zero();
+        self.epoch.store(0, Ordering::Relaxed);
+    }
+
+    fn zero(&self) {
+        let Self { epoch: _, batches, in_place, copied, pickled, oversize } = self;
         for counter in [batches, in_place, copied, pickled, oversize] {
             counter.store(0, Ordering::Relaxed);
         }

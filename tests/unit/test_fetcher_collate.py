@@ -1,4 +1,4 @@
-"""``default_collate`` in a worker's thread: what is native, what is left to torch, whose memory it is."""
+"""``default_collate`` of a fetcher, in a thread and without workers: its native parts, and torch's parts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ import ringloader._native as _native
 from parity.describe import describe, difference
 from ringloader import DataLoader
 from ringloader._torch import collating, internals
-from ringloader._worker import thread as worker
+from ringloader._worker import fetcher_collate as collate
+from ringloader._worker import thread
 
 IMAGE = torch.arange(3 * 8 * 8, dtype=torch.uint8).reshape(3, 8, 8)
 Point = collections.namedtuple("Point", "x y")
@@ -29,8 +30,8 @@ def in_worker(function: Callable[[], Any]) -> Any:
     """Returns what a function returns in a thread that is a worker."""
 
     def work() -> Any:
-        worker.put_worker_info_in_place()
-        worker.become_worker(0, 0, 1, None)
+        thread.put_worker_info_in_place()
+        thread.become_worker(0, 0, 1, None)
         return function()
 
     with concurrent.futures.ThreadPoolExecutor(1) as threads:
@@ -45,6 +46,7 @@ def refuse(_: Any) -> Any:
     raise RefusedError
 
 
+NUMPYS = [np.int8, np.int16, np.int32, np.int64, np.longlong, np.uint8, np.float32, np.float64]
 NATIVE = [
     [(IMAGE, 1), (IMAGE, 2)],
     [torch.tensor([[1, 2], [3, 4]]).t()] * 3,
@@ -63,12 +65,71 @@ NATIVE = [
     [1, 2.5],
     [True, False],
     ["a", "b"],
+    *([(kind(3), {"one": kind(120)}), (kind(0), {"one": kind(5)})] for kind in NUMPYS),
+    [np.float64("nan"), np.float64("-inf")],
+    [np.float32(1 / 3), np.float32("-0.0")],
+    [np.int64(-(2**63)), np.int64(2**63 - 1)],
 ]
 
 
 @pytest.mark.parametrize("batch", NATIVE, ids=itertools.count())
+def test_common_samples_are_native_and_equal_without_workers(batch):
+    made = collate.Collation(refuse)(batch)
+    assert difference(describe(default_collate(batch)), describe(made)) == ""
+
+
+# Without workers torch keeps no stack contiguous, and none of the first one's type.
+@pytest.mark.parametrize(
+    "batch",
+    [
+        [torch.ones(2), torch.ones(2, dtype=torch.int64)],
+        [torch.ones(2, dtype=torch.int32), torch.ones(2, dtype=torch.float64)],
+        [torch.rand(2, 3, 4, 4).contiguous(memory_format=torch.channels_last)] * 2,
+        [np.uint64(1), np.uint64(2)],
+        [np.bool_(True), np.bool_(False)],
+        [np.float16(0.5), np.float16(2)],
+        [np.float32(0.5), np.int64(2)],
+        [np.datetime64("2020-01-01")],
+        [np.str_("text")],
+        [torch.ones(2, requires_grad=True), torch.ones(2)],
+        [torch.ones(2), torch.ones(3)],
+        [torch.eye(2).to_sparse()] * 2,
+        [torch.complex(torch.ones(2), torch.ones(2)).conj()] * 2,
+        [np.zeros(2), np.zeros(2, np.float32)],
+        [np.zeros(2)[::-1]] * 2,
+        [(1, None), (2, None)],
+        [Point(1, torch.ones(2)), Point(2, torch.ones(2))],
+        [{"a": 1}, {"b": 1}],
+    ],
+    ids=itertools.count(),
+)
+def test_loaders_without_workers_give_what_torchs_give(batch):
+    found = []
+    for loader_class in (torch_dataloader.DataLoader, DataLoader):
+        try:
+            (made,) = loader_class(batch, batch_size=len(batch))
+            found.append(describe(made))
+        except Exception as error:
+            found.append((type(error), str(error)))
+    assert found[0] == found[1]
+
+
+def test_a_loader_within_a_worker_of_torchs_makes_shared_memory_as_there():
+    inner = DataLoader([torch.ones(2), torch.ones(2)], batch_size=2)
+
+    class Outer(torch.utils.data.Dataset):
+        def __len__(self):
+            return 1
+
+        def __getitem__(self, _):
+            return next(iter(inner)).is_shared()
+
+    assert list(torch_dataloader.DataLoader(Outer(), batch_size=None, num_workers=1)) == [True]
+
+
+@pytest.mark.parametrize("batch", NATIVE, ids=itertools.count())
 def test_common_samples_are_native_and_equal(batch):
-    made = in_worker(lambda: worker.Collation(refuse)(batch))
+    made = in_worker(lambda: collate.Collation(refuse)(batch))
     expected = in_worker(lambda: default_collate(batch))
     assert difference(describe(expected), describe(made)) == ""
 
@@ -91,18 +152,18 @@ def test_common_samples_are_native_and_equal(batch):
 )
 def test_others_are_torchs_matter(batch):
     with pytest.raises(RefusedError):
-        in_worker(lambda: worker.Collation(refuse)(batch))
+        in_worker(lambda: collate.Collation(refuse)(batch))
 
 
 def test_gradients_are_torchs_matter():
     batch = [torch.ones(2), torch.ones(2, requires_grad=True)]
     with pytest.raises(RefusedError):
-        in_worker(lambda: worker.Collation(refuse)(batch))
+        in_worker(lambda: collate.Collation(refuse)(batch))
 
 
 def test_batches_have_memory_of_their_own():
     samples = [(torch.zeros(4), np.zeros(4), 0) for _ in range(3)]
-    collation = worker.Collation(refuse)
+    collation = collate.Collation(refuse)
     first = in_worker(lambda: collation(samples))
     for tensor, array, _ in samples:
         tensor.fill_(1)
@@ -117,7 +178,7 @@ def test_batches_have_memory_of_their_own():
 
 
 def test_a_function_that_was_replaced_is_called(monkeypatch):
-    collation = worker.Collation(default_collate)
+    collation = collate.Collation(default_collate)
     real, calls = torch.stack, []
     monkeypatch.setattr(torch, "stack", lambda *args, **options: (calls.append(1), real(*args, **options))[1])
     assert in_worker(lambda: collation([torch.ones(2)] * 2)).shape == (2, 2)
@@ -126,7 +187,7 @@ def test_a_function_that_was_replaced_is_called(monkeypatch):
 
 def test_a_type_that_others_taught_is_theirs(monkeypatch):
     monkeypatch.setitem(collating.collate_fn_map, dict, lambda _, **__: "theirs")
-    collation = worker.Collation(default_collate)
+    collation = collate.Collation(default_collate)
     assert in_worker(lambda: collation([{"a": 1}])) == "theirs"
 
 
@@ -142,13 +203,13 @@ class Rows(torch.utils.data.Dataset[Any]):
 
 def test_a_loader_uses_it_and_torchs_errors_come(monkeypatch):
     made = []
-    real = worker.Collation.__call__
+    real = collate.Collation.__call__
 
     def call(self: Any, batch: Any) -> Any:
         made.append(self._native(batch) is not None)
         return real(self, batch)
 
-    monkeypatch.setattr(worker.Collation, "__call__", call)
+    monkeypatch.setattr(collate.Collation, "__call__", call)
     iterator = iter(DataLoader(Rows(), batch_size=2, num_workers=1, worker_method="thread"))
     assert [next(iterator)[1].tolist() for _ in range(2)] == [[0, 1], [2, 3]]
     with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size"):
@@ -160,6 +221,6 @@ def test_a_loader_uses_it_and_torchs_errors_come(monkeypatch):
 
 def test_a_collate_fn_of_the_users_stays():
     fetcher = internals.create_fetcher(torch_dataloader._DatasetKind.Map, Rows(), True, refuse, False)
-    worker.collate_natively(fetcher)
+    collate.put_native(fetcher)
     assert fetcher.collate_fn is refuse
     assert not isinstance(collating.collate_of_columns(), _native.Collate)
