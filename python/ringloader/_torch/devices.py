@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import torch
@@ -115,6 +115,11 @@ def copies_many(device_type: str) -> bool:
     if key_for is None or has_kernel is None:
         return False
     return bool(has_kernel("aten::_foreach_copy_", key_for(device_type)))
+
+
+def copy_many(into: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    """Issues copies on the current stream, in one call of the device."""
+    torch._foreach_copy_(into, sources, non_blocking=True)
 
 
 @contextlib.contextmanager
