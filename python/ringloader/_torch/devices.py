@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from typing import Any
 
 import torch
@@ -117,7 +117,7 @@ def copies_many(device_type: str) -> bool:
     return bool(has_kernel("aten::_foreach_copy_", key_for(device_type)))
 
 
-def copy_many(into: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+def copy_many(into: list[torch.Tensor], sources: tuple[torch.Tensor, ...]) -> None:
     """Issues copies on the current stream, in one call of the device."""
     torch._foreach_copy_(into, sources, non_blocking=True)
 
