@@ -2,7 +2,8 @@
 # What is published: the source distribution and the wheel that is built from it.
 #
 #   ci/wheel.sh build TOOLS [ARGUMENTS]  both into build/dist; the arguments go to maturin
-#   ci/wheel.sh check TOOLS              what must hold of all that lies in build/dist
+#   ci/wheel.sh check TOOLS [--release]  what must hold of all that lies in build/dist; --release: it is to be
+#                                        published
 #   ci/wheel.sh run PYTHON [SITE]        a new environment of PYTHON runs the wheel, without cargo; torch comes
 #                                        from SITE, a folder of packages, or from an index (TORCH_INDEX=<url>)
 #
@@ -30,7 +31,7 @@ build() {
 
 check() {
   local tools=$1 wheel arch
-  "$tools/python" ci/check_dist.py "$DIST"
+  "$tools/python" ci/check_dist.py "$DIST" "${@:2}"
   "$tools/twine" check --strict "$DIST"/*
   for wheel in "$DIST"/*.whl; do
     arch=${wheel##*"$GLIBC"_} arch=${arch%.whl}
@@ -73,5 +74,5 @@ run() {
 
 case "${1:-}" in
   build | check | run) "$@" ;;
-  *) sed -n '2,9s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+  *) sed -n '2,10s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
 esac

@@ -25,6 +25,7 @@ DEFAULT_LIMIT_S = 60.0
 # Files whose tests are about how workers start.
 _ABOUT_SPAWN = {
     "test_iteration.py",
+    "test_notebooks.py",
     "test_shared_args.py",
     "test_spawn_server.py",
     "test_spawned.py",

@@ -7,6 +7,7 @@ import importlib.util
 import os
 import sys
 
+import ringloader
 from ringloader._options import naming
 from ringloader._options.table import TABLE
 from ringloader._patch import on_import, run
@@ -22,12 +23,15 @@ docs/without-changing-code.md.
 def main() -> None:
     """Parses the command line and runs what it names."""
     parser = argparse.ArgumentParser(prog="python -m ringloader", description=__doc__.partition(": ")[2])
+    parser.add_argument("--version", action="store_true", help="prints the version of ringloader")
     commands = parser.add_subparsers(title="commands", metavar="run|doctor")
-    commands.add_parser(
+    doctor = commands.add_parser(
         "doctor",
         help="prints what this machine, this Python and this torch mean for ringloader",
         description="Prints what a bug report needs. The exit status is 1 if something is wrong.",
-    ).set_defaults(doctor=True)
+    )
+    doctor.add_argument("--json", action="store_true", help="as JSON, for programs")
+    doctor.set_defaults(doctor=True)
     command = commands.add_parser(
         "run",
         help="runs a program with ringloader installed",
@@ -35,23 +39,28 @@ def main() -> None:
         usage="python -m ringloader run [options] (SCRIPT | -m MODULE) [arguments ...]",
         allow_abbrev=False,
     )
-    for name in TABLE:
+    for name, about in TABLE.items():
+        offered = about.is_text and about.instead is None
         command.add_argument(
             f"--{name.replace('_', '-')}",
             type=naming.value_of,
             default=argparse.SUPPRESS,
             metavar="VALUE",
-            help="as the argument of ringloader.DataLoader",
+            # One that is not offered gets an error that says why.
+            help="as the argument of ringloader.DataLoader" if offered else argparse.SUPPRESS,
         )
     command.add_argument("-m", dest="is_module", action="store_true", help="a module, as with python -m")
     command.add_argument("program", help="file, folder, zip file or module")
     command.add_argument("arguments", nargs=argparse.REMAINDER, help="the program's own arguments")
     given = vars(parser.parse_args())
+    if given.pop("version"):
+        sys.stdout.write(f"ringloader {getattr(ringloader, '__version__', '(not installed as a package)')}\n")
+        return
     if not given:
         parser.print_help()
         return
     if given.pop("doctor", False):
-        _print_diagnosis()
+        _print_diagnosis(given["json"])
         return
     program, arguments = given.pop("program"), given.pop("arguments")
     is_module = given.pop("is_module")
@@ -70,11 +79,15 @@ def main() -> None:
         run.run_script(program, arguments)
 
 
-def _print_diagnosis() -> None:
+def _print_diagnosis(as_json: bool) -> None:
+    import dataclasses
+    import json
+
     from ringloader._doctor.doctor import doctor
 
     found = doctor()
-    sys.stdout.write(f"{found}\n")
+    text = json.dumps(dataclasses.asdict(found), indent=2) if as_json else str(found)
+    sys.stdout.write(f"{text}\n")
     sys.exit(bool(found.problems))
 
 

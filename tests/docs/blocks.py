@@ -67,7 +67,10 @@ class Page:
 
 def pages() -> list[Page]:
     """Every document that a user reads."""
-    roots = [ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+    roots = [
+        ROOT / name
+        for name in ("README.md", "DESCRIPTION.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")
+    ]
     found = [*roots, ROOT / "benches/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     return [read(path) for path in found]
 

@@ -410,7 +410,7 @@ def test_the_log_says_it_once_and_then_seldom(caplog: pytest.LogCaptureFixture) 
         numbers(DataLoader(Some(40, *range(1, 30)), batch_size=4, on_error="skip"))
     said = [record.message for record in caplog.records if "on_error" in record.message]
     assert [text.split(" was ")[0] for text in said] == [
-        f"on_error: the sample at index {number}" for number in (1, 10)
+        f"ringloader: on_error: the sample at index {number}" for number in (1, 10)
     ]
     assert (
         "the sample at index 1 was skipped: BadError: (1, 'truncated') (bad samples of this epoch so far: 1; "

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from faults.script import run_script
+from ringloader._log import mib
 
 pytestmark = pytest.mark.rings_only
 
@@ -209,7 +210,7 @@ def test_address_space(method: str, rooms: list[int], tmp_path: Path) -> None:
         if path == "native":
             assert int(segment) <= int(room) // 2 + (40 << 20), out
         else:
-            assert f"RLIMIT_AS (ulimit -v) is {limit} bytes" in reason
+            assert f"RLIMIT_AS (ulimit -v) is {mib(int(limit))}" in reason
 
 
 def test_file_size(tmp_path: Path) -> None:
@@ -227,7 +228,7 @@ def test_file_size(tmp_path: Path) -> None:
     )
     first, second = out.splitlines()
     assert first.startswith("native"), out
-    assert second.startswith("torch") and "RLIMIT_FSIZE (ulimit -f) is 1048576 bytes" in second, out
+    assert second.startswith("torch") and "RLIMIT_FSIZE (ulimit -f) is 1 MiB" in second, out
 
 
 IN_FLIGHT = """

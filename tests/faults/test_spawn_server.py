@@ -115,7 +115,7 @@ def test_a_server_that_is_killed_while_it_imports(loader_class, caplog):
     assert not from_server(loader)
     assert not from_server(spawned(loader_class))
     (said,) = [record.getMessage() for record in caplog.records]
-    assert said.startswith("workers are spawned one by one: ")
+    assert said.startswith("ringloader: workers are spawned one by one: ")
 
 
 @pytest.mark.rings_only

@@ -43,7 +43,9 @@ class Collect(logging.Handler):
 
     def emit(self, record):
         text = record.getMessage()
-        if text.startswith("DataLoader has waited") and all(re.search(one, text, re.M) for one in self.words):
+        if text.startswith("ringloader: DataLoader has waited") and all(
+            re.search(one, text, re.M) for one in self.words
+        ):
             self.texts.append(text)
             if len(self.texts) == self.after:
                 self.then()

@@ -280,7 +280,9 @@ def test_a_wrapper_around_the_hook_gets_our_iterator(
         ringloader.uninstall()
         assert path_of(loader) == "torch"
         (record,) = caplog.records
-        assert record.message.startswith("torch.utils.data.DataLoader._get_iterator was replaced, so torch")
+        assert record.message.startswith(
+            "ringloader: torch.utils.data.DataLoader._get_iterator was replaced, so torch"
+        )
         assert theirs.asked == [loader, loader]
         monkeypatch.undo()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import zipfile
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from install.python import STATE, Python
 from install.test_environment import CHILDREN
+from ringloader._options.table import TABLE
 
 pytestmark = pytest.mark.rings_only
 
@@ -129,6 +131,16 @@ def test_without_a_command_the_usage_is_printed(fake_torch: Python, without_hook
     assert done.returncode == 0
     for python, answer in ((fake_torch, "which here it is;"), (without_hook, "which here it is not;")):
         assert answer in " ".join(python.run("-m", "ringloader", "run", "-h").stdout.split())
+
+
+def test_only_options_that_a_text_can_give_are_offered(fake_torch: Python) -> None:
+    offered = set(re.findall(r"--([a-z-]+) VALUE", fake_torch.run("-m", "ringloader", "run", "-h").stdout))
+    hidden = {name for name in TABLE if name.replace("_", "-") not in offered}
+    assert hidden == {"device_transform", "worker_pool", "worker_reset_fn", "worker_prefetch", "last_batch"}
+    for name in sorted(hidden):
+        done = fake_torch.run("-m", "ringloader", "run", f"--{name.replace('_', '-')}=4", "program.py")
+        assert done.returncode == 2
+        assert f"{name} must be" in done.stderr or f"cannot take {name}: pass it to DataLoader" in done.stderr
 
 
 @pytest.mark.parametrize("install", [None, "0", "max_shared_bytes=5"])

@@ -229,7 +229,7 @@ def _compared(name: str, moment: str) -> dict[str, Any]:
     from ringloader._torch import select_path
 
     said: list[str] = []
-    select_path._logger.addHandler(_Kept(said))
+    select_path.logger.addHandler(_Kept(said))
     iterable = "Iterable" in name
     arguments: dict[str, Any] = {"batch_size": 2, "num_workers": 1, "shuffle": not iterable}
     arguments["persistent_workers"] = moment.endswith("persistent workers")

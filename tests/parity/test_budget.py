@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import time
 import warnings
 
@@ -71,7 +72,11 @@ def test_oversize_batches_travel_and_say_so_once(loader_class, size, caplog):
     said = [str(warning.message) for warning in caught] + [entry.getMessage() for entry in caplog.records]
     told = [text for text in said if "max_shared_bytes" in text]
     assert len(told) == 1, said
-    assert any(character.isdigit() for character in told[0])
+    assert told[0].startswith(
+        f"ringloader: a batch of {size // MEBI} MiB is larger than half of its worker's 4 MiB"
+    )
+    enough = re.search(r"pass max_shared_bytes=(\d+ \* 2\*\*20), or", told[0])
+    assert eval(enough[1]) >= 2 * 2 * size
 
 
 @pytest.mark.rings_only

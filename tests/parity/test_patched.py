@@ -60,7 +60,7 @@ def wrongs(answer):
     if goes_on and answer["name"] not in NATIVE:
         # Persistent workers that run go on as they began: the batches are the same, the calls need not be.
         ours, torchs = ([epoch[0] for epoch in epochs[:2]] for epochs in (ours, torchs))
-    said = [] if is_native else [f"{answer['reason']}, so torch's own loader runs"]
+    said = [] if is_native else [f"ringloader: {answer['reason']}, so torch's own loader runs"]
     expected = (torchs, "native" if is_native else "torch", said)
     found = (ours, answer["path"], answer["said"])
     return "" if found == expected else f"{found}, expected {expected}"

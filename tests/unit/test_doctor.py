@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import random
 import resource
@@ -127,3 +129,15 @@ def test_the_command_prints_it_and_says_whether_something_is_wrong() -> None:
     )
     assert limited.returncode == 1, limited.stdout + limited.stderr
     assert "problem: A loader with workers does not run here." in limited.stdout
+
+
+def test_as_json_it_is_the_same() -> None:
+    command = [sys.executable, "-m", "ringloader", "doctor", "--json"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    told = json.loads(ran.stdout)["findings"]
+    assert [set(one) for one in told] == [{"subject", "value", "verdict", "meaning"}] * len(told)
+    here = {one.subject: dataclasses.asdict(one) for one in software.findings()}
+    assert {one["subject"]: one for one in told if one["subject"] in ("ringloader", "python", "torch")} == {
+        name: here[name] for name in ("ringloader", "python", "torch")
+    }

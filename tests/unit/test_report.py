@@ -209,7 +209,7 @@ def test_a_replaced_iterator_class_takes_effect(monkeypatch, caplog):
     assert ringloader.report(loader).path == "torch"
     said = "torch.utils.data.dataloader._MultiProcessingDataLoaderIter was replaced"
     assert ringloader.report(loader).reason == said
-    assert caplog.messages == [f"{said}, so torch's own loader runs"], "said once"
+    assert caplog.messages == [f"ringloader: {said}, so torch's own loader runs"], "said once"
 
 
 def test_a_replaced_get_iterator_takes_effect(monkeypatch):
@@ -313,7 +313,7 @@ def test_a_replaced_method_of_the_iterator_means_torch(monkeypatch, caplog, name
     report = ringloader.report(loader)
     assert report.path == "torch"
     assert report.reason.endswith(f".{name} was replaced")
-    assert caplog.messages == [f"{report.reason}, so torch's own loader runs"], "said once"
+    assert caplog.messages == [f"ringloader: {report.reason}, so torch's own loader runs"], "said once"
     monkeypatch.undo()
     assert len(list(loader)) == 3
     assert ringloader.report(loader).path == "native", "looked at anew for each iterator"

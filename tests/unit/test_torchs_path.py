@@ -124,7 +124,7 @@ def test_what_changes_no_batch_is_left_out_and_that_is_said_once(options, name, 
     for _ in range(2):
         loader = made(**options)
         assert taken(loader) == taken(loader) == list(range(6))
-    assert said() == [f"{name} has no effect where torch's own loader runs"]
+    assert said() == [f"ringloader: {name} has no effect where torch's own loader runs"]
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ import ringloader._native as _native
 from ringloader._common import held_memory
 from ringloader._dispatch import dataset, stream
 from ringloader._dispatch.consumers import WHERE, Consumer, Holding
-from ringloader._start import spawn, stuck
+from ringloader._start import main_module, spawn, stuck
 from ringloader._torch import internals
 
 # Bytes that items may take in the dispatching process, where a share is less.
@@ -72,6 +72,9 @@ class Dispatching:
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             arguments = (source._source, _SentSocket(theirs), workers, share, os.getpid(), most_held)
+            look = main_module.look_for(context)
+            if look is not None:
+                arguments = look.at(source._source), *arguments[1:]
             made = context.Process(target=run_dispatcher, args=arguments)
             made.daemon = True
             self._process = spawn.by_server(made)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
+from ringloader._log import logger
 from ringloader._options import overdue
 from ringloader._transport.processes import ProcessTransport
-
-_logger = logging.getLogger("ringloader")
 
 
 class Restarting:
@@ -76,7 +74,7 @@ class Restarting:
         code = lost.exitcode
         how = f"was killed by signal {-code}" if code is not None and code < 0 else f"exited with code {code}"
         where = "outside of a batch" if in_hand is None else f"in {overdue.batch(*in_hand[1:])}"
-        _logger.warning(
+        logger.warning(
             "DataLoader worker %d (pid %s) %s %s; it is restarted, and its tasks are done again "
             "(%d more restarts in this epoch)",
             worker,

@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import gc
 import inspect
-import logging
 import operator
 import os
 import reprlib
@@ -27,6 +26,7 @@ from torch.utils.data import get_worker_info
 
 from ringloader._common import whole_errors
 from ringloader._common.weak_registry import WeakRegistry
+from ringloader._log import logger
 from ringloader._options import sent_bad_samples
 from ringloader._options.checks import THREAD
 from ringloader._options.table import Options
@@ -368,8 +368,6 @@ def _with_causes(error: BaseException, outer: BaseException | None) -> list[Base
     return found
 
 
-_logger = logging.getLogger("ringloader")
-
 # The bad samples of the epoch that a loader began last.
 _bad_samples_of: WeakRegistry[list[BadSample]] = WeakRegistry()
 
@@ -473,7 +471,7 @@ class Collecting:
         return too_many
 
     def _say(self, bad: BadSample) -> None:
-        _logger.warning(
+        logger.warning(
             "on_error: the %s %s was %s: %s: %.500s (bad samples of this epoch so far: %d%s)",
             "batch of indices" if isinstance(bad.index, list) else "sample at index",
             reprlib.repr(bad.index),

@@ -29,6 +29,7 @@ class About:
         check: Raises for a value of the wrong type or out of range; is called with the name and the value.
         on_torchs: The fate of the option where torch's own loader runs whole.
         instead: For an option of the constructor only, what to do where there is no constructor.
+        is_text: False for an option that no text can give.
         is_called_in_workers: True for a function that workers call: the processes of a pool hold it.
     """
 
@@ -38,6 +39,7 @@ class About:
     check: Callable[[str, Any], None]
     on_torchs: OnTorchs
     instead: str | None = None
+    is_text: bool = True
     is_called_in_workers: bool = False
 
 
@@ -90,6 +92,7 @@ class Options:
         "batch. Not as text.",
         check=checks.callable_or_none,
         on_torchs="works",
+        is_text=False,
     )
     # A `ringloader.WorkerPool`: its module needs torch.
     worker_pool: Any = _option(
@@ -99,6 +102,7 @@ class Options:
         line="A pool of workers that several loaders share; [details](pools.md). Not as text.",
         check=checks.worker_pool,
         on_torchs="works",
+        is_text=False,
     )
     worker_prefetch: int | None = _option(
         None,
@@ -148,6 +152,7 @@ class Options:
         "that epoch; [details](epochs.md#when-an-epoch-begins). Not as text.",
         check=checks.callable_or_none,
         on_torchs="is an error",
+        is_text=False,
         is_called_in_workers=True,
     )
     reseed_workers: bool = _option(

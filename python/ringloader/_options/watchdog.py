@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
 import time
@@ -11,12 +10,11 @@ from collections.abc import Iterable, Sequence
 from textwrap import indent
 from typing import Any, Protocol
 
+from ringloader._log import logger
 from ringloader._options import overdue, stacks
 from ringloader._options.overdue import Late
 from ringloader._worker import loop
 from ringloader._worker.options import Fetcher, WorkerOption
-
-_logger = logging.getLogger("ringloader")
 
 # Workers that a message describes at most.
 _MOST_WORKERS = 8
@@ -76,7 +74,7 @@ class Watchdog:
         if more > 0:
             texts[_MOST_WORKERS:] = [f"and {more} other workers owe batches"]
         what = "\n".join(texts) or "no worker owes one"
-        _logger.warning("DataLoader has waited %.1f s for a batch:\n%s", seconds, what)
+        logger.warning("DataLoader has waited %.1f s for a batch:\n%s", seconds, what)
 
     def add_notes(self, error: BaseException, workers: Sequence[Any], late: Iterable[Late]) -> None:
         """Adds the same descriptions of late workers to the error of a timeout."""
@@ -138,7 +136,7 @@ def watch_processes(
         told = stacks.Stacks(workers, notes=seconds is not None)
     except OSError as error:
         # The file of a stack is no reason not to begin.
-        _logger.debug("no stacks of workers can be had: %s", error)
+        logger.debug("no stacks of workers can be had: %s", error)
         return Watchdog(seconds, None, turn_is_known), ()
     return Watchdog(seconds, WatchedProcesses(told), turn_is_known), (told.option,)
 

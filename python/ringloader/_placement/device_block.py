@@ -57,7 +57,7 @@ class Block:
         block = self._new_block()
         block.copy_(staging, non_blocking=True)
         for parts in self._parts:
-            torch._foreach_copy_(parts.flat(tensors), parts.of(block), non_blocking=True)
+            devices.copy_many(parts.flat(tensors), parts.of(block))
 
     def _new_block(self) -> torch.Tensor:
         """Returns memory of the current stream, which alone uses it: what is next in it comes behind that."""

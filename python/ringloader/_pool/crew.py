@@ -17,6 +17,7 @@ import ringloader._native as _native
 from ringloader._pool.objects import Entry, Parcel, PoolObjects
 from ringloader._pool.process import Assigned, LostError, PoolProcess
 from ringloader._start import spawn, stuck
+from ringloader._start.main_module import Look, look_for
 from ringloader._start.pickled import NotForAllError
 from ringloader._start.processes import preload_fork_server
 
@@ -29,8 +30,17 @@ _LOST_AT_MOST = 3
 class Lease:
     """The processes that an iterator has on lease."""
 
-    def __init__(self, crew: Crew, loader: Any, processes: list[PoolProcess], entries: list[Entry]) -> None:
+    def __init__(
+        self,
+        crew: Crew,
+        loader: Any,
+        processes: list[PoolProcess],
+        entries: list[Entry],
+        look: Look | None = None,
+    ) -> None:
         self._crew = crew
+        # Looks through what is sent; None if nothing need be looked for.
+        self._look = look
         self._loader = weakref.ref(loader)
         self._entries = entries
         # Workers that have no process that is at work yet.
@@ -66,7 +76,7 @@ class Lease:
             process = self._next(is_again)
             try:
                 self._pickle_for(process)
-                process.assign(self._entries, work)
+                process.assign(self._entries, work, self._look)
             except LostError:
                 is_again, self._lost = True, process.process.pid
                 self._take(process)
@@ -121,6 +131,8 @@ class Lease:
                 except NotForAllError:
                     entry.is_for_each = True
                 else:
+                    if self._look is not None:
+                        parcel.pickled.show(self._look.through)
                     self._crew.add(parcel)
 
     def close(self) -> None:
@@ -246,12 +258,13 @@ class Crew:
     def lend(self, loader: Any) -> Lease:
         """Processes for an iterator of ``loader``: those that are idle, and new ones for the rest."""
         context = self.context
+        look = look_for(context, "start_method='fork' to the WorkerPool")
         preload_fork_server(context)
         spawn.prepare(self)
         _look_up_torch()
         with self._held():
             entries = self._check_in(loader)
-            return Lease(self, loader, self._find(loader.num_workers, entries), entries)
+            return Lease(self, loader, self._find(loader.num_workers, entries), entries, look)
 
     def lend_more(
         self, lease: Lease, loader: Any, count: int, moment: int | None = None, may_differ: bool = False

@@ -16,6 +16,7 @@ from ringloader._common import memory_file
 from ringloader._pool import main as pooled
 from ringloader._pool.objects import Entry, Parcel
 from ringloader._start import spawn, stuck
+from ringloader._start.main_module import Look
 
 # Seconds between two looks whether a process that is waited for has left or ended.
 _LOOK = 0.05
@@ -85,13 +86,14 @@ class PoolProcess:
             else:
                 self.process.kill()
 
-    def assign(self, entries: Sequence[Entry], work: tuple[Any, ...]) -> None:
+    def assign(self, entries: Sequence[Entry], work: tuple[Any, ...], look: Look | None = None) -> None:
         """Sends an assignment.
 
         Args:
             entries: What its loader has: sent by number where the process holds it, and first where not.
                 Each has a parcel by now, or is for each process.
             work: What the process is to do.
+            look: Looks through the pickles, and may raise; None if nothing need be looked for.
 
         Raises:
             LostError: If the process has ended.
@@ -112,10 +114,13 @@ class PoolProcess:
         context.set_spawning_popen(sending)  # type: ignore[arg-type]
         try:
             _Pickler(file, held).dump(numbered)
+            begin = file.tell()
             _Pickler(file, held).dump((for_each, work))
         finally:
             context.set_spawning_popen(before)
         data = file.getvalue()
+        if look is not None:
+            look.through(data[begin:])
         if len(data) <= pooled.MOST_BYTES:
             self._send(pooled.ASSIGN + data, sending.fds)
         else:

@@ -51,7 +51,7 @@ class Pickled:
     """
 
     def __init__(self, things: Iterable[object], refer: Callable[[object], int | None] | None = None) -> None:
-        if not _pickles_as_usual():
+        if not pickles_as_usual():
             raise NotForAllError
         self._pickle = _Memory()
         self._arrays = _Memory()
@@ -84,6 +84,11 @@ class Pickled:
         fds = {number: reduction.DupFd(fd) for number, fd in self._fds.items()}
         return Sent, (reduction.DupFd(self._pickle.fd), arrays, fds, self._count)
 
+    def show(self, look: Callable[[mmap.mmap], None]) -> None:
+        """Calls ``look`` with the pickles, one behind the other."""
+        with mmap.mmap(self._pickle.fd, 0, mmap.MAP_PRIVATE, mmap.PROT_READ) as memory:
+            look(memory)
+
     def close(self) -> None:
         """Gives back what the processes that were sent it hold themselves."""
         self._pickle.close()
@@ -92,7 +97,7 @@ class Pickled:
         self._kept.clear()
 
 
-def _pickles_as_usual() -> bool:
+def pickles_as_usual() -> bool:
     """True if multiprocessing's pickling is its own: some replace it by one that can pickle more."""
     parts = (reduction.ForkingPickler, reduction.dump, reduction.DupFd)
     own = getattr(context, "reduction", None) is reduction

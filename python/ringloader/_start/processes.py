@@ -77,7 +77,14 @@ def preload_fork_server(context: Any) -> None:
     if context.get_start_method() != "forkserver":
         return
     server = getattr(forkserver, "_forkserver", None)
-    if getattr(server, "_forkserver_pid", 0) is None and getattr(server, "_preload_modules", None) == [
-        "__main__"
-    ]:
+    if getattr(server, "_forkserver_pid", 0) is None and _preloaded() == ["__main__"]:
         context.set_forkserver_preload(_PRELOADED)
+
+
+def is_preload_the_programs() -> bool:
+    """True if the program has said what the fork server imports."""
+    return _preloaded() not in (["__main__"], _PRELOADED)
+
+
+def _preloaded() -> list[str] | None:
+    return getattr(getattr(forkserver, "_forkserver", None), "_preload_modules", None)

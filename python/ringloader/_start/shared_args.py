@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from multiprocessing import context
 from typing import Any
 
+from ringloader._start.main_module import Look
 from ringloader._start.pickled import NotForAllError, Pickled, Sent
 
 # Arguments of these types may differ from worker to worker: they refer to nothing that is shared.
@@ -36,9 +37,13 @@ class Shared:
     """The arguments that are the same for all workers of an iterator, in memory until :meth:`close`.
 
     They are pickled when the first worker starts, so what this raises is raised where torch's pickling would.
+
+    Args:
+        look: Looks through the pickle, and may raise; None if nothing need be looked for.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, look: Look | None = None) -> None:
+        self._look = look
         self._first: tuple[Any, ...] | None = None
         self._for_each = False
         self._pickled: Pickled | None = None
@@ -50,6 +55,8 @@ class Shared:
         if self._first is None:
             try:
                 self._pickled = Pickled((arguments,))
+                if self._look is not None:
+                    self._pickled.show(self._look.through)
             except NotForAllError:
                 self.close()
                 return None

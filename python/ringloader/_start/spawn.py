@@ -13,7 +13,6 @@ import functools
 import gc
 import importlib.metadata
 import io
-import logging
 import os
 import signal
 import sys
@@ -27,6 +26,7 @@ import numpy
 import torch
 
 from ringloader._common.weak_registry import WeakRegistry
+from ringloader._log import logger
 
 SWITCH = "RINGLOADER_SPAWN_SERVER"
 
@@ -106,7 +106,7 @@ class _Popen(popen_forkserver.Popen):
         except (OSError, EOFError, ValueError) as error:
             # The error itself would keep this frame, and the worker.
             _failures.append(str(error))
-            logging.getLogger("ringloader").info("workers are spawned one by one: %s", *_failures[-1:])
+            logger.info("workers are spawned one by one: %s", *_failures[-1:])
             self.__class__ = popen_spawn_posix.Popen  # type: ignore[assignment]
             self.__init__(process_obj)  # type: ignore[misc]
 

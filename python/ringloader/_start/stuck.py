@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import signal
 import time
@@ -14,8 +13,7 @@ from multiprocessing import util
 from typing import Any
 
 from ringloader._common import proc
-
-_logger = logging.getLogger("ringloader")
+from ringloader._log import logger
 
 # Seconds between two looks at processes that are waited for.
 _LOOK = 0.05
@@ -158,7 +156,7 @@ class Group:
 
 def _abandon(process: Any) -> None:
     """The process ends once its system call returns. The exit of this one does not wait for that."""
-    _logger.warning(
+    logger.warning(
         "process %s was killed and has not ended within %s s: it is in a system call that cannot be "
         "interrupted (state %s), and keeps what it has mapped until that returns",
         process.pid,

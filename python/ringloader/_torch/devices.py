@@ -117,6 +117,11 @@ def copies_many(device_type: str) -> bool:
     return bool(has_kernel("aten::_foreach_copy_", key_for(device_type)))
 
 
+def copy_many(into: list[torch.Tensor], sources: tuple[torch.Tensor, ...]) -> None:
+    """Issues copies on the current stream, in one call of the device."""
+    torch._foreach_copy_(into, sources, non_blocking=True)
+
+
 @contextlib.contextmanager
 def stream_context(stream: torch.Stream) -> Generator[None]:
     """Makes a stream, and its device, the current ones of this thread.

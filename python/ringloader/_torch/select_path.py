@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import operator
 import os
 from multiprocessing import process
@@ -12,9 +11,9 @@ import torch
 import torch.multiprocessing
 
 import ringloader._native as _native
+from ringloader._log import logger
 from ringloader._torch import internals, replacements
 
-_logger = logging.getLogger("ringloader")
 _said: set[str] = set()
 
 # The variable that sends every loader to torch's own.
@@ -25,7 +24,7 @@ def say_once(text: str) -> None:
     """Logs ``text`` as a warning, once in a process."""
     if text not in _said:
         _said.add(text)
-        _logger.warning(text)
+        logger.warning(text)
 
 
 class Reason(NamedTuple):

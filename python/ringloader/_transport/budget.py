@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import resource
+
+from ringloader._log import logger, mib
 
 _SMALLEST_SHARE = 1 << 20
 
@@ -39,7 +40,7 @@ def limits_behind(error: BaseException) -> str:
         return ""
     most, _ = resource.getrlimit(getattr(resource, f"RLIMIT_{named[0]}"))
     return (
-        "" if most == resource.RLIM_INFINITY else f"; RLIMIT_{named[0]} (ulimit -{named[1]}) is {most} bytes"
+        "" if most == resource.RLIM_INFINITY else f"; RLIMIT_{named[0]} (ulimit -{named[1]}) is {mib(most)}"
     )
 
 
@@ -55,21 +56,26 @@ def say_oversize(nbytes: int, share: int, largest: int, num_workers: int) -> Non
     # Half a share holds it, with room for the table and for rounding.
     enough = num_workers * 2 * (nbytes + (1 << 20))
     if nbytes <= largest:
-        why = f"had no room beside the batches that are held or on their way in its worker's {share} bytes"
-        what = f"pass max_shared_bytes={max(enough, 2 * num_workers * share)}"
+        why = f"had no room beside the batches that are held or on their way in its worker's {mib(share)}"
+        what = f"pass max_shared_bytes={_in_mib(max(enough, 2 * num_workers * share))}"
     elif share // 2 < nbytes:
-        why = f"is larger than half of its worker's {share} bytes"
-        what = f"pass max_shared_bytes={enough}"
+        why = f"is larger than half of its worker's {mib(share)}"
+        what = f"pass max_shared_bytes={_in_mib(enough)}"
     else:
-        why = f"is larger than the {largest} bytes of address space for one batch with {num_workers} workers"
+        why = f"is larger than the {mib(largest)} of address space for one batch with {num_workers} workers"
         what = "use fewer workers or a smaller prefetch_factor"
-    logging.getLogger("ringloader").warning(
-        "a batch of %d bytes %s of shared memory, so it travels more slowly, in memory of its own; %s, "
+    logger.warning(
+        "a batch of %s %s of shared memory, so it travels more slowly, in memory of its own; %s, "
         "or use a smaller batch_size",
-        nbytes,
+        mib(nbytes),
         why,
         what,
     )
+
+
+def _in_mib(nbytes: int) -> str:
+    """Returns a size that is large enough, as a program would write it."""
+    return f"{-(-nbytes >> 20)} * 2**20"
 
 
 def say_kept(why: str) -> None:
@@ -78,7 +84,7 @@ def say_kept(why: str) -> None:
     Args:
         why: What it refused.
     """
-    logging.getLogger("ringloader").warning(
+    logger.warning(
         "memory of an iterator that is closed could not be given back: %s; it goes when its last batch does, "
         "and the processes that were forked meanwhile. Locked memory (mlockall) is not given back before; "
         "many mappings need a larger vm.max_map_count",

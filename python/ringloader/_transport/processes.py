@@ -21,7 +21,7 @@ from ringloader._options.watchdog import Watchdog, watch_processes
 from ringloader._placement import registration
 from ringloader._placement.registration import Registrations
 from ringloader._pool.crew import Lease
-from ringloader._start import processes, shared_args, spawn, stuck
+from ringloader._start import main_module, processes, shared_args, spawn, stuck
 from ringloader._torch import internals
 from ringloader._transport import budget
 from ringloader._transport.protocol import Transport
@@ -76,8 +76,10 @@ class ProcessTransport(Transport):
         self._work: dict[int, Work] = {}
         self._context = context
         self._processes: dict[int, Any] = {}
+        # A pool looks itself.
+        self._look = None if lease is not None else main_module.look_for(context)
         is_shared = lease is None and context.get_start_method() != "fork"
-        self._shared = shared_args.Shared() if is_shared else None
+        self._shared = shared_args.Shared(self._look) if is_shared else None
         self._calls = threading.RLock()
         self._tag = 0
 
@@ -102,7 +104,10 @@ class ProcessTransport(Transport):
         if self._lease is not None:
             return self._lease.worker(worker_end, work)
         sent = work if self._shared is None else shared_args.Arguments(self._shared, work)
-        return spawn.by_server(self._context.Process(target=entry.run_worker, args=(worker_end, sent)))
+        args = worker_end, sent
+        if self._look is not None:
+            args = self._look.at(worker_end), self._look.at(sent)
+        return spawn.by_server(self._context.Process(target=entry.run_worker, args=args))
 
     def call(self, worker: int, fd: int, make: Callable[[int], object]) -> bool:
         """Sends a worker a call, behind its tasks, with a descriptor, which stays the caller's.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import copy
-import logging
 import os
 import threading
 import time
@@ -16,14 +15,13 @@ import torch
 
 import ringloader._native as _native
 from ringloader._common import held_memory
+from ringloader._log import logger
 from ringloader._options.watchdog import ThreadNotes, Watchdog, WatchedThreads
 from ringloader._torch import internals, modes
 from ringloader._transport.protocol import Transport
 from ringloader._worker import thread as worker
 from ringloader._worker.loop import Work
 from ringloader._worker.options import WorkerOption
-
-_logger = logging.getLogger("ringloader")
 
 _starting = threading.Lock()
 
@@ -184,7 +182,7 @@ class ThreadTransport(Transport):
             if thread.is_alive() and thread is not threading.current_thread()
         ]
         if left:
-            _logger.warning(
+            logger.warning(
                 "%d of the worker threads are still in the dataset, and end when it returns: a thread cannot "
                 "be killed",
                 len(left),

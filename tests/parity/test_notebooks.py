@@ -1,0 +1,251 @@
+"""Classes and functions of cells: spawned workers cannot find them, which is said before they start."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from programs import client
+
+pytestmark = [pytest.mark.rings_only, pytest.mark.limit(120)]
+
+TESTS = Path(__file__).resolve().parents[1]
+
+# Each cell is run as a notebook runs it. What `told` gets comes to the test.
+SHELL = """
+    import json, sys, textwrap
+    from IPython.core.interactiveshell import InteractiveShell
+
+    shell = InteractiveShell.instance(colors="nocolor")
+    for cell in {cells!r}:
+        shell.run_cell(textwrap.dedent(cell), store_history=False).raise_error()
+"""
+
+CELL = """
+    import collections, json, multiprocessing, operator
+    import torch
+    import torch.utils.data
+    import ringloader
+    from faults.failing_datasets import Numbers
+
+    class Cell(torch.utils.data.Dataset):
+        def __len__(self):
+            return 4
+        def __getitem__(self, index):
+            return index
+
+    class Outer:
+        class Inner(Cell):
+            pass
+
+    class ByValue(Cell):
+        def __reduce__(self):
+            return list, ([0, 1, 2, 3],)
+
+    class Registered(Cell):
+        pass
+
+    multiprocessing.reduction.ForkingPickler.register(Registered, lambda one: (range, (4,)))
+
+    Pair = collections.namedtuple("Pair", "first second")
+
+    class Source(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter(range(4))
+
+    def same(samples):
+        return samples
+
+    def reset(dataset, info, seeds):
+        pass
+
+    def tell(dataset, method, loader=ringloader.DataLoader, **options):
+        if "worker_pool" in options:
+            options["worker_pool"] = ringloader.WorkerPool(1, method)
+        elif method != "thread":
+            options["multiprocessing_context"] = method
+        else:
+            options["worker_method"] = method
+        before = multiprocessing.active_children()
+        try:
+            it = iter(loader(dataset, num_workers=1, batch_size=2, **options))
+        except Exception as error:
+            started = [one for one in multiprocessing.active_children() if one not in before]
+            return [type(error).__name__, str(error), len(started)]
+        return [batch if isinstance(batch, list) else batch.tolist() for batch in it]
+"""
+
+
+def run(arguments: list[str], folder: Path) -> Any:
+    paths = [str(TESTS), os.environ.get("PYTHONPATH", "")]
+    done = client.run(
+        arguments,
+        timeout=100,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def in_notebook(folder: Path, *cells: str) -> Any:
+    """What the last cell prints last, as JSON."""
+    return run(["-c", textwrap.dedent(SHELL).format(cells=[CELL, *cells])], folder)
+
+
+ALL = [[0, 1], [2, 3]]
+
+
+def error(told: list[Any]) -> str:
+    kind, text, started = told
+    assert (kind, started) == ("RuntimeError", 0), text
+    return text
+
+
+@pytest.mark.parametrize("method", ["fork", "thread"])
+def test_forked_workers_and_threads_have_the_cells_classes(tmp_path: Path, method: str) -> None:
+    told = in_notebook(
+        tmp_path,
+        f"""
+        print(json.dumps([tell(Cell(), "{method}"), tell(Outer.Inner(), "{method}", collate_fn=same)]))
+        """,
+    )
+    assert told == [ALL, ALL]
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_names_of_cells_are_said_before_workers_start(tmp_path: Path, method: str) -> None:
+    told = in_notebook(
+        tmp_path,
+        f"""
+        found = [
+            tell(Cell(), "{method}"),
+            tell(Outer.Inner(), "{method}", collate_fn=same, worker_init_fn=same),
+            tell(torch.utils.data.Subset(Cell(), [0, 1]), "{method}"),
+            tell([Pair(0, 1)] * 4, "{method}"),
+            tell(Numbers(4), "{method}", worker_reset_fn=reset),
+            tell(ringloader.Dispatch(Source()), "{method}"),
+        ]
+        # Handles of this strategy are for one process, so all is pickled for each.
+        torch.multiprocessing.set_sharing_strategy("file_system")
+        found.append(tell(torch.utils.data.StackDataset(torch.arange(4), Cell()), "{method}"))
+        print(json.dumps(found))
+        """,
+    )
+    names = ["Cell", "Outer.Inner, same", "Cell", "Pair", "reset", "Source", "Cell"]
+    for one, name in zip(told, names, strict=True):
+        assert error(one) == (
+            f"workers of the start method '{method}' cannot find {name} of the main module, a notebook, an "
+            "interactive session or python -c, which they cannot run again. "
+            f"Put {'them' if ',' in name else 'it'} into a module and import it (in a notebook: "
+            "%%writefile data.py), or pass multiprocessing_context='fork', worker_method='thread' or "
+            "num_workers=0"
+        )
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_pool_says_them_before_it_sends_work(tmp_path: Path, method: str) -> None:
+    told = in_notebook(
+        tmp_path,
+        f"""
+        print(json.dumps([
+            tell(Cell(), "{method}", worker_pool=True)[:2],
+            tell(Numbers(4), "{method}", worker_pool=True, collate_fn=same)[:2],
+            tell(Numbers(4), "{method}", worker_pool=True, worker_reset_fn=reset)[:2],
+            tell(range(4), "{method}", worker_pool=True),
+        ]))
+        """,
+    )
+    assert [kind for kind, _ in told[:3]] == ["RuntimeError"] * 3
+    for (_, text), name in zip(told[:3], ["Cell", "same", "reset"], strict=True):
+        assert text.startswith(
+            f"workers of the start method '{method}' cannot find {name} of the main module"
+        )
+        assert "pass start_method='fork' to the WorkerPool" in text
+    assert told[3] == ALL
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_what_workers_find_works_as_with_torch(tmp_path: Path, method: str) -> None:
+    """Modules, what is pickled by value, and text that looks like the name of the main module."""
+    (tmp_path / "data.py").write_text(textwrap.dedent(CELL))
+    told = in_notebook(
+        tmp_path,
+        f"""
+        import data
+        text = ["__main__", "Cell", "c__main__\\nCell\\n", b"\\x8c\\x08__main__"]
+        dataset = torch.utils.data.StackDataset(range(4), data.Cell(), ByValue(), Registered(), text)
+        loaders = torch.utils.data.DataLoader, ringloader.DataLoader
+        print(json.dumps([tell(dataset, "{method}", one, collate_fn=list) for one in loaders], default=repr))
+        """,
+    )
+    theirs, ours = told
+    assert ours == theirs
+    assert [sample for batch in theirs for sample in batch] == [
+        [0, 0, 0, 0, "__main__"],
+        [1, 1, 1, 1, "Cell"],
+        [2, 2, 2, 2, "c__main__\nCell\n"],
+        [3, 3, 3, 3, "b'\\x8c\\x08__main__'"],
+    ]
+
+
+def test_a_program_that_says_what_the_fork_server_imports(tmp_path: Path) -> None:
+    """What it imports may put names into the main module, so nothing is said."""
+    (tmp_path / "names.py").write_text("import __main__\nfrom data import same\n__main__.same = same\n")
+    (tmp_path / "data.py").write_text("def same(samples):\n    return samples\n")
+    told = in_notebook(
+        tmp_path,
+        """
+        multiprocessing.set_forkserver_preload(["names"])
+        found = [
+            tell(range(4), "forkserver", loader, collate_fn=same)
+            for loader in (torch.utils.data.DataLoader, ringloader.DataLoader)
+        ]
+        print(json.dumps(found))
+        """,
+    )
+    assert told == [ALL, ALL]
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_programs_without_a_notebook(tmp_path: Path, method: str) -> None:
+    """``python -c``, a package's ``__main__``, and standard input, for which all workers run ``<stdin>``."""
+    body = (
+        textwrap.dedent(CELL) + f"print(json.dumps([tell(Cell(), '{method}'), tell(range(4), '{method}')]))\n"
+    )
+    lost, found = run(["-c", body], tmp_path)
+    assert "cannot find Cell of the main module, a notebook, an interactive session or python -c" in error(
+        lost
+    )
+    assert found == ALL
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__main__.py").write_text(body)
+    lost, found = run(["-m", "package"], tmp_path)
+    assert "of the main module, the __main__ of a package, folder or zip file, which they do not" in error(
+        lost
+    )
+    assert found == ALL
+    lost, also_lost = run(["-c", "__file__ = '<stdin>'\n" + body], tmp_path)
+    assert "which came from standard input: there is no file '<stdin>'" in error(lost)
+    assert error(also_lost) == error(lost)
+
+
+def test_a_program_from_a_file_is_not_looked_through(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(
+        textwrap.dedent(CELL)
+        + "if __name__ == '__main__':\n"
+        + "    import ringloader._start.main_module as main_module\n"
+        + "    methods = ['spawn', 'forkserver', 'fork']\n"
+        + "    looks = [main_module.look_for(multiprocessing.get_context(one)) for one in methods]\n"
+        + "    print(json.dumps([looks, *(tell(Cell(), one, collate_fn=same) for one in methods)]))\n"
+    )
+    assert run(["program.py"], tmp_path) == [[None] * 3, ALL, ALL, ALL]
