@@ -54,8 +54,9 @@ $(VENV)/.frameworks: $(VENV)/.test pyproject.toml
 	$(PIP) install -c $(VENV)/constraints.txt --group frameworks
 	touch $@
 
-$(VENV)/.bench: $(VENV)/.demo
-	$(PIP) install -c $(VENV)/constraints.txt --group bench
+$(VENV)/.bench: $(VENV)/.demo pyproject.toml
+	$(PIP) install -c $(VENV)/constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torchvision
+	$(PIP) install -c $(VENV)/constraints.txt --group bench --group programs
 	touch $@
 
 # The same torch again, for a Python that dataloader-rs has wheels for.
@@ -230,8 +231,9 @@ frameworks: $(VENV)/.frameworks $(WHEEL_STAMP) ## the real frameworks, with torc
 frameworks-docs: $(VENV)/.frameworks $(WHEEL_STAMP) ## the same, and writes the versions into docs/frameworks
 	$(BIN)/python -m pytest tests/frameworks --write-versions
 
-bench: $(VENV)/.bench $(RELEASE_STAMP) ## loaders side by side, their starts, and what torch has not: build/bench*.md, bench.png
+bench: $(VENV)/.bench $(RELEASE_STAMP) ## loaders side by side, programs, their starts, and what torch has not: build/bench*.md, bench.png
 	$(BIN)/python -m benches.python --threads-python $(THREADS_VENV)/bin/python
+	$(BIN)/python -m benches.python.programs
 	$(BIN)/python -m benches.python.start
 	$(BIN)/python -m benches.python.arrays
 	$(BIN)/python -m benches.python.padding
@@ -257,6 +259,7 @@ bench-profile: $(VENV)/.bench $(RELEASE_STAMP) ## where the time of the main pro
 
 bench-smoke: $(VENV)/.bench $(RELEASE_STAMP) ## checks every row of the benchmarks, times it once
 	$(BIN)/python -m benches.python --quick --threads-python $(THREADS_VENV)/bin/python
+	$(BIN)/python -m benches.python.programs --quick
 	$(BIN)/python -m benches.python.start --quick
 	$(BIN)/python -m benches.python.scaling --quick
 	$(BIN)/python -m benches.python.sweep --quick

@@ -11,9 +11,9 @@ from pathlib import Path
 from .files import BUILD
 from .ideal import IDEALS
 from .interpreter import Interpreter
-from .loaders import BASELINE, LOADERS
+from .loaders import BASELINE, BASELINE_ALONE, LOADERS
 from .plot import draw
-from .report import Row, by_row, by_workload, head, machine, summary, write
+from .report import Row, better, by_row, by_workload, head, machine, summary, write
 from .rounds import Runner, measure, verify
 from .workloads import BY_NAME, NUM_WORKERS, PREFETCH_FACTOR, WORKLOADS, Workload
 
@@ -68,7 +68,7 @@ def arguments() -> argparse.Namespace:
     )
     parsed = parser.parse_args()
     if BASELINE not in parsed.loaders:
-        parser.error(f"--loaders must name {BASELINE!r}: every ratio is to it")
+        parser.error(f"--loaders must name {BASELINE!r}: all batches are compared with its")
     if parsed.rounds < 1:
         parser.error(f"--rounds {parsed.rounds} measures nothing; give 1 or more")
     return parsed
@@ -141,11 +141,17 @@ def main() -> int:
         return 1
     named = {(row.workload, row.loader): row for row in rows}
     summaries = [
-        summary(row, named[row.workload, BASELINE], [named.get((row.workload, ideal)) for ideal in IDEALS])
+        summary(
+            row,
+            named[row.workload, BASELINE],
+            [named.get((row.workload, ideal)) for ideal in IDEALS],
+            better([named.get((row.workload, torchs)) for torchs in (BASELINE, BASELINE_ALONE)]),
+        )
         for row in rows
     ]
     how = (
-        f"{NUM_WORKERS} workers where no other number is said, prefetch_factor {PREFETCH_FACTOR}; medians of "
+        f"{NUM_WORKERS} workers where no other number is said, torch's better rate: with those or without "
+        f"workers, prefetch_factor {PREFETCH_FACTOR}; medians of "
         f"{options.rounds} interleaved rounds of {options.seconds:g} s or more (loaders that are there for "
         "comparison: every second round), each run in a process of its own"
     )

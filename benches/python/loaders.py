@@ -27,8 +27,8 @@ class Loader:
 
     A loader that is there for comparison runs in every second round only (``every``). ``package`` is what
     must be installed beside ours, ``own_environment`` says that it needs another interpreter than this one.
-    ``threads``: its workers are threads; ``own_shuffle``: it draws a permutation of its own;
-    ``always_in_order``: it has no other way.
+    ``threads``: its workers are threads; ``without_workers``: it has none;
+    ``own_shuffle``: it draws a permutation of its own; ``always_in_order``: it has no other way.
     """
 
     make: Callable[..., Any]
@@ -37,6 +37,7 @@ class Loader:
     every: int = 1
     package: str | None = None
     threads: bool = False
+    without_workers: bool = False
     own_environment: bool = False
     own_shuffle: bool = False
     always_in_order: bool = False
@@ -60,6 +61,15 @@ def _torch(dataset: Dataset[Any], **arguments: Any) -> Any:
     return DataLoader(dataset, **arguments)
 
 
+def _torch_without_workers(dataset: Dataset[Any], **arguments: Any) -> Any:
+    return _torch(dataset, **_without_workers(arguments))
+
+
+def _without_workers(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The same in the main process, where there is nothing to prefetch into."""
+    return {**arguments, "num_workers": 0, "prefetch_factor": None}
+
+
 def _torch_taken(iterator: Iterator[Any]) -> Taken:
     """Torch's own: asked of the class, since another package may have replaced what a loader gives."""
     module = type(iterator).__module__
@@ -79,6 +89,17 @@ def _ringloader_taken(iterator: Iterator[Any]) -> Taken:
     if taken.path != "torch" and taken.counters["batches"] == 0:
         raise RuntimeError(f"the path is said to be {taken.path!r}, but it carried no batch")
     return Taken(taken.path, taken.reason, dict(taken.counters))
+
+
+def _ringloader_without_workers(dataset: Dataset[Any], **arguments: Any) -> Any:
+    return _ringloader(dataset, **_without_workers(arguments))
+
+
+def _ringloader_alone_taken(iterator: Iterator[Any]) -> Taken:
+    import ringloader
+
+    taken = ringloader.report(iterator)
+    return Taken(taken.path, taken.reason)
 
 
 def _threads(dataset: Dataset[Any], **arguments: Any) -> Any:
@@ -102,6 +123,7 @@ def _package_taken(iterator: Iterator[Any]) -> Taken:
 
 LOADERS = {
     "torch": Loader(_torch, _torch_taken, ("torch",)),
+    "torch-without-workers": Loader(_torch_without_workers, _torch_taken, ("torch",), without_workers=True),
     # A second entry for the same loader: its ratio to the first is the noise of the machine.
     "torch-again": Loader(_torch, _torch_taken, ("torch",)),
     "torchdata-stateful": Loader(
@@ -127,7 +149,11 @@ LOADERS = {
     ),
     "spdl": Loader(thread_loaders.spdl, _spdl_taken, ("spdl",), every=2, package="spdl", threads=True),
     "ringloader-threads": Loader(_threads, _ringloader_taken, ("threads",), threads=True),
+    "ringloader-without-workers": Loader(
+        _ringloader_without_workers, _ringloader_alone_taken, ("single-process",), without_workers=True
+    ),
     "ringloader": Loader(_ringloader, _ringloader_taken, ("native",)),
 }
 BASELINE = "torch"
+BASELINE_ALONE = "torch-without-workers"
 OURS = "ringloader"

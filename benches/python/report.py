@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from .ideal import IDEAL, IDEAL_KEPT, IDEALS
-from .loaders import BASELINE, LOADERS, OURS
+from .loaders import BASELINE, BASELINE_ALONE, LOADERS, OURS
 
 
 @dataclass
@@ -42,17 +42,26 @@ def ratios(row: Row, reference: Row | None, key: str) -> list[float]:
     return [time / of_round[run["round"]] for run, time in times if of_round.get(run["round"], 0) > 0]
 
 
-def summary(row: Row, baseline: Row | None, ideals: Sequence[Row | None]) -> dict[str, Any]:
+def better(rows: Sequence[Row | None]) -> Row | None:
+    """The row with the least median time of those that were measured: torch's rate, where it has two."""
+    measured = [row for row in rows if row is not None and row.rounds and row.error is None]
+    return min(measured, key=lambda row: median(row.per_batch_us("seconds")), default=None)
+
+
+def summary(
+    row: Row, baseline: Row | None, ideals: Sequence[Row | None], fastest: Row | None = None
+) -> dict[str, Any]:
     """The medians of a row.
 
     Args:
         row: what was measured.
         baseline: the same workload's row of torch.
         ideals: its rows of ``IDEALS``, in that order; none where there is no efficiency.
+        fastest: the row that rates are compared with, if it is another than ``baseline``.
     """
     out = {key: value for key, value in asdict(row).items() if key != "rounds"}
     if row.rounds and row.error is None:
-        ratio = ratios(row, baseline, "seconds")
+        ratio = ratios(row, fastest or baseline, "seconds")
         efficiencies = [ratios(row, ideal, "seconds") for ideal in ideals]
         cpu_ratio = ratios(row, baseline, "main_cpu_seconds")
         out |= {
@@ -109,10 +118,11 @@ def by_workload(summaries: list[dict[str, Any]]) -> str:
     groups = grouped(summaries)
     others = [name for name in LOADERS if name != OURS and any(name in rows for rows in groups.values())]
     rates = [
-        f"| workload | {OURS}: times torch's rate (range) | efficiency | efficiency, freed memory kept | "
-        + " | ".join(f"{name}: times torch's rate, efficiency" for name in others)
-        + f" | {IDEAL}, {IDEAL_KEPT}: times torch's rate |",
-        "|---|--:|--:|--:|" + "--:|" * len(others) + "--:|",
+        "| workload | torch, batches a second: without workers, with workers "
+        f"| {OURS}: times torch's better rate (range) | efficiency | efficiency, freed memory kept | "
+        + " | ".join(f"{name}: times torch's better rate, efficiency" for name in others)
+        + f" | {IDEAL}, {IDEAL_KEPT}: times torch's better rate |",
+        "|---|--:|--:|--:|--:|" + "--:|" * len(others) + "--:|",
     ]
     costs = [
         f"| workload | tensors in a batch | main CPU, µs per batch: {BASELINE}, {OURS} "
@@ -123,7 +133,8 @@ def by_workload(summaries: list[dict[str, Any]]) -> str:
         text = str(next(iter(rows.values()))["text"])
         ours, torchs = rows.get(OURS, {}), rows.get(BASELINE, {})
         efficiency = ours.get("efficiency", [None] * len(IDEALS))
-        cells = [text, _ratio(ours), *map(percent, efficiency)]
+        cells = [text, f"{_per_second(rows.get(BASELINE_ALONE, {}))}, {_per_second(torchs)}"]
+        cells += [_ratio(ours), *map(percent, efficiency)]
         cells += [_rate(rows.get(name, {})) for name in others]
         cells.append(_pair(*(rows.get(name, {}) for name in IDEALS), "ratio", figure))
         rates.append("| " + " | ".join(cells) + " |")
@@ -149,7 +160,7 @@ def grouped(summaries: list[dict[str, Any]]) -> dict[str, dict[str, dict[str, An
 def by_row(summaries: list[dict[str, Any]]) -> str:
     """A line for each row, with all that was measured."""
     lines = [
-        "| workload | loader | µs per batch | times torch's rate (range) | efficiency "
+        "| workload | loader | µs per batch | times torch's better rate (range) | efficiency "
         "| efficiency, freed memory kept | main CPU, µs per batch | times less main CPU "
         "| workers' CPU, µs per batch | memory, MB | memory at rest, MB | batches equal torch's | path |",
         "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|---|",
@@ -160,7 +171,7 @@ def by_row(summaries: list[dict[str, Any]]) -> str:
             has_main = row["loader"] not in IDEALS
             cells += [
                 figure(row["us_per_batch"]),
-                "" if row["loader"] == BASELINE else _ratio(row),
+                _ratio(row),
                 *map(percent, row["efficiency"] if has_main else [None] * len(IDEALS)),
                 figure(row["main_cpu_us_per_batch"]) if has_main else "",
                 "" if row["loader"] == BASELINE else figure(row["main_cpu_ratio"]),
@@ -181,6 +192,10 @@ def _ratio(row: dict[str, Any]) -> str:
         return ""
     low, high = row["ratio_range"]
     return f"**{figure(row['ratio'])}** ({figure(low)} to {figure(high)})"
+
+
+def _per_second(row: dict[str, Any]) -> str:
+    return figure(1e6 / row["us_per_batch"]) if "us_per_batch" in row else "none"
 
 
 def _rate(row: dict[str, Any]) -> str:

@@ -45,7 +45,8 @@ def verify(workload: Workload, rows: list[Row], runner: Runner, batches: int) ->
     """Compares the first batches of every row with the baseline's; a row that differs is not timed."""
     found: dict[str, list[str]] = {}
     for row in rows:
-        if workload.random and row.loader not in IDEALS and LOADERS[row.loader].threads:
+        loader = LOADERS.get(row.loader)
+        if workload.random and loader is not None and (loader.threads or loader.without_workers):
             row.content = "not compared: random samples, drawn by each worker"
             continue
         try:

@@ -11,7 +11,15 @@ from . import __main__ as side_by_side
 from .files import BUILD
 
 WORKLOADS = ("jpeg", "slow-store", "slow-store-unordered", "tensor-1mb", "tiny-64")
-LOADERS = ("torch", "ringloader", "ringloader-threads", "torchdata-nodes", "spdl", "dataloader-rs")
+LOADERS = (
+    "torch",
+    "torch-without-workers",
+    "ringloader",
+    "ringloader-threads",
+    "torchdata-nodes",
+    "spdl",
+    "dataloader-rs",
+)
 DEFAULTS = {
     "--only": ",".join(WORKLOADS),
     "--loaders": ",".join(LOADERS),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections import deque
 from typing import Any
@@ -45,6 +46,10 @@ def _add(digest: Any, value: object) -> None:
         for item in value:
             _add(digest, item)
         digest.update(b"]")
+    elif dataclasses.is_dataclass(value):
+        for attribute in dataclasses.fields(value):
+            _add(digest, getattr(value, attribute.name))
+        digest.update(b")")
     elif isinstance(value, (str, int, float, bytes, bool)) or value is None:
         digest.update(repr(value).encode() + b"\0")
     else:

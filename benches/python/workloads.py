@@ -34,7 +34,7 @@ class Workload:
     ``prepare`` makes the files that it reads; without what ``available`` looks for, which ``needs`` tells,
     the row is left out. ``seconds`` scales the timed window: rows of slow batches need longer for as many of
     them. ``random`` says that samples are drawn with the worker's generator, so that only worker processes
-    give torch's.
+    give those of torch's workers.
     """
 
     name: str
