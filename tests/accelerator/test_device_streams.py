@@ -34,7 +34,7 @@ from accelerator.moved import (
     two_devices,
 )
 from faults.proc import wait_until
-from ringloader._placement import device, device_prepared
+from ringloader._placement import device, device_copy, device_prepared
 
 pytestmark = [pytest.mark.rings_only, pytest.mark.usefixtures("registrar")]
 
@@ -45,7 +45,17 @@ SIZES = (100, 1000, 33, LARGE)
 
 
 def streams(count, device=DEVICE):
-    return [torch.Stream(device=device) for _ in range(count)]
+    """Returns new streams. torch hands out 32 in turn, of which one is that of the copies.
+
+    What a user allocates on that one may be memory of a batch that another stream still reads, if nothing
+    shows the batch's tensors.
+    """
+    found = []
+    while len(found) < count:
+        stream = torch.Stream(device=device)
+        if stream not in device_copy._streams.values():
+            found.append(stream)
+    return found
 
 
 class Kept:
