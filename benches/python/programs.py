@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib
+import os
 import sys
 import time
 from collections import deque
@@ -232,7 +233,10 @@ def main() -> int:
         found.append(measure(program, options.rounds, options.seconds))
         if found[-1].error is not None:
             print(f"  {found[-1].error}", file=sys.stderr)
-    how = f"batches a second; medians of {options.rounds} alternating rounds of {options.seconds:g} s or more"
+    how = (
+        f"batches a second; medians of {options.rounds} alternating rounds of {options.seconds:g} s or more; "
+        f"load average {os.getloadavg()[0]:.1f} at the end"
+    )
     text = f"{head(where, how)}\n\n{table(found)}"
     print(text)
     rows = [{"program": one.program.name, "rates": one.rates, "error": one.error} for one in found]
