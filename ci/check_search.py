@@ -28,6 +28,7 @@ EXPECTED = {
     "kubernetes": "tuning.html#docker-and-other-containers",
     "max_shared_bytes": "tuning.html#max_shared_bytes",
     "memory leak": "troubleshooting.html",
+    "notebook": "guides/notebooks.html",
     "out of memory": "troubleshooting.html#out-of-memory",
     "overhead": "benchmarks.html",
     "padding": "batchify.html",
