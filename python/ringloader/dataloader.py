@@ -25,7 +25,7 @@ from ringloader._pool import pool
 from ringloader._pool.pool import WorkerPool
 from ringloader._report import report
 from ringloader._start import spawn
-from ringloader._torch import devices, hook, internals
+from ringloader._torch import devices, hook, internals, select_path
 from ringloader.bad_samples import RAISE, BadSample, OnError
 from ringloader.seeds import Seeds
 
@@ -262,7 +262,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if _native.SUPPORTED:
             if worker_pool is not None:
                 join_pool(self, worker_pool)
-            elif options.worker_method != THREAD:
+            elif options.worker_method != THREAD and not select_path.is_off():
                 spawn.prepare(self)
 
     def __repr__(self) -> str:

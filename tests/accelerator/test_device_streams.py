@@ -485,15 +485,15 @@ class Unseen:
         return self._array[0]
 
 
-def two_loaders_on_two_streams(path, kind, **options):
+def two_loaders_on_two_streams(path, kind, turns):
     """One stream is far behind when memory of its batches would serve the other's loader.
 
     A kind that has no ``to`` is made by the transform, the other by the dataset.
     """
-    kept, turns = Kept(), streams(2)
+    kept = Kept()
     made = Made(kind, 6) if kind is Moves else Numbered(6, SIZES)
     transform = (lambda batch: batch) if kind is Moves else kind
-    iterators = [iter(loader_on(path, made, device_transform=transform, **options)) for _ in range(2)]
+    iterators = [iter(loader_on(path, made, device_transform=transform)) for _ in range(2)]
     for number in range(6):
         for iterator, stream in zip(iterators, turns, strict=True):
             # By then the worker has the next batch, which takes memory that is free.
@@ -519,12 +519,22 @@ class Made(Numbered):
 @pytest.mark.parametrize("kind", [Sample, Moves, InClosure])
 def test_what_no_container_shows_is_not_used_again_too_early(path, kind):
     pretend.set_poison(True)
-    two_loaders_on_two_streams(path, kind)
+    two_loaders_on_two_streams(path, kind, streams(2))
 
 
 def test_where_memory_is_not_found_the_streams_are_waited_for():
-    """Without poison, which comes before any copy could, as in a transform of another thread."""
-    two_loaders_on_two_streams("native", Unseen)
+    """Without poison, which comes before any copy could, as in a transform of another thread.
+
+    Streams come from a pool in turn, so one may be the copy stream. New memory there waits for no reader.
+    """
+    others = [stream for stream in streams(3) if stream != device_copy.stream_on(DEVICE)]
+    two_loaders_on_two_streams("native", Unseen, others[:2])
+
+
+def test_memory_that_is_seen_is_safe_on_the_copy_stream_itself():
+    pretend.set_poison(True)
+    other = next(stream for stream in streams(2) if stream != device_copy.stream_on(DEVICE))
+    two_loaders_on_two_streams("native", Sample, [other, device_copy.stream_on(DEVICE)])
 
 
 def test_torch_uses_no_memory_too_early():

@@ -198,6 +198,21 @@ def test_each_epoch_has_all_restarts(tmp_path):
             mark.unlink()
 
 
+@pytest.mark.parametrize("is_abandoned", [False, True])
+def test_a_successor_counts_in_the_epoch_that_its_predecessor_never_saw(is_abandoned):
+    loader = DataLoader(Numbers(8), num_workers=2, restart_workers=1, persistent_workers=True)
+    if is_abandoned:
+        next(iter(loader))
+    else:
+        firsts(loader)
+    lost = loader._iterator._workers[0]
+    os.kill(lost.pid, signal.SIGKILL)
+    lost.join()
+    for _ in range(2):
+        assert firsts(loader) == list(range(8))
+        assert ringloader.report(loader).counters["batches"] == 8
+
+
 class ByKey(Dies):
     def __getitem__(self, index: Any) -> torch.Tensor:
         return super().__getitem__(int(index))

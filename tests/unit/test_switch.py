@@ -9,6 +9,7 @@ from torch.utils.data import dataloader as torch_dataloader
 
 import ringloader
 from ringloader import DataLoader, Dispatch, WorkerPool
+from ringloader._start import spawn
 from ringloader._torch import select_path
 
 pytestmark = pytest.mark.rings_only
@@ -62,6 +63,17 @@ def test_torchs_loader_runs_whole(way, workers):
     del iterator
     assert found == epochs(theirs)
     assert (report.path, report.reason) == ("torch", REASON)
+
+
+def test_no_server_starts_for_workers_that_torch_spawns(monkeypatch):
+    made = []
+    monkeypatch.setattr(spawn, "_Server", lambda: made.append(None))
+    monkeypatch.setattr(spawn, "_running", lambda: None)
+    DataLoader(Random(), num_workers=1, multiprocessing_context="spawn")
+    assert made == []
+    monkeypatch.delenv("RINGLOADER")
+    DataLoader(Random(), num_workers=1, multiprocessing_context="spawn")
+    assert len(made) == 1
 
 
 @pytest.mark.parametrize(
@@ -133,3 +145,12 @@ def test_doctor_says_so():
     (path,) = [finding for finding in ringloader.doctor(rate=False).findings if finding.subject == "path"]
     assert (path.value, path.verdict) == ("torch", "note")
     assert REASON in path.meaning
+
+
+def test_doctor_names_a_value_without_a_meaning(monkeypatch):
+    monkeypatch.setenv("RINGLOADER", "OFF")
+    found = ringloader.doctor()
+    (path,) = [finding for finding in found.findings if finding.subject == "path"]
+    assert (path.value, path.verdict) == ("none", "problem")
+    assert "RINGLOADER='OFF'" in path.meaning
+    assert path in found.problems

@@ -65,7 +65,10 @@ def _path() -> Finding:
             "problem",
             "This build has no shared-memory rings, which need Linux: loaders behave as torch's.",
         )
-    reason = select_path.reason_of_user()
+    try:
+        reason = select_path.reason_of_user()
+    except ValueError as error:
+        return Finding("path", "none", "problem", f"No loader can be iterated: {error}.")
     if reason is not None:
         return Finding("path", "torch", "note", f"{reason.text}: torch's own loader runs.")
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.arange(1)), num_workers=1)

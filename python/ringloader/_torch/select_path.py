@@ -35,15 +35,20 @@ class Reason(NamedTuple):
     warning: str | None = None
 
 
+def is_off() -> bool:
+    """True if no loader of this process may be ours."""
+    return os.environ.get(SWITCH) == "off"
+
+
 def reason_of_user() -> Reason | None:
     """Returns the reason why no loader of this process may be ours, or None: the way back to torch's.
 
     Raises:
         ValueError: If the variable has a value without a meaning.
     """
-    value = os.environ.get(SWITCH, "")
-    if value == "off":
+    if is_off():
         return Reason(f"{SWITCH}=off is set")
+    value = os.environ.get(SWITCH, "")
     if value not in ("", "on"):
         raise ValueError(f"the environment has {SWITCH}={value!r}: set it to off, to on, or not at all")
     return None

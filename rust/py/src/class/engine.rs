@@ -86,7 +86,10 @@ impl Engine {
     /// Makes the rings of a worker whose process has ended ready for a successor. Returns what the successor's port
     /// needs.
     fn succeed(&self, worker: u32) -> PyResult<Vec<u64>> {
-        self.core()?.succeed(worker).map_err(exception)
+        let core = self.core()?;
+        let held = core.succeed(worker).map_err(exception)?;
+        core.control().worker(worker).counters.succeed(self.epoch.load(Ordering::Relaxed));
+        Ok(held)
     }
 
     /// Notes that a worker's process has left the memory and lives on.

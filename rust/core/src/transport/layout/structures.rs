@@ -66,6 +66,15 @@ impl Counters {
         self.epoch.fetch_add(1, Ordering::Release);
     }
 
+    /// Begins `epoch` for a successor, unless the worker that has ended was in it: a successor is not told of it.
+    pub fn succeed(&self, epoch: u64) {
+        // ORDERING epoch: the parent alone is left to see it.
+        if self.epoch.load(Ordering::Relaxed) != epoch {
+            self.zero();
+            self.epoch.store(epoch, Ordering::Release);
+        }
+    }
+
     /// Begins the first epoch again. No worker is left to see it.
     pub(super) fn clear(&self) {
         self.zero();
