@@ -102,7 +102,7 @@ def _check_for_torchs(loader: Any, options: Options, reason: str) -> None:
     """Raises for options without which torch's own loader would give other batches."""
     names = [name for name in options.changed() if TABLE[name].on_torchs == "is an error"]
     if loader.num_workers == 0:
-        # It means nothing without workers.
+        # `reseed_workers` means nothing without workers.
         names = [name for name in names if name != "reseed_workers"]
     if isinstance(loader.dataset, Dispatch) and loader.num_workers > 0:
         names.append("a Dispatch as dataset")
