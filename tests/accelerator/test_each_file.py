@@ -17,6 +17,16 @@ HERE = Path(__file__).parent
 LIMIT_S = 1500
 LONG = (pytest.mark.slow, pytest.mark.long)
 
+# Files for `make test-long`: storms, sweeps, and options in pairs. Each option alone is in a file that stays.
+SLOW = (
+    "device_findings",
+    "interrupted_steps",
+    "pinning_findings",
+    "pinning_processes",
+    "registration",
+    "with_options",
+)
+
 # Files of tests/parity. Those that are left out ask for what pinning does not keep: views of memory that is
 # shared, tensors without elements that grow, random batches all of which arrive.
 PINNED_TOO = ["test_errors.py"]
@@ -39,7 +49,8 @@ def _runs() -> list[Any]:
     runs = []
     for path in sorted(HERE.glob("test_*.py")):
         if path.name != Path(__file__).name:
-            marks = pytest.mark.slow if path.stem.endswith("_storm") else ()
+            is_slow = path.stem.endswith(("_storm", *SLOW))
+            marks = pytest.mark.slow if is_slow else ()
             runs.append(pytest.param([str(path)], "not slow", id=path.stem, marks=marks))
             if "mark.slow" in path.read_text():
                 runs.append(pytest.param([str(path)], "slow", id=f"{path.stem}, slow", marks=LONG))

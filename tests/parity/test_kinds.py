@@ -19,34 +19,40 @@ from parity.describe import describe, tensor_bytes
 from parity.harness import Case, compare, run
 
 
-class Kind(Dataset):
-    """The value alone, twice in a list, beside a label, and two values of one kind."""
+class Kinds(Dataset):
+    """Each value alone, twice in a list, beside a label, and beside another one of its kind."""
 
-    def __init__(self, name):
-        self.name = name
+    def __init__(self, names):
+        self.names = names
 
     def __len__(self):
-        return 4
+        return 4 * len(self.names)
 
     def __getitem__(self, index):
-        value = ALL[self.name]()
-        if index == 0:
+        make = ALL[self.names[index // 4]]
+        value = make()
+        if index % 4 == 0:
             return value
-        if index == 1:
+        if index % 4 == 1:
             return [value, value]
-        if index == 2:
+        if index % 4 == 2:
             return {"value": value, "label": torch.tensor(3)}
-        return (value, ALL[self.name]())
+        return (value, make())
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_kind(loader_class, name):
+# Some kinds for each worker: most of a test's time is the worker's start.
+TOGETHER = [list(ALL)[first : first + 8] for first in range(0, len(ALL), 8)]
+
+
+@pytest.mark.parametrize("names", TOGETHER, ids=" | ".join)
+def test_kinds(loader_class, names):
     def build():
-        return {"dataset": Kind(name), "batch_size": None, "num_workers": 1, "collate_fn": identity}
+        return {"dataset": Kinds(names), "batch_size": None, "num_workers": 1, "collate_fn": identity}
 
     expected, _ = compare(loader_class, Case(build))
-    # Torch itself cannot send some of them; then the error is the same.
-    assert len(expected.steps) == 8
+    # Torch itself cannot send some of them; then the error is the same. Beside batches: the loader, `iter`,
+    # and the end, twice.
+    assert len(expected.steps) == 4 * len(names) + 4
 
 
 WRONG_IN_TORCH = {

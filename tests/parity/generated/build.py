@@ -41,7 +41,7 @@ from parity.datasets import (
 )
 from parity.generated.cases import Generated
 from parity.harness import Case
-from parity.test_kinds import Kind, Views
+from parity.test_kinds import Kinds, Views
 from parity.test_random import Trees
 
 _Arguments = dict[str, Any]
@@ -134,7 +134,7 @@ def _dataset(case: Generated) -> Any:
     kind = case.dataset.removeprefix("kind: ")
     if kind == case.dataset:
         return _DATASETS[case.dataset](case.length)
-    return Kind(kind) if kind in ALL else Views(kind)
+    return Kinds([kind]) if kind in ALL else Views(kind)
 
 
 def _arguments(case: Generated) -> _Arguments:
