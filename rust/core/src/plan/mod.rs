@@ -4,6 +4,7 @@
 //! | module | is about |
 //! |---|---|
 //! | [`sampler`] | torch's samplers as streams of indices, over random numbers that torch drew |
+//! | [`fingerprint`] | whether the samples that were passed over are those of a state |
 //! | [`dispatch`] | which worker gets the next task |
 //! | [`reorder`] | tasks that were sent, results that arrived, and whose turn it is |
 //!
@@ -30,9 +31,11 @@
 //! ```
 
 pub mod dispatch;
+pub mod fingerprint;
 pub mod reorder;
 pub mod sampler;
 
 pub use dispatch::{Dispatch, Order};
+pub use fingerprint::{Fingerprint, sample_hash};
 pub use reorder::{Next, ReorderBuffer};
 pub use sampler::{BatchRule, Draw, Indices, Source, Step, Stream, Supply};

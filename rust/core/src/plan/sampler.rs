@@ -204,6 +204,8 @@ pub struct Stream {
     state: StreamState,
     /// The incomplete last batch of a stream with rollover, once the end was reached.
     rest: Option<Vec<i64>>,
+    /// Indices that were just passed over.
+    passed: Vec<i64>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -233,6 +235,9 @@ enum Pull {
 }
 
 impl Stream {
+    /// The most indices that are passed over in one step.
+    pub const PASS: u64 = 1 << 12;
+
     /// A stream that has not been asked yet; `rule` is `None` for `batch_size=None`.
     ///
     /// # Errors
@@ -249,7 +254,14 @@ impl Stream {
             Source::InfiniteNone => Generator::InfiniteNone,
             source => Generator::Once(Once::new(source)?),
         };
-        Ok(Self { generator, rule, batch: Vec::new(), state: StreamState::Ready, rest: None })
+        Ok(Self {
+            generator,
+            rule,
+            batch: Vec::new(),
+            state: StreamState::Ready,
+            rest: None,
+            passed: Vec::new(),
+        })
     }
 
     /// The next batch or index, or what is needed for it. Costs what the batch has indices; allocates only while the
@@ -315,6 +327,57 @@ impl Stream {
         self.state = StreamState::Answered;
         self.rest = Some(Vec::new());
         Ok(())
+    }
+
+    /// Passes over up to `limit` indices, before the first batch or between two of them, without making batches. Ask
+    /// again with what is left of the limit, as after [`next`](Self::next): the step is one of
+    ///
+    /// - [`Step::Batch`]: these were passed, at least one and no more than [`PASS`](Self::PASS);
+    /// - [`Step::Nones`]: the whole limit was passed;
+    /// - [`Step::Need`]: as of [`next`](Self::next);
+    /// - [`Step::End`]: there are no more, which the next request finds too.
+    ///
+    /// It draws what reading them would draw, and at the end what torch draws there.
+    ///
+    /// # Errors
+    /// As [`next`](Self::next).
+    pub fn pass(&mut self, limit: u64) -> Result<Step<'_>> {
+        if self.has_ended() || limit == 0 {
+            return Ok(Step::End);
+        }
+        if let Generator::InfiniteNone = self.generator {
+            return Ok(Step::Nones(limit));
+        }
+        let limit = limit.min(Self::PASS);
+        match std::mem::replace(&mut self.state, StreamState::Ended) {
+            StreamState::Ready => self.batch.clear(),
+            // What an earlier stream left comes first.
+            StreamState::Answered if !self.batch.is_empty() => {
+                let count = self.batch.len().min(limit as usize);
+                self.passed.clear();
+                self.passed.extend(self.batch.drain(..count));
+                self.state = StreamState::Answered;
+                return Ok(Step::Batch(&self.passed));
+            }
+            state => debug_assert_eq!(state, StreamState::Answered),
+        }
+        self.passed.clear();
+        match self.generator.pull(limit, &mut self.passed)? {
+            Pull::Some => {
+                self.state = StreamState::Ready;
+                Ok(Step::Batch(&self.passed))
+            }
+            Pull::Need(draw) => {
+                self.state = StreamState::Needs(draw);
+                Ok(Step::Need(draw))
+            }
+            Pull::End => {
+                self.state = StreamState::Ready;
+                // Not to be pulled again: it has drawn what comes last.
+                self.generator = Generator::Once(Once::empty());
+                Ok(Step::End)
+            }
+        }
     }
 
     /// Returns the indices that a stream with rollover has left. Empty before the stream's end, and after they were

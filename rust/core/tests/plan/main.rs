@@ -3,6 +3,7 @@
 
 mod cases;
 mod generators;
+mod passing;
 mod reorder;
 mod scheduling;
 mod streams;

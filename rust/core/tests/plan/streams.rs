@@ -10,7 +10,7 @@ use ringloader_core::{Error, Result};
 use crate::generators::{self, Batches, Distributed, Items, Raised, Rng, Shared};
 
 #[derive(Clone, Debug)]
-enum Sampler {
+pub(crate) enum Sampler {
     Sequential(u64),
     Random { n: u64, replacement: bool, private_generator: bool },
     Subset(u64),
@@ -31,7 +31,7 @@ impl Sampler {
         }
     }
 
-    fn source(&self) -> Source {
+    pub(crate) fn source(&self) -> Source {
         match self.clone() {
             Self::Sequential(len) => Source::Sequential { len },
             Self::Random { n, replacement, private_generator } => {
@@ -52,7 +52,7 @@ impl Sampler {
 }
 
 #[derive(PartialEq, Debug)]
-enum Outcome {
+pub(crate) enum Outcome {
     Batch(Vec<i64>),
     Index(i64),
     Raised(Raised),
@@ -61,7 +61,7 @@ enum Outcome {
 
 /// One request as a binding serves it, permutations whole or word by word: a draw that raises leaves the need
 /// unanswered.
-fn request(stream: &mut Stream, rng: &mut Rng, word_by_word: bool) -> Outcome {
+pub(crate) fn request(stream: &mut Stream, rng: &mut Rng, word_by_word: bool) -> Outcome {
     loop {
         let need = match stream.next() {
             Ok(Step::Batch(batch)) => return Outcome::Batch(batch.to_vec()),
@@ -71,21 +71,25 @@ fn request(stream: &mut Stream, rng: &mut Rng, word_by_word: bool) -> Outcome {
             Err(Error::EmptySource) => return Outcome::Raised(Raised::Division),
             other => panic!("{other:?}"),
         };
-        let supply = match need {
-            Draw::NumSamples => Supply::NumSamples(rng.read_num_samples()),
-            Draw::Words { count } => Supply::Indices(Box::new(rng.words(count))),
-            draw => match (draw, rng.draw(draw)) {
-                (_, None) => return Outcome::Raised(Raised::Draw),
-                (Draw::Seed, Some(_)) => Supply::Seeded,
-                (Draw::Permutation { .. }, Some(_)) if word_by_word => Supply::WordByWord,
-                (_, Some(indices)) => Supply::Indices(Box::new(indices)),
-            },
-        };
+        let Some(supply) = answer(need, rng, word_by_word) else { return Outcome::Raised(Raised::Draw) };
         stream.supply(supply).expect("what was asked for");
     }
 }
 
-fn sampler() -> impl Strategy<Value = Sampler> {
+/// The answer to a need; `None` if the draw raises.
+pub(crate) fn answer(need: Draw, rng: &mut Rng, word_by_word: bool) -> Option<Supply> {
+    Some(match need {
+        Draw::NumSamples => Supply::NumSamples(rng.read_num_samples()),
+        Draw::Words { count } => Supply::Indices(Box::new(rng.words(count))),
+        draw => match (draw, rng.draw(draw)?) {
+            (Draw::Seed, _) => Supply::Seeded,
+            (Draw::Permutation { .. }, _) if word_by_word => Supply::WordByWord,
+            (_, indices) => Supply::Indices(Box::new(indices)),
+        },
+    })
+}
+
+pub(crate) fn sampler() -> impl Strategy<Value = Sampler> {
     let random =
         |n| {
             (n, any::<bool>(), any::<bool>()).prop_map(|(n, replacement, private_generator)| {
@@ -107,7 +111,7 @@ fn sampler() -> impl Strategy<Value = Sampler> {
     ]
 }
 
-fn rule() -> impl Strategy<Value = Option<BatchRule>> {
+pub(crate) fn rule() -> impl Strategy<Value = Option<BatchRule>> {
     prop::option::weighted(
         0.8,
         (prop_oneof![1..12_u64, 1..70_u64], any::<bool>())
@@ -116,7 +120,7 @@ fn rule() -> impl Strategy<Value = Option<BatchRule>> {
 }
 
 /// Multiples of the length and of a chunk, and anything; growing while the epoch runs, or not.
-fn num_samples() -> impl Strategy<Value = Vec<u64>> {
+pub(crate) fn num_samples() -> impl Strategy<Value = Vec<u64>> {
     let one = prop_oneof![0..130_u64, Just(32), Just(64), Just(12), Just(30), Just(60)];
     prop_oneof![3 => one.clone().prop_map(|count| vec![count]), 1 => (one.clone(), one).prop_map(|(a, b)| vec![a, b])]
 }

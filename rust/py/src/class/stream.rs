@@ -8,12 +8,12 @@ use pyo3::prelude::*;
 use pyo3::types::PyList;
 use pyo3::{PyTraverseError, PyVisit};
 use ringloader_core::Error;
-use ringloader_core::plan::{BatchRule as CoreRule, Draw, Source, Step, Supply};
+use ringloader_core::plan::{BatchRule as CoreRule, Draw, Fingerprint, Source, Step, Supply};
 use ringloader_core::sync::{AtomicBool, Ordering};
 use ringloader_core::transport::message::TaskKind;
 
 use crate::gil::exception;
-use crate::index::codec::{decode_index, encode_index_or_pickle};
+use crate::index::codec::{decode_index, encode_index, encode_index_or_pickle};
 use crate::index::tensor::TensorIndices;
 use crate::objects;
 use crate::python::Draws;
@@ -129,6 +129,60 @@ impl Stream {
         let py = draws.py();
         let read = self.read(&Draws(draws), false)?;
         read.map(|(kind, bytes)| decode_index(py, kind, &bytes).map(Bound::unbind)).transpose()
+    }
+
+    /// Passes over up to `count` indices, with `draws` asked for what torch draws. Returns the number of those that there
+    /// were, and their fingerprint, with the first at `place` and the next `step` further; `None` where one is no int.
+    fn pass_over(
+        &self,
+        draws: &Bound<'_, PyAny>,
+        count: u64,
+        place: u64,
+        step: u64,
+    ) -> PyResult<(u64, Option<u64>)> {
+        let draws = &Draws(draws);
+        let mut passed = 0;
+        let mut found = Some(Fingerprint::new(place, step));
+        while passed < count {
+            let need = {
+                let mut core = self.core();
+                match (core.pass(count - passed), &self.through) {
+                    (Ok(Step::Batch(positions)), Some(sampler)) => {
+                        let positions = positions.to_vec();
+                        drop(core);
+                        passed += positions.len() as u64;
+                        let items =
+                            self.look_up(sampler, draws, |indices| self.items(indices, &positions))?;
+                        // One that is no int has no fingerprint, and neither has the sum.
+                        match encode_index(&items)? {
+                            Some((TaskKind::Indices, bytes)) => {
+                                let words =
+                                    bytes.chunks_exact(8).map(|word| word.try_into().unwrap_or_default());
+                                let ints: Vec<i64> = words.map(i64::from_le_bytes).collect();
+                                found.iter_mut().for_each(|sum| sum.add(&ints));
+                            }
+                            _ => found = None,
+                        }
+                        continue;
+                    }
+                    (Ok(Step::Batch(indices)), None) => {
+                        passed += indices.len() as u64;
+                        found.iter_mut().for_each(|sum| sum.add(indices));
+                        continue;
+                    }
+                    (Ok(Step::Need(need)), _) => need,
+                    (Ok(Step::End), _) => break,
+                    (Ok(_), _) => return Ok((count, None)),
+                    (Err(Error::EmptySource), _) => {
+                        return Err(PyZeroDivisionError::new_err("integer division or modulo by zero"));
+                    }
+                    (Err(other), _) => return Err(exception(other)),
+                }
+            };
+            let supply = fetch(draws, need)?;
+            self.core().supply(supply).map_err(exception)?;
+        }
+        Ok((passed, found.map(|sum| sum.sum())))
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {

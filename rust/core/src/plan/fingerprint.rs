@@ -1,0 +1,64 @@
+//! A sum over the samples of an epoch that tells whether they were the same, each at the same place.
+#![forbid(unsafe_code)]
+
+/// The step between places: the golden ratio of 2^64. Its small multiples are far apart modulo 2^64, so samples of below
+/// 2^31 places and 2^32 indices are all hashed from different numbers.
+const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// Returns the hash of one sample: of its place in the epoch, and its index.
+///
+/// ```text
+/// z = (place + 1) * 0x9e3779b97f4a7c15 + index
+/// z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9
+/// z = (z ^ (z >> 27)) * 0x94d049bb133111eb
+/// z ^ (z >> 31)
+/// ```
+///
+/// All modulo 2^64; the last three lines are those of SplitMix64.
+#[must_use]
+pub fn sample_hash(place: u64, index: i64) -> u64 {
+    let z = place.wrapping_add(1).wrapping_mul(STEP).wrapping_add(index as u64);
+    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// Adds up hashes of samples. The order in which they are added, and by how many ranks, makes no difference.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fingerprint {
+    sum: u64,
+    place: u64,
+    step: u64,
+}
+
+impl Fingerprint {
+    /// Samples at places `place`, `place + step`, ...: with a `DistributedSampler` its rank and number of ranks, else
+    /// 0 and 1.
+    #[must_use]
+    pub fn new(place: u64, step: u64) -> Self {
+        Self { sum: 0, place, step }
+    }
+
+    /// Adds the samples at the next places.
+    pub fn add(&mut self, indices: &[i64]) {
+        let mut place = self.place;
+        let mut sum = self.sum;
+        for &index in indices {
+            sum = sum.wrapping_add(sample_hash(place, index));
+            place = place.wrapping_add(self.step);
+        }
+        (self.place, self.sum) = (place, sum);
+    }
+
+    /// Returns the sum, modulo 2^64.
+    #[must_use]
+    pub fn sum(&self) -> u64 {
+        self.sum
+    }
+
+    /// Returns the place of the sample that is added next.
+    #[must_use]
+    pub fn place(&self) -> u64 {
+        self.place
+    }
+}
