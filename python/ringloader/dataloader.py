@@ -25,6 +25,7 @@ from ringloader._pool import pool
 from ringloader._pool.pool import WorkerPool
 from ringloader._report import report
 from ringloader._start import spawn
+from ringloader._state import tracked
 from ringloader._torch import devices, hook, internals, select_path
 from ringloader.bad_samples import RAISE, BadSample, OnError
 from ringloader.seeds import Seeds
@@ -163,6 +164,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     _ringloader_on_error: OnError
     _ringloader_max_errors: int | None
     _ringloader_watchdog: float | None
+
+    # Asked for by the iterators: other loaders pay nothing for a state.
+    _ringloader_has_state = True
 
     #: The bad samples of the epoch that began last, from batches that were handed out, in their order.
     errors = _Errors()
@@ -309,6 +313,38 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             ValueError: If it is negative.
         """
         epochs.set_next(self, epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the position in the epoch: of the batches that ``next`` has returned, and no others.
+
+        Batches that workers have ready do not count. The dict is a copy, and JSON and
+        ``torch.load(weights_only=True)`` take it. Nothing is drawn, started or waited for. Of two iterators,
+        it is the state of the one that was made last; after :meth:`load_state_dict`, the loaded state until
+        the next ``iter``.
+
+        Raises:
+            NotImplementedError: For datasets, samplers, options and paths whose state cannot be had yet.
+        """
+        return tracked.state_of(self)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Has the next ``iter`` go on from a state, with what its epoch has drawn: no sample is read again.
+
+        An iterator that runs is left alone. ``num_workers``, ``batch_size`` and other options may be others
+        than when the state was taken. The generators of the loader and its sampler are put back to where they
+        were when the epoch began. ``{}`` does nothing. The indices that are passed over must be those that
+        were returned, else ``iter`` raises a ``ValueError``.
+
+        Args:
+            state_dict: The dict that :meth:`state_dict` has returned.
+
+        Raises:
+            TypeError: If it is no dict.
+            ValueError: If its version is unknown, a key is missing or has a bad value, or it is the state of
+                a loader with another kind of sampler.
+            NotImplementedError: As :meth:`state_dict`.
+        """
+        tracked.load(self, state_dict)
 
     def call_workers(self, fn: Callable[..., _T], *args: Any, timeout: float | None = None) -> list[_T]:
         """Calls ``fn(dataset, *args)`` in each living worker, and returns the results in the workers' order.

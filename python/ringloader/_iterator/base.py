@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ringloader._iterator.pausing import Pausing
+from ringloader._state import tracked
 from ringloader._torch import internals
 
 if TYPE_CHECKING:
     from ringloader._options.on_error import Collecting
     from ringloader._placement.device import Moving
+    from ringloader._state.tracked import Epoch
 
 
 class Delivery(NamedTuple):
@@ -74,24 +76,54 @@ class LoaderIterator(Pausing):
     _dataset: Any
     _num_workers: int
     _num_yielded: int
+    _base_seed: Any
     _profile_name: str
     _IterableDataset_len_called: int | None
+    # What is known of the epoch beside the number of batches; None: the loader has no state.
+    _epoch: Epoch | None = None
 
     def __next__(self) -> Any:
         """Returns the next batch. MIRRORS torch dataloader.py::_BaseDataLoaderIter.__next__."""
-        if internals.BaseIterator.__next__ is not internals.next_of_iterator:
-            # Tools put their own there, which call `_next_data`.
-            return super().__next__()  # type: ignore[misc]
-        # The profiler's record takes longer than a small batch.
-        if internals.profiler_enabled():
-            with torch.autograd.profiler.record_function(self._profile_name):
+        try:
+            if internals.BaseIterator.__next__ is not internals.next_of_iterator:
+                # Tools put their own there, which call `_next_data`.
+                return super().__next__()  # type: ignore[misc]
+            # The profiler's record takes longer than a small batch.
+            if internals.profiler_enabled():
+                with torch.autograd.profiler.record_function(self._profile_name):
+                    data = self._take_next(self)
+            else:
                 data = self._take_next(self)
-        else:
-            data = self._take_next(self)
+        except BaseException as error:
+            if self._epoch is not None:
+                self._epoch.note_raised(self, error)
+            raise
         self._num_yielded += 1
         if self._IterableDataset_len_called is not None:
             self._check_length(self._IterableDataset_len_called)
         return data
+
+    def __del__(self) -> None:
+        if self._epoch is not None:
+            self._epoch.leave(self)
+        ends = getattr(super(), "__del__", None)
+        if ends is not None:
+            ends()
+
+    def _count_lost(self) -> int:
+        """Returns how many batches of this epoch are passed and were not got, after ``next`` raised."""
+        raise NotImplementedError
+
+    def _init_base(self, loader: Any) -> None:
+        """Calls the constructor of torch's base, which draws the base seed unless it is known."""
+        epoch = self._epoch
+        if epoch is None or epoch.given_seed is None:
+            internals.BaseIterator.__init__(self, loader)
+        else:
+            internals.BaseIterator.__init__(self, tracked.WithoutDrawing(loader))
+            self._base_seed = epoch.given_seed
+        if epoch is not None:
+            epoch.begin(self, self._base_seed, epoch.given_seed is None)
 
     def _next_data(self) -> Any:
         return self._take_next(self)

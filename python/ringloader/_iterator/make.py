@@ -15,6 +15,7 @@ from ringloader._options.checks import THREAD
 from ringloader._options.table import TABLE, Options
 from ringloader._pool import pool
 from ringloader._report import report
+from ringloader._state import tracked
 from ringloader._torch import devices, internals, select_path
 from ringloader._torch.select_path import Reason
 from ringloader._worker.options import WorkerOption
@@ -82,6 +83,7 @@ def _torchs(loader: Any, options: Options, reason: Reason, fall_back: Callable[[
 
     before = report.noted(loader)
     _check_for_torchs(loader, options, reason.text)
+    tracked.refuse(loader, tracked.TORCHS_PATH)
     iterator = fall_back()
     if report.noted(loader) is not before:
         # A hook further down has seen to it.

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 from ringloader._iterator import pausing
 from ringloader._iterator.base import Delivery
 from ringloader._iterator.pausing import Pausing
+from ringloader._state import tracked
 
 
 class TorchsIterator(Pausing):
@@ -47,6 +48,7 @@ class TorchsIterator(Pausing):
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         """Begins another epoch of persistent workers."""
         self._remove_gate()
+        tracked.refuse(loader, tracked.TORCHS_PATH)
         if self._delivery.moving is not None:
             self._delivery.moving.abandon()
         self._delivery.begin_epoch(loader)

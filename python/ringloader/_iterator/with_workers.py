@@ -13,6 +13,7 @@ from ringloader._options import epochs, overdue
 from ringloader._placement import decoding, lookahead, pinning
 from ringloader._placement.lookahead import Placement
 from ringloader._sources import samplers
+from ringloader._state import tracked
 from ringloader._torch import data_pipes, devices, internals
 from ringloader._transport.protocol import Transport
 from ringloader._worker.loop import Resume, Work
@@ -69,7 +70,8 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         self._persistent_workers = loader.persistent_workers
         try:
             loader.check_worker_number_rationality()
-            internals.BaseIterator.__init__(self, loader)
+            self._epoch = tracked.begin(loader)
+            self._init_base(loader)
             if delivery.moving is not None:
                 self._pin_memory = False
             self._prefetch_factor = loader.prefetch_factor
@@ -108,9 +110,15 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         self._remove_gate()
+        if not first_iter:
+            if self._epoch is not None:
+                self._epoch.leave(self)
+            self._epoch = tracked.begin(loader)
+            if self._epoch is not None:
+                self._epoch.begin(self, self._base_seed, False)
         internals.BaseIterator._reset(self, loader, first_iter)
         self._workers_status = [True] * self._num_workers
-        source = samplers.index_source(self._index_sampler)
+        source = self._index_source()
         if first_iter:
             self._scheduler = self._make_scheduler(source)
             self._take_next = self._delivery.around(self._taking())
@@ -130,6 +138,14 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
             self._scheduler.reset(source)
         for _ in range(self._prefetch_factor * self._num_workers):
             self._scheduler.put_index(self)
+
+    def _index_source(self) -> _native.IndexSource:
+        if self._epoch is None or self._epoch.resumed is None:
+            return samplers.index_source(self._index_sampler, self._epoch)
+        return _native.IndexSource.native(tracked.rest_of(self._epoch, self._index_sampler))
+
+    def _count_lost(self) -> int:
+        return self._scheduler.positions().received - self._num_yielded
 
     def _make_scheduler(self, source: _native.IndexSource) -> Any:
         made = self._transport.scheduler(

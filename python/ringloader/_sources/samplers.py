@@ -9,7 +9,8 @@ from __future__ import annotations
 import itertools
 import operator
 import sys
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 import torch
 from torch.utils.data import sampler as torch_sampler
@@ -21,14 +22,26 @@ from ringloader._torch import internals
 from ringloader.rollover import OWN_ITER, RolloverBatchSampler
 
 
-def index_source(index_sampler: Any) -> _native.IndexSource:
-    """Returns the source of an epoch's indices: a native stream if there is one, else Python's ``next``."""
+def index_source(index_sampler: Any, record: Record | None = None) -> _native.IndexSource:
+    """Returns the source of an epoch's indices: a native stream if there is one, else Python's ``next``.
+
+    Args:
+        index_sampler: The loader's.
+        record: Keeps what the epoch draws from the program's generator.
+    """
     found = draws_of(index_sampler)
+    if found is not None:
+        found.record = record
     return _native.IndexSource.python() if found is None else _native.IndexSource.native(found)
 
 
-def draws_of(index_sampler: Any) -> TorchDraws | None:
-    """Returns the answers to a native stream for a loader's index sampler; None if Python must iterate it."""
+def draws_of(index_sampler: Any, in_iter: bool = False) -> TorchDraws | None:
+    """Returns the answers to a native stream for a loader's index sampler; None if Python must iterate it.
+
+    Args:
+        index_sampler: The loader's.
+        in_iter: Also for samplers that do in ``iter`` what a stream does at its first request.
+    """
     batch: _native.BatchRule | None = None
     rolling: RolloverBatchSampler | None = None
     sampler = index_sampler
@@ -50,7 +63,19 @@ def draws_of(index_sampler: Any) -> TorchDraws | None:
         return None
     made = opener(sampler, batch)
     made.rolling = rolling
-    return made if made.is_plain() else None
+    return made if made.is_plain() and (in_iter or not made.works_in_iter()) else None
+
+
+class Record(Protocol):
+    """Keeps what an epoch has drawn from the program's generator."""
+
+    # A seed, or the state of torch's default generator before the draw; None before the draw.
+    drawn: int | torch.Tensor | None
+
+
+def draws_in_any_iter(index_sampler: Any) -> TorchDraws | None:
+    """As :func:`draws_of`, also for samplers that torch reads or draws from inside ``iter`` already."""
+    return draws_of(index_sampler, in_iter=True)
 
 
 def _is_size(size: Any) -> bool:
@@ -73,10 +98,24 @@ class TorchDraws(randperm.Draws):
         # The batch sampler that takes what is left over.
         self.rolling: RolloverBatchSampler | None = None
         self._words_from: torch.Generator | None = None
+        # Of a loader that has a state: keeps what is drawn from the program's generator.
+        self.record: Record | None = None
+        # What an epoch that is resumed has drawn before from the program's generator.
+        self.given: int | torch.Tensor | None = None
+        # Generators that stand in for the sampler's own, by their ids.
+        self.twins: Mapping[int, torch.Generator] = {}
+        # The epoch of a sampler that has one, in place of its own.
+        self.epoch: int | None = None
+        # Called with a stream that was just made.
+        self.begin: Callable[[_native.Stream], None] | None = None
 
     def is_plain(self) -> bool:
         """True if this very sampler can be read natively. Reads nothing that torch reads later."""
         return True
+
+    def works_in_iter(self) -> bool:
+        """True if torch reads or draws in ``iter``, before the first request."""
+        return False
 
     def open(self) -> _native.Stream | None:
         """Reads what torch's generator reads before it yields, and makes the native stream.
@@ -88,7 +127,11 @@ class TorchDraws(randperm.Draws):
             made = self._make()
         except (ValueError, OverflowError):
             return None
-        return made if self.rolling is None or self._roll_over(made, self.rolling) else None
+        if self.rolling is not None and not self._roll_over(made, self.rolling):
+            return None
+        if self.begin is not None:
+            self.begin(made)
+        return made
 
     def _roll_over(self, made: _native.Stream, rolling: RolloverBatchSampler) -> bool:
         rest = rolling.rest()
@@ -137,6 +180,21 @@ class TorchDraws(randperm.Draws):
         """The generator that torch permutes with, and whether no other code ever sees it."""
         raise NotImplementedError
 
+    def _generator_for_one_draw(self) -> tuple[torch.Generator | None, bool]:
+        """The generator of a sampler that draws once, and whether no other code ever sees it."""
+        generator = self.sampler.generator
+        if generator is not None:
+            twin = self.twins.get(id(generator))
+            return (generator, False) if twin is None else (twin, True)
+        if self.given is None:
+            if self.record is not None:
+                self.record.drawn = torch.default_generator.get_state()
+            return None, False
+        assert isinstance(self.given, torch.Tensor)
+        generator = torch.Generator()
+        generator.set_state(self.given)
+        return generator, True
+
 
 def _is_cpu(generator: Any) -> bool:
     return generator is None or (type(generator) is torch.Generator and generator.device.type == "cpu")
@@ -145,9 +203,9 @@ def _is_cpu(generator: Any) -> bool:
 class _Sequential(TorchDraws):
     """MIRRORS torch sampler.py::SequentialSampler."""
 
-    def is_plain(self) -> bool:
+    def works_in_iter(self) -> bool:
         # Without batches torch reads the length inside iter(), and its iterator then is a range's.
-        return self.batch is not None
+        return self.batch is None
 
     def _make(self) -> _native.Stream:
         return _native.Stream.sequential(len(self.sampler.data_source), self.batch)
@@ -166,11 +224,17 @@ class _Random(TorchDraws):
         n = len(self.sampler.data_source)
         self._is_private = self.sampler.generator is None
         if not self._is_private:
-            self._generator = self.sampler.generator
+            generator = self.sampler.generator
+            self._generator = self.twins.get(id(generator), generator)
         return _native.Stream.random(n, self.sampler.replacement, self._is_private, self.batch)
 
     def seed(self) -> None:
-        seed = int(torch.empty((), dtype=torch.int64).random_().item())
+        seed = self.given
+        if seed is None:
+            seed = int(torch.empty((), dtype=torch.int64).random_().item())
+        assert isinstance(seed, int)
+        if self.record is not None:
+            self.record.drawn = seed
         self._generator = torch.Generator()
         self._generator.manual_seed(seed)
 
@@ -196,7 +260,7 @@ class _Subset(TorchDraws):
         return _native.Stream.subset(self.sampler, len(self.sampler.indices), self.batch)
 
     def _permuting(self) -> tuple[torch.Generator | None, bool]:
-        return self.sampler.generator, False
+        return self._generator_for_one_draw()
 
 
 class _Weighted(TorchDraws):
@@ -212,17 +276,18 @@ class _Weighted(TorchDraws):
 
     def multinomial(self) -> torch.Tensor:
         sampler = self.sampler
+        generator, _ = self._generator_for_one_draw()
         return torch.multinomial(
-            sampler.weights, sampler.num_samples, sampler.replacement, generator=sampler.generator
+            sampler.weights, sampler.num_samples, sampler.replacement, generator=generator
         )
 
 
 class _Distributed(TorchDraws):
     """MIRRORS torch distributed.py::DistributedSampler."""
 
-    def is_plain(self) -> bool:
+    def works_in_iter(self) -> bool:
         # Without batches torch draws inside iter(), and its constructor calls iter() in any case.
-        return self.batch is not None
+        return self.batch is None
 
     def _make(self) -> _native.Stream:
         sampler = self.sampler
@@ -238,7 +303,8 @@ class _Distributed(TorchDraws):
 
     def _permuting(self) -> tuple[torch.Generator | None, bool]:
         generator = torch.Generator()
-        generator.manual_seed(self.sampler.seed + self.sampler.epoch)
+        epoch = self.sampler.epoch if self.epoch is None else self.epoch
+        generator.manual_seed(self.sampler.seed + epoch)
         return generator, True
 
 

@@ -1,0 +1,184 @@
+"""The state of a loader as values, and as the dict that ``state_dict`` returns."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Saved:
+    """The position of an epoch, and what its order comes from.
+
+    Attributes:
+        sampler: The kind of sampler: the name of torch's class.
+        num_yielded: Batches that are passed. Other code may have edited it.
+        is_finished: True if the epoch is over. Other code may have edited it.
+        batches: Batches that were passed.
+        samples: Samples that were passed.
+        batch_size: Samples in a batch, with which an edited number of batches becomes one of samples.
+        fingerprint: The fingerprint of the samples that were passed; None where an index is no int.
+        base_seed: The seed of the epoch's workers; None if the epoch has not begun.
+        base_seed_drawn: True if the epoch drew it, as the first of persistent workers does.
+        drawn: What the sampler drew from the program's generator: a seed, or the state before the draw.
+        loader_generator: The state of the loader's generator when the epoch began.
+        sampler_generator: The state of the sampler's; None if it has none or the loader's.
+        rest: The indices with which an epoch of ``rollover`` began.
+        epoch: The epoch by which a ``DistributedSampler`` shuffled.
+        rank: The rank, and
+        num_replicas: the number of ranks, of a ``DistributedSampler``.
+    """
+
+    sampler: str
+    num_yielded: int = 0
+    is_finished: bool = False
+    batches: int = 0
+    samples: int = 0
+    batch_size: int = 1
+    fingerprint: int | None = 0
+    base_seed: int | None = None
+    base_seed_drawn: bool = False
+    drawn: int | torch.Tensor | None = None
+    loader_generator: torch.Tensor | None = None
+    sampler_generator: torch.Tensor | None = None
+    rest: tuple[int, ...] | None = None
+    epoch: int | None = None
+    rank: int | None = None
+    num_replicas: int | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        """True if the epoch has drawn its base seed."""
+        return self.base_seed is not None
+
+    @property
+    def is_edited(self) -> bool:
+        """True if other code has moved the position."""
+        return self.num_yielded != self.batches
+
+    @property
+    def to_pass(self) -> int:
+        """Samples to pass over: those that were passed, or as many as an edited number of batches has."""
+        return max(0, self.samples + (self.num_yielded - self.batches) * self.batch_size)
+
+
+# The keys of the dict that frameworks edit, as torchdata's `StatefulDataLoader` names them.
+_NAMES = {"num_yielded": "_num_yielded", "is_finished": "_iterator_finished"}
+# Their values, and those of the other keys.
+_COUNTS = ("num_yielded", "batches", "samples", "batch_size")
+_STATES = ("loader_generator", "sampler_generator")
+
+
+def to_dict(saved: Saved) -> dict[str, Any]:
+    """Returns a state as a dict of values that JSON and ``torch.load(weights_only=True)`` take."""
+    made: dict[str, Any] = {"version": VERSION}
+    for field in dataclasses.fields(saved):
+        value = getattr(saved, field.name)
+        if isinstance(value, torch.Tensor):
+            value = base64.b64encode(bytes(value.tolist())).decode("ascii")
+        elif isinstance(value, tuple):
+            value = list(value)
+        made[_NAMES.get(field.name, field.name)] = value
+    return made
+
+
+def from_dict(state: Mapping[str, Any]) -> Saved:
+    """Reads the dict of :func:`to_dict`.
+
+    Raises:
+        ValueError: For a dict without a known version, and for a key that is missing or has a bad value.
+    """
+    if "version" not in state:
+        if "_snapshot" in state or "_sampler_iter_state" in state:
+            raise ValueError(
+                "load_state_dict() got a state of torchdata's StatefulDataLoader, which has another layout: "
+                "load it there, or begin the epoch anew"
+            )
+        raise ValueError("load_state_dict() needs the key 'version', which this state does not have")
+    if state["version"] != VERSION or isinstance(state["version"], bool):
+        raise ValueError(
+            f"load_state_dict() knows version={VERSION}, and this state has "
+            f"version={state['version']!r:.50}: use the version of ringloader that made it, or a newer one"
+        )
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(Saved):
+        key = _NAMES.get(field.name, field.name)
+        if key not in state:
+            raise ValueError(f"load_state_dict() needs the key {key!r}, which this state does not have")
+        try:
+            found[field.name] = _READ[field.name](state[key])
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ValueError(f"load_state_dict() got {key}={state[key]!r:.80}: {error}") from None
+    return Saved(**found)
+
+
+def _count(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError("it must be an int, from 0 on")
+    return value
+
+
+def _flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("it must be true or false")
+    return value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError("it must be a str")
+    return value
+
+
+def _number(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not -(1 << 63) <= value < 1 << 64:
+        raise ValueError("it must be an int of 64 bits")
+    return value
+
+
+def _state(value: object) -> torch.Tensor:
+    try:
+        raw = base64.b64decode(_text(value), validate=True)
+    except binascii.Error as error:
+        raise ValueError(f"it must be the state of a generator, in base64 ({error})") from None
+    made = torch.tensor(list(raw), dtype=torch.uint8)
+    # It checks the state.
+    torch.Generator().set_state(made)
+    return made
+
+
+def _drawn(value: object) -> int | torch.Tensor:
+    return _state(value) if isinstance(value, str) else _number(value)
+
+
+def _indices(value: object) -> tuple[int, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise ValueError("it must be a list of ints")
+    return tuple(_number(index) for index in value)
+
+
+def _or_none(read: Callable[[object], Any]) -> Callable[[object], Any]:
+    return lambda value: None if value is None else read(value)
+
+
+_READ: dict[str, Callable[[object], Any]] = {
+    "sampler": _text,
+    "is_finished": _flag,
+    "base_seed_drawn": _flag,
+    "fingerprint": _or_none(_number),
+    "base_seed": _or_none(_number),
+    "drawn": _or_none(_drawn),
+    "rest": _or_none(_indices),
+    "epoch": _or_none(_count),
+    "rank": _or_none(_count),
+    "num_replicas": _or_none(_count),
+    **dict.fromkeys(_COUNTS, _count),
+    **dict.fromkeys(_STATES, _or_none(_state)),
+}
