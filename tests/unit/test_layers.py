@@ -82,6 +82,7 @@ PYTHON_MAY_USE = {
         "_report",
         "_sources",
         "_start",
+        "_state",
         "_torch",
         "_transport",
         "_worker",
@@ -96,6 +97,7 @@ PYTHON_MAY_USE = {
     "_report": {"_common"},
     "_sources": {"_native", "_torch", "rollover"},
     "_start": {"_common", "_log", "_worker"},
+    "_state": {"_common", "_native", "_options", "_sources", "_torch", "rollover"},
     "_torch": {"_log", "_native"},
     "_transport": {
         "_common",
@@ -120,6 +122,7 @@ PYTHON_MAY_USE = {
         "_pool",
         "_report",
         "_start",
+        "_state",
         "_torch",
         "bad_samples",
         "rollover",
