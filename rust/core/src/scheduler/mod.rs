@@ -59,6 +59,8 @@ pub enum Poll<T, D> {
     End,
     /// A result that [`Scheduler::accept`] kept; it is its turn.
     Ready {
+        /// The task that the result answers.
+        seq: u64,
         /// The worker that made it.
         worker: u32,
         /// The result.
@@ -153,7 +155,7 @@ impl<T> Scheduler<T> {
             let wanted =
                 match self.tasks.next(|worker| transport.is_some() && self.dispatch.is_active(worker)) {
                     Next::End => return Ok(Poll::End),
-                    Next::Ready { worker, data, .. } => return Ok(Poll::Ready { worker, data }),
+                    Next::Ready { seq, worker, data } => return Ok(Poll::Ready { seq, worker, data }),
                     Next::Wait { worker, .. } => (self.order == Order::InOrder).then_some(worker),
                 };
             let Some(transport) = transport else { return Ok(Poll::End) };

@@ -26,7 +26,7 @@ fn drain<B: Backend>(fleet: &mut Fleet<B>) -> (Vec<u64>, Vec<u64>) {
     loop {
         match fleet.poll() {
             Poll::End => return (came, failed),
-            Poll::Ready { worker, data } => {
+            Poll::Ready { worker, data, .. } => {
                 fleet.scheduler.delivered(worker);
                 came.push(data);
             }

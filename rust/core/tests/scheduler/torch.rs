@@ -153,7 +153,7 @@ impl<B: Backend> Native<B> {
         loop {
             match self.fleet.poll() {
                 Poll::End => return Did::Next(None),
-                Poll::Ready { worker, data } => return self.hand_out(data, worker),
+                Poll::Ready { worker, data, .. } => return self.hand_out(data, worker),
                 Poll::Lost { worker } => {
                     self.fleet.scheduler.give_up(worker);
                     return Did::Lost(worker);

@@ -166,7 +166,7 @@ impl Scheduled {
                     assert!(!self.peers.iter().any(open), "the epoch ended before its batches");
                     return Outcome::End;
                 }
-                Poll::Ready { worker, data } => return self.hand_out(worker, data, start),
+                Poll::Ready { worker, data, .. } => return self.hand_out(worker, data, start),
                 Poll::Arrived { seq, delivery } => {
                     let number = delivery.seq;
                     assert_eq!(number, (self.epoch << EPOCH_SHIFT) | seq, "a batch of another epoch");

@@ -7,6 +7,7 @@ use pyo3::prelude::*;
 use pyo3::{PyTraverseError, PyVisit};
 use ringloader_core::transport::message::TaskIndex;
 
+use super::ledger::Ledger;
 use super::stream::Stream;
 use crate::index::codec::encode_index_or_pickle;
 use crate::python::{Callbacks, Draws};
@@ -19,20 +20,24 @@ pub(crate) struct IndexSource {
     /// Made at the first request, as torch's generators begin their bodies then; `None` inside: Python iterates the
     /// sampler after all.
     stream: OnceLock<Option<Py<Stream>>>,
+    /// Notes what is read and what the caller gets, for a loader that has a state.
+    ledger: Option<Py<Ledger>>,
 }
 
 #[pymethods]
 impl IndexSource {
     /// One epoch of a sampler of torch's own, read natively.
     #[staticmethod]
-    fn native(draws: Py<PyAny>) -> Self {
-        Self { draws: Some(draws), stream: OnceLock::new() }
+    #[pyo3(signature = (draws, ledger=None))]
+    fn native(draws: Py<PyAny>, ledger: Option<Py<Ledger>>) -> Self {
+        Self { draws: Some(draws), stream: OnceLock::new(), ledger }
     }
 
     /// Any other, read by torch's `_next_index`.
     #[staticmethod]
-    fn python() -> Self {
-        Self { draws: None, stream: OnceLock::new() }
+    #[pyo3(signature = (ledger=None))]
+    fn python(ledger: Option<Py<Ledger>>) -> Self {
+        Self { draws: None, stream: OnceLock::new(), ledger }
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
@@ -42,6 +47,20 @@ impl IndexSource {
 }
 
 impl IndexSource {
+    /// Begins a call for a batch.
+    pub(crate) fn begin_call(&self) {
+        if let Some(ledger) = &self.ledger {
+            ledger.get().begin_call();
+        }
+    }
+
+    /// Notes that the caller gets the batch of a task.
+    pub(crate) fn note_got(&self, task: u64) {
+        if let Some(ledger) = &self.ledger {
+            ledger.get().got(task);
+        }
+    }
+
     /// The next index, as a task's bytes, which may be unpickled more than once if `again`; `None` at the sampler's
     /// end.
     ///
@@ -72,11 +91,21 @@ impl IndexSource {
                 let _ = self.stream.set(made);
             }
             if let Some(Some(stream)) = self.stream.get() {
-                return Ok(stream.get().read(&draws, again)?.map(natively));
+                let found = stream.get().read(&draws, again)?;
+                if let (Some(ledger), Some((kind, bytes))) = (&self.ledger, &found) {
+                    ledger.get().note_read(*kind, bytes);
+                }
+                return Ok(found.map(natively));
             }
         }
         match callbacks.next_index() {
-            Ok(index) => by_python(&index).map(Some),
+            Ok(index) => {
+                let found = by_python(&index)?;
+                if let Some(ledger) = &self.ledger {
+                    ledger.get().read(&index)?;
+                }
+                Ok(Some(found))
+            }
             Err(error) if error.is_instance_of::<PyStopIteration>(py) => Ok(None),
             Err(error) => Err(error),
         }

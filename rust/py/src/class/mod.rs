@@ -5,6 +5,7 @@ pub(crate) mod engine;
 pub(crate) mod index_source;
 pub(crate) mod kept;
 pub(crate) mod layout;
+pub(crate) mod ledger;
 pub(crate) mod messages;
 pub(crate) mod parent_end;
 pub(crate) mod pinned;

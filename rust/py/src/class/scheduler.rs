@@ -175,8 +175,8 @@ struct State<I> {
     source: Py<IndexSource>,
     /// Batches that were taken and not yet handed out, in their order.
     taken: VecDeque<Taken>,
-    /// A batch that was to be handed out when an interrupt came. It is the next.
-    kept: Option<Py<PyAny>>,
+    /// A batch, with its task, that was to be handed out when an interrupt came. It is the next.
+    kept: Option<(u64, Py<PyAny>)>,
     /// The batch that was taken next, if there was no memory to keep it with the others.
     unplaced: Option<(Taken, Py<PyAny>)>,
     /// The end of a worker's iterable dataset, where that was found ahead of its turn. To end the worker then would
@@ -201,8 +201,17 @@ enum End {
     Kept(u32),
 }
 
+/// A result whose turn it is.
+struct Turn<'py> {
+    /// The task's number in the epoch.
+    seq: u64,
+    worker: u32,
+    data: Bound<'py, PyAny>,
+}
+
 /// A batch that was taken and not yet handed out.
 struct Taken {
+    seq: u64,
     worker: u32,
     /// torch's `_rcvd_idx` before it.
     received: u64,
@@ -305,15 +314,16 @@ impl<E: ParentEnd> Scheduling<E> {
         callbacks: &Callbacks<'_, 'py>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let py = callbacks.py();
-        if let Some(data) = state.kept.take() {
-            return self.hand_out(state, callbacks, data.into_bound(py));
+        state.source.get().begin_call();
+        if let Some((seq, data)) = state.kept.take() {
+            return self.hand_out(state, callbacks, seq, data.into_bound(py));
         }
         let unpack = |delivery| E::of(&self.engine).unpack(py, delivery);
-        let Some((worker, data)) = self.advance(state, callbacks, true, unpack)? else {
+        let Some(Turn { seq, worker, data }) = self.advance(state, callbacks, true, unpack)? else {
             return Err(invalid_state());
         };
         state.core.delivered(worker);
-        self.hand_out(state, callbacks, data)
+        self.hand_out(state, callbacks, seq, data)
     }
 
     /// Makes every call for a batch raise `RuntimeError` with this text from now on, also one that waits in another
@@ -390,7 +400,7 @@ impl<E: ParentEnd> Scheduling<E> {
             return Ok(());
         }
         self.state.traverse(|state| {
-            visit.call(&state.kept)?;
+            visit.call(state.kept.as_ref().map(|(_, data)| data))?;
             visit.call(state.unplaced.as_ref().map(|(_, data)| data))?;
             visit.call(&state.source)
         })?;

@@ -8,21 +8,21 @@ use ringloader_core::scheduler::Poll;
 use super::super::engine::stand_in;
 use super::super::parent_end::{Delivered, Indexed, ParentEnd};
 use super::watched::Watched;
-use super::{Core, End, Scheduling, State, invalid_state, is_end};
+use super::{Core, End, Scheduling, State, Turn, invalid_state, is_end};
 use crate::gil::{Deadline, exception};
 use crate::python::{self, Callbacks, Late};
 use crate::torch::names::Torch;
 
 impl<E: ParentEnd> Scheduling<E> {
-    /// Returns the next result whose turn it is, as `unpack` makes it, and its worker. `None` if there is none now and
-    /// `wait` is not given. Without `wait`, anything that must be raised in its turn is left for its turn.
+    /// Returns the next result whose turn it is, as `unpack` makes it. `None` if there is none now and `wait` is not given.
+    /// Without `wait`, anything that must be raised in its turn is left for its turn.
     pub(super) fn advance<'py>(
         &self,
         state: &mut State<Indexed<E>>,
         callbacks: &Callbacks<'_, 'py>,
         wait: bool,
         unpack: impl Fn(Delivered<E>) -> PyResult<Bound<'py, PyAny>>,
-    ) -> PyResult<Option<(u32, Bound<'py, PyAny>)>> {
+    ) -> PyResult<Option<Turn<'py>>> {
         let py = callbacks.py();
         let engine = E::of(&self.engine).core().ok();
         let mut deadline = Deadline::after(self.timeout)?;
@@ -36,10 +36,10 @@ impl<E: ParentEnd> Scheduling<E> {
                     drop(engine);
                     return Err(self.end(callbacks)?);
                 }
-                Poll::Ready { worker, data } => {
+                Poll::Ready { seq, worker, data } => {
                     let data = data.into_bound(py);
                     if !self.iterable || !is_end(&data)? {
-                        return Ok(Some((worker, data)));
+                        return Ok(Some(Turn { seq, worker, data }));
                     }
                     if !wait {
                         state.end_ahead = Some(End::Kept(worker));
@@ -73,7 +73,7 @@ impl<E: ParentEnd> Scheduling<E> {
                     } else if let Some((worker, data)) =
                         state.core.accept(seq, data.unbind()).map_err(exception)?
                     {
-                        return Ok(Some((worker, data.into_bound(py))));
+                        return Ok(Some(Turn { seq, worker, data: data.into_bound(py) }));
                     }
                     deadline = Deadline::after(self.timeout)?;
                 }
@@ -182,12 +182,12 @@ impl<E: ParentEnd> Scheduling<E> {
         core: &mut Core,
         seq: u64,
         error: PyErr,
-    ) -> PyResult<Option<(u32, Bound<'py, PyAny>)>> {
+    ) -> PyResult<Option<Turn<'py>>> {
         let (standing, interrupt) = stand_in(py, error)?;
         match interrupt {
             None => {
                 let turn = core.accept(seq, standing.unbind()).map_err(exception)?;
-                Ok(turn.map(|(worker, data)| (worker, data.into_bound(py))))
+                Ok(turn.map(|(worker, data)| Turn { seq, worker, data: data.into_bound(py) }))
             }
             Some(interrupt) => {
                 core.keep(seq, standing.unbind()).map_err(exception)?;
@@ -204,19 +204,23 @@ impl<E: ParentEnd> Scheduling<E> {
         &self,
         state: &mut State<Indexed<E>>,
         callbacks: &Callbacks<'_, 'py>,
+        seq: u64,
         data: Bound<'py, PyAny>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let py = callbacks.py();
         if let Err(interrupt) = py.check_signals() {
-            state.kept = Some(data.unbind());
+            state.kept = Some((seq, data.unbind()));
             return Err(interrupt);
         }
-        if let Err(error) = self.send_one(state, callbacks) {
-            if !error.is_instance_of::<PyException>(py) {
-                state.kept = Some(data.unbind());
-            }
-            return Err(error);
+        let sent = self.send_one(state, callbacks);
+        if let Err(interrupt) = &sent
+            && !interrupt.is_instance_of::<PyException>(py)
+        {
+            state.kept = Some((seq, data.clone().unbind()));
+        } else {
+            state.source.get().note_got(seq);
         }
+        sent?;
         // By its type: `isinstance` would ask every batch for `__class__` too, which a user's class may answer.
         if data.get_type().is_subclass(Torch::get(py)?.exception_wrapper.bind(py))? {
             data.call_method0(python::reraise(py)).inspect_err(|error| forget_locals(py, error))?;

@@ -11,7 +11,7 @@ use ringloader_core::sync::Ordering;
 
 use super::super::arrival::Arrival;
 use super::super::parent_end::ParentEnd;
-use super::{BUSY, Scheduling, Taken, invalid_state};
+use super::{BUSY, Scheduling, Taken, Turn, invalid_state};
 use crate::caught::caught;
 use crate::objects;
 use crate::python::Callbacks;
@@ -80,8 +80,9 @@ impl<E: ParentEnd> Scheduling<E> {
         let depth: usize = placement.getattr(intern!(py, "depth"))?.extract()?;
         {
             let mut state = self.lock(py)?;
-            if let Some(data) = state.kept.take() {
-                return self.hand_out(&mut state, callbacks, data.into_bound(py));
+            state.source.get().begin_call();
+            if let Some((seq, data)) = state.kept.take() {
+                return self.hand_out(&mut state, callbacks, seq, data.into_bound(py));
             }
         }
         if ahead.batches.is_empty() {
@@ -99,10 +100,10 @@ impl<E: ParentEnd> Scheduling<E> {
             return Err(PyAssertionError::new_err("Invalid iterator state: it was shut down meanwhile"));
         }
         let mut state = self.lock(py)?;
-        let Taken { worker, .. } = state.taken.pop_front().ok_or_else(invalid_state)?;
+        let Taken { seq, worker, .. } = state.taken.pop_front().ok_or_else(invalid_state)?;
         state.core.delivered(worker);
         let prepared = ahead.batches.pop_front();
-        let found = self.hand_out(&mut state, callbacks, data);
+        let found = self.hand_out(&mut state, callbacks, seq, data);
         drop(state);
         drop(prepared);
         found
@@ -134,8 +135,8 @@ impl<E: ParentEnd> Scheduling<E> {
                 let (_, received, _) = state.core.positions();
                 let keep = |delivery| E::keep(&self.engine, py, delivery, self.iterable);
                 let found = self.advance(state, callbacks, wait, keep)?;
-                let Some((worker, data)) = found else { return Ok(false) };
-                (Taken { worker, received }, data)
+                let Some(Turn { seq, worker, data }) = found else { return Ok(false) };
+                (Taken { seq, worker, received }, data)
             }
         };
         let arrival = match data.cast::<Arrival>() {
