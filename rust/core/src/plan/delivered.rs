@@ -1,0 +1,248 @@
+//! Which of an epoch's samples were delivered: a set of ordinals that is nearly always one range.
+#![forbid(unsafe_code)]
+
+use std::collections::VecDeque;
+
+use crate::{Error, Result};
+
+/// A set of ordinals, as half-open ranges. Ordinal `k` stands for the index that the sampler gives after `k` others in
+/// this epoch, on this rank.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Delivered {
+    /// INVARIANT: sorted; none is empty, and none touches the next one.
+    ranges: VecDeque<(u64, u64)>,
+}
+
+impl Delivered {
+    /// An empty set. It allocates with the first range.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The set of so many ordinals from 0 on.
+    #[must_use]
+    pub fn first(count: u64) -> Self {
+        let mut first = Self::new();
+        first.insert(0, count);
+        first
+    }
+
+    /// Makes a set of ranges, each a first ordinal and the one behind the last.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a range that is empty, or that begins before the one before it ends.
+    pub fn from_ranges(ranges: impl IntoIterator<Item = (u64, u64)>) -> Result<Self> {
+        let mut delivered = Self::new();
+        let mut end = 0;
+        for (start, stop) in ranges {
+            if start >= stop || start < end {
+                return Err(Error::Config(format!(
+                    "the range {start}..{stop} of samples cannot follow one that ends at {end}: ranges are not empty, \
+                     and each begins where the one before it has ended, or later"
+                )));
+            }
+            delivered.insert(start, stop);
+            end = stop;
+        }
+        Ok(delivered)
+    }
+
+    /// Adds the ordinals from `start` to before `stop`, of which some may be in it. O(1) if they extend the first or
+    /// the last range or lie behind all of them; else a search, and it moves the ranges on the shorter side. Allocates
+    /// only while the largest number of ranges grows.
+    pub fn insert(&mut self, start: u64, stop: u64) {
+        if start >= stop {
+            return;
+        }
+        match self.ranges.back_mut() {
+            Some(&mut (last, ref mut end)) if last <= start && start <= *end => {
+                *end = stop.max(*end);
+                return;
+            }
+            Some(&mut (_, end)) if start <= end => {}
+            _ => return self.ranges.push_back((start, stop)),
+        }
+        // There are two ranges at least, or the only one begins behind `start`.
+        let behind = |at: usize| self.ranges.get(at).is_none_or(|&(next, _)| stop < next);
+        let (first, first_end) = self.ranges[0];
+        if stop >= first && start <= first_end && behind(1) {
+            self.ranges[0] = (first.min(start), first_end.max(stop));
+            return;
+        }
+        let from = self.ranges.partition_point(|&(_, end)| end < start);
+        let to = self.ranges.partition_point(|&(first, _)| first <= stop);
+        if from == to {
+            return self.ranges.insert(from, (start, stop));
+        }
+        let (first, end) = (self.ranges[from].0, self.ranges[to - 1].1);
+        self.ranges[from] = (first.min(start), end.max(stop));
+        self.ranges.drain(from + 1..to);
+    }
+
+    /// Returns true if `ordinal` is in it.
+    #[must_use]
+    pub fn contains(&self, ordinal: u64) -> bool {
+        let at = self.ranges.partition_point(|&(_, stop)| stop <= ordinal);
+        self.ranges.get(at).is_some_and(|&(start, _)| start <= ordinal)
+    }
+
+    /// Returns the ranges, from the first to the last. Between two of them at least one ordinal is missing.
+    pub fn ranges(&self) -> impl ExactSizeIterator<Item = (u64, u64)> + '_ {
+        self.ranges.iter().copied()
+    }
+
+    /// Returns the number of ordinals in it.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.ranges().map(|(start, stop)| stop - start).sum()
+    }
+
+    /// Returns the first ordinal that is not in it.
+    #[must_use]
+    pub fn prefix(&self) -> u64 {
+        self.ranges.front().map_or(0, |&(start, stop)| if start == 0 { stop } else { 0 })
+    }
+
+    /// Returns the ordinal behind the last one in it, or 0.
+    #[must_use]
+    pub fn end(&self) -> u64 {
+        self.ranges.back().map_or(0, |&(_, stop)| stop)
+    }
+}
+
+/// A walk over all ordinals, from 0 on, past those that are in a set.
+#[derive(Debug, Default)]
+pub(super) struct Walk {
+    set: Delivered,
+    at: u64,
+    /// The number of ranges that lie before `at`.
+    behind: usize,
+}
+
+/// What lies ahead in a walk. The number is at least 1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Run {
+    /// So many ordinals that are in the set.
+    In(u64),
+    /// So many ordinals that are not.
+    Out(u64),
+}
+
+impl Walk {
+    pub(super) fn new(set: Delivered) -> Self {
+        Self { set, at: 0, behind: 0 }
+    }
+
+    /// Returns the next ordinal.
+    pub(super) fn at(&self) -> u64 {
+        self.at
+    }
+
+    /// Looks ahead. O(1).
+    pub(super) fn run(&self) -> Run {
+        match self.set.ranges.get(self.behind) {
+            Some(&(start, stop)) if start <= self.at => Run::In(stop - self.at),
+            Some(&(start, _)) => Run::Out(start - self.at),
+            None => Run::Out(u64::MAX - self.at),
+        }
+    }
+
+    /// Goes on by `count` ordinals, no more than the run ahead has. O(1).
+    pub(super) fn advance(&mut self, count: u64) {
+        self.at += count;
+        self.behind +=
+            usize::from(self.set.ranges.get(self.behind).is_some_and(|&(_, stop)| stop == self.at));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn set(ranges: &[(u64, u64)]) -> Delivered {
+        Delivered::from_ranges(ranges.iter().copied()).unwrap()
+    }
+
+    fn ranges(set: &Delivered) -> Vec<(u64, u64)> {
+        set.ranges().collect()
+    }
+
+    #[test]
+    fn ranges_grow_and_meet() {
+        let mut set = Delivered::new();
+        for (start, stop, expected) in [
+            (5, 5, vec![]),
+            (10, 20, vec![(10, 20)]),
+            (20, 25, vec![(10, 25)]),
+            (30, 40, vec![(10, 25), (30, 40)]),
+            (5, 10, vec![(5, 25), (30, 40)]),
+            (0, 2, vec![(0, 2), (5, 25), (30, 40)]),
+            (3, 4, vec![(0, 2), (3, 4), (5, 25), (30, 40)]),
+            (2, 3, vec![(0, 4), (5, 25), (30, 40)]),
+            (4, 5, vec![(0, 25), (30, 40)]),
+            (26, 27, vec![(0, 25), (26, 27), (30, 40)]),
+            (7, 50, vec![(0, 50)]),
+            (0, 1, vec![(0, 50)]),
+        ] {
+            set.insert(start, stop);
+            assert_eq!(ranges(&set), expected, "{start}..{stop}");
+        }
+        assert_eq!((set.count(), set.prefix(), set.end()), (50, 50, 50));
+    }
+
+    #[test]
+    fn every_insertion_is_that_of_a_set_of_numbers() {
+        let mut state = 1_u64;
+        let mut random = |below: u64| {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 33) % below
+        };
+        for _ in 0..300 {
+            let (mut set, mut plain) = (Delivered::new(), [false; 64]);
+            let longest = 1 + random(12);
+            for _ in 0..random(40) {
+                let start = random(64);
+                let stop = (start + random(longest)).min(64);
+                set.insert(start, stop);
+                plain[start as usize..stop.max(start) as usize].fill(true);
+                let found = ranges(&set);
+                assert!(found.iter().all(|&(start, stop)| start < stop));
+                assert!(found.windows(2).all(|pair| pair[0].1 < pair[1].0), "{found:?}");
+                for (ordinal, &is_in) in plain.iter().enumerate() {
+                    assert_eq!(set.contains(ordinal as u64), is_in, "{ordinal} in {found:?}");
+                }
+                assert_eq!(set.count(), plain.iter().filter(|&&is_in| is_in).count() as u64);
+                assert_eq!(set.prefix(), plain.iter().take_while(|&&is_in| is_in).count() as u64);
+                assert_eq!(Delivered::from_ranges(found), Ok(set.clone()));
+            }
+            let mut walk = Walk::new(set);
+            while walk.at() < 64 {
+                let (is_in, count) = match walk.run() {
+                    Run::In(count) => (true, count),
+                    Run::Out(count) => (false, count.min(64 - walk.at())),
+                };
+                let ahead = &plain[walk.at() as usize..(walk.at() + count) as usize];
+                assert!(count > 0 && ahead.iter().all(|&plain| plain == is_in));
+                walk.advance(1 + random(count));
+            }
+            assert_eq!(walk.run(), Run::Out(u64::MAX - 64));
+        }
+    }
+
+    #[test]
+    fn ranges_out_of_order_are_refused() {
+        for wrong in
+            [vec![(3, 3)], vec![(4, 3)], vec![(0, 2), (1, 3)], vec![(5, 6), (0, 1)], vec![(0, 2), (0, 2)]]
+        {
+            let Err(Error::Config(text)) = Delivered::from_ranges(wrong.clone()) else { panic!("{wrong:?}") };
+            let (start, stop) = wrong[wrong.len() - 1];
+            assert!(text.contains(&format!("{start}..{stop} ")), "{text}");
+        }
+        assert_eq!(ranges(&set(&[(0, 2), (2, 3), (7, 8)])), [(0, 3), (7, 8)]);
+        assert_eq!(Delivered::from_ranges([]), Ok(Delivered::first(0)));
+        assert_eq!(set(&[(1, 2)]).prefix(), 0);
+        let whole = Delivered::first(u64::MAX);
+        assert_eq!((whole.prefix(), whole.contains(u64::MAX - 1)), (u64::MAX, true));
+    }
+}

@@ -1,0 +1,360 @@
+//! What of an epoch was handed to the caller, noted where it happens.
+#![forbid(unsafe_code)]
+
+use std::collections::VecDeque;
+
+use super::delivered::{Delivered, Run, Walk};
+use super::fingerprint::sum_of;
+
+/// The tasks of an epoch from their reading on, and what came of them: one for each time that an epoch is iterated.
+///
+/// - [`read`](Self::read): the sampler gave a task's indices.
+/// - [`begin_call`](Self::begin_call), [`got`](Self::got), [`raised`](Self::raised): the caller asked for a batch, and
+///   what came. A call returns one batch, so one that is got while an earlier one of the same call is not yet returned
+///   has that one left out: it is passed.
+/// - [`position`](Self::position): where the caller is.
+///
+/// A batch that was returned counts for both sums, and one that was passed without being returned counts for the sum of
+/// those that were passed only: a batch that raised, once the next call has begun, or one that was left out.
+///
+/// A task costs the hashes of its indices and O(1) else, as long as batches come in order, and allocates only while the
+/// number of tasks under way grows. A batch that comes before its turn may cost a search among the ranges of those that
+/// are missing; the memory then grows with the tasks between the first that is missing and the last.
+#[derive(Debug)]
+pub struct Ledger {
+    /// The ordinals that are still to be read, past those of the base.
+    walk: Walk,
+    place: u64,
+    step: u64,
+    /// The base's and those of the tasks that are settled.
+    delivered: Delivered,
+    batches: u64,
+    passed_sum: Option<u64>,
+    sum: Option<u64>,
+    /// The tasks from number `first` on. Those before it are settled.
+    tasks: VecDeque<Task>,
+    first: u64,
+    current: Option<Current>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Task {
+    /// The task has all ordinals from here that are not in the base.
+    start: u64,
+    stop: u64,
+    /// None if its indices are no ints.
+    sum: Option<u64>,
+    is_settled: bool,
+}
+
+/// The last batch that was got in a call, which may still raise.
+#[derive(Debug, Clone, Copy)]
+struct Current {
+    task: u64,
+    has_raised: bool,
+}
+
+/// Where a caller is in an epoch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Position {
+    /// The ordinals that were passed, with the base's: sorted half-open ranges that do not touch.
+    pub ranges: Vec<(u64, u64)>,
+    /// The number of ordinals in `ranges`.
+    pub samples: u64,
+    /// Batches that were passed, with the base's.
+    pub batches: u64,
+    /// The sum of the hashes of all samples in `ranges`. None if one of their indices is no int.
+    pub passed_sum: Option<u64>,
+    /// The same sum over the samples that were returned.
+    pub sum: Option<u64>,
+    /// The number of tasks up to the first that was not passed. Tasks count from 0 in each ledger, without the base's.
+    pub tasks: u64,
+    /// The tasks behind that one that were passed all the same, in order.
+    pub ahead: Vec<u64>,
+}
+
+impl Ledger {
+    /// A ledger for the rest of an epoch, of which `base` was passed before: in `batches`, with these sums. At the
+    /// beginning of an epoch the base is empty, and the numbers are 0.
+    ///
+    /// The sample of ordinal `k` has the place `place + k * step`: with a `DistributedSampler` `place` is where this rank
+    /// begins, and `step` the number of ranks; else they are 0 and 1.
+    #[must_use]
+    pub fn new(
+        base: Delivered,
+        place: u64,
+        step: u64,
+        passed_sum: Option<u64>,
+        sum: Option<u64>,
+        batches: u64,
+    ) -> Self {
+        Self {
+            delivered: base.clone(),
+            walk: Walk::new(base),
+            place,
+            step,
+            batches,
+            passed_sum,
+            sum,
+            tasks: VecDeque::new(),
+            first: 0,
+            current: None,
+        }
+    }
+
+    /// A task was read: it has the next number, and the next `task_len` ordinals that are not in the base. `ints` are
+    /// its indices, as many; `None` if one of them is no int, and then there are no sums once it is passed. Returns its
+    /// number.
+    pub fn read(&mut self, task_len: u64, ints: Option<impl Iterator<Item = i64>>) -> u64 {
+        let mut ints = ints;
+        let mut sum = ints.as_ref().map(|_| 0_u64);
+        let mut left = task_len;
+        // A task without indices begins and ends where the one before it ended.
+        let (mut start, mut stop) = (self.walk.at(), self.walk.at());
+        while left > 0 {
+            let run = match self.walk.run() {
+                Run::In(run) => {
+                    self.walk.advance(run);
+                    continue;
+                }
+                Run::Out(run) => run,
+            };
+            if left == task_len {
+                start = self.walk.at();
+            }
+            let place = self.place.wrapping_add(self.walk.at().wrapping_mul(self.step));
+            let many = left.min(run);
+            sum = match (sum, &mut ints) {
+                (Some(so_far), Some(ints)) if many == task_len => {
+                    Some(so_far.wrapping_add(sum_of(place, self.step, ints)))
+                }
+                (Some(so_far), Some(ints)) => {
+                    Some(so_far.wrapping_add(sum_of(place, self.step, ints.take(many as usize))))
+                }
+                _ => None,
+            };
+            self.walk.advance(many);
+            left -= many;
+            stop = self.walk.at();
+        }
+        self.tasks.push_back(Task { start, stop, sum, is_settled: false });
+        self.first + self.tasks.len() as u64 - 1
+    }
+
+    /// The caller asks for the next batch. If the last call raised after it had got one, that batch is passed now.
+    pub fn begin_call(&mut self) {
+        if let Some(Current { task, has_raised }) = self.current.take() {
+            self.settle(task, !has_raised);
+        }
+    }
+
+    /// The batch of this task, which was read and not got before, is handed to the caller, unless the call raises yet.
+    ///
+    /// # Panics
+    /// For any other task: the numbers are this ledger's own.
+    pub fn got(&mut self, task: u64) {
+        if let Some(Current { task, .. }) = self.current.take() {
+            self.settle(task, false);
+        }
+        let found = task.checked_sub(self.first).and_then(|at| self.tasks.get(at as usize));
+        assert!(found.is_some_and(|found| !found.is_settled), "task {task} was got, but is not under way");
+        self.current = Some(Current { task, has_raised: false });
+    }
+
+    /// The call raised. The batch that was got in it, if any, is taken back: it counts once the next call begins.
+    pub fn raised(&mut self) {
+        if let Some(current) = &mut self.current {
+            current.has_raised = true;
+        }
+    }
+
+    /// Returns where the caller is. Looks at every task from the first that was not passed on.
+    #[must_use]
+    pub fn position(&self) -> Position {
+        let mut delivered = self.delivered.clone();
+        let (mut batches, mut passed_sum, mut sum) = (self.batches, self.passed_sum, self.sum);
+        let current = self.current.filter(|current| !current.has_raised).map(|current| current.task);
+        if let Some(task) = current {
+            let task = self.tasks[(task - self.first) as usize];
+            delivered.insert(task.start, task.stop);
+            batches += 1;
+            passed_sum = added(passed_sum, task.sum);
+            sum = added(sum, task.sum);
+        }
+        let numbered = (self.first..).zip(&self.tasks);
+        let passed = numbered.filter(|&(number, task)| task.is_settled || current == Some(number));
+        let mut ahead: Vec<u64> = passed.map(|(number, _)| number).collect();
+        let in_turn = (self.first..).zip(&ahead).take_while(|(turn, task)| turn == *task).count();
+        ahead.drain(..in_turn);
+        Position {
+            samples: delivered.count(),
+            ranges: delivered.ranges().collect(),
+            batches,
+            passed_sum,
+            sum,
+            tasks: self.first + in_turn as u64,
+            ahead,
+        }
+    }
+
+    /// A batch is passed for good.
+    fn settle(&mut self, number: u64, is_returned: bool) {
+        let task = &mut self.tasks[(number - self.first) as usize];
+        task.is_settled = true;
+        let &mut Task { start, stop, sum, .. } = task;
+        // What the task does not have of these is in the base.
+        self.delivered.insert(start, stop);
+        self.batches += 1;
+        self.passed_sum = added(self.passed_sum, sum);
+        if is_returned {
+            self.sum = added(self.sum, sum);
+        }
+        while self.tasks.front().is_some_and(|task| task.is_settled) {
+            self.tasks.pop_front();
+            self.first += 1;
+        }
+    }
+}
+
+fn added(one: Option<u64>, other: Option<u64>) -> Option<u64> {
+    Some(one?.wrapping_add(other?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::sample_hash;
+
+    fn read(ledger: &mut Ledger, indices: &[i64]) -> u64 {
+        ledger.read(indices.len() as u64, Some(indices.iter().copied()))
+    }
+
+    fn fresh() -> Ledger {
+        Ledger::new(Delivered::new(), 0, 1, Some(0), Some(0), 0)
+    }
+
+    fn hashes(samples: &[(u64, i64)]) -> Option<u64> {
+        Some(samples.iter().fold(0, |sum, &(place, index)| sum.wrapping_add(sample_hash(place, index))))
+    }
+
+    #[test]
+    fn only_what_was_returned_counts() {
+        let mut ledger = fresh();
+        let beginning = ledger.position();
+        assert_eq!((beginning.samples, beginning.sum, beginning.ranges), (0, Some(0), vec![]));
+        for indices in [[7, 8], [9, 5], [1, 2]] {
+            read(&mut ledger, &indices);
+        }
+        ledger.begin_call();
+        ledger.got(0);
+        let sum = hashes(&[(0, 7), (1, 8)]);
+        let first = Position {
+            ranges: vec![(0, 2)],
+            samples: 2,
+            batches: 1,
+            passed_sum: sum,
+            sum,
+            tasks: 1,
+            ahead: vec![],
+        };
+        assert_eq!(ledger.position(), first);
+        ledger.begin_call();
+        assert_eq!(ledger.position(), first);
+        // It comes before its turn.
+        ledger.got(2);
+        let found = ledger.position();
+        assert_eq!((found.ranges, found.samples, found.batches), (vec![(0, 2), (4, 6)], 4, 2));
+        assert_eq!((found.sum, found.passed_sum), (hashes(&[(0, 7), (1, 8), (4, 1), (5, 2)]), found.sum));
+        assert_eq!((found.tasks, found.ahead), (1, vec![2]));
+        ledger.begin_call();
+        ledger.got(1);
+        let found = ledger.position();
+        assert_eq!((found.ranges, found.tasks, found.ahead), (vec![(0, 6)], 3, vec![]));
+    }
+
+    #[test]
+    fn a_batch_that_raised_is_passed_by_the_next_call() {
+        let mut ledger = fresh();
+        [[3], [4], [5]].iter().for_each(|indices| assert!(read(&mut ledger, indices) < 3));
+        ledger.begin_call();
+        ledger.raised();
+        ledger.begin_call();
+        ledger.got(0);
+        ledger.raised();
+        assert_eq!((ledger.position().samples, ledger.position().batches), (0, 0));
+        ledger.begin_call();
+        let passed = ledger.position();
+        assert_eq!((passed.samples, passed.batches, passed.tasks), (1, 1, 1));
+        assert_eq!((passed.passed_sum, passed.sum), (hashes(&[(0, 3)]), Some(0)));
+        ledger.got(1);
+        ledger.got(2);
+        // The first of two in a call was left out.
+        let passed = ledger.position();
+        assert_eq!((passed.passed_sum, passed.sum), (hashes(&[(0, 3), (1, 4), (2, 5)]), hashes(&[(2, 5)])));
+        assert_eq!((passed.ranges, passed.batches, passed.tasks), (vec![(0, 3)], 3, 3));
+    }
+
+    #[test]
+    fn a_rest_goes_around_what_was_delivered_before() {
+        let base = Delivered::from_ranges([(0, 2), (3, 5), (9, 10)]).unwrap();
+        let mut ledger = Ledger::new(base, 1, 4, Some(100), Some(10), 7);
+        for (number, indices) in [[10, 11, 12].as_slice(), &[], &[13], &[14, 15, 16]].into_iter().enumerate()
+        {
+            assert_eq!(read(&mut ledger, indices), number as u64);
+        }
+        ledger.begin_call();
+        ledger.got(0);
+        let found = ledger.position();
+        let sum = hashes(&[(1 + 2 * 4, 10), (1 + 5 * 4, 11), (1 + 6 * 4, 12)]).unwrap();
+        assert_eq!((found.passed_sum, found.sum, found.batches), (Some(100 + sum), Some(10 + sum), 8));
+        assert_eq!((found.ranges, found.samples), (vec![(0, 7), (9, 10)], 8));
+        ledger.begin_call();
+        ledger.got(3);
+        assert_eq!(ledger.position().ranges, [(0, 7), (8, 12)]);
+        ledger.begin_call();
+        ledger.got(1);
+        assert_eq!((ledger.position().ranges, ledger.position().tasks), (vec![(0, 7), (8, 12)], 2));
+        ledger.begin_call();
+        ledger.got(2);
+        assert_eq!((ledger.position().ranges, ledger.position().batches), (vec![(0, 12)], 11));
+    }
+
+    #[test]
+    fn what_is_no_int_ends_the_sums_when_it_is_passed() {
+        let mut ledger = fresh();
+        read(&mut ledger, &[1, 2]);
+        ledger.read(3, None::<std::iter::Empty<i64>>);
+        ledger.begin_call();
+        ledger.got(0);
+        assert!(ledger.position().sum.is_some());
+        ledger.begin_call();
+        ledger.got(1);
+        ledger.raised();
+        assert!(ledger.position().passed_sum.is_some());
+        ledger.begin_call();
+        let found = ledger.position();
+        assert_eq!((found.samples, found.passed_sum, found.sum.is_some()), (5, None, true));
+    }
+
+    #[test]
+    fn memory_is_that_of_the_tasks_under_way() {
+        let mut ledger = fresh();
+        for number in 0..10_000 {
+            assert_eq!(read(&mut ledger, &[1, 2, 3]), number);
+            if number >= 4 {
+                ledger.begin_call();
+                ledger.got(number - 4);
+            }
+        }
+        assert!(ledger.tasks.capacity() <= 16 && ledger.position().ranges.len() == 1);
+    }
+
+    #[test]
+    #[should_panic(expected = "task 0 was got, but is not under way")]
+    fn a_task_is_got_once() {
+        let mut ledger = fresh();
+        read(&mut ledger, &[1]);
+        ledger.got(0);
+        ledger.got(0);
+    }
+}
