@@ -17,10 +17,26 @@ const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 /// All modulo 2^64; the last three lines are those of SplitMix64.
 #[must_use]
 pub fn sample_hash(place: u64, index: i64) -> u64 {
-    let z = place.wrapping_add(1).wrapping_mul(STEP).wrapping_add(index as u64);
+    mixed(place.wrapping_add(1).wrapping_mul(STEP).wrapping_add(index as u64))
+}
+
+fn mixed(z: u64) -> u64 {
     let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     z ^ (z >> 31)
+}
+
+/// Returns the sum of the hashes of the samples at `place`, `place + step`, ..., modulo 2^64.
+#[inline]
+pub(super) fn sum_of(place: u64, step: u64, indices: impl Iterator<Item = i64>) -> u64 {
+    // The product of a place is that of the one before it and a constant.
+    let (mut product, step) = (place.wrapping_add(1).wrapping_mul(STEP), step.wrapping_mul(STEP));
+    let mut sum = 0_u64;
+    for index in indices {
+        sum = sum.wrapping_add(mixed(product.wrapping_add(index as u64)));
+        product = product.wrapping_add(step);
+    }
+    sum
 }
 
 /// Adds up hashes of samples. The order in which they are added, and by how many ranks, makes no difference.
@@ -41,13 +57,8 @@ impl Fingerprint {
 
     /// Adds the samples at the next places.
     pub fn add(&mut self, indices: &[i64]) {
-        let mut place = self.place;
-        let mut sum = self.sum;
-        for &index in indices {
-            sum = sum.wrapping_add(sample_hash(place, index));
-            place = place.wrapping_add(self.step);
-        }
-        (self.place, self.sum) = (place, sum);
+        self.sum = self.sum.wrapping_add(sum_of(self.place, self.step, indices.iter().copied()));
+        self.place = self.place.wrapping_add(self.step.wrapping_mul(indices.len() as u64));
     }
 
     /// Returns the sum, modulo 2^64.

@@ -4,6 +4,8 @@
 //! | module | is about |
 //! |---|---|
 //! | [`sampler`] | torch's samplers as streams of indices, over random numbers that torch drew |
+//! | [`delivered`] | which samples of an epoch were delivered |
+//! | [`ledger`] | what of an epoch was handed to the caller, and where it therefore is |
 //! | [`fingerprint`] | whether the samples that were passed over are those of a state |
 //! | [`dispatch`] | which worker gets the next task |
 //! | [`reorder`] | tasks that were sent, results that arrived, and whose turn it is |
@@ -30,12 +32,16 @@
 //! # Ok::<(), ringloader_core::Error>(())
 //! ```
 
+pub mod delivered;
 pub mod dispatch;
 pub mod fingerprint;
+pub mod ledger;
 pub mod reorder;
 pub mod sampler;
 
+pub use delivered::Delivered;
 pub use dispatch::{Dispatch, Order};
 pub use fingerprint::{Fingerprint, sample_hash};
+pub use ledger::{Ledger, Position};
 pub use reorder::{Next, ReorderBuffer};
 pub use sampler::{BatchRule, Draw, Indices, Source, Step, Stream, Supply};
