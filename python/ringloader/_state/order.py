@@ -1,9 +1,10 @@
-"""The order of an epoch, begun again: over the generators as they were, and past samples that are known."""
+"""The order of an epoch over one of torch's samplers: from the generators as they were, past samples that are known."""
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,47 +15,184 @@ from ringloader._sources import samplers
 from ringloader._state.saved import Saved
 from ringloader.rollover import RolloverBatchSampler
 
-# More than any epoch has.
+# Behind the last sample of any epoch.
 _ALL = (1 << 63) - 1
 
 
-def draws_of(loader: Any) -> samplers.TorchDraws:
-    """Returns the draws of a loader's sampler.
+class NativeOrder:
+    """The order of one of torch's samplers, which is read natively.
 
-    Raises:
-        NotImplementedError: For a sampler that is not read natively.
+    Args:
+        loader: The loader.
+        draws: The sampler's draws.
     """
-    found = samplers.draws_in_any_iter(loader._index_sampler)
-    if found is None:
-        raise NotImplementedError(
-            f"the state of a loader with {loader._index_sampler!r:.120} cannot be had yet: use one of "
-            "torch's samplers, with a generator of the CPU or none"
+
+    def __init__(self, loader: Any, draws: samplers.TorchDraws) -> None:
+        self._loader = loader
+        self._draws = draws
+        self._sampler = draws.sampler
+        self._is_distributed = isinstance(draws.sampler, DistributedSampler)
+
+    @property
+    def kind(self) -> str:
+        """The name of the sampler's class."""
+        return type(self._sampler).__name__
+
+    @property
+    def draws_from_program(self) -> bool:
+        """True if the sampler draws from the program's generator."""
+        return getattr(self._sampler, "generator", self) is None
+
+    def beginning(self) -> Saved:
+        """Returns the state before the next epoch. Draws nothing."""
+        sampler, own = self._sampler, self._own_generator()
+        batch_sampler = self._loader._index_sampler
+        rolls = isinstance(batch_sampler, RolloverBatchSampler)
+        return Saved(
+            sampler=self.kind,
+            batch_size=1 if self._draws.batch is None else int(batch_sampler.batch_size),
+            sampler_generator=None if own is None else own.get_state(),
+            rest=tuple(batch_sampler.rest()) if rolls else None,
+            epoch=sampler.epoch if self._is_distributed else None,
+            rank=sampler.rank if self._is_distributed else None,
+            num_replicas=sampler.num_replicas if self._is_distributed else None,
         )
-    if torch.default_generator in (loader.generator, getattr(found.sampler, "generator", None)):
-        raise NotImplementedError(
-            "the state of a loader with generator=torch.default_generator cannot be had yet: leave generator "
-            "out, which draws from the same one"
+
+    def set_epoch(self, epoch: int) -> None:
+        """Has the sampler shuffle by the epoch of a state."""
+        self._sampler.set_epoch(epoch)
+
+    def named_epoch(self) -> int | None:
+        """Returns the epoch by which the sampler shuffles next; None for a sampler without one."""
+        return self._sampler.epoch if self._is_distributed else None
+
+    def restore(self, saved: Saved) -> None:
+        """Puts the sampler's generator, and the indices that ``rollover`` kept, to where the epoch began."""
+        own = self._own_generator()
+        if own is not None and saved.sampler_generator is not None:
+            own.set_state(saved.sampler_generator)
+        if self._draws.rolling is not None and saved.rest is not None:
+            self._draws.rolling.set_rest(list(saved.rest))
+
+    def pass_epoch(self, saved: Saved) -> None:
+        """Draws all that an epoch draws which is over, from generators as they were when it began."""
+        draws = self._draws
+        if self._loader.generator is None and self._own_generator() is None and draws.rolling is None:
+            return
+        draws.given, draws.epoch = saved.drawn, saved.epoch
+        stream = _opened(draws)
+        if draws.rolling is None:
+            stream.skip(_native.Passing([(0, _ALL)], None, ""))
+        while stream.next(draws) is not None:
+            pass
+
+    def resumed(self, saved: Saved) -> Saved:
+        """Returns the state with which this rank goes on, of the state of any rank."""
+        if saved.is_edited:
+            ranges = saved.ranges
+            saved = dataclasses.replace(
+                saved, batches=saved.num_yielded, samples=ranges[0][1] if ranges else 0, overtaken=()
+            )
+            found = self._sum_of(saved, saved)
+            saved = dataclasses.replace(saved, passed=found, fingerprint=found)
+        if not self._is_distributed:
+            return saved
+        rank, many = self._sampler.rank, self._sampler.num_replicas
+        if (rank, many) == (saved.rank, saved.num_replicas):
+            return saved
+        assert saved.num_replicas is not None
+        if saved.passed is not None and self._sum_of(saved, saved) != saved.passed:
+            raise ValueError(other_indices(saved, self.kind))
+        if many == saved.num_replicas:
+            mine = dataclasses.replace(saved, rank=rank)
+            found = self._sum_of(mine, mine)
+            return dataclasses.replace(mine, passed=found, fingerprint=found)
+        return dataclasses.replace(
+            saved,
+            rank=rank,
+            num_replicas=many,
+            start=saved.start + saved.samples * saved.num_replicas,
+            samples=0,
+            passed=0,
+            fingerprint=0,
         )
-    return found
+
+    def ledger(self, saved: Saved) -> _native.Ledger:
+        """Returns a ledger for the rest of an epoch."""
+        place, step = _places(saved)
+        return _native.Ledger(saved.ranges, saved.batches, saved.passed, saved.fingerprint, place, step)
+
+    def source(self, saved: Saved, record: samplers.Record, ledger: _native.Ledger) -> _native.IndexSource:
+        """Returns the source of an epoch's tasks."""
+        return _native.IndexSource.native(self._reading(saved, record), ledger)
+
+    def read(self, iterator: Any, saved: Saved, record: samplers.Record, _ledger: _native.Ledger) -> None:
+        """Has an iterator without workers read the epoch."""
+        if saved.has_begun:
+            iterator._sampler_iter = _Rest(self._reading(saved, record), at_once=bool(saved.ranges))
+        elif self.draws_from_program:
+            iterator._sampler_iter = _FirstRequest(iterator, record)
+
+    def state_after(self, _tasks: int) -> Any:
+        """Returns the state of the sampler itself: torch's have none."""
+        return None
+
+    def _reading(self, saved: Saved, record: samplers.Record) -> samplers.TorchDraws:
+        draws = self._draws
+        draws.record = record
+        if saved.has_begun:
+            draws.given, draws.epoch, draws.start = saved.drawn, saved.epoch, saved.start
+            if saved.ranges:
+                place, step = _places(saved)
+                message = other_indices(saved, self.kind)
+                passing = _native.Passing(saved.ranges, saved.passed, message, place, step)
+                draws.begin = lambda stream: stream.skip(passing)
+        return draws
+
+    def _sum_of(self, saved: Saved, division: Saved) -> int | None:
+        """Returns the fingerprint of what an epoch has passed, on a rank. Moves no generator."""
+        draws = samplers.draws_in_any_iter(self._loader._index_sampler)
+        assert draws is not None
+        if torch.default_generator in (self._loader.generator, getattr(draws.sampler, "generator", None)):
+            return None
+        draws.given, draws.epoch, draws.start = saved.drawn, saved.epoch, saved.start
+        draws.division = None if division.rank is None else (division.rank, division.num_replicas)
+        draws.twins, draws.rolling = self._twins(saved), None
+        place, step = _places(division)
+        passing = _native.Passing(saved.ranges, None, "", place, step)
+        stream = _opened(draws)
+        if saved.rest is not None:
+            stream.roll_over(list(saved.rest))
+        stream.skip(passing)
+        stream.next(draws)
+        return passing.sum
+
+    def _twins(self, saved: Saved) -> dict[int, torch.Generator]:
+        twins: dict[int, torch.Generator] = {}
+        for generator, state in (
+            (self._loader.generator, saved.loader_generator),
+            (self._own_generator(), saved.sampler_generator),
+        ):
+            if generator is not None and state is not None:
+                twin = twins[id(generator)] = torch.Generator()
+                twin.set_state(state)
+                if generator is self._loader.generator and saved.base_seed_drawn:
+                    draw_base_seed(twin)
+        return twins
+
+    def _own_generator(self) -> torch.Generator | None:
+        """Returns the generator that the sampler has and the loader has not."""
+        found: torch.Generator | None = getattr(self._sampler, "generator", None)
+        return None if found in (self._loader.generator, torch.default_generator) else found
 
 
-def kind_of(draws: samplers.TorchDraws) -> str:
-    """Returns the name of a sampler's class."""
-    return type(draws.sampler).__name__
-
-
-def sampler_generator(loader: Any, draws: samplers.TorchDraws) -> torch.Generator | None:
-    """Returns the generator that a sampler has and the loader has not."""
-    found: torch.Generator | None = getattr(draws.sampler, "generator", None)
-    return None if found is loader.generator else found
-
-
-def places(draws: samplers.TorchDraws) -> tuple[int, int]:
-    """Returns the place of a sampler's first sample in the epoch, and the step to the next one."""
-    sampler = draws.sampler
-    if isinstance(sampler, DistributedSampler):
-        return sampler.rank, sampler.num_replicas
-    return 0, 1
+def other_indices(saved: Saved, kind: str) -> str:
+    """Returns the text of the error for indices that are not those of a state."""
+    return (
+        f"load_state_dict(): the {saved.batches} batches that the state has passed are not those that the "
+        f"{kind} gives now: its dataset, arguments or seed are others than when the state was taken; give it "
+        "those, or begin the epoch anew"
+    )
 
 
 def draw_base_seed(generator: torch.Generator) -> None:
@@ -62,61 +200,21 @@ def draw_base_seed(generator: torch.Generator) -> None:
     torch.empty((), dtype=torch.int64).random_(generator=generator)
 
 
-class Shadow:
-    """The order of an epoch that is under way, read a second time and up to where it has been returned.
-
-    Neither the samplers nor any generator that other code sees is moved.
-
-    Args:
-        loader: The loader.
-        saved: The epoch's beginning.
-    """
-
-    def __init__(self, loader: Any, saved: Saved) -> None:
-        self._draws = draws_of(loader)
-        self._draws.given, self._draws.epoch = saved.drawn, saved.epoch
-        self._draws.twins = _twins(loader, self._draws, saved)
-        self._draws.rolling = None
-        self._place, self._step = places(self._draws)
-        self._rest = saved.rest
-        self._stream: _native.Stream | None = None
-        self.samples = 0
-        self.fingerprint: int | None = 0
-
-    def pass_to(self, samples: int) -> None:
-        """Goes on up to so many samples from the beginning, or to the end."""
-        if samples <= self.samples:
-            return
-        if self._stream is None:
-            self._stream = opened(self._draws)
-            if self._rest is not None:
-                self._stream.roll_over(list(self._rest))
-        place = self._place + self.samples * self._step
-        count, fingerprint = self._stream.pass_over(self._draws, samples - self.samples, place, self._step)
-        self.samples += count
-        if fingerprint is None or self.fingerprint is None:
-            self.fingerprint = None
-        else:
-            self.fingerprint = (self.fingerprint + fingerprint) % (1 << 64)
+def seed_in(drawn: torch.Tensor) -> int:
+    """Returns the seed that torch's ``RandomSampler`` draws from a generator in this state."""
+    generator = torch.Generator()
+    generator.set_state(drawn)
+    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
 
 
-def _twins(loader: Any, draws: samplers.TorchDraws, saved: Saved) -> dict[int, torch.Generator]:
-    twins: dict[int, torch.Generator] = {}
-    if loader.generator is not None and saved.loader_generator is not None:
-        twin = torch.Generator()
-        twin.set_state(saved.loader_generator)
-        if saved.base_seed_drawn:
-            draw_base_seed(twin)
-        twins[id(loader.generator)] = twin
-    own = sampler_generator(loader, draws)
-    if own is not None and saved.sampler_generator is not None:
-        twin = torch.Generator()
-        twin.set_state(saved.sampler_generator)
-        twins[id(own)] = twin
-    return twins
+def _places(saved: Saved) -> tuple[int, int]:
+    """Returns the place of a rank's first sample in the epoch, and the step to the next one."""
+    if saved.rank is None or saved.num_replicas is None:
+        return 0, 1
+    return saved.start + saved.rank, saved.num_replicas
 
 
-def opened(draws: samplers.TorchDraws) -> _native.Stream:
+def _opened(draws: samplers.TorchDraws) -> _native.Stream:
     """Returns a stream that was just begun.
 
     Raises:
@@ -128,77 +226,27 @@ def opened(draws: samplers.TorchDraws) -> _native.Stream:
     return stream
 
 
-def restored(loader: Any, draws: samplers.TorchDraws, saved: Saved) -> None:
-    """Puts the generators, and what ``rollover`` kept back, to where they were when the epoch began."""
-    if saved.loader_generator is not None:
-        loader.generator.set_state(saved.loader_generator)
-        if saved.base_seed_drawn:
-            draw_base_seed(loader.generator)
-    own = sampler_generator(loader, draws)
-    if own is not None and saved.sampler_generator is not None:
-        own.set_state(saved.sampler_generator)
-    if draws.rolling is not None and saved.rest is not None:
-        draws.rolling.set_rest(list(saved.rest))
-
-
-def end(loader: Any, draws: samplers.TorchDraws, saved: Saved) -> None:
-    """Puts the generators, and what ``rollover`` keeps back, to where an epoch that is over left them."""
-    restored(loader, draws, saved)
-    if saved.loader_generator is None and saved.sampler_generator is None and draws.rolling is None:
-        return
-    draws.given, draws.epoch = saved.drawn, saved.epoch
-    stream = opened(draws)
-    if draws.rolling is None:
-        stream.pass_over(draws, _ALL, 0, 1)
-    while stream.next(draws) is not None:
-        pass
-
-
-def passing(saved: Saved, draws: samplers.TorchDraws, note: Callable[[int, int | None], None]) -> None:
-    """Has draws go on behind the samples that a state has passed, where their stream is made.
-
-    Args:
-        saved: The state.
-        draws: The draws of the epoch that goes on.
-        note: Called with the samples that were passed, and their fingerprint.
-    """
-    place, step = places(draws)
-
-    def begin(stream: _native.Stream) -> None:
-        count, fingerprint = stream.pass_over(draws, saved.to_pass, place, step)
-        note(count, fingerprint)
-        same = count == saved.samples and fingerprint == saved.fingerprint
-        if not saved.is_edited and not same:
-            raise ValueError(
-                f"load_state_dict(): the {saved.samples} samples that the state has passed are not the first "
-                f"of the {type(draws.sampler).__name__} now: its dataset, arguments or seed are others than "
-                "when the state was taken; give it those, or begin the epoch anew"
-            )
-
-    draws.given, draws.epoch, draws.begin = saved.drawn, saved.epoch, begin
-
-
-class Rest:
+class _Rest:
     """The rest of an epoch without workers, read natively in place of torch's sampler iterator."""
 
     def __init__(self, draws: samplers.TorchDraws, at_once: bool) -> None:
         self._draws = draws
         # What the epoch had drawn before is not drawn again, so nothing has to wait for the first request.
-        self._stream = opened(draws) if at_once else None
+        self._stream = _opened(draws) if at_once else None
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
         if self._stream is None:
-            self._stream = opened(self._draws)
+            self._stream = _opened(self._draws)
         index = self._stream.next(self._draws)
         if index is None:
             raise StopIteration
         return index
 
 
-class FirstRequest:
+class _FirstRequest:
     """Notes what the first request to a sampler draws from the program's generator, and steps aside.
 
     Args:
@@ -221,21 +269,3 @@ class FirstRequest:
             iterator._sampler_iter = self._sampler_iter
         self._record.drawn = torch.default_generator.get_state()
         return next(self._sampler_iter)
-
-
-def draws_from_program(draws: samplers.TorchDraws) -> bool:
-    """True if a sampler draws from the program's generator."""
-    return getattr(draws.sampler, "generator", draws) is None
-
-
-def seed_in(drawn: torch.Tensor) -> int:
-    """Returns the seed that torch's ``RandomSampler`` draws from a generator in this state."""
-    generator = torch.Generator()
-    generator.set_state(drawn)
-    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
-
-
-def rest_of(loader: Any) -> list[Any] | None:
-    """Returns the indices that ``rollover`` keeps back for the epoch that begins next."""
-    batch_sampler = loader._index_sampler
-    return batch_sampler.rest() if isinstance(batch_sampler, RolloverBatchSampler) else None

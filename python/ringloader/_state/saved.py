@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import copy
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,14 +18,19 @@ VERSION = 1
 class Saved:
     """The position of an epoch, and what its order comes from.
 
+    Samples are numbered in the order in which the sampler gives them to this rank. For a batch sampler that
+    is not torch's, the numbers are those of batches.
+
     Attributes:
-        sampler: The kind of sampler: the name of torch's class.
+        sampler: The kind of sampler: the name of its class.
         num_yielded: Batches that are passed. Other code may have edited it.
         is_finished: True if the epoch is over. Other code may have edited it.
         batches: Batches that were passed.
-        samples: Samples that were passed.
+        samples: Samples before the first that was not passed.
+        overtaken: Ranges of samples behind that one that were passed all the same: first, end, first, end, ...
         batch_size: Samples in a batch, with which an edited number of batches becomes one of samples.
-        fingerprint: The fingerprint of the samples that were passed; None where an index is no int.
+        passed: The fingerprint of the samples that were passed; None where an index is no int.
+        fingerprint: The fingerprint of the samples that were returned.
         base_seed: The seed of the epoch's workers; None if the epoch has not begun.
         base_seed_drawn: True if the epoch drew it, as the first of persistent workers does.
         drawn: What the sampler drew from the program's generator: a seed, or the state before the draw.
@@ -34,6 +40,9 @@ class Saved:
         epoch: The epoch by which a ``DistributedSampler`` shuffled.
         rank: The rank, and
         num_replicas: the number of ranks, of a ``DistributedSampler``.
+        start: Samples that all ranks had passed when there came to be so many ranks.
+        sampler_begun: The state of another sampler when the epoch began.
+        sampler_state: Its state now.
     """
 
     sampler: str
@@ -41,7 +50,9 @@ class Saved:
     is_finished: bool = False
     batches: int = 0
     samples: int = 0
+    overtaken: tuple[int, ...] = ()
     batch_size: int = 1
+    passed: int | None = 0
     fingerprint: int | None = 0
     base_seed: int | None = None
     base_seed_drawn: bool = False
@@ -52,6 +63,9 @@ class Saved:
     epoch: int | None = None
     rank: int | None = None
     num_replicas: int | None = None
+    start: int = 0
+    sampler_begun: Any = None
+    sampler_state: Any = None
 
     @property
     def has_begun(self) -> bool:
@@ -64,15 +78,19 @@ class Saved:
         return self.num_yielded != self.batches
 
     @property
-    def to_pass(self) -> int:
-        """Samples to pass over: those that were passed, or as many as an edited number of batches has."""
-        return max(0, self.samples + (self.num_yielded - self.batches) * self.batch_size)
+    def ranges(self) -> list[tuple[int, int]]:
+        """The ranges of samples to pass over: those passed, or as many as an edited number of batches has."""
+        first = self.samples
+        if self.is_edited:
+            first = max(0, first + (self.num_yielded - self.batches) * self.batch_size)
+        ends = iter(() if self.is_edited else self.overtaken)
+        return [*(((0, first),) if first else ()), *zip(ends, ends, strict=True)]
 
 
 # The keys of the dict that frameworks edit, as torchdata's `StatefulDataLoader` names them.
 _NAMES = {"num_yielded": "_num_yielded", "is_finished": "_iterator_finished"}
 # Their values, and those of the other keys.
-_COUNTS = ("num_yielded", "batches", "samples", "batch_size")
+_COUNTS = ("num_yielded", "batches", "samples", "batch_size", "start")
 _STATES = ("loader_generator", "sampler_generator")
 
 
@@ -85,6 +103,8 @@ def to_dict(saved: Saved) -> dict[str, Any]:
             value = base64.b64encode(bytes(value.tolist())).decode("ascii")
         elif isinstance(value, tuple):
             value = list(value)
+        elif field.name in ("sampler_begun", "sampler_state"):
+            value = copy.deepcopy(value)
         made[_NAMES.get(field.name, field.name)] = value
     return made
 
@@ -164,6 +184,17 @@ def _indices(value: object) -> tuple[int, ...]:
     return tuple(_number(index) for index in value)
 
 
+def _ranges(value: object) -> tuple[int, ...]:
+    found = _indices(value)
+    if len(found) % 2 or list(found) != sorted(set(found)):
+        raise ValueError("it must be pairs of numbers, each larger than the one before it")
+    return found
+
+
+def _as_it_is(value: object) -> Any:
+    return copy.deepcopy(value)
+
+
 def _or_none(read: Callable[[object], Any]) -> Callable[[object], Any]:
     return lambda value: None if value is None else read(value)
 
@@ -172,6 +203,8 @@ _READ: dict[str, Callable[[object], Any]] = {
     "sampler": _text,
     "is_finished": _flag,
     "base_seed_drawn": _flag,
+    "overtaken": _ranges,
+    "passed": _or_none(_number),
     "fingerprint": _or_none(_number),
     "base_seed": _or_none(_number),
     "drawn": _or_none(_drawn),
@@ -179,6 +212,8 @@ _READ: dict[str, Callable[[object], Any]] = {
     "epoch": _or_none(_count),
     "rank": _or_none(_count),
     "num_replicas": _or_none(_count),
+    "sampler_begun": _as_it_is,
+    "sampler_state": _as_it_is,
     **dict.fromkeys(_COUNTS, _count),
     **dict.fromkeys(_STATES, _or_none(_state)),
 }

@@ -58,6 +58,8 @@ mod _native {
         class::pinned::Pinned,
         class::pinner::Pinner,
         class::port::Port,
+        class::ledger::{Ledger, Position},
+        class::passing::Passing,
         class::scheduler::{Order, Positions, Scheduler, ThreadScheduler},
         class::slot_memory::SlotMemory,
         class::stream::{BatchRule, Stream},

@@ -141,6 +141,22 @@ impl Ledger {
         self.first + self.tasks.len() as u64 - 1
     }
 
+    /// As [`read`](Self::read), for a batch that is one ordinal, whatever it has: of a batch sampler that cannot be read
+    /// index by index. Its `j`-th index has the place `(k << 32) + j`, with `k` its ordinal.
+    pub fn read_whole(&mut self, ints: Option<impl Iterator<Item = i64>>) -> u64 {
+        let number = self.read(1, None::<std::iter::Empty<i64>>);
+        if let Some(task) = self.tasks.back_mut() {
+            task.sum = ints.map(|ints| sum_of(task.start << 32, 1, ints));
+        }
+        number
+    }
+
+    /// The task that was read last will bring nothing, because it could not be sent. Its number is that of the next one,
+    /// and its ordinals are no one's.
+    pub fn lose_last(&mut self) {
+        self.tasks.pop_back();
+    }
+
     /// The caller asks for the next batch. If the last call raised after it had got one, that batch is passed now.
     pub fn begin_call(&mut self) {
         if let Some(Current { task, has_raised }) = self.current.take() {
@@ -334,6 +350,28 @@ mod tests {
         ledger.begin_call();
         let found = ledger.position();
         assert_eq!((found.samples, found.passed_sum, found.sum.is_some()), (5, None, true));
+    }
+
+    #[test]
+    fn a_whole_batch_is_one_ordinal() {
+        let mut ledger = fresh();
+        assert_eq!(ledger.read_whole(Some([5, 6].into_iter())), 0);
+        assert_eq!(ledger.read_whole(Some([7].into_iter())), 1);
+        ledger.got(0);
+        ledger.begin_call();
+        ledger.got(1);
+        assert_eq!(ledger.position().ranges, [(0, 2)]);
+        assert_eq!(ledger.position().sum, hashes(&[(0, 5), (1, 6), (1 << 32, 7)]));
+    }
+
+    #[test]
+    fn a_task_that_is_lost_gives_its_number_to_the_next() {
+        let mut ledger = fresh();
+        read(&mut ledger, &[5, 6]);
+        ledger.lose_last();
+        assert_eq!(read(&mut ledger, &[7, 8]), 0);
+        ledger.got(0);
+        assert_eq!((ledger.position().ranges, ledger.position().samples), (vec![(2, 4)], 2));
     }
 
     #[test]

@@ -54,6 +54,13 @@ impl IndexSource {
         }
     }
 
+    /// Notes that the task that was read last could not be sent.
+    pub(crate) fn lose_last(&self) {
+        if let Some(ledger) = &self.ledger {
+            ledger.get().lose_last();
+        }
+    }
+
     /// Notes that the caller gets the batch of a task.
     pub(crate) fn note_got(&self, task: u64) {
         if let Some(ledger) = &self.ledger {
@@ -93,7 +100,7 @@ impl IndexSource {
             if let Some(Some(stream)) = self.stream.get() {
                 let found = stream.get().read(&draws, again)?;
                 if let (Some(ledger), Some((kind, bytes))) = (&self.ledger, &found) {
-                    ledger.get().note_read(*kind, bytes);
+                    ledger.get().read_bytes(*kind, bytes, stream.get().indices_read());
                 }
                 return Ok(found.map(natively));
             }

@@ -3,6 +3,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pyo3::prelude::*;
+use pyo3::types::PyList;
 use ringloader_core::plan::{Delivered, Ledger as Core};
 use ringloader_core::transport::message::TaskKind;
 
@@ -14,7 +15,7 @@ use crate::index::codec::encode_index;
 pub(crate) struct Position {
     /// Batches that are passed.
     batches: u64,
-    /// Ranges of indices that are passed, in the order in which the sampler gives them.
+    /// Ranges of ordinals that are passed: the sampler's first index has ordinal 0.
     ranges: Vec<(u64, u64)>,
     /// The fingerprint of the indices that are passed; `None` where one is no int.
     passed: Option<u64>,
@@ -26,42 +27,36 @@ pub(crate) struct Position {
 
 /// Notes which indices of an epoch were read, and which batches the caller has got.
 #[pyclass(frozen, module = "ringloader._native")]
-pub(crate) struct Ledger(Mutex<Core>);
+pub(crate) struct Ledger {
+    core: Mutex<Core>,
+    /// True if a batch is one ordinal.
+    whole: bool,
+}
 
 #[pymethods]
 impl Ledger {
-    /// An epoch of which `ranges` of indices in `batches` batches are passed, with the fingerprint `passed`. The index
-    /// with number `k` is at `place + k * step`.
+    /// An epoch of which `ranges` of ordinals are passed, in `batches` batches. Ordinal `k` is at `place + k * step`.
     #[new]
-    #[pyo3(signature = (ranges=Vec::new(), batches=0, passed=Some(0), place=0, step=1))]
+    #[pyo3(signature = (ranges=Vec::new(), batches=0, passed=Some(0), fingerprint=Some(0), place=0, step=1, whole=false))]
     fn new(
         ranges: Vec<(u64, u64)>,
         batches: u64,
         passed: Option<u64>,
+        fingerprint: Option<u64>,
         place: u64,
         step: u64,
+        whole: bool,
     ) -> PyResult<Self> {
-        let passed_ranges = Delivered::from_ranges(ranges).map_err(exception)?;
-        Ok(Self(Mutex::new(Core::new(passed_ranges, batches, passed, place, step))))
+        let base = Delivered::from_ranges(ranges).map_err(exception)?;
+        Ok(Self { core: Mutex::new(Core::new(base, place, step, passed, fingerprint, batches)), whole })
     }
 
-    /// Notes an index that was read: an int, a list of ints, or any other object.
-    pub(crate) fn read(&self, index: &Bound<'_, PyAny>) -> PyResult<()> {
-        match encode_index(index)? {
-            Some((kind, bytes)) => self.note_read(kind, &bytes),
-            None => self.note_read(TaskKind::PickledIndex, &[]),
-        }
-        Ok(())
-    }
-
-    /// Begins a call for a batch: one that had raised is passed.
-    pub(crate) fn begin_call(&self) {
-        self.core().begin_call();
-    }
-
-    /// Notes that the caller gets the batch of a task of this iterator.
-    pub(crate) fn got(&self, task: u64) {
+    /// Notes an index that is read and whose batch the caller gets, unless the call raises.
+    fn take(&self, index: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.begin_call();
+        let task = self.read(index)?;
         self.core().got(task);
+        Ok(())
     }
 
     /// Notes that the call raised: the caller has not got its last batch.
@@ -75,8 +70,8 @@ impl Ledger {
         Position {
             batches: found.batches,
             ranges: found.ranges,
-            passed: found.passed,
-            fingerprint: found.fingerprint,
+            passed: found.passed_sum,
+            fingerprint: found.sum,
             tasks: found.tasks,
         }
     }
@@ -84,15 +79,45 @@ impl Ledger {
 
 impl Ledger {
     fn core(&self) -> MutexGuard<'_, Core> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes an index that was read, by the bytes of its task.
-    pub(crate) fn note_read(&self, kind: TaskKind, bytes: &[u8]) {
+    /// Begins a call for a batch: one that had raised is passed.
+    pub(crate) fn begin_call(&self) {
+        self.core().begin_call();
+    }
+
+    /// Notes that the caller gets the batch of a task.
+    pub(crate) fn got(&self, task: u64) {
+        self.core().got(task);
+    }
+
+    /// Notes that the task that was read last could not be sent.
+    pub(crate) fn lose_last(&self) {
+        self.core().lose_last();
+    }
+
+    /// Notes an index that was read: an int, a list of ints, or any other object.
+    pub(crate) fn read(&self, index: &Bound<'_, PyAny>) -> PyResult<u64> {
+        Ok(match encode_index(index)? {
+            Some((kind, bytes)) => self.read_bytes(kind, &bytes, 1),
+            None => self.read_bytes(TaskKind::PickledIndex, &[], length(index)),
+        })
+    }
+
+    /// As [`read`](Self::read), of the bytes of a task, which has `objects` indices if they are no ints.
+    pub(crate) fn read_bytes(&self, kind: TaskKind, bytes: &[u8], objects: u64) -> u64 {
         let ints = bytes.chunks_exact(8).map(|word| i64::from_le_bytes(word.try_into().unwrap_or_default()));
-        match kind {
-            TaskKind::Index | TaskKind::Indices => self.core().read(ints.len() as u64, Some(ints)),
-            _ => self.core().read(1, None),
+        match (kind, self.whole) {
+            (TaskKind::Index | TaskKind::Indices, false) => self.core().read(ints.len() as u64, Some(ints)),
+            (TaskKind::Index | TaskKind::Indices, true) => self.core().read_whole(Some(ints)),
+            (_, false) => self.core().read(objects, None::<std::iter::Empty<i64>>),
+            (_, true) => self.core().read_whole(None::<std::iter::Empty<i64>>),
         }
     }
+}
+
+/// Returns how many indices an object has that is no list of ints: a list its items, any other is one.
+pub(super) fn length(index: &Bound<'_, PyAny>) -> u64 {
+    index.cast::<PyList>().map_or(1, |list| list.len() as u64)
 }

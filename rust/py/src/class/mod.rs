@@ -8,6 +8,7 @@ pub(crate) mod layout;
 pub(crate) mod ledger;
 pub(crate) mod messages;
 pub(crate) mod parent_end;
+pub(crate) mod passing;
 pub(crate) mod pinned;
 pub(crate) mod pinner;
 pub(crate) mod port;

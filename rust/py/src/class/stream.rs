@@ -8,12 +8,13 @@ use pyo3::prelude::*;
 use pyo3::types::PyList;
 use pyo3::{PyTraverseError, PyVisit};
 use ringloader_core::Error;
-use ringloader_core::plan::{BatchRule as CoreRule, Draw, Fingerprint, Source, Step, Supply};
-use ringloader_core::sync::{AtomicBool, Ordering};
+use ringloader_core::plan::{BatchRule as CoreRule, Draw, Source, Step, Supply};
+use ringloader_core::sync::{AtomicBool, AtomicU64, Ordering};
 use ringloader_core::transport::message::TaskKind;
 
+use super::passing::Passing;
 use crate::gil::exception;
-use crate::index::codec::{decode_index, encode_index, encode_index_or_pickle};
+use crate::index::codec::{decode_index, encode_index_or_pickle};
 use crate::index::tensor::TensorIndices;
 use crate::objects;
 use crate::python::Draws;
@@ -52,6 +53,10 @@ pub(crate) struct Stream {
     rolls_over: AtomicBool,
     /// With `through`, what it begins with: it has no positions, and [`placeholder`]s stand for it.
     carried: OnceLock<Py<PyList>>,
+    /// Compares the indices that are passed over.
+    passing: OnceLock<Py<Passing>>,
+    /// With `through`, the number of indices that were read last.
+    indices_read: AtomicU64,
 }
 
 #[pymethods]
@@ -131,58 +136,11 @@ impl Stream {
         read.map(|(kind, bytes)| decode_index(py, kind, &bytes).map(Bound::unbind)).transpose()
     }
 
-    /// Passes over up to `count` indices, with `draws` asked for what torch draws. Returns the number of those that there
-    /// were, and their fingerprint, with the first at `place` and the next `step` further; `None` where one is no int.
-    fn pass_over(
-        &self,
-        draws: &Bound<'_, PyAny>,
-        count: u64,
-        place: u64,
-        step: u64,
-    ) -> PyResult<(u64, Option<u64>)> {
-        let draws = &Draws(draws);
-        let mut passed = 0;
-        let mut found = Some(Fingerprint::new(place, step));
-        while passed < count {
-            let need = {
-                let mut core = self.core();
-                match (core.pass(count - passed), &self.through) {
-                    (Ok(Step::Batch(positions)), Some(sampler)) => {
-                        let positions = positions.to_vec();
-                        drop(core);
-                        passed += positions.len() as u64;
-                        let items =
-                            self.look_up(sampler, draws, |indices| self.items(indices, &positions))?;
-                        // One that is no int has no fingerprint, and neither has the sum.
-                        match encode_index(&items)? {
-                            Some((TaskKind::Indices, bytes)) => {
-                                let words =
-                                    bytes.chunks_exact(8).map(|word| word.try_into().unwrap_or_default());
-                                let ints: Vec<i64> = words.map(i64::from_le_bytes).collect();
-                                found.iter_mut().for_each(|sum| sum.add(&ints));
-                            }
-                            _ => found = None,
-                        }
-                        continue;
-                    }
-                    (Ok(Step::Batch(indices)), None) => {
-                        passed += indices.len() as u64;
-                        found.iter_mut().for_each(|sum| sum.add(indices));
-                        continue;
-                    }
-                    (Ok(Step::Need(need)), _) => need,
-                    (Ok(Step::End), _) => break,
-                    (Ok(_), _) => return Ok((count, None)),
-                    (Err(Error::EmptySource), _) => {
-                        return Err(PyZeroDivisionError::new_err("integer division or modulo by zero"));
-                    }
-                    (Err(other), _) => return Err(exception(other)),
-                }
-            };
-            let supply = fetch(draws, need)?;
-            self.core().supply(supply).map_err(exception)?;
-        }
-        Ok((passed, found.map(|sum| sum.sum())))
+    /// Passes over what `passing` has, and has it compare these indices. For a stream that was not asked yet.
+    fn skip(&self, passing: Py<Passing>) -> PyResult<()> {
+        self.core().skip(passing.get().ranges()).map_err(exception)?;
+        let _ = self.passing.set(passing);
+        Ok(())
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
@@ -204,7 +162,18 @@ impl Stream {
             through: None,
             rolls_over: AtomicBool::new(false),
             carried: OnceLock::new(),
+            passing: OnceLock::new(),
+            indices_read: AtomicU64::new(1),
         })
+    }
+
+    /// Returns how many indices that are no ints were read last.
+    pub(crate) fn indices_read(&self) -> u64 {
+        self.indices_read.load(Ordering::Relaxed)
+    }
+
+    fn note_passed(&self, note: impl FnOnce(&Passing) -> PyResult<()>) -> PyResult<()> {
+        self.passing.get().map_or(Ok(()), |passing| note(passing.get()))
     }
 
     /// The next index, as a task's bytes, which may be unpickled more than once if `again`. `draws` is called, at
@@ -223,6 +192,7 @@ impl Stream {
                     (Ok(Step::Batch(positions)), Some(sampler)) => {
                         let positions = positions.to_vec();
                         drop(core);
+                        self.indices_read.store(positions.len() as u64, Ordering::Relaxed);
                         let found =
                             self.look_up(sampler, draws, |indices| self.items(indices, &positions))?;
                         return encode_index_or_pickle(&found, again).map(Some);
@@ -239,6 +209,18 @@ impl Stream {
                     (Ok(Step::Index(index)), None) => return Ok(Some((TaskKind::Index, word(index)))),
                     (Ok(Step::Nones(count)), _) => return Ok(Some((TaskKind::Nones, word(count as i64)))),
                     (Ok(Step::None), _) => return Ok(Some((TaskKind::None, Vec::new()))),
+                    (Ok(Step::Passed(positions)), Some(sampler)) => {
+                        let positions = positions.to_vec();
+                        drop(core);
+                        let found =
+                            self.look_up(sampler, draws, |indices| self.items(indices, &positions))?;
+                        self.note_passed(|passing| passing.note(&found))?;
+                        continue;
+                    }
+                    (Ok(Step::Passed(indices)), None) => {
+                        self.note_passed(|passing| passing.note_ints(indices))?;
+                        continue;
+                    }
                     (Ok(Step::End), through) if self.rolls_over.load(Ordering::Relaxed) => {
                         let rest = core.take_rest();
                         drop(core);
@@ -258,7 +240,10 @@ impl Stream {
                         };
                         return draws.leave(left).map(|()| None);
                     }
-                    (Ok(Step::End), _) => return Ok(None),
+                    (Ok(Step::End), _) => {
+                        drop(core);
+                        return self.note_passed(Passing::finish).map(|()| None);
+                    }
                     (Ok(Step::Need(need)), _) => need,
                     (Err(Error::EmptySource), _) => {
                         return Err(PyZeroDivisionError::new_err("integer division or modulo by zero"));

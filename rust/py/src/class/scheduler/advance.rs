@@ -241,12 +241,18 @@ impl<E: ParentEnd> Scheduling<E> {
         }
         let Some(index) = E::read(state.source.get(), callbacks, state.keeps_sent)? else { return Ok(()) };
         // After shutdown there is no worker left, and as in torch the index is lost.
-        let Ok(engine) = E::of(&self.engine).core() else { return Ok(()) };
+        let Ok(engine) = E::of(&self.engine).core() else {
+            state.source.get().lose_last();
+            return Ok(());
+        };
         if state.keeps_sent {
             state.sent.note(&state.core, E::kept(&index, callbacks.py()));
         }
-        state.core.send(&*engine, index).map_err(exception)?;
-        Ok(())
+        let sent = state.core.send(&*engine, index).map_err(exception);
+        if !matches!(sent, Ok(Some(_))) {
+            state.source.get().lose_last();
+        }
+        sent.map(drop)
     }
 }
 

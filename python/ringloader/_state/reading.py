@@ -1,0 +1,195 @@
+"""The order of an epoch over a sampler that Python iterates: its own state, or its indices read again."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils.data import BatchSampler
+
+import ringloader._native as _native
+from ringloader._sources import samplers
+from ringloader._state.order import other_indices
+from ringloader._state.saved import Saved
+from ringloader._torch import internals
+
+# Indices that are passed over at once.
+_BLOCK = 4096
+
+
+class ReadOrder:
+    """The order of a sampler or batch sampler that is not read natively.
+
+    Below a ``BatchSampler`` of torch's, a sampler is read index by index. Any other batch sampler is read
+    batch by batch.
+
+    Args:
+        loader: The loader.
+    """
+
+    draws_from_program = False
+
+    def __init__(self, loader: Any) -> None:
+        found = loader._index_sampler
+        is_torchs = type(found) is BatchSampler and internals.is_torchs_own(
+            BatchSampler.__iter__, "BatchSampler.__iter__"
+        )
+        self._batches = found if is_torchs else None
+        self._sampler = found.sampler if is_torchs else found
+        self._has_state = hasattr(self._sampler, "state_dict") and hasattr(self._sampler, "load_state_dict")
+        self._reader: _Reader | None = None
+        self._base: Any = None
+
+    @property
+    def kind(self) -> str:
+        """The name of the sampler's class."""
+        return type(self._sampler).__name__
+
+    def beginning(self) -> Saved:
+        """Returns the state before the next epoch."""
+        state = copy.deepcopy(self._sampler.state_dict()) if self._has_state else None
+        return Saved(
+            sampler=self.kind,
+            batch_size=1 if self._batches is None else int(self._batches.batch_size),
+            epoch=self.named_epoch(),
+            sampler_begun=state,
+            sampler_state=state,
+        )
+
+    def set_epoch(self, epoch: int) -> None:
+        """Has the sampler shuffle by the epoch of a state."""
+        self._sampler.set_epoch(epoch)
+
+    def named_epoch(self) -> int | None:
+        """Returns the epoch by which the sampler shuffles next; None for a sampler without one."""
+        found = getattr(self._sampler, "epoch", None)
+        is_epoch = isinstance(found, int) and not isinstance(found, bool) and found >= 0
+        return found if is_epoch and hasattr(self._sampler, "set_epoch") else None
+
+    def restore(self, saved: Saved) -> None:
+        """Gives the sampler its state."""
+        if saved.epoch is not None and self.named_epoch() not in (None, saved.epoch):
+            self.set_epoch(saved.epoch)
+        if self._has_state:
+            state = saved.sampler_begun if saved.is_edited else saved.sampler_state
+            if state is not None:
+                self._sampler.load_state_dict(copy.deepcopy(state))
+
+    def pass_epoch(self, saved: Saved) -> None:
+        """Does nothing: the state of an epoch that is over is the sampler's own, or there is none."""
+
+    def resumed(self, saved: Saved) -> Saved:
+        """Returns the state with which this rank goes on."""
+        return saved
+
+    def ledger(self, saved: Saved) -> _native.Ledger:
+        """Returns a ledger for the rest of an epoch."""
+        passed, fingerprint = (None, None) if saved.is_edited else (saved.passed, saved.fingerprint)
+        return _native.Ledger(
+            saved.ranges, saved.num_yielded, passed, fingerprint, whole=self._batches is None
+        )
+
+    def source(self, _saved: Saved, _record: samplers.Record, ledger: _native.Ledger) -> _native.IndexSource:
+        """Returns the source of an epoch's tasks."""
+        return _native.IndexSource.python(ledger)
+
+    def read(self, iterator: Any, saved: Saved, _record: samplers.Record, ledger: _native.Ledger) -> None:
+        """Has an iterator, with or without workers, read the epoch."""
+        self._base = saved.sampler_state
+        self._reader = _Reader(self, iterator._sampler_iter, saved, ledger)
+        iterator._sampler_iter = self._reader
+
+    def state_after(self, tasks: int) -> Any:
+        """Returns the state of the sampler, or of its iterator, after so many batches; None without one."""
+        if tasks == 0 or self._reader is None:
+            return self._base
+        return self._reader.state_after(tasks)
+
+
+class _Reader:
+    """The iterator of a sampler in place of torch's, which passes over indices and keeps states.
+
+    Args:
+        order: The order.
+        made: The iterator that torch has made of the loader's index sampler.
+        saved: The state from which the epoch goes on.
+        ledger: Knows which batches were handed out.
+    """
+
+    def __init__(self, order: ReadOrder, made: Iterator[Any], saved: Saved, ledger: _native.Ledger) -> None:
+        self._sampler, self._batches = order._sampler, order._batches
+        self._kind, self._has_state = order.kind, order._has_state
+        self._made = made
+        self._saved = saved
+        self._ledger = ledger
+        self._iterator: Iterator[Any] | None = None
+        # The object whose state is kept, and states after batches from number `_first` on.
+        self._stateful: Any = None
+        self._states: collections.deque[Any] = collections.deque()
+        self._first = 1
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if self._iterator is None:
+            # Below a BatchSampler torch asks the sampler for its iterator now.
+            self._iterator = self._begin(self._made if self._batches is None else iter(self._sampler))
+        item = next(self._iterator) if self._batches is None else self._next_batch(self._batches)
+        if self._stateful is not None:
+            self._states.append(copy.deepcopy(self._stateful.state_dict()))
+            while self._first < self._ledger.tasks:
+                self._first += 1
+                self._states.popleft()
+        return item
+
+    def state_after(self, tasks: int) -> Any:
+        return self._states[tasks - self._first] if self._stateful is not None else None
+
+    def _next_batch(self, batches: Any) -> list[Any]:
+        """MIRRORS torch sampler.py::BatchSampler.__iter__."""
+        assert self._iterator is not None
+        size = batches.batch_size
+        batch = [*itertools.islice(self._iterator, size)]
+        if not batch or (batches.drop_last and len(batch) < size):
+            raise StopIteration
+        return batch
+
+    def _begin(self, indices: Iterator[Any]) -> Iterator[Any]:
+        saved, keeps = self._saved, hasattr(indices, "state_dict") and hasattr(indices, "load_state_dict")
+        self._stateful = self._sampler if self._has_state else indices if keeps else None
+        has_moved = saved.sampler_state is not None and not saved.is_edited
+        if has_moved and not self._has_state and keeps:
+            indices.load_state_dict(copy.deepcopy(saved.sampler_state))  # type: ignore[attr-defined]
+        ranges = saved.ranges
+        if not ranges:
+            return indices
+        begins_behind = has_moved and self._stateful is not None and saved.has_begun
+        compares = not (begins_behind or saved.is_edited)
+        passing = _native.Passing(
+            ranges,
+            saved.passed if compares else None,
+            other_indices(saved, self._kind),
+            whole=self._batches is None,
+        )
+        return self._past(indices, ranges, passing, saved.samples if begins_behind else 0)
+
+    def _past(
+        self, indices: Iterator[Any], ranges: list[tuple[int, int]], passing: _native.Passing, at: int
+    ) -> Iterator[Any]:
+        """Yields the indices from number ``at`` on that are in none of the ranges."""
+        for start, stop in ranges:
+            yield from itertools.islice(indices, max(0, start - at))
+            at = max(at, start)
+            while at < stop:
+                block = list(itertools.islice(indices, min(_BLOCK, stop - at)))
+                if not block:
+                    passing.finish()
+                    return
+                at += len(block)
+                for item in [block] if self._batches is not None else block:
+                    passing.note(item)
+        yield from indices
