@@ -259,6 +259,7 @@ impl Stream {
                         return draws.leave(left).map(|()| None);
                     }
                     (Ok(Step::End), _) => return Ok(None),
+                    (Ok(Step::Passed { .. }), _) => continue,
                     (Ok(Step::Need(need)), _) => need,
                     (Err(Error::EmptySource), _) => {
                         return Err(PyZeroDivisionError::new_err("integer division or modulo by zero"));
