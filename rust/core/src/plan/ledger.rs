@@ -184,6 +184,12 @@ impl Ledger {
         }
     }
 
+    /// Returns the number of tasks up to the first that is not passed for good. O(1).
+    #[must_use]
+    pub fn settled(&self) -> u64 {
+        self.first
+    }
+
     /// Returns where the caller is. Looks at every task from the first that was not passed on.
     #[must_use]
     pub fn position(&self) -> Position {

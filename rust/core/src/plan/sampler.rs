@@ -17,14 +17,18 @@ mod drawn;
 mod once;
 mod random;
 mod shuffle;
+mod skip;
 
 use std::fmt::Debug;
+use std::vec;
 
+use super::delivered::{Delivered, Run};
 use crate::{Error, Result};
 use drawn::Draws;
 use once::Once;
 use random::Random;
 use shuffle::Shuffle;
+use skip::Skip;
 
 /// Indices in memory that another object owns, such as a tensor.
 pub trait Indices: Send + Debug {
@@ -131,6 +135,14 @@ pub enum Step<'a> {
     Nones(u64),
     /// `None`, from a stream without batches.
     None,
+    /// Indices that a [skip](Stream::skip) passed over, at least one and no more than [`Stream::PASS`]. Ask again: a batch
+    /// may come in parts between them.
+    Passed {
+        /// The place of the first; the others follow in steps.
+        place: u64,
+        /// The indices.
+        indices: &'a [i64],
+    },
     /// Supply this, and ask again.
     Need(Draw),
     /// There are no more: `StopIteration`, now and ever after.
@@ -197,7 +209,10 @@ pub struct BatchRule {
 /// A sampler's iterator, or its `BatchSampler`'s.
 #[derive(Debug)]
 pub struct Stream {
+    /// What an earlier stream left, before all that the generator gives.
+    first: vec::IntoIter<i64>,
     generator: Generator,
+    skip: Option<Skip>,
     rule: Option<BatchRule>,
     /// Indices of the batch that is being read; after it was handed out, until the next request.
     batch: Vec<i64>,
@@ -212,7 +227,7 @@ pub struct Stream {
 enum StreamState {
     /// Nothing of the next batch has been read.
     Ready,
-    /// A need was answered while the batch was being read, or it begins with what an earlier stream left.
+    /// A need was answered, or indices were passed over, while the batch was being read.
     Answered,
     /// A need was told.
     Needs(Draw),
@@ -255,7 +270,9 @@ impl Stream {
             source => Generator::Once(Once::new(source)?),
         };
         Ok(Self {
+            first: Vec::new().into_iter(),
             generator,
+            skip: None,
             rule,
             batch: Vec::new(),
             state: StreamState::Ready,
@@ -291,13 +308,31 @@ impl Stream {
                     None => Step::Index(self.batch[0]),
                 });
             }
-            match self.generator.pull(missing, &mut self.batch)? {
+            let run = self.skip.as_ref().map_or(Run::Out(missing), Skip::run);
+            let before = self.batch.len();
+            let (limit, out) = match run {
+                Run::Out(run) => (run.min(missing), &mut self.batch),
+                Run::In(run) => {
+                    self.passed.clear();
+                    (run.min(Self::PASS), &mut self.passed)
+                }
+            };
+            match pull(&mut self.first, &mut self.generator, limit, out)? {
                 Pull::Some => {}
                 Pull::Need(draw) => {
                     self.state = StreamState::Needs(draw);
                     return Ok(Step::Need(draw));
                 }
                 Pull::End => return Ok(self.last()),
+            }
+            if let Some(skip) = &mut self.skip {
+                match run {
+                    Run::Out(_) => skip.keep((self.batch.len() - before) as u64),
+                    Run::In(_) => {
+                        self.state = StreamState::Answered;
+                        return Ok(Step::Passed { place: skip.pass(&self.passed), indices: &self.passed });
+                    }
+                }
             }
         }
     }
@@ -316,17 +351,40 @@ impl Stream {
     /// earlier one left, and keeps what it would drop for [`take_rest`](Self::take_rest).
     ///
     /// # Errors
-    /// [`Error::Config`] for a stream of another kind, and for a whole batch or more in `first`.
+    /// [`Error::Config`] for a stream of another kind.
     pub fn roll_over(&mut self, first: Vec<i64>) -> Result<()> {
-        let fits = self.rule.is_some_and(|rule| rule.drop_last && (first.len() as u64) < rule.size);
-        let is_fresh = self.state == StreamState::Ready && self.batch.is_empty();
-        if !fits || !is_fresh || matches!(self.generator, Generator::InfiniteNone) {
+        let fits = self.rule.is_some_and(|rule| rule.drop_last) && self.rest.is_none();
+        if !fits || !self.is_fresh() {
             return Err(Error::Config(format!("a stream that cannot begin with {} indices", first.len())));
         }
-        self.batch = first;
-        self.state = StreamState::Answered;
+        self.first = first.into_iter();
         self.rest = Some(Vec::new());
         Ok(())
+    }
+
+    /// Has a stream that was not asked yet give only the indices whose ordinals are not in `base`: batches are made of
+    /// those, as if there were no others, and the last one is dropped or rolls over as one of those. What is in `base`
+    /// is read when it is reached, and handed over as [`Step::Passed`]; so all draws belong to the request to which they
+    /// belong in torch. What rolls over from an earlier stream has the first ordinals.
+    ///
+    /// The sample of ordinal `k` has the place `place + k * step`, which [`passed`](Self::passed) needs.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a stream that was asked, and one without indices.
+    pub fn skip(&mut self, base: Delivered, place: u64, step: u64) -> Result<()> {
+        if !self.is_fresh() {
+            return Err(Error::Config(
+                "only a stream of indices, from its beginning, can pass over some".into(),
+            ));
+        }
+        self.skip = Some(Skip::new(base, place, step));
+        Ok(())
+    }
+
+    /// Returns the number of indices that a [`skip`](Self::skip) has passed over so far, and the sum of their hashes
+    /// modulo 2^64. Once they are as many as the base has, the base is passed; the stream's end may come before.
+    pub fn passed(&self) -> (u64, u64) {
+        self.skip.as_ref().map_or((0, 0), Skip::passed)
     }
 
     /// Passes over up to `limit` indices, before the first batch or between two of them, without making batches. Ask
@@ -351,18 +409,10 @@ impl Stream {
         let limit = limit.min(Self::PASS);
         match std::mem::replace(&mut self.state, StreamState::Ended) {
             StreamState::Ready => self.batch.clear(),
-            // What an earlier stream left comes first.
-            StreamState::Answered if !self.batch.is_empty() => {
-                let count = self.batch.len().min(limit as usize);
-                self.passed.clear();
-                self.passed.extend(self.batch.drain(..count));
-                self.state = StreamState::Answered;
-                return Ok(Step::Batch(&self.passed));
-            }
             state => debug_assert_eq!(state, StreamState::Answered),
         }
         self.passed.clear();
-        match self.generator.pull(limit, &mut self.passed)? {
+        match pull(&mut self.first, &mut self.generator, limit, &mut self.passed)? {
             Pull::Some => {
                 self.state = StreamState::Ready;
                 Ok(Step::Batch(&self.passed))
@@ -428,12 +478,33 @@ impl Stream {
         }
     }
 
+    /// Returns true if nothing was asked for, and there are indices.
+    fn is_fresh(&self) -> bool {
+        let has_indices = !matches!(self.generator, Generator::InfiniteNone);
+        self.state == StreamState::Ready && self.batch.is_empty() && self.passed.is_empty() && has_indices
+    }
+
     /// Gives the memory of draws and indices back.
     fn end(&mut self) -> Step<'_> {
+        self.first = Vec::new().into_iter();
         self.generator = Generator::Once(Once::empty());
         self.batch = Vec::new();
         Step::End
     }
+}
+
+/// Appends 1 to `limit` indices, in order: what an earlier stream left, and then what the generator gives.
+fn pull(
+    first: &mut vec::IntoIter<i64>,
+    generator: &mut Generator,
+    limit: u64,
+    out: &mut Vec<i64>,
+) -> Result<Pull> {
+    if first.as_slice().is_empty() {
+        return generator.pull(limit, out);
+    }
+    out.extend(first.take(usize::try_from(limit).unwrap_or(usize::MAX)));
+    Ok(Pull::Some)
 }
 
 impl Generator {

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use ringloader_core::Error;
-use ringloader_core::plan::{BatchRule, Fingerprint, Source, Step, Stream, sample_hash};
+use ringloader_core::plan::{BatchRule, Delivered, Fingerprint, Source, Step, Stream, sample_hash};
 
 use crate::generators::Rng;
 use crate::streams::{Outcome, Sampler, answer, num_samples, request, rule, sampler};
@@ -94,6 +94,56 @@ proptest! {
     }
 
     #[test]
+    fn what_remains_is_regrouped(
+        sampler in sampler(),
+        rule in rule(),
+        num_samples in num_samples(),
+        seed in any::<u64>(),
+        word_by_word in any::<bool>(),
+        first in prop::collection::vec(100..200_i64, 0..9),
+        base in prop::collection::vec((0..80_u64, 0..30_u64), 0..8),
+        place in any::<u64>(),
+        step in any::<u64>(),
+    ) {
+        let mut rng = Rng::new(seed, usize::MAX, num_samples);
+        let mut other = rng.clone();
+        let rolls_over = rule.is_some_and(|rule| rule.drop_last) && seed.is_multiple_of(2);
+        let first = if rolls_over { first } else { vec![] };
+        let keeps_all = rule.map(|BatchRule { size, .. }| BatchRule { size, drop_last: false });
+        let mut whole = first.clone();
+        whole.extend(rest(&mut Stream::new(sampler.source(), keeps_all).expect("a good source"), &mut rng, word_by_word).0);
+
+        let mut delivered = Delivered::new();
+        base.iter().for_each(|&(start, many)| delivered.insert(start, start + many));
+        let mut stream = Stream::new(sampler.source(), rule).expect("a good source");
+        if rolls_over {
+            stream.roll_over(first).expect("a fresh stream");
+        }
+        stream.skip(delivered.clone(), place, step).expect("a fresh stream");
+        let (after, sizes) = rest(&mut stream, &mut other, word_by_word);
+        let numbered = || (0_u64..).zip(whole.iter().copied());
+        let (mut count, mut sum) = (0, 0_u64);
+        for (ordinal, index) in numbered().filter(|&(ordinal, _)| delivered.contains(ordinal)) {
+            count += 1;
+            sum = sum.wrapping_add(sample_hash(place.wrapping_add(ordinal.wrapping_mul(step)), index));
+        }
+        prop_assert_eq!(stream.passed(), (count, sum));
+        let mut remains: Vec<i64> =
+            numbered().filter(|&(ordinal, _)| !delivered.contains(ordinal)).map(|(_, index)| index).collect();
+        let size = rule.map_or(1, |rule| rule.size) as usize;
+        let left = match rule {
+            Some(BatchRule { drop_last: true, .. }) => remains.split_off(remains.len() / size * size),
+            _ => vec![],
+        };
+        // A sampler that raised, because it stands over nothing, leaves nothing.
+        let leaves = rolls_over && !matches!(sampler, Sampler::Random { n: 0, .. });
+        prop_assert_eq!(stream.take_rest(), if leaves { left } else { vec![] });
+        prop_assert_eq!(sizes, remains.chunks(size).map(<[_]>::len).collect::<Vec<_>>());
+        prop_assert_eq!(after, remains);
+        prop_assert_eq!(rng.draws, other.draws);
+    }
+
+    #[test]
     fn what_was_kept_back_is_passed_first(
         first in prop::collection::vec(100..200_i64, 0..5),
         len in 0..20_u64,
@@ -166,6 +216,38 @@ fn the_hash_is_the_documented_one() {
     for (place, index, hash) in expected {
         assert_eq!(sample_hash(place, index), hash, "{place} {index}");
     }
+}
+
+#[test]
+fn blocks_are_handed_over_with_their_places() {
+    let base = Delivered::from_ranges([(1, 3), (4, 5 + Stream::PASS)]).expect("in order");
+    let rule = Some(BatchRule { size: 3, drop_last: false });
+    let mut stream = Stream::new(Source::Sequential { len: Stream::PASS + 10 }, rule).expect("a good source");
+    stream.skip(base.clone(), 100, 10).expect("a fresh stream");
+    assert_eq!(stream.next(), Ok(Step::Passed { place: 110, indices: &[1, 2] }));
+    let block: Vec<i64> = (4..4 + Stream::PASS as i64).collect();
+    assert_eq!(stream.next(), Ok(Step::Passed { place: 140, indices: &block }));
+    let last = Stream::PASS as i64 + 4;
+    assert_eq!(stream.next(), Ok(Step::Passed { place: 100 + 10 * last as u64, indices: &[last] }));
+    assert_eq!(stream.passed().0, base.count());
+    assert_eq!(stream.next(), Ok(Step::Batch(&[0, 3, last + 1])));
+    assert_eq!(stream.next(), Ok(Step::Batch(&[last + 2, last + 3, last + 4])));
+    assert_eq!(stream.next(), Ok(Step::Batch(&[last + 5])));
+    assert_eq!(stream.next(), Ok(Step::End));
+}
+
+#[test]
+fn only_a_fresh_stream_of_indices_skips() {
+    let mut begun = Stream::new(Source::Sequential { len: 3 }, None).expect("a good source");
+    assert_eq!(begun.next(), Ok(Step::Index(0)));
+    assert!(matches!(begun.skip(Delivered::first(1), 0, 1), Err(Error::Config(_))));
+    let mut nones = Stream::new(Source::InfiniteNone, None).expect("a good source");
+    assert!(matches!(nones.skip(Delivered::first(1), 0, 1), Err(Error::Config(_))));
+    let mut short = Stream::new(Source::Sequential { len: 3 }, None).expect("a good source");
+    short.skip(Delivered::first(9), 0, 1).expect("a fresh stream");
+    assert_eq!(short.next(), Ok(Step::Passed { place: 0, indices: &[0, 1, 2] }));
+    assert_eq!(short.next(), Ok(Step::End));
+    assert_eq!(short.passed().0, 3);
 }
 
 #[test]

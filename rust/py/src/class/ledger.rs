@@ -64,6 +64,12 @@ impl Ledger {
         self.core().raised();
     }
 
+    /// Batches of this iterator before the first that is not passed.
+    #[getter]
+    fn tasks(&self) -> u64 {
+        self.core().settled()
+    }
+
     /// Returns the position.
     fn position(&self) -> Position {
         let found = self.core().position();

@@ -138,7 +138,7 @@ impl Stream {
 
     /// Passes over what `passing` has, and has it compare these indices. For a stream that was not asked yet.
     fn skip(&self, passing: Py<Passing>) -> PyResult<()> {
-        self.core().skip(passing.get().ranges()).map_err(exception)?;
+        self.core().skip(passing.get().ranges(), 0, 1).map_err(exception)?;
         let _ = self.passing.set(passing);
         Ok(())
     }
@@ -209,7 +209,7 @@ impl Stream {
                     (Ok(Step::Index(index)), None) => return Ok(Some((TaskKind::Index, word(index)))),
                     (Ok(Step::Nones(count)), _) => return Ok(Some((TaskKind::Nones, word(count as i64)))),
                     (Ok(Step::None), _) => return Ok(Some((TaskKind::None, Vec::new()))),
-                    (Ok(Step::Passed(positions)), Some(sampler)) => {
+                    (Ok(Step::Passed { indices: positions, .. }), Some(sampler)) => {
                         let positions = positions.to_vec();
                         drop(core);
                         let found =
@@ -217,7 +217,7 @@ impl Stream {
                         self.note_passed(|passing| passing.note(&found))?;
                         continue;
                     }
-                    (Ok(Step::Passed(indices)), None) => {
+                    (Ok(Step::Passed { indices, .. }), None) => {
                         self.note_passed(|passing| passing.note_ints(indices))?;
                         continue;
                     }
