@@ -103,17 +103,6 @@ class LoaderIterator(Pausing):
             self._check_length(self._IterableDataset_len_called)
         return data
 
-    def __del__(self) -> None:
-        if self._epoch is not None:
-            self._epoch.leave(self)
-        ends = getattr(super(), "__del__", None)
-        if ends is not None:
-            ends()
-
-    def _count_lost(self) -> int:
-        """Returns how many batches of this epoch are passed and were not got, after ``next`` raised."""
-        raise NotImplementedError
-
     def _init_base(self, loader: Any) -> None:
         """Calls the constructor of torch's base, which draws the base seed unless it is known."""
         epoch = self._epoch
@@ -123,7 +112,7 @@ class LoaderIterator(Pausing):
             internals.BaseIterator.__init__(self, tracked.WithoutDrawing(loader))
             self._base_seed = epoch.given_seed
         if epoch is not None:
-            epoch.begin(self, self._base_seed, epoch.given_seed is None)
+            epoch.begin(self._base_seed, epoch.given_seed is None)
 
     def _next_data(self) -> Any:
         return self._take_next(self)

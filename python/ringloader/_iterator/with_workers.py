@@ -111,11 +111,9 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         self._remove_gate()
         if not first_iter:
-            if self._epoch is not None:
-                self._epoch.leave(self)
             self._epoch = tracked.begin(loader)
             if self._epoch is not None:
-                self._epoch.begin(self, self._base_seed, False)
+                self._epoch.begin(self._base_seed, False)
         internals.BaseIterator._reset(self, loader, first_iter)
         self._workers_status = [True] * self._num_workers
         source = self._index_source()
@@ -140,12 +138,9 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
             self._scheduler.put_index(self)
 
     def _index_source(self) -> _native.IndexSource:
-        if self._epoch is None or self._epoch.resumed is None:
-            return samplers.index_source(self._index_sampler, self._epoch)
-        return _native.IndexSource.native(tracked.rest_of(self._epoch, self._index_sampler))
-
-    def _count_lost(self) -> int:
-        return self._scheduler.positions().received - self._num_yielded
+        if self._epoch is None:
+            return samplers.index_source(self._index_sampler)
+        return self._epoch.index_source(self)
 
     def _make_scheduler(self, source: _native.IndexSource) -> Any:
         made = self._transport.scheduler(

@@ -7,7 +7,7 @@ from typing import Any
 
 from ringloader._iterator.base import Delivery, LoaderIterator
 from ringloader._options.epochs import EpochOption
-from ringloader._state import order, tracked
+from ringloader._state import tracked
 from ringloader._torch import data_pipes, internals
 from ringloader._worker import fetcher_collate
 from ringloader._worker import options as worker_options
@@ -50,19 +50,13 @@ class SingleProcessIterator(LoaderIterator, internals.SingleIterator):  # type: 
         )
         self._take_next = delivery.moved(internals.SingleIterator._next_data)
         if self._epoch is not None:
-            self._read_from(self._epoch)
+            self._epoch.read(self)
 
-    def _read_from(self, epoch: tracked.Epoch) -> None:
-        """Has the sampler be read for a loader that has a state."""
-        if epoch.resumed is not None:
-            draws = tracked.rest_of(epoch, self._index_sampler)
-            self._sampler_iter: Any = order.Rest(draws, at_once=epoch.resumed.to_pass > 0)
-        elif epoch.draws_from_program:
-            self._sampler_iter = order.FirstRequest(self, epoch)
-
-    def _count_lost(self) -> int:
-        # Torch's has read an index, whatever has raised.
-        return 1 if self._epoch is None else self._epoch.lost + 1
+    def _next_index(self) -> Any:
+        index = super()._next_index()
+        if self._epoch is not None:
+            self._epoch.note_taken(index)
+        return index
 
     def _torchs_fetcher(self, dataset: Any) -> Any:
         return worker_options.torchs_fetcher(

@@ -22,16 +22,9 @@ from ringloader._torch import internals
 from ringloader.rollover import OWN_ITER, RolloverBatchSampler
 
 
-def index_source(index_sampler: Any, record: Record | None = None) -> _native.IndexSource:
-    """Returns the source of an epoch's indices: a native stream if there is one, else Python's ``next``.
-
-    Args:
-        index_sampler: The loader's.
-        record: Keeps what the epoch draws from the program's generator.
-    """
+def index_source(index_sampler: Any) -> _native.IndexSource:
+    """Returns the source of an epoch's indices: a native stream if there is one, else Python's ``next``."""
     found = draws_of(index_sampler)
-    if found is not None:
-        found.record = record
     return _native.IndexSource.python() if found is None else _native.IndexSource.native(found)
 
 
@@ -108,6 +101,10 @@ class TorchDraws(randperm.Draws):
         self.epoch: int | None = None
         # Called with a stream that was just made.
         self.begin: Callable[[_native.Stream], None] | None = None
+        # Samples that all ranks have passed before, when there were more or fewer of them.
+        self.start = 0
+        # The rank and the number of ranks, in place of the sampler's own.
+        self.division: tuple[int, int | None] | None = None
 
     def is_plain(self) -> bool:
         """True if this very sampler can be read natively. Reads nothing that torch reads later."""

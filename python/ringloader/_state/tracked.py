@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-import weakref
+import itertools
 from typing import Any
 
 import torch
 from torch.utils.data import IterableDataset
-from torch.utils.data.distributed import DistributedSampler
 
+import ringloader._native as _native
 from ringloader._common.weak_registry import WeakRegistry
-from ringloader._options import kept
 from ringloader._sources import samplers
-from ringloader._state import order, saved
+from ringloader._state import saved
+from ringloader._state.order import NativeOrder, draw_base_seed, seed_in
+from ringloader._state.reading import ReadOrder
 from ringloader._state.saved import Saved
 from ringloader._torch import internals, select_path
 
 # On the classes of loaders that have a state.
 HAS_STATE = "_ringloader_has_state"
 TORCHS_PATH = "torch's own path"
+
+Order = NativeOrder | ReadOrder
 
 # By loader: the epoch that began last.
 _epochs: WeakRegistry[Epoch] = WeakRegistry()
@@ -30,86 +33,86 @@ _loaded: WeakRegistry[Saved] = WeakRegistry()
 class Epoch:
     """One epoch of one iterator.
 
-    The iterator counts batches itself, as torch's does. What else is needed is noted when the epoch begins,
-    when it ends, and when ``next`` raises.
+    A ledger notes which indices are read and which batches are handed out. What else is needed is noted when
+    the epoch begins, when it ends, and when ``next`` raises.
 
     Args:
-        begun: The epoch's beginning: states of generators, before they are drawn from.
-        resumed: The state from which the epoch goes on.
+        order: The order of its samples.
+        begun: The epoch's beginning, or the state from which it goes on.
+        why_not: The reason why it has no state.
     """
 
-    def __init__(self, begun: Saved, resumed: Saved | None) -> None:
+    def __init__(self, order: Order | None, begun: Saved, why_not: str | None = None) -> None:
         self.begun = begun
-        self.resumed = resumed
         self.drawn: int | torch.Tensor | None = begun.drawn
-        self.why_not: str | None = None
         # The seed of the workers, which the iterator then does not draw.
-        self.given_seed = None if resumed is None else resumed.base_seed
-        # True if the order comes from the program's generator.
-        self.draws_from_program = False
+        self.given_seed = begun.base_seed
+        self.why_not = why_not
+        self._order = order
+        self._ledger = None if order is None else order.ledger(begun)
         self._is_random = begun.sampler == "RandomSampler"
-        self._iterator: weakref.ref[Any] | None = None
-        self._yielded = 0
-        # Batches that were passed and not got, because `next` raised.
-        self.lost = 0
-        # The number of batches that were got before the last call of `next`, if that raised and passed some.
-        self._raised_at = -1
-        self._last_lost = 0
         self._is_finished = False
-        self._before: tuple[int, int | None] = (0, 0)
-        self._shadow: order.Shadow | None = None
 
-    def note_passed(self, samples: int, fingerprint: int | None) -> None:
-        """The epoch goes on behind so many samples."""
-        self._before = (samples, fingerprint)
-
-    def begin(self, iterator: Any, base_seed: int, drawn: bool) -> None:
+    def begin(self, base_seed: int, drawn: bool) -> None:
         """The iterator has its seed, which it drew in this epoch or had before."""
-        self._iterator = weakref.ref(iterator)
-        if self.resumed is None:
+        self._resumes = self.begun.has_begun
+        if not self._resumes:
             self.begun = dataclasses.replace(self.begun, base_seed=base_seed, base_seed_drawn=drawn)
 
-    def leave(self, iterator: Any) -> None:
-        """The iterator goes, or begins another epoch."""
-        if self._iterator is not None and self._iterator() in (iterator, None):
-            self._yielded, self._iterator = iterator._num_yielded, None
+    def read(self, iterator: Any) -> None:
+        """Has an iterator without workers read the epoch from where it is."""
+        if self._order is not None and self._ledger is not None:
+            self._order.read(iterator, self._from(), self, self._ledger)
+
+    def index_source(self, iterator: Any) -> _native.IndexSource:
+        """Returns the source of the tasks of an iterator with workers."""
+        if self._order is None or self._ledger is None:
+            return samplers.index_source(iterator._index_sampler)
+        if isinstance(self._order, ReadOrder):
+            self._order.read(iterator, self._from(), self, self._ledger)
+        return self._order.source(self._from(), self, self._ledger)
+
+    def note_taken(self, index: Any) -> None:
+        """An iterator without workers has read an index, whose batch it gets."""
+        if self._ledger is not None:
+            self._ledger.take(index)
 
     def note_raised(self, iterator: Any, error: BaseException) -> None:
         """``next`` has raised."""
-        if isinstance(error, StopIteration):
-            if not iterator.is_paused():
-                self._is_finished = True
-            return
-        lost = iterator._count_lost()
-        if lost > self.lost:
-            self._raised_at, self._last_lost = iterator._num_yielded, lost - self.lost
-            self.lost = lost
+        if self._ledger is not None:
+            self._ledger.raised()
+        if isinstance(error, StopIteration) and not iterator.is_paused():
+            self._is_finished = True
 
-    def saved(self, loader: Any) -> Saved:
+    def saved(self) -> Saved:
         """Returns the state of what ``next`` has returned."""
-        if self.why_not is not None:
+        if self.why_not is not None or self._order is None or self._ledger is None:
             raise NotImplementedError(self.why_not)
-        iterator = None if self._iterator is None else self._iterator()
-        yielded = self._yielded if iterator is None else iterator._num_yielded
-        since = yielded + self.lost - (self._last_lost if self._raised_at == yielded else 0)
-        batches, samples = since, since * self.begun.batch_size
-        if self.resumed is not None:
-            batches += self.resumed.num_yielded
-            samples += self._before[0]
         if isinstance(self.drawn, torch.Tensor) and self._is_random:
-            self.drawn = order.seed_in(self.drawn)
-        begun = dataclasses.replace(self.begun, drawn=self.drawn)
-        if self._shadow is None:
-            self._shadow = order.Shadow(loader, begun)
-        self._shadow.pass_to(samples)
+            self.drawn = seed_in(self.drawn)
+        found = self._ledger.position()
+        ranges = found.ranges
+        samples = ranges.pop(0)[1] if ranges and ranges[0][0] == 0 else 0
         return dataclasses.replace(
-            begun,
-            num_yielded=batches,
+            self.begun,
+            drawn=self.drawn,
+            num_yielded=found.batches,
             is_finished=self._is_finished,
-            batches=batches,
-            samples=self._shadow.samples,
-            fingerprint=self._shadow.fingerprint,
+            batches=found.batches,
+            samples=samples,
+            overtaken=tuple(itertools.chain.from_iterable(ranges)),
+            passed=found.passed,
+            fingerprint=found.fingerprint,
+            sampler_state=self._order.state_after(found.tasks),
         )
+
+    def fingerprint(self) -> int | None:
+        """Returns the fingerprint of the samples that were returned."""
+        return None if self._ledger is None else self._ledger.position().fingerprint
+
+    def _from(self) -> Saved:
+        """Returns the state from which the epoch goes on: without a base seed, from its beginning."""
+        return self.begun if self._resumes else dataclasses.replace(self.begun, base_seed=None)
 
 
 def state_of(loader: Any) -> dict[str, Any]:
@@ -118,7 +121,7 @@ def state_of(loader: Any) -> dict[str, Any]:
     if found is None:
         _check(loader)
         epoch = _epochs.get(loader)
-        found = _beginning(loader) if epoch is None else epoch.saved(loader)
+        found = _beginning(loader, _order_of(loader)) if epoch is None else epoch.saved()
     return saved.to_dict(found)
 
 
@@ -129,11 +132,11 @@ def load(loader: Any, state: object) -> None:
     if not state:
         return
     found = saved.from_dict(state)
-    draws = _check(loader)
-    now = _beginning(loader)
-    _check_alike(found, now)
+    _check(loader)
+    order = _order_of(loader)
+    _check_alike(found, _beginning(loader, order))
     if found.epoch is not None:
-        draws.sampler.set_epoch(found.epoch)
+        order.set_epoch(found.epoch)
     _loaded.put(loader, found)
 
 
@@ -141,44 +144,45 @@ def begin(loader: Any) -> Epoch | None:
     """Begins an epoch of a loader, before anything is drawn for it. None: the loader has no state."""
     if not getattr(type(loader), HAS_STATE, False):
         return None
-    loaded = _loaded.get(loader)
-    if loaded is None:
-        try:
-            _check(loader)
-            epoch = _fresh(loader)
-        except NotImplementedError as error:
-            epoch = Epoch(Saved(""), None)
-            epoch.why_not = str(error)
+    loaded = _loaded.pop(loader)
+    try:
+        _check(loader)
+    except NotImplementedError as error:
+        epoch = Epoch(None, Saved(""), str(error))
         _epochs.put(loader, epoch)
         return epoch
-    draws = _check(loader)
-    _loaded.pop(loader)
-    if loaded.is_finished:
-        order.end(loader, draws, loaded)
-        epoch = _fresh(loader)
-        if loader.persistent_workers and loader.num_workers > 0:
-            # Workers that had lived on would have their seed from before.
-            epoch.given_seed = loaded.base_seed
-    elif not loaded.has_begun:
-        order.restored(loader, draws, loaded)
-        epoch = _fresh(loader)
+    order = _order_of(loader)
+    if loaded is None:
+        epoch = Epoch(order, _beginning(loader, order))
     else:
-        order.restored(loader, draws, loaded)
-        if loaded.epoch is not None and draws.sampler.epoch != loaded.epoch:
-            select_path.say_once(
-                f"the rest of an epoch is that of epoch {loaded.epoch}, which the loaded state names; "
-                f"set_epoch({draws.sampler.epoch}) counts from the next one on"
-            )
-        size = _batch_size(loader)
-        epoch = Epoch(dataclasses.replace(loaded, batch_size=size), loaded)
+        epoch = _resumed(loader, order, loaded)
     _epochs.put(loader, epoch)
     return epoch
 
 
-def _fresh(loader: Any) -> Epoch:
-    epoch = Epoch(_beginning(loader), None)
-    epoch.draws_from_program = order.draws_from_program(order.draws_of(loader))
-    return epoch
+def _resumed(loader: Any, order: Order, loaded: Saved) -> Epoch:
+    if loaded.loader_generator is not None:
+        loader.generator.set_state(loaded.loader_generator)
+        if loaded.base_seed_drawn:
+            draw_base_seed(loader.generator)
+    named = order.named_epoch()
+    order.restore(loaded)
+    if loaded.is_finished:
+        order.pass_epoch(loaded)
+        epoch = Epoch(_order_of(loader), _beginning(loader, order))
+        if loader.persistent_workers and loader.num_workers > 0:
+            # Workers that had lived on would have their seed from before.
+            epoch.given_seed = loaded.base_seed
+        return epoch
+    if not loaded.has_begun:
+        return Epoch(order, _beginning(loader, order))
+    if named != loaded.epoch:
+        select_path.say_once(
+            f"the rest of an epoch is that of epoch {loaded.epoch}, which the loaded state names; "
+            f"set_epoch({named}) counts from the next one on"
+        )
+    rest = order.resumed(loaded)
+    return Epoch(order, dataclasses.replace(rest, batch_size=_beginning(loader, order).batch_size))
 
 
 def refuse(loader: Any, path: str) -> None:
@@ -192,19 +196,7 @@ def refuse(loader: Any, path: str) -> None:
     text = f"the state of a loader on {path} cannot be had yet: ringloader.report() says why it is there"
     if _loaded.get(loader) is not None:
         raise NotImplementedError(text)
-    epoch = Epoch(Saved(""), None)
-    epoch.why_not = text
-    _epochs.put(loader, epoch)
-
-
-def rest_of(epoch: Epoch, index_sampler: Any) -> samplers.TorchDraws:
-    """Returns the draws for the rest of an epoch that is resumed."""
-    assert epoch.resumed is not None
-    draws = samplers.draws_in_any_iter(index_sampler)
-    assert draws is not None
-    draws.record = epoch
-    order.passing(epoch.resumed, draws, epoch.note_passed)
-    return draws
+    _epochs.put(loader, Epoch(None, Saved(""), text))
 
 
 class WithoutDrawing:
@@ -218,29 +210,17 @@ class WithoutDrawing:
         return getattr(self._loader, name)
 
 
-def _batch_size(loader: Any) -> int:
-    if not loader._auto_collation:
-        return 1
-    return int(loader._index_sampler.batch_size)
+def _order_of(loader: Any) -> Order:
+    draws = samplers.draws_in_any_iter(loader._index_sampler)
+    return ReadOrder(loader) if draws is None else NativeOrder(loader, draws)
 
 
-def _beginning(loader: Any) -> Saved:
+def _beginning(loader: Any, order: Order) -> Saved:
     """Returns the state before the next epoch. Draws nothing."""
-    draws = order.draws_of(loader)
-    own = order.sampler_generator(loader, draws)
-    sampler = draws.sampler
-    is_distributed = isinstance(sampler, DistributedSampler)
-    rest = order.rest_of(loader)
-    return Saved(
-        sampler=order.kind_of(draws),
-        batch_size=_batch_size(loader),
-        loader_generator=None if loader.generator is None else loader.generator.get_state(),
-        sampler_generator=None if own is None else own.get_state(),
-        rest=None if rest is None else tuple(rest),
-        epoch=sampler.epoch if is_distributed else None,
-        rank=sampler.rank if is_distributed else None,
-        num_replicas=sampler.num_replicas if is_distributed else None,
-    )
+    generator = loader.generator
+    if generator is None or generator is torch.default_generator:
+        return order.beginning()
+    return dataclasses.replace(order.beginning(), loader_generator=generator.get_state())
 
 
 def _check_alike(found: Saved, now: Saved) -> None:
@@ -261,41 +241,26 @@ def _check_alike(found: Saved, now: Saved) -> None:
             "load_state_dict(): last_batch='rollover' keeps samples for the next epoch, and only one of the "
             "two loaders, that of the state and this one, has it"
         )
-    if (found.rank, found.num_replicas) != (now.rank, now.num_replicas):
-        raise NotImplementedError(
-            "load_state_dict() for another rank or number of ranks cannot be had yet: the state is that of "
-            f"rank {found.rank} of {found.num_replicas}, and this is rank {now.rank} of {now.num_replicas}"
+    if found.overtaken and (found.rank, found.num_replicas) != (now.rank, now.num_replicas):
+        raise ValueError(
+            "load_state_dict(): with in_order=False a state serves its own rank only: this one is that of rank "
+            f"{found.rank} of {found.num_replicas}, and this is rank {now.rank} of {now.num_replicas}"
         )
 
 
-def _check(loader: Any) -> samplers.TorchDraws:
-    """Returns the draws of a loader whose state can be had.
+def _check(loader: Any) -> None:
+    """Checks that the state of a loader can be had.
 
     Raises:
-        NotImplementedError: For another one.
+        NotImplementedError: If it cannot.
     """
-    why_not = _why_not(loader)
+    dataset = loader.dataset
+    why_not = None
+    if isinstance(dataset, IterableDataset):
+        why_not = "an IterableDataset"
+    elif isinstance(dataset, internals.DATA_PIPES):
+        why_not = "a DataPipe"
+    elif hasattr(dataset, "state_dict"):
+        why_not = "a dataset that has a state_dict"
     if why_not is not None:
         raise NotImplementedError(f"the state of a loader with {why_not} cannot be had yet")
-    return order.draws_of(loader)
-
-
-def _why_not(loader: Any) -> str | None:
-    dataset, options = loader.dataset, kept.kept_on(loader)
-    if isinstance(dataset, IterableDataset):
-        return "an IterableDataset"
-    if isinstance(dataset, internals.DATA_PIPES):
-        return "a DataPipe"
-    if hasattr(dataset, "state_dict"):
-        return "a dataset that has a state_dict"
-    if loader.num_workers > 0 and not loader.in_order:
-        return "in_order=False"
-    if options.get("on_error", "raise") != "raise":
-        return f"on_error={options['on_error']!r:.50}"
-    for name in ("worker_reset_fn", "reseed_workers"):
-        if options.get(name):
-            return f"{name}={options[name]!r:.50}"
-    rest = order.rest_of(loader)
-    if rest is not None and any(type(index) is not int for index in rest):
-        return "last_batch='rollover' over indices that are no ints"
-    return None

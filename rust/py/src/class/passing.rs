@@ -54,7 +54,7 @@ impl Passing {
     /// Notes an index that is passed over: an int, a list of ints, or any other object.
     ///
     /// Raises `ValueError` if it was the last, and they are others than expected.
-    fn note(&self, index: &Bound<'_, PyAny>) -> PyResult<()> {
+    pub(crate) fn note(&self, index: &Bound<'_, PyAny>) -> PyResult<()> {
         match encode_index(index)? {
             Some((TaskKind::Index | TaskKind::Indices, bytes)) => {
                 let ints: Vec<i64> = bytes
@@ -68,7 +68,7 @@ impl Passing {
     }
 
     /// Raises `ValueError` if the indices ended before all were passed over.
-    fn finish(&self) -> PyResult<()> {
+    pub(crate) fn finish(&self) -> PyResult<()> {
         let is_short = self.found().count < self.ranges.count();
         if self.expected.is_some() && is_short { Err(self.error()) } else { Ok(()) }
     }
