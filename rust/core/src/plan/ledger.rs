@@ -77,8 +77,8 @@ impl Ledger {
     /// A ledger for the rest of an epoch, of which `base` was passed before: in `batches`, with these sums. At the
     /// beginning of an epoch the base is empty, and the numbers are 0.
     ///
-    /// The sample of ordinal `k` has the place `place + k * step`: with a `DistributedSampler` `place` is where this rank
-    /// begins, and `step` the number of ranks; else they are 0 and 1.
+    /// The sample of ordinal `k` has the place `place + k * step`: with a `DistributedSampler` `place` is where this
+    /// rank begins, and `step` the number of ranks; else they are 0 and 1.
     #[must_use]
     pub fn new(
         base: Delivered,

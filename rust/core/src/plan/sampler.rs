@@ -135,8 +135,8 @@ pub enum Step<'a> {
     Nones(u64),
     /// `None`, from a stream without batches.
     None,
-    /// Indices that a [skip](Stream::skip) passed over, at least one and no more than [`Stream::PASS`]. Ask again: a batch
-    /// may come in parts between them.
+    /// Indices that a [skip](Stream::skip) passed over, at least one and no more than [`Stream::PASS`]. Ask again: they
+    /// may come while a batch is being read.
     Passed {
         /// The place of the first; the others follow in steps.
         place: u64,
@@ -182,7 +182,7 @@ pub enum Source {
     Distributed {
         /// `len(dataset)`
         len: u64,
-        /// The sampler's `num_samples`: indices for this rank.
+        /// The sampler's `num_samples`: indices of a whole epoch for this rank.
         num_samples: u64,
         /// The sampler's `num_replicas`.
         num_replicas: u64,
@@ -192,6 +192,11 @@ pub enum Source {
         shuffle: bool,
         /// Cuts off the rest that would make the ranks unequal, instead of repeating indices to fill them up.
         drop_last: bool,
+        /// Samples of the epoch that all ranks together consumed before, perhaps another number of ranks: 0 for torch's
+        /// own order. The indices behind them are padded from the epoch's first, or cut, as torch does with a whole
+        /// epoch; and rank `r` of `W` has `start + r`, `start + r + W`, ... of them. With the number of ranks that
+        /// consumed them, that is how torch itself goes on.
+        start: u64,
     },
     /// `_InfiniteConstantSampler`: `None`, without end.
     InfiniteNone,
@@ -364,8 +369,8 @@ impl Stream {
 
     /// Has a stream that was not asked yet give only the indices whose ordinals are not in `base`: batches are made of
     /// those, as if there were no others, and the last one is dropped or rolls over as one of those. What is in `base`
-    /// is read when it is reached, and handed over as [`Step::Passed`]; so all draws belong to the request to which they
-    /// belong in torch. What rolls over from an earlier stream has the first ordinals.
+    /// is read when it is reached, and handed over as [`Step::Passed`], so that each draw belongs to the request to
+    /// which it belongs in torch. What rolls over from an earlier stream has the first ordinals.
     ///
     /// The sample of ordinal `k` has the place `place + k * step`, which [`passed`](Self::passed) needs.
     ///

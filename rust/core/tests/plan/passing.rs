@@ -110,8 +110,9 @@ proptest! {
         let rolls_over = rule.is_some_and(|rule| rule.drop_last) && seed.is_multiple_of(2);
         let first = if rolls_over { first } else { vec![] };
         let keeps_all = rule.map(|BatchRule { size, .. }| BatchRule { size, drop_last: false });
+        let mut uninterrupted = Stream::new(sampler.source(), keeps_all).expect("a good source");
         let mut whole = first.clone();
-        whole.extend(rest(&mut Stream::new(sampler.source(), keeps_all).expect("a good source"), &mut rng, word_by_word).0);
+        whole.extend(rest(&mut uninterrupted, &mut rng, word_by_word).0);
 
         let mut delivered = Delivered::new();
         base.iter().for_each(|&(start, many)| delivered.insert(start, start + many));

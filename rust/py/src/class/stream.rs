@@ -105,7 +105,11 @@ impl Stream {
         drop_last: bool,
         batch: Option<&BatchRule>,
     ) -> PyResult<Self> {
-        Self::new(Source::Distributed { len, num_samples, num_replicas, rank, shuffle, drop_last }, batch)
+        let start = 0;
+        Self::new(
+            Source::Distributed { len, num_samples, num_replicas, rank, shuffle, drop_last, start },
+            batch,
+        )
     }
 
     /// `_InfiniteConstantSampler`.

@@ -52,8 +52,9 @@ impl Once {
             Source::Weighted { categories, num_samples } => {
                 Self::Draw(Draw::Multinomial { categories, count: num_samples }, Use::Plain)
             }
-            Source::Distributed { len, num_samples, num_replicas, rank, shuffle, drop_last } => {
-                let stride = distributed(len, num_samples, num_replicas, rank, drop_last)?;
+            Source::Distributed { len, num_samples, num_replicas, rank, shuffle, drop_last, start } => {
+                let whole = distributed(len, num_samples, num_replicas, rank, drop_last)?;
+                let stride = if start == 0 { whole } else { whole.rest(start, drop_last, num_replicas)? };
                 if shuffle {
                     Self::Draw(Draw::Permutation { n: len }, Use::Strided(stride))
                 } else {
@@ -121,6 +122,16 @@ impl Stride {
         }
         let within = |position: u64| position.checked_rem(len).unwrap_or(0);
         Ok(Self { at: within(first), step: within(step), left: many, len })
+    }
+
+    /// Returns the positions of a rank, whose first are these, behind `start` that all ranks consumed.
+    ///
+    /// MIRRORS torch distributed.py::DistributedSampler.__init__ (`num_samples`), for what is left
+    fn rest(self, start: u64, drop_last: bool, num_replicas: u64) -> Result<Self> {
+        // None where padding was consumed too.
+        let left = self.len.saturating_sub(start);
+        let many = if drop_last { left / num_replicas } else { left.div_ceil(num_replicas) };
+        Self::new(self.len, self.at + start.min(self.len), num_replicas, many)
     }
 
     /// Returns how many elements, counted from the first, must be known for the next `limit` positions.
