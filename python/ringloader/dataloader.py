@@ -346,6 +346,31 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """
         tracked.load(self, state_dict)
 
+    def fingerprint(self) -> int | None:
+        """Returns a sum over the samples that ``next`` has returned in this epoch: equal sums, equal samples.
+
+        It is the sum, modulo ``2**64``, of a hash of each sample's place in the epoch and its index. With a
+        ``DistributedSampler`` the places are those of all ranks, so that the sums of the ranks add up to that
+        of one process. They do so across :meth:`load_state_dict` too. Another number of ranks begins a new
+        sum, from 0, which adds up with that of the ranks before.
+
+        The hash ``z`` of an index at a place, both from 0 on, modulo ``2**64``::
+
+            z = (place + 1) * 0x9e3779b97f4a7c15 + index
+            z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9
+            z = (z ^ (z >> 27)) * 0x94d049bb133111eb
+            z = z ^ (z >> 31)
+
+        A batch sampler that is not torch's has places of its own: ``batch * 2**32`` plus the place in the
+        batch.
+        With ``on_error`` all samples of a batch count, the bad ones too.
+
+        Returns:
+            The sum; 0 before the first epoch; None for an iterable dataset, where an index was no int, and
+            where torch's own loader runs.
+        """
+        return tracked.fingerprint_of(self)
+
     def call_workers(self, fn: Callable[..., _T], *args: Any, timeout: float | None = None) -> list[_T]:
         """Calls ``fn(dataset, *args)`` in each living worker, and returns the results in the workers' order.
 

@@ -51,11 +51,15 @@ class SingleProcessIterator(LoaderIterator, internals.SingleIterator):  # type: 
         self._take_next = delivery.moved(internals.SingleIterator._next_data)
         if self._epoch is not None:
             self._epoch.read(self)
+        tracked.take(loader, self._epoch)
 
     def _next_index(self) -> Any:
+        ledger = None if self._epoch is None else self._epoch.ledger
+        if ledger is None:
+            return super()._next_index()
+        ledger.begin_call()
         index = super()._next_index()
-        if self._epoch is not None:
-            self._epoch.note_taken(index)
+        ledger.take(index)
         return index
 
     def _torchs_fetcher(self, dataset: Any) -> Any:

@@ -104,7 +104,7 @@ class TorchDraws(randperm.Draws):
         # Samples that all ranks have passed before, when there were more or fewer of them.
         self.start = 0
         # The rank and the number of ranks, in place of the sampler's own.
-        self.division: tuple[int, int | None] | None = None
+        self.division: tuple[int, int] | None = None
 
     def is_plain(self) -> bool:
         """True if this very sampler can be read natively. Reads nothing that torch reads later."""
@@ -288,14 +288,12 @@ class _Distributed(TorchDraws):
 
     def _make(self) -> _native.Stream:
         sampler = self.sampler
+        length, many = len(sampler.dataset), sampler.num_samples
+        rank, ranks = self.division or (sampler.rank, sampler.num_replicas)
+        if self.division is not None:
+            many = length // ranks if sampler.drop_last else -(-length // ranks)
         return _native.Stream.distributed(
-            len(sampler.dataset),
-            sampler.num_samples,
-            sampler.num_replicas,
-            sampler.rank,
-            bool(sampler.shuffle),
-            bool(sampler.drop_last),
-            self.batch,
+            length, many, ranks, rank, bool(sampler.shuffle), bool(sampler.drop_last), self.batch, self.start
         )
 
     def _permuting(self) -> tuple[torch.Generator | None, bool]:

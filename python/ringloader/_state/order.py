@@ -1,4 +1,4 @@
-"""The order of an epoch over one of torch's samplers: from the generators as they were, past samples that are known."""
+"""The order of an epoch over one of torch's samplers: begun again, and read on from a state."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ class NativeOrder:
     """
 
     def __init__(self, loader: Any, draws: samplers.TorchDraws) -> None:
-        self._loader = loader
+        # Not the loader: an epoch is kept for as long as its loader lives.
+        self._generator = loader.generator
+        self._index_sampler = loader._index_sampler
         self._draws = draws
         self._sampler = draws.sampler
         self._is_distributed = isinstance(draws.sampler, DistributedSampler)
@@ -46,7 +48,7 @@ class NativeOrder:
     def beginning(self) -> Saved:
         """Returns the state before the next epoch. Draws nothing."""
         sampler, own = self._sampler, self._own_generator()
-        batch_sampler = self._loader._index_sampler
+        batch_sampler = self._index_sampler
         rolls = isinstance(batch_sampler, RolloverBatchSampler)
         return Saved(
             sampler=self.kind,
@@ -77,7 +79,7 @@ class NativeOrder:
     def pass_epoch(self, saved: Saved) -> None:
         """Draws all that an epoch draws which is over, from generators as they were when it began."""
         draws = self._draws
-        if self._loader.generator is None and self._own_generator() is None and draws.rolling is None:
+        if self._generator is None and self._own_generator() is None and draws.rolling is None:
             return
         draws.given, draws.epoch = saved.drawn, saved.epoch
         stream = _opened(draws)
@@ -124,6 +126,8 @@ class NativeOrder:
 
     def source(self, saved: Saved, record: samplers.Record, ledger: _native.Ledger) -> _native.IndexSource:
         """Returns the source of an epoch's tasks."""
+        if self._draws.works_in_iter() and not saved.has_begun:
+            return _native.IndexSource.python(ledger)
         return _native.IndexSource.native(self._reading(saved, record), ledger)
 
     def read(self, iterator: Any, saved: Saved, record: samplers.Record, _ledger: _native.Ledger) -> None:
@@ -133,9 +137,9 @@ class NativeOrder:
         elif self.draws_from_program:
             iterator._sampler_iter = _FirstRequest(iterator, record)
 
-    def state_after(self, _tasks: int) -> Any:
+    def state_after(self, _tasks: int, _is_finished: bool) -> tuple[Any, bool]:
         """Returns the state of the sampler itself: torch's have none."""
-        return None
+        return None, False
 
     def _reading(self, saved: Saved, record: samplers.Record) -> samplers.TorchDraws:
         draws = self._draws
@@ -151,12 +155,13 @@ class NativeOrder:
 
     def _sum_of(self, saved: Saved, division: Saved) -> int | None:
         """Returns the fingerprint of what an epoch has passed, on a rank. Moves no generator."""
-        draws = samplers.draws_in_any_iter(self._loader._index_sampler)
+        draws = samplers.draws_in_any_iter(self._index_sampler)
         assert draws is not None
-        if torch.default_generator in (self._loader.generator, getattr(draws.sampler, "generator", None)):
+        if torch.default_generator in (self._generator, getattr(draws.sampler, "generator", None)):
             return None
         draws.given, draws.epoch, draws.start = saved.drawn, saved.epoch, saved.start
-        draws.division = None if division.rank is None else (division.rank, division.num_replicas)
+        if division.rank is not None and division.num_replicas is not None:
+            draws.division = (division.rank, division.num_replicas)
         draws.twins, draws.rolling = self._twins(saved), None
         place, step = _places(division)
         passing = _native.Passing(saved.ranges, None, "", place, step)
@@ -170,20 +175,20 @@ class NativeOrder:
     def _twins(self, saved: Saved) -> dict[int, torch.Generator]:
         twins: dict[int, torch.Generator] = {}
         for generator, state in (
-            (self._loader.generator, saved.loader_generator),
+            (self._generator, saved.loader_generator),
             (self._own_generator(), saved.sampler_generator),
         ):
             if generator is not None and state is not None:
                 twin = twins[id(generator)] = torch.Generator()
                 twin.set_state(state)
-                if generator is self._loader.generator and saved.base_seed_drawn:
+                if generator is self._generator and saved.base_seed_drawn:
                     draw_base_seed(twin)
         return twins
 
     def _own_generator(self) -> torch.Generator | None:
         """Returns the generator that the sampler has and the loader has not."""
         found: torch.Generator | None = getattr(self._sampler, "generator", None)
-        return None if found in (self._loader.generator, torch.default_generator) else found
+        return None if found in (self._generator, torch.default_generator) else found
 
 
 def other_indices(saved: Saved, kind: str) -> str:
@@ -232,7 +237,9 @@ class _Rest:
     def __init__(self, draws: samplers.TorchDraws, at_once: bool) -> None:
         self._draws = draws
         # What the epoch had drawn before is not drawn again, so nothing has to wait for the first request.
+        # Other indices than those of the state are then an error of `iter`.
         self._stream = _opened(draws) if at_once else None
+        self._first = None if self._stream is None else self._stream.next(draws)
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -240,7 +247,9 @@ class _Rest:
     def __next__(self) -> Any:
         if self._stream is None:
             self._stream = _opened(self._draws)
-        index = self._stream.next(self._draws)
+        index, self._first = self._first, None
+        if index is None:
+            index = self._stream.next(self._draws)
         if index is None:
             raise StopIteration
         return index

@@ -41,7 +41,7 @@ class ReadOrder:
         self._sampler = found.sampler if is_torchs else found
         self._has_state = hasattr(self._sampler, "state_dict") and hasattr(self._sampler, "load_state_dict")
         self._reader: _Reader | None = None
-        self._base: Any = None
+        self._base: tuple[Any, bool] = None, False
 
     @property
     def kind(self) -> str:
@@ -98,15 +98,23 @@ class ReadOrder:
 
     def read(self, iterator: Any, saved: Saved, _record: samplers.Record, ledger: _native.Ledger) -> None:
         """Has an iterator, with or without workers, read the epoch."""
-        self._base = saved.sampler_state
+        self._base = saved.sampler_state, saved.sampler_ended
         self._reader = _Reader(self, iterator._sampler_iter, saved, ledger)
         iterator._sampler_iter = self._reader
 
-    def state_after(self, tasks: int) -> Any:
-        """Returns the state of the sampler, or of its iterator, after so many batches; None without one."""
-        if tasks == 0 or self._reader is None:
+    def state_after(self, tasks: int, is_finished: bool) -> tuple[Any, bool]:
+        """Returns the state of the sampler, or of its iterator, after so many batches; None without one.
+
+        Args:
+            tasks: The number of batches.
+            is_finished: True if the epoch is over.
+
+        Returns:
+            The state, and True if the sampler has ended by then: its state is one of the next epoch.
+        """
+        if self._reader is None or (tasks == 0 and not is_finished):
             return self._base
-        return self._reader.state_after(tasks)
+        return self._reader.state_after(tasks, is_finished)
 
 
 class _Reader:
@@ -130,6 +138,11 @@ class _Reader:
         self._stateful: Any = None
         self._states: collections.deque[Any] = collections.deque()
         self._first = 1
+        self._read = 0
+        # The state once the sampler has ended; the number of batches, if the last one was read up to the end.
+        self._last: Any = None
+        self._has_ended = False
+        self._ended_with: int | None = None
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -138,16 +151,29 @@ class _Reader:
         if self._iterator is None:
             # Below a BatchSampler torch asks the sampler for its iterator now.
             self._iterator = self._begin(self._made if self._batches is None else iter(self._sampler))
-        item = next(self._iterator) if self._batches is None else self._next_batch(self._batches)
+        try:
+            item = next(self._iterator) if self._batches is None else self._next_batch(self._batches)
+        except StopIteration:
+            if self._stateful is not None and not self._has_ended:
+                self._last = copy.deepcopy(self._stateful.state_dict())
+            self._has_ended = True
+            raise
+        self._read += 1
         if self._stateful is not None:
             self._states.append(copy.deepcopy(self._stateful.state_dict()))
             while self._first < self._ledger.tasks:
                 self._first += 1
                 self._states.popleft()
+            if self._batches is not None and len(item) < self._batches.batch_size:
+                self._last, self._has_ended, self._ended_with = self._states[-1], True, self._read
         return item
 
-    def state_after(self, tasks: int) -> Any:
-        return self._states[tasks - self._first] if self._stateful is not None else None
+    def state_after(self, tasks: int, is_finished: bool) -> tuple[Any, bool]:
+        if self._stateful is None:
+            return None, False
+        if is_finished:
+            return self._last, True
+        return self._states[tasks - self._first], self._ended_with == tasks
 
     def _next_batch(self, batches: Any) -> list[Any]:
         """MIRRORS torch sampler.py::BatchSampler.__iter__."""
@@ -161,6 +187,8 @@ class _Reader:
     def _begin(self, indices: Iterator[Any]) -> Iterator[Any]:
         saved, keeps = self._saved, hasattr(indices, "state_dict") and hasattr(indices, "load_state_dict")
         self._stateful = self._sampler if self._has_state else indices if keeps else None
+        if saved.sampler_ended and not saved.is_edited:
+            return iter(())
         has_moved = saved.sampler_state is not None and not saved.is_edited
         if has_moved and not self._has_state and keeps:
             indices.load_state_dict(copy.deepcopy(saved.sampler_state))  # type: ignore[attr-defined]

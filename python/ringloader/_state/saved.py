@@ -27,7 +27,7 @@ class Saved:
         is_finished: True if the epoch is over. Other code may have edited it.
         batches: Batches that were passed.
         samples: Samples before the first that was not passed.
-        overtaken: Ranges of samples behind that one that were passed all the same: first, end, first, end, ...
+        overtaken: Ranges of samples behind that one that were passed all the same: first, end, first, ...
         batch_size: Samples in a batch, with which an edited number of batches becomes one of samples.
         passed: The fingerprint of the samples that were passed; None where an index is no int.
         fingerprint: The fingerprint of the samples that were returned.
@@ -43,6 +43,7 @@ class Saved:
         start: Samples that all ranks had passed when there came to be so many ranks.
         sampler_begun: The state of another sampler when the epoch began.
         sampler_state: Its state now.
+        sampler_ended: True if that is one of the next epoch, because the sampler was read up to its end.
     """
 
     sampler: str
@@ -66,6 +67,7 @@ class Saved:
     start: int = 0
     sampler_begun: Any = None
     sampler_state: Any = None
+    sampler_ended: bool = False
 
     @property
     def has_begun(self) -> bool:
@@ -203,6 +205,7 @@ _READ: dict[str, Callable[[object], Any]] = {
     "sampler": _text,
     "is_finished": _flag,
     "base_seed_drawn": _flag,
+    "sampler_ended": _flag,
     "overtaken": _ranges,
     "passed": _or_none(_number),
     "fingerprint": _or_none(_number),

@@ -49,7 +49,8 @@ class Epoch:
         self.given_seed = begun.base_seed
         self.why_not = why_not
         self._order = order
-        self._ledger = None if order is None else order.ledger(begun)
+        # Notes which indices are read and which batches the caller gets; None: the epoch has no state.
+        self.ledger = None if order is None else order.ledger(begun)
         self._is_random = begun.sampler == "RandomSampler"
         self._is_finished = False
 
@@ -61,38 +62,34 @@ class Epoch:
 
     def read(self, iterator: Any) -> None:
         """Has an iterator without workers read the epoch from where it is."""
-        if self._order is not None and self._ledger is not None:
-            self._order.read(iterator, self._from(), self, self._ledger)
+        if self._order is not None and self.ledger is not None:
+            self._order.read(iterator, self._from(), self, self.ledger)
 
     def index_source(self, iterator: Any) -> _native.IndexSource:
         """Returns the source of the tasks of an iterator with workers."""
-        if self._order is None or self._ledger is None:
+        if self._order is None or self.ledger is None:
             return samplers.index_source(iterator._index_sampler)
         if isinstance(self._order, ReadOrder):
-            self._order.read(iterator, self._from(), self, self._ledger)
-        return self._order.source(self._from(), self, self._ledger)
-
-    def note_taken(self, index: Any) -> None:
-        """An iterator without workers has read an index, whose batch it gets."""
-        if self._ledger is not None:
-            self._ledger.take(index)
+            self._order.read(iterator, self._from(), self, self.ledger)
+        return self._order.source(self._from(), self, self.ledger)
 
     def note_raised(self, iterator: Any, error: BaseException) -> None:
         """``next`` has raised."""
-        if self._ledger is not None:
-            self._ledger.raised()
+        if self.ledger is not None:
+            self.ledger.raised()
         if isinstance(error, StopIteration) and not iterator.is_paused():
             self._is_finished = True
 
     def saved(self) -> Saved:
         """Returns the state of what ``next`` has returned."""
-        if self.why_not is not None or self._order is None or self._ledger is None:
+        if self.why_not is not None or self._order is None or self.ledger is None:
             raise NotImplementedError(self.why_not)
         if isinstance(self.drawn, torch.Tensor) and self._is_random:
             self.drawn = seed_in(self.drawn)
-        found = self._ledger.position()
+        found = self.ledger.position()
         ranges = found.ranges
         samples = ranges.pop(0)[1] if ranges and ranges[0][0] == 0 else 0
+        state, ended = self._order.state_after(found.tasks, self._is_finished)
         return dataclasses.replace(
             self.begun,
             drawn=self.drawn,
@@ -103,12 +100,13 @@ class Epoch:
             overtaken=tuple(itertools.chain.from_iterable(ranges)),
             passed=found.passed,
             fingerprint=found.fingerprint,
-            sampler_state=self._order.state_after(found.tasks),
+            sampler_state=state,
+            sampler_ended=ended,
         )
 
     def fingerprint(self) -> int | None:
         """Returns the fingerprint of the samples that were returned."""
-        return None if self._ledger is None else self._ledger.position().fingerprint
+        return None if self.ledger is None else self.ledger.position().fingerprint
 
     def _from(self) -> Saved:
         """Returns the state from which the epoch goes on: without a base seed, from its beginning."""
@@ -123,6 +121,12 @@ def state_of(loader: Any) -> dict[str, Any]:
         epoch = _epochs.get(loader)
         found = _beginning(loader, _order_of(loader)) if epoch is None else epoch.saved()
     return saved.to_dict(found)
+
+
+def fingerprint_of(loader: Any) -> int | None:
+    """Implements ``DataLoader.fingerprint``."""
+    epoch = _epochs.get(loader)
+    return 0 if epoch is None else epoch.fingerprint()
 
 
 def load(loader: Any, state: object) -> None:
@@ -144,7 +148,7 @@ def begin(loader: Any) -> Epoch | None:
     """Begins an epoch of a loader, before anything is drawn for it. None: the loader has no state."""
     if not getattr(type(loader), HAS_STATE, False):
         return None
-    loaded = _loaded.pop(loader)
+    loaded = _loaded.get(loader)
     try:
         _check(loader)
     except NotImplementedError as error:
@@ -152,12 +156,15 @@ def begin(loader: Any) -> Epoch | None:
         _epochs.put(loader, epoch)
         return epoch
     order = _order_of(loader)
-    if loaded is None:
-        epoch = Epoch(order, _beginning(loader, order))
-    else:
-        epoch = _resumed(loader, order, loaded)
+    epoch = Epoch(order, _beginning(loader, order)) if loaded is None else _resumed(loader, order, loaded)
     _epochs.put(loader, epoch)
     return epoch
+
+
+def take(loader: Any, epoch: Epoch | None) -> None:
+    """Notes that an epoch has begun: the next one begins without the state that was loaded."""
+    if epoch is not None:
+        _loaded.pop(loader)
 
 
 def _resumed(loader: Any, order: Order, loaded: Saved) -> Epoch:
@@ -243,7 +250,7 @@ def _check_alike(found: Saved, now: Saved) -> None:
         )
     if found.overtaken and (found.rank, found.num_replicas) != (now.rank, now.num_replicas):
         raise ValueError(
-            "load_state_dict(): with in_order=False a state serves its own rank only: this one is that of rank "
+            "load_state_dict(): with in_order=False a state serves its own rank only: this one is of rank "
             f"{found.rank} of {found.num_replicas}, and this is rank {now.rank} of {now.num_replicas}"
         )
 

@@ -51,9 +51,13 @@ impl Ledger {
         Ok(Self { core: Mutex::new(Core::new(base, place, step, passed, fingerprint, batches)), whole })
     }
 
+    /// Begins a call for a batch: one that had raised is passed.
+    pub(crate) fn begin_call(&self) {
+        self.core().begin_call();
+    }
+
     /// Notes an index that is read and whose batch the caller gets, unless the call raises.
     fn take(&self, index: &Bound<'_, PyAny>) -> PyResult<()> {
-        self.begin_call();
         let task = self.read(index)?;
         self.core().got(task);
         Ok(())
@@ -86,11 +90,6 @@ impl Ledger {
 impl Ledger {
     fn core(&self) -> MutexGuard<'_, Core> {
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Begins a call for a batch: one that had raised is passed.
-    pub(crate) fn begin_call(&self) {
-        self.core().begin_call();
     }
 
     /// Notes that the caller gets the batch of a task.

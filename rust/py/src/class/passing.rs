@@ -104,7 +104,8 @@ impl Passing {
             return self.check(&found);
         }
         while let (Some(ordinal), false) = (self.ordinal(found.count), ints.is_empty()) {
-            let left = self.ranges.ranges().find(|&(_, stop)| ordinal < stop).map_or(1, |(_, stop)| stop - ordinal);
+            let left =
+                self.ranges.ranges().find(|&(_, stop)| ordinal < stop).map_or(1, |(_, stop)| stop - ordinal);
             let (part, rest) = ints.split_at(ints.len().min(usize::try_from(left).unwrap_or(usize::MAX)));
             let place = self.place.wrapping_add(ordinal.wrapping_mul(self.step));
             let mut sum = Fingerprint::new(place, self.step);

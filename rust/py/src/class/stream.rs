@@ -94,8 +94,10 @@ impl Stream {
         Self::new(Source::Weighted { categories, num_samples }, batch)
     }
 
-    /// `DistributedSampler`.
+    /// `DistributedSampler`, behind the first `start` samples of all ranks.
     #[staticmethod]
+    #[pyo3(signature = (len, num_samples, num_replicas, rank, shuffle, drop_last, batch, start=0))]
+    #[expect(clippy::too_many_arguments, reason = "the sampler's attributes")]
     fn distributed(
         len: u64,
         num_samples: u64,
@@ -104,8 +106,8 @@ impl Stream {
         shuffle: bool,
         drop_last: bool,
         batch: Option<&BatchRule>,
+        start: u64,
     ) -> PyResult<Self> {
-        let start = 0;
         Self::new(
             Source::Distributed { len, num_samples, num_replicas, rank, shuffle, drop_last, start },
             batch,

@@ -1,0 +1,316 @@
+"""``state_dict`` over other samplers, out of order, and by other numbers of ranks."""
+
+import itertools
+import json
+import time
+import weakref
+
+import pytest
+import torch
+import torch.utils.data
+from torch.utils.data import BatchSampler, Sampler
+from torch.utils.data.distributed import DistributedSampler
+
+import ringloader
+from unit.test_state import Numbers, flat, through_json
+
+N = 23
+
+
+class Plain(Sampler):
+    """Shuffles by its epoch, and has no state."""
+
+    def __init__(self, length=N):
+        self.length = length
+
+    def __iter__(self):
+        return iter(torch.randperm(self.length, generator=torch.Generator().manual_seed(3)).tolist())
+
+    def __len__(self):
+        return self.length
+
+
+class Stateful(Plain):
+    """Counts what it has given, and goes on there. A second epoch has another order."""
+
+    def __init__(self, length=N):
+        super().__init__(length)
+        self.epoch = 0
+        self.at = 0
+        self.asked = 0
+
+    def __iter__(self):
+        order = torch.randperm(self.length, generator=torch.Generator().manual_seed(self.epoch)).tolist()
+        while self.at < self.length:
+            self.at += 1
+            self.asked += 1
+            yield order[self.at - 1]
+        self.epoch, self.at = self.epoch + 1, 0
+
+    def state_dict(self):
+        return {"epoch": self.epoch, "at": self.at}
+
+    def load_state_dict(self, state):
+        self.epoch, self.at = state["epoch"], state["at"]
+
+
+class IteratorWithState(Plain):
+    def __iter__(self):
+        return Counted(self.length)
+
+
+class Counted:
+    def __init__(self, length):
+        self.length, self.at = length, 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.at == self.length:
+            raise StopIteration
+        self.at += 1
+        return self.length - self.at
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+class Batches:
+    """A batch sampler of its own, with batches of different sizes."""
+
+    def __init__(self, length=N):
+        self.length = length
+
+    def __iter__(self):
+        indices = iter(range(self.length))
+        for size in itertools.cycle((3, 1, 4)):
+            batch = list(itertools.islice(indices, size))
+            if not batch:
+                return
+            yield batch
+
+    def __len__(self):
+        return len(list(iter(self)))
+
+
+KINDS = {
+    "plain": lambda: {"sampler": Plain(), "batch_size": 4},
+    "plain, cut": lambda: {"sampler": Plain(), "batch_size": 4, "drop_last": True},
+    "a list": lambda: {"sampler": list(range(3, N)), "batch_size": 4},
+    "strings": lambda: {"sampler": [str(number) for number in range(N)], "batch_size": 4},
+    "state": lambda: {"sampler": Stateful(), "batch_size": 4},
+    "its iterator's": lambda: {"sampler": IteratorWithState(), "batch_size": 4},
+    "no batches": lambda: {"sampler": Plain(), "batch_size": None},
+    "state, no batches": lambda: {"sampler": Stateful(), "batch_size": None},
+    "batch sampler": lambda: {"batch_sampler": BatchSampler(Stateful(), 5, False)},
+    "its own batches": lambda: {"batch_sampler": Batches()},
+}
+
+
+def built(kind, cls=ringloader.DataLoader, **options):
+    return cls(
+        Numbers(), collate_fn=list if kind.find("no batches") < 0 else None, **KINDS[kind](), **options
+    )
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sampler_of_another_kind(kind, workers):
+    torchs = built(kind, torch.utils.data.DataLoader)
+    whole, second = list(torchs), list(torchs)
+    for stop in (0, 1, 3, len(whole)):
+        stopped = built(kind, num_workers=workers)
+        iterator = iter(stopped)
+        got = list(itertools.islice(iterator, stop))
+        state = through_json(stopped.state_dict())
+        assert state["_num_yielded"] == stop
+        resumed = built(kind, num_workers=workers)
+        resumed.load_state_dict(state)
+        assert got + list(resumed) == whole
+        assert list(resumed) == second
+        if stop == len(whole):
+            continue
+        # A state of the rest is one of the epoch.
+        again = built(kind, num_workers=workers)
+        again.load_state_dict(state)
+        more = list(itertools.islice(iter(again), 1))
+        resumed.load_state_dict(again.state_dict())
+        assert got + more + list(resumed) == whole
+
+
+def test_a_sampler_with_a_state_is_not_read_again():
+    loader = built("state", num_workers=2)
+    list(itertools.islice(iter(loader), 3))
+    resumed = built("state")
+    resumed.load_state_dict(loader.state_dict())
+    assert len(flat(resumed)) == N - 12
+    assert resumed.sampler.asked == N - 12
+
+
+def test_the_state_of_a_sampler_is_a_copy():
+    class Aliased(Stateful):
+        def state_dict(self):
+            self.kept = getattr(self, "kept", {})
+            self.kept.update(super().state_dict())
+            return self.kept
+
+    loader = ringloader.DataLoader(Numbers(), sampler=Aliased(), batch_size=4)
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    before = json.dumps(state)
+    list(iterator)
+    assert json.dumps(state) == before
+
+
+def test_other_indices_of_another_sampler_are_refused():
+    loader = built("plain", num_workers=2)
+    next(iter(loader))
+    for workers in (0, 2):
+        resumed = ringloader.DataLoader(Numbers(), sampler=Plain(N - 1), batch_size=4, num_workers=workers)
+        resumed.load_state_dict(loader.state_dict())
+        with pytest.raises(ValueError, match="are not those that the Plain gives now"):
+            next(iter(resumed))
+
+
+def test_an_edited_number_of_batches():
+    for kind, sizes in (("plain", 4), ("state", 4), ("no batches", 1)):
+        whole = list(built(kind))
+        loader = built(kind)
+        list(itertools.islice(iter(loader), 3))
+        state = loader.state_dict()
+        state["_num_yielded"] -= 1
+        resumed = built(kind)
+        resumed.load_state_dict(state)
+        assert list(resumed) == whole[2:], (kind, sizes)
+
+
+class Slow(Numbers):
+    """Gives one sample late, so that the batches of another worker overtake it."""
+
+    def __init__(self, length=40, late=9):
+        super().__init__(length)
+        self.late = late
+
+    def __getitem__(self, index):
+        if index == self.late:
+            time.sleep(0.5)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("method", ["multiprocessing", "thread"])
+def test_batches_that_were_overtaken(method):
+    given = {"num_workers": 2, "in_order": False, "collate_fn": list, "worker_method": method}
+    loader = ringloader.DataLoader(Slow(), batch_size=4, **given)
+    iterator = iter(loader)
+    got = flat(itertools.islice(iterator, 5))
+    state = through_json(loader.state_dict())
+    assert 9 not in got
+    assert state["overtaken"]
+    assert state["samples"] <= 8
+    assert state["_num_yielded"] == 5
+    for size, workers in ((4, 2), (3, 0), (50, 1)):
+        resumed = ringloader.DataLoader(Slow(), batch_size=size, collate_fn=list, num_workers=workers)
+        resumed.load_state_dict(state)
+        rest = flat(resumed)
+        assert sorted(got + rest) == list(range(40))
+        assert rest == sorted(rest)
+    for _ in iterator:
+        pass
+    finished = loader.state_dict()
+    assert (finished["samples"], finished["overtaken"], finished["_iterator_finished"]) == (40, [], True)
+
+
+def distributed(rank, ranks, length=N, **options):
+    data = Numbers(length)
+    sampler = DistributedSampler(data, ranks, rank, seed=2, **options)
+    return ringloader.DataLoader(data, batch_size=2, sampler=sampler, collate_fn=list)
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize(("before", "after"), [(3, 3), (3, 2), (2, 3), (1, 4), (4, 1)])
+def test_other_numbers_of_ranks(before, after, drop_last):
+    order = [flat(distributed(rank, before, drop_last=drop_last)) for rank in range(before)]
+    first = [distributed(rank, before, drop_last=drop_last) for rank in range(before)]
+    got = [flat(itertools.islice(iter(loader), 2)) for loader in first]
+    states = [through_json(loader.state_dict()) for loader in first]
+    whole = flat(distributed(0, 1))
+    consumed = 4 * before
+    assert sorted(itertools.chain.from_iterable(got)) == sorted(whole[:consumed])
+    for rank in range(after):
+        rest = []
+        for state in states:
+            resumed = distributed(rank, after, drop_last=drop_last)
+            assert len(resumed) == len(distributed(rank, after, drop_last=drop_last))
+            resumed.load_state_dict(state)
+            rest.append(flat(resumed))
+        assert all(one == rest[0] for one in rest)
+        left = N - consumed
+        many = left // after if drop_last else -(-left // after)
+        expected = [(whole + whole)[consumed + rank + at * after] for at in range(many)]
+        assert rest[0] == expected
+        if before == after:
+            assert got[rank] + rest[0] == order[rank]
+
+
+def test_fingerprints_of_ranks_add_up():
+    def total(loaders):
+        return sum(loader.fingerprint() for loader in loaders) % (1 << 64)
+
+    alone = distributed(0, 1, length=24)
+    ranks = [distributed(rank, 3, length=24) for rank in range(3)]
+    assert [loader.fingerprint() for loader in (alone, *ranks)] == [0, 0, 0, 0]
+    list(itertools.islice(iter(alone), 6))
+    for loader in ranks:
+        list(itertools.islice(iter(loader), 2))
+    assert total(ranks) == alone.fingerprint() != 0
+    # Any rank's state.
+    state = ranks[1].state_dict()
+    resumed = [distributed(rank, 3, length=24) for rank in range(3)]
+    for loader in resumed:
+        loader.load_state_dict(state)
+        list(loader)
+    whole = distributed(0, 1, length=24)
+    list(whole)
+    assert total(resumed) == whole.fingerprint()
+    before = total(ranks)
+    others = [distributed(rank, 2, length=24) for rank in range(2)]
+    for loader in others:
+        loader.load_state_dict(state)
+        list(loader)
+    assert (before + total(others)) % (1 << 64) == whole.fingerprint()
+
+
+def test_fingerprints_of_what_was_returned():
+    loader = ringloader.DataLoader(Numbers(8, bad=5), batch_size=2, collate_fn=list)
+    iterator = iter(loader)
+    for _ in range(2):
+        next(iterator)
+    two = loader.fingerprint()
+    with pytest.raises(ValueError, match="a bad sample"):
+        next(iterator)
+    assert loader.fingerprint() == two
+    last = next(iterator)
+    assert last == [6, 7]
+    whole = ringloader.DataLoader(Numbers(8), batch_size=2, collate_fn=list)
+    assert list(whole)[3] == last
+    assert loader.fingerprint() not in (two, whole.fingerprint())
+    strings = built("strings")
+    next(iter(strings))
+    assert strings.fingerprint() is None
+
+
+@pytest.mark.parametrize("kind", ["plain", "state", None])
+def test_a_state_keeps_no_loader(kind):
+    given = {"shuffle": True, "generator": torch.Generator()} if kind is None else KINDS[kind]()
+    loader = ringloader.DataLoader(Numbers(), **given)
+    next(iter(loader))
+    loader.load_state_dict(loader.state_dict())
+    next(iter(loader))
+    gone = weakref.ref(loader)
+    del loader
+    assert gone() is None
