@@ -9,9 +9,8 @@ use super::fingerprint::sum_of;
 /// The tasks of an epoch from their reading on, and what came of them: one for each time that an epoch is iterated.
 ///
 /// - [`read`](Self::read): the sampler gave a task's indices.
-/// - [`begin_call`](Self::begin_call), [`got`](Self::got), [`raised`](Self::raised): the caller asked for a batch, and
-///   what came. A call returns one batch, so one that is got while an earlier one of the same call is not yet returned
-///   has that one left out: it is passed.
+/// - [`begin_call`](Self::begin_call), [`got`](Self::got), [`raised`](Self::raised), [`left_out`](Self::left_out): the
+///   caller asked for a batch, and what came. A call returns one batch: the last one that it got.
 /// - [`position`](Self::position): where the caller is.
 ///
 /// A batch that was returned counts for both sums, and one that was passed without being returned counts for the sum of
@@ -149,13 +148,12 @@ impl Ledger {
     }
 
     /// The batch of this task, which was read and not got before, is handed to the caller, unless the call raises yet.
+    /// One that was got in the same call before is left out.
     ///
     /// # Panics
     /// For any other task: the numbers are this ledger's own.
     pub fn got(&mut self, task: u64) {
-        if let Some(Current { task, .. }) = self.current.take() {
-            self.settle(task, false);
-        }
+        self.left_out();
         let found = task.checked_sub(self.first).and_then(|at| self.tasks.get(at as usize));
         assert!(found.is_some_and(|found| !found.is_settled), "task {task} was got, but is not under way");
         self.current = Some(Current { task, has_raised: false });
@@ -165,6 +163,14 @@ impl Ledger {
     pub fn raised(&mut self) {
         if let Some(current) = &mut self.current {
             current.has_raised = true;
+        }
+    }
+
+    /// The batch that was got in this call, if any, is passed and not returned, as `on_error="skip"` does: the call goes
+    /// on, and may get another or find the end.
+    pub fn left_out(&mut self) {
+        if let Some(Current { task, .. }) = self.current.take() {
+            self.settle(task, false);
         }
     }
 
@@ -292,6 +298,14 @@ mod tests {
         let passed = ledger.position();
         assert_eq!((passed.passed_sum, passed.sum), (hashes(&[(0, 3), (1, 4), (2, 5)]), hashes(&[(2, 5)])));
         assert_eq!((passed.ranges, passed.batches, passed.tasks), (vec![(0, 3)], 3, 3));
+        let last = read(&mut ledger, &[6]);
+        ledger.begin_call();
+        ledger.got(last);
+        ledger.left_out();
+        // As the call that finds the end does.
+        ledger.raised();
+        let passed = ledger.position();
+        assert_eq!((passed.sum, passed.ranges), (hashes(&[(2, 5)]), vec![(0, 4)]));
     }
 
     #[test]
