@@ -105,38 +105,16 @@ impl Ledger {
     /// its indices, as many; `None` if one of them is no int, and then there are no sums once it is passed. Returns its
     /// number.
     pub fn read(&mut self, task_len: u64, ints: Option<impl Iterator<Item = i64>>) -> u64 {
-        let mut ints = ints;
-        let mut sum = ints.as_ref().map(|_| 0_u64);
-        let mut left = task_len;
-        // A task without indices begins and ends where the one before it ended.
-        let (mut start, mut stop) = (self.walk.at(), self.walk.at());
-        while left > 0 {
-            let run = match self.walk.run() {
-                Run::In(run) => {
-                    self.walk.advance(run);
-                    continue;
-                }
-                Run::Out(run) => run,
-            };
-            if left == task_len {
-                start = self.walk.at();
-            }
-            let place = self.place.wrapping_add(self.walk.at().wrapping_mul(self.step));
-            let many = left.min(run);
-            sum = match (sum, &mut ints) {
-                (Some(so_far), Some(ints)) if many == task_len => {
-                    Some(so_far.wrapping_add(sum_of(place, self.step, ints)))
-                }
-                (Some(so_far), Some(ints)) => {
-                    Some(so_far.wrapping_add(sum_of(place, self.step, ints.take(many as usize))))
-                }
-                _ => None,
-            };
-            self.walk.advance(many);
-            left -= many;
-            stop = self.walk.at();
-        }
-        self.tasks.push_back(Task { start, stop, sum, is_settled: false });
+        let left = self.pass_base();
+        let start = self.walk.at();
+        let sum = if task_len <= left {
+            let sum = ints.map(|ints| sum_of(self.place_ahead(), self.step, ints));
+            self.walk.advance(task_len);
+            sum
+        } else {
+            self.read_around(task_len, ints)
+        };
+        self.tasks.push_back(Task { start, stop: self.walk.at(), sum, is_settled: false });
         self.first + self.tasks.len() as u64 - 1
     }
 
@@ -166,8 +144,8 @@ impl Ledger {
         }
     }
 
-    /// The batch that was got in this call, if any, is passed and not returned, as `on_error="skip"` does: the call goes
-    /// on, and may get another or find the end.
+    /// The batch that was got in this call, if any, is passed and not returned, as with `on_error="skip"`. The call goes
+    /// on: it may get another batch, or find the end, of which the ledger is not told.
     pub fn left_out(&mut self) {
         if let Some(Current { task, .. }) = self.current.take() {
             self.settle(task, false);
@@ -201,6 +179,35 @@ impl Ledger {
             tasks: self.first + in_turn as u64,
             ahead,
         }
+    }
+
+    /// Walks to the next ordinal that is not in the base, and returns the number of those that follow without a gap.
+    fn pass_base(&mut self) -> u64 {
+        loop {
+            match self.walk.run() {
+                Run::In(run) => self.walk.advance(run),
+                Run::Out(run) => return run,
+            }
+        }
+    }
+
+    fn place_ahead(&self) -> u64 {
+        self.place.wrapping_add(self.walk.at().wrapping_mul(self.step))
+    }
+
+    /// Reads a task that has ordinals on both sides of some in the base, and returns its sum.
+    #[cold]
+    fn read_around(&mut self, task_len: u64, mut ints: Option<impl Iterator<Item = i64>>) -> Option<u64> {
+        let (mut sum, mut left) = (0_u64, task_len);
+        while left > 0 {
+            let many = self.pass_base().min(left);
+            if let Some(ints) = &mut ints {
+                sum = sum.wrapping_add(sum_of(self.place_ahead(), self.step, ints.take(many as usize)));
+            }
+            self.walk.advance(many);
+            left -= many;
+        }
+        ints.map(|_| sum)
     }
 
     /// A batch is passed for good.
@@ -361,6 +368,14 @@ mod tests {
             }
         }
         assert!(ledger.tasks.capacity() <= 16 && ledger.position().ranges.len() == 1);
+        // One is late, and the others go on without it.
+        for number in 9_996..10_000 {
+            ledger.begin_call();
+            ledger.got(19_995 - number);
+        }
+        assert_eq!((ledger.tasks.len(), ledger.position().ahead.len()), (4, 0));
+        ledger.begin_call();
+        assert_eq!(ledger.tasks.len(), 0);
     }
 
     #[test]

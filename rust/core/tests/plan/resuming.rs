@@ -288,7 +288,8 @@ proptest! {
         for mut legs in epochs {
             if is_plain {
                 // The same loader each time.
-                legs = legs.iter().map(|leg| Leg { calls: leg.calls, picks: vec![], events: vec![], ..legs[0].clone() }).collect();
+                let plain = Leg { picks: vec![], events: vec![], ..legs[0].clone() };
+                legs = legs.iter().map(|leg| Leg { calls: leg.calls, ..plain.clone() }).collect();
             }
             let torch = Rc::new(RefCell::new(rng.clone()));
             let Ok(own) = sampler.items(&torch).collect::<Result<Vec<i64>, _>>() else {
@@ -316,6 +317,11 @@ proptest! {
             first = end.rest.expect("it was read to the end");
         }
     }
+
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(3000))]
 
     #[test]
     fn each_sample_comes_once_over_ranks(
