@@ -144,8 +144,8 @@ impl Ledger {
         }
     }
 
-    /// The batch that was got in this call, if any, is passed and not returned, as with `on_error="skip"`. The call goes
-    /// on: it may get another batch, or find the end, of which the ledger is not told.
+    /// The batch that was got in this call, if any, is passed and not returned, as with `on_error="skip"`. The call
+    /// goes on: it may get another batch, or find the end, of which the ledger is not told.
     pub fn left_out(&mut self) {
         if let Some(Current { task, .. }) = self.current.take() {
             self.settle(task, false);
