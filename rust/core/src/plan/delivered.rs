@@ -198,7 +198,8 @@ mod tests {
             state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             (state >> 33) % below
         };
-        for _ in 0..300 {
+        // Miri takes long.
+        for _ in 0..if cfg!(miri) { 3 } else { 300 } {
             let (mut set, mut plain) = (Delivered::new(), [false; 64]);
             let longest = 1 + random(12);
             for _ in 0..random(40) {

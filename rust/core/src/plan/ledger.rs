@@ -9,9 +9,8 @@ use super::fingerprint::sum_of;
 /// The tasks of an epoch from their reading on, and what came of them: one for each time that an epoch is iterated.
 ///
 /// - [`read`](Self::read): the sampler gave a task's indices.
-/// - [`begin_call`](Self::begin_call), [`got`](Self::got), [`raised`](Self::raised): the caller asked for a batch, and
-///   what came. A call returns one batch, so one that is got while an earlier one of the same call is not yet returned
-///   has that one left out: it is passed.
+/// - [`begin_call`](Self::begin_call), [`got`](Self::got), [`raised`](Self::raised), [`left_out`](Self::left_out): the
+///   caller asked for a batch, and what came. A call returns one batch: the last one that it got.
 /// - [`position`](Self::position): where the caller is.
 ///
 /// A batch that was returned counts for both sums, and one that was passed without being returned counts for the sum of
@@ -106,38 +105,16 @@ impl Ledger {
     /// its indices, as many; `None` if one of them is no int, and then there are no sums once it is passed. Returns its
     /// number.
     pub fn read(&mut self, task_len: u64, ints: Option<impl Iterator<Item = i64>>) -> u64 {
-        let mut ints = ints;
-        let mut sum = ints.as_ref().map(|_| 0_u64);
-        let mut left = task_len;
-        // A task without indices begins and ends where the one before it ended.
-        let (mut start, mut stop) = (self.walk.at(), self.walk.at());
-        while left > 0 {
-            let run = match self.walk.run() {
-                Run::In(run) => {
-                    self.walk.advance(run);
-                    continue;
-                }
-                Run::Out(run) => run,
-            };
-            if left == task_len {
-                start = self.walk.at();
-            }
-            let place = self.place.wrapping_add(self.walk.at().wrapping_mul(self.step));
-            let many = left.min(run);
-            sum = match (sum, &mut ints) {
-                (Some(so_far), Some(ints)) if many == task_len => {
-                    Some(so_far.wrapping_add(sum_of(place, self.step, ints)))
-                }
-                (Some(so_far), Some(ints)) => {
-                    Some(so_far.wrapping_add(sum_of(place, self.step, ints.take(many as usize))))
-                }
-                _ => None,
-            };
-            self.walk.advance(many);
-            left -= many;
-            stop = self.walk.at();
-        }
-        self.tasks.push_back(Task { start, stop, sum, is_settled: false });
+        let left = self.pass_base();
+        let start = self.walk.at();
+        let sum = if task_len <= left {
+            let sum = ints.map(|ints| sum_of(self.place_ahead(), self.step, ints));
+            self.walk.advance(task_len);
+            sum
+        } else {
+            self.read_around(task_len, ints)
+        };
+        self.tasks.push_back(Task { start, stop: self.walk.at(), sum, is_settled: false });
         self.first + self.tasks.len() as u64 - 1
     }
 
@@ -165,13 +142,12 @@ impl Ledger {
     }
 
     /// The batch of this task, which was read and not got before, is handed to the caller, unless the call raises yet.
+    /// One that was got in the same call before is left out.
     ///
     /// # Panics
     /// For any other task: the numbers are this ledger's own.
     pub fn got(&mut self, task: u64) {
-        if let Some(Current { task, .. }) = self.current.take() {
-            self.settle(task, false);
-        }
+        self.left_out();
         let found = task.checked_sub(self.first).and_then(|at| self.tasks.get(at as usize));
         assert!(found.is_some_and(|found| !found.is_settled), "task {task} was got, but is not under way");
         self.current = Some(Current { task, has_raised: false });
@@ -188,6 +164,14 @@ impl Ledger {
     #[must_use]
     pub fn settled(&self) -> u64 {
         self.first
+    }
+
+    /// The batch that was got in this call, if any, is passed and not returned, as with `on_error="skip"`. The call
+    /// goes on: it may get another batch, or find the end, of which the ledger is not told.
+    pub fn left_out(&mut self) {
+        if let Some(Current { task, .. }) = self.current.take() {
+            self.settle(task, false);
+        }
     }
 
     /// Returns where the caller is. Looks at every task from the first that was not passed on.
@@ -217,6 +201,35 @@ impl Ledger {
             tasks: self.first + in_turn as u64,
             ahead,
         }
+    }
+
+    /// Walks to the next ordinal that is not in the base, and returns the number of those that follow without a gap.
+    fn pass_base(&mut self) -> u64 {
+        loop {
+            match self.walk.run() {
+                Run::In(run) => self.walk.advance(run),
+                Run::Out(run) => return run,
+            }
+        }
+    }
+
+    fn place_ahead(&self) -> u64 {
+        self.place.wrapping_add(self.walk.at().wrapping_mul(self.step))
+    }
+
+    /// Reads a task that has ordinals on both sides of some in the base, and returns its sum.
+    #[cold]
+    fn read_around(&mut self, task_len: u64, mut ints: Option<impl Iterator<Item = i64>>) -> Option<u64> {
+        let (mut sum, mut left) = (0_u64, task_len);
+        while left > 0 {
+            let many = self.pass_base().min(left);
+            if let Some(ints) = &mut ints {
+                sum = sum.wrapping_add(sum_of(self.place_ahead(), self.step, ints.take(many as usize)));
+            }
+            self.walk.advance(many);
+            left -= many;
+        }
+        ints.map(|_| sum)
     }
 
     /// A batch is passed for good.
@@ -314,6 +327,14 @@ mod tests {
         let passed = ledger.position();
         assert_eq!((passed.passed_sum, passed.sum), (hashes(&[(0, 3), (1, 4), (2, 5)]), hashes(&[(2, 5)])));
         assert_eq!((passed.ranges, passed.batches, passed.tasks), (vec![(0, 3)], 3, 3));
+        let last = read(&mut ledger, &[6]);
+        ledger.begin_call();
+        ledger.got(last);
+        ledger.left_out();
+        // As the call that finds the end does.
+        ledger.raised();
+        let passed = ledger.position();
+        assert_eq!((passed.sum, passed.ranges), (hashes(&[(2, 5)]), vec![(0, 4)]));
     }
 
     #[test]
@@ -391,6 +412,14 @@ mod tests {
             }
         }
         assert!(ledger.tasks.capacity() <= 16 && ledger.position().ranges.len() == 1);
+        // One is late, and the others go on without it.
+        for number in 9_996..10_000 {
+            ledger.begin_call();
+            ledger.got(19_995 - number);
+        }
+        assert_eq!((ledger.tasks.len(), ledger.position().ahead.len()), (4, 0));
+        ledger.begin_call();
+        assert_eq!(ledger.tasks.len(), 0);
     }
 
     #[test]

@@ -5,6 +5,7 @@ mod cases;
 mod generators;
 mod passing;
 mod reorder;
+mod resuming;
 mod scheduling;
 mod streams;
 mod torch_iterator;

@@ -19,7 +19,7 @@ pub(crate) enum Sampler {
 }
 
 impl Sampler {
-    fn items(&self, rng: &Shared) -> Items {
+    pub(crate) fn items(&self, rng: &Shared) -> Items {
         match self.clone() {
             Self::Sequential(len) => generators::sequential(len),
             Self::Random { n, replacement, private_generator } => {
