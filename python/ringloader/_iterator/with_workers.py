@@ -136,7 +136,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
             self._scheduler.reset(source)
         for _ in range(self._prefetch_factor * self._num_workers):
             self._scheduler.put_index(self)
-        tracked.take(loader, self._epoch)
+        tracked.has_begun(loader, self._epoch, self._delivery.collecting)
 
     def _index_source(self) -> _native.IndexSource:
         if self._epoch is None:

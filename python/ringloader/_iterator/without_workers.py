@@ -51,7 +51,7 @@ class SingleProcessIterator(LoaderIterator, internals.SingleIterator):  # type: 
         self._take_next = delivery.moved(internals.SingleIterator._next_data)
         if self._epoch is not None:
             self._epoch.read(self)
-        tracked.take(loader, self._epoch)
+        tracked.has_begun(loader, self._epoch, delivery.collecting)
 
     def _next_index(self) -> Any:
         ledger = None if self._epoch is None else self._epoch.ledger

@@ -418,6 +418,8 @@ class Collecting:
         self._has_given = False
         # The end of a warning: where to find the list.
         self._hint = ""
+        # Called when a batch is left out, because all of its samples were skipped.
+        self.leave_out: Callable[[], object] | None = None
 
     def begin_epoch(self, loader: Any) -> None:
         """Begins the loader's list of this epoch."""
@@ -449,6 +451,8 @@ class Collecting:
             del found
             if too_many is not None:
                 raise self._error_of(*too_many)
+            if self.leave_out is not None:
+                self.leave_out()
         self._has_given = True
         first = next(at for at, bad in enumerate(self._bad) if bad.handling != "retried")
         raise self._error_of(first, "on_error: nothing is left of the epoch, whose samples were all bad")

@@ -41,6 +41,7 @@ class Saved:
         rank: The rank, and
         num_replicas: the number of ranks, of a ``DistributedSampler``.
         start: Samples that all ranks had passed when there came to be so many ranks.
+        bad_samples: The bad samples of the epoch so far, by ``on_error``.
         sampler_begun: The state of another sampler when the epoch began.
         sampler_state: Its state now.
         sampler_ended: True if that is one of the next epoch, because the sampler was read up to its end.
@@ -65,6 +66,7 @@ class Saved:
     rank: int | None = None
     num_replicas: int | None = None
     start: int = 0
+    bad_samples: int = 0
     sampler_begun: Any = None
     sampler_state: Any = None
     sampler_ended: bool = False
@@ -92,7 +94,7 @@ class Saved:
 # The keys of the dict that frameworks edit, as torchdata's `StatefulDataLoader` names them.
 _NAMES = {"num_yielded": "_num_yielded", "is_finished": "_iterator_finished"}
 # Their values, and those of the other keys.
-_COUNTS = ("num_yielded", "batches", "samples", "batch_size", "start")
+_COUNTS = ("num_yielded", "batches", "samples", "batch_size", "start", "bad_samples")
 _STATES = ("loader_generator", "sampler_generator")
 
 

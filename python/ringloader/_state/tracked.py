@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import IterableDataset
@@ -17,6 +17,9 @@ from ringloader._state.order import NativeOrder, draw_base_seed, seed_in
 from ringloader._state.reading import ReadOrder
 from ringloader._state.saved import Saved
 from ringloader._torch import internals, select_path
+
+if TYPE_CHECKING:
+    from ringloader._options.on_error import Collecting
 
 # On the classes of loaders that have a state.
 HAS_STATE = "_ringloader_has_state"
@@ -53,6 +56,7 @@ class Epoch:
         self.ledger = None if order is None else order.ledger(begun)
         self._is_random = begun.sampler == "RandomSampler"
         self._is_finished = False
+        self._collecting: Collecting | None = None
 
     def begin(self, base_seed: int, drawn: bool) -> None:
         """The iterator has its seed, which it drew in this epoch or had before."""
@@ -72,6 +76,12 @@ class Epoch:
         if isinstance(self._order, ReadOrder):
             self._order.read(iterator, self._from(), self, self.ledger)
         return self._order.source(self._from(), self, self.ledger)
+
+    def count_errors(self, collecting: Collecting) -> None:
+        """Has the bad samples of the whole epoch count, and the batches that are left out be passed."""
+        collecting.number = self.begun.bad_samples
+        collecting.leave_out = None if self.ledger is None else self.ledger.left_out
+        self._collecting = collecting
 
     def note_raised(self, iterator: Any, error: BaseException) -> None:
         """``next`` has raised."""
@@ -100,6 +110,7 @@ class Epoch:
             overtaken=tuple(itertools.chain.from_iterable(ranges)),
             passed=found.passed,
             fingerprint=found.fingerprint,
+            bad_samples=0 if self._collecting is None else self._collecting.number,
             sampler_state=state,
             sampler_ended=ended,
         )
@@ -161,10 +172,19 @@ def begin(loader: Any) -> Epoch | None:
     return epoch
 
 
-def take(loader: Any, epoch: Epoch | None) -> None:
-    """Notes that an epoch has begun: the next one begins without the state that was loaded."""
-    if epoch is not None:
-        _loaded.pop(loader)
+def has_begun(loader: Any, epoch: Epoch | None, collecting: Collecting | None) -> None:
+    """Notes that an epoch has begun: the next one begins without the state that was loaded.
+
+    Args:
+        loader: The loader.
+        epoch: The epoch.
+        collecting: The part that lists the epoch's bad samples.
+    """
+    if epoch is None:
+        return
+    _loaded.pop(loader)
+    if collecting is not None:
+        epoch.count_errors(collecting)
 
 
 def _resumed(loader: Any, order: Order, loaded: Saved) -> Epoch:
