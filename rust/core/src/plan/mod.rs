@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`sampler`] | torch's samplers as streams of indices, over random numbers that torch drew |
 //! | [`fingerprint`] | whether the samples that were passed over are those of a state |
+//! | [`places`] | the place of each sample in its epoch |
 //! | [`dispatch`] | which worker gets the next task |
 //! | [`reorder`] | tasks that were sent, results that arrived, and whose turn it is |
 //!
@@ -32,10 +33,12 @@
 
 pub mod dispatch;
 pub mod fingerprint;
+pub mod places;
 pub mod reorder;
 pub mod sampler;
 
 pub use dispatch::{Dispatch, Order};
 pub use fingerprint::{Fingerprint, sample_hash};
+pub use places::{Places, Run};
 pub use reorder::{Next, ReorderBuffer};
 pub use sampler::{BatchRule, Draw, Indices, Source, Step, Stream, Supply};
