@@ -22,17 +22,22 @@ from ringloader._torch import internals
 from ringloader.rollover import OWN_ITER, RolloverBatchSampler
 
 
-def index_source(index_sampler: Any, record: Record | None = None) -> _native.IndexSource:
+def index_source(
+    index_sampler: Any, record: Record | None = None, places: _native.Places | None = None
+) -> _native.IndexSource:
     """Returns the source of an epoch's indices: a native stream if there is one, else Python's ``next``.
 
     Args:
         index_sampler: The loader's.
         record: Keeps what the epoch draws from the program's generator.
+        places: Gives tasks the places of their samples.
     """
     found = draws_of(index_sampler)
     if found is not None:
         found.record = record
-    return _native.IndexSource.python() if found is None else _native.IndexSource.native(found)
+    if found is None:
+        return _native.IndexSource.python(places)
+    return _native.IndexSource.native(found, places)
 
 
 def draws_of(index_sampler: Any, in_iter: bool = False) -> TorchDraws | None:

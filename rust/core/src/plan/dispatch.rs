@@ -78,7 +78,8 @@ impl Dispatch {
     pub fn choose_least(&mut self, loads: &[u64]) -> Option<u32> {
         let from = self.position;
         let in_turn = (from..self.workers.len()).chain(0..from);
-        let chosen = in_turn.filter(|&worker| self.workers[worker].active).min_by_key(|&worker| loads[worker])?;
+        let chosen =
+            in_turn.filter(|&worker| self.workers[worker].active).min_by_key(|&worker| loads[worker])?;
         self.position = (chosen + 1) % self.workers.len();
         Some(chosen as u32)
     }

@@ -39,6 +39,6 @@ pub mod sampler;
 
 pub use dispatch::{Dispatch, Order};
 pub use fingerprint::{Fingerprint, sample_hash};
-pub use places::{Places, Run};
+pub use places::{Places, Run, TaskPlaces};
 pub use reorder::{Next, ReorderBuffer};
 pub use sampler::{BatchRule, Draw, Indices, Source, Step, Stream, Supply};

@@ -5,10 +5,12 @@ use std::sync::OnceLock;
 use pyo3::exceptions::PyStopIteration;
 use pyo3::prelude::*;
 use pyo3::{PyTraverseError, PyVisit};
+use ringloader_core::plan::TaskPlaces;
 use ringloader_core::transport::message::TaskIndex;
 
 use super::stream::Stream;
 use crate::index::codec::encode_index_or_pickle;
+use crate::index::places::{Places, with_places};
 use crate::python::{Callbacks, Draws};
 
 /// A native stream over what torch draws, or Python's `next`.
@@ -19,25 +21,30 @@ pub(crate) struct IndexSource {
     /// Made at the first request, as torch's generators begin their bodies then; `None` inside: Python iterates the
     /// sampler after all.
     stream: OnceLock<Option<Py<Stream>>>,
+    /// For workers that seed their generators by places: gives them to tasks.
+    places: Option<Py<Places>>,
 }
 
 #[pymethods]
 impl IndexSource {
-    /// One epoch of a sampler of torch's own, read natively.
+    /// One epoch of a sampler of torch's own, read natively. `places`: tasks get the places of their samples.
     #[staticmethod]
-    fn native(draws: Py<PyAny>) -> Self {
-        Self { draws: Some(draws), stream: OnceLock::new() }
+    #[pyo3(signature = (draws, places=None))]
+    fn native(draws: Py<PyAny>, places: Option<Py<Places>>) -> Self {
+        Self { draws: Some(draws), stream: OnceLock::new(), places }
     }
 
     /// Any other, read by torch's `_next_index`.
     #[staticmethod]
-    fn python() -> Self {
-        Self { draws: None, stream: OnceLock::new() }
+    #[pyo3(signature = (places=None))]
+    fn python(places: Option<Py<Places>>) -> Self {
+        Self { draws: None, stream: OnceLock::new(), places }
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.draws)?;
-        visit.call(self.stream.get().and_then(Option::as_ref))
+        visit.call(self.stream.get().and_then(Option::as_ref))?;
+        visit.call(&self.places)
     }
 }
 
@@ -48,10 +55,16 @@ impl IndexSource {
     /// # Errors
     /// The error that the sampler raises, or that torch raises for it.
     pub(crate) fn read(&self, callbacks: &Callbacks<'_, '_>, again: bool) -> PyResult<Option<TaskIndex>> {
-        self.read_as(callbacks, again, |index| index, |index| encode_index_or_pickle(index, again))
+        let read =
+            self.read_as(callbacks, again, |index| index, |index| encode_index_or_pickle(index, again))?;
+        Ok(read.map(|(index, places)| match places {
+            None => index,
+            Some(places) => with_places(index, &places),
+        }))
     }
 
-    /// As [`read`](Self::read): `natively` makes an index of what a native stream has, and `by_python` of an object.
+    /// As [`read`](Self::read): `natively` makes an index of what a native stream has, and `by_python` of an object. The
+    /// places of the samples, if there are any, come with it.
     ///
     /// # Errors
     /// The error that the sampler raises, or that torch raises for it, or that `by_python` returns.
@@ -61,7 +74,7 @@ impl IndexSource {
         again: bool,
         natively: impl FnOnce(TaskIndex) -> I,
         by_python: impl FnOnce(&Bound<'_, PyAny>) -> PyResult<I>,
-    ) -> PyResult<Option<I>> {
+    ) -> PyResult<Option<(I, Option<TaskPlaces>)>> {
         let py = callbacks.py();
         if let Some(draws) = &self.draws {
             let draws = Draws(draws.bind(py));
@@ -72,13 +85,27 @@ impl IndexSource {
                 let _ = self.stream.set(made);
             }
             if let Some(Some(stream)) = self.stream.get() {
-                return Ok(stream.get().read(&draws, again)?.map(natively));
+                let read = stream.get().read(&draws, again)?;
+                return Ok(read.map(|(index, samples)| (natively(index), self.take_places(samples))));
             }
         }
         match callbacks.next_index() {
-            Ok(index) => by_python(&index).map(Some),
+            Ok(index) => {
+                let (index, samples) = match &self.places {
+                    None => (index, 0),
+                    Some(places) => places.get().counted(index)?,
+                };
+                // First: an index that cannot be sent is lost, and keeps its places.
+                let places = self.take_places(samples);
+                Ok(Some((by_python(&index)?, places)))
+            }
             Err(error) if error.is_instance_of::<PyStopIteration>(py) => Ok(None),
             Err(error) => Err(error),
         }
+    }
+
+    /// Returns the places of a task with so many samples, which is the next that is sent.
+    fn take_places(&self, samples: u64) -> Option<TaskPlaces> {
+        self.places.as_ref().map(|places| places.get().take(samples))
     }
 }

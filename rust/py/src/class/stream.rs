@@ -10,7 +10,7 @@ use pyo3::{PyTraverseError, PyVisit};
 use ringloader_core::Error;
 use ringloader_core::plan::{BatchRule as CoreRule, Draw, Fingerprint, Source, Step, Supply};
 use ringloader_core::sync::{AtomicBool, Ordering};
-use ringloader_core::transport::message::TaskKind;
+use ringloader_core::transport::message::{TaskIndex, TaskKind};
 
 use crate::gil::exception;
 use crate::index::codec::{decode_index, encode_index, encode_index_or_pickle};
@@ -128,7 +128,7 @@ impl Stream {
     fn next(&self, draws: &Bound<'_, PyAny>) -> PyResult<Option<Py<PyAny>>> {
         let py = draws.py();
         let read = self.read(&Draws(draws), false)?;
-        read.map(|(kind, bytes)| decode_index(py, kind, &bytes).map(Bound::unbind)).transpose()
+        read.map(|((kind, bytes), _)| decode_index(py, kind, &bytes).map(Bound::unbind)).transpose()
     }
 
     /// Passes over up to `count` indices, with `draws` asked for what torch draws. Returns the number of those that there
@@ -207,9 +207,9 @@ impl Stream {
         })
     }
 
-    /// The next index, as a task's bytes, which may be unpickled more than once if `again`. `draws` is called, at
-    /// torch's moment, for each thing that torch draws.
-    pub(crate) fn read(&self, draws: &Draws<'_, '_>, again: bool) -> PyResult<Option<(TaskKind, Vec<u8>)>> {
+    /// The next index, as a task's bytes, which may be unpickled more than once if `again`, and the number of its
+    /// samples. `draws` is called, at torch's moment, for each thing that torch draws.
+    pub(crate) fn read(&self, draws: &Draws<'_, '_>, again: bool) -> PyResult<Option<(TaskIndex, u64)>> {
         let has_ended = self.core().has_ended();
         if !has_ended && let Some(batches) = &self.resizable {
             let size = batch_size(batches.bind(draws.py()), draws).inspect_err(|_| self.core().close())?;
@@ -225,20 +225,23 @@ impl Stream {
                         drop(core);
                         let found =
                             self.look_up(sampler, draws, |indices| self.items(indices, &positions))?;
-                        return encode_index_or_pickle(&found, again).map(Some);
+                        let index = encode_index_or_pickle(&found, again)?;
+                        return Ok(Some((index, positions.len() as u64)));
                     }
                     (Ok(Step::Index(position)), Some(sampler)) => {
                         drop(core);
                         let found = self.look_up(sampler, draws, |indices| item(indices, position))?;
-                        return encode_index_or_pickle(&found, again).map(Some);
+                        return Ok(Some((encode_index_or_pickle(&found, again)?, 1)));
                     }
                     (Ok(Step::Batch(indices)), None) => {
                         let bytes = indices.iter().flat_map(|index| index.to_le_bytes()).collect();
-                        return Ok(Some((TaskKind::Indices, bytes)));
+                        return Ok(Some(((TaskKind::Indices, bytes), indices.len() as u64)));
                     }
-                    (Ok(Step::Index(index)), None) => return Ok(Some((TaskKind::Index, word(index)))),
-                    (Ok(Step::Nones(count)), _) => return Ok(Some((TaskKind::Nones, word(count as i64)))),
-                    (Ok(Step::None), _) => return Ok(Some((TaskKind::None, Vec::new()))),
+                    (Ok(Step::Index(index)), None) => return Ok(Some(((TaskKind::Index, word(index)), 1))),
+                    (Ok(Step::Nones(count)), _) => {
+                        return Ok(Some(((TaskKind::Nones, word(count as i64)), count)));
+                    }
+                    (Ok(Step::None), _) => return Ok(Some(((TaskKind::None, Vec::new()), 1))),
                     (Ok(Step::End), through) if self.rolls_over.load(Ordering::Relaxed) => {
                         let rest = core.take_rest();
                         drop(core);
