@@ -129,9 +129,14 @@ class LoaderIterator(Pausing):
 
     def _places(self, keys: Keys) -> Places:
         """Returns the key and the places of the samples of the epoch that begins."""
-        resumed = None if self._epoch is None else self._epoch.resumed
-        passed = [(0, resumed.to_pass)] if resumed is not None and resumed.to_pass else []
-        return keys.begin(self._index_sampler, self._base_seed, passed)
+        if self._epoch is None or self._epoch.resumed is None:
+            if self._epoch is not None:
+                self._epoch.note_number(keys.epoch)
+            return keys.begin(self._index_sampler, self._base_seed)
+        resumed = self._epoch.resumed
+        passed = [(0, resumed.to_pass)] if resumed.to_pass else []
+        number = resumed.number if resumed.epoch is None else resumed.epoch
+        return keys.begin(self._index_sampler, self._base_seed, passed, number)
 
     def _next_data(self) -> Any:
         return self._take_next(self)

@@ -224,8 +224,18 @@ def ranks() -> tuple[int, int]:
     return (rank, world_size) if 0 <= rank < world_size else (0, 1)
 
 
+def next_of(loader: Any) -> int:
+    """Returns the number of the epoch that begins next, as ``Seeds`` count."""
+    return int(getattr(loader, _NEXT, 0))
+
+
+def count_from(loader: Any, epoch: int) -> None:
+    """Sets that number, and tells nobody."""
+    setattr(loader, _NEXT, epoch)
+
+
 def _take_next(loader: Any) -> int:
-    epoch = int(getattr(loader, _NEXT, 0))
+    epoch = next_of(loader)
     setattr(loader, _NEXT, epoch + 1)
     return epoch
 

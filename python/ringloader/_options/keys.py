@@ -73,16 +73,24 @@ class Keys:
         self.epoch = epoch
         self.balances = balances
 
-    def begin(self, index_sampler: Any, base_seed: int, passed: Sequence[tuple[int, int]] = ()) -> Places:
+    def begin(
+        self,
+        index_sampler: Any,
+        base_seed: int,
+        passed: Sequence[tuple[int, int]] = (),
+        epoch: int | None = None,
+    ) -> Places:
         """Returns the places of the epoch that begins.
 
         Args:
             index_sampler: The iterator's.
             base_seed: Torch's for the iterator's workers.
             passed: Samples that a resumed epoch passes over.
+            epoch: The number of a resumed epoch.
         """
         samplers = index_sampler, getattr(index_sampler, "sampler", None)
-        epoch = next((epoch for epoch in map(_epoch_of, samplers) if epoch is not None), self.epoch)
+        if epoch is None:
+            epoch = next((epoch for epoch in map(_epoch_of, samplers) if epoch is not None), self.epoch)
         first, step, rank = 0, 1, self._rank
         for sampler in samplers:
             if isinstance(sampler, DistributedSampler):

@@ -11,7 +11,7 @@ from torch.utils.data import IterableDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from ringloader._common.weak_registry import WeakRegistry
-from ringloader._options import kept
+from ringloader._options import epochs, kept
 from ringloader._sources import samplers
 from ringloader._state import order, saved
 from ringloader._state.saved import Saved
@@ -68,6 +68,10 @@ class Epoch:
         self._iterator = weakref.ref(iterator)
         if self.resumed is None:
             self.begun = dataclasses.replace(self.begun, base_seed=base_seed, base_seed_drawn=drawn)
+
+    def note_number(self, number: int) -> None:
+        """The epoch has this number, as ``Seeds`` count."""
+        self.begun = dataclasses.replace(self.begun, number=number)
 
     def leave(self, iterator: Any) -> None:
         """The iterator goes, or begins another epoch."""
@@ -134,6 +138,7 @@ def load(loader: Any, state: object) -> None:
     _check_alike(found, now)
     if found.epoch is not None:
         draws.sampler.set_epoch(found.epoch)
+    epochs.count_from(loader, found.number + found.is_finished)
     _loaded.put(loader, found)
 
 
@@ -233,6 +238,7 @@ def _beginning(loader: Any) -> Saved:
     rest = order.rest_of(loader)
     return Saved(
         sampler=order.kind_of(draws),
+        number=epochs.next_of(loader),
         batch_size=_batch_size(loader),
         loader_generator=None if loader.generator is None else loader.generator.get_state(),
         sampler_generator=None if own is None else own.get_state(),
