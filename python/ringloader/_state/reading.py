@@ -44,6 +44,11 @@ class ReadOrder:
         self._base: tuple[Any, bool] = None, False
 
     @property
+    def is_whole(self) -> bool:
+        """True if batches are read whole."""
+        return self._batches is None
+
+    @property
     def kind(self) -> str:
         """The name of the sampler's class."""
         return type(self._sampler).__name__
@@ -92,9 +97,15 @@ class ReadOrder:
             saved.ranges, saved.num_yielded, passed, fingerprint, whole=self._batches is None
         )
 
-    def source(self, _saved: Saved, _record: samplers.Record, ledger: _native.Ledger) -> _native.IndexSource:
+    def source(
+        self,
+        _saved: Saved,
+        _record: samplers.Record,
+        ledger: _native.Ledger,
+        places: _native.Places | None,
+    ) -> _native.IndexSource:
         """Returns the source of an epoch's tasks."""
-        return _native.IndexSource.python(ledger)
+        return _native.IndexSource.python(ledger, places)
 
     def read(self, iterator: Any, saved: Saved, _record: samplers.Record, ledger: _native.Ledger) -> None:
         """Has an iterator, with or without workers, read the epoch."""

@@ -37,6 +37,7 @@ class Saved:
         loader_generator: The state of the loader's generator when the epoch began.
         sampler_generator: The state of the sampler's; None if it has none or the loader's.
         rest: The indices with which an epoch of ``rollover`` began.
+        number: The number of the epoch, as ``Seeds`` count.
         epoch: The epoch by which a ``DistributedSampler`` shuffled.
         rank: The rank, and
         num_replicas: the number of ranks, of a ``DistributedSampler``.
@@ -62,6 +63,7 @@ class Saved:
     loader_generator: torch.Tensor | None = None
     sampler_generator: torch.Tensor | None = None
     rest: tuple[int, ...] | None = None
+    number: int = 0
     epoch: int | None = None
     rank: int | None = None
     num_replicas: int | None = None
@@ -94,7 +96,7 @@ class Saved:
 # The keys of the dict that frameworks edit, as torchdata's `StatefulDataLoader` names them.
 _NAMES = {"num_yielded": "_num_yielded", "is_finished": "_iterator_finished"}
 # Their values, and those of the other keys.
-_COUNTS = ("num_yielded", "batches", "samples", "batch_size", "start", "bad_samples")
+_COUNTS = ("num_yielded", "batches", "samples", "batch_size", "number", "start", "bad_samples")
 _STATES = ("loader_generator", "sampler_generator")
 
 

@@ -11,6 +11,7 @@ from torch.utils.data import IterableDataset
 
 import ringloader._native as _native
 from ringloader._common.weak_registry import WeakRegistry
+from ringloader._options import epochs
 from ringloader._sources import samplers
 from ringloader._state import saved
 from ringloader._state.order import NativeOrder, draw_base_seed, seed_in
@@ -69,19 +70,33 @@ class Epoch:
         if self._order is not None and self.ledger is not None:
             self._order.read(iterator, self._from(), self, self.ledger)
 
-    def index_source(self, iterator: Any) -> _native.IndexSource:
+    def index_source(self, iterator: Any, places: _native.Places | None) -> _native.IndexSource:
         """Returns the source of the tasks of an iterator with workers."""
         if self._order is None or self.ledger is None:
-            return samplers.index_source(iterator._index_sampler)
+            return samplers.index_source(iterator._index_sampler, places)
         if isinstance(self._order, ReadOrder):
             self._order.read(iterator, self._from(), self, self.ledger)
-        return self._order.source(self._from(), self, self.ledger)
+        return self._order.source(self._from(), self, self.ledger, places)
 
     def count_errors(self, collecting: Collecting) -> None:
         """Has the bad samples of the whole epoch count, and the batches that are left out be passed."""
         collecting.number = self.begun.bad_samples
         collecting.leave_out = None if self.ledger is None else self.ledger.left_out
         self._collecting = collecting
+
+    def note_number(self, number: int) -> None:
+        """The epoch has this number, as ``Seeds`` count."""
+        self.begun = dataclasses.replace(self.begun, number=number)
+
+    @property
+    def resumed(self) -> Saved | None:
+        """The state from which the epoch goes on; None: it began anew."""
+        return self.begun if self._resumes else None
+
+    @property
+    def is_whole(self) -> bool:
+        """True if the order is one of whole batches."""
+        return isinstance(self._order, ReadOrder) and self._order.is_whole
 
     def note_raised(self, iterator: Any, error: BaseException) -> None:
         """``next`` has raised."""
@@ -152,6 +167,7 @@ def load(loader: Any, state: object) -> None:
     _check_alike(found, _beginning(loader, order))
     if found.epoch is not None:
         order.set_epoch(found.epoch)
+    epochs.count_from(loader, found.number + found.is_finished)
     _loaded.put(loader, found)
 
 
@@ -244,10 +260,10 @@ def _order_of(loader: Any) -> Order:
 
 def _beginning(loader: Any, order: Order) -> Saved:
     """Returns the state before the next epoch. Draws nothing."""
-    generator = loader.generator
+    found, generator = dataclasses.replace(order.beginning(), number=epochs.next_of(loader)), loader.generator
     if generator is None or generator is torch.default_generator:
-        return order.beginning()
-    return dataclasses.replace(order.beginning(), loader_generator=generator.get_state())
+        return found
+    return dataclasses.replace(found, loader_generator=generator.get_state())
 
 
 def _check_alike(found: Saved, now: Saved) -> None:
