@@ -42,6 +42,7 @@ class Places:
         passed: Samples that the epoch passes over: ranges of their numbers, each from its first to behind its
             last.
         batches: True if an index is a batch's.
+        whole: True if the numbers are those of batches: batch ``k`` has the places from ``k * 2**32`` on.
     """
 
     key: int
@@ -49,10 +50,11 @@ class Places:
     step: int
     passed: Sequence[tuple[int, int]]
     batches: bool
+    whole: bool = False
 
     def native(self) -> _native.Places:
         """Returns what gives tasks their places as they are read."""
-        return _native.Places(self.key, self.first, self.step, self.passed, self.batches)
+        return _native.Places(self.key, self.first, self.step, self.passed, self.batches, self.whole)
 
 
 class Keys:
@@ -80,6 +82,7 @@ class Keys:
         passed: Sequence[tuple[int, int]] = (),
         epoch: int | None = None,
         start: int = 0,
+        whole: bool = False,
     ) -> Places:
         """Returns the places of the epoch that begins.
 
@@ -88,6 +91,7 @@ class Keys:
             base_seed: Torch's for the iterator's workers.
             passed: Samples that a resumed epoch passes over.
             epoch: The number of a resumed epoch.
+            whole: True if batches are read whole.
             start: The place where a resumed epoch began for so many ranks.
         """
         samplers = index_sampler, getattr(index_sampler, "sampler", None)
@@ -98,7 +102,8 @@ class Keys:
             if isinstance(sampler, DistributedSampler):
                 first, step, rank = start + sampler.rank, sampler.num_replicas, 0
         parts = base_seed if self._seed is None else self._seed, epoch, rank
-        return Places(functools.reduce(keyed, parts, 0), first, step, passed, self._batches)
+        whole = whole and self._batches
+        return Places(functools.reduce(keyed, parts, 0), first, step, passed, self._batches, whole)
 
 
 def _epoch_of(sampler: Any) -> int | None:
@@ -139,6 +144,9 @@ class Placing:
     def _placed(self, index: Any) -> Placed:
         of = self._places
         index, samples = _counted(index) if of.batches else (index, 1)
+        if of.whole:
+            first, self._next = self._next << 32, next(self._numbers)
+            return Placed(index, of.key, first, range(first, first + samples))
         first = of.first + self._next * of.step
         found = []
         for _ in range(samples):
