@@ -188,8 +188,10 @@ def test_any_batch_sampler(name, way):
     )
     order = flat(BATCHES[name]())
     got = list(loader)
-    assert flat(got) == samples(order, is_thread=way == "threads")
-    assert [len(batch) for batch in got] == [len(list(batch)) for batch in BATCHES[name]()]
+    sizes = [len(list(batch)) for batch in BATCHES[name]()]
+    places = [(number << 32) + at for number, size in enumerate(sizes) for at in range(size)]
+    assert flat(got) == samples(order, places=places, is_thread=way == "threads")
+    assert [len(batch) for batch in got] == sizes
 
 
 class Following:
@@ -217,14 +219,14 @@ def test_collation_follows_its_batch(seeding, way):
         **WAYS[way],
     )
     at = 0
-    for batch, drawn_behind in loader:
+    for number, (batch, drawn_behind) in enumerate(loader):
         indices = list(range(at, at + len(batch)))
+        places = [(number << 32) + place for place in range(len(batch))]
         if seeding == "sample" and batch:
-            assert batch == samples(indices, places=indices, is_thread=is_thread)
-            assert drawn_behind == following(key_of(SEED, 0, 0, 0, indices[-1]), 1, is_thread)
+            assert batch == samples(indices, places=places, is_thread=is_thread)
+            assert drawn_behind == following(key_of(SEED, 0, 0, 0, places[-1]), 1, is_thread)
         else:
-            # An empty batch has the place of the next sample.
-            key = key_of(SEED, 0, 0, 0, at)
+            key = key_of(SEED, 0, 0, 0, number << 32)
             numbers = expected(key, len(batch) + 2, is_thread)
             assert [sample[1:] for sample in batch] == numbers[: len(batch)]
             assert drawn_behind == numbers[len(batch) :]
