@@ -430,10 +430,12 @@ class Slow(Drawing):
         return super().__getitem__(index)
 
 
+@pytest.mark.parametrize("in_order", [True, False])
 @pytest.mark.parametrize("way", ["two", "threads"])
-def test_what_is_said_of_a_late_batch_names_the_index(way, caplog):
+def test_what_is_said_of_a_late_batch_names_the_index(way, in_order, caplog):
     with caplog.at_level(logging.WARNING, "ringloader"):
-        assert len(flat(made(Slow(), batch_size=2, watchdog=0.2, **WAYS[way]))) == N
+        loader = made(Slow(), batch_size=2, watchdog=0.2, in_order=in_order, **WAYS[way])
+        assert len(flat(loader)) == N
     text = "\n".join(caplog.messages)
     assert "dataset indices [4, 5]" in text and "Placed" not in text
 
