@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
+from numbers import Integral
 from typing import Any
 
 from torch.utils.data.distributed import DistributedSampler
@@ -17,7 +18,7 @@ import ringloader._native as _native
 from ringloader._options import epochs
 from ringloader._options.table import Options
 from ringloader._torch import internals
-from ringloader._worker.options import Fetcher
+from ringloader._worker.options import Fetcher, InFront
 from ringloader._worker.placed import Placed
 
 _MASK = (1 << 64) - 1
@@ -108,7 +109,7 @@ class Keys:
 
 def _epoch_of(sampler: Any) -> int | None:
     epoch = getattr(sampler, "epoch", None)
-    return epoch if hasattr(sampler, "set_epoch") and isinstance(epoch, int) else None
+    return int(epoch) if hasattr(sampler, "set_epoch") and isinstance(epoch, Integral) else None
 
 
 def keys_for(loader: Any, options: Options, epoch: int | None) -> Keys | None:
@@ -122,7 +123,7 @@ def keys_for(loader: Any, options: Options, epoch: int | None) -> Keys | None:
     return Keys(options.seed, rank, epoch, loader._auto_collation, balances)
 
 
-class Placing:
+class Placing(InFront):
     """In front of the fetcher of a loader without workers: places indices.
 
     MIRRORS core::plan::places::Places.
@@ -133,13 +134,13 @@ class Placing:
     """
 
     def __init__(self, fetcher: Fetcher, places: Places) -> None:
-        self._fetcher = fetcher
+        super().__init__(fetcher)
         self._places = places
         self._numbers = _numbers(places.passed)
         self._next = next(self._numbers)
 
     def fetch(self, index: Any, /) -> Any:
-        return self._fetcher.fetch(self._placed(index))
+        return self._behind.fetch(self._placed(index))
 
     def _placed(self, index: Any) -> Placed:
         of = self._places
@@ -160,7 +161,7 @@ def _counted(index: Any) -> tuple[Any, int]:
     try:
         return index, len(index)
     except Exception:
-        # Also that of an index which is nonsense: torch's fetcher says so.
+        # An index that is nonsense has its error from torch's fetcher.
         pass
     try:
         items = iter(index)
