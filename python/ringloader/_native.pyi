@@ -313,7 +313,13 @@ class Places:
     """Gives the tasks of one epoch the places of their samples."""
 
     def __new__(
-        cls, key: int, first: int, step: int, passed: Sequence[tuple[int, int]], batches: bool
+        cls,
+        key: int,
+        first: int,
+        step: int,
+        passed: Sequence[tuple[int, int]],
+        batches: bool,
+        whole: bool = False,
     ) -> Places: ...
 
 @final

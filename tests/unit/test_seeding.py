@@ -15,11 +15,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, RandomSampler, TensorDataset, get_worker_info
+from torch.utils.data import (
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    StackDataset,
+    Subset,
+    TensorDataset,
+    get_worker_info,
+)
 from torch.utils.data.distributed import DistributedSampler
 
 import ringloader
-from ringloader import ArrayDataset, DataLoader, WorkerPool
+from ringloader import ArrayDataset, DataLoader, Dispatch, WorkerPool
 from ringloader._torch import select_path
 from ringloader._worker.gather import Rows
 
@@ -188,8 +196,10 @@ def test_any_batch_sampler(name, way):
     )
     order = flat(BATCHES[name]())
     got = list(loader)
-    assert flat(got) == samples(order, is_thread=way == "threads")
-    assert [len(batch) for batch in got] == [len(list(batch)) for batch in BATCHES[name]()]
+    sizes = [len(list(batch)) for batch in BATCHES[name]()]
+    places = [(number << 32) + at for number, size in enumerate(sizes) for at in range(size)]
+    assert flat(got) == samples(order, places=places, is_thread=way == "threads")
+    assert [len(batch) for batch in got] == sizes
 
 
 class Following:
@@ -217,14 +227,14 @@ def test_collation_follows_its_batch(seeding, way):
         **WAYS[way],
     )
     at = 0
-    for batch, drawn_behind in loader:
+    for number, (batch, drawn_behind) in enumerate(loader):
         indices = list(range(at, at + len(batch)))
+        places = [(number << 32) + place for place in range(len(batch))]
         if seeding == "sample" and batch:
-            assert batch == samples(indices, places=indices, is_thread=is_thread)
-            assert drawn_behind == following(key_of(SEED, 0, 0, 0, indices[-1]), 1, is_thread)
+            assert batch == samples(indices, places=places, is_thread=is_thread)
+            assert drawn_behind == following(key_of(SEED, 0, 0, 0, places[-1]), 1, is_thread)
         else:
-            # An empty batch has the place of the next sample.
-            key = key_of(SEED, 0, 0, 0, at)
+            key = key_of(SEED, 0, 0, 0, number << 32)
             numbers = expected(key, len(batch) + 2, is_thread)
             assert [sample[1:] for sample in batch] == numbers[: len(batch)]
             assert drawn_behind == numbers[len(batch) :]
@@ -254,6 +264,35 @@ def test_getitems_draws_for_its_batch(way):
         assert [sample[1:] for sample in batch] == expected(key, len(batch), way == "threads")
 
 
+class OwnSubset(Subset):
+    """Torch asks its ``__getitems__``, and not ``__getitem__``."""
+
+    def __getitem__(self, index):
+        return "not asked"
+
+    def __getitems__(self, indices):
+        return [self.dataset[self.indices[index]] for index in indices]
+
+
+@pytest.mark.parametrize("way", ["none", "two", "threads", "skipping"])
+def test_torchs_wrappers_ask_for_one_sample_after_another(way):
+    order = list(range(N - 1, 2, -2))
+    is_thread = way == "threads"
+    expected_samples = samples(order, is_thread=is_thread)
+    assert flat(made(Subset(Drawing(), order), **WAYS[way])) == expected_samples
+    assert flat(made(Subset(Subset(Drawing(), range(N)), order), **WAYS[way])) == expected_samples
+    stacked = flat(made(StackDataset(a=Drawing(), b=Drawing()), **WAYS[way]))
+    for place, sample in enumerate(stacked):
+        both = expected(key_of(SEED, 0, 0, 0, place), 2, is_thread)
+        assert sample == {"a": (place, *both[0]), "b": (place, *both[1])}
+    # A dataset with a `__getitems__` of its own in them, and a subclass, are asked as by torch.
+    for dataset in (Subset(Several(), order), OwnSubset(Drawing(), order)):
+        for number, batch in enumerate(made(dataset, **WAYS[way])):
+            key = key_of(SEED, 0, 0, 0, 4 * number)
+            assert [sample[0] for sample in batch] == order[4 * number :][:4]
+            assert [sample[1:] for sample in batch] == expected(key, len(batch), is_thread)
+
+
 @pytest.mark.parametrize("seeding", ["sample", "batch"])
 @pytest.mark.parametrize("way", ["none", "two", "persistent", "threads", "skipping"])
 def test_workers_of_an_iterable_dataset_count_their_samples(way, seeding):
@@ -270,6 +309,20 @@ def test_workers_of_an_iterable_dataset_count_their_samples(way, seeding):
                 key = key_of(SEED, epoch, 0, worker, place)
                 assert sample[:2] == (worker, number)
                 assert sample[2:] == expected(key, number - place + 1, way == "threads")[number - place]
+
+
+def with_numbers(item):
+    return item, *drawn()[0]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_functions_of_a_dispatch(workers):
+    """They run where the samples are made."""
+    loader = made(Dispatch(range(8)).map(with_numbers), num_workers=workers)
+    for epoch in range(2):
+        for item, *numbers in flat(loader):
+            worker, place = (item % workers, item // workers) if workers else (0, item)
+            assert numbers == list(expected(key_of(SEED, epoch, 0, worker, place))[0])
 
 
 class Draws:
@@ -340,7 +393,7 @@ def test_a_sample_that_raises_leaves_the_others_as_they_are(way, size):
 
 
 class DiesOnce(Drawing):
-    """Workers end at some indices, the first time that one comes there."""
+    """A worker ends at some indices, at the first visit."""
 
     def __init__(self, marks, bad=(5, 13)):
         super().__init__()
@@ -379,17 +432,19 @@ class Slow(Drawing):
         return super().__getitem__(index)
 
 
+@pytest.mark.parametrize("in_order", [True, False])
 @pytest.mark.parametrize("way", ["two", "threads"])
-def test_what_is_said_of_a_late_batch_names_the_index(way, caplog):
+def test_what_is_said_of_a_late_batch_names_the_index(way, in_order, caplog):
     with caplog.at_level(logging.WARNING, "ringloader"):
-        assert len(flat(made(Slow(), batch_size=2, watchdog=0.2, **WAYS[way]))) == N
+        loader = made(Slow(), batch_size=2, watchdog=0.2, in_order=in_order, **WAYS[way])
+        assert len(flat(loader)) == N
     text = "\n".join(caplog.messages)
     assert "dataset indices [4, 5]" in text and "Placed" not in text
 
 
 @pytest.mark.parametrize("way", ["none", "two", "persistent", "threads"])
 def test_which_epoch_it_is(way):
-    """As for ``Seeds``: counted, or named by ``set_epoch``."""
+    """Epochs are counted, or named by ``set_epoch``, as for ``Seeds``."""
     is_thread = way == "threads"
     loader = made(**WAYS[way])
     assert flat(loader) == samples(range(N), 0, is_thread=is_thread)
@@ -477,7 +532,7 @@ def program_state():
 
 def seed_program():
     random.seed(1), np.random.seed(2), torch.manual_seed(3)
-    # As they are in the middle of a pair of numbers.
+    # The second number of a pair waits in a generator.
     random.gauss(0, 1), np.random.randn(), torch.randn(1)
 
 

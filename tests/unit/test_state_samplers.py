@@ -346,3 +346,33 @@ def test_batches_that_were_left_out(workers):
     with pytest.raises(ValueError, match="sample 11") as raised:
         list(few)
     assert "max_errors=3 is exceeded: bad sample 4 of this epoch" in "".join(raised.value.__notes__)
+
+
+class Noisy(Numbers):
+    def __getitem__(self, index):
+        return index, float(torch.rand(()))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", ["plain", "state", "its own batches", "no batches", None])
+def test_augmentation_goes_on(kind, workers):
+    given = {"shuffle": True, "batch_size": 4} if kind is None else KINDS[kind]()
+    torch.manual_seed(5)
+
+    def made(**options):
+        collate = None if given.get("batch_size", 1) is None else list
+        return ringloader.DataLoader(Noisy(), collate_fn=collate, seeding="sample", **given, **options)
+
+    loader = made(num_workers=workers)
+    list(loader)
+    iterator = iter(loader)
+    next(iterator), next(iterator)
+    state = through_json(loader.state_dict())
+    rest = list(iterator)
+    third = list(loader)
+    given = {"shuffle": True, "batch_size": 4} if kind is None else KINDS[kind]()
+    resumed = made(num_workers=2 - workers)
+    resumed.load_state_dict(state)
+    assert list(resumed) == rest
+    if kind != "state":
+        assert [type(one) for one in list(resumed)] == [type(one) for one in third]

@@ -121,10 +121,13 @@ class LoaderIterator(Pausing):
         if self._epoch is None or self._epoch.resumed is None:
             if self._epoch is not None:
                 self._epoch.note_number(keys.epoch)
-            return keys.begin(self._index_sampler, self._base_seed)
+            whole = self._epoch is not None and self._epoch.is_whole
+            return keys.begin(self._index_sampler, self._base_seed, whole=whole)
         resumed = self._epoch.resumed
         number = resumed.number if resumed.epoch is None else resumed.epoch
-        return keys.begin(self._index_sampler, self._base_seed, resumed.ranges, number, resumed.start)
+        return keys.begin(
+            self._index_sampler, self._base_seed, resumed.ranges, number, resumed.start, self._epoch.is_whole
+        )
 
     def _next_data(self) -> Any:
         return self._take_next(self)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
+from numbers import Integral
 from typing import Any
 
 from torch.utils.data.distributed import DistributedSampler
@@ -17,7 +18,7 @@ import ringloader._native as _native
 from ringloader._options import epochs
 from ringloader._options.table import Options
 from ringloader._torch import internals
-from ringloader._worker.options import Fetcher
+from ringloader._worker.options import Fetcher, InFront
 from ringloader._worker.placed import Placed
 
 _MASK = (1 << 64) - 1
@@ -42,6 +43,7 @@ class Places:
         passed: Samples that the epoch passes over: ranges of their numbers, each from its first to behind its
             last.
         batches: True if an index is a batch's.
+        whole: True if the numbers are those of batches: batch ``k`` has the places from ``k * 2**32`` on.
     """
 
     key: int
@@ -49,10 +51,11 @@ class Places:
     step: int
     passed: Sequence[tuple[int, int]]
     batches: bool
+    whole: bool = False
 
     def native(self) -> _native.Places:
         """Returns what gives tasks their places as they are read."""
-        return _native.Places(self.key, self.first, self.step, self.passed, self.batches)
+        return _native.Places(self.key, self.first, self.step, self.passed, self.batches, self.whole)
 
 
 class Keys:
@@ -80,6 +83,7 @@ class Keys:
         passed: Sequence[tuple[int, int]] = (),
         epoch: int | None = None,
         start: int = 0,
+        whole: bool = False,
     ) -> Places:
         """Returns the places of the epoch that begins.
 
@@ -88,6 +92,7 @@ class Keys:
             base_seed: Torch's for the iterator's workers.
             passed: Samples that a resumed epoch passes over.
             epoch: The number of a resumed epoch.
+            whole: True if batches are read whole.
             start: The place where a resumed epoch began for so many ranks.
         """
         samplers = index_sampler, getattr(index_sampler, "sampler", None)
@@ -98,12 +103,13 @@ class Keys:
             if isinstance(sampler, DistributedSampler):
                 first, step, rank = start + sampler.rank, sampler.num_replicas, 0
         parts = base_seed if self._seed is None else self._seed, epoch, rank
-        return Places(functools.reduce(keyed, parts, 0), first, step, passed, self._batches)
+        whole = whole and self._batches
+        return Places(functools.reduce(keyed, parts, 0), first, step, passed, self._batches, whole)
 
 
 def _epoch_of(sampler: Any) -> int | None:
     epoch = getattr(sampler, "epoch", None)
-    return epoch if hasattr(sampler, "set_epoch") and isinstance(epoch, int) else None
+    return int(epoch) if hasattr(sampler, "set_epoch") and isinstance(epoch, Integral) else None
 
 
 def keys_for(loader: Any, options: Options, epoch: int | None) -> Keys | None:
@@ -117,7 +123,7 @@ def keys_for(loader: Any, options: Options, epoch: int | None) -> Keys | None:
     return Keys(options.seed, rank, epoch, loader._auto_collation, balances)
 
 
-class Placing:
+class Placing(InFront):
     """In front of the fetcher of a loader without workers: places indices.
 
     MIRRORS core::plan::places::Places.
@@ -128,17 +134,20 @@ class Placing:
     """
 
     def __init__(self, fetcher: Fetcher, places: Places) -> None:
-        self._fetcher = fetcher
+        super().__init__(fetcher)
         self._places = places
         self._numbers = _numbers(places.passed)
         self._next = next(self._numbers)
 
     def fetch(self, index: Any, /) -> Any:
-        return self._fetcher.fetch(self._placed(index))
+        return self._behind.fetch(self._placed(index))
 
     def _placed(self, index: Any) -> Placed:
         of = self._places
         index, samples = _counted(index) if of.batches else (index, 1)
+        if of.whole:
+            first, self._next = self._next << 32, next(self._numbers)
+            return Placed(index, of.key, first, range(first, first + samples))
         first = of.first + self._next * of.step
         found = []
         for _ in range(samples):
@@ -152,7 +161,7 @@ def _counted(index: Any) -> tuple[Any, int]:
     try:
         return index, len(index)
     except Exception:
-        # Also that of an index which is nonsense: torch's fetcher says so.
+        # An index that is nonsense has its error from torch's fetcher.
         pass
     try:
         items = iter(index)

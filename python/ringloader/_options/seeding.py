@@ -7,19 +7,19 @@ The main process gives each task the places of its samples (``Placed``). Where s
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import numpy
 import torch
-from torch.utils.data import get_worker_info
+from torch.utils.data import StackDataset, Subset, get_worker_info
 
 import ringloader._native as _native
 from ringloader._options.keys import keyed
 from ringloader._options.table import Options
 from ringloader._torch import internals
 from ringloader._worker import gather
-from ringloader._worker.options import Failing, Fetcher, WorkerOption
+from ringloader._worker.options import Failing, Fetcher, InFront, WorkerOption
 from ringloader._worker.placed import Placed
 
 
@@ -41,7 +41,7 @@ class _Global:
 
     def set(self, key: int) -> None:
         random.seed(key)
-        # As many bits as it takes for one number, and others than those that torch's takes.
+        # numpy and torch seed the same algorithm with 32 bits of a number: torch with the lower ones.
         numpy.random.seed(key >> 32)
         torch.default_generator.manual_seed(key)
 
@@ -85,7 +85,7 @@ class Seeding(WorkerOption):
     """Sets generators by the places of samples. The last option of all that wrap: the others get the index.
 
     Args:
-        before: What they are set before.
+        before: The part of an epoch before which they are set.
         is_iterable: True for a dataset without indices, whose samples each worker counts.
         batches: True if a task is a batch.
         puts_back: True if the generators are put back behind each batch.
@@ -106,14 +106,14 @@ class Seeding(WorkerOption):
 
     def begin(self, dataset: Any) -> Any:
         self._turn = Turn(_generators())
-        self._dataset = dataset
         if self._is_iterable:
             return _Stream(dataset, self._turn, self._before == "sample")
+        self._gives_several = self._batches and _gives_several(dataset)
         self._is_of_arrays = gather.draws_nothing(dataset)
-        # Arrays are gathered only where nothing stands before them.
+        # Arrays are gathered only where nothing stands in front of them.
         if self._before == "batch" or self._is_of_arrays:
             return dataset
-        return Samples(dataset, self._turn)
+        return Samples(dataset, self._turn, self._gives_several)
 
     def wrap(self, fetcher: Fetcher) -> Fetcher:
         if isinstance(fetcher, Failing):
@@ -130,15 +130,11 @@ class Seeding(WorkerOption):
                 turn.set(turn.number)
             return
         turn.places, turn.number = placed.places, 0
-        if self._before == "batch" or not placed.places or self._asks_for_several():
+        if self._before == "batch" or self._gives_several or not placed.places:
             turn.set(placed.first)
         elif self._is_of_arrays:
             # For the collate_fn, which follows the last sample.
             turn.set(placed.places[-1])
-
-    def _asks_for_several(self) -> bool:
-        """True if torch's fetcher gives the dataset all indices of a batch in one call."""
-        return self._batches and bool(getattr(self._dataset, "__getitems__", None))
 
 
 def option_for(loader: Any, options: Options) -> Seeding | None:
@@ -174,12 +170,19 @@ class Turn:
         self.generators.set(keyed(self.stream, place))
 
 
-class Samples:
-    """A dataset with indices that sets the generators before each sample of a batch, in the batch's order."""
+class Samples(InFront):
+    """A dataset with indices that sets the generators before each sample of a batch, in the batch's order.
 
-    def __init__(self, dataset: Any, turn: Turn) -> None:
-        self._dataset = dataset
+    Args:
+        dataset: The dataset.
+        turn: The samples of the batch.
+        gives_several: True if the dataset's ``__getitems__`` gives the samples of a batch.
+    """
+
+    def __init__(self, dataset: Any, turn: Turn, gives_several: bool) -> None:
+        super().__init__(dataset)
         self._turn = turn
+        self._gives_several = gives_several
 
     def __getitem__(self, index: Any) -> Any:
         try:
@@ -187,12 +190,17 @@ class Samples:
         finally:
             self._turn.number += 1
 
+    @property
+    def __getitems__(self) -> Any:
+        """The dataset's method; None if torch is to ask for each sample."""
+        return self._behind.__getitems__ if self._gives_several else None
+
     def current(self, index: Any) -> Any:
         """Returns the sample whose turn it is, the first time and again."""
         turn = self._turn
         if turn.number < len(turn.places):
             turn.set(turn.places[turn.number])
-        return self._dataset[index]
+        return self._behind[index]
 
     def in_turn(self, index: Iterable[Any]) -> Iterator[Any]:
         """Yields the indices of a batch, each in its turn, for :meth:`current`."""
@@ -201,31 +209,47 @@ class Samples:
             yield one
 
     def __len__(self) -> int:
-        return len(self._dataset)
-
-    def __getattr__(self, name: str) -> Any:
-        return _attribute_behind(self, "_dataset", name)
+        return len(self._behind)
 
 
-class _Stream:
+def _gives_several(dataset: Any) -> bool:
+    """True if the samples of a batch come from one call of a ``__getitems__``.
+
+    Those of torch's own wrappers ask for one sample after another, unless a dataset in them has one.
+    """
+    method = getattr(dataset, "__getitems__", None)
+    if not method:
+        return False
+    for wrapper in (Subset, StackDataset):
+        plain = type(dataset).__getitem__ is wrapper.__getitem__
+        if plain and getattr(method, "__func__", None) is wrapper.__getitems__:
+            return any(map(_gives_several, _inner(dataset)))
+    return True
+
+
+def _inner(dataset: Any) -> list[Any]:
+    if isinstance(dataset, Subset):
+        return [dataset.dataset]
+    datasets: Any = dataset.datasets
+    return list(datasets.values() if isinstance(datasets, Mapping) else datasets)
+
+
+class _Stream(InFront):
     """An iterable dataset whose iterator sets the generators before each sample."""
 
     def __init__(self, dataset: Any, turn: Turn, sets: bool) -> None:
-        self._dataset = dataset
+        super().__init__(dataset)
         self._turn = turn
         self._sets = sets
 
     def __iter__(self) -> Iterator[Any]:
-        return Counted(iter(self._dataset), self._turn, self._sets)
+        return Counted(iter(self._behind), self._turn, self._sets)
 
     def __len__(self) -> int:
-        return len(self._dataset)
-
-    def __getattr__(self, name: str) -> Any:
-        return _attribute_behind(self, "_dataset", name)
+        return len(self._behind)
 
 
-class Counted:
+class Counted(InFront):
     """The iterator of an iterable dataset: counts the samples, and sets the generators before each.
 
     Args:
@@ -235,13 +259,13 @@ class Counted:
     """
 
     def __init__(self, iterator: Iterator[Any], turn: Turn, sets: bool) -> None:
-        self._iterator = iterator
+        super().__init__(iterator)
         self._turn = turn
         self._sets = sets
 
     @property
     def count(self) -> int:
-        """The number of samples that it was asked for; of one that goes on, with those before."""
+        """The number of samples that it was asked for. An epoch that is resumed sets it."""
         return self._turn.number
 
     @count.setter
@@ -256,47 +280,31 @@ class Counted:
         place, turn.number = turn.number, turn.number + 1
         if self._sets:
             turn.set(place)
-        return next(self._iterator)
-
-    def __getattr__(self, name: str) -> Any:
-        return _attribute_behind(self, "_iterator", name)
+        return next(self._behind)
 
 
-def _attribute_behind(one: Any, behind: str, name: str) -> Any:
-    if name == behind:
-        # A copy that has nothing yet.
-        raise AttributeError(name)
-    return getattr(getattr(one, behind), name)
-
-
-class _InPlace:
-    """Takes the places off an index."""
+class _InPlace(InFront):
+    """In front of a fetcher: takes the places off an index."""
 
     def __init__(self, fetcher: Fetcher, seeding: Seeding) -> None:
-        self._fetcher = fetcher
+        super().__init__(fetcher)
         self._seeding = seeding
 
     def fetch(self, placed: Placed, /) -> Any:
         self._seeding.turn_to(placed)
-        return self._fetcher.fetch(placed.index)
-
-    def __getattr__(self, name: str) -> Any:
-        return _attribute_behind(self, "_fetcher", name)
+        return self._behind.fetch(placed.index)
 
 
-class _PuttingBack:
-    """Puts the generators back behind each batch: they are the program's."""
+class _PuttingBack(InFront):
+    """In front of a fetcher: puts the generators back behind each batch, because they are the program's."""
 
     def __init__(self, fetcher: Fetcher, generators: _Generators) -> None:
-        self._fetcher = fetcher
+        super().__init__(fetcher)
         self._generators = generators
 
     def fetch(self, index: Any, /) -> Any:
         states = self._generators.states()
         try:
-            return self._fetcher.fetch(index)
+            return self._behind.fetch(index)
         finally:
             self._generators.put_back(states)
-
-    def __getattr__(self, name: str) -> Any:
-        return _attribute_behind(self, "_fetcher", name)

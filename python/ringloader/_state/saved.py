@@ -95,6 +95,9 @@ class Saved:
 
 # The keys of the dict that frameworks edit, as torchdata's `StatefulDataLoader` names them.
 _NAMES = {"num_yielded": "_num_yielded", "is_finished": "_iterator_finished"}
+_KEYS = {field.name: _NAMES.get(field.name, field.name) for field in dataclasses.fields(Saved)}
+# States of the user's own objects.
+_OF_USERS = ("sampler_begun", "sampler_state")
 # Their values, and those of the other keys.
 _COUNTS = ("num_yielded", "batches", "samples", "batch_size", "number", "start", "bad_samples")
 _STATES = ("loader_generator", "sampler_generator")
@@ -103,15 +106,16 @@ _STATES = ("loader_generator", "sampler_generator")
 def to_dict(saved: Saved) -> dict[str, Any]:
     """Returns a state as a dict of values that JSON and ``torch.load(weights_only=True)`` take."""
     made: dict[str, Any] = {"version": VERSION}
-    for field in dataclasses.fields(saved):
-        value = getattr(saved, field.name)
-        if isinstance(value, torch.Tensor):
-            value = base64.b64encode(bytes(value.tolist())).decode("ascii")
-        elif isinstance(value, tuple):
+    for name, key in _KEYS.items():
+        value = getattr(saved, name)
+        kind = type(value)
+        if kind is torch.Tensor:
+            value = base64.b64encode(value.numpy().tobytes()).decode("ascii")
+        elif kind is tuple:
             value = list(value)
-        elif field.name in ("sampler_begun", "sampler_state"):
+        elif name in _OF_USERS:
             value = copy.deepcopy(value)
-        made[_NAMES.get(field.name, field.name)] = value
+        made[key] = value
     return made
 
 
@@ -134,12 +138,11 @@ def from_dict(state: Mapping[str, Any]) -> Saved:
             f"version={state['version']!r:.50}: use the version of ringloader that made it, or a newer one"
         )
     found: dict[str, Any] = {}
-    for field in dataclasses.fields(Saved):
-        key = _NAMES.get(field.name, field.name)
+    for name, key in _KEYS.items():
         if key not in state:
             raise ValueError(f"load_state_dict() needs the key {key!r}, which this state does not have")
         try:
-            found[field.name] = _READ[field.name](state[key])
+            found[name] = _READ[name](state[key])
         except (TypeError, ValueError, RuntimeError) as error:
             raise ValueError(f"load_state_dict() got {key}={state[key]!r:.80}: {error}") from None
     return Saved(**found)
@@ -174,7 +177,7 @@ def _state(value: object) -> torch.Tensor:
         raw = base64.b64decode(_text(value), validate=True)
     except binascii.Error as error:
         raise ValueError(f"it must be the state of a generator, in base64 ({error})") from None
-    made = torch.tensor(list(raw), dtype=torch.uint8)
+    made = torch.frombuffer(bytearray(raw), dtype=torch.uint8)
     # It checks the state.
     torch.Generator().set_state(made)
     return made

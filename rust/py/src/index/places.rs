@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use pyo3::exceptions::{PyException, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyRange};
-use ringloader_core::plan::{Places as Core, TaskPlaces};
+use ringloader_core::plan::{Places as Core, Run, TaskPlaces};
 use ringloader_core::transport::message::{TaskIndex, TaskKind};
 
 use crate::gil::exception;
@@ -18,23 +18,41 @@ pub(crate) struct Places {
     core: Mutex<Core>,
     /// True if an index is a batch's.
     batches: bool,
+    /// True if batch `k` has the places from `k << 32` on, as in `Ledger.read_whole`.
+    whole: bool,
 }
 
 #[pymethods]
 impl Places {
     /// `key`: of the epoch. `first`, `step`: the place of the sampler's first sample, and how far the next one is.
     /// `passed`: the samples that the epoch passes over, as ranges of their numbers. `batches`: an index is a batch's.
+    /// `whole`: the numbers are those of batches.
     #[new]
-    fn new(key: u64, first: u64, step: u64, passed: Vec<(u64, u64)>, batches: bool) -> PyResult<Self> {
+    #[pyo3(signature = (key, first, step, passed, batches, whole=false))]
+    fn new(
+        key: u64,
+        first: u64,
+        step: u64,
+        passed: Vec<(u64, u64)>,
+        batches: bool,
+        whole: bool,
+    ) -> PyResult<Self> {
         let core = Core::new(key, first, step, passed).map_err(exception)?;
-        Ok(Self { core: Mutex::new(core), batches })
+        Ok(Self { core: Mutex::new(core), batches, whole })
     }
 }
 
 impl Places {
     /// Returns the places of the next task, which has so many samples.
     pub(crate) fn take(&self, samples: u64) -> TaskPlaces {
-        self.core.lock().unwrap_or_else(PoisonError::into_inner).take(samples)
+        let mut core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
+        if !self.whole {
+            return core.take(samples);
+        }
+        let TaskPlaces { key, step, mut runs } = core.take(1);
+        runs.truncate(1);
+        runs.iter_mut().for_each(|run| *run = Run { place: run.place << 32, count: samples });
+        TaskPlaces { key, step, runs }
     }
 
     /// Returns an index that Python has read, and the number of its samples. An index of a batch that has no length
