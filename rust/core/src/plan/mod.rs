@@ -41,7 +41,7 @@ pub mod sampler;
 
 pub use delivered::Delivered;
 pub use dispatch::{Dispatch, Order};
-pub use fingerprint::{Fingerprint, sample_hash};
+pub use fingerprint::{fingerprint_of, sample_hash};
 pub use ledger::{Ledger, Position};
 pub use reorder::{Next, ReorderBuffer};
 pub use sampler::{BatchRule, Draw, Indices, Source, Step, Stream, Supply};
