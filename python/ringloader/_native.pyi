@@ -19,12 +19,15 @@ __all__ = [
     "Kept",
     "Layout",
     "Leaves",
+    "Ledger",
     "Order",
     "Pad",
+    "Passing",
     "Pinned",
     "Pinner",
     "Places",
     "Port",
+    "Position",
     "Positions",
     "Scheduler",
     "SharedItems",
@@ -306,7 +309,7 @@ class Stream:
     def nones(batch: BatchRule | None) -> Stream: ...
     def roll_over(self, first: list[Any]) -> None: ...
     def next(self, draws: Draws) -> Any: ...
-    def skip(self, passing: Passing) -> None: ...
+    def skip(self, passing: Passing, place: int = 0, step: int = 1) -> None: ...
 
 @final
 class Places:
@@ -335,10 +338,10 @@ class Ledger:
 
     def __new__(
         cls,
-        ranges: list[tuple[int, int]] = [],
-        batches: int = 0,
-        passed: int | None = 0,
-        fingerprint: int | None = 0,
+        ranges: list[tuple[int, int]],
+        batches: int,
+        passed: int | None,
+        fingerprint: int | None,
         place: int = 0,
         step: int = 1,
         whole: bool = False,
@@ -373,15 +376,12 @@ class Passing:
     def __new__(
         cls,
         ranges: list[tuple[int, int]],
-        expected: int | None,
-        message: str,
-        place: int = 0,
-        step: int = 1,
-        whole: bool = False,
+        expected: int | None = None,
+        message: str = "",
     ) -> Passing: ...
     @property
     def sum(self) -> int | None: ...
-    def note(self, index: Any) -> None: ...
+    def note(self, index: Any, place: int, ordinals: int) -> None: ...
     def finish(self) -> None: ...
 
 @final

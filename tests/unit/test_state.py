@@ -266,6 +266,14 @@ def test_other_data_is_refused():
         with pytest.raises(ValueError, match="are not those that the RandomSampler gives now"):
             iter(resumed)
         assert resumed.state_dict() == state
+    # Fewer samples than were passed.
+    for last_batch in ("keep", "rollover"):
+        loader = built(ringloader.DataLoader, "sequential", False, last_batch=last_batch)
+        list(itertools.islice(iter(loader), 3))
+        shorter = built(ringloader.DataLoader, "sequential", False, Numbers(10), last_batch=last_batch)
+        shorter.load_state_dict(loader.state_dict())
+        with pytest.raises(ValueError, match="are not those that the SequentialSampler gives now"):
+            next(iter(shorter))
     loader = built(ringloader.DataLoader, "sequential", False)
     next(iter(loader))
     longer = built(ringloader.DataLoader, "sequential", False, Numbers(N + 4))

@@ -167,14 +167,26 @@ def test_the_state_of_a_sampler_is_a_copy():
     assert json.dumps(state) == before
 
 
-def test_other_indices_of_another_sampler_are_refused():
-    loader = built("plain", num_workers=2)
-    next(iter(loader))
-    for workers in (0, 2):
-        resumed = ringloader.DataLoader(Numbers(), sampler=Plain(N - 1), batch_size=4, num_workers=workers)
-        resumed.load_state_dict(loader.state_dict())
-        with pytest.raises(ValueError, match="are not those that the Plain gives now"):
-            next(iter(resumed))
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("kind", "other"),
+    [
+        ("plain", {"sampler": Plain(N - 1), "batch_size": 4}),
+        ("plain", {"sampler": Plain(7), "batch_size": 4}),
+        ("no batches", {"sampler": Plain(1), "batch_size": None}),
+        ("its own batches", {"batch_sampler": [[0, 1], [2, 3], [4]]}),
+        ("its own batches", {"batch_sampler": Batches(3)}),
+    ],
+)
+def test_other_indices_of_another_sampler_are_refused(kind, other, workers):
+    loader = built(kind)
+    list(itertools.islice(iter(loader), 2))
+    state = loader.state_dict()
+    state["sampler"] = type(other.get("sampler", other.get("batch_sampler"))).__name__
+    resumed = ringloader.DataLoader(Numbers(), num_workers=workers, **other)
+    resumed.load_state_dict(state)
+    with pytest.raises(ValueError, match=f"are not those that the {state['sampler']} gives now"):
+        next(iter(resumed))
 
 
 def test_an_edited_number_of_batches():

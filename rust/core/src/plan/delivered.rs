@@ -112,9 +112,12 @@ impl Delivered {
 }
 
 /// A walk over all ordinals, from 0 on, past those that are in a set.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Walk {
     set: Delivered,
+    /// The place of ordinal 0 in the epoch of all ranks, and the step to the next one's.
+    place: u64,
+    step: u64,
     at: u64,
     /// The number of ranges that lie before `at`.
     behind: usize,
@@ -130,13 +133,18 @@ pub(super) enum Run {
 }
 
 impl Walk {
-    pub(super) fn new(set: Delivered) -> Self {
-        Self { set, at: 0, behind: 0 }
+    pub(super) fn new(set: Delivered, place: u64, step: u64) -> Self {
+        Self { set, place, step, at: 0, behind: 0 }
     }
 
     /// Returns the next ordinal.
     pub(super) fn at(&self) -> u64 {
         self.at
+    }
+
+    /// Returns the place of the next ordinal, and the step to the place of the one behind it.
+    pub(super) fn place(&self) -> (u64, u64) {
+        (self.place.wrapping_add(self.at.wrapping_mul(self.step)), self.step)
     }
 
     /// Looks ahead. O(1).
@@ -217,8 +225,9 @@ mod tests {
                 assert_eq!(set.prefix(), plain.iter().take_while(|&&is_in| is_in).count() as u64);
                 assert_eq!(Delivered::from_ranges(found), Ok(set.clone()));
             }
-            let mut walk = Walk::new(set);
+            let mut walk = Walk::new(set, 7, u64::MAX);
             while walk.at() < 64 {
+                assert_eq!(walk.place(), (7_u64.wrapping_sub(walk.at()), u64::MAX));
                 let (is_in, count) = match walk.run() {
                     Run::In(count) => (true, count),
                     Run::Out(count) => (false, count.min(64 - walk.at())),

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 
 use super::delivered::{Delivered, Run, Walk};
-use super::fingerprint::sum_of;
+use super::fingerprint::fingerprint_of;
 
 /// The tasks of an epoch from their reading on, and what came of them: one for each time that an epoch is iterated.
 ///
@@ -23,8 +23,6 @@ use super::fingerprint::sum_of;
 pub struct Ledger {
     /// The ordinals that are still to be read, past those of the base.
     walk: Walk,
-    place: u64,
-    step: u64,
     /// The base's and those of the tasks that are settled.
     delivered: Delivered,
     batches: u64,
@@ -89,9 +87,7 @@ impl Ledger {
     ) -> Self {
         Self {
             delivered: base.clone(),
-            walk: Walk::new(base),
-            place,
-            step,
+            walk: Walk::new(base, place, step),
             batches,
             passed_sum,
             sum,
@@ -108,7 +104,8 @@ impl Ledger {
         let left = self.pass_base();
         let start = self.walk.at();
         let sum = if task_len <= left {
-            let sum = ints.map(|ints| sum_of(self.place_ahead(), self.step, ints));
+            let (place, step) = self.walk.place();
+            let sum = ints.map(|ints| fingerprint_of(place, step, ints));
             self.walk.advance(task_len);
             sum
         } else {
@@ -123,7 +120,7 @@ impl Ledger {
     pub fn read_whole(&mut self, ints: Option<impl Iterator<Item = i64>>) -> u64 {
         let number = self.read(1, None::<std::iter::Empty<i64>>);
         if let Some(task) = self.tasks.back_mut() {
-            task.sum = ints.map(|ints| sum_of(task.start << 32, 1, ints));
+            task.sum = ints.map(|ints| fingerprint_of(task.start << 32, 1, ints));
         }
         number
     }
@@ -213,10 +210,6 @@ impl Ledger {
         }
     }
 
-    fn place_ahead(&self) -> u64 {
-        self.place.wrapping_add(self.walk.at().wrapping_mul(self.step))
-    }
-
     /// Reads a task that has ordinals on both sides of some in the base, and returns its sum.
     #[cold]
     fn read_around(&mut self, task_len: u64, mut ints: Option<impl Iterator<Item = i64>>) -> Option<u64> {
@@ -224,7 +217,8 @@ impl Ledger {
         while left > 0 {
             let many = self.pass_base().min(left);
             if let Some(ints) = &mut ints {
-                sum = sum.wrapping_add(sum_of(self.place_ahead(), self.step, ints.take(many as usize)));
+                let (place, step) = self.walk.place();
+                sum = sum.wrapping_add(fingerprint_of(place, step, ints.take(many as usize)));
             }
             self.walk.advance(many);
             left -= many;

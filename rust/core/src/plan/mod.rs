@@ -43,7 +43,7 @@ pub mod sampler;
 
 pub use delivered::Delivered;
 pub use dispatch::{Dispatch, Order};
-pub use fingerprint::{Fingerprint, sample_hash};
+pub use fingerprint::{fingerprint_of, sample_hash};
 pub use ledger::{Ledger, Position};
 pub use places::{Places, Run, TaskPlaces};
 pub use reorder::{Next, ReorderBuffer};
