@@ -91,7 +91,7 @@ PYTHON_MAY_USE = {
     "_native": {"_common", "_placement", "_torch", "_transport", "_worker"},
     "_on_import": {"_patch"},
     "_options": {"_common", "_dispatch", "_log", "_native", "_torch", "_worker", "bad_samples", "seeds"},
-    "_patch": {"_iterator", "_options", "_pool", "_torch", "bad_samples", "dataloader"},
+    "_patch": {"_iterator", "_log", "_options", "_pool", "_torch", "bad_samples", "dataloader"},
     "_placement": {"_native", "_torch"},
     "_pool": {"_common", "_native", "_options", "_start", "_torch", "_worker"},
     "_report": {"_common"},
