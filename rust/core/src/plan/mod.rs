@@ -8,6 +8,7 @@
 //! | [`ledger`] | what of an epoch was handed to the caller, and where it therefore is |
 //! | [`fingerprint`] | whether the samples that were passed over are those of a state |
 //! | [`dispatch`] | which worker gets the next task |
+//! | [`turns`] | which worker's batches were handed to the caller, and whose turn it is then |
 //! | [`reorder`] | tasks that were sent, results that arrived, and whose turn it is |
 //!
 //! Nothing here draws, waits or sends: a stream says what it needs, and the caller fetches it at that moment.
@@ -38,6 +39,7 @@ pub mod fingerprint;
 pub mod ledger;
 pub mod reorder;
 pub mod sampler;
+pub mod turns;
 
 pub use delivered::Delivered;
 pub use dispatch::{Dispatch, Order};
@@ -45,3 +47,4 @@ pub use fingerprint::{Fingerprint, sample_hash};
 pub use ledger::{Ledger, Position};
 pub use reorder::{Next, ReorderBuffer};
 pub use sampler::{BatchRule, Draw, Indices, Source, Step, Stream, Supply};
+pub use turns::Turns;

@@ -9,6 +9,7 @@ use ringloader_core::transport::message::TaskIndex;
 
 use super::ledger::Ledger;
 use super::stream::Stream;
+use super::turns::Turns;
 use crate::index::codec::encode_index_or_pickle;
 use crate::python::{Callbacks, Draws};
 
@@ -22,6 +23,8 @@ pub(crate) struct IndexSource {
     stream: OnceLock<Option<Py<Stream>>>,
     /// Notes what is read and what the caller gets, for a loader that has a state.
     ledger: Option<Py<Ledger>>,
+    /// Counts the batches of each worker, for a loader whose dataset has a part in the state.
+    turns: OnceLock<Py<Turns>>,
 }
 
 #[pymethods]
@@ -30,14 +33,19 @@ impl IndexSource {
     #[staticmethod]
     #[pyo3(signature = (draws, ledger=None))]
     fn native(draws: Py<PyAny>, ledger: Option<Py<Ledger>>) -> Self {
-        Self { draws: Some(draws), stream: OnceLock::new(), ledger }
+        Self { draws: Some(draws), stream: OnceLock::new(), ledger, turns: OnceLock::new() }
     }
 
     /// Any other, read by torch's `_next_index`.
     #[staticmethod]
     #[pyo3(signature = (ledger=None))]
     fn python(ledger: Option<Py<Ledger>>) -> Self {
-        Self { draws: None, stream: OnceLock::new(), ledger }
+        Self { draws: None, stream: OnceLock::new(), ledger, turns: OnceLock::new() }
+    }
+
+    /// Has the batches of each worker be counted too, and the first task go to the worker that `turns` names.
+    fn count(&self, turns: Py<Turns>) {
+        let _ = self.turns.set(turns);
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
@@ -52,6 +60,9 @@ impl IndexSource {
         if let Some(ledger) = &self.ledger {
             ledger.get().begin_call();
         }
+        if let Some(turns) = self.turns.get() {
+            turns.get().begin();
+        }
     }
 
     /// Notes that the task that was read last could not be sent.
@@ -61,11 +72,33 @@ impl IndexSource {
         }
     }
 
-    /// Notes that the caller gets the batch of a task.
-    pub(crate) fn note_got(&self, task: u64) {
+    /// Notes that the caller gets the batch of a task, which a worker has made.
+    pub(crate) fn note_got(&self, task: u64, worker: u32) {
         if let Some(ledger) = &self.ledger {
             ledger.get().got(task);
         }
+        if let Some(turns) = self.turns.get() {
+            turns.get().got(worker);
+        }
+    }
+
+    /// Notes that the task that was read last went to a worker.
+    pub(crate) fn note_sent(&self, worker: u32) {
+        if let Some(turns) = self.turns.get() {
+            turns.get().sent(worker);
+        }
+    }
+
+    /// Notes that a worker was lost, with so many tasks that it has not answered.
+    pub(crate) fn note_lost(&self, worker: u32, awaited: impl FnOnce() -> u64) {
+        if let Some(turns) = self.turns.get() {
+            turns.get().lost(worker, awaited());
+        }
+    }
+
+    /// Returns the worker that gets the first task.
+    pub(crate) fn first_worker(&self) -> u32 {
+        self.turns.get().map_or(0, |turns| turns.get().first())
     }
 
     /// The next index, as a task's bytes, which may be unpickled more than once if `again`; `None` at the sampler's
