@@ -16,6 +16,7 @@ from ringloader._torch import internals
 if TYPE_CHECKING:
     from ringloader._options.on_error import Collecting
     from ringloader._placement.device import Moving
+    from ringloader._state.iterables import IterableEpoch
     from ringloader._state.tracked import Epoch
 
 
@@ -80,7 +81,7 @@ class LoaderIterator(Pausing):
     _profile_name: str
     _IterableDataset_len_called: int | None
     # What is known of the epoch beside the number of batches; None: the loader has no state.
-    _epoch: Epoch | None = None
+    _epoch: Epoch | IterableEpoch | None = None
 
     def __next__(self) -> Any:
         """Returns the next batch. MIRRORS torch dataloader.py::_BaseDataLoaderIter.__next__."""
@@ -112,7 +113,7 @@ class LoaderIterator(Pausing):
             internals.BaseIterator.__init__(self, tracked.WithoutDrawing(loader))
             self._base_seed = epoch.given_seed
         if epoch is not None:
-            epoch.begin(self._base_seed, epoch.given_seed is None)
+            epoch.begin(self, epoch.given_seed is None)
 
     def _next_data(self) -> Any:
         return self._take_next(self)

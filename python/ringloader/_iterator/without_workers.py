@@ -30,6 +30,8 @@ class SingleProcessIterator(LoaderIterator, internals.SingleIterator):  # type: 
         self, loader: Any, options: Sequence[WorkerOption], epoch: EpochOption | None, delivery: Delivery
     ) -> None:
         self._epoch = tracked.begin(loader)
+        if self._epoch is not None:
+            self._epoch.give_starts(options)
         self._init_base(loader)
         # Analysers of traces look for it.
         self._profile_name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"

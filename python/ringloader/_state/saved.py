@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from ringloader._state.parts import Workers, read_workers
+
 VERSION = 1
 
 
@@ -43,6 +45,7 @@ class Saved:
         start: Samples that all ranks had passed when there came to be so many ranks.
         sampler_begun: The state of another sampler when the epoch began.
         sampler_state: Its state now.
+        workers: The positions of the workers, if the dataset has a part in the state.
     """
 
     sampler: str
@@ -66,6 +69,7 @@ class Saved:
     start: int = 0
     sampler_begun: Any = None
     sampler_state: Any = None
+    workers: Workers | None = None
 
     @property
     def has_begun(self) -> bool:
@@ -103,6 +107,8 @@ def to_dict(saved: Saved) -> dict[str, Any]:
             value = base64.b64encode(bytes(value.tolist())).decode("ascii")
         elif isinstance(value, tuple):
             value = list(value)
+        elif isinstance(value, Workers):
+            value = value.to_dict()
         elif field.name in ("sampler_begun", "sampler_state"):
             value = copy.deepcopy(value)
         made[_NAMES.get(field.name, field.name)] = value
@@ -201,6 +207,7 @@ def _or_none(read: Callable[[object], Any]) -> Callable[[object], Any]:
 
 _READ: dict[str, Callable[[object], Any]] = {
     "sampler": _text,
+    "workers": _or_none(read_workers),
     "is_finished": _flag,
     "base_seed_drawn": _flag,
     "overtaken": _ranges,
