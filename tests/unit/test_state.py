@@ -348,26 +348,6 @@ def test_the_epoch_of_a_distributed_sampler_is_set():
     assert list(resumed) == list(iterator)
 
 
-class Stream(torch.utils.data.IterableDataset):
-    def __iter__(self):
-        return iter(range(4))
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"dataset": Stream()}, "an IterableDataset"),
-    ],
-)
-def test_where_there_is_no_state_yet(given, message):
-    loader = ringloader.DataLoader(**{"dataset": Numbers(4), **given})
-    with pytest.raises(NotImplementedError, match=message):
-        loader.state_dict()
-    assert sum(1 for _ in loader) > 0
-    with pytest.raises(NotImplementedError, match=message):
-        loader.state_dict()
-
-
 def test_torchs_own_path_has_no_state_yet(monkeypatch):
     loader = ringloader.DataLoader(Numbers())
     state = loader.state_dict()

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from ringloader._state.parts import Workers, read_workers
+
 VERSION = 1
 
 
@@ -46,6 +48,7 @@ class Saved:
         sampler_begun: The state of another sampler when the epoch began.
         sampler_state: Its state now.
         sampler_ended: True if that is one of the next epoch, because the sampler was read up to its end.
+        workers: The positions of the workers, if the dataset has a part in the state.
     """
 
     sampler: str
@@ -72,6 +75,7 @@ class Saved:
     sampler_begun: Any = None
     sampler_state: Any = None
     sampler_ended: bool = False
+    workers: Workers | None = None
 
     @property
     def has_begun(self) -> bool:
@@ -113,6 +117,8 @@ def to_dict(saved: Saved) -> dict[str, Any]:
             value = base64.b64encode(value.numpy().tobytes()).decode("ascii")
         elif kind is tuple:
             value = list(value)
+        elif kind is Workers:
+            value = value.to_dict()
         elif name in _OF_USERS:
             value = copy.deepcopy(value)
         made[key] = value
@@ -210,6 +216,7 @@ def _or_none(read: Callable[[object], Any]) -> Callable[[object], Any]:
 
 _READ: dict[str, Callable[[object], Any]] = {
     "sampler": _text,
+    "workers": _or_none(read_workers),
     "is_finished": _flag,
     "base_seed_drawn": _flag,
     "sampler_ended": _flag,
