@@ -97,18 +97,6 @@ impl Delivered {
     pub fn count(&self) -> u64 {
         self.ranges().map(|(start, stop)| stop - start).sum()
     }
-
-    /// Returns the first ordinal that is not in it.
-    #[must_use]
-    pub fn prefix(&self) -> u64 {
-        self.ranges.front().map_or(0, |&(start, stop)| if start == 0 { stop } else { 0 })
-    }
-
-    /// Returns the ordinal behind the last one in it, or 0.
-    #[must_use]
-    pub fn end(&self) -> u64 {
-        self.ranges.back().map_or(0, |&(_, stop)| stop)
-    }
 }
 
 /// A walk over all ordinals, from 0 on, past those that are in a set.
@@ -196,7 +184,7 @@ mod tests {
             set.insert(start, stop);
             assert_eq!(ranges(&set), expected, "{start}..{stop}");
         }
-        assert_eq!((set.count(), set.prefix(), set.end()), (50, 50, 50));
+        assert_eq!(set.count(), 50);
     }
 
     #[test]
@@ -222,7 +210,6 @@ mod tests {
                     assert_eq!(set.contains(ordinal as u64), is_in, "{ordinal} in {found:?}");
                 }
                 assert_eq!(set.count(), plain.iter().filter(|&&is_in| is_in).count() as u64);
-                assert_eq!(set.prefix(), plain.iter().take_while(|&&is_in| is_in).count() as u64);
                 assert_eq!(Delivered::from_ranges(found), Ok(set.clone()));
             }
             let mut walk = Walk::new(set, 7, u64::MAX);
@@ -251,8 +238,7 @@ mod tests {
         }
         assert_eq!(ranges(&set(&[(0, 2), (2, 3), (7, 8)])), [(0, 3), (7, 8)]);
         assert_eq!(Delivered::from_ranges([]), Ok(Delivered::first(0)));
-        assert_eq!(set(&[(1, 2)]).prefix(), 0);
         let whole = Delivered::first(u64::MAX);
-        assert_eq!((whole.prefix(), whole.contains(u64::MAX - 1)), (u64::MAX, true));
+        assert_eq!((whole.count(), whole.contains(u64::MAX - 1)), (u64::MAX, true));
     }
 }
