@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable
 from multiprocessing.context import BaseContext
-from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
 import torch
 import torch.utils.data
@@ -111,8 +111,20 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             epoch's batches. Without workers the main process calls it, as a single worker 0.
         reseed_workers: True to seed the generators of python, numpy and torch again in each worker when an
             epoch begins; in a thread, those of ``get_worker_info().rng``. No effect without workers.
-        seed: Number that ``Seeds`` come from, the same in all ranks (default: torch's base seed, which each
-            process draws). The order of the samples does not depend on it.
+        seeding: ``"torch"``, ``"sample"`` or ``"batch"`` (default: ``"torch"``, a worker's generators are
+            seeded when it starts). With ``"sample"`` the generators of ``random``, ``numpy.random`` and
+            torch's CPU are set before each sample, from ``seed``, the epoch and the sample's place in it;
+            with ``"batch"`` before each batch, from the place of its first sample. So random augmentation is
+            the same for any number and kind of workers, restarted ones too, and for ``"sample"`` for any
+            ``batch_size``. With a ``DistributedSampler`` a place is that among the samples of all ranks; else
+            each rank has keys of its own. ``collate_fn`` goes on behind the last sample. A dataset with
+            ``__getitems__`` draws for its batch from the key of the first sample. Each worker of an
+            ``IterableDataset`` counts its own samples. Threads set ``get_worker_info().rng``. Without workers
+            the program's generators are put back before ``next`` returns. Each task goes to the worker with
+            the fewest unanswered ones, unless the dataset is iterable or has a ``state_dict``; batches come
+            in their order.
+        seed: Number that ``Seeds`` and ``seeding`` come from, the same in all ranks (default: torch's base
+            seed, which each process draws). The order of the samples does not depend on it.
         restart_workers: How many crashed workers to restart per epoch (default: 0, the error is torch's). The
             successor does the tasks that the worker had not delivered, so no batch is lost, and none comes
             twice. It has the worker's number and seed, and the dataset as it then is in the main process,
@@ -141,7 +153,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
               more workers than it has;
             - ``last_batch`` that contradicts ``drop_last`` or ``batch_sampler``, or with
               ``batch_size=None``; ``"rollover"`` for an ``IterableDataset``;
-            - ``seed`` without ``worker_reset_fn`` and ``reseed_workers``;
+            - ``seeding`` with ``reseed_workers``;
+            - ``seed`` without ``worker_reset_fn``, ``reseed_workers`` and ``seeding``;
             - ``restart_workers`` or ``on_error`` with a ``Dispatch``; a retry of an ``IterableDataset``;
             - ``max_errors`` without ``on_error``.
         TypeError: If a value has the wrong type.
@@ -159,6 +172,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     _ringloader_last_batch: rollover.LastBatch | None
     _ringloader_worker_reset_fn: Callable[[Any, Any, Seeds], Any] | None
     _ringloader_reseed_workers: bool
+    _ringloader_seeding: Literal["torch", "sample", "batch"]
     _ringloader_seed: int | None
     _ringloader_restart_workers: int
     _ringloader_on_error: OnError
@@ -202,6 +216,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         last_batch: rollover.LastBatch | None = None,
         worker_reset_fn: Callable[[Any, Any, Seeds], Any] | None = None,
         reseed_workers: bool = False,
+        seeding: Literal["torch", "sample", "batch"] = "torch",
         seed: int | None = None,
         restart_workers: int = 0,
         on_error: OnError = RAISE,
@@ -220,6 +235,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             last_batch=last_batch,
             worker_reset_fn=worker_reset_fn,
             reseed_workers=reseed_workers,
+            seeding=seeding,
             seed=seed,
             restart_workers=restart_workers,
             on_error=on_error,

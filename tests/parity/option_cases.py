@@ -17,6 +17,7 @@ _ALONE: dict[str, Any] = {
     "worker_method": "thread",
     "worker_reset_fn": told,
     "reseed_workers": True,
+    "seeding": "sample",
     "restart_workers": 3,
     "on_error": "skip",
     "watchdog": 5.0,

@@ -110,7 +110,10 @@ def test_what_iterators_and_loaders_have_beside_torchs(loader_class, workers):
 def test_what_a_loader_has_beside_torchs():
     theirs, ours = torch.utils.data.DataLoader(Samples(2)), DataLoader(Samples(2), on_error="skip")
     names = {name for name in dir(ours) if not name.startswith("_")} - set(dir(theirs))
-    assert names - {"shutdown"} == {"errors", "set_epoch", "call_workers", *TABLE}
+    assert names - {"shutdown"} == {
+        *("errors", "set_epoch", "call_workers", "state_dict", "load_state_dict", "fingerprint"),
+        *TABLE,
+    }
     assert ours.on_error == "skip"
     # The option that was read when it was made.
     ours.on_error = "raise"
@@ -267,7 +270,7 @@ def test_collated_numbers_keep_their_size():
 
 @pytest.mark.rings_only
 @harness.needs_new_words
-@pytest.mark.parametrize("workers, file", [(50, "with_workers.py"), (0, "without_workers.py")])
+@pytest.mark.parametrize("workers, file", [(50, "with_workers.py"), (0, "base.py")])
 def test_warnings_name_ringloaders_file(loader_class, workers, file):
     """Filters by category and message find them as torch's; filters by module do not."""
     options = {} if workers else {"pin_memory": True}

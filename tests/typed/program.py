@@ -50,6 +50,7 @@ everything = DataLoader(
     device="auto",
     device_transform=scaled,
     on_error="skip",
+    seeding="sample",
 )
 for batch in everything:
     value: Any = batch

@@ -349,7 +349,11 @@ def test_seeds_are_of_the_epoch_that_was_said():
         ({"reseed_workers": 1}, TypeError, "reseed_workers must be a bool, not 1"),
         ({"seed": 1.5}, TypeError, "seed must be an int or None, not 1.5"),
         ({"seed": -1}, ValueError, "seed must be from 0 up to and without 18446744073709551616, not -1"),
-        ({"seed": 5}, ValueError, "seed=5 has no effect without worker_reset_fn or reseed_workers=True"),
+        (
+            {"seed": 5},
+            ValueError,
+            "seed=5 has no effect without worker_reset_fn, reseed_workers=True or seeding",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_at_once(options, error, text, taken_by):

@@ -326,3 +326,65 @@ def test_a_state_keeps_no_loader(kind):
     gone = weakref.ref(loader)
     del loader
     assert gone() is None
+
+
+class Bad(Numbers):
+    """Every third sample is bad."""
+
+    def __getitem__(self, index):
+        if index % 3 == 2:
+            raise ValueError(f"sample {index}")
+        return index
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_that_were_left_out(workers):
+    given = {"batch_size": 1, "collate_fn": list, "num_workers": workers, "on_error": "skip"}
+    loader = ringloader.DataLoader(Bad(12), **given)
+    iterator = iter(loader)
+    assert flat(itertools.islice(iterator, 3)) == [0, 1, 3]
+    returned = loader.fingerprint()
+    state = loader.state_dict()
+    assert (state["_num_yielded"], state["samples"], state["bad_samples"]) == (4, 4, 1)
+    resumed = ringloader.DataLoader(Bad(12), **given)
+    resumed.load_state_dict(state)
+    assert flat(resumed) == [4, 6, 7, 9, 10]
+    assert resumed.state_dict()["bad_samples"] == 4
+    good = ringloader.DataLoader(Numbers(12), batch_size=1, sampler=[0, 1, 2, 3])
+    list(good)
+    assert returned not in (good.fingerprint(), 0)
+    few = ringloader.DataLoader(Bad(12), **given, max_errors=3)
+    few.load_state_dict(state)
+    with pytest.raises(ValueError, match="sample 11") as raised:
+        list(few)
+    assert "max_errors=3 is exceeded: bad sample 4 of this epoch" in "".join(raised.value.__notes__)
+
+
+class Noisy(Numbers):
+    def __getitem__(self, index):
+        return index, float(torch.rand(()))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", ["plain", "state", "its own batches", "no batches", None])
+def test_augmentation_goes_on(kind, workers):
+    given = {"shuffle": True, "batch_size": 4} if kind is None else KINDS[kind]()
+    torch.manual_seed(5)
+
+    def made(**options):
+        collate = None if given.get("batch_size", 1) is None else list
+        return ringloader.DataLoader(Noisy(), collate_fn=collate, seeding="sample", **given, **options)
+
+    loader = made(num_workers=workers)
+    list(loader)
+    iterator = iter(loader)
+    next(iterator), next(iterator)
+    state = through_json(loader.state_dict())
+    rest = list(iterator)
+    third = list(loader)
+    given = {"shuffle": True, "batch_size": 4} if kind is None else KINDS[kind]()
+    resumed = made(num_workers=2 - workers)
+    resumed.load_state_dict(state)
+    assert list(resumed) == rest
+    if kind != "state":
+        assert [type(one) for one in list(resumed)] == [type(one) for one in third]

@@ -84,6 +84,8 @@ def test_no_server_starts_for_workers_that_torch_spawns(monkeypatch):
         ({"worker_reset_fn": reset}, "worker_reset_fn"),
         ({"worker_reset_fn": reset, "num_workers": 0}, "worker_reset_fn"),
         ({"reseed_workers": True}, "reseed_workers"),
+        ({"seeding": "sample"}, "seeding"),
+        ({"seeding": "batch", "num_workers": 0}, "seeding"),
         ({"dataset": Dispatch(range(4))}, "a Dispatch as dataset"),
     ],
 )

@@ -70,6 +70,7 @@ def reset(_dataset, _info, _seeds):
     [
         ({"worker_reset_fn": reset}, "worker_reset_fn"),
         ({"reseed_workers": True}, "reseed_workers"),
+        ({"seeding": "sample"}, "seeding"),
         ({"on_error": "skip"}, "on_error"),
         ({"on_error": ringloader.Retry()}, "on_error"),
         ({"dataset": Dispatch(range(4))}, "a Dispatch as dataset"),

@@ -14,6 +14,7 @@ from ringloader._state import tracked
 from ringloader._torch import internals
 
 if TYPE_CHECKING:
+    from ringloader._options.keys import Keys, Places
     from ringloader._options.on_error import Collecting
     from ringloader._placement.device import Moving
     from ringloader._state.tracked import Epoch
@@ -77,6 +78,7 @@ class LoaderIterator(Pausing):
     _num_workers: int
     _num_yielded: int
     _base_seed: Any
+    _index_sampler: Any
     _profile_name: str
     _IterableDataset_len_called: int | None
     # What is known of the epoch beside the number of batches; None: the loader has no state.
@@ -113,6 +115,19 @@ class LoaderIterator(Pausing):
             self._base_seed = epoch.given_seed
         if epoch is not None:
             epoch.begin(self._base_seed, epoch.given_seed is None)
+
+    def _places(self, keys: Keys) -> Places:
+        """Returns the key and the places of the samples of the epoch that begins."""
+        if self._epoch is None or self._epoch.resumed is None:
+            if self._epoch is not None:
+                self._epoch.note_number(keys.epoch)
+            whole = self._epoch is not None and self._epoch.is_whole
+            return keys.begin(self._index_sampler, self._base_seed, whole=whole)
+        resumed = self._epoch.resumed
+        number = resumed.number if resumed.epoch is None else resumed.epoch
+        return keys.begin(
+            self._index_sampler, self._base_seed, resumed.ranges, number, resumed.start, self._epoch.is_whole
+        )
 
     def _next_data(self) -> Any:
         return self._take_next(self)

@@ -10,7 +10,7 @@ from typing import Any
 
 from ringloader._dispatch.dataset import Dispatch
 from ringloader._iterator.base import Delivery
-from ringloader._options import conflicts, epochs
+from ringloader._options import conflicts, epochs, keys
 from ringloader._options.checks import THREAD
 from ringloader._options.table import TABLE, Options
 from ringloader._pool import pool
@@ -143,21 +143,37 @@ def _fetch_options(loader: Any, options: Options) -> tuple[WorkerOption, ...]:
     )
 
 
-def _worker_options(loader: Any, options: Options) -> tuple[WorkerOption, ...]:
-    """Returns the options that workers ask. The first epoch is counted by it."""
-    from ringloader._options import epochs
+def _worker_options(loader: Any, options: Options, epoch: int | None) -> tuple[WorkerOption, ...]:
+    """Returns the options that workers ask. ``epoch`` is the number of the first epoch."""
+    beginning = epochs.option_for(loader, options, epoch)
+    return (
+        *_fetch_options(loader, options),
+        *(() if beginning is None else (beginning,)),
+        *_seeding_options(loader, options),
+    )
 
-    epoch = epochs.option_for(loader, options)
-    return (*_fetch_options(loader, options), *(() if epoch is None else (epoch,)))
+
+def _seeding_options(loader: Any, options: Options) -> tuple[WorkerOption, ...]:
+    """Returns the option that sets generators. It comes last, as it takes the places off indices."""
+    from ringloader._options import seeding
+
+    made = seeding.option_for(loader, options)
+    return () if made is None else (made,)
 
 
 def _without_workers(loader: Any, options: Options) -> Any:
     from ringloader._iterator.without_workers import SingleProcessIterator
-    from ringloader._options import epochs
 
     delivery = _delivery(loader, options)
-    epoch = epochs.option_for(loader, options)
-    made = SingleProcessIterator(loader, _fetch_options(loader, options), epoch, delivery)
+    number = epochs.count(loader, options)
+    epoch = epochs.option_for(loader, options, number)
+    made = SingleProcessIterator(
+        loader,
+        (*_fetch_options(loader, options), *_seeding_options(loader, options)),
+        epoch,
+        delivery,
+        keys.keys_for(loader, options, number),
+    )
     report.record(loader, made, "single-process", "num_workers is 0", delivery.counters)
     return made
 
@@ -167,8 +183,9 @@ def _with_threads(loader: Any, options: Options) -> Any:
     from ringloader._transport import threads
 
     delivery = _delivery(loader, options)
-    transport = threads.make_transport(loader, _worker_options(loader, options), options.watchdog)
-    made = WorkersIterator(loader, transport, delivery)
+    epoch = epochs.count(loader, options)
+    transport = threads.make_transport(loader, _worker_options(loader, options, epoch), options.watchdog)
+    made = WorkersIterator(loader, transport, delivery, keys=keys.keys_for(loader, options, epoch))
     counters = functools.partial(_counters, transport, delivery.counters)
     report.record(loader, made, "threads", "native scheduling, with threads for workers", counters)
     return made
@@ -185,11 +202,12 @@ def _with_processes(loader: Any, options: Options) -> Any:
 def _with_processes_alone(loader: Any, options: Options) -> Any:
     from ringloader._iterator.restarting import Restarting
     from ringloader._iterator.with_workers import WorkersIterator
-    from ringloader._options import epochs
     from ringloader._transport import budget, processes
 
     delivery = _delivery(loader, options)
-    worker_options = _worker_options(loader, options)
+    epoch = epochs.count(loader, options)
+    worker_options = _worker_options(loader, options, epoch)
+    epoch_keys = keys.keys_for(loader, options, epoch)
     lease = None
     try:
         if options.worker_pool is not None and pool.takes(options.worker_pool, loader):
@@ -203,6 +221,7 @@ def _with_processes_alone(loader: Any, options: Options) -> Any:
             None if delivery.moving is None else delivery.moving.device_type,
             lease,
             options.watchdog,
+            in_turn=epoch_keys is None or not epoch_keys.balances,
         )
     except (OSError, ValueError) as error:
         if lease is not None:
@@ -219,7 +238,7 @@ def _with_processes_alone(loader: Any, options: Options) -> Any:
         is_iterable = loader._dataset_kind == internals.ITERABLE
         restarting = Restarting(options.restart_workers, is_iterable, transport)
     try:
-        made = WorkersIterator(loader, transport, delivery, options.main_prefetch, restarting)
+        made = WorkersIterator(loader, transport, delivery, options.main_prefetch, restarting, epoch_keys)
     except OSError as error:
         _is_for_descriptors(error)
         raise

@@ -10,6 +10,7 @@ import ringloader._native as _native
 from ringloader._iterator.base import Delivery, LoaderIterator
 from ringloader._iterator.restarting import Restarting
 from ringloader._options import epochs, overdue
+from ringloader._options.keys import Keys
 from ringloader._placement import decoding, lookahead, pinning
 from ringloader._placement.lookahead import Placement
 from ringloader._sources import samplers
@@ -37,6 +38,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         delivery: Options that take part when a batch is handed out.
         main_prefetch: Batches that a thread decodes before their turn, at most.
         restarting: Starts successors of workers that were lost.
+        keys: Makes the keys and places of each epoch's samples, for workers that seed generators by them.
     """
 
     # The module itself: an iterator that lives on while modules are torn down finds their names None.
@@ -60,11 +62,13 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         delivery: Delivery,
         main_prefetch: int = 0,
         restarting: Restarting | None = None,
+        keys: Keys | None = None,
     ) -> None:
         self._transport = transport
         self._delivery = delivery
         self._main_prefetch = main_prefetch
         self._restarting = restarting
+        self._keys = keys
         self._workers: list[Any] = []
         self._workers_status = [True] * loader.num_workers
         self._persistent_workers = loader.persistent_workers
@@ -116,9 +120,8 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
                 self._epoch.begin(self._base_seed, False)
         internals.BaseIterator._reset(self, loader, first_iter)
         self._workers_status = [True] * self._num_workers
-        source = self._index_source()
         if first_iter:
-            self._scheduler = self._make_scheduler(source)
+            self._scheduler = self._make_scheduler(self._index_source())
             self._take_next = self._delivery.around(self._taking())
         else:
             epochs.say_if_forgotten(loader)
@@ -133,15 +136,16 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
                 self._transport.send(worker, Resume(self._shared_seed, epoch))
             if self._placement is not None:
                 self._scheduler.forget_placed(self._placement)
-            self._scheduler.reset(source)
+            self._scheduler.reset(self._index_source())
         for _ in range(self._prefetch_factor * self._num_workers):
             self._scheduler.put_index(self)
-        tracked.take(loader, self._epoch)
+        tracked.has_begun(loader, self._epoch, self._delivery.collecting)
 
     def _index_source(self) -> _native.IndexSource:
+        places = None if self._keys is None else self._places(self._keys).native()
         if self._epoch is None:
-            return samplers.index_source(self._index_sampler)
-        return self._epoch.index_source(self)
+            return samplers.index_source(self._index_sampler, places)
+        return self._epoch.index_source(self, places)
 
     def _make_scheduler(self, source: _native.IndexSource) -> Any:
         made = self._transport.scheduler(
@@ -155,6 +159,8 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         )
         if self._restarting is not None:
             made.keep_sent()
+        if self._keys is not None and self._keys.balances:
+            made.balance()
         watchdog = self._transport.watchdog
         if watchdog is not None and watchdog.seconds is not None:
             made.watch(watchdog.seconds)

@@ -7,6 +7,7 @@ from typing import Any
 
 from ringloader._iterator.base import Delivery, LoaderIterator
 from ringloader._options.epochs import EpochOption
+from ringloader._options.keys import Keys, Placing
 from ringloader._state import tracked
 from ringloader._torch import data_pipes, internals
 from ringloader._worker import fetcher_collate
@@ -24,10 +25,16 @@ class SingleProcessIterator(LoaderIterator, internals.SingleIterator):  # type: 
         options: The options that workers would ask.
         epoch: Begins epochs; None if nothing is to be done then.
         delivery: Options that take part when a batch is handed out.
+        keys: Makes the key and the places of the epoch's samples, by which an option seeds generators.
     """
 
     def __init__(
-        self, loader: Any, options: Sequence[WorkerOption], epoch: EpochOption | None, delivery: Delivery
+        self,
+        loader: Any,
+        options: Sequence[WorkerOption],
+        epoch: EpochOption | None,
+        delivery: Delivery,
+        keys: Keys | None = None,
     ) -> None:
         self._epoch = tracked.begin(loader)
         self._init_base(loader)
@@ -51,7 +58,9 @@ class SingleProcessIterator(LoaderIterator, internals.SingleIterator):  # type: 
         self._take_next = delivery.moved(internals.SingleIterator._next_data)
         if self._epoch is not None:
             self._epoch.read(self)
-        tracked.take(loader, self._epoch)
+        if keys is not None:
+            self._dataset_fetcher = Placing(self._dataset_fetcher, self._places(keys))
+        tracked.has_begun(loader, self._epoch, delivery.collecting)
 
     def _next_index(self) -> Any:
         ledger = None if self._epoch is None else self._epoch.ledger

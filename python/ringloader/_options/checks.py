@@ -14,6 +14,7 @@ import ringloader.bad_samples as bad_samples
 # The values of `worker_method`, in torch's words.
 THREAD = "thread"
 _METHODS = ("multiprocessing", THREAD)
+_SEEDINGS = ("torch", "sample", "batch")
 
 
 def _is_int(value: object) -> bool:
@@ -94,6 +95,13 @@ def last_batch(name: str, value: Any) -> None:
         raise ValueError(f"{name} must be 'keep', 'discard', 'rollover' or None, not {value!r}")
 
 
+def seeding(name: str, value: Any) -> None:
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be one of {_SEEDINGS}, not {value!r}")
+    if value not in _SEEDINGS:
+        raise ValueError(f"{name} must be one of {_SEEDINGS}, not {value!r}")
+
+
 def seed(name: str, value: Any) -> None:
     if value is None:
         return
@@ -129,10 +137,16 @@ def together(options: Any) -> None:
                     f"worker_method={THREAD!r} and {name}={value!r} do not go together: {why}; leave one of "
                     "them out"
                 )
-    if options.seed is not None and options.worker_reset_fn is None and not options.reseed_workers:
+    if options.seeding != "torch" and options.reseed_workers:
         raise ValueError(
-            f"seed={options.seed} has no effect without worker_reset_fn or reseed_workers=True: for the "
-            "order of the samples, pass torch's generator"
+            f"seeding={options.seeding!r} and reseed_workers=True do not go together: the generators are set "
+            "before each sample or batch anyway; leave reseed_workers out"
+        )
+    needs_seed = options.worker_reset_fn is not None or options.reseed_workers or options.seeding != "torch"
+    if options.seed is not None and not needs_seed:
+        raise ValueError(
+            f"seed={options.seed} has no effect without worker_reset_fn, reseed_workers=True or "
+            "seeding='sample': for the order of the samples, pass torch's generator"
         )
     bad_samples.check_together(options)
 

@@ -157,16 +157,37 @@ _told_last: WeakRegistry[int] = WeakRegistry()
 _shuffled_last: WeakRegistry[int] = WeakRegistry()
 
 
-def option_for(loader: Any, options: Options) -> EpochOption | None:
-    """Returns the option that begins epochs, if there is work to do then. It counts the first epoch."""
-    # Without workers the generators are the program's own.
-    reseeds = options.reseed_workers and loader.num_workers > 0
-    tells = loader.persistent_workers and loader.num_workers > 0 and bool(epoch_listeners(loader.dataset))
-    if options.worker_reset_fn is None and not reseeds and not tells:
+def count(loader: Any, options: Options) -> int | None:
+    """Returns the number of the epoch that begins, and counts it; None if no option needs it."""
+    needs = _begins(loader, options) or options.seeding != "torch"
+    return _take_next(loader) if needs else None
+
+
+def option_for(loader: Any, options: Options, epoch: int | None) -> EpochOption | None:
+    """Returns the option that begins epochs, if there is work to do then.
+
+    Args:
+        loader: The loader.
+        options: Its options.
+        epoch: What :func:`count` has returned for the first epoch.
+    """
+    if not _begins(loader, options):
         return None
-    rank, world_size = _ranks()
-    epoch = _take_next(loader)
-    return EpochOption(options.worker_reset_fn, reseeds, options.seed, epoch, rank, world_size)
+    assert epoch is not None
+    rank, world_size = ranks()
+    return EpochOption(
+        options.worker_reset_fn, _reseeds(loader, options), options.seed, epoch, rank, world_size
+    )
+
+
+def _begins(loader: Any, options: Options) -> bool:
+    tells = loader.persistent_workers and loader.num_workers > 0 and bool(epoch_listeners(loader.dataset))
+    return options.worker_reset_fn is not None or _reseeds(loader, options) or tells
+
+
+def _reseeds(loader: Any, options: Options) -> bool:
+    # Without workers the generators are the program's own.
+    return options.reseed_workers and loader.num_workers > 0
 
 
 def take_over(loader: Any) -> None:
@@ -192,7 +213,8 @@ def _last_of(loader: Any) -> int | None:
     return next((epoch for epoch in found if epoch is not None), None)
 
 
-def _ranks() -> tuple[int, int]:
+def ranks() -> tuple[int, int]:
+    """Returns this process's rank, and the number of ranks."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     try:
@@ -202,8 +224,18 @@ def _ranks() -> tuple[int, int]:
     return (rank, world_size) if 0 <= rank < world_size else (0, 1)
 
 
+def next_of(loader: Any) -> int:
+    """Returns the number of the epoch that begins next, as ``Seeds`` count."""
+    return int(getattr(loader, _NEXT, 0))
+
+
+def count_from(loader: Any, epoch: int) -> None:
+    """Sets that number, and tells nobody."""
+    setattr(loader, _NEXT, epoch)
+
+
 def _take_next(loader: Any) -> int:
-    epoch = int(getattr(loader, _NEXT, 0))
+    epoch = next_of(loader)
     setattr(loader, _NEXT, epoch + 1)
     return epoch
 
@@ -241,10 +273,14 @@ def set_next(loader: Any, epoch: int) -> None:
 
 def resume(iterator: Any, loader: Any) -> int | None:
     """Counts another epoch of persistent workers. Returns its number if ``set_epoch`` was called for it."""
-    for option in iterator._transport.options:
-        if isinstance(option, EpochOption):
+    options = [option for option in iterator._transport.options if isinstance(option, EpochOption)]
+    if options or iterator._keys is not None:
+        epoch = _take_next(loader)
+        for option in options:
             # Workers count on their own. A worker that is restarted has this one.
-            option.count_from(_take_next(loader))
+            option.count_from(epoch)
+        if iterator._keys is not None:
+            iterator._keys.epoch = epoch
     told: int | None = iterator._epoch_to_tell
     iterator._epoch_to_tell = None
     return told

@@ -29,6 +29,7 @@ from ringloader._common.weak_registry import WeakRegistry
 from ringloader._log import logger
 from ringloader._options import sent_bad_samples
 from ringloader._options.checks import THREAD
+from ringloader._options.seeding import Samples
 from ringloader._options.table import Options
 from ringloader._torch import internals, replacements
 from ringloader._worker.gather import Gathering
@@ -188,7 +189,7 @@ class _ByIndex:
         fetcher, rule = self._fetcher, self._rule
         errors: list[Any] = []
         if not fetcher.auto_collation:
-            found = rule.tried(functools.partial(operator.getitem, fetcher.dataset), index, index, errors)
+            found = rule.tried(_one_of(fetcher.dataset), index, index, errors)
             if not found:
                 return rule.nothing(errors)
         elif hasattr(fetcher.dataset, "__getitems__") and fetcher.dataset.__getitems__:
@@ -196,10 +197,11 @@ class _ByIndex:
             if not found:
                 return rule.nothing(errors)
         else:
-            one = functools.partial(operator.getitem, fetcher.dataset)
+            one = _one_of(fetcher.dataset)
             # An index that is no list may allow only one iteration.
             index = index if isinstance(index, (list, tuple)) else list(index)
-            found = [[sample for at in index for sample in rule.tried(one, at, at, errors)]]
+            in_turn = fetcher.dataset.in_turn(index) if isinstance(fetcher.dataset, Samples) else index
+            found = [[sample for at in in_turn for sample in rule.tried(one, at, at, errors)]]
             if errors and not found[0]:
                 return rule.nothing(errors)
         return rule.collated(fetcher, found[0], _listed(index), errors)
@@ -226,6 +228,13 @@ class _ByIndex:
             made = [samples] if samples or not apart else []
         errors += apart or [whole]
         return made
+
+
+def _one_of(dataset: Any) -> Callable[[Any], Any]:
+    """Returns the function that asks a dataset for a sample, the first time and again."""
+    if isinstance(dataset, Samples):
+        return dataset.current
+    return functools.partial(operator.getitem, dataset)
 
 
 class _NotApart(BaseException):
@@ -418,6 +427,8 @@ class Collecting:
         self._has_given = False
         # The end of a warning: where to find the list.
         self._hint = ""
+        # Called when a batch is left out, because all of its samples were skipped.
+        self.leave_out: Callable[[], object] | None = None
 
     def begin_epoch(self, loader: Any) -> None:
         """Begins the loader's list of this epoch."""
@@ -449,6 +460,8 @@ class Collecting:
             del found
             if too_many is not None:
                 raise self._error_of(*too_many)
+            if self.leave_out is not None:
+                self.leave_out()
         self._has_given = True
         first = next(at for at, bad in enumerate(self._bad) if bad.handling != "retried")
         raise self._error_of(first, "on_error: nothing is left of the epoch, whose samples were all bad")

@@ -164,12 +164,22 @@ class Options:
         check=checks.boolean,
         on_torchs="is an error",
     )
+    seeding: Literal["torch", "sample", "batch"] = _option(
+        "torch",
+        values='`"torch"`, `"sample"`, `"batch"`',
+        without='`"torch"`: when a worker starts',
+        line="When the generators of python, numpy and torch are seeded. Before each sample, or each batch, "
+        "they are set from its place in the epoch: then random augmentation is the same for any number of "
+        "workers; [details](epochs.md#the-same-augmentation-for-any-workers).",
+        check=checks.seeding,
+        on_torchs="is an error",
+    )
     seed: int | None = _option(
         None,
         values="an int, 0 or more, or `None`",
         without="`None`: torch's base seed",
-        line="The number that `ringloader.Seeds` come from, the same in all ranks. Needs `worker_reset_fn` "
-        "or `reseed_workers`.",
+        line="The number that `ringloader.Seeds`, and the seeds of `seeding`, come from, the same in all "
+        "ranks. Needs `worker_reset_fn`, `reseed_workers` or `seeding`.",
         check=checks.seed,
         on_torchs="works",
     )

@@ -15,6 +15,7 @@ from ringloader._options import overdue, stacks
 from ringloader._options.overdue import Late
 from ringloader._worker import loop
 from ringloader._worker.options import Fetcher, WorkerOption
+from ringloader._worker.placed import Placed
 
 # Workers that a message describes at most.
 _MOST_WORKERS = 8
@@ -193,6 +194,7 @@ class WatchedThreads:
             noted = self._notes.of(thread.ident)
             if noted is not None:
                 number, index = None, noted[1]  # type: ignore[assignment]
+                index = index.index if isinstance(index, Placed) else index
         return f"worker thread {which} owes {overdue.batch(number, index)}"
 
     def is_in_batch(self, _number: int, thread: Any) -> bool:

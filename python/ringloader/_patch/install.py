@@ -113,5 +113,7 @@ def make_iterator(options: Options, loader: Any, previous: Callable[[Any], Any])
         if internals.is_in_worker():
             # A loader inside a dataset: the options that work when epochs begin are meant for loaders of the
             # main process.
-            options = dataclasses.replace(options, worker_reset_fn=None, reseed_workers=False, seed=None)
+            options = dataclasses.replace(
+                options, worker_reset_fn=None, reseed_workers=False, seeding="torch", seed=None
+            )
     return make(loader, options, previous, lambda: previous(loader))

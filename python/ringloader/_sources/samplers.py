@@ -22,10 +22,17 @@ from ringloader._torch import internals
 from ringloader.rollover import OWN_ITER, RolloverBatchSampler
 
 
-def index_source(index_sampler: Any) -> _native.IndexSource:
-    """Returns the source of an epoch's indices: a native stream if there is one, else Python's ``next``."""
+def index_source(index_sampler: Any, places: _native.Places | None = None) -> _native.IndexSource:
+    """Returns the source of an epoch's indices: a native stream if there is one, else Python's ``next``.
+
+    Args:
+        index_sampler: The loader's.
+        places: Gives tasks the places of their samples.
+    """
     found = draws_of(index_sampler)
-    return _native.IndexSource.python() if found is None else _native.IndexSource.native(found)
+    if found is None:
+        return _native.IndexSource.python(None, places)
+    return _native.IndexSource.native(found, None, places)
 
 
 def draws_of(index_sampler: Any, in_iter: bool = False) -> TorchDraws | None:

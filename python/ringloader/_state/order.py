@@ -124,11 +124,17 @@ class NativeOrder:
         place, step = _places(saved)
         return _native.Ledger(saved.ranges, saved.batches, saved.passed, saved.fingerprint, place, step)
 
-    def source(self, saved: Saved, record: samplers.Record, ledger: _native.Ledger) -> _native.IndexSource:
+    def source(
+        self,
+        saved: Saved,
+        record: samplers.Record,
+        ledger: _native.Ledger,
+        places: _native.Places | None,
+    ) -> _native.IndexSource:
         """Returns the source of an epoch's tasks."""
         if self._draws.works_in_iter() and not saved.has_begun:
-            return _native.IndexSource.python(ledger)
-        return _native.IndexSource.native(self._reading(saved, record), ledger)
+            return _native.IndexSource.python(ledger, places)
+        return _native.IndexSource.native(self._reading(saved, record), ledger, places)
 
     def read(self, iterator: Any, saved: Saved, record: samplers.Record, _ledger: _native.Ledger) -> None:
         """Has an iterator without workers read the epoch."""

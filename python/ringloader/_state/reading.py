@@ -44,6 +44,11 @@ class ReadOrder:
         self._base: tuple[Any, bool] = None, False
 
     @property
+    def is_whole(self) -> bool:
+        """True if batches are read whole."""
+        return self._batches is None
+
+    @property
     def kind(self) -> str:
         """The name of the sampler's class."""
         return type(self._sampler).__name__
@@ -92,9 +97,15 @@ class ReadOrder:
             saved.ranges, saved.num_yielded, passed, fingerprint, whole=self._batches is None
         )
 
-    def source(self, _saved: Saved, _record: samplers.Record, ledger: _native.Ledger) -> _native.IndexSource:
+    def source(
+        self,
+        _saved: Saved,
+        _record: samplers.Record,
+        ledger: _native.Ledger,
+        places: _native.Places | None,
+    ) -> _native.IndexSource:
         """Returns the source of an epoch's tasks."""
-        return _native.IndexSource.python(ledger)
+        return _native.IndexSource.python(ledger, places)
 
     def read(self, iterator: Any, saved: Saved, _record: samplers.Record, ledger: _native.Ledger) -> None:
         """Has an iterator, with or without workers, read the epoch."""
@@ -149,10 +160,11 @@ class _Reader:
 
     def __next__(self) -> Any:
         if self._iterator is None:
-            # Below a BatchSampler torch asks the sampler for its iterator now.
-            self._iterator = self._begin(self._made if self._batches is None else iter(self._sampler))
+            self._iterator = (
+                self._begin(self._made) if self._batches is None else self._grouped(self._batches)
+            )
         try:
-            item = next(self._iterator) if self._batches is None else self._next_batch(self._batches)
+            item = next(self._iterator)
         except StopIteration:
             if self._stateful is not None and not self._has_ended:
                 self._last = copy.deepcopy(self._stateful.state_dict())
@@ -175,14 +187,13 @@ class _Reader:
             return self._last, True
         return self._states[tasks - self._first], self._ended_with == tasks
 
-    def _next_batch(self, batches: Any) -> list[Any]:
-        """MIRRORS torch sampler.py::BatchSampler.__iter__."""
-        assert self._iterator is not None
-        size = batches.batch_size
-        batch = [*itertools.islice(self._iterator, size)]
-        if not batch or (batches.drop_last and len(batch) < size):
-            raise StopIteration
-        return batch
+    def _grouped(self, batches: Any) -> Iterator[list[Any]]:
+        """Yields batches. MIRRORS torch sampler.py::BatchSampler.__iter__."""
+        indices = self._begin(iter(self._sampler))
+        while batch := [*itertools.islice(indices, batches.batch_size)]:
+            if batches.drop_last and len(batch) < batches.batch_size:
+                return
+            yield batch
 
     def _begin(self, indices: Iterator[Any]) -> Iterator[Any]:
         saved, keeps = self._saved, hasattr(indices, "state_dict") and hasattr(indices, "load_state_dict")

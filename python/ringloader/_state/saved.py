@@ -37,10 +37,12 @@ class Saved:
         loader_generator: The state of the loader's generator when the epoch began.
         sampler_generator: The state of the sampler's; None if it has none or the loader's.
         rest: The indices with which an epoch of ``rollover`` began.
+        number: The number of the epoch, as ``Seeds`` count.
         epoch: The epoch by which a ``DistributedSampler`` shuffled.
         rank: The rank, and
         num_replicas: the number of ranks, of a ``DistributedSampler``.
         start: Samples that all ranks had passed when there came to be so many ranks.
+        bad_samples: The bad samples of the epoch so far, by ``on_error``.
         sampler_begun: The state of another sampler when the epoch began.
         sampler_state: Its state now.
         sampler_ended: True if that is one of the next epoch, because the sampler was read up to its end.
@@ -61,10 +63,12 @@ class Saved:
     loader_generator: torch.Tensor | None = None
     sampler_generator: torch.Tensor | None = None
     rest: tuple[int, ...] | None = None
+    number: int = 0
     epoch: int | None = None
     rank: int | None = None
     num_replicas: int | None = None
     start: int = 0
+    bad_samples: int = 0
     sampler_begun: Any = None
     sampler_state: Any = None
     sampler_ended: bool = False
@@ -91,23 +95,27 @@ class Saved:
 
 # The keys of the dict that frameworks edit, as torchdata's `StatefulDataLoader` names them.
 _NAMES = {"num_yielded": "_num_yielded", "is_finished": "_iterator_finished"}
+_KEYS = {field.name: _NAMES.get(field.name, field.name) for field in dataclasses.fields(Saved)}
+# States of the user's own objects.
+_OF_USERS = ("sampler_begun", "sampler_state")
 # Their values, and those of the other keys.
-_COUNTS = ("num_yielded", "batches", "samples", "batch_size", "start")
+_COUNTS = ("num_yielded", "batches", "samples", "batch_size", "number", "start", "bad_samples")
 _STATES = ("loader_generator", "sampler_generator")
 
 
 def to_dict(saved: Saved) -> dict[str, Any]:
     """Returns a state as a dict of values that JSON and ``torch.load(weights_only=True)`` take."""
     made: dict[str, Any] = {"version": VERSION}
-    for field in dataclasses.fields(saved):
-        value = getattr(saved, field.name)
-        if isinstance(value, torch.Tensor):
-            value = base64.b64encode(bytes(value.tolist())).decode("ascii")
-        elif isinstance(value, tuple):
+    for name, key in _KEYS.items():
+        value = getattr(saved, name)
+        kind = type(value)
+        if kind is torch.Tensor:
+            value = base64.b64encode(value.numpy().tobytes()).decode("ascii")
+        elif kind is tuple:
             value = list(value)
-        elif field.name in ("sampler_begun", "sampler_state"):
+        elif name in _OF_USERS:
             value = copy.deepcopy(value)
-        made[_NAMES.get(field.name, field.name)] = value
+        made[key] = value
     return made
 
 
@@ -130,12 +138,11 @@ def from_dict(state: Mapping[str, Any]) -> Saved:
             f"version={state['version']!r:.50}: use the version of ringloader that made it, or a newer one"
         )
     found: dict[str, Any] = {}
-    for field in dataclasses.fields(Saved):
-        key = _NAMES.get(field.name, field.name)
+    for name, key in _KEYS.items():
         if key not in state:
             raise ValueError(f"load_state_dict() needs the key {key!r}, which this state does not have")
         try:
-            found[field.name] = _READ[field.name](state[key])
+            found[name] = _READ[name](state[key])
         except (TypeError, ValueError, RuntimeError) as error:
             raise ValueError(f"load_state_dict() got {key}={state[key]!r:.80}: {error}") from None
     return Saved(**found)
@@ -170,7 +177,7 @@ def _state(value: object) -> torch.Tensor:
         raw = base64.b64decode(_text(value), validate=True)
     except binascii.Error as error:
         raise ValueError(f"it must be the state of a generator, in base64 ({error})") from None
-    made = torch.tensor(list(raw), dtype=torch.uint8)
+    made = torch.frombuffer(bytearray(raw), dtype=torch.uint8)
     # It checks the state.
     torch.Generator().set_state(made)
     return made

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import IterableDataset
 
 import ringloader._native as _native
 from ringloader._common.weak_registry import WeakRegistry
+from ringloader._options import epochs
 from ringloader._sources import samplers
 from ringloader._state import saved
 from ringloader._state.order import NativeOrder, draw_base_seed, seed_in
 from ringloader._state.reading import ReadOrder
 from ringloader._state.saved import Saved
 from ringloader._torch import internals, select_path
+
+if TYPE_CHECKING:
+    from ringloader._options.on_error import Collecting
 
 # On the classes of loaders that have a state.
 HAS_STATE = "_ringloader_has_state"
@@ -53,6 +57,7 @@ class Epoch:
         self.ledger = None if order is None else order.ledger(begun)
         self._is_random = begun.sampler == "RandomSampler"
         self._is_finished = False
+        self._collecting: Collecting | None = None
 
     def begin(self, base_seed: int, drawn: bool) -> None:
         """The iterator has its seed, which it drew in this epoch or had before."""
@@ -65,13 +70,33 @@ class Epoch:
         if self._order is not None and self.ledger is not None:
             self._order.read(iterator, self._from(), self, self.ledger)
 
-    def index_source(self, iterator: Any) -> _native.IndexSource:
+    def index_source(self, iterator: Any, places: _native.Places | None) -> _native.IndexSource:
         """Returns the source of the tasks of an iterator with workers."""
         if self._order is None or self.ledger is None:
-            return samplers.index_source(iterator._index_sampler)
+            return samplers.index_source(iterator._index_sampler, places)
         if isinstance(self._order, ReadOrder):
             self._order.read(iterator, self._from(), self, self.ledger)
-        return self._order.source(self._from(), self, self.ledger)
+        return self._order.source(self._from(), self, self.ledger, places)
+
+    def count_errors(self, collecting: Collecting) -> None:
+        """Has the bad samples of the whole epoch count, and the batches that are left out be passed."""
+        collecting.number = self.begun.bad_samples
+        collecting.leave_out = None if self.ledger is None else self.ledger.left_out
+        self._collecting = collecting
+
+    def note_number(self, number: int) -> None:
+        """The epoch has this number, as ``Seeds`` count."""
+        self.begun = dataclasses.replace(self.begun, number=number)
+
+    @property
+    def resumed(self) -> Saved | None:
+        """The state from which the epoch goes on; None: it began anew."""
+        return self.begun if self._resumes else None
+
+    @property
+    def is_whole(self) -> bool:
+        """True if the order is one of whole batches."""
+        return isinstance(self._order, ReadOrder) and self._order.is_whole
 
     def note_raised(self, iterator: Any, error: BaseException) -> None:
         """``next`` has raised."""
@@ -100,6 +125,7 @@ class Epoch:
             overtaken=tuple(itertools.chain.from_iterable(ranges)),
             passed=found.passed,
             fingerprint=found.fingerprint,
+            bad_samples=0 if self._collecting is None else self._collecting.number,
             sampler_state=state,
             sampler_ended=ended,
         )
@@ -141,6 +167,7 @@ def load(loader: Any, state: object) -> None:
     _check_alike(found, _beginning(loader, order))
     if found.epoch is not None:
         order.set_epoch(found.epoch)
+    epochs.count_from(loader, found.number + found.is_finished)
     _loaded.put(loader, found)
 
 
@@ -161,10 +188,19 @@ def begin(loader: Any) -> Epoch | None:
     return epoch
 
 
-def take(loader: Any, epoch: Epoch | None) -> None:
-    """Notes that an epoch has begun: the next one begins without the state that was loaded."""
-    if epoch is not None:
-        _loaded.pop(loader)
+def has_begun(loader: Any, epoch: Epoch | None, collecting: Collecting | None) -> None:
+    """Notes that an epoch has begun: the next one begins without the state that was loaded.
+
+    Args:
+        loader: The loader.
+        epoch: The epoch.
+        collecting: The part that lists the epoch's bad samples.
+    """
+    if epoch is None:
+        return
+    _loaded.pop(loader)
+    if collecting is not None:
+        epoch.count_errors(collecting)
 
 
 def _resumed(loader: Any, order: Order, loaded: Saved) -> Epoch:
@@ -224,10 +260,10 @@ def _order_of(loader: Any) -> Order:
 
 def _beginning(loader: Any, order: Order) -> Saved:
     """Returns the state before the next epoch. Draws nothing."""
-    generator = loader.generator
+    found, generator = dataclasses.replace(order.beginning(), number=epochs.next_of(loader)), loader.generator
     if generator is None or generator is torch.default_generator:
-        return order.beginning()
-    return dataclasses.replace(order.beginning(), loader_generator=generator.get_state())
+        return found
+    return dataclasses.replace(found, loader_generator=generator.get_state())
 
 
 def _check_alike(found: Saved, now: Saved) -> None:

@@ -280,6 +280,7 @@ def make_transport(
     device_type: str | None = None,
     lease: Lease | None = None,
     watchdog: float | None = None,
+    in_turn: bool = True,
 ) -> ProcessTransport:
     """Makes the transport of one iterator of a loader with workers.
 
@@ -291,6 +292,7 @@ def make_transport(
             that the user is given where they lie.
         lease: The processes of a pool; None to start processes. The transport gives them back.
         watchdog: After how many seconds without a batch that is said; None: never.
+        in_turn: False if tasks go to the worker that has the fewest, and not by torch's rule.
 
     Raises:
         OSError: When shared memory or descriptors cannot be had. Nothing is left then.
@@ -303,7 +305,7 @@ def make_transport(
     if lease is None:
         processes.preload_fork_server(context)
         spawn.prepare(loader)
-    most_tasks = _most_tasks(loader)
+    most_tasks = _most_tasks(loader, in_turn)
     cache = SegmentCache(loader, workers, (most_tasks, max_shared_bytes, device_type))
     available = _native.available_memory() + cache.resident
     share = budget.share_per_worker(workers, max_shared_bytes, available)
@@ -322,12 +324,12 @@ def make_transport(
     )
 
 
-def _most_tasks(loader: Any) -> int:
+def _most_tasks(loader: Any, in_turn: bool) -> int:
     """Returns how many batches of one worker can be on their way at once."""
     factor = loader.prefetch_factor
     # torch's constructor refuses anything else that stands there, and has drawn by then.
     per_worker = max(factor, 1) if isinstance(factor, int) else 1
-    if loader.in_order and loader._dataset_kind != internals.ITERABLE:
+    if in_turn and loader.in_order and loader._dataset_kind != internals.ITERABLE:
         # In turn, so an equal part each; after a reset in mid-epoch, those of the epoch before too.
         return 2 * per_worker + 1
     # One worker may be asked for all, where the others have ended or are slow.

@@ -92,6 +92,17 @@ def is_of_arrays(loader: Any) -> bool:
     )
 
 
+def draws_nothing(dataset: Any) -> bool:
+    """True for plain arrays and tensors: no random number has a part in their samples."""
+    kind = _KINDS.get(type(dataset))
+    plain = (numpy.ndarray, numpy.memmap, torch.Tensor)
+    return (
+        kind is not None
+        and _has_its_rows(kind, dataset)
+        and all(type(column) in plain for column in kind.columns(dataset))
+    )
+
+
 class Gather(WorkerOption):
     """Gathers the batches of arrays, where torch's own fetcher would index and collate."""
 

@@ -20,6 +20,19 @@ class Fetcher(Protocol):
         """Returns the batch."""
 
 
+class InFront:
+    """Stands in front of another object, and has its attributes."""
+
+    def __init__(self, behind: Any) -> None:
+        self._behind = behind
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_behind":
+            # A copy that has nothing yet.
+            raise AttributeError(name)
+        return getattr(self._behind, name)
+
+
 class WorkerOption:
     """One option, in each worker. Made in the main process; pickled for workers that do not fork."""
 

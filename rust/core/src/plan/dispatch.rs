@@ -19,8 +19,8 @@ pub enum Order {
 ///
 /// MIRRORS torch dataloader.py::_try_put_index
 ///
-/// Every operation but `new`, `deactivate` and `reset` takes one step for each 64 workers, and none allocates. The
-/// methods that take a worker panic if it is none of the workers.
+/// Every operation but `new`, `deactivate`, `reset` and `choose_least` takes one step for each 64 workers, and none
+/// allocates. The methods that take a worker panic if it is none of the workers.
 #[derive(Debug, Clone)]
 pub struct Dispatch {
     order: Order,
@@ -71,6 +71,19 @@ impl Dispatch {
         Some(chosen as u32)
     }
 
+    /// The active worker with the smallest of `loads`, which has a number for each worker; or none, as for
+    /// [`choose`](Self::choose). Of several, it is the one that the cycle names first, and the cycle moves on past it.
+    ///
+    /// The order's own rule has no say, and torch has none that is like it. One step for each worker.
+    pub fn choose_least(&mut self, loads: &[u64]) -> Option<u32> {
+        let from = self.position;
+        let in_turn = (from..self.workers.len()).chain(0..from);
+        let chosen =
+            in_turn.filter(|&worker| self.workers[worker].active).min_by_key(|&worker| loads[worker])?;
+        self.position = (chosen + 1) % self.workers.len();
+        Some(chosen as u32)
+    }
+
     /// A task went to `worker`.
     pub fn sent(&mut self, worker: u32) {
         self.workers[worker as usize].outstanding += 1;
@@ -99,6 +112,12 @@ impl Dispatch {
     /// Returns true if `worker` may get tasks in this epoch.
     pub fn is_active(&self, worker: u32) -> bool {
         self.workers[worker as usize].active
+    }
+
+    /// Returns the number of workers, active or not.
+    #[must_use]
+    pub fn workers(&self) -> usize {
+        self.workers.len()
     }
 
     /// Returns the number of active workers.

@@ -7,6 +7,7 @@
 //! | [`delivered`] | which samples of an epoch were delivered |
 //! | [`ledger`] | what of an epoch was handed to the caller, and where it therefore is |
 //! | [`fingerprint`] | whether the samples that were passed over are those of a state |
+//! | [`places`] | the place of each sample in its epoch |
 //! | [`dispatch`] | which worker gets the next task |
 //! | [`reorder`] | tasks that were sent, results that arrived, and whose turn it is |
 //!
@@ -36,6 +37,7 @@ pub mod delivered;
 pub mod dispatch;
 pub mod fingerprint;
 pub mod ledger;
+pub mod places;
 pub mod reorder;
 pub mod sampler;
 
@@ -43,5 +45,6 @@ pub use delivered::Delivered;
 pub use dispatch::{Dispatch, Order};
 pub use fingerprint::{fingerprint_of, sample_hash};
 pub use ledger::{Ledger, Position};
+pub use places::{Places, Run, TaskPlaces};
 pub use reorder::{Next, ReorderBuffer};
 pub use sampler::{BatchRule, Draw, Indices, Source, Step, Stream, Supply};

@@ -40,6 +40,8 @@ pub struct Scheduler<T> {
     ended: Vec<u32>,
     /// Since when results of a worker that has ended wait behind another's.
     behind: Option<Instant>,
+    /// Memory for the tasks that each worker has not answered, where the next task goes by that; else `None`.
+    loads: Option<Box<[u64]>>,
 }
 
 /// Why there is no result.
@@ -107,7 +109,15 @@ impl<T> Scheduler<T> {
             epoch: 0,
             ended: Vec::new(),
             behind: None,
+            loads: None,
         }
+    }
+
+    /// Sends each task from now on to the worker with the fewest tasks that it has not answered, and not by torch's
+    /// rule. Of several such workers, the next in turn gets it. The order of the results stays. For workers that need
+    /// not be asked in turn: no worker's part ends by itself.
+    pub fn balance(&mut self) {
+        self.loads.get_or_insert_with(|| vec![0; self.dispatch.workers()].into());
     }
 
     /// Begins a new epoch: results of tasks sent before are thrown away when they come.
@@ -137,12 +147,28 @@ impl<T> Scheduler<T> {
     /// # Errors
     /// As [`Transport::put_task`].
     pub fn send<C: Transport>(&mut self, transport: &C, index: C::Index) -> Result<Option<u32>> {
-        let Some(worker) = self.dispatch.choose() else { return Ok(None) };
+        let Some(worker) = self.choose(transport) else { return Ok(None) };
         let seq = (self.epoch << EPOCH_SHIFT) | self.tasks.send_idx();
         transport.put_task(worker, seq, index)?;
         self.tasks.send(worker);
         self.dispatch.sent(worker);
         Ok(Some(worker))
+    }
+
+    fn choose(&mut self, transport: &impl Transport) -> Option<u32> {
+        let Some(mut loads) = self.loads.take() else { return self.dispatch.choose() };
+        loads.fill(0);
+        for (_, worker) in self.tasks.awaited_tasks() {
+            loads[worker as usize] += 1;
+        }
+        for (worker, load) in (0..).zip(&mut loads).filter(|(_, load)| **load > 0) {
+            // A ring that cannot be read is said when its turn comes, and not in place of another worker's batch.
+            let there = self.drop_stale(transport, worker).and_then(|_| transport.there_of(worker));
+            *load = load.saturating_sub(there.unwrap_or(0));
+        }
+        let chosen = self.dispatch.choose_least(&loads);
+        self.loads = Some(loads);
+        chosen
     }
 
     /// Returns the next step towards the next batch. Never waits. `transport` is `None` after shutdown: then, as in
@@ -246,20 +272,26 @@ impl<T> Scheduler<T> {
     /// One of them that has nothing of this epoch left in its ring.
     fn lost(&self, transport: &impl Transport) -> Result<Option<u32>> {
         for worker in self.debtors() {
-            let next = loop {
-                match transport.peek_of(worker)? {
-                    Some((seq, kind)) if self.is_stale(seq, kind) => match transport.try_next_of(worker) {
-                        Ok(_) | Err(Error::Arrival { .. }) => {}
-                        Err(error) => return Err(error),
-                    },
-                    next => break next,
-                }
-            };
-            if next.is_none() || fault("lost_before_drained") {
+            let is_drained = self.drop_stale(transport, worker)?;
+            if is_drained || fault("lost_before_drained") {
                 return Ok(Some(worker));
             }
         }
         Ok(None)
+    }
+
+    /// Drops the results at the head of a worker's ring that this epoch does not wait for. Returns true if there is
+    /// nothing behind them.
+    fn drop_stale(&self, transport: &impl Transport, worker: u32) -> Result<bool> {
+        loop {
+            match transport.peek_of(worker)? {
+                Some((seq, kind)) if self.is_stale(seq, kind) => match transport.try_next_of(worker) {
+                    Ok(_) | Err(Error::Arrival { .. }) => {}
+                    Err(error) => return Err(error),
+                },
+                next => return Ok(next.is_none()),
+            }
+        }
     }
 
     /// Called when the result whose turn it is has not come. Returns the reason, which tells the caller what to do.

@@ -261,6 +261,11 @@ impl Transport for Engine {
     }
 
     #[inline]
+    fn there_of(&self, worker: u32) -> Result<u64> {
+        self.there_of(worker)
+    }
+
+    #[inline]
     fn take_ended(&self) -> Option<u32> {
         self.take_ended()
     }

@@ -42,6 +42,12 @@ pub trait Transport {
     /// The errors of [`try_next`](Self::try_next), except [`Error::Arrival`](crate::Error::Arrival).
     fn peek_of(&self, worker: u32) -> Result<Option<(u64, ResultKind)>>;
 
+    /// Returns how many results of `worker` are there: so often [`try_next_of`](Self::try_next_of) would take one.
+    ///
+    /// # Errors
+    /// As [`peek_of`](Self::peek_of).
+    fn there_of(&self, worker: u32) -> Result<u64>;
+
     /// A worker that has ended since, each once. All that it had committed is there before.
     fn take_ended(&self) -> Option<u32>;
 }

@@ -24,6 +24,27 @@ pub enum TaskKind {
     None = 7,
     /// No task of torch's: something that the worker calls between two of them, pickled. Nothing answers it here.
     Call = 8,
+    /// An index of one of the kinds above, behind the places of its samples in the epoch.
+    Placed = 9,
+}
+
+impl TaskKind {
+    /// Returns the kind with this number, if there is one.
+    #[must_use]
+    pub fn from_number(number: u64) -> Option<Self> {
+        Some(match number {
+            1 => Self::End,
+            2 => Self::Indices,
+            3 => Self::Index,
+            4 => Self::Nones,
+            5 => Self::PickledIndex,
+            6 => Self::Object,
+            7 => Self::None,
+            8 => Self::Call,
+            9 => Self::Placed,
+            _ => return None,
+        })
+    }
 }
 
 /// The request of a task: bytes, and the way to read them.
@@ -56,17 +77,8 @@ impl TaskDescriptor {
 
     pub(crate) fn from_words(words: &Words) -> Result<Self> {
         let &[seq, kind, offset, len, ..] = unseal(words)?;
-        let kind = match kind {
-            1 => TaskKind::End,
-            2 => TaskKind::Indices,
-            3 => TaskKind::Index,
-            4 => TaskKind::Nones,
-            5 => TaskKind::PickledIndex,
-            6 => TaskKind::Object,
-            7 => TaskKind::None,
-            8 => TaskKind::Call,
-            _ => return Err(Error::Corrupt(format!("{kind} is no kind of task"))),
-        };
+        let kind = TaskKind::from_number(kind)
+            .ok_or_else(|| Error::Corrupt(format!("{kind} is no kind of task")))?;
         Ok(Self { seq, kind, offset, len })
     }
 }
@@ -171,8 +183,12 @@ mod tests {
 
     #[test]
     fn descriptors_survive_the_ring() {
-        let task = TaskDescriptor { seq: 7, kind: TaskKind::Indices, offset: 64, len: 512 };
-        assert_eq!(TaskDescriptor::from_words(&task.to_words()), Ok(task));
+        for number in 0..20 {
+            let Some(kind) = TaskKind::from_number(number) else { continue };
+            assert_eq!(kind as u64, number);
+            let task = TaskDescriptor { seq: 7, kind, offset: 64, len: 512 };
+            assert_eq!(TaskDescriptor::from_words(&task.to_words()), Ok(task));
+        }
         assert_eq!(ResultDescriptor::from_words(&RESULT.to_words(), 64, 4096), Ok(RESULT));
         let own = ResultDescriptor { place: BatchPlace::Own, used: 1 << 40, ..RESULT };
         assert_eq!(ResultDescriptor::from_words(&own.to_words(), 64, 4096), Ok(own));

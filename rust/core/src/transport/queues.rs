@@ -356,6 +356,10 @@ impl<I, R> Transport for Queues<I, R> {
         Ok(self.lock()?.workers[worker as usize].replies.front().map(Self::answered))
     }
 
+    fn there_of(&self, worker: u32) -> Result<u64> {
+        Ok(self.lock()?.workers[worker as usize].replies.len() as u64)
+    }
+
     fn take_ended(&self) -> Option<u32> {
         self.lock().ok()?.ended.pop_front()
     }

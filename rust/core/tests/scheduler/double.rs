@@ -105,6 +105,11 @@ impl Transport for Double {
         }
     }
 
+    fn there_of(&self, worker: u32) -> Result<u64> {
+        let state = self.0.borrow();
+        Ok(if state.closed { 0 } else { state.workers[worker as usize].results.len() as u64 })
+    }
+
     fn take_ended(&self) -> Option<u32> {
         self.0.borrow_mut().ended.pop_front()
     }

@@ -34,6 +34,7 @@ macro_rules! over_queues {
 }
 
 mod arrivals;
+mod balance;
 #[path = "../plan/cases.rs"]
 mod cases;
 mod deaths;

@@ -5,11 +5,13 @@ use std::sync::OnceLock;
 use pyo3::exceptions::PyStopIteration;
 use pyo3::prelude::*;
 use pyo3::{PyTraverseError, PyVisit};
+use ringloader_core::plan::TaskPlaces;
 use ringloader_core::transport::message::TaskIndex;
 
 use super::ledger::Ledger;
 use super::stream::Stream;
 use crate::index::codec::encode_index_or_pickle;
+use crate::index::places::{Places, with_places};
 use crate::python::{Callbacks, Draws};
 
 /// A native stream over what torch draws, or Python's `next`.
@@ -22,27 +24,30 @@ pub(crate) struct IndexSource {
     stream: OnceLock<Option<Py<Stream>>>,
     /// Notes what is read and what the caller gets, for a loader that has a state.
     ledger: Option<Py<Ledger>>,
+    /// For workers that seed their generators by places: gives them to tasks.
+    places: Option<Py<Places>>,
 }
 
 #[pymethods]
 impl IndexSource {
-    /// One epoch of a sampler of torch's own, read natively.
+    /// One epoch of a sampler of torch's own, read natively. `places`: tasks get the places of their samples.
     #[staticmethod]
-    #[pyo3(signature = (draws, ledger=None))]
-    fn native(draws: Py<PyAny>, ledger: Option<Py<Ledger>>) -> Self {
-        Self { draws: Some(draws), stream: OnceLock::new(), ledger }
+    #[pyo3(signature = (draws, ledger=None, places=None))]
+    fn native(draws: Py<PyAny>, ledger: Option<Py<Ledger>>, places: Option<Py<Places>>) -> Self {
+        Self { draws: Some(draws), stream: OnceLock::new(), ledger, places }
     }
 
     /// Any other, read by torch's `_next_index`.
     #[staticmethod]
-    #[pyo3(signature = (ledger=None))]
-    fn python(ledger: Option<Py<Ledger>>) -> Self {
-        Self { draws: None, stream: OnceLock::new(), ledger }
+    #[pyo3(signature = (ledger=None, places=None))]
+    fn python(ledger: Option<Py<Ledger>>, places: Option<Py<Places>>) -> Self {
+        Self { draws: None, stream: OnceLock::new(), ledger, places }
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.draws)?;
-        visit.call(self.stream.get().and_then(Option::as_ref))
+        visit.call(self.stream.get().and_then(Option::as_ref))?;
+        visit.call(&self.places)
     }
 }
 
@@ -74,10 +79,16 @@ impl IndexSource {
     /// # Errors
     /// The error that the sampler raises, or that torch raises for it.
     pub(crate) fn read(&self, callbacks: &Callbacks<'_, '_>, again: bool) -> PyResult<Option<TaskIndex>> {
-        self.read_as(callbacks, again, |index| index, |index| encode_index_or_pickle(index, again))
+        let read =
+            self.read_as(callbacks, again, |index| index, |index| encode_index_or_pickle(index, again))?;
+        Ok(read.map(|(index, places)| match places {
+            None => index,
+            Some(places) => with_places(index, &places),
+        }))
     }
 
-    /// As [`read`](Self::read): `natively` makes an index of what a native stream has, and `by_python` of an object.
+    /// As [`read`](Self::read): `natively` makes an index of what a native stream has, and `by_python` of an object. The
+    /// places of the samples, if there are any, come with it.
     ///
     /// # Errors
     /// The error that the sampler raises, or that torch raises for it, or that `by_python` returns.
@@ -87,7 +98,7 @@ impl IndexSource {
         again: bool,
         natively: impl FnOnce(TaskIndex) -> I,
         by_python: impl FnOnce(&Bound<'_, PyAny>) -> PyResult<I>,
-    ) -> PyResult<Option<I>> {
+    ) -> PyResult<Option<(I, Option<TaskPlaces>)>> {
         let py = callbacks.py();
         if let Some(draws) = &self.draws {
             let draws = Draws(draws.bind(py));
@@ -98,23 +109,34 @@ impl IndexSource {
                 let _ = self.stream.set(made);
             }
             if let Some(Some(stream)) = self.stream.get() {
-                let found = stream.get().read(&draws, again)?;
-                if let (Some(ledger), Some((kind, bytes))) = (&self.ledger, &found) {
-                    ledger.get().read_bytes(*kind, bytes, stream.get().indices_read());
+                let read = stream.get().read(&draws, again)?;
+                if let (Some(ledger), Some(((kind, bytes), samples))) = (&self.ledger, &read) {
+                    ledger.get().read_bytes(*kind, bytes, *samples);
                 }
-                return Ok(found.map(natively));
+                return Ok(read.map(|(index, samples)| (natively(index), self.take_places(samples))));
             }
         }
         match callbacks.next_index() {
             Ok(index) => {
+                let (index, samples) = match &self.places {
+                    None => (index, 0),
+                    Some(places) => places.get().counted(index)?,
+                };
+                // First: an index that cannot be sent is lost, and keeps its places.
+                let places = self.take_places(samples);
                 let found = by_python(&index)?;
                 if let Some(ledger) = &self.ledger {
                     ledger.get().read(&index)?;
                 }
-                Ok(Some(found))
+                Ok(Some((found, places)))
             }
             Err(error) if error.is_instance_of::<PyStopIteration>(py) => Ok(None),
             Err(error) => Err(error),
         }
+    }
+
+    /// Returns the places of a task with so many samples, which is the next that is sent.
+    fn take_places(&self, samples: u64) -> Option<TaskPlaces> {
+        self.places.as_ref().map(|places| places.get().take(samples))
     }
 }

@@ -63,6 +63,11 @@ impl Ledger {
         Ok(())
     }
 
+    /// Notes that the batch is left out, and that the call goes on to the next one.
+    fn left_out(&self) {
+        self.core().left_out();
+    }
+
     /// Notes that the call raised: the caller has not got its last batch.
     fn raised(&self) {
         self.core().raised();

@@ -18,6 +18,7 @@ use super::thread_queues::{Core as CoreQueues, Index, ThreadQueues};
 use crate::caught::caught;
 use crate::gil::{exception, wait, wait_for_threads};
 use crate::index::codec::{decode_index, encode_index};
+use crate::index::places;
 use crate::python::Callbacks;
 
 /// In each pickle that has what torch sends of a tensor to another process.
@@ -156,15 +157,21 @@ impl ParentEnd for Engine {
 
     fn in_hand(core: &CoreEngine, worker: u32) -> Option<(u64, TaskIndex)> {
         let task = core.in_hand(worker).ok().flatten()?;
+        let (kind, bytes) = match task.kind {
+            TaskKind::Placed => {
+                places::split(&task.bytes).map(|(_, kind, bytes)| (kind, bytes.to_vec())).ok()?
+            }
+            kind => (kind, task.bytes),
+        };
         // Messages and calls have no number.
         let asks = matches!(
-            task.kind,
+            kind,
             TaskKind::Indices | TaskKind::Index | TaskKind::Nones | TaskKind::PickledIndex | TaskKind::None
         );
         // A tensor that torch sends in its own way can be taken only once, and not here.
-        let once = task.kind == TaskKind::PickledIndex
-            && task.bytes.windows(REDUCTIONS.len()).any(|part| part == REDUCTIONS);
-        (asks && !once).then_some((task.seq, (task.kind, task.bytes)))
+        let once =
+            kind == TaskKind::PickledIndex && bytes.windows(REDUCTIONS.len()).any(|part| part == REDUCTIONS);
+        (asks && !once).then_some((task.seq, (kind, bytes)))
     }
 
     fn wait(py: Python<'_>, core: &CoreEngine, only: Option<u32>, limit: Duration) -> PyResult<()> {
@@ -212,11 +219,15 @@ impl ParentEnd for ThreadQueues {
     }
 
     fn read(source: &IndexSource, callbacks: &Callbacks<'_, '_>, again: bool) -> PyResult<Option<Index>> {
-        source.read_as(callbacks, again, Index::Plain, |index| {
+        let read = source.read_as(callbacks, again, Index::Plain, |index| {
             // A list of plain ints is made anew for the worker, as it is for a process: a sampler may use its own
             // again.
             Ok(encode_index(index)?.map_or_else(|| Index::Object(index.clone().unbind()), Index::Plain))
-        })
+        })?;
+        Ok(read.map(|(index, places)| match places {
+            None => index,
+            Some(places) => Index::Placed(Box::new(index), places),
+        }))
     }
 
     fn kept(index: &Index, py: Python<'_>) -> Index {
@@ -224,7 +235,7 @@ impl ParentEnd for ThreadQueues {
     }
 
     fn index<'py>(py: Python<'py>, index: &Index) -> PyResult<Bound<'py, PyAny>> {
-        index.decode(py)
+        index.plain(py)
     }
 
     fn in_hand(_core: &CoreQueues, _worker: u32) -> Option<(u64, Index)> {

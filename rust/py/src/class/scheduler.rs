@@ -107,6 +107,10 @@ macro_rules! scheduler_class {
                 self.0.keep_sent(py)
             }
 
+            fn balance(&self, py: Python<'_>) -> PyResult<()> {
+                self.0.balance(py)
+            }
+
             fn watch(&self, py: Python<'_>, seconds: f64) -> PyResult<()> {
                 self.0.watch(py, seconds)
             }
@@ -265,6 +269,13 @@ impl<E: ParentEnd> Scheduling<E> {
     /// Keeps the indices of tasks from now on, until their results have come.
     fn keep_sent(&self, py: Python<'_>) -> PyResult<()> {
         self.lock(py)?.keeps_sent = true;
+        Ok(())
+    }
+
+    /// Sends each task from now on to the worker with the fewest tasks that it has not answered. For datasets that no
+    /// worker comes to the end of.
+    fn balance(&self, py: Python<'_>) -> PyResult<()> {
+        self.lock(py)?.core.balance();
         Ok(())
     }
 

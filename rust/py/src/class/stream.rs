@@ -9,8 +9,7 @@ use pyo3::types::PyList;
 use pyo3::{PyTraverseError, PyVisit};
 use ringloader_core::Error;
 use ringloader_core::plan::{BatchRule as CoreRule, Draw, Source, Step, Supply, fingerprint_of};
-use ringloader_core::sync::{AtomicU64, Ordering};
-use ringloader_core::transport::message::TaskKind;
+use ringloader_core::transport::message::{TaskIndex, TaskKind};
 
 use super::passing::Passing;
 use crate::gil::exception;
@@ -53,8 +52,6 @@ pub(crate) struct Stream {
     carried: OnceLock<Py<PyList>>,
     /// Compares the indices that are passed over.
     passing: OnceLock<Py<Passing>>,
-    /// With `through`, the number of indices that were read last.
-    indices_read: AtomicU64,
 }
 
 #[pymethods]
@@ -136,7 +133,7 @@ impl Stream {
     fn next(&self, draws: &Bound<'_, PyAny>) -> PyResult<Option<Py<PyAny>>> {
         let py = draws.py();
         let read = self.read(&Draws(draws), false)?;
-        read.map(|(kind, bytes)| decode_index(py, kind, &bytes).map(Bound::unbind)).transpose()
+        read.map(|((kind, bytes), _)| decode_index(py, kind, &bytes).map(Bound::unbind)).transpose()
     }
 
     /// Passes over what `passing` has, and has it compare these indices: ordinal `k` is at `place + k * step`. For a
@@ -167,13 +164,7 @@ impl Stream {
             through: None,
             carried: OnceLock::new(),
             passing: OnceLock::new(),
-            indices_read: AtomicU64::new(1),
         })
-    }
-
-    /// Returns how many indices that are no ints were read last.
-    pub(crate) fn indices_read(&self) -> u64 {
-        self.indices_read.load(Ordering::Relaxed)
     }
 
     /// Has the indices that are passed over compared. Other ones end the stream.
@@ -182,9 +173,9 @@ impl Stream {
         compared.inspect_err(|_| self.core().close())
     }
 
-    /// The next index, as a task's bytes, which may be unpickled more than once if `again`. `draws` is called, at
-    /// torch's moment, for each thing that torch draws.
-    pub(crate) fn read(&self, draws: &Draws<'_, '_>, again: bool) -> PyResult<Option<(TaskKind, Vec<u8>)>> {
+    /// The next index, as a task's bytes, which may be unpickled more than once if `again`, and the number of its
+    /// samples. `draws` is called, at torch's moment, for each thing that torch draws.
+    pub(crate) fn read(&self, draws: &Draws<'_, '_>, again: bool) -> PyResult<Option<(TaskIndex, u64)>> {
         let has_ended = self.core().has_ended();
         if !has_ended && let Some(batches) = &self.resizable {
             let size = batch_size(batches.bind(draws.py()), draws).inspect_err(|_| self.core().close())?;
@@ -198,23 +189,25 @@ impl Stream {
                     (Ok(Step::Batch(positions)), Some(sampler)) => {
                         let positions = positions.to_vec();
                         drop(core);
-                        self.indices_read.store(positions.len() as u64, Ordering::Relaxed);
                         let found =
                             self.look_up(sampler, draws, |indices| self.items(indices, &positions))?;
-                        return encode_index_or_pickle(&found, again).map(Some);
+                        let index = encode_index_or_pickle(&found, again)?;
+                        return Ok(Some((index, positions.len() as u64)));
                     }
                     (Ok(Step::Index(position)), Some(sampler)) => {
                         drop(core);
                         let found = self.look_up(sampler, draws, |indices| item(indices, position))?;
-                        return encode_index_or_pickle(&found, again).map(Some);
+                        return Ok(Some((encode_index_or_pickle(&found, again)?, 1)));
                     }
                     (Ok(Step::Batch(indices)), None) => {
                         let bytes = indices.iter().flat_map(|index| index.to_le_bytes()).collect();
-                        return Ok(Some((TaskKind::Indices, bytes)));
+                        return Ok(Some(((TaskKind::Indices, bytes), indices.len() as u64)));
                     }
-                    (Ok(Step::Index(index)), None) => return Ok(Some((TaskKind::Index, word(index)))),
-                    (Ok(Step::Nones(count)), _) => return Ok(Some((TaskKind::Nones, word(count as i64)))),
-                    (Ok(Step::None), _) => return Ok(Some((TaskKind::None, Vec::new()))),
+                    (Ok(Step::Index(index)), None) => return Ok(Some(((TaskKind::Index, word(index)), 1))),
+                    (Ok(Step::Nones(count)), _) => {
+                        return Ok(Some(((TaskKind::Nones, word(count as i64)), count)));
+                    }
+                    (Ok(Step::None), _) => return Ok(Some(((TaskKind::None, Vec::new()), 1))),
                     (Ok(Step::Passed { place, indices: positions, .. }), Some(sampler)) => {
                         let positions = positions.to_vec();
                         drop(core);

@@ -4,12 +4,14 @@ use std::sync::{Mutex, PoisonError};
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
+use ringloader_core::plan::TaskPlaces;
 use ringloader_core::sync::Arc;
 use ringloader_core::transport::message::{ResultKind, TaskIndex};
 use ringloader_core::transport::queues::{Queues, Reply, Request};
 
 use crate::gil::{exception, in_thread, wait_for_request};
 use crate::index::codec::{decode_index, encode_index, pair};
+use crate::index::places::placed;
 use crate::objects;
 use crate::python;
 use crate::torch::names::Torch;
@@ -22,6 +24,8 @@ pub(crate) enum Index {
     Plain(TaskIndex),
     /// Any other index, as the sampler's own object; or a whole message of torch's protocol.
     Object(Py<PyAny>),
+    /// One of these with the places of its samples.
+    Placed(Box<Index>, TaskPlaces),
 }
 
 /// Tasks to the threads that are workers, and their results back. The same object is both ends.
@@ -122,10 +126,20 @@ impl ThreadQueues {
 }
 
 impl Index {
-    pub(crate) fn decode<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+    /// Returns the index as the worker gets it.
+    fn decode<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        match self {
+            Self::Placed(index, places) => placed(index.plain(py)?, places),
+            _ => self.plain(py),
+        }
+    }
+
+    /// Returns the index alone.
+    pub(crate) fn plain<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         match self {
             Self::Plain((kind, bytes)) => decode_index(py, *kind, bytes),
             Self::Object(object) => Ok(object.bind(py).clone()),
+            Self::Placed(index, _) => index.plain(py),
         }
     }
 
@@ -133,6 +147,7 @@ impl Index {
         match self {
             Self::Plain(plain) => Self::Plain(plain.clone()),
             Self::Object(object) => Self::Object(object.clone_ref(py)),
+            Self::Placed(index, places) => Self::Placed(Box::new(index.kept(py)), places.clone()),
         }
     }
 }

@@ -5,6 +5,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyInt, PyList, PyTuple};
 use ringloader_core::transport::message::{Task, TaskKind};
 
+use super::places;
 use crate::objects;
 use crate::torch::names::Torch;
 
@@ -99,7 +100,13 @@ pub(crate) fn decode_task<'py>(py: Python<'py>, task: Task) -> PyResult<Bound<'p
         TaskKind::End => Ok(py.None().into_bound(py)),
         TaskKind::Object | TaskKind::Call => loads(py, &task.bytes),
         kind => {
-            let index = decode_index(py, kind, &task.bytes)?;
+            let index = match kind {
+                TaskKind::Placed => {
+                    let (places, kind, bytes) = places::split(&task.bytes)?;
+                    places::placed(decode_index(py, kind, bytes)?, &places)?
+                }
+                kind => decode_index(py, kind, &task.bytes)?,
+            };
             let seq = objects::int(py, task.seq as i64)?.into_any();
             Ok(objects::arguments(py, [seq, index])?.into_any())
         }
@@ -113,7 +120,7 @@ fn loads<'py>(py: Python<'py>, bytes: &[u8]) -> PyResult<Bound<'py, PyAny>> {
         .call1(objects::arguments(py, [objects::bytes(py, bytes)?.into_any()])?)
 }
 
-/// The index that a task's bytes stand for: a fresh list of ints each time, as samplers yield.
+/// The index that a task's bytes stand for, without places: a fresh list of ints each time, as samplers yield.
 pub(crate) fn decode_index<'py>(
     py: Python<'py>,
     kind: TaskKind,
@@ -128,5 +135,9 @@ pub(crate) fn decode_index<'py>(
         TaskKind::Nones => objects::list(py, (0..one()? as usize).map(none))?.into_any(),
         TaskKind::None | TaskKind::End => py.None().into_bound(py),
         TaskKind::PickledIndex | TaskKind::Object | TaskKind::Call => loads(py, bytes)?,
+        TaskKind::Placed => {
+            let (_, kind, bytes) = places::split(bytes)?;
+            return decode_index(py, kind, bytes);
+        }
     })
 }

@@ -70,6 +70,19 @@ impl Engine {
         Ok(descriptor.map(|descriptor| (descriptor.seq, descriptor.kind)))
     }
 
+    /// Returns how many results of `worker` are committed and not yet drained.
+    ///
+    /// # Errors
+    /// As [`peek_of`](Self::peek_of).
+    pub fn there_of(&self, worker: u32) -> Result<u64> {
+        // Under the lock, as in `committed`.
+        let state = self.lock_own()?;
+        if state.closed {
+            return Ok(0);
+        }
+        self.control.worker(worker).results.len()
+    }
+
     /// INVARIANT: under the lock from the descriptor to the hold, so that closing comes before the one or
     /// after the other, and gives no pages back in between.
     fn take(&self, state: &mut EngineState, worker: u32) -> Result<Option<Delivery>> {

@@ -1,0 +1,310 @@
+"""``seeding=``: generators are set before each sample, or each batch, from its place in the epoch.
+
+The main process gives each task the places of its samples (``Placed``). Where samples are made,
+:class:`Seeding` takes them off again, sets the generators, and asks the fetchers of the other options.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+import numpy
+import torch
+from torch.utils.data import StackDataset, Subset, get_worker_info
+
+import ringloader._native as _native
+from ringloader._options.keys import keyed
+from ringloader._options.table import Options
+from ringloader._torch import internals
+from ringloader._worker import gather
+from ringloader._worker.options import Failing, Fetcher, InFront, WorkerOption
+from ringloader._worker.placed import Placed
+
+
+class _Generators(Protocol):
+    """The generators that datasets draw from."""
+
+    def set(self, key: int) -> None:
+        """Sets all of them."""
+
+    def states(self) -> Any:
+        """Returns their states."""
+
+    def put_back(self, states: Any) -> None:
+        """Sets them to states that they had."""
+
+
+class _Global:
+    """The generators of the process."""
+
+    def set(self, key: int) -> None:
+        random.seed(key)
+        # numpy and torch seed the same algorithm with 32 bits of a number: torch with the lower ones.
+        numpy.random.seed(key >> 32)
+        torch.default_generator.manual_seed(key)
+
+    def states(self) -> Any:
+        return random.getstate(), numpy.random.get_state(legacy=False), torch.default_generator.get_state()
+
+    def put_back(self, states: Any) -> None:
+        random.setstate(states[0])
+        numpy.random.set_state(states[1])
+        torch.default_generator.set_state(states[2])
+
+
+class _Own:
+    """The generators of a thread that is a worker."""
+
+    def __init__(self, rng: Any) -> None:
+        self._random = rng.random_generator
+        self._torch = rng.torch_generator
+        self._numpy = rng.numpy_generator.bit_generator
+
+    def set(self, key: int) -> None:
+        self._random.seed(key)
+        self._numpy.state = type(self._numpy)(key).state
+        self._torch.manual_seed(key)
+
+    def states(self) -> Any:
+        return self._random.getstate(), self._numpy.state, self._torch.get_state()
+
+    def put_back(self, states: Any) -> None:
+        self._random.setstate(states[0])
+        self._numpy.state = states[1]
+        self._torch.set_state(states[2])
+
+
+def _generators() -> _Generators:
+    info = get_worker_info()
+    return _Own(info.rng) if getattr(info, "worker_method", None) == "thread" else _Global()  # type: ignore[union-attr]
+
+
+class Seeding(WorkerOption):
+    """Sets generators by the places of samples. The last option of all that wrap: the others get the index.
+
+    Args:
+        before: The part of an epoch before which they are set.
+        is_iterable: True for a dataset without indices, whose samples each worker counts.
+        batches: True if a task is a batch.
+        puts_back: True if the generators are put back behind each batch.
+    """
+
+    def __init__(
+        self, before: Literal["sample", "batch"], is_iterable: bool, batches: bool, puts_back: bool
+    ) -> None:
+        self._before = before
+        self._is_iterable = is_iterable
+        self._batches = batches
+        self._puts_back = puts_back
+        self._worker = 0
+
+    def join(self, worker: int, port: _native.Port | None) -> None:  # noqa: ARG002
+        # Without indices a worker's samples are its own.
+        self._worker = worker if self._is_iterable else 0
+
+    def begin(self, dataset: Any) -> Any:
+        self._turn = Turn(_generators())
+        if self._is_iterable:
+            return _Stream(dataset, self._turn, self._before == "sample")
+        self._gives_several = self._batches and _gives_several(dataset)
+        self._is_of_arrays = gather.draws_nothing(dataset)
+        # Arrays are gathered only where nothing stands in front of them.
+        if self._before == "batch" or self._is_of_arrays:
+            return dataset
+        return Samples(dataset, self._turn, self._gives_several)
+
+    def wrap(self, fetcher: Fetcher) -> Fetcher:
+        if isinstance(fetcher, Failing):
+            return fetcher
+        wrapped: Fetcher = _InPlace(fetcher, self)
+        return _PuttingBack(wrapped, self._turn.generators) if self._puts_back else wrapped
+
+    def turn_to(self, placed: Placed) -> None:
+        """Begins the batch of an index."""
+        turn = self._turn
+        turn.stream = keyed(placed.key, self._worker)
+        if self._is_iterable:
+            if self._before == "batch":
+                turn.set(turn.number)
+            return
+        turn.places, turn.number = placed.places, 0
+        if self._before == "batch" or self._gives_several or not placed.places:
+            turn.set(placed.first)
+        elif self._is_of_arrays:
+            # For the collate_fn, which follows the last sample.
+            turn.set(placed.places[-1])
+
+
+def option_for(loader: Any, options: Options) -> Seeding | None:
+    """Returns the option that sets generators where samples are made."""
+    if options.seeding == "torch":
+        return None
+    return Seeding(
+        options.seeding,
+        is_iterable=loader._dataset_kind == internals.ITERABLE,
+        batches=loader._auto_collation,
+        puts_back=loader.num_workers == 0,
+    )
+
+
+class Turn:
+    """The samples whose turn it is: those of a batch, or of a worker's part of an iterable dataset.
+
+    Attributes:
+        generators: The generators to set.
+        stream: The key to which the place of a sample is joined.
+        places: The places of a batch's samples.
+        number: The number of the next one.
+    """
+
+    def __init__(self, generators: _Generators) -> None:
+        self.generators = generators
+        self.stream = 0
+        self.places: Sequence[int] = ()
+        self.number = 0
+
+    def set(self, place: int) -> None:
+        """Sets the generators for the sample at a place."""
+        self.generators.set(keyed(self.stream, place))
+
+
+class Samples(InFront):
+    """A dataset with indices that sets the generators before each sample of a batch, in the batch's order.
+
+    Args:
+        dataset: The dataset.
+        turn: The samples of the batch.
+        gives_several: True if the dataset's ``__getitems__`` gives the samples of a batch.
+    """
+
+    def __init__(self, dataset: Any, turn: Turn, gives_several: bool) -> None:
+        super().__init__(dataset)
+        self._turn = turn
+        self._gives_several = gives_several
+
+    def __getitem__(self, index: Any) -> Any:
+        try:
+            return self.current(index)
+        finally:
+            self._turn.number += 1
+
+    @property
+    def __getitems__(self) -> Any:
+        """The dataset's method; None if torch is to ask for each sample."""
+        return self._behind.__getitems__ if self._gives_several else None
+
+    def current(self, index: Any) -> Any:
+        """Returns the sample whose turn it is, the first time and again."""
+        turn = self._turn
+        if turn.number < len(turn.places):
+            turn.set(turn.places[turn.number])
+        return self._behind[index]
+
+    def in_turn(self, index: Iterable[Any]) -> Iterator[Any]:
+        """Yields the indices of a batch, each in its turn, for :meth:`current`."""
+        for number, one in enumerate(index):
+            self._turn.number = number
+            yield one
+
+    def __len__(self) -> int:
+        return len(self._behind)
+
+
+def _gives_several(dataset: Any) -> bool:
+    """True if the samples of a batch come from one call of a ``__getitems__``.
+
+    Those of torch's own wrappers ask for one sample after another, unless a dataset in them has one.
+    """
+    method = getattr(dataset, "__getitems__", None)
+    if not method:
+        return False
+    for wrapper in (Subset, StackDataset):
+        plain = type(dataset).__getitem__ is wrapper.__getitem__
+        if plain and getattr(method, "__func__", None) is wrapper.__getitems__:
+            return any(map(_gives_several, _inner(dataset)))
+    return True
+
+
+def _inner(dataset: Any) -> list[Any]:
+    if isinstance(dataset, Subset):
+        return [dataset.dataset]
+    datasets: Any = dataset.datasets
+    return list(datasets.values() if isinstance(datasets, Mapping) else datasets)
+
+
+class _Stream(InFront):
+    """An iterable dataset whose iterator sets the generators before each sample."""
+
+    def __init__(self, dataset: Any, turn: Turn, sets: bool) -> None:
+        super().__init__(dataset)
+        self._turn = turn
+        self._sets = sets
+
+    def __iter__(self) -> Iterator[Any]:
+        return Counted(iter(self._behind), self._turn, self._sets)
+
+    def __len__(self) -> int:
+        return len(self._behind)
+
+
+class Counted(InFront):
+    """The iterator of an iterable dataset: counts the samples, and sets the generators before each.
+
+    Args:
+        iterator: The dataset's.
+        turn: The worker's.
+        sets: False if generators are set before batches only.
+    """
+
+    def __init__(self, iterator: Iterator[Any], turn: Turn, sets: bool) -> None:
+        super().__init__(iterator)
+        self._turn = turn
+        self._sets = sets
+
+    @property
+    def count(self) -> int:
+        """The number of samples that it was asked for. An epoch that is resumed sets it."""
+        return self._turn.number
+
+    @count.setter
+    def count(self, count: int) -> None:
+        self._turn.number = count
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        turn = self._turn
+        place, turn.number = turn.number, turn.number + 1
+        if self._sets:
+            turn.set(place)
+        return next(self._behind)
+
+
+class _InPlace(InFront):
+    """In front of a fetcher: takes the places off an index."""
+
+    def __init__(self, fetcher: Fetcher, seeding: Seeding) -> None:
+        super().__init__(fetcher)
+        self._seeding = seeding
+
+    def fetch(self, placed: Placed, /) -> Any:
+        self._seeding.turn_to(placed)
+        return self._behind.fetch(placed.index)
+
+
+class _PuttingBack(InFront):
+    """In front of a fetcher: puts the generators back behind each batch, because they are the program's."""
+
+    def __init__(self, fetcher: Fetcher, generators: _Generators) -> None:
+        super().__init__(fetcher)
+        self._generators = generators
+
+    def fetch(self, index: Any, /) -> Any:
+        states = self._generators.states()
+        try:
+            return self._behind.fetch(index)
+        finally:
+            self._generators.put_back(states)

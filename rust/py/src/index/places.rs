@@ -1,0 +1,133 @@
+//! The places of a task's samples in their epoch, on the way to the worker that seeds its generators by them.
+
+use std::sync::{Mutex, PoisonError};
+
+use pyo3::exceptions::{PyException, PyRuntimeError};
+use pyo3::prelude::*;
+use pyo3::types::{PyList, PyRange};
+use ringloader_core::plan::{Places as Core, Run, TaskPlaces};
+use ringloader_core::transport::message::{TaskIndex, TaskKind};
+
+use crate::gil::exception;
+use crate::objects;
+use crate::python;
+
+/// Gives the tasks of one epoch their places, as they are read from the sampler.
+#[pyclass(frozen, module = "ringloader._native")]
+pub(crate) struct Places {
+    core: Mutex<Core>,
+    /// True if an index is a batch's.
+    batches: bool,
+    /// True if batch `k` has the places from `k << 32` on, as in `Ledger.read_whole`.
+    whole: bool,
+}
+
+#[pymethods]
+impl Places {
+    /// `key`: of the epoch. `first`, `step`: the place of the sampler's first sample, and how far the next one is.
+    /// `passed`: the samples that the epoch passes over, as ranges of their numbers. `batches`: an index is a batch's.
+    /// `whole`: the numbers are those of batches.
+    #[new]
+    #[pyo3(signature = (key, first, step, passed, batches, whole=false))]
+    fn new(
+        key: u64,
+        first: u64,
+        step: u64,
+        passed: Vec<(u64, u64)>,
+        batches: bool,
+        whole: bool,
+    ) -> PyResult<Self> {
+        let core = Core::new(key, first, step, passed).map_err(exception)?;
+        Ok(Self { core: Mutex::new(core), batches, whole })
+    }
+}
+
+impl Places {
+    /// Returns the places of the next task, which has so many samples.
+    pub(crate) fn take(&self, samples: u64) -> TaskPlaces {
+        let mut core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
+        if !self.whole {
+            return core.take(samples);
+        }
+        let TaskPlaces { key, step, mut runs } = core.take(1);
+        runs.truncate(1);
+        runs.iter_mut().for_each(|run| *run = Run { place: run.place << 32, count: samples });
+        TaskPlaces { key, step, runs }
+    }
+
+    /// Returns an index that Python has read, and the number of its samples. An index of a batch that has no length
+    /// becomes a list.
+    ///
+    /// # Errors
+    /// The error that its length, or its iteration, raises. What torch refuses is refused in the worker, as torch does.
+    pub(crate) fn counted<'py>(&self, index: Bound<'py, PyAny>) -> PyResult<(Bound<'py, PyAny>, u64)> {
+        if !self.batches {
+            return Ok((index, 1));
+        }
+        let py = index.py();
+        let refused = |error: PyErr| {
+            if error.is_instance_of::<PyException>(py) { Ok(()) } else { Err(error) }
+        };
+        match index.len() {
+            Ok(samples) => return Ok((index, samples as u64)),
+            Err(error) => refused(error)?,
+        }
+        match index.try_iter() {
+            Ok(items) => {
+                let items = items.collect::<PyResult<Vec<_>>>()?;
+                let samples = items.len() as u64;
+                let items: Bound<'_, PyList> = objects::list(py, items.into_iter().map(Ok::<_, PyErr>))?;
+                Ok((items.into_any(), samples))
+            }
+            Err(error) => refused(error).map(|()| (index, 1)),
+        }
+    }
+}
+
+/// Returns the bytes of a task for `index` with the places of its samples.
+pub(crate) fn with_places((kind, index): TaskIndex, places: &TaskPlaces) -> TaskIndex {
+    let mut bytes = (kind as u64).to_le_bytes().to_vec();
+    places.to_bytes(&mut bytes);
+    bytes.extend(index);
+    (TaskKind::Placed, bytes)
+}
+
+/// Takes the bytes of a task of [`with_places`] apart: its places, and the kind and bytes of its index.
+///
+/// # Errors
+/// `RuntimeError` for other bytes.
+pub(crate) fn split(bytes: &[u8]) -> PyResult<(TaskPlaces, TaskKind, &[u8])> {
+    let split = || {
+        let (kind, rest) = bytes.split_first_chunk()?;
+        let kind =
+            TaskKind::from_number(u64::from_le_bytes(*kind)).filter(|&kind| kind != TaskKind::Placed)?;
+        let (places, index) = TaskPlaces::from_bytes(rest)?;
+        Some((places, kind, index))
+    };
+    split().ok_or_else(|| PyRuntimeError::new_err("a task without the places of its samples"))
+}
+
+/// Returns an index with its places, as a worker gets it.
+///
+/// # Errors
+/// `MemoryError`.
+pub(crate) fn placed<'py>(index: Bound<'py, PyAny>, places: &TaskPlaces) -> PyResult<Bound<'py, PyAny>> {
+    let py = index.py();
+    let int = |number: u64| Ok::<_, PyErr>(objects::unsigned(py, number)?.into_any());
+    let all = match as_range(places) {
+        Some(range) => {
+            let [start, stop, step] = range.map(|number| objects::int(py, number).map(Bound::into_any));
+            py.get_type::<PyRange>().call1(objects::arguments(py, [start?, stop?, step?])?)?
+        }
+        None => objects::list(py, places.all().collect::<Vec<_>>().into_iter().map(int))?.into_any(),
+    };
+    python::placed(py, [index, int(places.key)?, int(places.first())?, all])
+}
+
+/// Start, stop and step of the range that the places are, if they are one.
+fn as_range(places: &TaskPlaces) -> Option<[i64; 3]> {
+    let [run] = places.runs[..] else { return None };
+    let (start, step) = (i64::try_from(run.place).ok()?, i64::try_from(places.step).ok()?);
+    let stop = i64::try_from(run.count).ok()?.checked_mul(step)?.checked_add(start)?;
+    (step > 0).then_some([start, stop, step])
+}
