@@ -99,11 +99,11 @@ impl Delivered {
     }
 }
 
-/// A walk over all ordinals, from 0 on, past those that are in a set.
-#[derive(Debug)]
+/// A walk over all ordinals, from 0 on, past those that are in a set. Ordinal `k` has the place `place + k * step`, modulo
+/// 2^64.
+#[derive(Debug, Clone)]
 pub(super) struct Walk {
     set: Delivered,
-    /// The place of ordinal 0 in the epoch of all ranks, and the step to the next one's.
     place: u64,
     step: u64,
     at: u64,
@@ -140,13 +140,23 @@ impl Walk {
         match self.set.ranges.get(self.behind) {
             Some(&(start, stop)) if start <= self.at => Run::In(stop - self.at),
             Some(&(start, _)) => Run::Out(start - self.at),
-            None => Run::Out(u64::MAX - self.at),
+            None => Run::Out(u64::MAX),
+        }
+    }
+
+    /// Goes on to the next ordinal that is not in the set. Returns how many follow without a gap, at least 1.
+    pub(super) fn pass_set(&mut self) -> u64 {
+        loop {
+            match self.run() {
+                Run::In(run) => self.advance(run),
+                Run::Out(run) => return run,
+            }
         }
     }
 
     /// Goes on by `count` ordinals, no more than the run ahead has. O(1).
     pub(super) fn advance(&mut self, count: u64) {
-        self.at += count;
+        self.at = self.at.wrapping_add(count);
         self.behind +=
             usize::from(self.set.ranges.get(self.behind).is_some_and(|&(_, stop)| stop == self.at));
     }
@@ -223,7 +233,7 @@ mod tests {
                 assert!(count > 0 && ahead.iter().all(|&plain| plain == is_in));
                 walk.advance(1 + random(count));
             }
-            assert_eq!(walk.run(), Run::Out(u64::MAX - 64));
+            assert_eq!(walk.run(), Run::Out(u64::MAX));
         }
     }
 

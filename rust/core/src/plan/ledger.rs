@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use super::delivered::{Delivered, Run, Walk};
+use super::delivered::{Delivered, Walk};
 use super::fingerprint::fingerprint_of;
 
 /// The tasks of an epoch from their reading on, and what came of them: one for each time that an epoch is iterated.
@@ -97,7 +97,7 @@ impl Ledger {
     /// its indices, as many; `None` if one of them is no int, and then there are no sums once it is passed. Returns its
     /// number.
     pub fn read(&mut self, task_len: u64, ints: Option<impl Iterator<Item = i64>>) -> u64 {
-        let left = self.pass_base();
+        let left = self.walk.pass_set();
         let start = self.walk.at();
         let sum = if task_len <= left {
             let (place, step) = self.walk.place();
@@ -192,22 +192,12 @@ impl Ledger {
         }
     }
 
-    /// Walks to the next ordinal that is not in the base, and returns the number of those that follow without a gap.
-    fn pass_base(&mut self) -> u64 {
-        loop {
-            match self.walk.run() {
-                Run::In(run) => self.walk.advance(run),
-                Run::Out(run) => return run,
-            }
-        }
-    }
-
     /// Reads a task that has ordinals on both sides of some in the base, and returns its sum.
     #[cold]
     fn read_around(&mut self, task_len: u64, mut ints: Option<impl Iterator<Item = i64>>) -> Option<u64> {
         let (mut sum, mut left) = (0_u64, task_len);
         while left > 0 {
-            let many = self.pass_base().min(left);
+            let many = self.walk.pass_set().min(left);
             if let Some(ints) = &mut ints {
                 let (place, step) = self.walk.place();
                 sum = sum.wrapping_add(fingerprint_of(place, step, ints.take(many as usize)));
@@ -367,6 +357,14 @@ mod tests {
         ledger.got(1);
         assert_eq!(ledger.position().ranges, [(0, 2)]);
         assert_eq!(ledger.position().sum, hashes(&[(0, 5), (1, 6), (1 << 32, 7)]));
+    }
+
+    #[test]
+    fn behind_the_last_ordinal_of_all_nothing_hangs() {
+        let mut ledger = Ledger::new(Delivered::first(u64::MAX), 0, 1, Some(0), Some(0), 0);
+        read(&mut ledger, &[5, 6]);
+        ledger.got(0);
+        assert_eq!(ledger.position().ranges, [(0, u64::MAX)]);
     }
 
     #[test]
