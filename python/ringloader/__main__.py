@@ -8,9 +8,9 @@ import os
 import sys
 
 import ringloader
-from ringloader._options import naming
+from ringloader._options import checks, naming
 from ringloader._options.table import TABLE
-from ringloader._patch import on_import, run
+from ringloader._patch import on_import, run, stateful
 
 _HELP = """\
 Runs a program as python does, and every torch DataLoader in it over ringloader. Forked children are
@@ -49,6 +49,13 @@ def main() -> None:
             # One that is not offered gets an error that says why.
             help="as the argument of ringloader.DataLoader" if offered else argparse.SUPPRESS,
         )
+    command.add_argument(
+        f"--{naming.STATEFUL}",
+        type=naming.value_of,
+        default=argparse.SUPPRESS,
+        metavar="VALUE",
+        help="as the argument of ringloader.install",
+    )
     command.add_argument("-m", dest="is_module", action="store_true", help="a module, as with python -m")
     command.add_argument("program", help="file, folder, zip file or module")
     command.add_argument("arguments", nargs=argparse.REMAINDER, help="the program's own arguments")
@@ -64,14 +71,19 @@ def main() -> None:
         return
     program, arguments = given.pop("program"), given.pop("arguments")
     is_module = given.pop("is_module")
+    is_given = bool(given)
+    is_stateful = given.pop(naming.STATEFUL, False)
     try:
+        checks.boolean(naming.STATEFUL, is_stateful)
         options = naming.checked("ringloader run", given)
-    except (TypeError, ValueError) as error:
+        if is_stateful:
+            stateful.check("ringloader run")
+    except (TypeError, ValueError, ModuleNotFoundError) as error:
         command.error(str(error))
     if not is_module and not os.path.exists(program):  # noqa: PTH110
         command.error(f"can't open file {program!r}: no such file")
-    if given or os.environ.get(on_import.VARIABLE, "0") in ("", "0"):
-        os.environ[on_import.VARIABLE] = naming.to_text(options)
+    if is_given or os.environ.get(on_import.VARIABLE, "0") in ("", "0"):
+        os.environ[on_import.VARIABLE] = naming.to_text(options, is_stateful)
     on_import.install_with_torch(os.environ[on_import.VARIABLE])
     if is_module:
         run.run_module(program, arguments)

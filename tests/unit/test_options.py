@@ -153,8 +153,10 @@ def test_checking_initialises_no_device():
 )
 def test_options_as_text(text, options):
     made = naming.from_text(text)
-    assert made == Options(**options)
-    assert naming.from_text(naming.to_text(made)) == made
+    assert made == (Options(**options), False)
+    assert naming.from_text(naming.to_text(*made)) == made
+    assert naming.from_text(f"{text},stateful=True") == (made[0], True)
+    assert naming.from_text(naming.to_text(made[0], True)) == (made[0], True)
 
 
 def test_no_text_names_a_function():

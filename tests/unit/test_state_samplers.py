@@ -142,6 +142,15 @@ def test_a_sampler_of_another_kind(kind, workers):
         assert got + more + list(resumed) == whole
 
 
+def test_an_index_alone_has_the_place_of_torchs_samplers():
+    fingerprints = []
+    for sampler in (list(range(N)), torch.utils.data.SequentialSampler(range(N))):
+        loader = ringloader.DataLoader(Numbers(), batch_size=None, sampler=sampler)
+        list(itertools.islice(loader, 5))
+        fingerprints.append(loader.fingerprint())
+    assert fingerprints[0] == fingerprints[1]
+
+
 def test_a_sampler_with_a_state_is_not_read_again():
     loader = built("state", num_workers=2)
     list(itertools.islice(iter(loader), 3))

@@ -134,9 +134,9 @@ def test_torchs_words_for_it():
 def test_as_text():
     from ringloader._options import naming
 
-    options = naming.from_text("worker_method=thread")
+    options, _ = naming.from_text("worker_method=thread")
     assert options.worker_method == "thread"
-    assert naming.from_text(naming.to_text(options)) == options
+    assert naming.from_text(naming.to_text(options)) == (options, False)
 
 
 PROGRAM = """

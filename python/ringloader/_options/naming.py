@@ -6,7 +6,11 @@ import ast
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ringloader._options import checks
 from ringloader._options.table import TABLE, Options
+
+# The argument of `install` that is no option of a loader.
+STATEFUL = "stateful"
 
 
 def checked(function: str, given: Mapping[str, Any]) -> Options:
@@ -30,28 +34,34 @@ def check_names(function: str, given: Iterable[str]) -> None:
             raise TypeError(f"{function} cannot take {name}: pass it to DataLoader, or {instead}")
 
 
-def from_text(text: str) -> Options:
+def from_text(text: str) -> tuple[Options, bool]:
     """Returns options as an environment variable or a command line names them.
 
     Args:
         text: ``1`` for the defaults, or ``name=value`` with commas between.
 
+    Returns:
+        The options of loaders, and the argument ``stateful`` of ``install``.
+
     Raises:
         TypeError: For a name that is none, or a value of the wrong type.
         ValueError: For a value that is out of range, or a text that says nothing.
     """
-    given = {}
+    given: dict[str, Any] = {}
     for part in [] if text == "1" else text.split(","):
         name, equals, value = part.partition("=")
         if not equals:
             raise ValueError(f"expected 1, or name=value with commas between, not {text!r}")
         given[name.strip()] = value_of(value)
-    return checked(repr(text), given)
+    stateful = given.pop(STATEFUL, False)
+    checks.boolean(STATEFUL, stateful)
+    return checked(repr(text), given), stateful
 
 
-def to_text(options: Options) -> str:
-    """Returns a text of which :func:`from_text` makes ``options``."""
-    return ",".join(f"{name}={getattr(options, name)}" for name in options.changed()) or "1"
+def to_text(options: Options, stateful: bool = False) -> str:
+    """Returns a text of which :func:`from_text` makes the same."""
+    parts = [f"{name}={getattr(options, name)}" for name in options.changed()]
+    return ",".join([*parts, *([f"{STATEFUL}=True"] if stateful else [])]) or "1"
 
 
 def value_of(text: str) -> object:

@@ -6,20 +6,21 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
-from ringloader._options import kept, naming
+from ringloader._options import checks, kept, naming
 from ringloader._options.table import Options
+from ringloader._patch import stateful as stateful_class
 from ringloader._torch import hook
 
 
-def install(**options: Any) -> None:
+def install(*, stateful: bool = False, **options: Any) -> None:
     """Makes every ``torch.utils.data.DataLoader`` of this process use ringloader.
 
     This includes subclasses, and loaders that libraries create: all that use torch's own ``_get_iterator``.
     A class whose ``_get_iterator`` does not call torch's, such as torchdata's ``StatefulDataLoader``, is left
-    alone. Iterators that exist go on as they are. ``ringloader.report`` says which path a loader took, and
-    why.
+    alone, unless ``stateful`` replaces it. Iterators that exist go on as they are. ``ringloader.report`` says
+    which path a loader took, and why.
 
     With ``device``, loaders in worker processes, which datasets may have, leave their batches on the CPU and
     call no ``device_transform``: the main process moves what the worker sends.
@@ -35,67 +36,86 @@ def install(**options: Any) -> None:
     that it replaced.
 
     Args:
+        stateful: True to put ``ringloader.DataLoader`` in the place of torchdata's ``StatefulDataLoader``:
+            all modules that have torchdata's class by a name get ringloader's by that name, now and when
+            they import it later. Objects and subclasses that exist stay torchdata's, and a warning of the
+            logger ``ringloader`` names the subclasses. ``**options`` do not reach the class. torch's class
+            gets no new method.
         **options: The keyword-only arguments of ``ringloader.DataLoader``, for loaders of any other class.
             Options that are not given have their defaults.
 
     Raises:
         TypeError: If an option is unknown, or has the wrong type.
         ValueError: If a value is out of range, or its device is not there.
+        ModuleNotFoundError: For ``stateful=True`` without torchdata.
     """
-    _put(_maker(_checked("install()", options)))
+    _put(_wanted("install()", stateful, options))
 
 
 def uninstall() -> None:
     """Undoes ``ringloader.install``: loaders that are not ringloader's own iterate as before.
 
+    A loader that was made of ringloader's class in the place of torchdata's stays one.
+
     Works at any time, also after other code has wrapped ``DataLoader._get_iterator``. Iterators that exist go
     on. Without an ``install`` it does nothing.
     """
-    _put(None)
+    _put(_Wanted(None, stateful=False))
 
 
-def installed(**options: Any) -> contextlib.AbstractContextManager[None]:
+def installed(*, stateful: bool = False, **options: Any) -> contextlib.AbstractContextManager[None]:
     """Calls ``ringloader.install`` for a ``with`` block, and restores the former state and options behind it.
 
     The change is for the process, not only for the thread.
 
     Args:
+        stateful: As ``ringloader.install`` takes it.
         **options: As ``ringloader.install`` takes them, checked at once.
 
     Raises:
         TypeError: If an option is unknown, or has the wrong type.
         ValueError: If a value is out of range, or its device is not there.
+        ModuleNotFoundError: For ``stateful=True`` without torchdata.
     """
-    return _installed(_maker(_checked("installed()", options)))
+    return _installed(_wanted("installed()", stateful, options))
+
+
+class _Wanted(NamedTuple):
+    """The state of an installation."""
+
+    # Makes the iterators of other classes; None: nothing is installed.
+    make: hook.Make | None
+    # True: ringloader's class is in the place of torchdata's.
+    stateful: bool
 
 
 @contextlib.contextmanager
-def _installed(make: hook.Make) -> Iterator[None]:
-    before = hook.current()
-    _put(make)
+def _installed(wanted: _Wanted) -> Iterator[None]:
+    before = _Wanted(hook.current(), stateful_class.is_put())
+    _put(wanted)
     try:
         yield
     finally:
         _put(before)
 
 
-def _put(make: hook.Make | None) -> None:
+def _put(wanted: _Wanted) -> None:
     # Raises for a module that cannot be imported now, and not at the first epoch.
     from ringloader._torch import internals
 
-    hook.put(internals.Loader, make)
+    stateful_class.put(wanted.stateful)
+    hook.put(internals.Loader, wanted.make)
 
 
-def _checked(function: str, given: dict[str, Any]) -> Options:
+def _wanted(function: str, stateful: bool, given: dict[str, Any]) -> _Wanted:
     from ringloader._torch import devices
 
+    checks.boolean(naming.STATEFUL, stateful)
     options = naming.checked(function, given)
     devices.resolve(options.device)
-    return options
-
-
-def _maker(options: Options) -> hook.Make:
-    return functools.partial(make_iterator, options)
+    if stateful:
+        stateful_class.check(function)
+    return _Wanted(functools.partial(make_iterator, options), stateful)
 
 
 def make_iterator(options: Options, loader: Any, previous: Callable[[Any], Any]) -> Any:

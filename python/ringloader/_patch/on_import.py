@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import sys
 
+from ringloader._patch import importing
+
 # The one in typing takes milliseconds to import, and this module is imported before every program.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from importlib.machinery import ModuleSpec
     from typing import Any
 
 # The variable names options, so that children of any kind have them; "0" and nothing mean no.
@@ -26,63 +27,17 @@ def install_with_torch(text: str) -> None:
     Args:
         text: The options, as in the environment: ``1``, or ``name=value`` with commas between.
     """
-    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Finder)]
-    if _MODULE in sys.modules:
-        _install(text)
-    else:
-        sys.meta_path.insert(0, _Finder(text))
-
-
-class _Finder:
-    """Finds nothing itself. The loader that is found for one module does one thing more."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        if name != _MODULE:
-            return None
-        for finder in sys.meta_path:
-            found = None if finder is self else finder.find_spec(name, path, target)
-            if found is not None:
-                try:
-                    _then(found.loader, self._installed)
-                except Exception as error:
-                    _say(error)
-                return found
-        return None
-
-    def _installed(self) -> None:
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
-        _install(self._text)
-
-
-def _then(loader: Any, action: Callable[[], None]) -> None:
-    """Has ``action`` called once ``loader`` has executed the module; the loader is as it was before that."""
-    execute = loader.exec_module
-
-    def exec_module(module: Any) -> None:
-        if module.__name__ == _MODULE:
-            vars(loader).pop("exec_module", None)
-        execute(module)
-        if module.__name__ == _MODULE:
-            action()
-
-    loader.exec_module = exec_module
+    importing.after(_MODULE, lambda: _install(text), _say)
 
 
 def _install(text: str) -> None:
     # torch is half imported: nothing may be imported here that needs it.
-    try:
-        from ringloader._options import naming
-        from ringloader._torch import hook
+    from ringloader._options import naming
+    from ringloader._patch import stateful
+    from ringloader._torch import hook
 
-        options = naming.from_text(text)
-        loader_class = sys.modules[_MODULE].DataLoader
-    except Exception as error:
-        _say(error)
-        return
+    options, is_stateful = naming.from_text(text)
+    loader_class = sys.modules[_MODULE].DataLoader
 
     def make(loader: Any, previous: Callable[[Any], Any]) -> Any:
         try:
@@ -94,11 +49,13 @@ def _install(text: str) -> None:
             devices.resolve(options.device)
         except Exception as error:
             hook.put(loader_class, None)
+            stateful.put(False)
             _say(error)
             return previous(loader)
         return install.make_iterator(options, loader, previous)
 
     hook.put(loader_class, make)
+    stateful.put(is_stateful, _say)
 
 
 def _say(error: Exception) -> None:

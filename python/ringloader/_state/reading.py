@@ -227,7 +227,8 @@ class _Reader:
                     passing.finish()
                     return
                 # As the ledger notes them: one index at each place, or one batch.
-                index, place = (block, at) if self._batches is not None else (block[0], at << 32)
-                passing.note(index, place, len(block))
+                index: Any = block if self._batches is not None else block[0]
+                is_whole = self._batches is None and isinstance(index, list)
+                passing.note(index, at << 32 if is_whole else at, len(block))
                 at += len(block)
         yield from indices

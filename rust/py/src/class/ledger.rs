@@ -122,8 +122,10 @@ impl Ledger {
     pub(crate) fn read_bytes(&self, kind: TaskKind, bytes: &[u8], objects: u64) -> u64 {
         let ints = ints(bytes);
         match (kind, self.whole) {
-            (TaskKind::Index | TaskKind::Indices, false) => self.core().read(ints.len() as u64, Some(ints)),
-            (TaskKind::Index | TaskKind::Indices, true) => self.core().read_whole(Some(ints)),
+            (TaskKind::Index, _) | (TaskKind::Indices, false) => {
+                self.core().read(ints.len() as u64, Some(ints))
+            }
+            (TaskKind::Indices, true) => self.core().read_whole(Some(ints)),
             (_, false) => self.core().read(objects, None::<std::iter::Empty<i64>>),
             (_, true) => self.core().read_whole(None::<std::iter::Empty<i64>>),
         }

@@ -1,0 +1,92 @@
+"""Work that waits for the import of a module. Imports no torch, and little else."""
+
+from __future__ import annotations
+
+import sys
+
+# The one in typing takes milliseconds to import, and this module is imported before every program.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from importlib.machinery import ModuleSpec
+    from typing import Any
+
+
+def after(name: str, action: Callable[[], None], say: Callable[[Exception], None] | None = None) -> None:
+    """Has ``action`` called once a module is imported, now if it is already.
+
+    Args:
+        name: The module's full name.
+        action: Is called once. It replaces an action that waits for the same module.
+        say: Is called with an error, which then stops nothing; None: errors are raised.
+    """
+    forget(name)
+    finder = _Finder(name, action, say)
+    if name in sys.modules:
+        finder.act()
+    else:
+        sys.meta_path.insert(0, finder)
+
+
+def is_waited_for(name: str) -> bool:
+    """True if an action waits for a module."""
+    return any(isinstance(finder, _Finder) and finder.name == name for finder in sys.meta_path)
+
+
+def forget(name: str) -> None:
+    """Drops the action that waits for a module, if there is one."""
+    sys.meta_path[:] = [
+        finder for finder in sys.meta_path if not (isinstance(finder, _Finder) and finder.name == name)
+    ]
+
+
+class _Finder:
+    """Finds nothing itself. The loader that is found for one module does one thing more."""
+
+    def __init__(
+        self, name: str, action: Callable[[], None], say: Callable[[Exception], None] | None
+    ) -> None:
+        self.name = name
+        self._action = action
+        self._say = say
+
+    def act(self) -> None:
+        """Does the action."""
+        self._try(self._action)
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        if name != self.name:
+            return None
+        for finder in sys.meta_path:
+            found = None if finder is self else finder.find_spec(name, path, target)
+            if found is not None:
+                self._try(self._then, found.loader)
+                return found
+        return None
+
+    def _then(self, loader: Any) -> None:
+        """Has the action done once ``loader`` has executed the module; the loader is as before after that."""
+        execute = loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            if module.__name__ == self.name:
+                vars(loader).pop("exec_module", None)
+            execute(module)
+            if module.__name__ == self.name:
+                self._done()
+
+        loader.exec_module = exec_module
+
+    def _done(self) -> None:
+        # It may have been forgotten since the loader was found.
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+            self.act()
+
+    def _try(self, action: Callable[..., None], *arguments: Any) -> None:
+        try:
+            action(*arguments)
+        except Exception as error:
+            if self._say is None:
+                raise
+            self._say(error)

@@ -1,0 +1,101 @@
+"""ringloader's loader in the place of torchdata's ``StatefulDataLoader``, by the names that modules have.
+
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+from ringloader._log import logger
+from ringloader._patch import importing
+
+MODULE = "torchdata.stateful_dataloader"
+_NAME = "StatefulDataLoader"
+
+# torchdata's class while ours is in its place.
+_theirs: Any = None
+# Namespaces of modules, with the names by which they had torchdata's class.
+_replaced: list[tuple[dict[str, Any], str]] = []
+# Namespaces that had our class by torchdata's name before.
+_left: list[dict[str, Any]] = []
+
+
+def check(function: str) -> None:
+    """Checks that there is a torchdata to replace the class of.
+
+    Raises:
+        ModuleNotFoundError: If there is none.
+    """
+    if MODULE not in sys.modules and importlib.util.find_spec("torchdata") is None:
+        raise ModuleNotFoundError(
+            f"{function} got stateful=True, and torchdata, whose StatefulDataLoader it replaces, is not "
+            "installed: install torchdata 0.8 or newer, or leave stateful out and use ringloader.DataLoader",
+            name="torchdata",
+        )
+
+
+def is_put() -> bool:
+    """True if our class is in the place of torchdata's, or will be once torchdata is imported."""
+    return _theirs is not None or importing.is_waited_for(MODULE)
+
+
+def put(is_wanted: bool, say: Callable[[Exception], None] | None = None) -> None:
+    """Puts our class in the place of torchdata's, once that is imported; False puts torchdata's back.
+
+    Args:
+        is_wanted: True for our class.
+        say: Is called with an error, which then stops nothing; None: errors are raised.
+    """
+    if not is_wanted:
+        importing.forget(MODULE)
+        _put_back()
+    elif _theirs is None:
+        importing.after(MODULE, _replace, say)
+
+
+def _replace() -> None:
+    global _theirs
+    import ringloader.dataloader
+
+    ours = ringloader.dataloader.DataLoader
+    theirs = getattr(sys.modules[MODULE], _NAME)
+    for namespace in _namespaces():
+        if namespace.get(_NAME) is ours:
+            _left.append(namespace)
+        for name in [name for name, value in namespace.items() if value is theirs]:
+            namespace[name] = ours
+            _replaced.append((namespace, name))
+    # Only now: this module's own name for it must stay.
+    _theirs = theirs
+    if made := sorted(f"{cls.__module__}.{cls.__qualname__}" for cls in theirs.__subclasses__()):
+        logger.warning(
+            "stateful=True came after these subclasses of torchdata's StatefulDataLoader, which stay "
+            "torchdata's: %s. Install before the import of their modules",
+            ", ".join(made),
+        )
+
+
+def _put_back() -> None:
+    global _theirs
+    if _theirs is None:
+        return
+    ours = sys.modules["ringloader.dataloader"].DataLoader
+    # Modules that were imported meanwhile have our class by torchdata's name.
+    for namespace, name in [*_replaced, *((namespace, _NAME) for namespace in _namespaces())]:
+        if namespace.get(name) is ours and not any(namespace is left for left in _left):
+            namespace[name] = _theirs
+    _replaced.clear()
+    _left.clear()
+    _theirs = None
+
+
+def _namespaces() -> Iterator[dict[str, Any]]:
+    """Yields the namespaces of all imported modules, without the side effects of modules that load late."""
+    for module in list(sys.modules.values()):
+        if isinstance(module, ModuleType):
+            yield object.__getattribute__(module, "__dict__")
