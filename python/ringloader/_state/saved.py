@@ -157,8 +157,8 @@ def from_dict(state: Mapping[str, Any]) -> Saved:
 
 
 def _count(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError("it must be an int, from 0 on")
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 63:
+        raise ValueError("it must be an int, from 0 on and below 2**63")
     return value
 
 
@@ -203,7 +203,7 @@ def _indices(value: object) -> tuple[int, ...]:
 
 def _ranges(value: object) -> tuple[int, ...]:
     found = _indices(value)
-    if len(found) % 2 or list(found) != sorted(set(found)):
+    if len(found) % 2 or list(found) != sorted(set(found)) or not all(0 <= end < 1 << 63 for end in found):
         raise ValueError("it must be pairs of numbers, each larger than the one before it")
     return found
 

@@ -1,4 +1,4 @@
-//! Which of an epoch's samples were delivered: a set of ordinals that is nearly always one range.
+//! The set of an epoch's samples that were delivered: by ordinals, nearly always one range.
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -111,7 +111,7 @@ pub(super) struct Walk {
     behind: usize,
 }
 
-/// What lies ahead in a walk. The number is at least 1.
+/// The ordinals that lie ahead in a walk: at least 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Run {
     /// So many ordinals that are in the set.

@@ -1,4 +1,4 @@
-//! What of an epoch was handed to the caller, noted where it happens.
+//! The part of an epoch that was handed to the caller, noted where it happens.
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -51,7 +51,7 @@ struct Current {
     has_raised: bool,
 }
 
-/// Where a caller is in an epoch.
+/// The position of a caller in an epoch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Position {
     /// The ordinals that were passed, with the base's: sorted half-open ranges that do not touch.
@@ -60,7 +60,7 @@ pub struct Position {
     pub batches: u64,
     /// The sum of the hashes of all samples in `ranges`. None if one of their indices is no int.
     pub passed_sum: Option<u64>,
-    /// The same sum over the samples that were returned.
+    /// The sum of the hashes of the samples that were returned.
     pub sum: Option<u64>,
     /// The number of tasks up to the first that was not passed. Tasks count from 0 in each ledger, without the base's.
     pub tasks: u64,
