@@ -19,12 +19,15 @@ __all__ = [
     "Kept",
     "Layout",
     "Leaves",
+    "Ledger",
     "Order",
     "Pad",
+    "Passing",
     "Pinned",
     "Pinner",
     "Places",
     "Port",
+    "Position",
     "Positions",
     "Scheduler",
     "SharedItems",
@@ -33,6 +36,7 @@ __all__ = [
     "Stream",
     "ThreadQueues",
     "ThreadScheduler",
+    "Turns",
     "WorkerEnded",
     "WorkerFds",
     "after_fork_in_child",
@@ -306,7 +310,7 @@ class Stream:
     def nones(batch: BatchRule | None) -> Stream: ...
     def roll_over(self, first: list[Any]) -> None: ...
     def next(self, draws: Draws) -> Any: ...
-    def skip(self, passing: Passing) -> None: ...
+    def skip(self, passing: Passing, place: int = 0, step: int = 1) -> None: ...
 
 @final
 class Places:
@@ -328,6 +332,7 @@ class IndexSource:
     def native(draws: Draws, ledger: Ledger | None = None, places: Places | None = None) -> IndexSource: ...
     @staticmethod
     def python(ledger: Ledger | None = None, places: Places | None = None) -> IndexSource: ...
+    def count(self, turns: Turns) -> None: ...
 
 @final
 class Ledger:
@@ -335,10 +340,10 @@ class Ledger:
 
     def __new__(
         cls,
-        ranges: list[tuple[int, int]] = [],
-        batches: int = 0,
-        passed: int | None = 0,
-        fingerprint: int | None = 0,
+        ranges: list[tuple[int, int]],
+        batches: int,
+        passed: int | None,
+        fingerprint: int | None,
         place: int = 0,
         step: int = 1,
         whole: bool = False,
@@ -373,16 +378,23 @@ class Passing:
     def __new__(
         cls,
         ranges: list[tuple[int, int]],
-        expected: int | None,
-        message: str,
-        place: int = 0,
-        step: int = 1,
-        whole: bool = False,
+        expected: int | None = None,
+        message: str = "",
     ) -> Passing: ...
     @property
     def sum(self) -> int | None: ...
-    def note(self, index: Any) -> None: ...
+    def note(self, index: Any, place: int, ordinals: int) -> None: ...
     def finish(self) -> None: ...
+
+@final
+class Turns:
+    """The batches of each worker that are passed, and whose turn it is."""
+
+    def __new__(cls, workers: int, first: int = 0) -> Turns: ...
+    def take(self) -> None: ...
+    def raised(self, returned: int) -> int | None: ...
+    def position(self) -> tuple[list[int], int]: ...
+    def when_lost(self, worker: int) -> tuple[int, int]: ...
 
 @final
 class Order:

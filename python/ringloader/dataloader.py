@@ -139,6 +139,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         watchdog: Seconds without a batch after which the logger ``ringloader`` names each late worker, its
             batch, for how long it has been in it, and its Python stack; again each time the wait has doubled
             (default: never). No effect without workers.
+        snapshot_every_n_steps: After how many batches workers take the state of a dataset, or its iterator,
+            that has ``state_dict`` and ``load_state_dict`` (default: 1). An epoch that goes on reads batches
+            again that came since. None: never, and the dataset counts as one without a state.
 
     Raises:
         ValueError: If torch refuses an argument; if a value is out of range; if ``device`` is missing or not
@@ -178,6 +181,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     _ringloader_on_error: OnError
     _ringloader_max_errors: int | None
     _ringloader_watchdog: float | None
+    _ringloader_snapshot_every_n_steps: int | None
 
     # Asked for by the iterators: other loaders pay nothing for a state.
     _ringloader_has_state = True
@@ -222,6 +226,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         on_error: OnError = RAISE,
         max_errors: int | None = None,
         watchdog: float | None = None,
+        snapshot_every_n_steps: int | None = 1,
     ) -> None:
         options = Options(
             max_shared_bytes=max_shared_bytes,
@@ -241,6 +246,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             on_error=on_error,
             max_errors=max_errors,
             watchdog=watchdog,
+            snapshot_every_n_steps=snapshot_every_n_steps,
         )
         if worker_prefetch is not None and prefetch_factor not in (None, worker_prefetch):
             raise ValueError(
@@ -338,8 +344,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         it is the state of the one that was made last; after :meth:`load_state_dict`, the loaded state until
         the next ``iter``.
 
+        Returns:
+            The state. It is ``{}`` where there is none: where torch's own loader runs, and over a map-style
+            DataPipe. The logger ``ringloader`` says so once.
+
         Raises:
-            NotImplementedError: For datasets, samplers, options and paths whose state cannot be had yet.
+            RuntimeError: If several threads share a dataset that has a state, or if taking it failed.
         """
         return tracked.state_of(self)
 
@@ -358,7 +368,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             TypeError: If it is no dict.
             ValueError: If its version is unknown, a key is missing or has a bad value, or it is the state of
                 a loader with another kind of sampler.
-            NotImplementedError: As :meth:`state_dict`.
         """
         tracked.load(self, state_dict)
 

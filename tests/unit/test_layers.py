@@ -97,7 +97,7 @@ PYTHON_MAY_USE = {
     "_report": {"_common"},
     "_sources": {"_native", "_torch", "rollover"},
     "_start": {"_common", "_log", "_worker"},
-    "_state": {"_common", "_native", "_options", "_sources", "_torch", "rollover"},
+    "_state": {"_common", "_log", "_native", "_options", "_sources", "_torch", "_worker", "rollover"},
     "_torch": {"_log", "_native"},
     "_transport": {
         "_common",

@@ -266,6 +266,14 @@ def test_other_data_is_refused():
         with pytest.raises(ValueError, match="are not those that the RandomSampler gives now"):
             iter(resumed)
         assert resumed.state_dict() == state
+    # Fewer samples than were passed.
+    for last_batch in ("keep", "rollover"):
+        loader = built(ringloader.DataLoader, "sequential", False, last_batch=last_batch)
+        list(itertools.islice(iter(loader), 3))
+        shorter = built(ringloader.DataLoader, "sequential", False, Numbers(10), last_batch=last_batch)
+        shorter.load_state_dict(loader.state_dict())
+        with pytest.raises(ValueError, match="are not those that the SequentialSampler gives now"):
+            next(iter(shorter))
     loader = built(ringloader.DataLoader, "sequential", False)
     next(iter(loader))
     longer = built(ringloader.DataLoader, "sequential", False, Numbers(N + 4))
@@ -297,6 +305,9 @@ def test_bad_input_changes_nothing():
     for change, message in (
         ({"version": 2}, "version=2"),
         ({"samples": -1}, "samples=-1: it must be an int"),
+        ({"samples": 1 << 70}, "samples=.*below"),
+        ({"overtaken": [9, 8]}, "overtaken=.*pairs of numbers"),
+        ({"overtaken": [-3, 8]}, "overtaken=.*pairs of numbers"),
         ({"_iterator_finished": 1}, "_iterator_finished=1"),
         ({"loader_generator": "AAAA"}, "loader_generator='AAAA'"),
         ({"loader_generator": None}, "no argument generator"),
@@ -340,37 +351,22 @@ def test_the_epoch_of_a_distributed_sampler_is_set():
     assert list(resumed) == list(iterator)
 
 
-class Stream(torch.utils.data.IterableDataset):
-    def __iter__(self):
-        return iter(range(4))
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"dataset": Stream()}, "an IterableDataset"),
-    ],
-)
-def test_where_there_is_no_state_yet(given, message):
-    loader = ringloader.DataLoader(**{"dataset": Numbers(4), **given})
-    with pytest.raises(NotImplementedError, match=message):
-        loader.state_dict()
-    assert sum(1 for _ in loader) > 0
-    with pytest.raises(NotImplementedError, match=message):
-        loader.state_dict()
-
-
-def test_torchs_own_path_has_no_state_yet(monkeypatch):
+def test_torchs_own_path_has_no_state(monkeypatch, caplog):
     loader = ringloader.DataLoader(Numbers())
     state = loader.state_dict()
     loader.load_state_dict(state)
     monkeypatch.setenv("RINGLOADER", "off")
-    with pytest.raises(NotImplementedError, match="torch's own path"):
+    with pytest.raises(
+        RuntimeError, match="cannot take effect where torch's own loader runs: RINGLOADER=off"
+    ):
         iter(loader)
     loader = ringloader.DataLoader(Numbers())
     next(iter(loader))
-    with pytest.raises(NotImplementedError, match="torch's own path"):
-        loader.state_dict()
+    assert loader.state_dict() == {}
+    assert loader.fingerprint() is None
+    assert "state_dict() returns {}" in caplog.text
+    loader.load_state_dict({})
+    assert len(list(loader)) == N
 
 
 def test_other_loaders_are_not_asked():

@@ -142,6 +142,15 @@ def test_a_sampler_of_another_kind(kind, workers):
         assert got + more + list(resumed) == whole
 
 
+def test_an_index_alone_has_the_place_of_torchs_samplers():
+    fingerprints = []
+    for sampler in (list(range(N)), torch.utils.data.SequentialSampler(range(N))):
+        loader = ringloader.DataLoader(Numbers(), batch_size=None, sampler=sampler)
+        list(itertools.islice(loader, 5))
+        fingerprints.append(loader.fingerprint())
+    assert fingerprints[0] == fingerprints[1]
+
+
 def test_a_sampler_with_a_state_is_not_read_again():
     loader = built("state", num_workers=2)
     list(itertools.islice(iter(loader), 3))
@@ -167,14 +176,26 @@ def test_the_state_of_a_sampler_is_a_copy():
     assert json.dumps(state) == before
 
 
-def test_other_indices_of_another_sampler_are_refused():
-    loader = built("plain", num_workers=2)
-    next(iter(loader))
-    for workers in (0, 2):
-        resumed = ringloader.DataLoader(Numbers(), sampler=Plain(N - 1), batch_size=4, num_workers=workers)
-        resumed.load_state_dict(loader.state_dict())
-        with pytest.raises(ValueError, match="are not those that the Plain gives now"):
-            next(iter(resumed))
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("kind", "other"),
+    [
+        ("plain", {"sampler": Plain(N - 1), "batch_size": 4}),
+        ("plain", {"sampler": Plain(7), "batch_size": 4}),
+        ("no batches", {"sampler": Plain(1), "batch_size": None}),
+        ("its own batches", {"batch_sampler": [[0, 1], [2, 3], [4]]}),
+        ("its own batches", {"batch_sampler": Batches(3)}),
+    ],
+)
+def test_other_indices_of_another_sampler_are_refused(kind, other, workers):
+    loader = built(kind)
+    list(itertools.islice(iter(loader), 2))
+    state = loader.state_dict()
+    state["sampler"] = type(other.get("sampler", other.get("batch_sampler"))).__name__
+    resumed = ringloader.DataLoader(Numbers(), num_workers=workers, **other)
+    resumed.load_state_dict(state)
+    with pytest.raises(ValueError, match=f"are not those that the {state['sampler']} gives now"):
+        next(iter(resumed))
 
 
 def test_an_edited_number_of_batches():

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ringloader._options.keys import Keys, Places
     from ringloader._options.on_error import Collecting
     from ringloader._placement.device import Moving
+    from ringloader._state.iterables import IterableEpoch
     from ringloader._state.tracked import Epoch
 
 
@@ -82,7 +83,7 @@ class LoaderIterator(Pausing):
     _profile_name: str
     _IterableDataset_len_called: int | None
     # What is known of the epoch beside the number of batches; None: the loader has no state.
-    _epoch: Epoch | None = None
+    _epoch: Epoch | IterableEpoch | None = None
 
     def __next__(self) -> Any:
         """Returns the next batch. MIRRORS torch dataloader.py::_BaseDataLoaderIter.__next__."""
@@ -114,7 +115,7 @@ class LoaderIterator(Pausing):
             internals.BaseIterator.__init__(self, tracked.WithoutDrawing(loader))
             self._base_seed = epoch.given_seed
         if epoch is not None:
-            epoch.begin(self._base_seed, epoch.given_seed is None)
+            epoch.begin(self, epoch.given_seed is None)
 
     def _places(self, keys: Keys) -> Places:
         """Returns the key and the places of the samples of the epoch that begins."""

@@ -15,7 +15,7 @@ from ringloader._options.checks import THREAD
 from ringloader._options.table import TABLE, Options
 from ringloader._pool import pool
 from ringloader._report import report
-from ringloader._state import tracked
+from ringloader._state import datasets, sent, tracked
 from ringloader._torch import devices, internals, select_path
 from ringloader._torch.select_path import Reason
 from ringloader._worker.options import WorkerOption
@@ -83,7 +83,7 @@ def _torchs(loader: Any, options: Options, reason: Reason, fall_back: Callable[[
 
     before = report.noted(loader)
     _check_for_torchs(loader, options, reason.text)
-    tracked.refuse(loader, tracked.TORCHS_PATH)
+    tracked.begin_torchs(loader, reason.text)
     iterator = fall_back()
     if report.noted(loader) is not before:
         # A hook further down has seen to it.
@@ -128,6 +128,8 @@ def _delivery(loader: Any, options: Options) -> Delivery:
     transform = options.device_transform
     if collecting is not None:
         transform = on_error.through(transform)
+    if transform is not None and loader.num_workers > 0 and datasets.is_asked(loader):
+        transform = sent.through(transform)
     return Delivery(Moving(device, options.device_prefetch, transform), collecting)
 
 
@@ -149,8 +151,16 @@ def _worker_options(loader: Any, options: Options, epoch: int | None) -> tuple[W
     return (
         *_fetch_options(loader, options),
         *(() if beginning is None else (beginning,)),
+        # Behind those, so that states are of the epoch's dataset, and go beside what the others make.
+        *_state_options(loader, options),
         *_seeding_options(loader, options),
     )
+
+
+def _state_options(loader: Any, options: Options) -> tuple[WorkerOption, ...]:
+    """Returns the option that takes the states of a dataset, if there may be any."""
+    option = datasets.option_for(loader, options)
+    return () if option is None else (option,)
 
 
 def _seeding_options(loader: Any, options: Options) -> tuple[WorkerOption, ...]:
@@ -169,7 +179,11 @@ def _without_workers(loader: Any, options: Options) -> Any:
     epoch = epochs.option_for(loader, options, number)
     made = SingleProcessIterator(
         loader,
-        (*_fetch_options(loader, options), *_seeding_options(loader, options)),
+        (
+            *_fetch_options(loader, options),
+            *_state_options(loader, options),
+            *_seeding_options(loader, options),
+        ),
         epoch,
         delivery,
         keys.keys_for(loader, options, number),

@@ -24,10 +24,19 @@ class Restarting:
         transport.keep_work()
         self._left = most
         self._is_iterable = is_iterable
+        # Workers the state of whose dataset is not known as of their last answer.
+        self._unknown: set[int] = set()
 
     def begin_epoch(self) -> None:
         """All restarts are there again."""
         self._left = self._most
+
+    def note_state(self, worker: int, is_known: bool) -> None:
+        """Notes if a successor of a worker can have the state of its dataset."""
+        if is_known:
+            self._unknown.discard(worker)
+        else:
+            self._unknown.add(worker)
 
     def successor(self, lost: Any, worker: int, in_hand: overdue.Late | None) -> Any:
         """The process of a worker's successor, which runs; None if there may be none.
@@ -44,7 +53,12 @@ class Restarting:
             # A signal handler raised between its start and its caller's note of it.
             return running
         lost.join(1.0)
-        if self._left == 0 or self._is_iterable or not self._transport.is_deserted(worker):
+        if (
+            worker in self._unknown
+            or self._left == 0
+            or self._is_iterable
+            or not self._transport.is_deserted(worker)
+        ):
             return None
         self._left -= 1
         self._say(lost, worker, in_hand)
@@ -63,6 +77,11 @@ class Restarting:
             return "restart_workers: the start of a successor has failed or was interrupted"
         if self._is_iterable:
             return "restart_workers: an IterableDataset is not restarted, which would begin its part again"
+        if worker in self._unknown:
+            return (
+                "restart_workers: the dataset has a state, unknown as it was behind the worker's last answer: "
+                "that batch was not handed out yet, or has no state (snapshot_every_n_steps)"
+            )
         if self._left == 0:
             return f"restart_workers={self._most}: all restarts of this epoch are used"
         return (

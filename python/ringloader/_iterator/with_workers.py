@@ -75,6 +75,8 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         try:
             loader.check_worker_number_rationality()
             self._epoch = tracked.begin(loader)
+            if self._epoch is not None:
+                self._epoch.give_starts(transport.options)
             self._init_base(loader)
             if delivery.moving is not None:
                 self._pin_memory = False
@@ -115,14 +117,16 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         self._remove_gate()
         if not first_iter:
-            self._epoch = tracked.begin(loader)
-            if self._epoch is not None:
-                self._epoch.begin(self._base_seed, False)
-        internals.BaseIterator._reset(self, loader, first_iter)
+            self._epoch = tracked.begin(loader, are_same=True)
+        internals.BaseIterator._reset(self, tracked.drawing_from(self._epoch, loader), first_iter)
+        if not first_iter and self._epoch is not None:
+            self._epoch.begin(self, False)
+            self._epoch.give_starts(self._transport.options)
         self._workers_status = [True] * self._num_workers
+        states = None if self._epoch is None else self._epoch.dataset
         if first_iter:
             self._scheduler = self._make_scheduler(self._index_source())
-            self._take_next = self._delivery.around(self._taking())
+            self._take = self._taking()
         else:
             epochs.say_if_forgotten(loader)
             epoch = epochs.resume(self, loader)
@@ -133,10 +137,14 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
             # Behind the tasks of an abandoned epoch, which still run, as torch's do. They are not waited for:
             # their results are told by their epoch.
             for worker in range(self._num_workers):
-                self._transport.send(worker, Resume(self._shared_seed, epoch))
+                start = None if states is None else states.start_of(worker)
+                self._transport.send(worker, Resume(self._shared_seed, epoch, start))
             if self._placement is not None:
                 self._scheduler.forget_placed(self._placement)
             self._scheduler.reset(self._index_source())
+        if first_iter or states is not None:
+            take = self._take if states is None else states.around(self._take)
+            self._take_next = self._delivery.around(take)
         for _ in range(self._prefetch_factor * self._num_workers):
             self._scheduler.put_index(self)
         tracked.has_begun(loader, self._epoch, self._delivery.collecting)
@@ -174,6 +182,14 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         prepare = functools.partial(lookahead.prepare, self._placement)
         self._close_placed = functools.partial(self._scheduler.close_placed, self._placement)
         return functools.partial(self._scheduler.next_placed, self._placement, prepare)
+
+    def _take_plainly(self) -> None:
+        """Gives batches as they come: no state comes with them in this epoch."""
+        take = self._delivery.around(self._take)
+        if self._gate is None:
+            self._take_next = take
+        else:
+            self._gate.take = take
 
     def _make_placement(self) -> Placement | None:
         if self._delivery.moving is not None:
@@ -251,6 +267,8 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         """Starts a successor of a worker that has ended, if there may be one."""
         successor = None
         if self._restarting is not None:
+            states = None if self._epoch is None else self._epoch.dataset
+            self._restarting.note_state(worker_id, states is None or states.succeed(worker_id))
             successor = self._restarting.successor(self._workers[worker_id], worker_id, in_hand)
         if successor is None:
             return False

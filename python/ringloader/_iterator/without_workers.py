@@ -37,6 +37,8 @@ class SingleProcessIterator(LoaderIterator, internals.SingleIterator):  # type: 
         keys: Keys | None = None,
     ) -> None:
         self._epoch = tracked.begin(loader)
+        if self._epoch is not None:
+            self._epoch.give_starts(options)
         self._init_base(loader)
         # Analysers of traces look for it.
         self._profile_name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
@@ -63,12 +65,11 @@ class SingleProcessIterator(LoaderIterator, internals.SingleIterator):  # type: 
         tracked.has_begun(loader, self._epoch, delivery.collecting)
 
     def _next_index(self) -> Any:
-        ledger = None if self._epoch is None else self._epoch.ledger
-        if ledger is None:
+        if self._epoch is None:
             return super()._next_index()
-        ledger.begin_call()
+        self._epoch.begin_call()
         index = super()._next_index()
-        ledger.take(index)
+        self._epoch.note_taken(index)
         return index
 
     def _torchs_fetcher(self, dataset: Any) -> Any:

@@ -220,6 +220,17 @@ class Options:
         on_torchs="is left out",
     )
 
+    snapshot_every_n_steps: int | None = _option(
+        1,
+        values="a positive int, or `None`",
+        without="1",
+        line="After how many batches workers take the state of a dataset that has a `state_dict`; "
+        "[details](guides/resuming.md#datasets-with-a-state). `None`: never. `ringloader.DataLoader` only.",
+        check=checks.positive_int_or_none,
+        on_torchs="is left out",
+        instead="use ringloader.DataLoader, whose loaders have a state",
+    )
+
     def __post_init__(self) -> None:
         for name, about in TABLE.items():
             about.check(name, getattr(self, name))

@@ -84,7 +84,7 @@ class NativeOrder:
         draws.given, draws.epoch = saved.drawn, saved.epoch
         stream = _opened(draws)
         if draws.rolling is None:
-            stream.skip(_native.Passing([(0, _ALL)], None, ""))
+            stream.skip(_native.Passing([(0, _ALL)]))
         while stream.next(draws) is not None:
             pass
 
@@ -154,9 +154,8 @@ class NativeOrder:
             draws.given, draws.epoch, draws.start = saved.drawn, saved.epoch, saved.start
             if saved.ranges:
                 place, step = _places(saved)
-                message = other_indices(saved, self.kind)
-                passing = _native.Passing(saved.ranges, saved.passed, message, place, step)
-                draws.begin = lambda stream: stream.skip(passing)
+                passing = _native.Passing(saved.ranges, saved.passed, other_indices(saved, self.kind))
+                draws.begin = lambda stream: stream.skip(passing, place, step)
         return draws
 
     def _sum_of(self, saved: Saved, division: Saved) -> int | None:
@@ -169,12 +168,11 @@ class NativeOrder:
         if division.rank is not None and division.num_replicas is not None:
             draws.division = (division.rank, division.num_replicas)
         draws.twins, draws.rolling = self._twins(saved), None
-        place, step = _places(division)
-        passing = _native.Passing(saved.ranges, None, "", place, step)
+        passing = _native.Passing(saved.ranges)
         stream = _opened(draws)
         if saved.rest is not None:
             stream.roll_over(list(saved.rest))
-        stream.skip(passing)
+        stream.skip(passing, *_places(division))
         stream.next(draws)
         return passing.sum
 

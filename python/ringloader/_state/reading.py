@@ -254,10 +254,7 @@ class _Reader:
         begins_behind = has_moved and self._stateful is not None and saved.has_begun
         compares = not (begins_behind or saved.is_edited)
         passing = _native.Passing(
-            ranges,
-            saved.passed if compares else None,
-            other_indices(saved, self._kind),
-            whole=self._batches is None,
+            ranges, saved.passed if compares else None, other_indices(saved, self._kind)
         )
         return self._past(indices, ranges, passing, saved.samples if begins_behind else 0)
 
@@ -265,15 +262,18 @@ class _Reader:
         self, indices: Iterator[Any], ranges: list[tuple[int, int]], passing: _native.Passing, at: int
     ) -> Iterator[Any]:
         """Yields the indices from number ``at`` on that are in none of the ranges."""
+        most = 1 if self._batches is None else _BLOCK
         for start, stop in ranges:
             yield from itertools.islice(indices, max(0, start - at))
             at = max(at, start)
             while at < stop:
-                block = list(itertools.islice(indices, min(_BLOCK, stop - at)))
+                block = list(itertools.islice(indices, min(most, stop - at)))
                 if not block:
                     passing.finish()
                     return
+                # As the ledger notes them: one index at each place, or one batch.
+                index: Any = block if self._batches is not None else block[0]
+                is_whole = self._batches is None and isinstance(index, list)
+                passing.note(index, at << 32 if is_whole else at, len(block))
                 at += len(block)
-                for item in [block] if self._batches is not None else block:
-                    passing.note(item)
         yield from indices

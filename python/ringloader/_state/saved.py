@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from ringloader._state.parts import Workers, read_workers
+
 VERSION = 1
 
 
@@ -47,6 +49,7 @@ class Saved:
         sampler_begun: The state of another sampler when the epoch began.
         sampler_state: Its state now.
         sampler_ended: True if that is one of the next epoch, because the sampler was read up to its end.
+        workers: The positions of the workers, if the dataset has a part in the state.
     """
 
     sampler: str
@@ -74,6 +77,7 @@ class Saved:
     sampler_begun: Any = None
     sampler_state: Any = None
     sampler_ended: bool = False
+    workers: Workers | None = None
 
     @property
     def has_begun(self) -> bool:
@@ -115,6 +119,8 @@ def to_dict(saved: Saved) -> dict[str, Any]:
             value = base64.b64encode(value.numpy().tobytes()).decode("ascii")
         elif kind is tuple:
             value = list(value)
+        elif kind is Workers:
+            value = value.to_dict()
         elif name in _OF_USERS:
             value = copy.deepcopy(value)
         made[key] = value
@@ -151,8 +157,8 @@ def from_dict(state: Mapping[str, Any]) -> Saved:
 
 
 def _count(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError("it must be an int, from 0 on")
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 63:
+        raise ValueError("it must be an int, from 0 on and below 2**63")
     return value
 
 
@@ -197,7 +203,7 @@ def _indices(value: object) -> tuple[int, ...]:
 
 def _ranges(value: object) -> tuple[int, ...]:
     found = _indices(value)
-    if len(found) % 2 or list(found) != sorted(set(found)):
+    if len(found) % 2 or list(found) != sorted(set(found)) or not all(0 <= end < 1 << 63 for end in found):
         raise ValueError("it must be pairs of numbers, each larger than the one before it")
     return found
 
@@ -212,6 +218,7 @@ def _or_none(read: Callable[[object], Any]) -> Callable[[object], Any]:
 
 _READ: dict[str, Callable[[object], Any]] = {
     "sampler": _text,
+    "workers": _or_none(read_workers),
     "is_finished": _flag,
     "base_seed_drawn": _flag,
     "sampler_ended": _flag,

@@ -4,32 +4,34 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import IterableDataset
 
 import ringloader._native as _native
 from ringloader._common.weak_registry import WeakRegistry
 from ringloader._options import epochs
 from ringloader._sources import samplers
-from ringloader._state import saved
+from ringloader._state import datasets, iterables, saved
+from ringloader._state.datasets import HAS_STATE, DatasetState, MapDatasetState
+from ringloader._state.iterables import IterableEpoch
 from ringloader._state.order import NativeOrder, draw_base_seed, seed_in
+from ringloader._state.parts import Workers
 from ringloader._state.reading import ReadOrder
 from ringloader._state.saved import Saved
 from ringloader._torch import internals, select_path
+from ringloader._worker.options import WorkerOption
 
 if TYPE_CHECKING:
     from ringloader._options.on_error import Collecting
 
-# On the classes of loaders that have a state.
-HAS_STATE = "_ringloader_has_state"
-TORCHS_PATH = "torch's own path"
+_MAP_PIPE = "the state of a map-style DataPipe is not known"
 
 Order = NativeOrder | ReadOrder
 
 # By loader: the epoch that began last.
-_epochs: WeakRegistry[Epoch] = WeakRegistry()
+_epochs: WeakRegistry[Epoch | IterableEpoch] = WeakRegistry()
 # By loader: the state with which the next epoch begins.
 _loaded: WeakRegistry[Saved] = WeakRegistry()
 
@@ -43,11 +45,19 @@ class Epoch:
     Args:
         order: The order of its samples.
         begun: The epoch's beginning, or the state from which it goes on.
-        why_not: The reason why it has no state.
+        why_not: The reason why it has no state, which then has no order either.
+        dataset: The states of the dataset, if it has any.
     """
 
-    def __init__(self, order: Order | None, begun: Saved, why_not: str | None = None) -> None:
+    def __init__(
+        self,
+        order: Order | None,
+        begun: Saved,
+        why_not: str | None = None,
+        dataset: MapDatasetState | None = None,
+    ) -> None:
         self.begun = begun
+        self.dataset = dataset
         self.drawn: int | torch.Tensor | None = begun.drawn
         # The seed of the workers, which the iterator then does not draw.
         self.given_seed = begun.base_seed
@@ -59,16 +69,24 @@ class Epoch:
         self._is_finished = False
         self._collecting: Collecting | None = None
 
-    def begin(self, base_seed: int, drawn: bool) -> None:
+    def begin(self, iterator: Any, drawn: bool) -> None:
         """The iterator has its seed, which it drew in this epoch or had before."""
+        base_seed: int = iterator._base_seed
         self._resumes = self.begun.has_begun
         if not self._resumes:
             self.begun = dataclasses.replace(self.begun, base_seed=base_seed, base_seed_drawn=drawn)
+
+    def give_starts(self, options: Sequence[WorkerOption]) -> None:
+        """Has workers that are about to begin go on where the epoch does."""
+        if self.dataset is not None:
+            self.dataset.give_starts(options)
 
     def read(self, iterator: Any) -> None:
         """Has an iterator without workers read the epoch from where it is."""
         if self._order is not None and self.ledger is not None:
             self._order.read(iterator, self._from(), self, self.ledger)
+        if self.dataset is not None:
+            self.dataset.ask_here()
 
     def index_source(self, iterator: Any, places: _native.Places | None) -> _native.IndexSource:
         """Returns the source of the tasks of an iterator with workers."""
@@ -76,7 +94,22 @@ class Epoch:
             return samplers.index_source(iterator._index_sampler, places)
         if isinstance(self._order, ReadOrder):
             self._order.read(iterator, self._from(), self, self.ledger)
-        return self._order.source(self._from(), self, self.ledger, places)
+        source = self._order.source(self._from(), self, self.ledger, places)
+        if self.dataset is not None:
+            source.count(self.dataset.turns)
+        return source
+
+    def begin_call(self) -> None:
+        """An iterator without workers is asked for a batch."""
+        if self.ledger is not None:
+            self.ledger.begin_call()
+
+    def note_taken(self, index: Any) -> None:
+        """An iterator without workers has read an index, whose batch it gets."""
+        if self.ledger is not None:
+            self.ledger.take(index)
+        if self.dataset is not None:
+            self.dataset.turns.take()
 
     def count_errors(self, collecting: Collecting) -> None:
         """Has the bad samples of the whole epoch count, and the batches that are left out be passed."""
@@ -102,13 +135,27 @@ class Epoch:
         """``next`` has raised."""
         if self.ledger is not None:
             self.ledger.raised()
+        if self.dataset is not None:
+            self.dataset.note_raised(iterator)
         if isinstance(error, StopIteration) and not iterator.is_paused():
             self._is_finished = True
+            if self.dataset is not None:
+                self.dataset.finish()
 
     def saved(self) -> Saved:
         """Returns the state of what ``next`` has returned."""
-        if self.why_not is not None or self._order is None or self.ledger is None:
-            raise NotImplementedError(self.why_not)
+        if self.dataset is None:
+            return self.position()
+        if self.dataset.to_drop:
+            # Nothing, or not all, was read yet of what is read again.
+            batches = self.begun.batches + self.dataset.to_drop
+            return dataclasses.replace(self.begun, num_yielded=batches, batches=batches)
+        return self.dataset.add_to(self.position())
+
+    def position(self) -> Saved:
+        """Returns the state without that of the dataset."""
+        assert self._order is not None
+        assert self.ledger is not None
         if isinstance(self.drawn, torch.Tensor) and self._is_random:
             self.drawn = seed_in(self.drawn)
         found = self.ledger.position()
@@ -143,9 +190,14 @@ def state_of(loader: Any) -> dict[str, Any]:
     """Implements ``DataLoader.state_dict``."""
     found = _loaded.get(loader)
     if found is None:
-        _check(loader)
         epoch = _epochs.get(loader)
-        found = _beginning(loader, _order_of(loader)) if epoch is None else epoch.saved()
+        why_not = epoch.why_not if isinstance(epoch, Epoch) else _MAP_PIPE if _is_map_pipe(loader) else None
+        if why_not is not None:
+            select_path.say_once(
+                f"state_dict() returns {{}}, by which a run begins its epoch anew: {why_not}"
+            )
+            return {}
+        found = _now(loader) if epoch is None else epoch.saved()
     return saved.to_dict(found)
 
 
@@ -162,33 +214,54 @@ def load(loader: Any, state: object) -> None:
     if not state:
         return
     found = saved.from_dict(state)
-    _check(loader)
-    order = _order_of(loader)
-    _check_alike(found, _beginning(loader, order))
+    if _is_map_pipe(loader):
+        raise ValueError(f"load_state_dict() got a state, but {_MAP_PIPE}")
+    _check_alike(found, _now(loader))
+    datasets.check(loader, found.workers)
     if found.epoch is not None:
-        order.set_epoch(found.epoch)
+        _order_of(loader).set_epoch(found.epoch)
     epochs.count_from(loader, found.number + found.is_finished)
     _loaded.put(loader, found)
 
 
-def begin(loader: Any) -> Epoch | None:
-    """Begins an epoch of a loader, before anything is drawn for it. None: the loader has no state."""
+def _now(loader: Any) -> Saved:
+    """Returns the state before the next epoch."""
+    return iterables.beginning(loader) if datasets.decides(loader) else _beginning(loader, _order_of(loader))
+
+
+def begin(loader: Any, are_same: bool = False) -> Epoch | IterableEpoch | None:
+    """Begins an epoch of a loader, before anything is drawn for it. None: the loader has no state.
+
+    Args:
+        loader: The loader.
+        are_same: True if the workers are those of the epoch before.
+    """
     if not getattr(type(loader), HAS_STATE, False):
         return None
-    loaded = _loaded.get(loader)
-    try:
-        _check(loader)
-    except NotImplementedError as error:
-        epoch = Epoch(None, Saved(""), str(error))
+    previous, loaded = _epochs.get(loader), _loaded.get(loader)
+    before = None if previous is None else datasets.before(loader, previous.dataset, are_same)
+    if datasets.decides(loader):
+        if loaded is None:
+            dataset = DatasetState(loader, None, before)
+            made = IterableEpoch(iterables.beginning(loader), dataset)
+        else:
+            made = iterables.resumed(loader, loaded)
+        _epochs.put(loader, made)
+        return made
+    if _is_map_pipe(loader):
+        epoch = Epoch(None, Saved(""), _MAP_PIPE)
         _epochs.put(loader, epoch)
         return epoch
     order = _order_of(loader)
-    epoch = Epoch(order, _beginning(loader, order)) if loaded is None else _resumed(loader, order, loaded)
+    if loaded is None:
+        epoch = Epoch(order, _beginning(loader, order), dataset=_states(loader, None, before))
+    else:
+        epoch = _resumed(loader, order, loaded)
     _epochs.put(loader, epoch)
     return epoch
 
 
-def has_begun(loader: Any, epoch: Epoch | None, collecting: Collecting | None) -> None:
+def has_begun(loader: Any, epoch: Epoch | IterableEpoch | None, collecting: Collecting | None) -> None:
     """Notes that an epoch has begun: the next one begins without the state that was loaded.
 
     Args:
@@ -203,7 +276,14 @@ def has_begun(loader: Any, epoch: Epoch | None, collecting: Collecting | None) -
         epoch.count_errors(collecting)
 
 
+def _states(
+    loader: Any, resumed: Workers | None, before: DatasetState | None = None
+) -> MapDatasetState | None:
+    return MapDatasetState(loader, resumed, before) if datasets.is_asked(loader) else None
+
+
 def _resumed(loader: Any, order: Order, loaded: Saved) -> Epoch:
+    workers = loaded.workers
     if loaded.loader_generator is not None:
         loader.generator.set_state(loaded.loader_generator)
         if loaded.base_seed_drawn:
@@ -212,34 +292,49 @@ def _resumed(loader: Any, order: Order, loaded: Saved) -> Epoch:
     order.restore(loaded)
     if loaded.is_finished:
         order.pass_epoch(loaded)
-        epoch = Epoch(_order_of(loader), _beginning(loader, order))
+        if workers is not None:
+            workers = workers.next_epoch(datasets.lives_on(loader))
+        begins = _beginning(loader, order)
+        epoch = Epoch(_order_of(loader), begins, dataset=_states(loader, workers))
         if loader.persistent_workers and loader.num_workers > 0:
             # Workers that had lived on would have their seed from before.
             epoch.given_seed = loaded.base_seed
         return epoch
     if not loaded.has_begun:
-        return Epoch(order, _beginning(loader, order))
+        return Epoch(order, _beginning(loader, order), dataset=_states(loader, workers))
     if named != loaded.epoch:
         select_path.say_once(
             f"the rest of an epoch is that of epoch {loaded.epoch}, which the loaded state names; "
             f"set_epoch({named}) counts from the next one on"
         )
     rest = order.resumed(loaded)
-    return Epoch(order, dataclasses.replace(rest, batch_size=_beginning(loader, order).batch_size))
+    if workers is not None and workers.drop:
+        # The position at which the states were taken.
+        batches = max(0, rest.batches - workers.drop)
+        rest = dataclasses.replace(rest, num_yielded=batches, batches=batches)
+    rest = dataclasses.replace(rest, batch_size=_beginning(loader, order).batch_size)
+    return Epoch(order, rest, dataset=_states(loader, workers))
 
 
-def refuse(loader: Any, path: str) -> None:
-    """Notes that an epoch on another path has no state.
+def begin_torchs(loader: Any, reason: str) -> None:
+    """Notes that an epoch has no state, because torch's own loader runs.
 
     Raises:
-        NotImplementedError: If the epoch was to begin with one.
+        RuntimeError: If the epoch was to go on from a state.
     """
     if not getattr(type(loader), HAS_STATE, False):
         return
-    text = f"the state of a loader on {path} cannot be had yet: ringloader.report() says why it is there"
     if _loaded.get(loader) is not None:
-        raise NotImplementedError(text)
-    _epochs.put(loader, Epoch(None, Saved(""), text))
+        raise RuntimeError(
+            f"the state that was loaded cannot take effect where torch's own loader runs: {reason}; to begin "
+            "the epoch anew, make the loader anew and load no state"
+        )
+    _epochs.put(loader, Epoch(None, Saved(""), f"torch's own loader runs: {reason}"))
+
+
+def drawing_from(epoch: Epoch | IterableEpoch | None, loader: Any) -> Any:
+    """Returns the loader, or what draws from no one's generator: an epoch that goes on has drawn before."""
+    return WithoutDrawing(loader) if isinstance(epoch, IterableEpoch) and epoch.is_resumed else loader
 
 
 class WithoutDrawing:
@@ -291,19 +386,5 @@ def _check_alike(found: Saved, now: Saved) -> None:
         )
 
 
-def _check(loader: Any) -> None:
-    """Checks that the state of a loader can be had.
-
-    Raises:
-        NotImplementedError: If it cannot.
-    """
-    dataset = loader.dataset
-    why_not = None
-    if isinstance(dataset, IterableDataset):
-        why_not = "an IterableDataset"
-    elif isinstance(dataset, internals.DATA_PIPES):
-        why_not = "a DataPipe"
-    elif hasattr(dataset, "state_dict"):
-        why_not = "a dataset that has a state_dict"
-    if why_not is not None:
-        raise NotImplementedError(f"the state of a loader with {why_not} cannot be had yet")
+def _is_map_pipe(loader: Any) -> bool:
+    return isinstance(loader.dataset, internals.DATA_PIPES) and not datasets.decides(loader)

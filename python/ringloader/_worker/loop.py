@@ -42,10 +42,12 @@ class Resume:
     Args:
         seed: The shared seed of DataPipes; None for other datasets.
         epoch: The epoch that ``set_epoch`` has named; None if it was not called.
+        start: Where the worker begins, as the option that takes states has it; None: at the beginning.
     """
 
     seed: int | None
     epoch: int | None = None
+    start: Any = None
 
 
 class Work(NamedTuple):
@@ -105,6 +107,9 @@ def run(channel: Channel, work: Work, finish: Callable[[Any], None] | None = Non
             if message.epoch is not None:
                 for option in options:
                     option.tell(message.epoch, channel.shares_dataset)
+            if message.start is not None:
+                for option in options:
+                    option.begin_at(message.start)
             fetcher = begin(dataset)
             continue
         if has_ended or channel.is_done():

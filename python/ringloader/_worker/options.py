@@ -48,6 +48,9 @@ class WorkerOption:
         """Begins an epoch, before torch makes its fetcher. Returns the dataset of the epoch."""
         return dataset
 
+    def meet(self, fetcher: Any) -> None:
+        """Gets torch's fetcher of the epoch, before any option wraps it."""
+
     def wrap(self, fetcher: Fetcher, /) -> Fetcher:
         """Returns the fetcher to ask in place of ``fetcher`` in this epoch."""
         return fetcher
@@ -59,6 +62,9 @@ class WorkerOption:
             epoch: The number.
             is_told: True if the dataset was told already, because it is the main process's.
         """
+
+    def begin_at(self, start: Any) -> None:
+        """Sets where the epoch begins that begins next, if that is not its beginning."""
 
     def leave(self) -> None:
         """Ends an epoch in which nothing is fetched, after :meth:`begin`."""
@@ -111,6 +117,8 @@ def begin_epoch(
             option.miss()
         return Failing(error, once=is_iterable)
     torchs = make(dataset)
+    for option in options:
+        option.meet(torchs)
     fetcher = wrapped(options, torchs, is_iterable)
     if finish is not None:
         finish(torchs)

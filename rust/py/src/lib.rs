@@ -64,6 +64,7 @@ mod _native {
         class::slot_memory::SlotMemory,
         class::stream::{BatchRule, Stream},
         class::thread_queues::ThreadQueues,
+        class::turns::Turns,
         class::worker_fds::WorkerFds,
         collate::default_collate::Collate,
         collate::default_convert::Convert,

@@ -84,6 +84,11 @@ impl Dispatch {
         Some(chosen as u32)
     }
 
+    /// Has the cycle name `worker` next.
+    pub fn begin_at(&mut self, worker: u32) {
+        self.position = worker as usize;
+    }
+
     /// A task went to `worker`.
     pub fn sent(&mut self, worker: u32) {
         self.workers[worker as usize].outstanding += 1;

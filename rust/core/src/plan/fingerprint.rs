@@ -26,9 +26,11 @@ fn mixed(z: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Returns the sum of the hashes of the samples at `place`, `place + step`, ..., modulo 2^64.
+/// Returns the sum of the hashes of the samples at `place`, `place + step`, ..., modulo 2^64. Parts of an epoch add up to
+/// the whole, in any order and by any number of ranks.
 #[inline]
-pub(super) fn sum_of(place: u64, step: u64, indices: impl Iterator<Item = i64>) -> u64 {
+#[must_use]
+pub fn fingerprint_of(place: u64, step: u64, indices: impl IntoIterator<Item = i64>) -> u64 {
     // The product of a place is that of the one before it and a constant.
     let (mut product, step) = (place.wrapping_add(1).wrapping_mul(STEP), step.wrapping_mul(STEP));
     let mut sum = 0_u64;
@@ -37,39 +39,4 @@ pub(super) fn sum_of(place: u64, step: u64, indices: impl Iterator<Item = i64>) 
         product = product.wrapping_add(step);
     }
     sum
-}
-
-/// Adds up hashes of samples. The order in which they are added, and by how many ranks, makes no difference.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Fingerprint {
-    sum: u64,
-    place: u64,
-    step: u64,
-}
-
-impl Fingerprint {
-    /// Samples at places `place`, `place + step`, ...: with a `DistributedSampler` its rank and number of ranks, else
-    /// 0 and 1.
-    #[must_use]
-    pub fn new(place: u64, step: u64) -> Self {
-        Self { sum: 0, place, step }
-    }
-
-    /// Adds the samples at the next places.
-    pub fn add(&mut self, indices: &[i64]) {
-        self.sum = self.sum.wrapping_add(sum_of(self.place, self.step, indices.iter().copied()));
-        self.place = self.place.wrapping_add(self.step.wrapping_mul(indices.len() as u64));
-    }
-
-    /// Returns the sum, modulo 2^64.
-    #[must_use]
-    pub fn sum(&self) -> u64 {
-        self.sum
-    }
-
-    /// Returns the place of the sample that is added next.
-    #[must_use]
-    pub fn place(&self) -> u64 {
-        self.place
-    }
 }

@@ -9,6 +9,7 @@
 //! | [`fingerprint`] | whether the samples that were passed over are those of a state |
 //! | [`places`] | the place of each sample in its epoch |
 //! | [`dispatch`] | which worker gets the next task |
+//! | [`turns`] | which worker's batches were handed to the caller, and whose turn it is then |
 //! | [`reorder`] | tasks that were sent, results that arrived, and whose turn it is |
 //!
 //! Nothing here draws, waits or sends: a stream says what it needs, and the caller fetches it at that moment.
@@ -40,11 +41,13 @@ pub mod ledger;
 pub mod places;
 pub mod reorder;
 pub mod sampler;
+pub mod turns;
 
 pub use delivered::Delivered;
 pub use dispatch::{Dispatch, Order};
-pub use fingerprint::{Fingerprint, sample_hash};
+pub use fingerprint::{fingerprint_of, sample_hash};
 pub use ledger::{Ledger, Position};
 pub use places::{Places, Run, TaskPlaces};
 pub use reorder::{Next, ReorderBuffer};
 pub use sampler::{BatchRule, Draw, Indices, Source, Step, Stream, Supply};
+pub use turns::Turns;

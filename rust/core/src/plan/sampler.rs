@@ -17,18 +17,16 @@ mod drawn;
 mod once;
 mod random;
 mod shuffle;
-mod skip;
 
 use std::fmt::Debug;
 use std::vec;
 
-use super::delivered::{Delivered, Run};
+use super::delivered::{Delivered, Run, Walk};
 use crate::{Error, Result};
 use drawn::Draws;
 use once::Once;
 use random::Random;
 use shuffle::Shuffle;
-use skip::Skip;
 
 /// Indices in memory that another object owns, such as a tensor.
 pub trait Indices: Send + Debug {
@@ -138,8 +136,10 @@ pub enum Step<'a> {
     /// Indices that a [skip](Stream::skip) passed over, at least one and no more than [`Stream::PASS`]. Ask again: they
     /// may come while a batch is being read.
     Passed {
-        /// The place of the first; the others follow in steps.
+        /// The place of the first.
         place: u64,
+        /// The step from each place to the next.
+        step: u64,
         /// The indices.
         indices: &'a [i64],
     },
@@ -217,7 +217,8 @@ pub struct Stream {
     /// What an earlier stream left, before all that the generator gives.
     first: vec::IntoIter<i64>,
     generator: Generator,
-    skip: Option<Skip>,
+    /// Past the indices that are not handed out.
+    walk: Option<Walk>,
     rule: Option<BatchRule>,
     /// Indices of the batch that is being read; after it was handed out, until the next request.
     batch: Vec<i64>,
@@ -277,7 +278,7 @@ impl Stream {
         Ok(Self {
             first: Vec::new().into_iter(),
             generator,
-            skip: None,
+            walk: None,
             rule,
             batch: Vec::new(),
             state: StreamState::Ready,
@@ -313,8 +314,7 @@ impl Stream {
                     None => Step::Index(self.batch[0]),
                 });
             }
-            let run = self.skip.as_ref().map_or(Run::Out(missing), Skip::run);
-            let before = self.batch.len();
+            let run = self.walk.as_ref().map_or(Run::Out(missing), Walk::run);
             let (limit, out) = match run {
                 Run::Out(run) => (run.min(missing), &mut self.batch),
                 Run::In(run) => {
@@ -322,21 +322,21 @@ impl Stream {
                     (run.min(Self::PASS), &mut self.passed)
                 }
             };
-            match pull(&mut self.first, &mut self.generator, limit, out)? {
-                Pull::Some => {}
+            let before = out.len();
+            let read = match pull(&mut self.first, &mut self.generator, limit, out)? {
+                Pull::Some => (out.len() - before) as u64,
                 Pull::Need(draw) => {
                     self.state = StreamState::Needs(draw);
                     return Ok(Step::Need(draw));
                 }
                 Pull::End => return Ok(self.last()),
-            }
-            if let Some(skip) = &mut self.skip {
-                match run {
-                    Run::Out(_) => skip.keep((self.batch.len() - before) as u64),
-                    Run::In(_) => {
-                        self.state = StreamState::Answered;
-                        return Ok(Step::Passed { place: skip.pass(&self.passed), indices: &self.passed });
-                    }
+            };
+            if let Some(walk) = &mut self.walk {
+                let (place, step) = walk.place();
+                walk.advance(read);
+                if let Run::In(_) = run {
+                    self.state = StreamState::Answered;
+                    return Ok(Step::Passed { place, step, indices: &self.passed });
                 }
             }
         }
@@ -372,7 +372,7 @@ impl Stream {
     /// is read when it is reached, and handed over as [`Step::Passed`], so that each draw belongs to the request to
     /// which it belongs in torch. What rolls over from an earlier stream has the first ordinals.
     ///
-    /// The sample of ordinal `k` has the place `place + k * step`, which [`passed`](Self::passed) needs.
+    /// The sample of ordinal `k` has the place `place + k * step`.
     ///
     /// # Errors
     /// [`Error::Config`] for a stream that was asked, and one without indices.
@@ -382,57 +382,8 @@ impl Stream {
                 "only a stream of indices, from its beginning, can pass over some".into(),
             ));
         }
-        self.skip = Some(Skip::new(base, place, step));
+        self.walk = Some(Walk::new(base, place, step));
         Ok(())
-    }
-
-    /// Returns the number of indices that a [`skip`](Self::skip) has passed over so far, and the sum of their hashes
-    /// modulo 2^64. Once they are as many as the base has, the base is passed; the stream's end may come before.
-    pub fn passed(&self) -> (u64, u64) {
-        self.skip.as_ref().map_or((0, 0), Skip::passed)
-    }
-
-    /// Passes over up to `limit` indices, before the first batch or between two of them, without making batches. Ask
-    /// again with what is left of the limit, as after [`next`](Self::next): the step is one of
-    ///
-    /// - [`Step::Batch`]: these were passed, at least one and no more than [`PASS`](Self::PASS);
-    /// - [`Step::Nones`]: the whole limit was passed;
-    /// - [`Step::Need`]: as of [`next`](Self::next);
-    /// - [`Step::End`]: there are no more, which the next request finds too.
-    ///
-    /// It draws what reading them would draw, and at the end what torch draws there.
-    ///
-    /// # Errors
-    /// As [`next`](Self::next).
-    pub fn pass(&mut self, limit: u64) -> Result<Step<'_>> {
-        if self.has_ended() || limit == 0 {
-            return Ok(Step::End);
-        }
-        if let Generator::InfiniteNone = self.generator {
-            return Ok(Step::Nones(limit));
-        }
-        let limit = limit.min(Self::PASS);
-        match std::mem::replace(&mut self.state, StreamState::Ended) {
-            StreamState::Ready => self.batch.clear(),
-            state => debug_assert_eq!(state, StreamState::Answered),
-        }
-        self.passed.clear();
-        match pull(&mut self.first, &mut self.generator, limit, &mut self.passed)? {
-            Pull::Some => {
-                self.state = StreamState::Ready;
-                Ok(Step::Batch(&self.passed))
-            }
-            Pull::Need(draw) => {
-                self.state = StreamState::Needs(draw);
-                Ok(Step::Need(draw))
-            }
-            Pull::End => {
-                self.state = StreamState::Ready;
-                // Not to be pulled again: it has drawn what comes last.
-                self.generator = Generator::Once(Once::empty());
-                Ok(Step::End)
-            }
-        }
     }
 
     /// Returns the indices that a stream with rollover has left. Empty before the stream's end, and after they were
@@ -494,6 +445,7 @@ impl Stream {
         self.first = Vec::new().into_iter();
         self.generator = Generator::Once(Once::empty());
         self.batch = Vec::new();
+        self.passed = Vec::new();
         Step::End
     }
 }

@@ -381,6 +381,17 @@ impl<T> Scheduler<T> {
             .then_some(seq & SEQ_MASK)
     }
 
+    /// Has the next task, the epoch's first, go to `worker`, as where an epoch goes on that stopped before its turn.
+    pub fn begin_at(&mut self, worker: u32) {
+        self.dispatch.begin_at(worker);
+    }
+
+    /// The number of tasks of `worker` whose results have not come. Looks at every task.
+    #[must_use]
+    pub fn awaited_of(&self, worker: u32) -> u64 {
+        self.tasks.awaited_tasks().filter(|&(_, of)| of == worker).count() as u64
+    }
+
     /// A batch of `worker` is about to be handed out.
     pub fn delivered(&mut self, worker: u32) {
         self.dispatch.delivered(worker);

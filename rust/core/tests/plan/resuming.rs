@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use ringloader_core::plan::{BatchRule, Delivered, Ledger, Position, Source, Step, Stream, sample_hash};
 
 use crate::generators::{Batches, Distributed, Rng};
-use crate::streams::{Outcome, num_samples, request, sampler};
+use crate::streams::{Outcome, Passed, num_samples, request, request_past, sampler};
 
 /// What becomes of an incomplete last batch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -128,12 +128,10 @@ impl Model {
         let in_turn = tasks.iter().take_while(|&&is_settled| is_settled).count();
         Position {
             ranges,
-            samples: passed.iter().flatten().count() as u64,
             batches: self.batches + u64::from(current.is_some()),
             passed_sum: Some(passed_sum),
             sum: Some(sum),
             tasks: in_turn as u64,
-            ahead: (in_turn..tasks.len()).filter(|&task| tasks[task]).map(|task| task as u64).collect(),
         }
     }
 }
@@ -157,14 +155,13 @@ struct Stop {
 }
 
 fn beginning() -> Position {
-    let (ranges, ahead) = (vec![], vec![]);
-    Position { ranges, samples: 0, batches: 0, passed_sum: Some(0), sum: Some(0), tasks: 0, ahead }
+    Position { ranges: vec![], batches: 0, passed_sum: Some(0), sum: Some(0), tasks: 0 }
 }
 
 /// Reads on from a position. Every batch, and every position, is that of the model.
 fn read(epoch: &Epoch<'_>, leg: &Leg, from: &Position, model: &mut Model) -> Stop {
     let base = Delivered::from_ranges(from.ranges.iter().copied()).expect("the ranges of a position");
-    assert_eq!((base.count(), base.ranges().collect::<Vec<_>>()), (from.samples, from.ranges.clone()));
+    assert_eq!(base.ranges().collect::<Vec<_>>(), from.ranges);
     let rule = leg.rule(epoch.last);
     let mut stream = Stream::new((epoch.source)(), rule).expect("a sampler that torch accepts");
     if epoch.last == Last::RollsOver {
@@ -173,7 +170,7 @@ fn read(epoch: &Epoch<'_>, leg: &Leg, from: &Position, model: &mut Model) -> Sto
     stream.skip(base.clone(), model.place, model.step).expect("a fresh stream");
     let mut ledger =
         Ledger::new(base.clone(), model.place, model.step, from.passed_sum, from.sum, from.batches);
-    let mut rng = epoch.rng.clone();
+    let (mut rng, mut passed) = (epoch.rng.clone(), Passed::default());
 
     let mut remaining = model.remaining();
     let (mut tasks, mut settled, mut under_way) = (Vec::<Vec<usize>>::new(), Vec::new(), Vec::new());
@@ -188,7 +185,7 @@ fn read(epoch: &Epoch<'_>, leg: &Leg, from: &Position, model: &mut Model) -> Sto
         }
         loop {
             while !is_read && under_way.len() < leg.tasks {
-                let indices = match request(&mut stream, &mut rng, epoch.word_by_word) {
+                let indices = match request_past(&mut stream, &mut rng, epoch.word_by_word, &mut passed) {
                     Outcome::Batch(batch) => batch,
                     Outcome::Index(index) => vec![index],
                     end => {
@@ -247,7 +244,7 @@ fn read(epoch: &Epoch<'_>, leg: &Leg, from: &Position, model: &mut Model) -> Sto
     let has_ended = is_read && under_way.is_empty() && current.is_none_or(|current| !current.1);
     if has_ended {
         // All that was to be passed over is that of the position: there is nothing to be refused.
-        assert_eq!(stream.passed(), (from.samples, from.passed_sum.expect("ints")));
+        assert_eq!(passed, Passed { count: base.count(), sum: from.passed_sum.expect("ints") });
         let size = rule.map_or(1, |rule| rule.size as usize);
         let is_cut = rule.is_some_and(|rule| rule.drop_last);
         assert!(if is_cut { remaining.len() < size } else { remaining.is_empty() }, "{remaining:?} are left");
@@ -378,7 +375,7 @@ proptest! {
                 let passed = (0..).zip(&model.passed).filter(|(_, passed)| passed.is_some());
                 places.extend(passed.map(|(ordinal, _): (u64, _)| start + rank + ordinal * ranks));
                 sum = sum.wrapping_add(position.passed_sum.expect("ints"));
-                samples.push(position.samples);
+                samples.push(model.passed.iter().flatten().count() as u64);
             }
             let of_part = places.iter().filter(|&&place| place >= start);
             let hashes = of_part.map(|&place| sample_hash(place, order[(place % len) as usize]));
@@ -415,8 +412,9 @@ fn nothing_is_left_of_an_epoch_that_is_passed_over() {
             let mut again = rng;
             let mut stream = Stream::new(source(), rule).expect("a good source");
             stream.skip(Delivered::first(u64::MAX), 0, 1).expect("a fresh stream");
-            assert_eq!(request(&mut stream, &mut again, false), Outcome::Stop);
-            assert_eq!((stream.passed().0, &again.draws), (whole.len() as u64, &after.draws));
+            let mut passed = Passed::default();
+            assert_eq!(request_past(&mut stream, &mut again, false, &mut passed), Outcome::Stop);
+            assert_eq!((passed.count, &again.draws), (whole.len() as u64, &after.draws));
             assert_eq!(stream.next(), Ok(Step::End));
         }
     }

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use proptest::prelude::*;
-use ringloader_core::plan::{BatchRule, Draw, Source, Step, Stream, Supply};
+use ringloader_core::plan::{BatchRule, Draw, Source, Step, Stream, Supply, sample_hash};
 use ringloader_core::{Error, Result};
 
 use crate::generators::{self, Batches, Distributed, Items, Raised, Rng, Shared};
@@ -60,16 +60,47 @@ pub(crate) enum Outcome {
     Stop,
 }
 
-/// One request as a binding serves it, permutations whole or word by word: a draw that raises leaves the need
-/// unanswered.
+/// How many samples a stream has passed over, and the sum of their hashes.
+#[derive(PartialEq, Debug, Default)]
+pub(crate) struct Passed {
+    pub(crate) count: u64,
+    pub(crate) sum: u64,
+}
+
+impl Passed {
+    pub(crate) fn add(&mut self, place: u64, index: i64) {
+        self.count += 1;
+        self.sum = self.sum.wrapping_add(sample_hash(place, index));
+    }
+}
+
+/// A request to a stream that passes over nothing, as [`request_past`].
 pub(crate) fn request(stream: &mut Stream, rng: &mut Rng, word_by_word: bool) -> Outcome {
+    let mut passed = Passed::default();
+    let outcome = request_past(stream, rng, word_by_word, &mut passed);
+    assert_eq!(passed.count, 0);
+    outcome
+}
+
+/// One request as a binding serves it, permutations whole or word by word: a draw that raises leaves the need
+/// unanswered. Adds what was passed over.
+pub(crate) fn request_past(
+    stream: &mut Stream,
+    rng: &mut Rng,
+    word_by_word: bool,
+    passed: &mut Passed,
+) -> Outcome {
     loop {
         let need = match stream.next() {
             Ok(Step::Batch(batch)) => return Outcome::Batch(batch.to_vec()),
             Ok(Step::Index(index)) => return Outcome::Index(index),
             Ok(Step::End) => return Outcome::Stop,
-            Ok(Step::Passed { indices, .. }) => {
+            Ok(Step::Passed { mut place, step, indices }) => {
                 assert!(!indices.is_empty() && indices.len() as u64 <= Stream::PASS);
+                for &index in indices {
+                    passed.add(place, index);
+                    place = place.wrapping_add(step);
+                }
                 continue;
             }
             Ok(Step::Need(need)) => need,
@@ -82,7 +113,7 @@ pub(crate) fn request(stream: &mut Stream, rng: &mut Rng, word_by_word: bool) ->
 }
 
 /// The answer to a need; `None` if the draw raises.
-pub(crate) fn answer(need: Draw, rng: &mut Rng, word_by_word: bool) -> Option<Supply> {
+fn answer(need: Draw, rng: &mut Rng, word_by_word: bool) -> Option<Supply> {
     Some(match need {
         Draw::NumSamples => Supply::NumSamples(rng.read_num_samples()),
         Draw::Words { count } => Supply::Indices(Box::new(rng.words(count))),

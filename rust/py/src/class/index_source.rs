@@ -10,6 +10,7 @@ use ringloader_core::transport::message::TaskIndex;
 
 use super::ledger::Ledger;
 use super::stream::Stream;
+use super::turns::Turns;
 use crate::index::codec::encode_index_or_pickle;
 use crate::index::places::{Places, with_places};
 use crate::python::{Callbacks, Draws};
@@ -26,6 +27,8 @@ pub(crate) struct IndexSource {
     ledger: Option<Py<Ledger>>,
     /// For workers that seed their generators by places: gives them to tasks.
     places: Option<Py<Places>>,
+    /// Counts the batches of each worker, for a loader whose dataset has a part in the state.
+    turns: OnceLock<Py<Turns>>,
 }
 
 #[pymethods]
@@ -34,14 +37,19 @@ impl IndexSource {
     #[staticmethod]
     #[pyo3(signature = (draws, ledger=None, places=None))]
     fn native(draws: Py<PyAny>, ledger: Option<Py<Ledger>>, places: Option<Py<Places>>) -> Self {
-        Self { draws: Some(draws), stream: OnceLock::new(), ledger, places }
+        Self { draws: Some(draws), stream: OnceLock::new(), ledger, places, turns: OnceLock::new() }
     }
 
     /// Any other, read by torch's `_next_index`.
     #[staticmethod]
     #[pyo3(signature = (ledger=None, places=None))]
     fn python(ledger: Option<Py<Ledger>>, places: Option<Py<Places>>) -> Self {
-        Self { draws: None, stream: OnceLock::new(), ledger, places }
+        Self { draws: None, stream: OnceLock::new(), ledger, places, turns: OnceLock::new() }
+    }
+
+    /// Has the batches of each worker be counted too, and the first task go to the worker that `turns` names.
+    fn count(&self, turns: Py<Turns>) {
+        let _ = self.turns.set(turns);
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
@@ -57,6 +65,9 @@ impl IndexSource {
         if let Some(ledger) = &self.ledger {
             ledger.get().begin_call();
         }
+        if let Some(turns) = self.turns.get() {
+            turns.get().begin();
+        }
     }
 
     /// Notes that the task that was read last could not be sent.
@@ -66,11 +77,33 @@ impl IndexSource {
         }
     }
 
-    /// Notes that the caller gets the batch of a task.
-    pub(crate) fn note_got(&self, task: u64) {
+    /// Notes that the caller gets the batch of a task, which a worker has made.
+    pub(crate) fn note_got(&self, task: u64, worker: u32) {
         if let Some(ledger) = &self.ledger {
             ledger.get().got(task);
         }
+        if let Some(turns) = self.turns.get() {
+            turns.get().got(worker);
+        }
+    }
+
+    /// Notes that the task that was read last went to a worker.
+    pub(crate) fn note_sent(&self, worker: u32) {
+        if let Some(turns) = self.turns.get() {
+            turns.get().sent(worker);
+        }
+    }
+
+    /// Notes that a worker was lost, with so many tasks that it has not answered.
+    pub(crate) fn note_lost(&self, worker: u32, awaited: impl FnOnce() -> u64) {
+        if let Some(turns) = self.turns.get() {
+            turns.get().lost(worker, awaited());
+        }
+    }
+
+    /// Returns the worker that gets the first task.
+    pub(crate) fn first_worker(&self) -> u32 {
+        self.turns.get().map_or(0, |turns| turns.get().first())
     }
 
     /// The next index, as a task's bytes, which may be unpickled more than once if `again`; `None` at the sampler's

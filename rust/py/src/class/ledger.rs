@@ -8,7 +8,7 @@ use ringloader_core::plan::{Delivered, Ledger as Core};
 use ringloader_core::transport::message::TaskKind;
 
 use crate::gil::exception;
-use crate::index::codec::encode_index;
+use crate::index::codec::{encode_index, ints};
 
 /// The position of an epoch.
 #[pyclass(frozen, get_all, module = "ringloader._native")]
@@ -37,7 +37,7 @@ pub(crate) struct Ledger {
 impl Ledger {
     /// An epoch of which `ranges` of ordinals are passed, in `batches` batches. Ordinal `k` is at `place + k * step`.
     #[new]
-    #[pyo3(signature = (ranges=Vec::new(), batches=0, passed=Some(0), fingerprint=Some(0), place=0, step=1, whole=false))]
+    #[pyo3(signature = (ranges, batches, passed, fingerprint, place=0, step=1, whole=false))]
     fn new(
         ranges: Vec<(u64, u64)>,
         batches: u64,
@@ -111,23 +111,23 @@ impl Ledger {
     pub(crate) fn read(&self, index: &Bound<'_, PyAny>) -> PyResult<u64> {
         Ok(match encode_index(index)? {
             Some((kind, bytes)) => self.read_bytes(kind, &bytes, 1),
-            None => self.read_bytes(TaskKind::PickledIndex, &[], length(index)),
+            None => {
+                let objects = index.cast::<PyList>().map_or(1, |list| list.len() as u64);
+                self.read_bytes(TaskKind::PickledIndex, &[], objects)
+            }
         })
     }
 
     /// As [`read`](Self::read), of the bytes of a task, which has `objects` indices if they are no ints.
     pub(crate) fn read_bytes(&self, kind: TaskKind, bytes: &[u8], objects: u64) -> u64 {
-        let ints = bytes.chunks_exact(8).map(|word| i64::from_le_bytes(word.try_into().unwrap_or_default()));
+        let ints = ints(bytes);
         match (kind, self.whole) {
-            (TaskKind::Index | TaskKind::Indices, false) => self.core().read(ints.len() as u64, Some(ints)),
-            (TaskKind::Index | TaskKind::Indices, true) => self.core().read_whole(Some(ints)),
+            (TaskKind::Index, _) | (TaskKind::Indices, false) => {
+                self.core().read(ints.len() as u64, Some(ints))
+            }
+            (TaskKind::Indices, true) => self.core().read_whole(Some(ints)),
             (_, false) => self.core().read(objects, None::<std::iter::Empty<i64>>),
             (_, true) => self.core().read_whole(None::<std::iter::Empty<i64>>),
         }
     }
-}
-
-/// Returns how many indices an object has that is no list of ints: a list its items, any other is one.
-pub(super) fn length(index: &Bound<'_, PyAny>) -> u64 {
-    index.cast::<PyList>().map_or(1, |list| list.len() as u64)
 }

@@ -17,4 +17,5 @@ pub(crate) mod sent_tasks;
 pub(crate) mod slot_memory;
 pub(crate) mod stream;
 pub(crate) mod thread_queues;
+pub(crate) mod turns;
 pub(crate) mod worker_fds;

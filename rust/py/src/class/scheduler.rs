@@ -179,8 +179,8 @@ struct State<I> {
     source: Py<IndexSource>,
     /// Batches that were taken and not yet handed out, in their order.
     taken: VecDeque<Taken>,
-    /// A batch, with its task, that was to be handed out when an interrupt came. It is the next.
-    kept: Option<(u64, Py<PyAny>)>,
+    /// A batch that was to be handed out when an interrupt came, with its task and its worker. It is the next.
+    kept: Option<((u64, u32), Py<PyAny>)>,
     /// The batch that was taken next, if there was no memory to keep it with the others.
     unplaced: Option<(Taken, Py<PyAny>)>,
     /// The end of a worker's iterable dataset, where that was found ahead of its turn. To end the worker then would
@@ -236,7 +236,8 @@ impl<E: ParentEnd> Scheduling<E> {
             Order::AsCompleted => CoreOrder::AsCompleted,
             Order::AsCompletedRoundRobin => CoreOrder::AsCompletedRoundRobin,
         };
-        let core = Core::new(workers, prefetch_factor, order);
+        let mut core = Core::new(workers, prefetch_factor, order);
+        core.begin_at(source.get().first_worker());
         let (taken, sent) = (VecDeque::new(), SentTasks::default());
         let (end_ahead, ends_kept) = (None, Vec::new());
         let timeout = (timeout > 0.0).then_some(timeout);
@@ -292,6 +293,7 @@ impl<E: ParentEnd> Scheduling<E> {
     fn reset(&self, py: Python<'_>, source: Py<IndexSource>) -> PyResult<()> {
         let mut state = self.lock(py)?;
         state.core.reset();
+        state.core.begin_at(source.get().first_worker());
         state.taken.clear();
         let kept = state.kept.take();
         let unplaced = state.unplaced.take();
@@ -326,15 +328,15 @@ impl<E: ParentEnd> Scheduling<E> {
     ) -> PyResult<Bound<'py, PyAny>> {
         let py = callbacks.py();
         state.source.get().begin_call();
-        if let Some((seq, data)) = state.kept.take() {
-            return self.hand_out(state, callbacks, seq, data.into_bound(py));
+        if let Some((of, data)) = state.kept.take() {
+            return self.hand_out(state, callbacks, of, data.into_bound(py));
         }
         let unpack = |delivery| E::of(&self.engine).unpack(py, delivery);
         let Some(Turn { seq, worker, data }) = self.advance(state, callbacks, true, unpack)? else {
             return Err(invalid_state());
         };
         state.core.delivered(worker);
-        self.hand_out(state, callbacks, seq, data)
+        self.hand_out(state, callbacks, (seq, worker), data)
     }
 
     /// Makes every call for a batch raise `RuntimeError` with this text from now on, also one that waits in another

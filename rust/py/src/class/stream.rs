@@ -8,8 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyList;
 use pyo3::{PyTraverseError, PyVisit};
 use ringloader_core::Error;
-use ringloader_core::plan::{BatchRule as CoreRule, Draw, Source, Step, Supply};
-use ringloader_core::sync::{AtomicBool, Ordering};
+use ringloader_core::plan::{BatchRule as CoreRule, Draw, Source, Step, Supply, fingerprint_of};
 use ringloader_core::transport::message::{TaskIndex, TaskKind};
 
 use super::passing::Passing;
@@ -49,8 +48,6 @@ pub(crate) struct Stream {
     resizable: Option<Py<PyAny>>,
     /// The sampler in whose `indices` the numbers are positions.
     through: Option<Py<PyAny>>,
-    /// True if `draws` gets the incomplete last batch.
-    rolls_over: AtomicBool,
     /// With `through`, what it begins with: it has no positions, and [`placeholder`]s stand for it.
     carried: OnceLock<Py<PyList>>,
     /// Compares the indices that are passed over.
@@ -129,7 +126,6 @@ impl Stream {
         if self.through.is_some() {
             let _ = self.carried.set(first.clone().unbind());
         }
-        self.rolls_over.store(true, Ordering::Relaxed);
         Ok(())
     }
 
@@ -140,9 +136,11 @@ impl Stream {
         read.map(|((kind, bytes), _)| decode_index(py, kind, &bytes).map(Bound::unbind)).transpose()
     }
 
-    /// Passes over what `passing` has, and has it compare these indices. For a stream that was not asked yet.
-    fn skip(&self, passing: Py<Passing>) -> PyResult<()> {
-        self.core().skip(passing.get().ranges(), 0, 1).map_err(exception)?;
+    /// Passes over what `passing` has, and has it compare these indices: ordinal `k` is at `place + k * step`. For a
+    /// stream that was not asked yet.
+    #[pyo3(signature = (passing, place=0, step=1))]
+    fn skip(&self, passing: Py<Passing>, place: u64, step: u64) -> PyResult<()> {
+        self.core().skip(passing.get().ranges().clone(), place, step).map_err(exception)?;
         let _ = self.passing.set(passing);
         Ok(())
     }
@@ -164,14 +162,15 @@ impl Stream {
             core: Mutex::new(core),
             resizable,
             through: None,
-            rolls_over: AtomicBool::new(false),
             carried: OnceLock::new(),
             passing: OnceLock::new(),
         })
     }
 
-    fn note_passed(&self, note: impl FnOnce(&Passing) -> PyResult<()>) -> PyResult<()> {
-        self.passing.get().map_or(Ok(()), |passing| note(passing.get()))
+    /// Has the indices that are passed over compared. Other ones end the stream.
+    fn compare(&self, compare: impl FnOnce(&Passing) -> PyResult<()>) -> PyResult<()> {
+        let compared = self.passing.get().map_or(Ok(()), |passing| compare(passing.get()));
+        compared.inspect_err(|_| self.core().close())
     }
 
     /// The next index, as a task's bytes, which may be unpickled more than once if `again`, and the number of its
@@ -209,21 +208,25 @@ impl Stream {
                         return Ok(Some(((TaskKind::Nones, word(count as i64)), count)));
                     }
                     (Ok(Step::None), _) => return Ok(Some(((TaskKind::None, Vec::new()), 1))),
-                    (Ok(Step::Passed { indices: positions, .. }), Some(sampler)) => {
+                    (Ok(Step::Passed { place, indices: positions, .. }), Some(sampler)) => {
                         let positions = positions.to_vec();
                         drop(core);
                         let found =
                             self.look_up(sampler, draws, |indices| self.items(indices, &positions))?;
-                        self.note_passed(|passing| passing.note(&found))?;
+                        self.compare(|passing| passing.note(&found, place, positions.len() as u64))?;
                         continue;
                     }
-                    (Ok(Step::Passed { indices, .. }), None) => {
-                        self.note_passed(|passing| passing.note_ints(indices))?;
+                    (Ok(Step::Passed { place, step, indices }), None) => {
+                        let ordinals = indices.len() as u64;
+                        let sum = fingerprint_of(place, step, indices.iter().copied());
+                        drop(core);
+                        self.compare(|passing| passing.add(ordinals, Some(sum)))?;
                         continue;
                     }
-                    (Ok(Step::End), through) if self.rolls_over.load(Ordering::Relaxed) => {
+                    (Ok(Step::End), through) => {
                         let rest = core.take_rest();
                         drop(core);
+                        self.compare(Passing::finish)?;
                         if rest.is_empty() {
                             return Ok(None);
                         }
@@ -239,10 +242,6 @@ impl Stream {
                             }
                         };
                         return draws.leave(left).map(|()| None);
-                    }
-                    (Ok(Step::End), _) => {
-                        drop(core);
-                        return self.note_passed(Passing::finish).map(|()| None);
                     }
                     (Ok(Step::Need(need)), _) => need,
                     (Err(Error::EmptySource), _) => {

@@ -86,6 +86,11 @@ pub(crate) fn encode_index(index: &Bound<'_, PyAny>) -> PyResult<Option<(TaskKin
     Ok(Some((TaskKind::Indices, bytes)))
 }
 
+/// The ints of a task's bytes.
+pub(crate) fn ints(bytes: &[u8]) -> impl ExactSizeIterator<Item = i64> + '_ {
+    bytes.chunks_exact(8).map(|word| i64::from_le_bytes(word.try_into().expect("8 bytes")))
+}
+
 /// The message of torch's protocol that a task carries.
 ///
 /// # Errors
@@ -121,12 +126,11 @@ pub(crate) fn decode_index<'py>(
     kind: TaskKind,
     bytes: &[u8],
 ) -> PyResult<Bound<'py, PyAny>> {
-    let ints = || bytes.chunks_exact(8).map(|word| i64::from_le_bytes(word.try_into().expect("8 bytes")));
-    let one = || ints().next().ok_or_else(|| PyRuntimeError::new_err("a task without its index"));
+    let one = || ints(bytes).next().ok_or_else(|| PyRuntimeError::new_err("a task without its index"));
     let object = |value| Ok::<_, PyErr>(objects::int(py, value)?.into_any());
     let none = |_| Ok::<_, PyErr>(py.None().into_bound(py));
     Ok(match kind {
-        TaskKind::Indices => objects::list(py, ints().map(object))?.into_any(),
+        TaskKind::Indices => objects::list(py, ints(bytes).map(object))?.into_any(),
         TaskKind::Index => object(one()?)?,
         TaskKind::Nones => objects::list(py, (0..one()? as usize).map(none))?.into_any(),
         TaskKind::None | TaskKind::End => py.None().into_bound(py),

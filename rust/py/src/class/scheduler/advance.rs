@@ -86,6 +86,7 @@ impl<E: ParentEnd> Scheduling<E> {
                     let in_hand = E::in_hand(core, worker).and_then(|(seq, index)| {
                         Some((worker, state.core.awaited_task(seq)?, E::index(py, &index).ok()))
                     });
+                    state.source.get().note_lost(worker, || state.core.awaited_of(worker));
                     if callbacks.replace_lost(worker, in_hand.clone())? {
                         let sent = |seq| state.sent.get(seq).map(|index| E::kept(index, py));
                         state.core.resume(&**core, worker, sent).map_err(exception)?;
@@ -204,21 +205,21 @@ impl<E: ParentEnd> Scheduling<E> {
         &self,
         state: &mut State<Indexed<E>>,
         callbacks: &Callbacks<'_, 'py>,
-        seq: u64,
+        of: (u64, u32),
         data: Bound<'py, PyAny>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let py = callbacks.py();
         if let Err(interrupt) = py.check_signals() {
-            state.kept = Some((seq, data.unbind()));
+            state.kept = Some((of, data.unbind()));
             return Err(interrupt);
         }
         let sent = self.send_one(state, callbacks);
         if let Err(interrupt) = &sent
             && !interrupt.is_instance_of::<PyException>(py)
         {
-            state.kept = Some((seq, data.clone().unbind()));
+            state.kept = Some((of, data.clone().unbind()));
         } else {
-            state.source.get().note_got(seq);
+            state.source.get().note_got(of.0, of.1);
         }
         sent?;
         // By its type: `isinstance` would ask every batch for `__class__` too, which a user's class may answer.
@@ -249,8 +250,9 @@ impl<E: ParentEnd> Scheduling<E> {
             state.sent.note(&state.core, E::kept(&index, callbacks.py()));
         }
         let sent = state.core.send(&*engine, index).map_err(exception);
-        if !matches!(sent, Ok(Some(_))) {
-            state.source.get().lose_last();
+        match sent {
+            Ok(Some(worker)) => state.source.get().note_sent(worker),
+            _ => state.source.get().lose_last(),
         }
         sent.map(drop)
     }

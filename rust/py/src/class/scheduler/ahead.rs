@@ -81,8 +81,8 @@ impl<E: ParentEnd> Scheduling<E> {
         {
             let mut state = self.lock(py)?;
             state.source.get().begin_call();
-            if let Some((seq, data)) = state.kept.take() {
-                return self.hand_out(&mut state, callbacks, seq, data.into_bound(py));
+            if let Some((of, data)) = state.kept.take() {
+                return self.hand_out(&mut state, callbacks, of, data.into_bound(py));
             }
         }
         if ahead.batches.is_empty() {
@@ -103,7 +103,7 @@ impl<E: ParentEnd> Scheduling<E> {
         let Taken { seq, worker, .. } = state.taken.pop_front().ok_or_else(invalid_state)?;
         state.core.delivered(worker);
         let prepared = ahead.batches.pop_front();
-        let found = self.hand_out(&mut state, callbacks, seq, data);
+        let found = self.hand_out(&mut state, callbacks, (seq, worker), data);
         drop(state);
         drop(prepared);
         found

@@ -1,0 +1,165 @@
+//! Which worker's batches were handed to the caller, and whose turn it is then.
+#![forbid(unsafe_code)]
+
+/// The tasks and batches of each worker in an epoch, for a dataset that each worker reads by itself.
+///
+/// As for the [`Ledger`](super::Ledger): a batch that raised is passed once the next call has begun, and not before.
+/// Each operation takes O(1) and allocates nothing, but for [`position`](Self::position).
+#[derive(Debug)]
+pub struct Turns {
+    workers: Vec<Worker>,
+    first: u32,
+    /// The worker of the last batch that was passed.
+    last: Option<u32>,
+    /// The worker of the batch that was got in the current call.
+    current: Option<u32>,
+    /// True once the call that got `current` has raised.
+    has_raised: bool,
+    /// Batches that were got.
+    got: u64,
+    /// Batches that were got and not returned.
+    lost: u64,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Worker {
+    sent: u64,
+    passed: u64,
+    /// Tasks that were answered when the worker was lost.
+    answered: u64,
+}
+
+impl Turns {
+    /// An epoch of `workers` workers, whose first task goes to worker `first`.
+    #[must_use]
+    pub fn new(workers: u32, first: u32) -> Self {
+        let workers = vec![Worker::default(); workers as usize];
+        Self { workers, first, last: None, current: None, has_raised: false, got: 0, lost: 0 }
+    }
+
+    /// Returns the worker that gets the first task.
+    #[must_use]
+    pub fn first(&self) -> u32 {
+        self.first
+    }
+
+    /// A task went to `worker`.
+    pub fn sent(&mut self, worker: u32) {
+        self.workers[worker as usize].sent += 1;
+    }
+
+    /// The caller asks for a batch: one that had raised is passed.
+    pub fn begin_call(&mut self) {
+        self.current = None;
+        self.has_raised = false;
+    }
+
+    /// The caller gets a batch of `worker`, unless the call still raises.
+    pub fn got(&mut self, worker: u32) {
+        self.workers[worker as usize].passed += 1;
+        self.got += 1;
+        self.last = Some(worker);
+        self.current = Some(worker);
+        self.has_raised = false;
+    }
+
+    /// A call has raised, and the calls before it have returned so many batches. What was got last in it, if anything,
+    /// the caller has not got: returns its worker.
+    pub fn raised(&mut self, returned: u64) -> Option<u32> {
+        // A call that is refused before it begins has the batch of the call before it.
+        if self.got <= returned + self.lost {
+            return None;
+        }
+        self.lost = self.got - returned;
+        self.has_raised = true;
+        self.current
+    }
+
+    /// `worker` was lost, with so many tasks that it has not answered.
+    pub fn lost(&mut self, worker: u32, awaited: u64) {
+        let worker = &mut self.workers[worker as usize];
+        worker.answered = worker.sent.saturating_sub(awaited);
+    }
+
+    /// Returns the number of tasks that a worker had answered when it was lost, and the number of its batches that the
+    /// caller has passed.
+    #[must_use]
+    pub fn when_lost(&self, worker: u32) -> (u64, u64) {
+        let Worker { answered, passed, .. } = self.workers[worker as usize];
+        (answered, passed)
+    }
+
+    /// Returns the number of batches of each worker that are passed, and the worker whose batch is next in turn.
+    #[must_use]
+    pub fn position(&self) -> (Vec<u64>, u32) {
+        let mut passed: Vec<u64> = self.workers.iter().map(|worker| worker.passed).collect();
+        match (self.current, self.last) {
+            (Some(worker), _) if self.has_raised => {
+                passed[worker as usize] -= 1;
+                (passed, worker)
+            }
+            (_, Some(worker)) => (passed, (worker + 1) % self.workers.len() as u32),
+            (_, None) => (passed, self.first),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn batches_are_counted_by_worker_and_the_turn_goes_round() {
+        let mut turns = Turns::new(3, 1);
+        assert_eq!(turns.position(), (vec![0, 0, 0], 1));
+        for worker in [1, 2, 0, 1] {
+            turns.begin_call();
+            turns.got(worker);
+        }
+        assert_eq!(turns.position(), (vec![1, 2, 1], 2));
+    }
+
+    #[test]
+    fn a_batch_that_raised_is_passed_with_the_next_call() {
+        let mut turns = Turns::new(2, 0);
+        turns.begin_call();
+        turns.got(0);
+        turns.begin_call();
+        turns.got(1);
+        assert_eq!(turns.raised(1), Some(1));
+        assert_eq!(turns.position(), (vec![1, 0], 1));
+        turns.begin_call();
+        assert_eq!(turns.position(), (vec![1, 1], 0));
+        // A call that raises before it gets a batch changes nothing.
+        assert_eq!(turns.raised(1), None);
+        assert_eq!(turns.position(), (vec![1, 1], 0));
+        turns.begin_call();
+        turns.got(0);
+        // Nor one that is refused before it begins.
+        assert_eq!(turns.raised(2), None);
+        assert_eq!(turns.position(), (vec![2, 1], 1));
+    }
+
+    #[test]
+    fn of_several_batches_of_a_call_that_raises_the_last_is_not_passed() {
+        let mut turns = Turns::new(2, 0);
+        turns.begin_call();
+        turns.got(0);
+        turns.got(1);
+        turns.got(0);
+        assert_eq!(turns.raised(0), Some(0));
+        assert_eq!(turns.position(), (vec![1, 1], 0));
+    }
+
+    #[test]
+    fn a_lost_worker_has_answered_what_is_not_awaited() {
+        let mut turns = Turns::new(2, 0);
+        for worker in [0, 1, 0, 1, 0] {
+            turns.sent(worker);
+        }
+        turns.begin_call();
+        turns.got(0);
+        turns.lost(0, 1);
+        assert_eq!(turns.when_lost(0), (2, 1));
+    }
+}
