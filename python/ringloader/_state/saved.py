@@ -101,6 +101,7 @@ class Saved:
 
 # The keys of the dict that frameworks edit, as torchdata's `StatefulDataLoader` names them.
 _NAMES = {"num_yielded": "_num_yielded", "is_finished": "_iterator_finished"}
+EDITED = frozenset(_NAMES.values())
 _KEYS = {field.name: _NAMES.get(field.name, field.name) for field in dataclasses.fields(Saved)}
 # States of the user's own objects.
 _OF_USERS = ("sampler_begun", "sampler_state")

@@ -211,7 +211,8 @@ def load(loader: Any, state: object) -> None:
     """Implements ``DataLoader.load_state_dict``."""
     if not isinstance(state, dict):
         raise TypeError(f"load_state_dict() needs the dict that state_dict() returned, not {state!r:.80}")
-    if not state:
+    # accelerate adds its keys to an empty state too.
+    if not set(state) - saved.EDITED:
         return
     found = saved.from_dict(state)
     if _is_map_pipe(loader):
