@@ -311,7 +311,7 @@ def test_bad_input_changes_nothing():
         ({"_iterator_finished": 1}, "_iterator_finished=1"),
         ({"loader_generator": "AAAA"}, "loader_generator='AAAA'"),
         ({"loader_generator": None}, "no argument generator"),
-        ({"sampler": "SequentialSampler"}, "a SequentialSampler, and this loader has a RandomSampler"),
+        ({"sampler": "SequentialSampler"}, "that of SequentialSampler, and this loader has RandomSampler"),
     ):
         with pytest.raises(ValueError, match=message):
             loader.load_state_dict({**state, **change})

@@ -79,7 +79,7 @@ class Restarting:
             return "restart_workers: an IterableDataset is not restarted, which would begin its part again"
         if worker in self._unknown:
             return (
-                "restart_workers: the dataset has a state, unknown as it was behind the worker's last answer: "
+                "restart_workers: the dataset has a state, unknown as it was behind its last answer: "
                 "that batch was not handed out yet, or has no state (snapshot_every_n_steps)"
             )
         if self._left == 0:

@@ -365,7 +365,7 @@ def _beginning(loader: Any, order: Order) -> Saved:
 def _check_alike(found: Saved, now: Saved) -> None:
     if found.sampler != now.sampler:
         raise ValueError(
-            f"load_state_dict(): the state is that of a {found.sampler}, and this loader has a "
+            f"load_state_dict(): the state is that of {found.sampler}, and this loader has "
             f"{now.sampler}: its samples come in another order"
         )
     for name, whose in (("loader_generator", "argument generator"), ("sampler_generator", "own generator")):
