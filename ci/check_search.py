@@ -20,6 +20,7 @@ from lunr.stop_word_filter import stop_word_filter
 EXPECTED = {
     "adopt": "guides/production.html",
     "bus error": "troubleshooting.html#bus-error",
+    "checkpoint": "guides/resuming.html",
     "crash": "restarts.html",
     "deadlock": "watchdog.html",
     "differences": "differences.html",
@@ -28,6 +29,7 @@ EXPECTED = {
     "kubernetes": "tuning.html#docker-and-other-containers",
     "max_shared_bytes": "tuning.html#max_shared_bytes",
     "memory leak": "troubleshooting.html",
+    "mid-epoch": "guides/resuming.html",
     "notebook": "guides/notebooks.html",
     "out of memory": "troubleshooting.html#out-of-memory",
     "overhead": "benchmarks.html",
@@ -35,6 +37,7 @@ EXPECTED = {
     "pin_memory": "accelerators.html",
     "production": "guides/production.html",
     "restart_workers": "options.html#restart_workers",
+    "resume": "guides/resuming.html",
     "rollback": "guides/production.html#rollback-ringloaderoff",
     "seed": "epochs.html",
     "shm": "limits.html#a-small-devshm-a-full-disk",

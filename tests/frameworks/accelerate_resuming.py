@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 from pathlib import Path
@@ -24,12 +25,17 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-def prepared(workers: int, options: dict[str, Any], seed: int = 1) -> tuple[Accelerator, Any]:
+def prepared(
+    workers: int, options: dict[str, Any], dataset: Any = None, seed: int = 1
+) -> tuple[Accelerator, Any]:
+    """Returns a prepared loader, of a map-style dataset by default."""
     torch.manual_seed(seed)
     config = DataLoaderConfiguration(use_stateful_dataloader=True, **options)
     accelerator = Accelerator(cpu=True, dataloader_config=config)
+    shuffles = {"shuffle": True} if dataset is None else {}
+    dataset = training.Numbers() if dataset is None else dataset
     loader = torch.utils.data.DataLoader(
-        training.Numbers(), batch_size=4, shuffle=True, num_workers=workers, drop_last=True
+        dataset, batch_size=4, num_workers=workers, drop_last=True, **shuffles
     )
     return accelerator, accelerator.prepare(loader)
 
@@ -45,18 +51,23 @@ def batches_of(loader: Any, epoch: int, stop: int | None = None) -> list[list[in
     return found
 
 
-def whole(workers: int, options: dict[str, Any]) -> list[list[list[int]]]:
+def whole(workers: int, options: dict[str, Any], dataset: Any = None) -> list[list[list[int]]]:
     _forget()
-    _, loader = prepared(workers, options)
+    _, loader = prepared(workers, options, copy.deepcopy(dataset))
     return [batches_of(loader, epoch) for epoch in range(EPOCHS)]
 
 
 def resumed(
-    workers: int, options: dict[str, Any], stop_epoch: int, taken: int, folder: Path
+    workers: int,
+    options: dict[str, Any],
+    stop_epoch: int,
+    taken: int,
+    folder: Path,
+    dataset: Any = None,
 ) -> list[list[list[int]]]:
     """Returns what is left of the epoch in which a run has stopped, unless it was over, and later ones."""
     _forget()
-    accelerator, loader = prepared(workers, options)
+    accelerator, loader = prepared(workers, options, copy.deepcopy(dataset))
     for epoch in range(stop_epoch):
         batches_of(loader, epoch)
     batches_of(loader, stop_epoch, taken)
@@ -64,7 +75,7 @@ def resumed(
     is_over = taken == len(loader)
     _forget()
     # Another seed: the order comes from the checkpoint.
-    accelerator, loader = prepared(workers, options, seed=99)
+    accelerator, loader = prepared(workers, options, copy.deepcopy(dataset), seed=99)
     accelerator.load_state(str(folder))
     return [batches_of(loader, epoch) for epoch in range(stop_epoch + is_over, EPOCHS)]
 

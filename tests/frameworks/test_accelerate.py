@@ -174,6 +174,23 @@ def test_torchdatas_class_goes_on_so_in_its_first_epoch(tmp_path):
     assert theirs == ours
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("dispatched", [False, True])
+def test_a_stream_with_a_state_goes_on(tmp_path, workers, dispatched):
+    options = {"dispatch_batches": dispatched}
+    with ringloader.installed(stateful=True):
+        whole = accelerate_resuming.whole(workers, options, training.Counted())
+        resumed = accelerate_resuming.resumed(workers, options, 0, 3, tmp_path, training.Counted())
+    assert resumed[0] == whole[0][3:]
+
+
+def test_on_torchs_path_an_epoch_begins_anew(tmp_path, monkeypatch):
+    monkeypatch.setenv("RINGLOADER", "off")
+    with ringloader.installed(stateful=True):
+        resumed = accelerate_resuming.resumed(0, {}, 0, 3, tmp_path)
+    assert len(resumed[0]) == 10
+
+
 def test_a_prepared_loader_over_torchdatas_name_is_ours(forget_accelerates_state):  # noqa: ARG001
     with ringloader.installed(stateful=True):
         _, prepared = accelerate_resuming.prepared(2, {})

@@ -302,6 +302,19 @@ def test_a_checkpoint_with_a_state_needs_a_loader_with_one(tmp_path):
     assert len(resumed.seen) == STEPS * EPOCHS - 4
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stream_with_a_state_goes_on(tmp_path, workers):
+    every = {"every_n_train_steps": 4}
+
+    def loader():
+        return ringloader.DataLoader(training.Counted(), batch_size=4, num_workers=workers)
+
+    whole = fit(tmp_path, lightning_module.Watching(), [loader()], every, max_steps=STEPS)
+    assert len(whole.seen) == STEPS
+    resumed = fit(tmp_path, lightning_module.Watching(), [loader()], every, 4, max_steps=STEPS)
+    assert resumed.seen == whole.seen[4:]
+
+
 @pytest.mark.slow
 @pytest.mark.limit(240)
 def test_ddp_goes_on_from_the_state_of_rank_0(tmp_path):

@@ -150,3 +150,24 @@ def test_a_loader_of_ours_is_saved_by_torch_distributed_checkpoint(tmp_path, wor
     resumed = loader(50)
     dcp.load({"loader": resumed}, checkpoint_id=tmp_path, no_dist=True)
     assert places(resumed) == places(iterator)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_torchtitans_contract_over_a_stream(workers):
+    """As torchtitan has it: the dataset knows its rank's place."""
+    with ringloader.installed(stateful=True):
+        cls = parallel_aware()
+
+        def made():
+            options = {"batch_size": 4, "num_workers": workers, "collate_fn": list}
+            return cls(training.Counted(), 0, 1, snapshot_every_n_steps=1, **options)
+
+        loader = made()
+        iterator = iter(loader)
+        list(itertools.islice(iterator, 3))
+        state = loader.state_dict()
+        rest = places(iterator)
+        resumed = made()
+        resumed.load_state_dict(state)
+        assert places(resumed) == rest
+        assert len(rest) == 7
