@@ -344,8 +344,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         it is the state of the one that was made last; after :meth:`load_state_dict`, the loaded state until
         the next ``iter``.
 
+        Returns:
+            The state. It is ``{}`` where there is none: where torch's own loader runs, and over a map-style
+            DataPipe. The logger ``ringloader`` says so once.
+
         Raises:
-            NotImplementedError: For datasets, samplers, options and paths whose state cannot be had yet.
+            RuntimeError: If several threads share a dataset that has a state, or if taking it failed.
         """
         return tracked.state_of(self)
 
@@ -364,7 +368,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             TypeError: If it is no dict.
             ValueError: If its version is unknown, a key is missing or has a bad value, or it is the state of
                 a loader with another kind of sampler.
-            NotImplementedError: As :meth:`state_dict`.
         """
         tracked.load(self, state_dict)
 

@@ -1,13 +1,15 @@
 """accelerate: `prepare` builds torch's class anew from any loader's arguments, so `install()` reaches it."""
 
+import json
+
 import pytest
 import torch
 from accelerate import Accelerator, DataLoaderConfiguration, skip_first_batches
 from accelerate.data_loader import DataLoaderDispatcher, DataLoaderShard
 
 import ringloader
-from frameworks import kept_options, launch, loader_ways, training
-from parity import option_cases
+from frameworks import accelerate_resuming, kept_options, launch, loader_ways, training
+from parity import harness, option_cases
 
 pytestmark = pytest.mark.usefixtures("forget_accelerates_state")
 
@@ -150,3 +152,45 @@ def test_loaders_that_are_made_anew_skip_a_bad_sample():
             [batch[:, 0].tolist() for batch in one] for one in (prepared, skip_first_batches(prepared, 1))
         ]
     assert found == [[[0, 1, 2, 3], [4, 6, 7], [8, 9, 10, 11]], [[4, 6, 7], [8, 9, 10, 11]]]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("options", accelerate_resuming.WAYS.values(), ids=accelerate_resuming.WAYS)
+# The last batch but one of an epoch, and the end of an epoch.
+@pytest.mark.parametrize(("epoch", "taken"), [(0, 3), (1, 3), (1, 9), (1, 10)])
+def test_a_run_that_was_stopped_goes_on_with_the_next_sample(tmp_path, workers, options, epoch, taken):
+    with ringloader.installed(stateful=True):
+        whole = accelerate_resuming.whole(workers, options)
+        resumed = accelerate_resuming.resumed(workers, options, epoch, taken, tmp_path)
+    assert resumed == [batches for batches in (whole[epoch][taken:], *whole[epoch + 1 :]) if batches]
+
+
+def test_torchdatas_class_goes_on_so_in_its_first_epoch(tmp_path):
+    """Later ones, and those of other samplers, it takes from another permutation."""
+    options = accelerate_resuming.WAYS["seedable"]
+    with ringloader.installed(stateful=True):
+        ours = accelerate_resuming.resumed(0, options, 0, 3, tmp_path / "ours")
+    theirs = accelerate_resuming.resumed(0, options, 0, 3, tmp_path / "theirs")
+    assert theirs == ours
+
+
+def test_a_prepared_loader_over_torchdatas_name_is_ours(forget_accelerates_state):  # noqa: ARG001
+    with ringloader.installed(stateful=True):
+        _, prepared = accelerate_resuming.prepared(2, {})
+        assert type(prepared.base_dataloader) is ringloader.DataLoader
+        assert len(list(prepared)) == 10
+        assert ringloader.report(prepared.base_dataloader).path == harness.expected_path
+    _, prepared = accelerate_resuming.prepared(2, {})
+    assert type(prepared.base_dataloader).__module__.startswith("torchdata.")
+
+
+@pytest.mark.slow
+@pytest.mark.limit(240)
+def test_two_ranks_go_on(tmp_path):
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={launch.RANKS}"]
+    launch.run_program([*torchrun, "frameworks/accelerate_resuming.py", str(tmp_path)], 200)
+    for rank in range(launch.RANKS):
+        results = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert set(results) == set(accelerate_resuming.WAYS)
+        for way, (expected, resumed) in results.items():
+            assert resumed == expected, way

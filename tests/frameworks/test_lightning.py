@@ -1,10 +1,15 @@
 """Lightning: it builds our class anew where it puts its own sampler in, and keeps it elsewhere."""
 
+import functools
+import itertools
+import json
+
 import lightning
 import pytest
 import torch
 from lightning.fabric import Fabric
 from lightning.fabric.utilities import data as fabric_data
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import data as trainer_data
 from torch import nn
 
@@ -196,3 +201,113 @@ def test_a_loader_that_is_made_anew_has_the_installed_options(options):
     with ringloader.installed(**options), kept_options.of_iterators() as found:
         iter(trainer_data._update_dataloader(loader, torch.utils.data.SequentialSampler(range(8))))
     assert [{name: getattr(one, name) for name in options} for one in found] == [options]
+
+
+# A run of three epochs of ten steps, which stops and goes on.
+STEPS, EPOCHS = 10, 3
+
+
+def numbers(cls=ringloader.DataLoader, seed=3, **options):
+    generator = None if seed is None else torch.Generator().manual_seed(seed)
+    return cls(training.Numbers(), batch_size=4, shuffle=True, generator=generator, **options)
+
+
+def fit(folder, model, loaders, every, from_step=None, **options):
+    """Runs the trainer, which saves a checkpoint every so many steps, perhaps from one of those."""
+    saving = ModelCheckpoint(folder, "{step}", save_top_k=-1, **every)
+    quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
+    torch.manual_seed(1 if from_step is None else 99)
+    ours = lightning.Trainer(max_epochs=EPOCHS, accelerator="cpu", callbacks=[saving], **quiet, **options)
+    path = None if from_step is None else folder / f"step={from_step}.ckpt"
+    ours.fit(model, *loaders, ckpt_path=path)
+    return model
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("stop", "saved"), [(5, 3), (16, 15), (18, 18)])
+def test_a_run_that_was_stopped_goes_on_with_the_next_sample(tmp_path, workers, stop, saved):
+    every = {"every_n_train_steps": 3}
+    whole = fit(tmp_path / "whole", lightning_module.Watching(), [numbers(num_workers=workers)], every)
+    assert len(whole.seen) == STEPS * EPOCHS
+    stopped = lightning_module.Watching(stop_after=stop)
+    with pytest.raises(lightning_module.StoppedError):
+        fit(tmp_path, stopped, [numbers(num_workers=workers)], every)
+    # With a generator that was seeded otherwise.
+    loader = numbers(seed=50, num_workers=workers)
+    resumed = fit(tmp_path, lightning_module.Watching(), [loader], every, saved)
+    assert resumed.seen == whole.seen[saved:]
+    assert training.weights(resumed) == training.weights(whole)
+    # With another number of workers the rest of the epoch is the same. Lightning never asks for the end of an
+    # epoch, so that torch's sampler draws less in it without workers than with some.
+    loader = numbers(seed=50, num_workers=2 - workers)
+    resumed = fit(tmp_path, lightning_module.Watching(), [loader], every, saved)
+    rest = STEPS - saved % STEPS
+    assert resumed.seen[:rest] == whole.seen[saved:][:rest]
+
+
+def test_two_loaders_go_on(tmp_path):
+    def pair(seed):
+        return [{"first": numbers(seed=seed, num_workers=2), "second": numbers(seed=seed + 1)}]
+
+    every = {"every_n_train_steps": 4}
+    whole = fit(tmp_path, lightning_module.Watching(), pair(3), every)
+    resumed = fit(tmp_path, lightning_module.Watching(), pair(50), every, 4)
+    assert resumed.seen == whole.seen[4:]
+
+
+@pytest.mark.parametrize(
+    ("options", "every", "steps"),
+    [
+        ({"val_check_interval": 4}, {"save_on_train_epoch_end": False}, (4, 8, 14)),
+        ({"limit_train_batches": 6}, {"every_n_train_steps": 4}, (4, 8, 16)),
+    ],
+    ids=["validation", "limit"],
+)
+def test_checkpoints_at_other_moments(tmp_path, options, every, steps):
+    def run(seed, *from_step):
+        loaders = [numbers(seed=seed), torch.utils.data.DataLoader(training.Numbers(8))]
+        return fit(tmp_path, lightning_module.Watching(), loaders, every, *from_step, **options)
+
+    whole = run(3)
+    for step in steps:
+        assert run(50, step).seen == whole.seen[step:]
+
+
+@pytest.mark.parametrize("cls", ["ringloader", "torchdata"])
+def test_without_a_generator_the_rest_of_the_epoch_is_exact(tmp_path, cls):
+    """torchdata's loader has a generator of its own then, which the next epochs go on with."""
+    if cls == "torchdata":
+        cls = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+    else:
+        cls = ringloader.DataLoader
+    every = {"every_n_train_steps": 4}
+    loader = functools.partial(numbers, cls, None, num_workers=2)
+    whole = fit(tmp_path, lightning_module.Watching(), [loader()], every)
+    resumed = fit(tmp_path, lightning_module.Watching(), [loader()], every, 4)
+    assert resumed.seen[:6] == whole.seen[4:STEPS]
+    for epoch in (resumed.seen[6:16], resumed.seen[16:]):
+        assert sorted(itertools.chain(*(batch for (batch,) in epoch))) == list(range(40))
+
+
+def test_a_checkpoint_with_a_state_needs_a_loader_with_one(tmp_path):
+    every = {"every_n_train_steps": 4}
+    fit(tmp_path, lightning_module.Watching(), [numbers()], every)
+    torchs = numbers(torch.utils.data.DataLoader)
+    with pytest.raises(RuntimeError, match="has 0 stateful loaders, but found 1 states in the checkpoint"):
+        fit(tmp_path, lightning_module.Watching(), [torchs], every, 4)
+    # The other way round there is nothing to load.
+    without = tmp_path / "torchs"
+    fit(without, lightning_module.Watching(), [torchs], every)
+    resumed = fit(without, lightning_module.Watching(), [numbers()], every, 4)
+    assert len(resumed.seen) == STEPS * EPOCHS - 4
+
+
+@pytest.mark.slow
+@pytest.mark.limit(240)
+def test_ddp_goes_on_from_the_state_of_rank_0(tmp_path):
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={launch.RANKS}"]
+    launch.run_program([*torchrun, "frameworks/script_lightning_resuming.py", str(tmp_path)], 200)
+    ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(launch.RANKS)]
+    for rank in ranks:
+        assert rank["resumed"] == rank["whole"][3:]
+    assert ranks[0]["whole"] != ranks[1]["whole"]

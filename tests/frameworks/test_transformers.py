@@ -1,11 +1,14 @@
 """transformers: the Trainer with a tiny model made from a configuration."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
     Trainer,
+    TrainerCallback,
     TrainingArguments,
 )
 
@@ -124,6 +127,91 @@ def test_going_on_from_a_checkpoint(compare, tmp_path):
         return outcome(again)
 
     compare(program)
+
+
+class Numbered(torch.utils.data.Dataset):
+    """Sentences that tell which they are, without noise."""
+
+    def __len__(self):
+        return 18
+
+    def __getitem__(self, index):
+        return {"input_ids": [index + 1, *range(2, 5 + index % 4)], "labels": index % 2}
+
+
+class Watching(Trainer):
+    """Notes the sentences of each step."""
+
+    def training_step(self, model, inputs, *others):
+        self.seen.append(inputs["input_ids"][:, 0].tolist())
+        return super().training_step(model, inputs, *others)
+
+
+class LoaderState(TrainerCallback):
+    """Puts the state of the training loader into each checkpoint."""
+
+    def on_save(self, args, state, _control, train_dataloader, **_):
+        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        torch.save(train_dataloader.state_dict(), folder / "loader.pt")
+
+
+def numbered(folder, seed=1, train=Watching, **options):
+    torch.manual_seed(seed)
+    options = {
+        "save_strategy": "steps",
+        "save_steps": 3,
+        "eval_strategy": "no",
+    } | options
+    made = train(tiny_bert(), arguments(folder, **options), data_collator=pad, train_dataset=Numbered())
+    made.seen = []
+    return made
+
+
+def test_going_on_from_a_checkpoint_sees_the_next_sample(tmp_path):
+    """The Trainer draws the indices of the epoch again, and has the loader read what is left of them."""
+    with ringloader.installed():
+        whole = numbered(tmp_path)
+        whole.train()
+        assert len(whole.seen) == 10
+        for step in (3, 9):
+            resumed = numbered(tmp_path / "again")
+            resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
+            assert resumed.seen == whole.seen[step:]
+            assert training.weights(resumed.model) == training.weights(whole.model)
+
+
+@pytest.mark.parametrize("step", [3, 9])
+def test_the_state_of_a_loader_of_ours_in_a_checkpoint(tmp_path, step):
+    """As docs/guides/resuming.md says: nothing is skipped by the Trainer then."""
+
+    class Ours(Watching):
+        workers, seed = 0, 3
+
+        def get_train_dataloader(self):
+            self.loader = ringloader.DataLoader(
+                self.train_dataset,
+                batch_size=4,
+                shuffle=True,
+                num_workers=self.workers,
+                collate_fn=pad,
+                generator=torch.Generator().manual_seed(self.seed),
+            )
+            if self.args.resume_from_checkpoint:
+                file = Path(self.args.resume_from_checkpoint) / "loader.pt"
+                self.loader.load_state_dict(torch.load(file, weights_only=True))
+            return self.loader
+
+    whole = numbered(tmp_path, train=Ours)
+    whole.add_callback(LoaderState())
+    whole.train()
+    checkpoint = str(tmp_path / f"checkpoint-{step}")
+    resumed = numbered(
+        tmp_path / "again", train=Ours, resume_from_checkpoint=checkpoint, ignore_data_skip=True
+    )
+    resumed.workers, resumed.seed = 2, 50
+    resumed.train(resume_from_checkpoint=checkpoint)
+    assert resumed.seen == whole.seen[step:]
+    assert training.weights(resumed.model) == training.weights(whole.model)
 
 
 @loader_ways.INSTALL_ONLY

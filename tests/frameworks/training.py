@@ -31,6 +31,19 @@ class Points(Dataset[Any]):
         return point(index)
 
 
+class Numbers(Dataset[Any]):
+    """Features and a number for each sample, without noise: the same for whoever reads it."""
+
+    def __init__(self, length: int = 40) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.arange(FEATURES) * (index % 7) / 7, index
+
+
 class Stream(IterableDataset[Any]):
     def __init__(self, length: int = 24) -> None:
         self.length = length

@@ -305,10 +305,13 @@ def test_bad_input_changes_nothing():
     for change, message in (
         ({"version": 2}, "version=2"),
         ({"samples": -1}, "samples=-1: it must be an int"),
+        ({"samples": 1 << 70}, "samples=.*below"),
+        ({"overtaken": [9, 8]}, "overtaken=.*pairs of numbers"),
+        ({"overtaken": [-3, 8]}, "overtaken=.*pairs of numbers"),
         ({"_iterator_finished": 1}, "_iterator_finished=1"),
         ({"loader_generator": "AAAA"}, "loader_generator='AAAA'"),
         ({"loader_generator": None}, "no argument generator"),
-        ({"sampler": "SequentialSampler"}, "a SequentialSampler, and this loader has a RandomSampler"),
+        ({"sampler": "SequentialSampler"}, "that of SequentialSampler, and this loader has RandomSampler"),
     ):
         with pytest.raises(ValueError, match=message):
             loader.load_state_dict({**state, **change})
@@ -348,17 +351,22 @@ def test_the_epoch_of_a_distributed_sampler_is_set():
     assert list(resumed) == list(iterator)
 
 
-def test_torchs_own_path_has_no_state_yet(monkeypatch):
+def test_torchs_own_path_has_no_state(monkeypatch, caplog):
     loader = ringloader.DataLoader(Numbers())
     state = loader.state_dict()
     loader.load_state_dict(state)
     monkeypatch.setenv("RINGLOADER", "off")
-    with pytest.raises(NotImplementedError, match="torch's own path"):
+    with pytest.raises(
+        RuntimeError, match="cannot take effect where torch's own loader runs: RINGLOADER=off"
+    ):
         iter(loader)
     loader = ringloader.DataLoader(Numbers())
     next(iter(loader))
-    with pytest.raises(NotImplementedError, match="torch's own path"):
-        loader.state_dict()
+    assert loader.state_dict() == {}
+    assert loader.fingerprint() is None
+    assert "state_dict() returns {}" in caplog.text
+    loader.load_state_dict({})
+    assert len(list(loader)) == N
 
 
 def test_other_loaders_are_not_asked():

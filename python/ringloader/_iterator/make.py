@@ -83,7 +83,7 @@ def _torchs(loader: Any, options: Options, reason: Reason, fall_back: Callable[[
 
     before = report.noted(loader)
     _check_for_torchs(loader, options, reason.text)
-    tracked.refuse(loader, tracked.TORCHS_PATH)
+    tracked.begin_torchs(loader, reason.text)
     iterator = fall_back()
     if report.noted(loader) is not before:
         # A hook further down has seen to it.

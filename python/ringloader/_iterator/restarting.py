@@ -79,8 +79,8 @@ class Restarting:
             return "restart_workers: an IterableDataset is not restarted, which would begin its part again"
         if worker in self._unknown:
             return (
-                "restart_workers: the dataset has a state, which is not known behind the worker's last answer. "
-                "That batch was not handed out yet, or has no state (snapshot_every_n_steps)"
+                "restart_workers: the dataset has a state, unknown as it was behind its last answer: "
+                "that batch was not handed out yet, or has no state (snapshot_every_n_steps)"
             )
         if self._left == 0:
             return f"restart_workers={self._most}: all restarts of this epoch are used"

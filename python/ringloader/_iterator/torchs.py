@@ -48,7 +48,7 @@ class TorchsIterator(Pausing):
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         """Begins another epoch of persistent workers."""
         self._remove_gate()
-        tracked.refuse(loader, tracked.TORCHS_PATH)
+        tracked.begin_torchs(loader, "it began the epoch before")
         if self._delivery.moving is not None:
             self._delivery.moving.abandon()
         self._delivery.begin_epoch(loader)

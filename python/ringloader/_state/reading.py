@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import collections
 import copy
+import dataclasses
 import itertools
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch.utils.data import BatchSampler
 
 import ringloader._native as _native
 from ringloader._sources import samplers
+from ringloader._state import nested
 from ringloader._state.order import other_indices
 from ringloader._state.saved import Saved
 from ringloader._torch import internals
@@ -37,6 +40,9 @@ class ReadOrder:
         is_torchs = type(found) is BatchSampler and internals.is_torchs_own(
             BatchSampler.__iter__, "BatchSampler.__iter__"
         )
+        # Not the loader: an epoch is kept for as long as its loader lives.
+        self._generator = loader.generator
+        self._index_sampler = found
         self._batches = found if is_torchs else None
         self._sampler = found.sampler if is_torchs else found
         self._has_state = hasattr(self._sampler, "state_dict") and hasattr(self._sampler, "load_state_dict")
@@ -56,39 +62,75 @@ class ReadOrder:
     def beginning(self) -> Saved:
         """Returns the state before the next epoch."""
         state = copy.deepcopy(self._sampler.state_dict()) if self._has_state else None
+        inner = self._inner_generator()
+        rank, many = nested.rank(self._sampler)
         return Saved(
             sampler=self.kind,
             batch_size=1 if self._batches is None else int(self._batches.batch_size),
+            inner_generator=None if inner is None else inner.get_state(),
             epoch=self.named_epoch(),
+            rank=rank,
+            num_replicas=many,
             sampler_begun=state,
             sampler_state=state,
         )
 
     def set_epoch(self, epoch: int) -> None:
         """Has the sampler shuffle by the epoch of a state."""
-        self._sampler.set_epoch(epoch)
+        sampler = nested.with_epoch(self._sampler)
+        if sampler is not None and sampler.epoch != epoch:
+            sampler.set_epoch(epoch)
 
     def named_epoch(self) -> int | None:
         """Returns the epoch by which the sampler shuffles next; None for a sampler without one."""
-        found = getattr(self._sampler, "epoch", None)
-        is_epoch = isinstance(found, int) and not isinstance(found, bool) and found >= 0
-        return found if is_epoch and hasattr(self._sampler, "set_epoch") else None
+        sampler = nested.with_epoch(self._sampler)
+        return None if sampler is None else int(sampler.epoch)
 
     def restore(self, saved: Saved) -> None:
-        """Gives the sampler its state."""
-        if saved.epoch is not None and self.named_epoch() not in (None, saved.epoch):
+        """Gives the sampler its state, and puts its generator to where the epoch began."""
+        if saved.epoch is not None and not saved.is_finished:
             self.set_epoch(saved.epoch)
+        inner = self._inner_generator()
+        if inner is not None and saved.inner_generator is not None:
+            inner.set_state(saved.inner_generator)
         if self._has_state:
             state = saved.sampler_begun if saved.is_edited else saved.sampler_state
             if state is not None:
                 self._sampler.load_state_dict(copy.deepcopy(state))
 
     def pass_epoch(self, saved: Saved) -> None:
-        """Does nothing: the state of an epoch that is over is the sampler's own, or there is none."""
+        """Draws all that an epoch draws which is over, from generators as they were when it began.
+
+        The state of a sampler that has one is that behind the epoch, where it has drawn already.
+        """
+        named = self.named_epoch()
+        draws = (saved.inner_generator, saved.loader_generator) != (None, None)
+        # A sampler may count epochs itself, unless the program has named the next one.
+        counts = named is not None and named == saved.epoch
+        if self._has_state or not (draws or counts):
+            return
+        if saved.epoch is not None:
+            self.set_epoch(saved.epoch)
+        collections.deque(self._index_sampler, maxlen=0)
+        if named is not None and not counts:
+            self.set_epoch(named)
 
     def resumed(self, saved: Saved) -> Saved:
-        """Returns the state with which this rank goes on."""
-        return saved
+        """Returns the state with which this rank goes on, of the state of any rank.
+
+        Raises:
+            ValueError: If there are other ranks now, which divide the epoch in another way.
+        """
+        rank, many = nested.rank(self._sampler)
+        if (rank, many) == (saved.rank, saved.num_replicas):
+            return saved
+        if many != saved.num_replicas and not self._has_state:
+            raise ValueError(
+                f"load_state_dict(): the state was taken with {saved.num_replicas} ranks, and there are "
+                f"{many} now: over a {self.kind} an epoch goes on with as many ranks only"
+            )
+        # The indices of another rank cannot be compared with those of this one.
+        return dataclasses.replace(saved, rank=rank, num_replicas=many, passed=None, fingerprint=None)
 
     def ledger(self, saved: Saved) -> _native.Ledger:
         """Returns a ledger for the rest of an epoch."""
@@ -126,6 +168,9 @@ class ReadOrder:
         if self._reader is None or (tasks == 0 and not is_finished):
             return self._base
         return self._reader.state_after(tasks, is_finished)
+
+    def _inner_generator(self) -> torch.Generator | None:
+        return nested.generator(self._sampler, self._generator)
 
 
 class _Reader:

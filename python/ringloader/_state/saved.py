@@ -38,11 +38,12 @@ class Saved:
         drawn: What the sampler drew from the program's generator: a seed, or the state before the draw.
         loader_generator: The state of the loader's generator when the epoch began.
         sampler_generator: The state of the sampler's; None if it has none or the loader's.
+        inner_generator: The state of the generator of a sampler that Python iterates, or of one inside it.
         rest: The indices with which an epoch of ``rollover`` began.
         number: The number of the epoch, as ``Seeds`` count.
         epoch: The epoch by which a ``DistributedSampler`` shuffled.
         rank: The rank, and
-        num_replicas: the number of ranks, of a ``DistributedSampler``.
+        num_replicas: the number of ranks, of a ``DistributedSampler``, or of another sampler that has them.
         start: Samples that all ranks had passed when there came to be so many ranks.
         bad_samples: The bad samples of the epoch so far, by ``on_error``.
         sampler_begun: The state of another sampler when the epoch began.
@@ -65,6 +66,7 @@ class Saved:
     drawn: int | torch.Tensor | None = None
     loader_generator: torch.Tensor | None = None
     sampler_generator: torch.Tensor | None = None
+    inner_generator: torch.Tensor | None = None
     rest: tuple[int, ...] | None = None
     number: int = 0
     epoch: int | None = None
@@ -104,7 +106,7 @@ _KEYS = {field.name: _NAMES.get(field.name, field.name) for field in dataclasses
 _OF_USERS = ("sampler_begun", "sampler_state")
 # Their values, and those of the other keys.
 _COUNTS = ("num_yielded", "batches", "samples", "batch_size", "number", "start", "bad_samples")
-_STATES = ("loader_generator", "sampler_generator")
+_STATES = ("loader_generator", "sampler_generator", "inner_generator")
 
 
 def to_dict(saved: Saved) -> dict[str, Any]:
@@ -155,8 +157,8 @@ def from_dict(state: Mapping[str, Any]) -> Saved:
 
 
 def _count(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError("it must be an int, from 0 on")
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 63:
+        raise ValueError("it must be an int, from 0 on and below 2**63")
     return value
 
 
@@ -201,7 +203,7 @@ def _indices(value: object) -> tuple[int, ...]:
 
 def _ranges(value: object) -> tuple[int, ...]:
     found = _indices(value)
-    if len(found) % 2 or list(found) != sorted(set(found)):
+    if len(found) % 2 or list(found) != sorted(set(found)) or not all(0 <= end < 1 << 63 for end in found):
         raise ValueError("it must be pairs of numbers, each larger than the one before it")
     return found
 

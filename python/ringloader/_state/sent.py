@@ -211,6 +211,10 @@ class Snapshots(WorkerOption):
         self.here: Asked | None = None
         self._worker = 0
         self._start = Start()
+        # While an epoch begins: its dataset, torch's fetcher of it, and the states that they get.
+        self._dataset: Any = None
+        self._torchs: Any = None
+        self._states: dict[str, Any] = {}
 
     def join(self, worker: int, port: _native.Port | None) -> None:  # noqa: ARG002
         self._worker = worker
@@ -225,7 +229,7 @@ class Snapshots(WorkerOption):
         self._start = self.starts.pop(self._worker, Start())
         self._dataset = dataset
         part = self._start.part
-        self._states: dict[str, Any] = {}
+        self._states = {}
         if part is not None and part.snapshot is not None:
             self._states = part.snapshot.states()
             # Else the dataset may be ready for the next epoch: it gets this state when that begins.
@@ -237,6 +241,14 @@ class Snapshots(WorkerOption):
         self._torchs = fetcher
 
     def wrap(self, fetcher: Fetcher) -> Fetcher:
+        try:
+            return self._wrapped(fetcher)
+        finally:
+            # The dataset's iterator goes with its fetcher, and not with the option.
+            self._torchs = self._dataset = None
+            self._states = {}
+
+    def _wrapped(self, fetcher: Fetcher) -> Fetcher:
         objects = Objects(self._dataset, self._torchs, fetcher, self._rule)
         part = self._start.part
         if part is not None and self._rule.is_iterable:

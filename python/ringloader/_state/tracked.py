@@ -26,7 +26,7 @@ from ringloader._worker.options import WorkerOption
 if TYPE_CHECKING:
     from ringloader._options.on_error import Collecting
 
-TORCHS_PATH = "torch's own path"
+_MAP_PIPE = "the state of a map-style DataPipe is not known"
 
 Order = NativeOrder | ReadOrder
 
@@ -45,7 +45,7 @@ class Epoch:
     Args:
         order: The order of its samples.
         begun: The epoch's beginning, or the state from which it goes on.
-        why_not: The reason why it has no state.
+        why_not: The reason why it has no state, which then has no order either.
         dataset: The states of the dataset, if it has any.
     """
 
@@ -154,8 +154,8 @@ class Epoch:
 
     def position(self) -> Saved:
         """Returns the state without that of the dataset."""
-        if self.why_not is not None or self._order is None or self.ledger is None:
-            raise NotImplementedError(self.why_not)
+        assert self._order is not None
+        assert self.ledger is not None
         if isinstance(self.drawn, torch.Tensor) and self._is_random:
             self.drawn = seed_in(self.drawn)
         found = self.ledger.position()
@@ -190,8 +190,13 @@ def state_of(loader: Any) -> dict[str, Any]:
     """Implements ``DataLoader.state_dict``."""
     found = _loaded.get(loader)
     if found is None:
-        _check(loader)
         epoch = _epochs.get(loader)
+        why_not = epoch.why_not if isinstance(epoch, Epoch) else _MAP_PIPE if _is_map_pipe(loader) else None
+        if why_not is not None:
+            select_path.say_once(
+                f"state_dict() returns {{}}, by which a run begins its epoch anew: {why_not}"
+            )
+            return {}
         found = _now(loader) if epoch is None else epoch.saved()
     return saved.to_dict(found)
 
@@ -209,7 +214,8 @@ def load(loader: Any, state: object) -> None:
     if not state:
         return
     found = saved.from_dict(state)
-    _check(loader)
+    if _is_map_pipe(loader):
+        raise ValueError(f"load_state_dict() got a state, but {_MAP_PIPE}")
     _check_alike(found, _now(loader))
     datasets.check(loader, found.workers)
     if found.epoch is not None:
@@ -242,10 +248,8 @@ def begin(loader: Any, are_same: bool = False) -> Epoch | IterableEpoch | None:
             made = iterables.resumed(loader, loaded)
         _epochs.put(loader, made)
         return made
-    try:
-        _check(loader)
-    except NotImplementedError as error:
-        epoch = Epoch(None, Saved(""), str(error))
+    if _is_map_pipe(loader):
+        epoch = Epoch(None, Saved(""), _MAP_PIPE)
         _epochs.put(loader, epoch)
         return epoch
     order = _order_of(loader)
@@ -312,18 +316,20 @@ def _resumed(loader: Any, order: Order, loaded: Saved) -> Epoch:
     return Epoch(order, rest, dataset=_states(loader, workers))
 
 
-def refuse(loader: Any, path: str) -> None:
-    """Notes that an epoch on another path has no state.
+def begin_torchs(loader: Any, reason: str) -> None:
+    """Notes that an epoch has no state, because torch's own loader runs.
 
     Raises:
-        NotImplementedError: If the epoch was to begin with one.
+        RuntimeError: If the epoch was to go on from a state.
     """
     if not getattr(type(loader), HAS_STATE, False):
         return
-    text = f"the state of a loader on {path} cannot be had yet: ringloader.report() says why it is there"
     if _loaded.get(loader) is not None:
-        raise NotImplementedError(text)
-    _epochs.put(loader, Epoch(None, Saved(""), text))
+        raise RuntimeError(
+            f"the state that was loaded cannot take effect where torch's own loader runs: {reason}; to begin "
+            "the epoch anew, make the loader anew and load no state"
+        )
+    _epochs.put(loader, Epoch(None, Saved(""), f"torch's own loader runs: {reason}"))
 
 
 def drawing_from(epoch: Epoch | IterableEpoch | None, loader: Any) -> Any:
@@ -358,7 +364,7 @@ def _beginning(loader: Any, order: Order) -> Saved:
 def _check_alike(found: Saved, now: Saved) -> None:
     if found.sampler != now.sampler:
         raise ValueError(
-            f"load_state_dict(): the state is that of a {found.sampler}, and this loader has a "
+            f"load_state_dict(): the state is that of {found.sampler}, and this loader has "
             f"{now.sampler}: its samples come in another order"
         )
     for name, whose in (("loader_generator", "argument generator"), ("sampler_generator", "own generator")):
@@ -380,11 +386,5 @@ def _check_alike(found: Saved, now: Saved) -> None:
         )
 
 
-def _check(loader: Any) -> None:
-    """Checks that the state of a loader can be had.
-
-    Raises:
-        NotImplementedError: If it cannot.
-    """
-    if isinstance(loader.dataset, internals.DATA_PIPES) and not datasets.decides(loader):
-        raise NotImplementedError("the state of a loader with a DataPipe cannot be had yet")
+def _is_map_pipe(loader: Any) -> bool:
+    return isinstance(loader.dataset, internals.DATA_PIPES) and not datasets.decides(loader)

@@ -1,9 +1,9 @@
-//! What of an epoch was handed to the caller, noted where it happens.
+//! The part of an epoch that was handed to the caller, noted where it happens.
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;
 
-use super::delivered::{Delivered, Run, Walk};
+use super::delivered::{Delivered, Walk};
 use super::fingerprint::fingerprint_of;
 
 /// The tasks of an epoch from their reading on, and what came of them: one for each time that an epoch is iterated.
@@ -51,23 +51,19 @@ struct Current {
     has_raised: bool,
 }
 
-/// Where a caller is in an epoch.
+/// The position of a caller in an epoch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Position {
     /// The ordinals that were passed, with the base's: sorted half-open ranges that do not touch.
     pub ranges: Vec<(u64, u64)>,
-    /// The number of ordinals in `ranges`.
-    pub samples: u64,
     /// Batches that were passed, with the base's.
     pub batches: u64,
     /// The sum of the hashes of all samples in `ranges`. None if one of their indices is no int.
     pub passed_sum: Option<u64>,
-    /// The same sum over the samples that were returned.
+    /// The sum of the hashes of the samples that were returned.
     pub sum: Option<u64>,
     /// The number of tasks up to the first that was not passed. Tasks count from 0 in each ledger, without the base's.
     pub tasks: u64,
-    /// The tasks behind that one that were passed all the same, in order.
-    pub ahead: Vec<u64>,
 }
 
 impl Ledger {
@@ -101,7 +97,7 @@ impl Ledger {
     /// its indices, as many; `None` if one of them is no int, and then there are no sums once it is passed. Returns its
     /// number.
     pub fn read(&mut self, task_len: u64, ints: Option<impl Iterator<Item = i64>>) -> u64 {
-        let left = self.pass_base();
+        let left = self.walk.pass_set();
         let start = self.walk.at();
         let sum = if task_len <= left {
             let (place, step) = self.walk.place();
@@ -171,7 +167,7 @@ impl Ledger {
         }
     }
 
-    /// Returns where the caller is. Looks at every task from the first that was not passed on.
+    /// Returns where the caller is. Costs as much as there are ranges, and tasks under way.
     #[must_use]
     pub fn position(&self) -> Position {
         let mut delivered = self.delivered.clone();
@@ -185,28 +181,14 @@ impl Ledger {
             sum = added(sum, task.sum);
         }
         let numbered = (self.first..).zip(&self.tasks);
-        let passed = numbered.filter(|&(number, task)| task.is_settled || current == Some(number));
-        let mut ahead: Vec<u64> = passed.map(|(number, _)| number).collect();
-        let in_turn = (self.first..).zip(&ahead).take_while(|(turn, task)| turn == *task).count();
-        ahead.drain(..in_turn);
+        let in_turn =
+            numbered.take_while(|&(number, task)| task.is_settled || current == Some(number)).count();
         Position {
-            samples: delivered.count(),
             ranges: delivered.ranges().collect(),
             batches,
             passed_sum,
             sum,
             tasks: self.first + in_turn as u64,
-            ahead,
-        }
-    }
-
-    /// Walks to the next ordinal that is not in the base, and returns the number of those that follow without a gap.
-    fn pass_base(&mut self) -> u64 {
-        loop {
-            match self.walk.run() {
-                Run::In(run) => self.walk.advance(run),
-                Run::Out(run) => return run,
-            }
         }
     }
 
@@ -215,7 +197,7 @@ impl Ledger {
     fn read_around(&mut self, task_len: u64, mut ints: Option<impl Iterator<Item = i64>>) -> Option<u64> {
         let (mut sum, mut left) = (0_u64, task_len);
         while left > 0 {
-            let many = self.pass_base().min(left);
+            let many = self.walk.pass_set().min(left);
             if let Some(ints) = &mut ints {
                 let (place, step) = self.walk.place();
                 sum = sum.wrapping_add(fingerprint_of(place, step, ints.take(many as usize)));
@@ -270,35 +252,27 @@ mod tests {
     fn only_what_was_returned_counts() {
         let mut ledger = fresh();
         let beginning = ledger.position();
-        assert_eq!((beginning.samples, beginning.sum, beginning.ranges), (0, Some(0), vec![]));
+        assert_eq!((beginning.sum, beginning.ranges), (Some(0), vec![]));
         for indices in [[7, 8], [9, 5], [1, 2]] {
             read(&mut ledger, &indices);
         }
         ledger.begin_call();
         ledger.got(0);
         let sum = hashes(&[(0, 7), (1, 8)]);
-        let first = Position {
-            ranges: vec![(0, 2)],
-            samples: 2,
-            batches: 1,
-            passed_sum: sum,
-            sum,
-            tasks: 1,
-            ahead: vec![],
-        };
+        let first = Position { ranges: vec![(0, 2)], batches: 1, passed_sum: sum, sum, tasks: 1 };
         assert_eq!(ledger.position(), first);
         ledger.begin_call();
         assert_eq!(ledger.position(), first);
         // It comes before its turn.
         ledger.got(2);
         let found = ledger.position();
-        assert_eq!((found.ranges, found.samples, found.batches), (vec![(0, 2), (4, 6)], 4, 2));
+        assert_eq!((found.ranges, found.batches), (vec![(0, 2), (4, 6)], 2));
         assert_eq!((found.sum, found.passed_sum), (hashes(&[(0, 7), (1, 8), (4, 1), (5, 2)]), found.sum));
-        assert_eq!((found.tasks, found.ahead), (1, vec![2]));
+        assert_eq!(found.tasks, 1);
         ledger.begin_call();
         ledger.got(1);
         let found = ledger.position();
-        assert_eq!((found.ranges, found.tasks, found.ahead), (vec![(0, 6)], 3, vec![]));
+        assert_eq!((found.ranges, found.tasks), (vec![(0, 6)], 3));
     }
 
     #[test]
@@ -310,10 +284,10 @@ mod tests {
         ledger.begin_call();
         ledger.got(0);
         ledger.raised();
-        assert_eq!((ledger.position().samples, ledger.position().batches), (0, 0));
+        assert_eq!((ledger.position().ranges, ledger.position().batches), (vec![], 0));
         ledger.begin_call();
         let passed = ledger.position();
-        assert_eq!((passed.samples, passed.batches, passed.tasks), (1, 1, 1));
+        assert_eq!((passed.ranges, passed.batches, passed.tasks), (vec![(0, 1)], 1, 1));
         assert_eq!((passed.passed_sum, passed.sum), (hashes(&[(0, 3)]), Some(0)));
         ledger.got(1);
         ledger.got(2);
@@ -344,7 +318,7 @@ mod tests {
         let found = ledger.position();
         let sum = hashes(&[(1 + 2 * 4, 10), (1 + 5 * 4, 11), (1 + 6 * 4, 12)]).unwrap();
         assert_eq!((found.passed_sum, found.sum, found.batches), (Some(100 + sum), Some(10 + sum), 8));
-        assert_eq!((found.ranges, found.samples), (vec![(0, 7), (9, 10)], 8));
+        assert_eq!(found.ranges, [(0, 7), (9, 10)]);
         ledger.begin_call();
         ledger.got(3);
         assert_eq!(ledger.position().ranges, [(0, 7), (8, 12)]);
@@ -370,7 +344,7 @@ mod tests {
         assert!(ledger.position().passed_sum.is_some());
         ledger.begin_call();
         let found = ledger.position();
-        assert_eq!((found.samples, found.passed_sum, found.sum.is_some()), (5, None, true));
+        assert_eq!((found.ranges, found.passed_sum, found.sum.is_some()), (vec![(0, 5)], None, true));
     }
 
     #[test]
@@ -386,13 +360,21 @@ mod tests {
     }
 
     #[test]
+    fn behind_the_last_ordinal_of_all_nothing_hangs() {
+        let mut ledger = Ledger::new(Delivered::first(u64::MAX), 0, 1, Some(0), Some(0), 0);
+        read(&mut ledger, &[5, 6]);
+        ledger.got(0);
+        assert_eq!(ledger.position().ranges, [(0, u64::MAX)]);
+    }
+
+    #[test]
     fn a_task_that_is_lost_gives_its_number_to_the_next() {
         let mut ledger = fresh();
         read(&mut ledger, &[5, 6]);
         ledger.lose_last();
         assert_eq!(read(&mut ledger, &[7, 8]), 0);
         ledger.got(0);
-        assert_eq!((ledger.position().ranges, ledger.position().samples), (vec![(2, 4)], 2));
+        assert_eq!(ledger.position().ranges, [(2, 4)]);
     }
 
     #[test]
@@ -411,7 +393,7 @@ mod tests {
             ledger.begin_call();
             ledger.got(19_995 - number);
         }
-        assert_eq!((ledger.tasks.len(), ledger.position().ahead.len()), (4, 0));
+        assert_eq!((ledger.tasks.len(), ledger.position().tasks), (4, 10_000));
         ledger.begin_call();
         assert_eq!(ledger.tasks.len(), 0);
     }

@@ -1,7 +1,8 @@
 //! Places of samples in their epoch, task by task: what keyed seeds of random generators are made from.
 #![forbid(unsafe_code)]
 
-use crate::{Error, Result};
+use super::delivered::{Delivered, Walk};
+use crate::Result;
 
 /// Samples of a task that come one after another in the epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,14 +71,7 @@ impl TaskPlaces {
 #[derive(Debug, Clone)]
 pub struct Places {
     key: u64,
-    first: u64,
-    step: u64,
-    /// The `k` of the next sample.
-    next: u64,
-    /// Samples that the epoch passes over, by their `k`. INVARIANT: sorted ranges, none of them empty.
-    passed: Vec<(u64, u64)>,
-    /// The number of ranges that lie before `next`.
-    behind: usize,
+    walk: Walk,
 }
 
 impl Places {
@@ -85,20 +79,9 @@ impl Places {
     /// behind the last.
     ///
     /// # Errors
-    /// [`Error::Config`] for a range that is empty, or that begins before the one before it ends.
+    /// [`Error::Config`](crate::Error::Config) for a range that is empty, or that begins before the one before it ends.
     pub fn new(key: u64, first: u64, step: u64, passed: Vec<(u64, u64)>) -> Result<Self> {
-        let mut end = 0;
-        for &(start, stop) in &passed {
-            if start >= stop || start < end {
-                return Err(Error::Config(format!(
-                    "the samples {start}..{stop} cannot be passed over behind sample {end}"
-                )));
-            }
-            end = stop;
-        }
-        let mut places = Self { key, first, step, next: 0, passed, behind: 0 };
-        places.pass_over();
-        Ok(places)
+        Ok(Self { key, walk: Walk::new(Delivered::from_ranges(passed)?, first, step) })
     }
 
     /// Returns the places of the next `count` samples.
@@ -106,29 +89,14 @@ impl Places {
         let mut runs = Vec::with_capacity(1);
         let mut left = count;
         loop {
-            let before_gap = self.passed.get(self.behind).map_or(left, |&(start, _)| start - self.next);
-            let count = left.min(before_gap);
-            runs.push(Run { place: self.place(), count });
-            self.next += count;
-            self.pass_over();
+            let count = left.min(self.walk.pass_set());
+            let (place, step) = self.walk.place();
+            runs.push(Run { place, count });
+            self.walk.advance(count);
             left -= count;
             if left == 0 {
-                return TaskPlaces { key: self.key, step: self.step, runs };
+                return TaskPlaces { key: self.key, step, runs };
             }
-        }
-    }
-
-    fn place(&self) -> u64 {
-        self.first.wrapping_add(self.next.wrapping_mul(self.step))
-    }
-
-    /// INVARIANT: behind it, `next` lies in no range of `passed`.
-    fn pass_over(&mut self) {
-        while let Some(&(start, stop)) = self.passed.get(self.behind)
-            && start <= self.next
-        {
-            self.next = stop;
-            self.behind += 1;
         }
     }
 }
@@ -136,6 +104,7 @@ impl Places {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Error;
 
     #[test]
     fn tasks_have_consecutive_places() {

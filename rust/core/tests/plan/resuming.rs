@@ -128,12 +128,10 @@ impl Model {
         let in_turn = tasks.iter().take_while(|&&is_settled| is_settled).count();
         Position {
             ranges,
-            samples: passed.iter().flatten().count() as u64,
             batches: self.batches + u64::from(current.is_some()),
             passed_sum: Some(passed_sum),
             sum: Some(sum),
             tasks: in_turn as u64,
-            ahead: (in_turn..tasks.len()).filter(|&task| tasks[task]).map(|task| task as u64).collect(),
         }
     }
 }
@@ -157,14 +155,13 @@ struct Stop {
 }
 
 fn beginning() -> Position {
-    let (ranges, ahead) = (vec![], vec![]);
-    Position { ranges, samples: 0, batches: 0, passed_sum: Some(0), sum: Some(0), tasks: 0, ahead }
+    Position { ranges: vec![], batches: 0, passed_sum: Some(0), sum: Some(0), tasks: 0 }
 }
 
 /// Reads on from a position. Every batch, and every position, is that of the model.
 fn read(epoch: &Epoch<'_>, leg: &Leg, from: &Position, model: &mut Model) -> Stop {
     let base = Delivered::from_ranges(from.ranges.iter().copied()).expect("the ranges of a position");
-    assert_eq!((base.count(), base.ranges().collect::<Vec<_>>()), (from.samples, from.ranges.clone()));
+    assert_eq!(base.ranges().collect::<Vec<_>>(), from.ranges);
     let rule = leg.rule(epoch.last);
     let mut stream = Stream::new((epoch.source)(), rule).expect("a sampler that torch accepts");
     if epoch.last == Last::RollsOver {
@@ -247,7 +244,7 @@ fn read(epoch: &Epoch<'_>, leg: &Leg, from: &Position, model: &mut Model) -> Sto
     let has_ended = is_read && under_way.is_empty() && current.is_none_or(|current| !current.1);
     if has_ended {
         // All that was to be passed over is that of the position: there is nothing to be refused.
-        assert_eq!(passed, Passed { count: from.samples, sum: from.passed_sum.expect("ints") });
+        assert_eq!(passed, Passed { count: base.count(), sum: from.passed_sum.expect("ints") });
         let size = rule.map_or(1, |rule| rule.size as usize);
         let is_cut = rule.is_some_and(|rule| rule.drop_last);
         assert!(if is_cut { remaining.len() < size } else { remaining.is_empty() }, "{remaining:?} are left");
@@ -378,7 +375,7 @@ proptest! {
                 let passed = (0..).zip(&model.passed).filter(|(_, passed)| passed.is_some());
                 places.extend(passed.map(|(ordinal, _): (u64, _)| start + rank + ordinal * ranks));
                 sum = sum.wrapping_add(position.passed_sum.expect("ints"));
-                samples.push(position.samples);
+                samples.push(model.passed.iter().flatten().count() as u64);
             }
             let of_part = places.iter().filter(|&&place| place >= start);
             let hashes = of_part.map(|&place| sample_hash(place, order[(place % len) as usize]));
