@@ -136,7 +136,10 @@ def test_without_a_command_the_usage_is_printed(fake_torch: Python, without_hook
 def test_only_options_that_a_text_can_give_are_offered(fake_torch: Python) -> None:
     offered = set(re.findall(r"--([a-z-]+) VALUE", fake_torch.run("-m", "ringloader", "run", "-h").stdout))
     hidden = {name for name in TABLE if name.replace("_", "-") not in offered}
-    assert hidden == {"device_transform", "worker_pool", "worker_reset_fn", "worker_prefetch", "last_batch"}
+    assert hidden == {
+        *("device_transform", "worker_pool", "worker_reset_fn", "worker_prefetch", "last_batch"),
+        "snapshot_every_n_steps",
+    }
     for name in sorted(hidden):
         done = fake_torch.run("-m", "ringloader", "run", f"--{name.replace('_', '-')}=4", "program.py")
         assert done.returncode == 2

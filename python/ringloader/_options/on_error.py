@@ -33,7 +33,7 @@ from ringloader._options.seeding import Samples
 from ringloader._options.table import Options
 from ringloader._torch import internals, replacements
 from ringloader._worker.gather import Gathering
-from ringloader._worker.options import Failing, Fetcher, WorkerOption
+from ringloader._worker.options import CountsSamples, Failing, Fetcher, WorkerOption
 from ringloader.bad_samples import RAISE, SKIP, BadSample, OnError, retries
 
 _LONGEST_PAUSE_SECONDS = 30.0
@@ -265,14 +265,13 @@ def _listed(index: Any) -> Any:
     return index.tolist() if isinstance(index, (np.ndarray, torch.Tensor)) else index
 
 
-class _InTurn:
+class _InTurn(CountsSamples):
     """In front of torch's fetcher of iterable datasets. MIRRORS torch fetch.py::_IterableDatasetFetcher."""
 
     def __init__(self, fetcher: Any, rule: _Rule) -> None:
         self._fetcher = fetcher
         self._rule = rule
-        # Samples that the iterator was asked for.
-        self._asked = 0
+        self.samples_asked = 0
         # The number of its last calls that raised.
         self._in_a_row = 0
         # The error that ended a generator which is kept. The rest of it is lost: the next call says so.
@@ -290,7 +289,7 @@ class _InTurn:
             found = self._next(errors)
             if not found:
                 return rule.nothing(errors)
-            return rule.collated(fetcher, found[0], self._asked - 1, errors)
+            return rule.collated(fetcher, found[0], self.samples_asked - 1, errors)
         data: list[Any] = []
         numbers: list[int] = []
         asked = 0
@@ -301,7 +300,7 @@ class _InTurn:
                 fetcher.ended = True
                 break
             asked += 1
-            numbers += [self._asked - 1] * len(found)
+            numbers += [self.samples_asked - 1] * len(found)
             data += found
         is_short = fetcher.ended and (asked == 0 or (fetcher.drop_last and asked < len(index)))
         if is_short and not errors:
@@ -323,13 +322,13 @@ class _InTurn:
         except Exception as error:
             if _has_ended_a_generator(error, outer):
                 self._ended_by = error
-            at, self._asked = self._asked, self._asked + 1
+            at, self.samples_asked = self.samples_asked, self.samples_asked + 1
             self._in_a_row += 1
             if self._in_a_row >= _MOST_IN_A_ROW:
                 error.add_note(f"on_error: the dataset's iterator has raised {self._in_a_row} times in a row")
                 raise
             return self._rule.handled(error, at, errors, outer)
-        self._asked += 1
+        self.samples_asked += 1
         self._in_a_row = 0
         return [sample]
 

@@ -19,11 +19,11 @@ from ringloader._options.keys import keyed
 from ringloader._options.table import Options
 from ringloader._torch import internals
 from ringloader._worker import gather
-from ringloader._worker.options import Failing, Fetcher, InFront, WorkerOption
+from ringloader._worker.options import CountsSamples, Failing, Fetcher, InFront, WorkerOption
 from ringloader._worker.placed import Placed
 
 
-class _Generators(Protocol):
+class Generators(Protocol):
     """The generators that datasets draw from."""
 
     def set(self, key: int) -> None:
@@ -36,7 +36,7 @@ class _Generators(Protocol):
         """Sets them to states that they had."""
 
 
-class _Global:
+class Global:
     """The generators of the process."""
 
     def set(self, key: int) -> None:
@@ -76,9 +76,9 @@ class _Own:
         self._torch.set_state(states[2])
 
 
-def _generators() -> _Generators:
+def _generators() -> Generators:
     info = get_worker_info()
-    return _Own(info.rng) if getattr(info, "worker_method", None) == "thread" else _Global()  # type: ignore[union-attr]
+    return _Own(info.rng) if getattr(info, "worker_method", None) == "thread" else Global()  # type: ignore[union-attr]
 
 
 class Seeding(WorkerOption):
@@ -159,7 +159,7 @@ class Turn:
         number: The number of the next one.
     """
 
-    def __init__(self, generators: _Generators) -> None:
+    def __init__(self, generators: Generators) -> None:
         self.generators = generators
         self.stream = 0
         self.places: Sequence[int] = ()
@@ -249,7 +249,7 @@ class _Stream(InFront):
         return len(self._behind)
 
 
-class Counted(InFront):
+class Counted(InFront, CountsSamples):
     """The iterator of an iterable dataset: counts the samples, and sets the generators before each.
 
     Args:
@@ -264,13 +264,18 @@ class Counted(InFront):
         self._sets = sets
 
     @property
-    def count(self) -> int:
-        """The number of samples that it was asked for. An epoch that is resumed sets it."""
+    def samples_asked(self) -> int:
+        """Their number."""
         return self._turn.number
 
-    @count.setter
-    def count(self, count: int) -> None:
+    @samples_asked.setter
+    def samples_asked(self, count: int) -> None:
         self._turn.number = count
+
+    def begin_batch(self) -> None:
+        """Begins a batch that is read again: generators that are set before batches are set for it."""
+        if not self._sets:
+            self._turn.set(self._turn.number)
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -298,7 +303,7 @@ class _InPlace(InFront):
 class _PuttingBack(InFront):
     """In front of a fetcher: puts the generators back behind each batch, because they are the program's."""
 
-    def __init__(self, fetcher: Fetcher, generators: _Generators) -> None:
+    def __init__(self, fetcher: Fetcher, generators: Generators) -> None:
         super().__init__(fetcher)
         self._generators = generators
 

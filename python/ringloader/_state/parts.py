@@ -21,11 +21,13 @@ class Snapshot:
     Attributes:
         pickled: A dict of the two states that there are, pickled: ``dataset``, ``iterator``.
         is_ended: True if the iterator was at its end. The dataset may be ready for the next epoch then.
+        samples: Samples of the epoch that the iterator was asked for, if an option counts them.
         failure: The reason why the state cannot be had.
     """
 
     pickled: bytes
     is_ended: bool = False
+    samples: int = 0
     failure: str | None = None
 
     def is_of_dataset(self) -> bool:
@@ -145,7 +147,7 @@ class Workers:
 
 
 # The values of a part that has nothing.
-_PLAIN = {"batches": 0, "since": 0, "ends": 0, "is_ended": False, "outlives": False}
+_PLAIN = {"batches": 0, "since": 0, "ends": 0, "samples": 0, "is_ended": False, "outlives": False}
 
 
 def _part_to_dict(part: Part) -> dict[str, Any]:
@@ -157,7 +159,7 @@ def _part_to_dict(part: Part) -> dict[str, Any]:
         "outlives": part.outlives,
     }
     if part.snapshot is not None:
-        made["is_ended"] = part.snapshot.is_ended
+        made["is_ended"], made["samples"] = part.snapshot.is_ended, part.snapshot.samples
         made.update(part.snapshot.states())
     return {name: value for name, value in made.items() if name not in _PLAIN or value != _PLAIN[name]}
 
@@ -193,7 +195,7 @@ def _read_part(value: object) -> Part:
     if not isinstance(value, Mapping):
         raise ValueError("each of its 'parts' must be a dict")
     given = {**_PLAIN, **value}
-    for name in ("batches", "since"):
+    for name in ("batches", "since", "samples"):
         _check_count(name, given[name])
     if not isinstance(given["ends"], int) or isinstance(given["ends"], bool) or given["ends"] < -1:
         raise ValueError("the 'ends' of a part must be an int, from -1 on")
@@ -204,7 +206,7 @@ def _read_part(value: object) -> Part:
     snapshot = None
     if states:
         try:
-            snapshot = Snapshot(pickle.dumps(states), given["is_ended"])
+            snapshot = Snapshot(pickle.dumps(states), given["is_ended"], given["samples"])
         except Exception as error:
             raise ValueError(f"a worker's state cannot be pickled: {error}") from None
     return Part(given["batches"], given["since"], snapshot, given["ends"], given["outlives"])

@@ -15,12 +15,13 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import ringloader._native as _native
+from ringloader._options import seeding
 from ringloader._state.parts import Part, Snapshot, has_state
-from ringloader._worker.options import Fetcher, WorkerOption
+from ringloader._worker.options import CountsSamples, Failing, Fetcher, InFront, WorkerOption
 
 # Before the bytes of the results of this process's workers: no batch of a program's own begins so.
 _MARK = secrets.token_bytes(16)
-_HEADER = struct.Struct("<16sIQB")
+_HEADER = struct.Struct("<16sIQQB")
 _HAS_STATE, _IS_ENDED, _OUTLIVES, _HAS_FAILED = 1, 2, 4, 8
 
 
@@ -47,13 +48,13 @@ def is_sent(found: Any) -> bool:
 
 def read(sent: bytes) -> Sent:
     """Reads the bytes behind a batch."""
-    _, worker, asked, flags = _HEADER.unpack_from(sent)
+    _, worker, asked, samples, flags = _HEADER.unpack_from(sent)
     outlives = bool(flags & _OUTLIVES)
     if not flags & _HAS_STATE:
         return Sent(worker, asked, outlives, None)
     rest = sent[_HEADER.size :]
     failure = rest.decode() if flags & _HAS_FAILED else None
-    return Sent(worker, asked, outlives, Snapshot(rest, bool(flags & _IS_ENDED), failure))
+    return Sent(worker, asked, outlives, Snapshot(rest, bool(flags & _IS_ENDED), samples, failure))
 
 
 def through(transform: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -102,43 +103,94 @@ class Start(NamedTuple):
 
 
 class Objects:
-    """The dataset of a worker's epoch and its fetcher, and which of them have a state.
+    """The dataset of a worker's epoch, its iterator and fetcher, and which of them have a state.
 
     Args:
         dataset: The dataset.
-        fetcher: torch's.
+        torchs: torch's fetcher.
+        fetcher: The fetcher that options have made of it.
         rule: The rule.
     """
 
-    def __init__(self, dataset: Any, fetcher: Any, rule: Rule) -> None:
-        self._dataset = dataset
-        self._fetcher = fetcher
-        iterator = getattr(fetcher, "dataset_iter", None) if rule.is_iterable else None
-        self._has_iterator = has_state(iterator)
-        self._has_dataset = rule.of_dataset and iterator is not dataset and has_state(dataset)
+    def __init__(self, dataset: Any, torchs: Any, fetcher: Any, rule: Rule) -> None:
+        self.dataset = dataset
+        self.torchs = torchs
+        self.fetcher: Fetcher = fetcher
+        self._counting = fetcher
+        self._is_iterable = rule.is_iterable
+        iterator = getattr(torchs, "dataset_iter", None) if rule.is_iterable else None
+        # An option may stand in front of the dataset's own.
+        own = iterator._behind if isinstance(iterator, InFront) else iterator
+        self._has_iterator = has_state(own)
+        self._has_dataset = rule.of_dataset and own is not dataset and has_state(dataset)
         # The flags of a batch without a state.
-        self.flags = _OUTLIVES if self._has_dataset or (iterator is dataset and self._has_iterator) else 0
+        self.flags = _OUTLIVES if self._has_dataset or (own is dataset and self._has_iterator) else 0
 
     @property
     def have_state(self) -> bool:
         """True if there is a state to take."""
         return self._has_dataset or self._has_iterator
 
-    def snapshot(self) -> tuple[int, bytes]:
-        """Takes the state: flags, and bytes."""
+    def snapshot(self) -> tuple[int, int, bytes]:
+        """Takes the state: the samples that were asked for, flags, and bytes."""
         try:
             found = {}
             if self._has_dataset:
-                found["dataset"] = self._dataset.state_dict()
+                found["dataset"] = self.dataset.state_dict()
             if self._has_iterator:
-                found["iterator"] = self._fetcher.dataset_iter.state_dict()
+                found["iterator"] = self.torchs.dataset_iter.state_dict()
             pickled = pickle.dumps(found, pickle.HIGHEST_PROTOCOL)
         except Exception as error:
             # Of the program that asks for the state, and not of one that only reads batches.
             text = f"the state of the dataset cannot be had: {error}\nOriginal {traceback.format_exc()}"
-            return self.flags | _HAS_STATE | _HAS_FAILED, text.encode(errors="backslashreplace")
-        is_ended = getattr(self._fetcher, "ended", False)
-        return self.flags | _HAS_STATE | (_IS_ENDED if is_ended else 0), pickled
+            return 0, self.flags | _HAS_STATE | _HAS_FAILED, text.encode(errors="backslashreplace")
+        is_ended = getattr(self.torchs, "ended", False)
+        flags = self.flags | _HAS_STATE | (_IS_ENDED if is_ended else 0)
+        return max((counter.samples_asked for counter in self._counters()), default=0), flags, pickled
+
+    def begin_anew(self) -> None:
+        """Begins another epoch of an iterable dataset, with the same fetcher."""
+        self.torchs.dataset_iter = iter(self.torchs.dataset)
+        self.torchs.ended = False
+        self.count_from(0)
+
+    def count_from(self, samples: int) -> None:
+        """Has options that count samples go on from a number."""
+        for counter in self._counters():
+            counter.samples_asked = samples
+
+    def _counters(self) -> list[Any]:
+        """The objects of options that count the samples that the iterator is asked for."""
+        if not self._is_iterable:
+            return []
+        found = (self.torchs.dataset_iter, self._counting)
+        return [one for one in found if isinstance(one, CountsSamples)]
+
+    def dropped(self, index: Any) -> bool:
+        """Reads a batch and drops it. False: there is none."""
+        torchs = self.torchs
+        self.begin_batch()
+        collate, torchs.collate_fn = torchs.collate_fn, _nothing
+        try:
+            self.fetcher.fetch(index)
+        except StopIteration:
+            return False
+        except Exception:
+            # It was raised before, in its turn.
+            pass
+        finally:
+            torchs.collate_fn = collate
+        return True
+
+    def begin_batch(self) -> None:
+        """Sets generators for a batch that is read out of turn."""
+        if self.are_seeded:
+            self.torchs.dataset_iter.begin_batch()
+
+    @property
+    def are_seeded(self) -> bool:
+        """True if an option sets generators before samples or batches, by their number."""
+        return isinstance(self.torchs.dataset_iter, InFront)
 
 
 class Snapshots(WorkerOption):
@@ -168,29 +220,25 @@ class Snapshots(WorkerOption):
         self._worker = worker
 
     def begin_at(self, start: Start) -> None:
-        """Sets where the next epoch begins, which another one was before."""
         self.starts = {self._worker: start}
+
+    def miss(self) -> None:
+        self.starts.pop(self._worker, None)
 
     def begin(self, dataset: Any) -> Any:
         self._start = self.starts.pop(self._worker, Start())
         self._dataset = dataset
         part = self._start.part
         self._states = {}
-        if part is None or part.snapshot is None:
-            return dataset
-        self._states = part.snapshot.states()
-        if part.is_at_end():
-            # The dataset may be ready for the next epoch: it gets this state when that begins.
-            return dataset
-        if "dataset" in self._states:
-            _load(dataset, self._states["dataset"], "dataset")
+        if part is not None and part.snapshot is not None:
+            self._states = part.snapshot.states()
+            # Else the dataset may be ready for the next epoch: it gets this state when that begins.
+            if not part.is_at_end() and "dataset" in self._states:
+                _load(dataset, self._states["dataset"], "dataset")
         return dataset
 
     def meet(self, fetcher: Any) -> None:
         self._torchs = fetcher
-
-    def miss(self) -> None:
-        self.starts.pop(self._worker, None)
 
     def wrap(self, fetcher: Fetcher) -> Fetcher:
         try:
@@ -201,10 +249,10 @@ class Snapshots(WorkerOption):
             self._states = {}
 
     def _wrapped(self, fetcher: Fetcher) -> Fetcher:
+        objects = Objects(self._dataset, self._torchs, fetcher, self._rule)
         part = self._start.part
         if part is not None and self._rule.is_iterable:
-            fetcher = self._resumed(part, fetcher)
-        objects = Objects(self._dataset, self._torchs, self._rule)
+            fetcher = self._resumed(part, objects)
         if self._rule.every is None or not objects.have_state:
             return fetcher
         if self._is_here:
@@ -212,77 +260,127 @@ class Snapshots(WorkerOption):
             return self.here
         return _Sending(fetcher, objects, self._rule, self._mark, self._worker, self._start)
 
-    def _resumed(self, part: Part, fetcher: Fetcher) -> Fetcher:
+    def _resumed(self, part: Part, objects: Objects) -> Fetcher:
         """Brings the iterator to where the epoch goes on. MIRRORS torchdata worker.py::_worker_loop."""
-        torchs = self._torchs
+        torchs, snapshot = self._torchs, part.snapshot
         if part.is_at_end():
             torchs.ended = True
-            return fetcher
-        was_ended = part.snapshot is not None and part.snapshot.is_ended
+            return objects.fetcher
+        was_ended = snapshot is not None and snapshot.is_ended
         if "iterator" in self._states and part.ends >= 0:
             _load(torchs.dataset_iter, self._states["iterator"], "iterator")
             if was_ended:
-                torchs.dataset_iter = iter(self._dataset)
-        if part.ends == 0:
-            self._pass_over(fetcher, part.since)
-            return fetcher
-        if part.ends > 0 and was_ended:
-            fetcher = _Again(fetcher, torchs, self._dataset)
-        elif part.ends > 0:
-            self._pass_over(fetcher, part.since)
-        for _ in range(part.ends - was_ended):
-            self._finish(fetcher)
-        self._pass_over(fetcher, part.batches)
-        return fetcher
+                objects.begin_anew()
+        if snapshot is not None and part.ends == 0:
+            objects.count_from(snapshot.samples)
+        reading = _Reading(objects, part, self._index(), self._worker)
+        if not reading.is_needed():
+            return objects.fetcher
+        if objects.are_seeded:
+            # The key of the generators comes with the first task.
+            return _Later(objects, reading)
+        if self._is_here:
+            # What was drawn for these batches was drawn before.
+            generators = seeding.Global()
+            states = generators.states()
+            try:
+                reading.read()
+            finally:
+                generators.put_back(states)
+        else:
+            reading.read()
+        return objects.fetcher
 
-    def _pass_over(self, fetcher: Fetcher, batches: int) -> None:
-        """Reads batches again, and drops them."""
-        index = self._index()
+    def _index(self) -> Any:
+        if self._rule.size is None:
+            return None
+        return [None] * (self._rule.size if self._start.size is None else self._start.size)
+
+
+class _Reading:
+    """The batches that are read again, between the state of a worker and where its epoch goes on.
+
+    Args:
+        objects: The fetcher, and what it reads.
+        part: The position.
+        index: The index of a batch.
+        worker: The worker.
+    """
+
+    def __init__(self, objects: Objects, part: Part, index: Any, worker: int) -> None:
+        self._objects = objects
+        self._index = index
+        self._worker = worker
+        was_ended = part.snapshot is not None and part.snapshot.is_ended
+        # Batches in the epoch of the state, epochs that are read to their end, and batches in this epoch.
+        self._first = part.since if part.ends == 0 or (part.ends > 0 and not was_ended) else 0
+        self._epochs = max(0, part.ends - was_ended)
+        self._last = part.batches if part.ends else 0
+        if part.ends > 0 and was_ended:
+            objects.fetcher = _Again(objects)
+
+    def is_needed(self) -> bool:
+        """True if there are any."""
+        return bool(self._first or self._epochs or self._last)
+
+    def read(self) -> None:
+        """Reads them, and drops them.
+
+        Raises:
+            ValueError: If there are fewer.
+        """
+        self._pass_over(self._first)
+        for _ in range(self._epochs):
+            while self._objects.dropped(self._index):
+                pass
+            self._objects.begin_anew()
+        self._pass_over(self._last)
+
+    def _pass_over(self, batches: int) -> None:
         for number in range(batches):
-            if not self._dropped(fetcher, index):
+            if not self._objects.dropped(self._index):
                 raise ValueError(
                     f"load_state_dict(): the dataset of worker {self._worker} has ended after {number} of "
                     f"the {batches} batches that are read again: it is another one than that of the state"
                 )
 
-    def _finish(self, fetcher: Fetcher) -> None:
-        """Reads an epoch to its end, and begins the next one."""
-        index = self._index()
-        while self._dropped(fetcher, index):
-            pass
-        self._torchs.dataset_iter = iter(self._dataset)
-        self._torchs.ended = False
 
-    def _dropped(self, fetcher: Fetcher, index: Any) -> bool:
-        """Reads a batch and drops it. False: there is none."""
-        torchs = self._torchs
-        collate, torchs.collate_fn = torchs.collate_fn, _nothing
-        try:
-            fetcher.fetch(index)
-        except StopIteration:
-            return False
-        except Exception:
-            # It was raised before, in its turn.
-            pass
-        finally:
-            torchs.collate_fn = collate
-        return True
+class _Later:
+    """Reads batches again when the first task has come.
 
-    def _index(self) -> Any:
-        size = self._rule.size if self._start.size is None else self._start.size
-        return None if self._rule.size is None else [None] * (size or 0)
+    Args:
+        objects: The fetcher, and what it reads.
+        reading: The batches.
+    """
+
+    def __init__(self, objects: Objects, reading: _Reading) -> None:
+        self._objects = objects
+        self._reading: _Reading | None = reading
+        self._fetcher = objects.fetcher
+
+    def fetch(self, index: Any, /) -> Any:
+        reading, self._reading = self._reading, None
+        if reading is not None:
+            try:
+                reading.read()
+            except Exception as error:
+                self._fetcher = Failing(error, once=True)
+            self._objects.begin_batch()
+        return self._fetcher.fetch(index)
 
 
 class _Again:
     """The fetcher of an epoch whose dataset was given its state at the end of the epoch before.
 
     Some datasets then have nothing to give once, and after that all. Others are ready for the next epoch.
+
+    Args:
+        objects: The fetcher, and what it reads.
     """
 
-    def __init__(self, fetcher: Fetcher, torchs: Any, dataset: Any) -> None:
-        self._fetcher = fetcher
-        self._torchs = torchs
-        self._dataset = dataset
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+        self._fetcher = objects.fetcher
         self._is_first = True
 
     def fetch(self, index: Any, /) -> Any:
@@ -292,8 +390,8 @@ class _Again:
         except StopIteration:
             if not is_first:
                 raise
-        self._torchs.dataset_iter = iter(self._dataset)
-        self._torchs.ended = False
+        self._objects.begin_anew()
+        self._objects.begin_batch()
         return self._fetcher.fetch(index)
 
 
@@ -329,8 +427,8 @@ class _Sending:
         self._asked += 1
         self._since += 1
         data = self._fetcher.fetch(index)
-        flags, pickled = self._objects.snapshot() if self._is_due() else (self._objects.flags, b"")
-        return [data, _HEADER.pack(self._mark, self._worker, self._asked, flags) + pickled]
+        samples, flags, state = self._objects.snapshot() if self._is_due() else (0, self._objects.flags, b"")
+        return [data, _HEADER.pack(self._mark, self._worker, self._asked, samples, flags) + state]
 
     def _is_due(self) -> bool:
         if self._by_step:
@@ -373,8 +471,9 @@ class Asked:
 
     def taken(self, passed: int, at_end: bool = False) -> Sent:
         """Takes the state as it is now, behind so many batches."""
-        flags, pickled = self._objects.snapshot()
-        return read(_HEADER.pack(_MARK, 0, passed, flags | (_IS_ENDED if at_end else 0)) + pickled)
+        samples, flags, pickled = self._objects.snapshot()
+        flags |= _IS_ENDED if at_end else 0
+        return read(_HEADER.pack(_MARK, 0, passed, samples, flags) + pickled)
 
     def __del__(self) -> None:
         if self.leave is not None and not sys.is_finalizing():

@@ -33,6 +33,16 @@ class InFront:
         return getattr(self._behind, name)
 
 
+class CountsSamples:
+    """Counts the samples that an iterable dataset's iterator is asked for.
+
+    Attributes:
+        samples_asked: Their number in this epoch. An epoch that is resumed sets it.
+    """
+
+    samples_asked: int
+
+
 class WorkerOption:
     """One option, in each worker. Made in the main process; pickled for workers that do not fork."""
 
