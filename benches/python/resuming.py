@@ -4,6 +4,7 @@
 
 - A call of ``state_dict()`` in the middle of a shuffled epoch.
 - A step: the time of a batch, while nobody asks for a state, and with a state after each batch.
+- A step over a stream whose state has 20,000 entries, which workers send along with each batch.
 - The first batch of a new loader that goes on at 90 % of a million shuffled samples, and is that of the
   epoch that was not stopped.
 
@@ -16,11 +17,12 @@ import argparse
 import itertools
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from statistics import median
 from typing import Any
 
 import torch
+from torch.utils.data import IterableDataset
 
 from . import datasets
 from .loaders import LOADERS, OURS
@@ -34,10 +36,32 @@ ROUNDS = 5
 SECONDS = 1.0
 BATCH_SIZE = 64
 CALLS = 2000
+ENTRIES = 20_000
 # Of the epoch that is resumed.
 SAMPLES = 1_000_000
 RESUMED_BATCH_SIZE = 1000
 PART = 0.9
+
+
+class Entries(IterableDataset[int]):
+    """A stream whose state has many entries, of which each sample changes one."""
+
+    def __init__(self) -> None:
+        self.entries = {f"{number:08}": 0 for number in range(ENTRIES)}
+        self.names = list(self.entries)
+
+    def __iter__(self) -> Iterator[int]:
+        for number in itertools.count():
+            self.entries[self.names[number % ENTRIES]] += 1
+            yield number
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns all entries."""
+        return {"entries": dict(self.entries)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Has the entries be those of a state."""
+        self.entries = dict(state["entries"])
 
 
 def made(name: str, length: int, workers: int, batch_size: int, seed: int = 0) -> Any:
@@ -68,10 +92,13 @@ def call(name: str, workers: int, quick: bool) -> float:
 
 def step(name: str, workers: int, asks: bool, quick: bool) -> float:
     """Returns the microseconds of a batch."""
-    seconds = SECONDS / 10 if quick else SECONDS
     loader = made(name, 4_000_000, workers, BATCH_SIZE)
+    return _seconds_of_a_batch(loader, asks, SECONDS / 10 if quick else SECONDS) * 1e6
+
+
+def _seconds_of_a_batch(loader: Any, asks: bool, window: float) -> float:
     iterator = iter(loader)
-    for _ in range(50):
+    for _ in range(20):
         next(iterator)
     began = now = time.perf_counter()
     batches = 0
@@ -80,9 +107,16 @@ def step(name: str, workers: int, asks: bool, quick: bool) -> float:
             loader.state_dict()
         batches += 1
         now = time.perf_counter()
-        if now - began > seconds:
+        if now - began > window:
             break
-    return (now - began) / batches * 1e6
+    return (now - began) / batches
+
+
+def stream_step(name: str, workers: int, quick: bool) -> float:
+    """Returns the microseconds of a batch of a stream with a large state."""
+    torch.set_num_threads(1)
+    loader = LOADERS[name].make(Entries(), batch_size=BATCH_SIZE, num_workers=workers)
+    return _seconds_of_a_batch(loader, False, SECONDS / 10 if quick else SECONDS) * 1e6
 
 
 def resumed(name: str, workers: int, quick: bool) -> float:
@@ -116,6 +150,7 @@ def rows() -> list[tuple[str, Callable[..., float], tuple[Any, ...]]]:
             (f"`state_dict()`, µs, {where}", call, (workers,)),
             (f"step, µs, {where}", step, (workers, False)),
             (f"step with a state each time, µs, {where}", step, (workers, True)),
+            (f"step of a stream with a state of {ENTRIES:,} entries, µs, {where}", stream_step, (workers,)),
             (f"first batch at {PART:.0%} of the epoch, ms, {where}", resumed, (workers,)),
         ]
     return found
