@@ -123,7 +123,7 @@ def resumed(name: str, workers: int, quick: bool) -> float:
     """Returns the milliseconds until a new loader has returned the first batch of the rest."""
     samples = SAMPLES // 10 if quick else SAMPLES
     passed = int(samples * PART) // RESUMED_BATCH_SIZE
-    # Theirs needs the number of workers that the state was taken with.
+    # torchdata's loader needs the number of workers that the state was taken with.
     stopped = made(name, samples, workers, RESUMED_BATCH_SIZE)
     iterator = iter(stopped)
     for _ in itertools.islice(iterator, passed):

@@ -78,7 +78,7 @@ class _Finder:
         loader.exec_module = exec_module
 
     def _done(self) -> None:
-        # It may have been forgotten since the loader was found.
+        # The action may have been forgotten since the loader was found.
         if self in sys.meta_path:
             sys.meta_path.remove(self)
             self.act()

@@ -67,7 +67,7 @@ def _replace() -> None:
     for namespace in _namespaces():
         if namespace.get(_NAME) is ours:
             _left.append(namespace)
-        for name in [name for name, value in namespace.items() if value is theirs]:
+        for name in [name for name, value in list(namespace.items()) if value is theirs]:
             namespace[name] = ours
             _replaced.append((namespace, name))
     # Only now: this module's own name for it must stay.
