@@ -86,7 +86,10 @@ WORKERS = [(0, {}), (2, {"num_workers": 2}), (3, {"num_workers": 3, "worker_meth
 
 @pytest.mark.parametrize("has_generator", [False, True], ids=["global", "generator"])
 @pytest.mark.parametrize("kind", SAMPLERS)
-@pytest.mark.parametrize(("saver", "resumer"), [(0, 0), (0, 1), (1, 0), (2, 2)])
+@pytest.mark.parametrize(
+    ("saver", "resumer"),
+    [(0, 0), (0, 1), pytest.param(1, 0, marks=pytest.mark.slow), pytest.param(2, 2, marks=pytest.mark.slow)],
+)
 def test_the_rest_and_later_epochs_are_torchs(kind, has_generator, saver, resumer):
     workers, options = WORKERS[saver]
     for stop in (0, 1, 2):
