@@ -2,7 +2,7 @@
 
 import itertools
 import json
-import time
+import multiprocessing
 import weakref
 
 import pytest
@@ -211,22 +211,24 @@ def test_an_edited_number_of_batches():
 
 
 class Slow(Numbers):
-    """Gives one sample late, so that the batches of another worker overtake it."""
+    """Holds one sample back until it is wanted, so that the batches of another worker overtake it."""
 
     def __init__(self, length=40, late=9):
         super().__init__(length)
         self.late = late
+        self.wanted = multiprocessing.Event()
 
     def __getitem__(self, index):
         if index == self.late:
-            time.sleep(0.5)
+            assert self.wanted.wait(60)
         return super().__getitem__(index)
 
 
 @pytest.mark.parametrize("method", ["multiprocessing", "thread"])
 def test_batches_that_were_overtaken(method):
     given = {"num_workers": 2, "in_order": False, "collate_fn": list, "worker_method": method}
-    loader = ringloader.DataLoader(Slow(), batch_size=4, **given)
+    slow = Slow()
+    loader = ringloader.DataLoader(slow, batch_size=4, **given)
     iterator = iter(loader)
     got = flat(itertools.islice(iterator, 5))
     state = through_json(loader.state_dict())
@@ -234,8 +236,9 @@ def test_batches_that_were_overtaken(method):
     assert state["overtaken"]
     assert state["samples"] <= 8
     assert state["_num_yielded"] == 5
+    slow.wanted.set()
     for size, workers in ((4, 2), (3, 0), (50, 1)):
-        resumed = ringloader.DataLoader(Slow(), batch_size=size, collate_fn=list, num_workers=workers)
+        resumed = ringloader.DataLoader(slow, batch_size=size, collate_fn=list, num_workers=workers)
         resumed.load_state_dict(state)
         rest = flat(resumed)
         assert sorted(got + rest) == list(range(40))
