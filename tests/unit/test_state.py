@@ -354,6 +354,25 @@ def test_the_epoch_of_a_distributed_sampler_is_set():
     assert list(resumed) == list(iterator)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_call_that_is_refused_changes_nothing(workers):
+    loader = built(ringloader.DataLoader, "random", True, num_workers=workers)
+    iterator = iter(loader)
+    iterator.limit(2)
+    assert len(list(iterator)) == 2
+    assert next(iterator, None) is None
+    paused = loader.state_dict()
+    assert paused["_num_yielded"] == 2
+    iterator.limit(None)
+    iterator.resume()
+    next(iterator)
+    loader.shutdown()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="was ended"):
+            next(iterator)
+    assert loader.state_dict()["_num_yielded"] == 3
+
+
 def test_torchs_own_path_has_no_state(monkeypatch, caplog):
     loader = ringloader.DataLoader(Numbers())
     state = loader.state_dict()

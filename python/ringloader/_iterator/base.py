@@ -98,7 +98,7 @@ class LoaderIterator(Pausing):
             else:
                 data = self._take_next(self)
         except BaseException as error:
-            if self._epoch is not None:
+            if self._epoch is not None and not self._is_refused():
                 self._epoch.note_raised(self, error)
             raise
         self._num_yielded += 1
