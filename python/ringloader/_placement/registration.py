@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     import ringloader._native as _native
+from ringloader._log import mib
 from ringloader._torch import devices
 
 
@@ -214,12 +215,12 @@ def _say_refused(device_type: str, nbytes: int, before: int, error: RuntimeError
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     is_limited = limit != resource.RLIM_INFINITY and before + nbytes > limit
     logging.getLogger("ringloader").warning(
-        "%d bytes of shared memory could not be registered with the driver of %s devices: %s%s; large "
+        "%s of shared memory could not be registered with the driver of %s devices: %s%s; large "
         "tensors are copied through pinned memory instead",
-        nbytes,
+        mib(nbytes),
         device_type,
         str(error).partition("\n")[0],
-        f", and RLIMIT_MEMLOCK allows {limit} bytes" if is_limited else "",
+        f", and RLIMIT_MEMLOCK allows {mib(limit)}" if is_limited else "",
     )
 
 
