@@ -191,10 +191,9 @@ class ChangedByThread(Dataset):
             for value, parts in self.made[-4:]:
                 tensor, other, array = parts
                 action = choice.randrange(4)
-                if action == 0:
-                    tensor.set_(torch.full((self.size,), value, dtype=torch.int32))
-                elif action == 1:
-                    other.data = torch.full((self.size,), value, dtype=torch.int32)
+                if action < 2:
+                    # Not by `set_`, which lets the interpreter lock go: nobody can read a storage while it is swapped.
+                    (tensor, other)[action].data = torch.full((self.size,), value, dtype=torch.int32)
                 elif action == 2 and self.size < 100_000:
                     array.resize((self.size + choice.randrange(3),), refcheck=False)
                     array.fill(value)

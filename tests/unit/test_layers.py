@@ -92,7 +92,7 @@ PYTHON_MAY_USE = {
     "_on_import": {"_patch"},
     "_options": {"_common", "_dispatch", "_log", "_native", "_torch", "_worker", "bad_samples", "seeds"},
     "_patch": {"_iterator", "_log", "_options", "_pool", "_torch", "bad_samples", "dataloader"},
-    "_placement": {"_native", "_torch"},
+    "_placement": {"_log", "_native", "_torch"},
     "_pool": {"_common", "_native", "_options", "_start", "_torch", "_worker"},
     "_report": {"_common"},
     "_sources": {"_native", "_torch", "rollover"},
