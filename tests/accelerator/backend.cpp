@@ -638,14 +638,13 @@ struct PinnedBlocks final : at::CachingHostAllocatorImpl<Stream, TicketPtr> {
   bool query_event(TicketPtr& ticket) override {
     return ticket->done;
   }
-#if HAS_ALLOCATOR_REGISTRIES
-  Stream get_current_stream() const override {
+  // Functions that override nothing in torch before 2.11.
+  virtual Stream get_current_stream() const {
     return current_stream(current_device);
   }
-  bool stream_is_capturing(Stream /*stream*/) const override {
+  virtual bool stream_is_capturing(Stream /*stream*/) const {
     return false;
   }
-#endif
 };
 
 void release_pinned(void* context);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -39,15 +40,18 @@ def library() -> Path:
     if shutil.which(compiler) is None:
         raise CannotBuildError(f"there is no {compiler}")
     target.parent.mkdir(parents=True, exist_ok=True)
-    # Another process may build the same at this moment: each has a file of its own, and the last one stays.
-    made = target.with_suffix(f".{os.getpid()}")
+    made = target.with_suffix(".unfinished")
     includes = (f"-I{root}/include", f"-I{root}/include/torch/csrc/api/include")
     libraries = (f"-L{root}/lib", f"-Wl,-rpath,{root}/lib", "-ltorch", "-ltorch_cpu", "-lc10")
     command = [compiler, *FLAGS, abi, *includes, str(SOURCE), "-o", str(made), *libraries]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise CannotBuildError(f"{' '.join(command)}\n{done.stderr}")
-    made.rename(target)
+    with target.with_suffix(".lock").open("w") as lock:
+        # Another process may build it at this moment.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not target.exists():
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode:
+                raise CannotBuildError(f"{' '.join(command)}\n{done.stderr}")
+            made.rename(target)
     return target
 
 

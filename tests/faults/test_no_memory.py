@@ -162,7 +162,10 @@ KINDS = ["tensors", "pairs", "views", "strings", "long", "numbers", "set", "own"
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        *((kind, {}) for kind in KINDS),
+        *(
+            pytest.param(kind, {}, marks=pytest.mark.slow if kind in ("views", "long", "set") else ())
+            for kind in KINDS
+        ),
         # A thread decodes them by the same code.
         *(
             pytest.param(
@@ -243,8 +246,8 @@ LIMITED = """
 @pytest.mark.parametrize(
     "kind",
     [
-        *("str", "list", "tensor"),
-        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("bytes", "set", "strings", "tuple")),
+        *("list", "tensor"),
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("bytes", "set", "str", "strings", "tuple")),
     ],
 )
 def test_a_limit_of_address_space(kind):

@@ -260,13 +260,13 @@ class _Kept(logging.Handler):
         self.said.append(record.getMessage())
 
 
-def main() -> None:
-    """Forks once for each; the answers come through a pipe, as what is replaced may print."""
+def main(moments: list[str]) -> None:
+    """Forks once for each; the answers come through a pipe, as a replaced part may print."""
     torch.set_num_threads(1)
     # Python's default since 3.14 is forkserver, to which what was replaced here says nothing.
     multiprocessing.set_start_method("fork", force=True)
     for name in PATCHES:
-        for moment in MOMENTS:
+        for moment in moments:
             reading, writing = os.pipe()
             pid = os.fork()
             if pid == 0:
@@ -284,4 +284,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(sys.argv[1:])

@@ -192,7 +192,7 @@ class ChangedByThread(Dataset):
                 tensor, other, array = parts
                 action = choice.randrange(4)
                 if action < 2:
-                    # Not by `set_`, which lets the interpreter lock go: nobody can read a storage while it is swapped.
+                    # Not by `set_`, which lets the interpreter lock go while it swaps the storage.
                     (tensor, other)[action].data = torch.full((self.size,), value, dtype=torch.int32)
                 elif action == 2 and self.size < 100_000:
                     array.resize((self.size + choice.randrange(3),), refcheck=False)

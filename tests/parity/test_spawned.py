@@ -202,6 +202,7 @@ INSIDE = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.rings_only
 def test_what_tells_a_worker_from_a_spawned_one(tmp_path):
     """Rows of docs/differences.md."""
@@ -233,9 +234,8 @@ def test_what_tells_a_worker_from_a_spawned_one(tmp_path):
     "how",
     [
         signal.SIGKILL,
-        *(pytest.param(how, marks=pytest.mark.slow) for how in (signal.SIGTERM, "KeyboardInterrupt", 0)),
         "SystemExit",
-        7,
+        *(pytest.param(how, marks=pytest.mark.slow) for how in (signal.SIGTERM, "KeyboardInterrupt", 0, 7)),
     ],
 )
 def test_how_a_worker_ended(loader_class, how):

@@ -48,33 +48,31 @@ def test_a_dtype_comes_back_from_its_name(dtype):
     assert not fortran and not read_only
 
 
-class OneArray:
-    def __init__(self, make):
-        self.make = make
-
-    def __len__(self):
-        return 1
-
-    def __getitem__(self, index):
-        return self.make()
-
-
 WHOLE_ARRAYS = [name for name in batch_values.ARRAYS if not name.startswith(("scalar", "with", "views"))]
 
 
+class WholeArrays:
+    """An array of each kind."""
+
+    def __len__(self):
+        return len(WHOLE_ARRAYS)
+
+    def __getitem__(self, index):
+        return batch_values.ARRAYS[WHOLE_ARRAYS[index]]()
+
+
 @pytest.mark.parametrize("protocol", [4, 5])
-@pytest.mark.parametrize("name", WHOLE_ARRAYS)
-def test_arrays_arrive_as_that_protocol_has_them(monkeypatch, name, protocol):
+def test_arrays_arrive_as_that_protocol_has_them(monkeypatch, protocol):
     """That of a queue is 5 since Python 3.14, and 4 before."""
     monkeypatch.setattr(pickling, "_PROTOCOL", protocol)
-    make = batch_values.ARRAYS[name]
-    (arrived,) = DataLoader(OneArray(make), batch_size=None, num_workers=1, collate_fn=identity)
-    expected = pickle.loads(pickle.dumps(make(), protocol))
-    assert describe(arrived) == describe(expected)
-    if name.startswith("read-only") and not expected.flags.writeable:
-        for array in (arrived, expected):
-            with pytest.raises(ValueError, match="WRITEABLE"):
-                array.setflags(write=True)
+    batches = DataLoader(WholeArrays(), batch_size=None, num_workers=1, collate_fn=identity)
+    for name, arrived in zip(WHOLE_ARRAYS, batches, strict=True):
+        expected = pickle.loads(pickle.dumps(batch_values.ARRAYS[name](), protocol))
+        assert describe(arrived) == describe(expected), name
+        if name.startswith("read-only") and not expected.flags.writeable:
+            for array in (arrived, expected):
+                with pytest.raises(ValueError, match="WRITEABLE"):
+                    array.setflags(write=True)
 
 
 @pytest.mark.parametrize(
