@@ -8,8 +8,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from ringloader._stats.epoch import EpochStats, Kind, Verdict
 from ringloader._stats.recording import Setting
-from ringloader.stats import EpochStats, Kind, Verdict
 
 # Batches without which nothing is said of a step.
 _FEWEST = 10
@@ -51,7 +51,7 @@ class Model:
     cores: int
 
     def seconds(self, workers: int, aside: float = 0.0) -> float:
-        """Returns how long the epoch takes with so many workers. ``aside``: a thread of the main process does it."""
+        """Returns the length of the epoch with so many workers. ``aside``: work of another thread."""
         if workers == 0:
             step = self.caller + self.main + self.work
         else:
@@ -118,7 +118,7 @@ class _Judge:
         if stats.batches < _FEWEST:
             return self._said(
                 "unknown",
-                f"{stats.batches} batches are too few to tell: iterate over at least {_FEWEST}. {self._near()}",
+                f"{stats.batches} batches are too few to tell: {_FEWEST} are enough. {self._near()}",
             )
         share = stats.waiting / (stats.waiting + stats.caller)
         if share < _KEEPS_UP:
@@ -196,7 +196,7 @@ class _Judge:
         mean = self._sums["dataset"] / max(self._sums["batches"], 1)
         each = [worker.dataset / worker.batches for worker in stats.workers if worker.batches]
         longest = stats.slowest[0] if stats.slowest else None
-        if longest is None or longest.seconds < _UNEVEN * mean and max(each) < _UNEVEN * min(each):
+        if longest is None or (longest.seconds < _UNEVEN * mean and max(each) < _UNEVEN * min(each)):
             return self._said("unknown", f"Nothing stands out: {idle}waited too. {self._near()}")
         limit = (
             f"One is slow, and others idle behind it: {idle}for the longest fetches, up to "
