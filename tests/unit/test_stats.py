@@ -102,9 +102,7 @@ def assert_close(seconds, measured):
 @pytest.mark.parametrize("how", HOW)
 def test_times_are_those_that_the_dataset_has_measured(make, how):
     measured = Measured()
-    loader = DataLoader(
-        make(measured), batch_size=2, collate_fn=Collating(measured), stats=True, **HOW[how]
-    )
+    loader = DataLoader(make(measured), batch_size=2, collate_fn=Collating(measured), stats=True, **HOW[how])
     caller = slept(loader)
     if how == "persistent":
         measured.seconds.zero_()

@@ -18,12 +18,14 @@ _KEEPS_UP = 0.1
 # The part of a time that stands out.
 _MOST = 0.5
 # The parts of the workers' time for which they wait for memory, and for tasks, that stand out.
-_ROOM, _IDLE = 0.25, 0.3
+_ROOM, _IDLE = 0.15, 0.3
 # How much longer than others a fetch, or a worker, is that holds them up.
 _UNEVEN = 2.0
 # An epoch that is so much longer than the shortest is as good, if it needs fewer workers.
 _AS_GOOD = 1.05
 _MOST_WORKERS = 64
+# How much more memory is tried: how much is needed is not known.
+_MORE_MEMORY = 4
 # The seconds that the start of one worker takes, where none was measured.
 _START = 0.02
 
@@ -187,7 +189,7 @@ class _Judge:
             "memory",
             f"{limit}. Give them more",
             self._model.seconds(self._setting.num_workers),
-            max_shared_bytes=2 * self._shared_bytes,
+            max_shared_bytes=_MORE_MEMORY * self._shared_bytes,
         )
 
     def _of_order(self, time: float) -> Verdict:
