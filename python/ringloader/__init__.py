@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from ringloader._pool.pool import WorkerPool
     from ringloader._report.report import PathReport, report
     from ringloader._sources.weighted import WeightedRandomSampler
+    from ringloader._stats.epoch import EpochStats, SlowFetch, Verdict, WorkerStats
+    from ringloader._stats.figures import epoch_stats
     from ringloader.bad_samples import BadSample, Retry
     from ringloader.dataloader import DataLoader
     from ringloader.rollover import RolloverBatchSampler
@@ -32,20 +34,25 @@ _MODULES = {
     "DataLoader": "dataloader",
     "Diagnosis": "_doctor.diagnosis",
     "Dispatch": "_dispatch.dataset",
+    "EpochStats": "_stats.epoch",
     "Finding": "_doctor.diagnosis",
     "PathReport": "_report.report",
     "Retry": "bad_samples",
     "Sharded": "_data.sharded",
     "SharedArray": "_data.arrays",
     "SharedList": "_data.lists",
+    "SlowFetch": "_stats.epoch",
+    "Verdict": "_stats.epoch",
     "WeightedRandomSampler": "_sources.weighted",
     "WorkerPool": "_pool.pool",
+    "WorkerStats": "_stats.epoch",
     "RolloverBatchSampler": "rollover",
     "Seeds": "seeds",
     # The module itself.
     "batchify": "batchify",
     "convert": "_patch.convert",
     "doctor": "_doctor.doctor",
+    "epoch_stats": "_stats.figures",
     "install": "_patch.install",
     "installed": "_patch.install",
     "report": "_report.report",
@@ -58,6 +65,7 @@ __all__ = [
     "DataLoader",
     "Diagnosis",
     "Dispatch",
+    "EpochStats",
     "Finding",
     "PathReport",
     "Retry",
@@ -66,11 +74,15 @@ __all__ = [
     "Sharded",
     "SharedArray",
     "SharedList",
+    "SlowFetch",
+    "Verdict",
     "WeightedRandomSampler",
     "WorkerPool",
+    "WorkerStats",
     "batchify",
     "convert",
     "doctor",
+    "epoch_stats",
     "install",
     "installed",
     "report",
