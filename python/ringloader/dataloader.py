@@ -142,6 +142,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         snapshot_every_n_steps: After how many batches workers take the state of a dataset, or its iterator,
             that has ``state_dict`` and ``load_state_dict`` (default: 1). An epoch that goes on reads batches
             again that came since. None: never, and the dataset counts as one without a state.
+        prefetch_epochs: True to begin the next epoch of persistent workers when the last indices of this one
+            have been sent, so that ``iter`` finds its first batches ready (default: False, ``iter`` begins
+            it). Its sampler then draws earlier than torch's, also behind the last epoch of the program.
 
     Raises:
         ValueError: If torch refuses an argument; if a value is out of range; if ``device`` is missing or not
@@ -159,7 +162,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             - ``seeding`` with ``reseed_workers``;
             - ``seed`` without ``worker_reset_fn``, ``reseed_workers`` and ``seeding``;
             - ``restart_workers`` or ``on_error`` with a ``Dispatch``; a retry of an ``IterableDataset``;
-            - ``max_errors`` without ``on_error``.
+            - ``max_errors`` without ``on_error``;
+            - ``prefetch_epochs`` without ``persistent_workers``, for an ``IterableDataset`` or a dataset with
+              a ``state_dict``, or with threads over a dataset that has ``set_epoch``.
         TypeError: If a value has the wrong type.
     """
 
@@ -182,6 +187,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     _ringloader_max_errors: int | None
     _ringloader_watchdog: float | None
     _ringloader_snapshot_every_n_steps: int | None
+    _ringloader_prefetch_epochs: bool
 
     # Asked for by the iterators: other loaders pay nothing for a state.
     _ringloader_has_state = True
@@ -227,6 +233,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         max_errors: int | None = None,
         watchdog: float | None = None,
         snapshot_every_n_steps: int | None = 1,
+        prefetch_epochs: bool = False,
     ) -> None:
         options = Options(
             max_shared_bytes=max_shared_bytes,
@@ -247,6 +254,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             max_errors=max_errors,
             watchdog=watchdog,
             snapshot_every_n_steps=snapshot_every_n_steps,
+            prefetch_epochs=prefetch_epochs,
         )
         if worker_prefetch is not None and prefetch_factor not in (None, worker_prefetch):
             raise ValueError(

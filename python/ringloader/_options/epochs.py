@@ -87,6 +87,11 @@ class EpochOption(WorkerOption):
         """Sets the number of the next epoch without telling the dataset."""
         self._epoch = epoch
 
+    @property
+    def next_number(self) -> int:
+        """The number of the next epoch."""
+        return self._epoch
+
     def begin(self, dataset: Any) -> Any:
         """Begins an epoch in a worker. Returns its dataset."""
         info = get_worker_info()
@@ -271,19 +276,34 @@ def set_next(loader: Any, epoch: int) -> None:
         select_path.say_once("set_epoch() does not reach persistent workers on torch's own path")
 
 
-def resume(iterator: Any, loader: Any) -> int | None:
-    """Counts another epoch of persistent workers. Returns its number if ``set_epoch`` was called for it."""
-    options = [option for option in iterator._transport.options if isinstance(option, EpochOption)]
-    if options or iterator._keys is not None:
-        epoch = _take_next(loader)
-        for option in options:
-            # Workers count on their own. A worker that is restarted has this one.
-            option.count_from(epoch)
+def was_named(loader: Any) -> bool:
+    """True if ``set_epoch`` of the loader was called, or a state loaded, or an epoch counted."""
+    return hasattr(loader, _NEXT)
+
+
+def counts(iterator: Any) -> bool:
+    """True if an iterator counts the epochs of its loader."""
+    has_option = any(isinstance(option, EpochOption) for option in iterator._transport.options)
+    return has_option or iterator._keys is not None
+
+
+def resume(iterator: Any, loader: Any) -> tuple[int | None, int | None]:
+    """Counts another epoch of persistent workers.
+
+    Returns:
+        Its number, if an option counts epochs; and its number, if ``set_epoch`` was called for it.
+    """
+    number: int | None = None
+    if counts(iterator):
+        number = _take_next(loader)
+        for option in iterator._transport.options:
+            # A worker that is restarted has this one.
+            option.count_from(number)
         if iterator._keys is not None:
-            iterator._keys.epoch = epoch
-    told: int | None = iterator._epoch_to_tell
+            iterator._keys.epoch = number
+    named: int | None = iterator._epoch_to_tell
     iterator._epoch_to_tell = None
-    return told
+    return number, named
 
 
 def say_if_forgotten(loader: Any) -> None:

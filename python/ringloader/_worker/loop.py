@@ -41,11 +41,13 @@ class Resume:
 
     Args:
         seed: The shared seed of DataPipes; None for other datasets.
+        number: The number of the epoch; None if no option counts epochs.
         epoch: The epoch that ``set_epoch`` has named; None if it was not called.
         start: Where the worker begins, as the option that takes states has it; None: at the beginning.
     """
 
     seed: int | None
+    number: int | None = None
     epoch: int | None = None
     start: Any = None
 
@@ -104,6 +106,9 @@ def run(channel: Channel, work: Work, finish: Callable[[Any], None] | None = Non
             channel.put((message, None))
             has_ended = False
             dataset = data_pipes.seeded(dataset, message.seed)
+            if message.number is not None:
+                for option in options:
+                    option.count_from(message.number)
             if message.epoch is not None:
                 for option in options:
                     option.tell(message.epoch, channel.shares_dataset)

@@ -2,6 +2,7 @@
 
 mod advance;
 mod ahead;
+mod following;
 mod watched;
 
 use std::collections::VecDeque;
@@ -29,6 +30,7 @@ use crate::python::Callbacks;
 use crate::torch::names::Torch;
 
 use ahead::Ahead;
+use following::{Following, Reading};
 
 type Core = ringloader_core::scheduler::Scheduler<Py<PyAny>>;
 
@@ -123,6 +125,22 @@ macro_rules! scheduler_class {
                 self.0.put_index(callbacks)
             }
 
+            fn is_at_end(&self, py: Python<'_>) -> PyResult<bool> {
+                self.0.is_at_end(py)
+            }
+
+            fn follow(&self, py: Python<'_>, source: Py<IndexSource>) -> PyResult<()> {
+                self.0.follow(py, source)
+            }
+
+            fn put_following(&self, callbacks: &Bound<'_, PyAny>) -> PyResult<()> {
+                self.0.put_following(callbacks)
+            }
+
+            fn take_over(&self, py: Python<'_>) -> PyResult<bool> {
+                self.0.take_over(py)
+            }
+
             fn next<'py>(&self, callbacks: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
                 self.0.next(callbacks)
             }
@@ -177,6 +195,9 @@ scheduler_class!(
 struct State<I> {
     core: Core,
     source: Py<IndexSource>,
+    reading: Reading,
+    /// The epoch behind this one, once its first tasks may go out.
+    following: Option<Following<I>>,
     /// Batches that were taken and not yet handed out, in their order.
     taken: VecDeque<Taken>,
     /// A batch that was to be handed out when an interrupt came, with its task and its worker. It is the next.
@@ -194,6 +215,16 @@ struct State<I> {
     sent: SentTasks<I>,
     /// The time after which a wait for a batch is said.
     watch: Option<Duration>,
+}
+
+impl<I> State<I> {
+    /// Forgets the batches that this epoch has taken, and what follows it. Returns what is to be dropped without the lock.
+    fn forget(&mut self) -> impl Sized + use<I> {
+        self.taken.clear();
+        self.end_ahead = None;
+        self.ends_kept.clear();
+        (self.kept.take(), self.unplaced.take(), self.following.take())
+    }
 }
 
 /// The end of a worker's iterable dataset.
@@ -245,6 +276,8 @@ impl<E: ParentEnd> Scheduling<E> {
         let state = DetachedLock::new(State {
             core,
             source,
+            reading: Reading::Open,
+            following: None,
             taken,
             kept: None,
             unplaced: None,
@@ -294,16 +327,13 @@ impl<E: ParentEnd> Scheduling<E> {
         let mut state = self.lock(py)?;
         state.core.reset();
         state.core.begin_at(source.get().first_worker());
-        state.taken.clear();
-        let kept = state.kept.take();
-        let unplaced = state.unplaced.take();
-        state.end_ahead = None;
-        state.ends_kept.clear();
+        state.reading = Reading::Open;
         state.sent = SentTasks::default();
-        let before = (unplaced, std::mem::replace(&mut state.source, source));
+        let before = std::mem::replace(&mut state.source, source);
+        let left = state.forget();
         drop(state);
         // After the lock is released: the end of a sampler, or of a batch, may run any code.
-        drop((before, kept));
+        drop((left, before));
         Ok(())
     }
 
@@ -377,6 +407,11 @@ impl<E: ParentEnd> Scheduling<E> {
                 let (seq, found) = match poll {
                     Poll::Arrived { seq, delivery } => (seq, E::of(&self.engine).unpack(py, delivery)),
                     Poll::Failed { seq, error } => (seq, Err(exception(error))),
+                    Poll::Early { seq, found } => {
+                        let unpack = |delivery| E::of(&self.engine).unpack(py, delivery);
+                        self.keep_early(py, state.following.as_mut(), seq, found, unpack)?;
+                        continue;
+                    }
                     _ => break,
                 };
                 let (data, interrupt) = match found {
@@ -415,6 +450,7 @@ impl<E: ParentEnd> Scheduling<E> {
         self.state.traverse(|state| {
             visit.call(state.kept.as_ref().map(|(_, data)| data))?;
             visit.call(state.unplaced.as_ref().map(|(_, data)| data))?;
+            visit.call(state.following.as_ref().map(|following| following.source()))?;
             visit.call(&state.source)
         })?;
         self.ahead.traverse(|ahead| ahead.traverse(visit))

@@ -7,6 +7,7 @@ use ringloader_core::scheduler::Poll;
 
 use super::super::engine::stand_in;
 use super::super::parent_end::{Delivered, Indexed, ParentEnd};
+use super::following::Reading;
 use super::watched::Watched;
 use super::{Core, End, Scheduling, State, Turn, invalid_state, is_end};
 use crate::gil::{Deadline, exception};
@@ -54,6 +55,9 @@ impl<E: ParentEnd> Scheduling<E> {
                     }
                     deadline = Deadline::after(self.timeout)?;
                 }
+                Poll::Early { seq, found } => {
+                    self.keep_early(py, state.following.as_mut(), seq, found, &unpack)?;
+                }
                 Poll::Arrived { seq, delivery } => {
                     let data = match unpack(delivery) {
                         Ok(data) => data,
@@ -83,6 +87,9 @@ impl<E: ParentEnd> Scheduling<E> {
                         return Err(invalid_state());
                     }
                     let Some(core) = &engine else { return Err(invalid_state()) };
+                    if let Some(following) = &mut state.following {
+                        following.lose();
+                    }
                     let in_hand = E::in_hand(core, worker).and_then(|(seq, index)| {
                         Some((worker, state.core.awaited_task(seq)?, E::index(py, &index).ok()))
                     });
@@ -240,7 +247,13 @@ impl<E: ParentEnd> Scheduling<E> {
                 "Number of outstanding tasks exceeded maximum allowed tasks",
             ));
         }
-        let Some(index) = E::read(state.source.get(), callbacks, state.keeps_sent)? else { return Ok(()) };
+        if state.reading == Reading::Closed {
+            return Ok(());
+        }
+        let Some(index) = E::read(state.source.get(), callbacks, state.keeps_sent)? else {
+            state.reading = Reading::AtEnd;
+            return Ok(());
+        };
         // After shutdown there is no worker left, and as in torch the index is lost.
         let Ok(engine) = E::of(&self.engine).core() else {
             state.source.get().lose_last();
