@@ -144,7 +144,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             again that came since. None: never, and the dataset counts as one without a state.
         prefetch_epochs: True to begin the next epoch of persistent workers when the last indices of this one
             have been sent, so that ``iter`` finds its first batches ready (default: False, ``iter`` begins
-            it). Its sampler then draws earlier than torch's, also behind the last epoch of the program.
+            it). Its sampler then draws earlier than torch's, also behind the last epoch of the program. With
+            a ``worker_pool`` the loader keeps its processes, as with ``persistent_workers``.
 
     Raises:
         ValueError: If torch refuses an argument; if a value is out of range; if ``device`` is missing or not
@@ -155,15 +156,15 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             - ``main_prefetch`` without workers, or with ``device`` or ``pin_memory``;
             - ``worker_method="thread"`` with ``multiprocessing_context``, ``max_shared_bytes``,
               ``main_prefetch``, ``worker_pool``, ``restart_workers``, a DataPipe or a ``Dispatch``;
-            - ``worker_pool`` with ``persistent_workers``, ``multiprocessing_context``, a ``Dispatch``, or
-              more workers than it has;
+            - ``worker_pool`` with ``multiprocessing_context``, a ``Dispatch``, more workers than it has, or
+              ``persistent_workers``, unless with ``prefetch_epochs``;
             - ``last_batch`` that contradicts ``drop_last`` or ``batch_sampler``, or with
               ``batch_size=None``; ``"rollover"`` for an ``IterableDataset``;
             - ``seeding`` with ``reseed_workers``;
             - ``seed`` without ``worker_reset_fn``, ``reseed_workers`` and ``seeding``;
             - ``restart_workers`` or ``on_error`` with a ``Dispatch``; a retry of an ``IterableDataset``;
             - ``max_errors`` without ``on_error``;
-            - ``prefetch_epochs`` without ``persistent_workers``, for an ``IterableDataset`` or a dataset with
+            - ``prefetch_epochs`` without ``persistent_workers`` or ``worker_pool``, for an ``IterableDataset`` or a dataset with
               a ``state_dict``, or with threads over a dataset that has ``set_epoch``.
         TypeError: If a value has the wrong type.
     """
@@ -265,7 +266,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             devices.resolve(options.device)
         if worker_pool is not None:
             num_workers = num_workers or worker_pool.num_workers
-            pool.check(worker_pool, num_workers, persistent_workers, multiprocessing_context)
+            pool.check(worker_pool, num_workers, persistent_workers, multiprocessing_context, prefetch_epochs)
+            # The next epoch begins in the processes of the one before, which the loader therefore keeps.
+            persistent_workers = persistent_workers or prefetch_epochs
         given: dict[str, Any] = {
             "batch_size": batch_size,
             "shuffle": shuffle,

@@ -227,7 +227,9 @@ def _with_processes_alone(loader: Any, options: Options) -> Any:
     epoch_keys = keys.keys_for(loader, options, epoch)
     lease = None
     try:
-        if options.worker_pool is not None and pool.takes(options.worker_pool, loader):
+        if options.worker_pool is not None and pool.takes(
+            options.worker_pool, loader, options.prefetch_epochs
+        ):
             worker_options = (*epochs.telling_for(loader), *worker_options)
             # Before the memory, which a process that is forked now would have too.
             lease = options.worker_pool._lend(loader)

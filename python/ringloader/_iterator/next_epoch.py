@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -17,9 +17,6 @@ from ringloader._options.epochs import EpochOption
 from ringloader._state import nested, tracked
 from ringloader._torch import select_path
 from ringloader.rollover import RolloverBatchSampler
-
-if TYPE_CHECKING:
-    from ringloader._iterator.with_workers import WorkersIterator
 
 # Attributes of an iterator that are of its epoch.
 _OF_EPOCH = ("_epoch", "_epoch_to_tell", "_num_yielded", "_sampler_iter")
@@ -52,7 +49,7 @@ class NextEpoch:
         self.is_beginning = False
         return take(iterator)
 
-    def _begin(self, iterator: WorkersIterator) -> None:
+    def _begin(self, iterator: Any) -> None:
         loader = self._loader()
         # Another thread may have begun it; a loaded state says where the next epoch begins.
         if loader is None or self._begun is not None or tracked.is_loaded(loader):
@@ -79,7 +76,7 @@ class NextEpoch:
         finally:
             begun.put_aside(iterator, loader)
 
-    def take_over(self, iterator: WorkersIterator, loader: Any) -> bool:
+    def take_over(self, iterator: Any, loader: Any) -> bool:
         """Has ``iterator`` be in the epoch that was begun. False: ``iter`` is to begin one.
 
         Raises:
@@ -98,7 +95,7 @@ class NextEpoch:
         if fits and begun.is_whole and iterator._scheduler.take_over():
             begun.put_in_place(iterator, loader)
             return True
-        begun.drop()
+        begun.drop(iterator, loader)
         return False
 
     def give_up(self) -> None:
@@ -193,9 +190,12 @@ class _Begun:
         assert self._after is not None
         self._after.put(iterator, loader)
 
-    def drop(self) -> None:
+    def drop(self, iterator: Any, loader: Any) -> None:
         """Gives the epoch up: generators that nobody has used since are where they were before."""
         self._drawn.put_back()
+        if self.is_told and self._named is not None and iterator._epoch_to_tell is None:
+            # The workers' dataset was told an epoch that did not come.
+            iterator._epoch_to_tell = epochs.told(loader)
 
 
 class _Drawn:
@@ -247,8 +247,8 @@ class _Names:
         self.are_unknown = not self._samplers and any(hasattr(one, "set_epoch") for one in found)
         self._steps = [1] * len(self._samplers)
         self._at = self.now()
-        self._is_named = epochs.was_named(loader)
-        self._number_step, self._number = int(self._is_named), epochs.next_of(loader)
+        self._is_named = epochs.told(loader) is not None
+        self._number_step, self._number = int(epochs.was_named(loader)), epochs.next_of(loader)
         # What samplers had before they were told a guess.
         self._told: list[tuple[Any, int]] = []
 

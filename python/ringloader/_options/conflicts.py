@@ -118,8 +118,8 @@ def _of_next_epoch(loader: Any, options: Options) -> Iterator[Conflict]:
     if not (loader.persistent_workers and loader.num_workers > 0):
         yield _next_epoch_conflict(
             f"persistent_workers={loader.persistent_workers} with num_workers={loader.num_workers}",
-            "workers that end with their epoch can begin no other; pass persistent_workers=True, or leave "
-            "prefetch_epochs out",
+            "workers that end with their epoch can begin no other; pass persistent_workers=True, a "
+            "worker_pool to ringloader.DataLoader, or leave prefetch_epochs out",
         )
     elif loader._dataset_kind == internals.ITERABLE:
         yield _next_epoch_conflict(

@@ -76,12 +76,13 @@ class EpochOption(WorkerOption):
         self._epoch = epoch
         self._rank = rank
         self._world_size = world_size
-        self._told = False
+        # The epoch that the dataset is told when the next one begins.
+        self._to_tell: int | None = None
 
     def tell(self, epoch: int, is_told: bool) -> None:
         """Sets the number of the next epoch. The dataset is told when it begins."""
         self._epoch = epoch
-        self._told = not is_told
+        self._to_tell = None if is_told else epoch
 
     def count_from(self, epoch: int) -> None:
         """Sets the number of the next epoch without telling the dataset."""
@@ -100,9 +101,9 @@ class EpochOption(WorkerOption):
 
     def begin_as(self, info: Any, base_seed: int, dataset: Any) -> Any:
         """Begins an epoch as the worker that ``info`` describes, in any process."""
-        epoch, told, self._epoch, self._told = self._epoch, self._told, self._epoch + 1, False
-        for listener in epoch_listeners(dataset) if told else ():
-            listener.set_epoch(epoch)
+        epoch, to_tell, self._epoch, self._to_tell = self._epoch, self._to_tell, self._epoch + 1, None
+        for listener in () if to_tell is None else epoch_listeners(dataset):
+            listener.set_epoch(to_tell)
         if self._reset_fn is None and not self._reseeds:
             return dataset
         agreed = self._seed is not None or self._world_size == 1
@@ -274,6 +275,12 @@ def set_next(loader: Any, epoch: int) -> None:
         iterator._epoch_to_tell = epoch
     elif iterator is not None and datasets:
         select_path.say_once("set_epoch() does not reach persistent workers on torch's own path")
+
+
+def told(loader: Any) -> int | None:
+    """Returns the epoch that ``set_epoch`` of the loader has told the dataset last; None: none."""
+    found: int | None = getattr(loader, _TOLD, None)
+    return found
 
 
 def was_named(loader: Any) -> bool:

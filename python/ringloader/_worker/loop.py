@@ -42,7 +42,7 @@ class Resume:
     Args:
         seed: The shared seed of DataPipes; None for other datasets.
         number: The number of the epoch; None if no option counts epochs.
-        epoch: The epoch that ``set_epoch`` has named; None if it was not called.
+        epoch: The epoch that ``set_epoch`` has named, which the dataset is told; None if it was not called.
         start: Where the worker begins, as the option that takes states has it; None: at the beginning.
     """
 
@@ -106,12 +106,12 @@ def run(channel: Channel, work: Work, finish: Callable[[Any], None] | None = Non
             channel.put((message, None))
             has_ended = False
             dataset = data_pipes.seeded(dataset, message.seed)
-            if message.number is not None:
-                for option in options:
-                    option.count_from(message.number)
             if message.epoch is not None:
                 for option in options:
                     option.tell(message.epoch, channel.shares_dataset)
+            if message.number is not None:
+                for option in options:
+                    option.count_from(message.number)
             if message.start is not None:
                 for option in options:
                     option.begin_at(message.start)
