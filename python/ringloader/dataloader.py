@@ -164,8 +164,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             - ``seed`` without ``worker_reset_fn``, ``reseed_workers`` and ``seeding``;
             - ``restart_workers`` or ``on_error`` with a ``Dispatch``; a retry of an ``IterableDataset``;
             - ``max_errors`` without ``on_error``;
-            - ``prefetch_epochs`` without ``persistent_workers`` or ``worker_pool``, for an ``IterableDataset`` or a dataset with
-              a ``state_dict``, or with threads over a dataset that has ``set_epoch``.
+            - ``prefetch_epochs`` without ``persistent_workers`` or ``worker_pool``, for an
+              ``IterableDataset`` or a dataset with a ``state_dict``, or with threads over a dataset that has
+              ``set_epoch``.
         TypeError: If a value has the wrong type.
     """
 

@@ -636,6 +636,19 @@ def test_a_loader_with_a_pool_keeps_its_processes(method):
         assert len(list(second)) == LENGTH
 
 
+@pytest.mark.parametrize("method", ["multiprocessing", "thread"])
+def test_a_report_counts_the_epoch_that_ran_last(method):
+    with made(worker_method=method) as loader:
+        for epoch in range(1, 4):
+            list(loader)
+            loader.dataset.wait_for(epoch * LENGTH + 8)
+            assert ringloader.report(loader).counters["batches"] == 10
+        # Two epochs are told: that which is dropped, and the one in its place.
+        loader.call_workers(worker_pid)
+        list(loader)
+        assert ringloader.report(loader).counters["batches"] == 10
+
+
 def test_install_gives_it_to_loaders_with_persistent_workers():
     ringloader.install(prefetch_epochs=True)
     try:
