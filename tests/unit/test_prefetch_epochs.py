@@ -4,6 +4,7 @@ import gc
 import itertools
 import multiprocessing
 import os
+import random
 import signal
 import threading
 import time
@@ -177,6 +178,25 @@ def test_they_go_out_while_batches_of_the_epoch_are_still_to_come():
         loader.dataset.wait_for(LENGTH + 8)
         batches += iterator
         assert len(batches) == 10
+
+
+def test_draws_come_earlier_than_torchs():
+    def states(loader, generator):
+        """Returns the generator's states behind an epoch, and behind the first batch of the next one."""
+        list(loader)
+        behind = generator.get_state()
+        next(iter(loader))
+        return behind, generator.get_state()
+
+    ours, theirs = (torch.Generator().manual_seed(1) for _ in range(2))
+    options = {"batch_size": 2, "num_workers": 2, "persistent_workers": True}
+    plain = torch.utils.data.DataLoader(Asked(), shuffle=True, generator=theirs, **options)
+    behind, begun = states(plain, theirs)
+    plain._iterator._shutdown_workers()
+    with made(shuffle=True, generator=ours) as loader:
+        found = states(loader, ours)
+    assert torch.equal(found[0], begun) and torch.equal(found[1], begun)
+    assert not torch.equal(behind, begun)
 
 
 def test_without_it_nothing_is_asked_for_ahead():
@@ -660,3 +680,80 @@ def test_install_gives_it_to_loaders_with_persistent_workers():
         assert "prefetch_epochs=True and persistent_workers=False" in ringloader.report(ended).reason
     finally:
         ringloader.uninstall()
+
+
+class Told(Dataset):
+    """Each sample says its index, its epoch and a number drawn for it; some raise."""
+
+    epoch = -1
+
+    def __init__(self, length):
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        if index % 11 == 5:
+            raise ValueError(index)
+        return index, self.epoch, torch.rand(()).item()
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+
+def program(seed, prefetch):
+    """Returns what a random program sees."""
+    dice = random.Random(seed)
+    dataset, generator = Told(dice.randrange(1, 40)), torch.Generator().manual_seed(seed)
+    options = {
+        "batch_size": dice.randrange(1, 7),
+        "num_workers": dice.randrange(1, 4),
+        "prefetch_factor": dice.randrange(1, 5),
+        "last_batch": dice.choice(["keep", "discard", "rollover"]),
+        "on_error": "skip",
+        "generator": generator,
+        "seeding": "sample",
+        "main_prefetch": dice.choice([0, 2]),
+        "restart_workers": dice.choice([0, 5]),
+    }
+    sampler = None
+    if dice.random() < 0.5:
+        sampler = DistributedSampler(dataset, num_replicas=2, rank=dice.randrange(2))
+        options["sampler"] = sampler
+    else:
+        options["shuffle"] = True
+    loader = made(prefetch, dataset, seed=3, **options)
+    seen, state, is_missed = [], None, False
+    with loader:
+        for epoch in range(8):
+            act = dice.random()
+            if act < 0.4:
+                loader.set_epoch(epoch + dice.choice([0, 0, 0, 2]))
+            elif act < 0.5 and sampler is not None:
+                sampler.set_epoch(epoch)
+            elif act < 0.55 and epoch > 0 and not is_missed:
+                loader.call_workers(worker_pid)
+            elif act < 0.65 and state is not None:
+                loader.load_state_dict(state)
+            elif act < 0.7:
+                generator.manual_seed(epoch)
+            elif act < 0.75 and options["restart_workers"] and epoch > 0:
+                # An epoch that needs no batch of it starts no successor.
+                is_missed = True
+                kill(loader, 0)
+            most = dice.choice([None, None, None, 1, 3])
+            for batch in itertools.islice(loader, most):
+                seen.append([column.tolist() for column in batch])
+                if dice.random() < 0.1:
+                    state = loader.state_dict()
+            seen.append((loader.state_dict(), loader.fingerprint(), [bad.index for bad in loader.errors]))
+            seen.append(len(loader))
+    return seen
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(12), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(12, 150))]
+)
+def test_random_programs_see_what_they_see_without_it(seed):
+    assert program(seed, True) == program(seed, False)

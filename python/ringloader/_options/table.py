@@ -235,8 +235,8 @@ class Options:
         False,
         values="`True`, `False`",
         without="`False`",
-        line="`True`: begin the next epoch of persistent workers when the last indices of this one have been "
-        "sent, so that `iter` finds its first batches ready; "
+        line="`True`: begin the next epoch when the last indices of this one have been sent, so that `iter` "
+        "finds its first batches ready. Needs `persistent_workers` or `worker_pool`; "
         "[details](epochs.md#no-stall-between-epochs).",
         check=checks.boolean,
         on_torchs="is left out",
