@@ -8,6 +8,7 @@ import random
 import signal
 import threading
 import time
+import weakref
 
 import pytest
 import torch
@@ -418,9 +419,24 @@ class Failing(Sampler):
 def test_an_error_of_the_sampler_is_raised_at_iter(behind):
     with made(sampler=Failing(2, behind)) as loader:
         assert len(list(loader)) == 10
-        with pytest.raises(ValueError, match="no order"):
+        with pytest.raises(ValueError, match="no order") as caught:
             iter(loader)
+        assert "in indices" in caught.value.__notes__[0] or not behind
         assert len(list(loader)) == 10
+
+
+def test_an_error_of_the_sampler_that_nobody_sees_keeps_no_workers():
+    gc.disable()
+    try:
+        loader = made(sampler=Failing(2, True))
+        iterator = iter(loader)
+        assert len(list(iterator)) == 10
+        assert iterator._next_epoch._begun.error is not None
+        gone = weakref.ref(iterator)
+        del iterator, loader
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 class Interrupting(Failing):

@@ -5,14 +5,16 @@ It begins as ``iter`` would begin it. Until ``iter`` is called, the loader shows
 
 from __future__ import annotations
 
+import sys
 import threading
+import traceback
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from ringloader._options import epochs
+from ringloader._options import epochs, sent_bad_samples
 from ringloader._options.epochs import EpochOption
 from ringloader._state import nested, tracked
 from ringloader._torch import select_path
@@ -61,6 +63,7 @@ class NextEpoch:
             )
             return
         self._begun = begun = _Begun(iterator, loader, self._names)
+        outer = sys.exception()
         try:
             self._names.name_next(iterator, loader)
             begun.note_names(iterator, loader)
@@ -71,7 +74,10 @@ class NextEpoch:
                 iterator._scheduler.put_following(iterator)
             begun.is_whole = True
         except Exception as error:
-            # It is the error of `iter`.
+            # It is the error of `iter`. Its frames would keep the iterator, and so the workers.
+            sent_bad_samples.cut(error, outer)
+            sent_bad_samples.note(error, f"Original {traceback.format_exc()}")
+            sent_bad_samples.drop_frames(error)
             begun.error = error
         finally:
             begun.put_aside(iterator, loader)
@@ -90,8 +96,10 @@ class NextEpoch:
         if begun.is_told:
             iterator._transport.begin_epoch()
         if fits and begun.error is not None:
-            error, begun.error = begun.error, None
-            raise error
+            try:
+                raise begun.error
+            finally:
+                begun.error = None
         if fits and begun.is_whole and iterator._scheduler.take_over():
             begun.put_in_place(iterator, loader)
             return True
@@ -153,6 +161,7 @@ class _Begun:
         self._samplers = list(nested.samplers(loader._index_sampler))
         self._drawn = _Drawn(loader, self._samplers)
         self._after: _Shown | None = None
+        self._attributes: list[_Attributes] = []
         # True once workers are told of the epoch.
         self.is_told = False
         # True once all its first tasks have been sent.
@@ -179,10 +188,10 @@ class _Begun:
             is_named
             and epochs.next_of(loader) == self._number
             and self._names.now() == self._of_samplers
-            and _rest_of(loader) == self._before.rest
+            and _are_same(_rest_of(loader), self._before.rest)
             and not tracked.is_loaded(loader)
             and not self._drawn.is_set_meanwhile()
-            and _are_same(_attributes(self._samplers), self._attributes)
+            and all(map(_are_same, _attributes(self._samplers), self._attributes))
         )
 
     def put_in_place(self, iterator: Any, loader: Any) -> None:
@@ -233,8 +242,8 @@ class _Drawn:
 class _Names:
     """Guesses the numbers that ``set_epoch`` will give the next epoch, of a loader and of its samplers.
 
-    The next number is as far from this one as this one from the last. A sampler that has another number by
-    the end of its epoch has counted itself, or was told before.
+    The next number is as far from this one as this one from the last, or 1 further if that went back. A
+    sampler that has another number by the end of its epoch has counted itself, or was told before.
 
     Args:
         loader: The loader, whose first epoch begins.
@@ -259,8 +268,8 @@ class _Names:
     def begin(self, iterator: Any, loader: Any) -> None:
         """Notes the numbers with which ``iter`` begins an epoch."""
         now, number = self.now(), epochs.next_of(loader)
-        self._steps = [new - old for new, old in zip(now, self._at, strict=True)]
-        self._number_step = number - self._number
+        self._steps = [_step(new, old) for new, old in zip(now, self._at, strict=True)]
+        self._number_step = _step(number, self._number)
         self._at, self._number = now, number
         self._is_named = iterator._epoch_to_tell is not None
 
@@ -290,18 +299,22 @@ def _rest_of(loader: Any) -> list[Any] | None:
     return batch_sampler.rest() if isinstance(batch_sampler, RolloverBatchSampler) else None
 
 
-# A sampler's attribute: the sampler, the name, the value, and the version of a tensor.
-_Attribute = tuple[Any, str, Any, int | None]
+def _step(new: int, old: int) -> int:
+    return new - old if new >= old else 1
 
 
-def _attributes(samplers: list[Any]) -> list[_Attribute]:
-    """Returns what was set on samplers, but for their epochs, and what a rollover keeps."""
-    return [
-        (sampler, name, value, _version(value))
-        for sampler in samplers
-        for name, value in getattr(sampler, "__dict__", {}).items()
-        if name not in ("epoch", "_rest")
-    ]
+# The attributes of one sampler: the names and values, and the versions of tensors.
+_Attributes = list[object]
+
+
+def _attributes(samplers: list[Any]) -> list[_Attributes]:
+    """Returns what was set on each sampler, but for its epoch, and what a rollover keeps."""
+    found: list[_Attributes] = []
+    for sampler in samplers:
+        attributes = getattr(sampler, "__dict__", {})
+        kept = [(name, value) for name, value in attributes.items() if name not in ("epoch", "_rest")]
+        found.append([part for name, value in kept for part in (name, value, _version(value))])
+    return found
 
 
 def _version(value: Any) -> int | None:
@@ -309,8 +322,11 @@ def _version(value: Any) -> int | None:
     return value._version if is_counted else None
 
 
-def _are_same(some: list[_Attribute], others: list[_Attribute]) -> bool:
+def _are_same(some: list[Any] | None, others: list[Any] | None) -> bool:
+    """True if both have the same objects, and numbers. Other objects may not be comparable."""
+    if some is None or others is None:
+        return some is others
+    pairs = zip(some, others, strict=False)
     return len(some) == len(others) and all(
-        one[0] is other[0] and one[1] == other[1] and one[2] is other[2] and one[3] == other[3]
-        for one, other in zip(some, others, strict=True)
+        one is other or (type(one) is type(other) is int and one == other) for one, other in pairs
     )
