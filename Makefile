@@ -241,6 +241,7 @@ bench: $(VENV)/.bench $(RELEASE_STAMP) ## loaders side by side, programs, their 
 	$(BIN)/python -m benches.python.dispatching
 	$(BIN)/python -m benches.python.shared_list
 	$(BIN)/python -m benches.python.resuming
+	$(BIN)/python -m benches.python.epoch_gap
 	$(BIN)/python -m benches.python.threads --threads-python $(THREADS_VENV)/bin/python
 
 bench-threads: $(VENV)/.bench $(RELEASE_STAMP) ## threads as workers, beside processes and other packages' threads
@@ -266,6 +267,7 @@ bench-smoke: $(VENV)/.bench $(RELEASE_STAMP) ## checks every row of the benchmar
 	$(BIN)/python -m benches.python.sweep --quick
 	$(BIN)/python -m benches.python.padding --quick
 	$(BIN)/python -m benches.python.resuming --quick
+	$(BIN)/python -m benches.python.epoch_gap --quick
 
 bench-threads-env: $(THREADS_VENV)/.bench ## the environment of a loader that this Python cannot have
 

@@ -145,6 +145,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         snapshot_every_n_steps: After how many batches workers take the state of a dataset, or its iterator,
             that has ``state_dict`` and ``load_state_dict`` (default: 1). An epoch that goes on reads batches
             again that came since. None: never, and the dataset counts as one without a state.
+        prefetch_epochs: True to begin the next epoch of persistent workers when the last indices of this one
+            have been sent, so that ``iter`` finds its first batches ready (default: False, ``iter`` begins
+            it). Its sampler then draws earlier than torch's, also behind the last epoch of the program. With
+            a ``worker_pool`` the loader keeps its processes, as with ``persistent_workers``.
 
     Raises:
         ValueError: If torch refuses an argument; if a value is out of range; if ``device`` is missing or not
@@ -155,14 +159,17 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             - ``main_prefetch`` without workers, or with ``device`` or ``pin_memory``;
             - ``worker_method="thread"`` with ``multiprocessing_context``, ``max_shared_bytes``,
               ``main_prefetch``, ``worker_pool``, ``restart_workers``, a DataPipe or a ``Dispatch``;
-            - ``worker_pool`` with ``persistent_workers``, ``multiprocessing_context``, a ``Dispatch``, or
-              more workers than it has;
+            - ``worker_pool`` with ``multiprocessing_context``, a ``Dispatch``, more workers than it has, or
+              ``persistent_workers``, unless with ``prefetch_epochs``;
             - ``last_batch`` that contradicts ``drop_last`` or ``batch_sampler``, or with
               ``batch_size=None``; ``"rollover"`` for an ``IterableDataset``;
             - ``seeding`` with ``reseed_workers``;
             - ``seed`` without ``worker_reset_fn``, ``reseed_workers`` and ``seeding``;
             - ``restart_workers`` or ``on_error`` with a ``Dispatch``; a retry of an ``IterableDataset``;
-            - ``max_errors`` without ``on_error``.
+            - ``max_errors`` without ``on_error``;
+            - ``prefetch_epochs`` without ``persistent_workers`` or ``worker_pool``, for an
+              ``IterableDataset`` or a dataset with a ``state_dict``, or with threads over a dataset that has
+              ``set_epoch``.
         TypeError: If a value has the wrong type.
     """
 
@@ -186,6 +193,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     _ringloader_watchdog: float | None
     _ringloader_stats: bool
     _ringloader_snapshot_every_n_steps: int | None
+    _ringloader_prefetch_epochs: bool
 
     # Asked for by the iterators: other loaders pay nothing for a state.
     _ringloader_has_state = True
@@ -232,6 +240,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         watchdog: float | None = None,
         stats: bool = False,
         snapshot_every_n_steps: int | None = 1,
+        prefetch_epochs: bool = False,
     ) -> None:
         options = Options(
             max_shared_bytes=max_shared_bytes,
@@ -253,6 +262,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             watchdog=watchdog,
             stats=stats,
             snapshot_every_n_steps=snapshot_every_n_steps,
+            prefetch_epochs=prefetch_epochs,
         )
         if worker_prefetch is not None and prefetch_factor not in (None, worker_prefetch):
             raise ValueError(
@@ -263,7 +273,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             devices.resolve(options.device)
         if worker_pool is not None:
             num_workers = num_workers or worker_pool.num_workers
-            pool.check(worker_pool, num_workers, persistent_workers, multiprocessing_context)
+            pool.check(worker_pool, num_workers, persistent_workers, multiprocessing_context, prefetch_epochs)
+            # The next epoch begins in the processes of the one before, which the loader therefore keeps.
+            persistent_workers = persistent_workers or prefetch_epochs
         given: dict[str, Any] = {
             "batch_size": batch_size,
             "shuffle": shuffle,

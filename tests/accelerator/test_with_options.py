@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import logging
 import os
 import signal
@@ -102,6 +103,23 @@ def test_arrays(kind, size, workers, options):
     loader = DataLoader(ArrayDataset(made), batch_size=4, num_workers=workers, shuffle=True, **options)
     for _ in range(2):
         assert sorted(numbers(loader, options)) == list(range(20))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_epochs_that_begin_before_iter(size, options):
+    loader = DataLoader(
+        rows(24, size),
+        batch_size=3,
+        num_workers=2,
+        shuffle=True,
+        persistent_workers=True,
+        prefetch_epochs=True,
+        **options,
+    )
+    with loader:
+        for taken in (8, 8, 1, 7, 8, 8):
+            found = numbers(itertools.islice(loader, taken), options)
+            assert len(set(found)) == 3 * taken
 
 
 class Ragged(Dataset[Any]):

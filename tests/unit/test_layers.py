@@ -89,6 +89,7 @@ PYTHON_MAY_USE = {
         "_torch",
         "_transport",
         "_worker",
+        "rollover",
     },
     "_log": set(),
     "_native": {"_common", "_placement", "_torch", "_transport", "_worker"},

@@ -67,9 +67,10 @@ def test_every_option_is_kept(kind, options):
 
 
 def test_every_option_has_a_case():
-    # A pool is shared by loaders, and the constructor's two are no options of a loader that exists.
+    # A pool is shared by loaders, epochs are prefetched for workers that persist, and the constructor's two
+    # are no options of a loader that exists.
     convertible = {name for name, about in TABLE.items() if about.instead is None}
-    assert set(CASES) | {"worker_pool"} == convertible
+    assert set(CASES) | {"worker_pool", "prefetch_epochs"} == convertible
 
 
 def test_a_pool_is_kept():
@@ -77,6 +78,13 @@ def test_a_pool_is_kept():
         anew = made_anew(ringloader.convert(TorchLoader([1, 2], num_workers=2), worker_pool=pool))
         assert anew._ringloader_worker_pool is pool
         assert torch.cat(list(anew)).tolist() == [1, 2]
+
+
+def test_epochs_that_are_prefetched_are_kept():
+    plain = TorchLoader(list(range(8)), num_workers=1, persistent_workers=True)
+    anew = made_anew(ringloader.convert(plain, prefetch_epochs=True))
+    assert anew._ringloader_prefetch_epochs
+    assert torch.cat(list(anew)).tolist() == list(range(8))
 
 
 def test_a_second_convert_replaces_the_attributes():

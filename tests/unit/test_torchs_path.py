@@ -118,6 +118,7 @@ def test_installed_options_are_an_error_too(options):
         ({"watchdog": 5.0}, "watchdog"),
         ({"max_shared_bytes": 1 << 24}, "max_shared_bytes"),
         ({"main_prefetch": 2}, "main_prefetch"),
+        ({"prefetch_epochs": True, "persistent_workers": True}, "prefetch_epochs"),
         ({"device": "cpu", "device_prefetch": 3}, "device_prefetch"),
     ],
 )

@@ -35,6 +35,7 @@ def call_workers(
         raise ValueError(f"timeout must be positive or None, not {timeout!r}")
     if loader.num_workers == 0:
         return [function(loader.dataset, *args)]
+    _give_up_next_epochs(loader)
     workers = _living(loader)
     in_threads = bool(workers) and isinstance(workers[0].handle, threading.Thread)
     # Pickled first: a function that cannot be sent raises also where no worker lives.
@@ -98,6 +99,14 @@ def _living(loader: Any) -> list[_Living]:
                 if not transport.has_been_ended(number)
             ]
     return found
+
+
+def _give_up_next_epochs(loader: Any) -> None:
+    """Gives up epochs that were begun before ``iter``, so that a call reaches all batches of the next one."""
+    for iterator in ending.alive(loader):
+        next_epoch = getattr(iterator, "_next_epoch", None)
+        if next_epoch is not None:
+            next_epoch.give_up()
 
 
 def _take_committed(loader: Any) -> None:

@@ -228,7 +228,10 @@ def _with_threads(loader: Any, options: Options) -> Any:
     transport = threads.make_transport(loader, worker_options, options.watchdog)
     if clocks:
         transport.engine.time(clocks)
-    made = WorkersIterator(loader, transport, delivery, keys=keys.keys_for(loader, options, epoch))
+    epoch_keys = keys.keys_for(loader, options, epoch)
+    made = WorkersIterator(
+        loader, transport, delivery, keys=epoch_keys, next_epoch=_next_epoch(loader, options)
+    )
     counters = functools.partial(_counters, transport, delivery.counters)
     report.record(loader, made, "threads", "native scheduling, with threads for workers", counters)
     return made
@@ -253,7 +256,9 @@ def _with_processes_alone(loader: Any, options: Options) -> Any:
     epoch_keys = keys.keys_for(loader, options, epoch)
     lease = None
     try:
-        if options.worker_pool is not None and pool.takes(options.worker_pool, loader):
+        if options.worker_pool is not None and pool.takes(
+            options.worker_pool, loader, options.prefetch_epochs
+        ):
             worker_options = (*epochs.telling_for(loader), *worker_options)
             # Before the memory, which a process that is forked now would have too.
             lease = options.worker_pool._lend(loader)
@@ -283,13 +288,30 @@ def _with_processes_alone(loader: Any, options: Options) -> Any:
         is_iterable = loader._dataset_kind == internals.ITERABLE
         restarting = Restarting(options.restart_workers, is_iterable, transport)
     try:
-        made = WorkersIterator(loader, transport, delivery, options.main_prefetch, restarting, epoch_keys)
+        made = WorkersIterator(
+            loader,
+            transport,
+            delivery,
+            options.main_prefetch,
+            restarting,
+            epoch_keys,
+            _next_epoch(loader, options),
+        )
     except OSError as error:
         _is_for_descriptors(error)
         raise
     counters = functools.partial(_counters, transport, delivery.counters)
     report.record(loader, made, "native", "native scheduling over shared-memory rings", counters)
     return made
+
+
+def _next_epoch(loader: Any, options: Options) -> Any:
+    """Returns what begins epochs before ``iter``, or None."""
+    if not options.prefetch_epochs:
+        return None
+    from ringloader._iterator.next_epoch import NextEpoch
+
+    return NextEpoch(loader)
 
 
 def _is_for_descriptors(error: Exception) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import ringloader._native as _native
 from ringloader._iterator.base import Delivery, LoaderIterator
+from ringloader._iterator.next_epoch import NextEpoch
 from ringloader._iterator.restarting import Restarting
 from ringloader._options import epochs, overdue
 from ringloader._options.keys import Keys
@@ -39,6 +40,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         main_prefetch: Batches that a thread decodes before their turn, at most.
         restarting: Starts successors of workers that were lost.
         keys: Makes the keys and places of each epoch's samples, for workers that seed generators by them.
+        next_epoch: Begins the next epoch before ``iter`` does.
     """
 
     # The module itself: an iterator that lives on while modules are torn down finds their names None.
@@ -63,12 +65,14 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         main_prefetch: int = 0,
         restarting: Restarting | None = None,
         keys: Keys | None = None,
+        next_epoch: NextEpoch | None = None,
     ) -> None:
         self._transport = transport
         self._delivery = delivery
         self._main_prefetch = main_prefetch
         self._restarting = restarting
         self._keys = keys
+        self._next_epoch = next_epoch
         self._workers: list[Any] = []
         self._workers_status = [True] * loader.num_workers
         self._persistent_workers = loader.persistent_workers
@@ -116,38 +120,57 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         self._remove_gate()
-        if not first_iter:
-            self._epoch = tracked.begin(loader, are_same=True)
-        internals.BaseIterator._reset(self, tracked.drawing_from(self._epoch, loader), first_iter)
-        if not first_iter and self._epoch is not None:
-            self._epoch.begin(self, False)
-            self._epoch.give_starts(self._transport.options)
-        self._workers_status = [True] * self._num_workers
-        states = None if self._epoch is None else self._epoch.dataset
         if first_iter:
+            internals.BaseIterator._reset(self, tracked.drawing_from(self._epoch, loader), True)
             self._scheduler = self._make_scheduler(self._index_source())
             self._take = self._taking()
         else:
+            has_begun = self._next_epoch is not None and self._next_epoch.take_over(self, loader)
+            if not has_begun:
+                self._draw(loader)
             epochs.say_if_forgotten(loader)
-            epoch = epochs.resume(self, loader)
             self._delivery.begin_epoch(loader)
-            self._transport.begin_epoch()
             if self._restarting is not None:
                 self._restarting.begin_epoch()
-            # Behind the tasks of an abandoned epoch, which still run, as torch's do. They are not waited for:
-            # their results are told by their epoch.
-            for worker in range(self._num_workers):
-                start = None if states is None else states.start_of(worker)
-                self._transport.send(worker, Resume(self._shared_seed, epoch, start))
+            source = None
+            if not has_begun:
+                self._transport.begin_epoch()
+                source = self._tell(loader)
             if self._placement is not None:
                 self._scheduler.forget_placed(self._placement)
-            self._scheduler.reset(self._index_source())
+            if source is not None:
+                self._scheduler.reset(source)
+        self._workers_status = [True] * self._num_workers
+        states = None if self._epoch is None else self._epoch.dataset
         if first_iter or states is not None:
             take = self._take if states is None else states.around(self._take)
             self._take_next = self._delivery.around(take)
-        for _ in range(self._prefetch_factor * self._num_workers):
-            self._scheduler.put_index(self)
+        if first_iter or not has_begun:
+            for _ in range(self._prefetch_factor * self._num_workers):
+                self._scheduler.put_index(self)
         tracked.has_begun(loader, self._epoch, self._delivery.collecting)
+
+    def _draw(self, loader: Any) -> None:
+        """Begins another epoch in this process."""
+        self._epoch = tracked.begin(loader, are_same=True)
+        internals.BaseIterator._reset(self, tracked.drawing_from(self._epoch, loader))
+        if self._epoch is not None:
+            self._epoch.begin(self, False)
+            self._epoch.give_starts(self._transport.options)
+
+    def _tell(self, loader: Any) -> _native.IndexSource:
+        """Tells the workers of another epoch, and returns the source of its tasks."""
+        states = None if self._epoch is None else self._epoch.dataset
+        number, named = epochs.resume(self, loader)
+        # Behind the tasks of an abandoned epoch, which still run, as torch's do. They are not waited for:
+        # their results are told by their epoch.
+        for worker in range(self._num_workers):
+            start = None if states is None else states.start_of(worker)
+            self._transport.send(worker, Resume(self._shared_seed, number, named, start))
+        return self._index_source()
+
+    def _is_refused(self) -> bool:
+        return super()._is_refused() or (self._next_epoch is not None and self._next_epoch.is_beginning)
 
     def _index_source(self) -> _native.IndexSource:
         places = None if self._keys is None else self._places(self._keys).native()
@@ -179,11 +202,12 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
     def _taking(self) -> Callable[[Any], Any]:
         """Returns the function that gives the next batch, from where it is needed."""
         self._placement = self._make_placement()
-        if self._placement is None:
-            return self._scheduler.next
-        prepare = functools.partial(lookahead.prepare, self._placement)
-        self._close_placed = functools.partial(self._scheduler.close_placed, self._placement)
-        return functools.partial(self._scheduler.next_placed, self._placement, prepare)
+        take: Callable[[Any], Any] = self._scheduler.next
+        if self._placement is not None:
+            prepare = functools.partial(lookahead.prepare, self._placement)
+            self._close_placed = functools.partial(self._scheduler.close_placed, self._placement)
+            take = functools.partial(self._scheduler.next_placed, self._placement, prepare)
+        return take if self._next_epoch is None else functools.partial(self._next_epoch.next, take)
 
     def _take_plainly(self) -> None:
         """Gives batches as they come: no state comes with them in this epoch."""

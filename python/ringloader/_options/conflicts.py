@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ringloader._dispatch.dataset import Dispatch
+from ringloader._options import epochs
 from ringloader._options.checks import THREAD
 from ringloader._options.table import Options
 from ringloader._torch import internals, select_path
@@ -54,6 +55,8 @@ def _conflicts(loader: Any, options: Options) -> Iterator[Conflict]:
         yield from _of_threads(loader)
     if isinstance(loader.dataset, Dispatch):
         yield from _of_dispatch(options)
+    if options.prefetch_epochs:
+        yield from _of_next_epoch(loader, options)
     if loader._dataset_kind == internals.ITERABLE and retries(options.on_error) is not None:
         yield Conflict(
             ("on_error", "max_errors"),
@@ -107,6 +110,38 @@ def _of_threads(loader: Any) -> Iterator[Conflict]:
 
 def _thread_conflict(what: str, why: str) -> Conflict:
     return Conflict(("worker_method",), f"worker_method={THREAD!r} and {what} do not go together: {why}")
+
+
+def _of_next_epoch(loader: Any, options: Options) -> Iterator[Conflict]:
+    dataset = loader.dataset
+    has_state = all(callable(getattr(dataset, name, None)) for name in ("state_dict", "load_state_dict"))
+    if not (loader.persistent_workers and loader.num_workers > 0):
+        yield _next_epoch_conflict(
+            f"persistent_workers={loader.persistent_workers} with num_workers={loader.num_workers}",
+            "workers that end with their epoch can begin no other; pass persistent_workers=True, a "
+            "worker_pool to ringloader.DataLoader, or leave prefetch_epochs out",
+        )
+    elif loader._dataset_kind == internals.ITERABLE:
+        yield _next_epoch_conflict(
+            "an IterableDataset",
+            "its iterator would begin again before iter() asks for it, and what it gave to an epoch that "
+            "is dropped would be lost; leave prefetch_epochs out",
+        )
+    elif has_state and options.snapshot_every_n_steps is not None:
+        yield _next_epoch_conflict(
+            "a dataset with a state_dict",
+            "its state between two epochs would be one of the next; leave prefetch_epochs out, or pass "
+            "snapshot_every_n_steps=None",
+        )
+    elif options.worker_method == THREAD and epochs.epoch_listeners(dataset):
+        yield _next_epoch_conflict(
+            f"worker_method={THREAD!r} over a dataset with set_epoch",
+            "threads share the dataset, which is in one epoch at a time; leave one of them out",
+        )
+
+
+def _next_epoch_conflict(what: str, why: str) -> Conflict:
+    return Conflict(("prefetch_epochs",), f"prefetch_epochs=True and {what} do not go together: {why}")
 
 
 def _of_dispatch(options: Options) -> Iterator[Conflict]:

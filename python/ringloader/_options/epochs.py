@@ -76,16 +76,22 @@ class EpochOption(WorkerOption):
         self._epoch = epoch
         self._rank = rank
         self._world_size = world_size
-        self._told = False
+        # The epoch that the dataset is told when the next one begins.
+        self._to_tell: int | None = None
 
     def tell(self, epoch: int, is_told: bool) -> None:
         """Sets the number of the next epoch. The dataset is told when it begins."""
         self._epoch = epoch
-        self._told = not is_told
+        self._to_tell = None if is_told else epoch
 
     def count_from(self, epoch: int) -> None:
         """Sets the number of the next epoch without telling the dataset."""
         self._epoch = epoch
+
+    @property
+    def next_number(self) -> int:
+        """The number of the next epoch."""
+        return self._epoch
 
     def begin(self, dataset: Any) -> Any:
         """Begins an epoch in a worker. Returns its dataset."""
@@ -95,9 +101,9 @@ class EpochOption(WorkerOption):
 
     def begin_as(self, info: Any, base_seed: int, dataset: Any) -> Any:
         """Begins an epoch as the worker that ``info`` describes, in any process."""
-        epoch, told, self._epoch, self._told = self._epoch, self._told, self._epoch + 1, False
-        for listener in epoch_listeners(dataset) if told else ():
-            listener.set_epoch(epoch)
+        epoch, to_tell, self._epoch, self._to_tell = self._epoch, self._to_tell, self._epoch + 1, None
+        for listener in () if to_tell is None else epoch_listeners(dataset):
+            listener.set_epoch(to_tell)
         if self._reset_fn is None and not self._reseeds:
             return dataset
         agreed = self._seed is not None or self._world_size == 1
@@ -271,19 +277,40 @@ def set_next(loader: Any, epoch: int) -> None:
         select_path.say_once("set_epoch() does not reach persistent workers on torch's own path")
 
 
-def resume(iterator: Any, loader: Any) -> int | None:
-    """Counts another epoch of persistent workers. Returns its number if ``set_epoch`` was called for it."""
-    options = [option for option in iterator._transport.options if isinstance(option, EpochOption)]
-    if options or iterator._keys is not None:
-        epoch = _take_next(loader)
-        for option in options:
-            # Workers count on their own. A worker that is restarted has this one.
-            option.count_from(epoch)
+def told(loader: Any) -> int | None:
+    """Returns the epoch that ``set_epoch`` of the loader has told the dataset last; None: none."""
+    found: int | None = getattr(loader, _TOLD, None)
+    return found
+
+
+def was_named(loader: Any) -> bool:
+    """True if ``set_epoch`` of the loader was called, or a state loaded, or an epoch counted."""
+    return hasattr(loader, _NEXT)
+
+
+def counts(iterator: Any) -> bool:
+    """True if an iterator counts the epochs of its loader."""
+    has_option = any(isinstance(option, EpochOption) for option in iterator._transport.options)
+    return has_option or iterator._keys is not None
+
+
+def resume(iterator: Any, loader: Any) -> tuple[int | None, int | None]:
+    """Counts another epoch of persistent workers.
+
+    Returns:
+        Its number, if an option counts epochs; and its number, if ``set_epoch`` was called for it.
+    """
+    number: int | None = None
+    if counts(iterator):
+        number = _take_next(loader)
+        for option in iterator._transport.options:
+            # A worker that is restarted has this one.
+            option.count_from(number)
         if iterator._keys is not None:
-            iterator._keys.epoch = epoch
-    told: int | None = iterator._epoch_to_tell
+            iterator._keys.epoch = number
+    named: int | None = iterator._epoch_to_tell
     iterator._epoch_to_tell = None
-    return told
+    return number, named
 
 
 def say_if_forgotten(loader: Any) -> None:

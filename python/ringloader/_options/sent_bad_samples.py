@@ -110,11 +110,11 @@ def copied(bad: BadSample) -> BadSample:
 
 def kept(bad: BadSample) -> BadSample:
     """A bad sample that stays in the process. Its error loses the frames, which keep samples and batches."""
-    _drop_frames(bad.error)
+    drop_frames(bad.error)
     return bad
 
 
-def _drop_frames(error: BaseException) -> None:
+def drop_frames(error: BaseException) -> None:
     """Drops the tracebacks of an error that is kept, whose frames would keep samples and batches."""
     todo: list[BaseException | None] = [error]
     seen: set[int] = set()

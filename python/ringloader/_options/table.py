@@ -240,6 +240,17 @@ class Options:
         instead="use ringloader.DataLoader, whose loaders have a state",
     )
 
+    prefetch_epochs: bool = _option(
+        False,
+        values="`True`, `False`",
+        without="`False`",
+        line="`True`: begin the next epoch when the last indices of this one have been sent, so that `iter` "
+        "finds its first batches ready. Needs `persistent_workers` or `worker_pool`; "
+        "[details](epochs.md#no-stall-between-epochs).",
+        check=checks.boolean,
+        on_torchs="is left out",
+    )
+
     def __post_init__(self) -> None:
         for name, about in TABLE.items():
             about.check(name, getattr(self, name))

@@ -72,7 +72,13 @@ def convert(loader: _Loader, **options: Any) -> _Loader:
     conflicts.check(loader, now)
     at: Any = loader
     if now.worker_pool is not None and "worker_pool" in options:
-        pool.check(now.worker_pool, at.num_workers, at.persistent_workers, at.multiprocessing_context)
+        pool.check(
+            now.worker_pool,
+            at.num_workers,
+            at.persistent_workers,
+            at.multiprocessing_context,
+            now.prefetch_epochs,
+        )
         if not at.num_workers:
             at.num_workers, at.prefetch_factor = now.worker_pool.num_workers, at.prefetch_factor or 2
         join_pool(at, now.worker_pool)

@@ -117,14 +117,23 @@ class WorkerPool:
         return self._own().lend(loader)
 
 
-def takes(pool: WorkerPool | None, loader: Any) -> bool:
-    """True if a loader's workers come from the pool: not if they persist, or have a context of their own."""
-    return pool is not None and not loader.persistent_workers and loader.multiprocessing_context is None
+def takes(pool: WorkerPool | None, loader: Any, may_keep: bool = False) -> bool:
+    """True if a loader's workers come from the pool: not if they have a context of their own.
+
+    Args:
+        pool: The pool, or None.
+        loader: The loader.
+        may_keep: True if workers that persist may come from the pool too.
+    """
+    persists = loader.persistent_workers and not may_keep
+    return pool is not None and not persists and loader.multiprocessing_context is None
 
 
-def check(pool: WorkerPool, num_workers: int, persistent_workers: object, context: object) -> None:
+def check(
+    pool: WorkerPool, num_workers: int, persistent_workers: object, context: object, may_keep: bool = False
+) -> None:
     """Raises a ``ValueError`` for arguments of a loader that do not go with a pool."""
-    if persistent_workers:
+    if persistent_workers and not may_keep:
         raise ValueError(
             f"persistent_workers={persistent_workers!r} does not go with worker_pool: an iterator that "
             "persists would keep the pool's processes; leave persistent_workers out, the pool keeps them"

@@ -32,10 +32,12 @@ def generator(outermost: Any, of_loader: torch.Generator | None) -> torch.Genera
 
 def with_epoch(outermost: Any) -> Any:
     """Returns the first sampler that has an epoch, which can be set; None if there is none."""
-    for sampler in samplers(outermost):
-        if _is_count(getattr(sampler, "epoch", None)) and hasattr(sampler, "set_epoch"):
-            return sampler
-    return None
+    return next((sampler for sampler in samplers(outermost) if has_epoch(sampler)), None)
+
+
+def has_epoch(sampler: Any) -> bool:
+    """True if a sampler has an epoch, which can be set."""
+    return _is_count(getattr(sampler, "epoch", None)) and hasattr(sampler, "set_epoch")
 
 
 def rank(outermost: Any) -> tuple[int | None, int | None]:

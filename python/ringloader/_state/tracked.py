@@ -262,6 +262,22 @@ def begin(loader: Any, are_same: bool = False) -> Epoch | IterableEpoch | None:
     return epoch
 
 
+def noted(loader: Any) -> Epoch | IterableEpoch | None:
+    """Returns the epoch of a loader that began last."""
+    return _epochs.get(loader)
+
+
+def note(loader: Any, epoch: Epoch | IterableEpoch | None) -> None:
+    """Has this be the epoch of a loader that began last."""
+    if epoch is not None:
+        _epochs.put(loader, epoch)
+
+
+def is_loaded(loader: Any) -> bool:
+    """True if the next epoch of a loader begins from a state."""
+    return _loaded.get(loader) is not None
+
+
 def has_begun(loader: Any, epoch: Epoch | IterableEpoch | None, collecting: Collecting | None) -> None:
     """Notes that an epoch has begun: the next one begins without the state that was loaded.
 

@@ -41,11 +41,13 @@ class Resume:
 
     Args:
         seed: The shared seed of DataPipes; None for other datasets.
-        epoch: The epoch that ``set_epoch`` has named; None if it was not called.
+        number: The number of the epoch; None if no option counts epochs.
+        epoch: The epoch that ``set_epoch`` has named, which the dataset is told; None if it was not called.
         start: Where the worker begins, as the option that takes states has it; None: at the beginning.
     """
 
     seed: int | None
+    number: int | None = None
     epoch: int | None = None
     start: Any = None
 
@@ -107,6 +109,9 @@ def run(channel: Channel, work: Work, finish: Callable[[Any], None] | None = Non
             if message.epoch is not None:
                 for option in options:
                     option.tell(message.epoch, channel.shares_dataset)
+            if message.number is not None:
+                for option in options:
+                    option.count_from(message.number)
             if message.start is not None:
                 for option in options:
                     option.begin_at(message.start)

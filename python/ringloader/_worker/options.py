@@ -76,6 +76,9 @@ class WorkerOption:
             is_told: True if the dataset was told already, because it is the main process's.
         """
 
+    def count_from(self, epoch: int) -> None:
+        """Notes the number of the epoch that begins next, which the dataset is not told."""
+
     def begin_at(self, start: Any) -> None:
         """Sets where the epoch begins that begins next, if that is not its beginning."""
 

@@ -119,6 +119,12 @@ impl Dispatch {
         self.workers[worker as usize].active
     }
 
+    /// Returns the tasks that each worker is asked for ahead.
+    #[must_use]
+    pub fn prefetch_factor(&self) -> u32 {
+        (self.max_tasks / self.workers.len().max(1) as u64) as u32
+    }
+
     /// Returns the number of workers, active or not.
     #[must_use]
     pub fn workers(&self) -> usize {

@@ -42,6 +42,8 @@ pub struct Scheduler<T> {
     behind: Option<Instant>,
     /// Memory for the tasks that each worker has not answered, where the next task goes by that; else `None`.
     loads: Option<Box<[u64]>>,
+    /// True once tasks of the next epoch may be out, behind those of this one.
+    is_followed: bool,
 }
 
 /// Why there is no result.
@@ -84,6 +86,14 @@ pub enum Poll<T, D> {
         /// Why.
         error: Error,
     },
+    /// A result of the epoch that [follows](Scheduler::follow) has come before this one is over:
+    /// [`keep`](Scheduler::keep) it there.
+    Early {
+        /// The task that the result answers.
+        seq: u64,
+        /// The result, or why it cannot be had.
+        found: Result<D>,
+    },
     /// Nothing is there: wait for this worker, or for any.
     Wait {
         /// The worker whose result is next; `None` when any will do.
@@ -110,6 +120,7 @@ impl<T> Scheduler<T> {
             ended: Vec::new(),
             behind: None,
             loads: None,
+            is_followed: false,
         }
     }
 
@@ -120,12 +131,34 @@ impl<T> Scheduler<T> {
         self.loads.get_or_insert_with(|| vec![0; self.dispatch.workers()].into());
     }
 
-    /// Begins a new epoch: results of tasks sent before are thrown away when they come.
+    /// Begins a new epoch: results of tasks sent before are thrown away when they come, also those of an epoch that was
+    /// to [follow](Self::follow).
     pub fn reset(&mut self) {
         self.dispatch.reset();
         self.tasks.reset();
         self.behind = None;
-        self.epoch = (self.epoch + 1) % EPOCHS;
+        self.epoch = (self.epoch + 1 + u64::from(self.is_followed)) % EPOCHS;
+        self.is_followed = false;
+    }
+
+    /// Makes the scheduler of the next epoch, whose tasks may be sent while results of this one still come. Nothing more
+    /// is to be sent in this one, and nothing polled in the next one before it has [taken over](Self::take_over). Its
+    /// tasks go to the workers in turn until then.
+    ///
+    /// INVARIANT: a worker answers in the order of its tasks. So in its ring nothing of this epoch is behind anything of
+    /// the next.
+    #[must_use]
+    pub fn follow(&mut self) -> Self {
+        self.is_followed = true;
+        let mut next = Self::new(self.dispatch.workers() as u32, self.dispatch.prefetch_factor(), self.order);
+        next.epoch = (self.epoch + 1) % EPOCHS;
+        next
+    }
+
+    /// Goes on from `before`, which this one [follows](Self::follow) and which is over, or was given up.
+    pub fn take_over(&mut self, before: &mut Self) {
+        self.ended = std::mem::take(&mut before.ended);
+        self.loads = before.loads.take();
     }
 
     /// Numbers this epoch as if so many epochs had begun and ended before: for tests of what is counted.
@@ -247,8 +280,14 @@ impl<T> Scheduler<T> {
         match found {
             Ok(Some(delivery)) => {
                 let (seq, kind) = C::answered(&delivery);
+                if self.is_early(seq, kind) {
+                    return Ok(Some(Poll::Early { seq: seq & SEQ_MASK, found: Ok(delivery) }));
+                }
                 let seq = (!self.is_stale(seq, kind)).then_some(seq & SEQ_MASK);
                 Ok(seq.map(|seq| Poll::Arrived { seq, delivery }))
+            }
+            Err(Error::Arrival { task: Some(seq), error }) if self.is_early(seq, ResultKind::Batch) => {
+                Ok(Some(Poll::Early { seq: seq & SEQ_MASK, found: Err(*error) }))
             }
             Err(Error::Arrival { task: Some(seq), error }) if !self.is_stale(seq, ResultKind::Batch) => {
                 Ok(Some(Poll::Failed { seq: seq & SEQ_MASK, error: *error }))
@@ -261,6 +300,11 @@ impl<T> Scheduler<T> {
     /// Returns true if a result answers a task of an epoch before, or only says that a worker is ready for a new epoch.
     fn is_stale(&self, seq: u64, kind: ResultKind) -> bool {
         kind == ResultKind::Object || seq >> EPOCH_SHIFT != self.epoch && !fault("epoch_ignored")
+    }
+
+    /// Returns true if a result answers a task of the epoch that follows.
+    fn is_early(&self, seq: u64, kind: ResultKind) -> bool {
+        self.is_followed && kind != ResultKind::Object && seq >> EPOCH_SHIFT == (self.epoch + 1) % EPOCHS
     }
 
     /// Workers that have ended and owe a result, which may still be in their rings.
@@ -280,11 +324,12 @@ impl<T> Scheduler<T> {
         Ok(None)
     }
 
-    /// Drops the results at the head of a worker's ring that this epoch does not wait for. Returns true if there is
-    /// nothing behind them.
+    /// Drops the results at the head of a worker's ring that no epoch waits for. Returns true if there is nothing of this
+    /// epoch behind them.
     fn drop_stale(&self, transport: &impl Transport, worker: u32) -> Result<bool> {
         loop {
             match transport.peek_of(worker)? {
+                Some((seq, kind)) if self.is_early(seq, kind) => return Ok(true),
                 Some((seq, kind)) if self.is_stale(seq, kind) => match transport.try_next_of(worker) {
                     Ok(_) | Err(Error::Arrival { .. }) => {}
                     Err(error) => return Err(error),

@@ -54,9 +54,10 @@ pub struct Queues<I, R> {
 struct Worker<I, R> {
     requests: VecDeque<Request<I>>,
     replies: VecDeque<Reply<R>>,
-    /// Epochs that it has begun behind its first one, and the batches that it has made in the last one.
+    /// Epochs that it has begun behind its first one, and the batches that it has made in the last even one and the last
+    /// odd one.
     epoch: u64,
-    batches: u64,
+    batches: [u64; 2],
 }
 
 #[derive(Debug)]
@@ -104,7 +105,8 @@ impl<I, R> Queues<I, R> {
     /// For `workers` workers.
     #[must_use]
     pub fn new(workers: u32) -> Self {
-        let worker = |_| Worker { requests: VecDeque::new(), replies: VecDeque::new(), epoch: 0, batches: 0 };
+        let worker =
+            |_| Worker { requests: VecDeque::new(), replies: VecDeque::new(), epoch: 0, batches: [0; 2] };
         let state = State {
             workers: (0..workers).map(worker).collect(),
             epoch: 0,
@@ -187,9 +189,9 @@ impl<I, R> Queues<I, R> {
         let sender = &mut state.workers[worker as usize];
         if reply.kind == ResultKind::Object {
             sender.epoch += 1;
-            sender.batches = 0;
+            sender.batches[(sender.epoch % 2) as usize] = 0;
         }
-        sender.batches += u64::from(is_batch);
+        sender.batches[(sender.epoch % 2) as usize] += u64::from(is_batch);
         sender.replies.push_back(reply);
         self.notify_of(worker, state);
         Ok(None)
@@ -303,15 +305,16 @@ impl<I, R> Queues<I, R> {
         Ok(())
     }
 
-    /// Replies that are there, and batches that were sent in this epoch.
+    /// Replies that are there, and batches that were sent in this epoch. A worker may be in the next one.
     ///
     /// # Errors
     /// [`Error::Inherited`] in a forked child.
     pub fn counts(&self) -> Result<(u64, u64)> {
         let state = self.lock()?;
         let there = state.workers.iter().map(|worker| worker.replies.len() as u64).sum();
-        let now = |worker: &&Worker<I, R>| worker.epoch == state.epoch;
-        Ok((there, state.workers.iter().filter(now).map(|worker| worker.batches).sum()))
+        let has_counts = |worker: &&Worker<I, R>| worker.epoch.wrapping_sub(state.epoch) <= 1;
+        let at = (state.epoch % 2) as usize;
+        Ok((there, state.workers.iter().filter(has_counts).map(|worker| worker.batches[at]).sum()))
     }
 }
 

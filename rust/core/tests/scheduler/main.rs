@@ -40,6 +40,7 @@ mod cases;
 mod deaths;
 mod double;
 mod fleet;
+mod following;
 mod queues;
 mod rings;
 mod torch;

@@ -177,6 +177,7 @@ impl<B: Backend> Native<B> {
                     expected = Some((seq, answer));
                 }
                 Poll::Failed { seq, error } => panic!("task {seq}: {error}"),
+                Poll::Early { seq, .. } => panic!("task {seq} of an epoch that was not begun"),
                 Poll::Arrived { seq, delivery } => {
                     let (worker, content) = B::read(&delivery);
                     self.processes[worker as usize].committed -= 1;

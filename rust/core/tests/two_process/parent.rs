@@ -250,7 +250,7 @@ impl Parent {
         }
         for worker in 0..self.peers.len() {
             let counters = self.engine.control().worker(worker as u32).counters;
-            self.seen.in_place += counters.in_place.load(Ordering::Relaxed);
+            self.seen.in_place += counters.now().in_place.load(Ordering::Relaxed);
         }
         self.engine.close();
         self.check_empty();

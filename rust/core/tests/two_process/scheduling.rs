@@ -158,6 +158,7 @@ impl Scheduled {
         loop {
             match self.scheduler.poll(Some(&self.engine)).unwrap() {
                 Poll::Failed { seq, error } => panic!("task {seq}: {error}"),
+                Poll::Early { seq, .. } => panic!("task {seq} of an epoch that was not begun"),
                 Poll::End => {
                     let open = |peer: &Peer| !peer.lost && !peer.open.is_empty();
                     // Torch sends a task for each batch, and so does this: with a lost worker's tasks, those that would

@@ -170,7 +170,7 @@ impl Worker {
                 segment.copy_in(at(plan.end) - segment.base().as_ptr() as u64, block).unwrap();
             }
         }
-        let counters = self.port.counters();
+        let counters = self.port.counters().now();
         counters.batches.fetch_add(1, Ordering::Relaxed);
         counters.oversize.fetch_add(own.is_some().into(), Ordering::Relaxed);
         counters

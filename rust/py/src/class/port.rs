@@ -273,14 +273,15 @@ impl Port {
         let counters = self.core.counters();
         let count =
             |counter: &ringloader_core::sync::AtomicU64, by: u64| counter.fetch_add(by, Ordering::Relaxed);
+        let counts = counters.now();
         if kind == ResultKind::Object {
             counters.begin_epoch();
         } else if pickled.is_none() || !Torch::get(py)?.is_notice(object)? {
-            count(&counters.batches, 1);
-            count(&counters.in_place, if own.is_some() { 0 } else { groups.in_place() });
-            count(&counters.copied, groups.copies().len() as u64);
-            count(&counters.pickled, pickled.is_some().into());
-            count(&counters.oversize, own.is_some().into());
+            count(&counts.batches, 1);
+            count(&counts.in_place, if own.is_some() { 0 } else { groups.in_place() });
+            count(&counts.copied, groups.copies().len() as u64);
+            count(&counts.pickled, pickled.is_some().into());
+            count(&counts.oversize, own.is_some().into());
         }
         if let Some(clock) = clock {
             target.write(py, &[], &[], meta_end, &clock.sent().to_bytes(generation))?;

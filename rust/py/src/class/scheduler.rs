@@ -2,6 +2,7 @@
 
 mod advance;
 mod ahead;
+mod following;
 mod timed;
 mod watched;
 
@@ -17,7 +18,7 @@ use ringloader_core::plan::Order as CoreOrder;
 use ringloader_core::process::{self, Process};
 use ringloader_core::scheduler::Poll;
 use ringloader_core::sync::AtomicU64;
-use ringloader_core::timing::MainWork;
+use ringloader_core::timing::{MainWork, Stamps};
 
 use super::engine::{Engine, stand_in};
 use super::index_source::IndexSource;
@@ -32,6 +33,7 @@ use crate::python::Callbacks;
 use crate::torch::names::Torch;
 
 use ahead::Ahead;
+use following::{Following, Reading};
 
 type Core = ringloader_core::scheduler::Scheduler<Py<PyAny>>;
 
@@ -132,6 +134,22 @@ macro_rules! scheduler_class {
                 self.0.put_index(callbacks)
             }
 
+            fn is_at_end(&self, py: Python<'_>) -> PyResult<bool> {
+                self.0.is_at_end(py)
+            }
+
+            fn follow(&self, py: Python<'_>, source: Py<IndexSource>) -> PyResult<()> {
+                self.0.follow(py, source)
+            }
+
+            fn put_following(&self, callbacks: &Bound<'_, PyAny>) -> PyResult<()> {
+                self.0.put_following(callbacks)
+            }
+
+            fn take_over(&self, py: Python<'_>) -> PyResult<bool> {
+                self.0.take_over(py)
+            }
+
             fn next<'py>(&self, callbacks: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
                 self.0.next(callbacks)
             }
@@ -186,6 +204,9 @@ scheduler_class!(
 struct State<I> {
     core: Core,
     source: Py<IndexSource>,
+    reading: Reading,
+    /// The epoch behind this one, once its first tasks may go out.
+    following: Option<Following<I>>,
     /// Batches that were taken and not yet handed out, in their order.
     taken: VecDeque<Taken>,
     /// A batch that was to be handed out when an interrupt came, with its task and its worker. It is the next.
@@ -201,8 +222,21 @@ struct State<I> {
     keeps_sent: bool,
     /// The indices that are kept.
     sent: SentTasks<I>,
+    /// The stamps of results that came before this epoch began, for the recorder.
+    early: Vec<(u64, (u32, Stamps))>,
     /// The time after which a wait for a batch is said.
     watch: Option<Duration>,
+}
+
+impl<I> State<I> {
+    /// Forgets the batches that this epoch has taken, and what follows it. Returns what is to be dropped without the lock.
+    fn forget(&mut self) -> impl Sized + use<I> {
+        self.taken.clear();
+        self.end_ahead = None;
+        self.ends_kept.clear();
+        self.early.clear();
+        (self.kept.take(), self.unplaced.take(), self.following.take())
+    }
 }
 
 /// The end of a worker's iterable dataset.
@@ -254,6 +288,8 @@ impl<E: ParentEnd> Scheduling<E> {
         let state = DetachedLock::new(State {
             core,
             source,
+            reading: Reading::Open,
+            following: None,
             taken,
             kept: None,
             unplaced: None,
@@ -261,6 +297,7 @@ impl<E: ParentEnd> Scheduling<E> {
             ends_kept,
             keeps_sent,
             sent,
+            early: Vec::new(),
             watch: None,
         });
         Self {
@@ -313,16 +350,13 @@ impl<E: ParentEnd> Scheduling<E> {
         let mut state = self.lock(py)?;
         state.core.reset();
         state.core.begin_at(source.get().first_worker());
-        state.taken.clear();
-        let kept = state.kept.take();
-        let unplaced = state.unplaced.take();
-        state.end_ahead = None;
-        state.ends_kept.clear();
+        state.reading = Reading::Open;
         state.sent = SentTasks::default();
-        let before = (unplaced, std::mem::replace(&mut state.source, source));
+        let before = std::mem::replace(&mut state.source, source);
+        let left = state.forget();
         drop(state);
         // After the lock is released: the end of a sampler, or of a batch, may run any code.
-        drop((before, kept));
+        drop((left, before));
         Ok(())
     }
 
@@ -400,6 +434,11 @@ impl<E: ParentEnd> Scheduling<E> {
                         (seq, E::of(&self.engine).unpack(py, delivery))
                     }
                     Poll::Failed { seq, error } => (seq, Err(exception(error))),
+                    Poll::Early { seq, found } => {
+                        let unpack = |delivery| E::of(&self.engine).unpack(py, delivery);
+                        self.keep_early(py, state.following.as_mut(), seq, found, unpack)?;
+                        continue;
+                    }
                     _ => break,
                 };
                 let (data, interrupt) = match found {
@@ -440,6 +479,7 @@ impl<E: ParentEnd> Scheduling<E> {
         self.state.traverse(|state| {
             visit.call(state.kept.as_ref().map(|(_, data)| data))?;
             visit.call(state.unplaced.as_ref().map(|(_, data)| data))?;
+            visit.call(state.following.as_ref().map(|following| following.source()))?;
             visit.call(&state.source)
         })?;
         self.ahead.traverse(|ahead| ahead.traverse(visit))

@@ -24,13 +24,21 @@ pub(super) struct WorkerHeader {
     pub(super) resident: AtomicU64,
 }
 
-/// Counts the work of one worker in an epoch: written by the worker, read by any process, exact only while the worker is
-/// idle.
+/// Counts the work of one worker in an epoch, and in the one before: written by the worker, read by any process, exact
+/// only while the worker is idle.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct Counters {
     /// Epochs that the worker has begun behind its first one.
     epoch: AtomicU64,
+    /// Of even epochs, and of odd ones. A worker may be in the next epoch while one is still counted.
+    counts: [Counts; 2],
+}
+
+/// The work of one worker in an epoch.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct Counts {
     /// Batches committed.
     pub batches: AtomicU64,
     /// Storages that collate had already written into the slot.
@@ -44,49 +52,69 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// The figures of an epoch, with their names. They are zero until the worker has begun it.
+    /// The figures of an epoch, with their names. They are zero until the worker has begun it, and once it has begun the
+    /// second one behind it.
     #[must_use]
     pub fn read(&self, epoch: u64) -> [(&'static str, u64); 5] {
         // ORDERING epoch: acquires the zeros that `begin_epoch` stored before.
-        let is_begun = self.epoch.load(Ordering::Acquire) == epoch;
-        let get = |counter: &AtomicU64| if is_begun { counter.load(Ordering::Relaxed) } else { 0 };
+        let is_counted = is_counted(self.epoch.load(Ordering::Acquire), epoch);
+        let counts = self.of(epoch);
+        let get = |counter: &AtomicU64| if is_counted { counter.load(Ordering::Relaxed) } else { 0 };
         [
-            ("batches", get(&self.batches)),
-            ("in_place", get(&self.in_place)),
-            ("copied", get(&self.copied)),
-            ("pickled", get(&self.pickled)),
-            ("oversize", get(&self.oversize)),
+            ("batches", get(&counts.batches)),
+            ("in_place", get(&counts.in_place)),
+            ("copied", get(&counts.copied)),
+            ("pickled", get(&counts.pickled)),
+            ("oversize", get(&counts.oversize)),
         ]
+    }
+
+    /// Returns the counts of the epoch that the worker is in.
+    #[must_use]
+    pub fn now(&self) -> &Counts {
+        self.of(self.epoch.load(Ordering::Relaxed))
     }
 
     /// Begins another epoch, in the worker.
     pub fn begin_epoch(&self) {
-        self.zero();
+        self.of(self.epoch.load(Ordering::Relaxed).wrapping_add(1)).zero();
         // ORDERING epoch: releases the zeros to `read`.
         self.epoch.fetch_add(1, Ordering::Release);
     }
 
-    /// Begins `epoch` for a successor, unless the worker that has ended was in it: a successor is not told of it.
+    /// Begins `epoch` for a successor, unless the worker that has ended was in it: a successor is not told of it. One
+    /// that had begun the next epoch has left its counts of this one.
     pub fn succeed(&self, epoch: u64) {
         // ORDERING epoch: the parent alone is left to see it.
-        if self.epoch.load(Ordering::Relaxed) != epoch {
-            self.zero();
-            self.epoch.store(epoch, Ordering::Release);
+        if !is_counted(self.epoch.load(Ordering::Relaxed), epoch) {
+            self.of(epoch).zero();
         }
+        self.epoch.store(epoch, Ordering::Release);
     }
 
     /// Begins the first epoch again. No worker is left to see it.
     pub(super) fn clear(&self) {
-        self.zero();
+        self.of(0).zero();
         self.epoch.store(0, Ordering::Relaxed);
     }
 
+    fn of(&self, epoch: u64) -> &Counts {
+        &self.counts[(epoch % 2) as usize]
+    }
+}
+
+impl Counts {
     fn zero(&self) {
-        let Self { epoch: _, batches, in_place, copied, pickled, oversize } = self;
+        let Self { batches, in_place, copied, pickled, oversize } = self;
         for counter in [batches, in_place, copied, pickled, oversize] {
             counter.store(0, Ordering::Relaxed);
         }
     }
+}
+
+/// Returns true if a worker in epoch `now` still has the counts of `epoch`.
+fn is_counted(now: u64, epoch: u64) -> bool {
+    now.wrapping_sub(epoch) <= 1
 }
 
 /// One worker's structures in the segment, borrowed.

@@ -9,6 +9,7 @@ use ringloader_core::timing::MainWork;
 
 use super::super::engine::stand_in;
 use super::super::parent_end::{Delivered, Indexed, ParentEnd};
+use super::following::Reading;
 use super::watched::Watched;
 use super::{Core, End, Scheduling, State, Turn, invalid_state, is_end};
 use crate::gil::{Deadline, exception};
@@ -56,6 +57,9 @@ impl<E: ParentEnd> Scheduling<E> {
                     }
                     deadline = Deadline::after(self.timeout)?;
                 }
+                Poll::Early { seq, found } => {
+                    self.keep_early(py, state.following.as_mut(), seq, found, &unpack)?;
+                }
                 Poll::Arrived { seq, delivery } => {
                     let timed = self.begin_timed(&delivery);
                     let data = match unpack(delivery) {
@@ -90,6 +94,9 @@ impl<E: ParentEnd> Scheduling<E> {
                         return Err(invalid_state());
                     }
                     let Some(core) = &engine else { return Err(invalid_state()) };
+                    if let Some(following) = &mut state.following {
+                        following.lose();
+                    }
                     let in_hand = E::in_hand(core, worker).and_then(|(seq, index)| {
                         Some((worker, state.core.awaited_task(seq)?, E::index(py, &index).ok()))
                     });
@@ -220,6 +227,7 @@ impl<E: ParentEnd> Scheduling<E> {
             state.kept = Some((of, data.unbind()));
             return Err(interrupt);
         }
+        self.note_early(py, state);
         let sent = self.send_one(state, callbacks);
         if let Err(interrupt) = &sent
             && !interrupt.is_instance_of::<PyException>(py)
@@ -247,12 +255,18 @@ impl<E: ParentEnd> Scheduling<E> {
                 "Number of outstanding tasks exceeded maximum allowed tasks",
             ));
         }
+        if state.reading == Reading::Closed {
+            return Ok(());
+        }
         // A look into a native stream is nothing beside two at the clock.
         let begun = match self.recorder.get() {
             Some((recorder, _)) if !state.source.get().is_native() => Some((recorder.get(), monotonic())),
             _ => None,
         };
-        let Some(index) = E::read(state.source.get(), callbacks, state.keeps_sent)? else { return Ok(()) };
+        let Some(index) = E::read(state.source.get(), callbacks, state.keeps_sent)? else {
+            state.reading = Reading::AtEnd;
+            return Ok(());
+        };
         if let Some((recorder, begun)) = begun {
             recorder.note_main(MainWork::Index, 0, begun);
         }

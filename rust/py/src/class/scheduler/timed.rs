@@ -23,7 +23,25 @@ impl<E: ParentEnd> Scheduling<E> {
     pub(super) fn end_timed(&self, py: Python<'_>, state: &State<Indexed<E>>, batch: u64, timed: Timed) {
         let Some((recorder, _)) = self.recorder.get() else { return };
         recorder.get().note_main(MainWork::Decode, batch, timed.begun);
-        let Some(made) = timed.made else { return };
+        if let Some(made) = timed.made {
+            self.note_fetch(py, state, batch, made);
+        }
+    }
+
+    /// Returns the stamps of a batch whose epoch has not begun, where they are wanted. Its decoding is of no epoch.
+    pub(super) fn early(&self, delivery: &Delivered<E>) -> Option<(u32, Stamps)> {
+        self.recorder.get().and_then(|_| E::stamps(delivery))
+    }
+
+    /// Notes the batches that had arrived before their epoch began.
+    pub(super) fn note_early(&self, py: Python<'_>, state: &mut State<Indexed<E>>) {
+        for (batch, made) in std::mem::take(&mut state.early) {
+            self.note_fetch(py, state, batch, made);
+        }
+    }
+
+    fn note_fetch(&self, py: Python<'_>, state: &State<Indexed<E>>, batch: u64, made: (u32, Stamps)) {
+        let Some((recorder, _)) = self.recorder.get() else { return };
         let index = state.sent.get(batch);
         let bytes = index.and_then(E::numbers).unwrap_or_default();
         recorder.get().note_fetch(batch, made, bytes, || {

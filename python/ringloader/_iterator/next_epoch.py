@@ -1,0 +1,332 @@
+"""``prefetch_epochs=``: the next epoch of persistent workers begins while batches of this one still come.
+
+It begins as ``iter`` would begin it. Until ``iter`` is called, the loader shows the epoch before.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import traceback
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ringloader._options import epochs, sent_bad_samples
+from ringloader._options.epochs import EpochOption
+from ringloader._state import nested, tracked
+from ringloader._torch import select_path
+from ringloader.rollover import RolloverBatchSampler
+
+# Attributes of an iterator that are of its epoch.
+_OF_EPOCH = ("_epoch", "_epoch_to_tell", "_num_yielded", "_sampler_iter")
+
+
+class NextEpoch:
+    """Begins the next epoch of an iterator once the last index of the one under way has been sent.
+
+    Args:
+        loader: The loader, which this does not keep alive.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = weakref.ref(loader)
+        # Threads may share an iterator.
+        self._lock = threading.Lock()
+        self._names = _Names(loader)
+        self._begun: _Begun | None = None
+        # True while a call of `next` has not come to its batch.
+        self.is_beginning = False
+
+    def next(self, take: Callable[[Any], Any], iterator: Any) -> Any:
+        """Returns the next batch that ``take`` gives. May begin the next epoch before."""
+        self.is_beginning = True
+        if self._begun is None and iterator._scheduler.is_at_end() and self._lock.acquire(blocking=False):
+            try:
+                self._begin(iterator)
+            finally:
+                self._lock.release()
+        self.is_beginning = False
+        return take(iterator)
+
+    def _begin(self, iterator: Any) -> None:
+        loader = self._loader()
+        # Another thread may have begun it; a loaded state says where the next epoch begins.
+        if loader is None or self._begun is not None or tracked.is_loaded(loader):
+            return
+        if self._names.are_unknown:
+            select_path.say_once(
+                "prefetch_epochs has no effect: the sampler has set_epoch and no epoch, so the order of its "
+                "next epoch is not known before iter(); give it an attribute epoch, an int"
+            )
+            return
+        self._begun = begun = _Begun(iterator, loader, self._names)
+        outer = sys.exception()
+        try:
+            self._names.name_next(iterator, loader)
+            begun.note_names(iterator, loader)
+            iterator._draw(loader)
+            begun.is_told = True
+            iterator._scheduler.follow(iterator._tell(loader))
+            for _ in range(iterator._prefetch_factor * iterator._num_workers):
+                iterator._scheduler.put_following(iterator)
+            begun.is_whole = True
+        except Exception as error:
+            # It is the error of `iter`. Its frames would keep the iterator, and so the workers.
+            sent_bad_samples.cut(error, outer)
+            sent_bad_samples.note(error, f"Original {traceback.format_exc()}")
+            sent_bad_samples.drop_frames(error)
+            begun.error = error
+        finally:
+            begun.put_aside(iterator, loader)
+
+    def take_over(self, iterator: Any, loader: Any) -> bool:
+        """Has ``iterator`` be in the epoch that was begun. False: ``iter`` is to begin one.
+
+        Raises:
+            Exception: An error where the epoch was begun, such as the sampler's.
+        """
+        begun, self._begun = self._begun, None
+        fits = begun is not None and begun.fits(iterator, loader)
+        self._names.begin(iterator, loader)
+        if begun is None:
+            return False
+        if begun.is_told:
+            iterator._transport.begin_epoch()
+        if fits and begun.error is not None:
+            try:
+                raise begun.error
+            finally:
+                begun.error = None
+        if fits and begun.is_whole and iterator._scheduler.take_over():
+            begun.put_in_place(iterator, loader)
+            return True
+        begun.drop(iterator, loader)
+        return False
+
+    def give_up(self) -> None:
+        """Has ``iter`` begin the next epoch, also if it was begun."""
+        if self._begun is not None:
+            self._begun.is_whole = False
+
+
+class _Shown:
+    """The epoch that a loader and its iterator show.
+
+    Args:
+        iterator: The iterator.
+        loader: The loader.
+    """
+
+    def __init__(self, iterator: Any, loader: Any) -> None:
+        self.number = epochs.next_of(loader)
+        self.named = iterator._epoch_to_tell
+        self.rest = _rest_of(loader)
+        self._noted = tracked.noted(loader)
+        self._of_iterator = {name: getattr(iterator, name) for name in _OF_EPOCH}
+        # A successor of a worker has the number of the epoch that is under way.
+        options = (option for option in iterator._transport.options if isinstance(option, EpochOption))
+        self._of_options = [(option, option.next_number) for option in options]
+
+    def put(self, iterator: Any, loader: Any) -> None:
+        """Has both show this epoch."""
+        epochs.count_from(loader, self.number)
+        tracked.note(loader, self._noted)
+        if self.rest is not None:
+            loader._index_sampler.set_rest(self.rest)
+        for name, value in self._of_iterator.items():
+            setattr(iterator, name, value)
+        for option, number in self._of_options:
+            option.count_from(number)
+
+
+class _Begun:
+    """An epoch that was begun before ``iter``, and what it was begun for.
+
+    Args:
+        iterator: The iterator, as it is before.
+        loader: Its loader.
+        names: Names the epoch.
+    """
+
+    def __init__(self, iterator: Any, loader: Any, names: _Names) -> None:
+        self._names = names
+        # The numbers by which the epoch is begun, once it has them.
+        self._number: int | None = None
+        self._named: int | None = None
+        self._of_samplers: list[int] = []
+        self._before = _Shown(iterator, loader)
+        self._samplers = list(nested.samplers(loader._index_sampler))
+        self._drawn = _Drawn(loader, self._samplers)
+        self._after: _Shown | None = None
+        self._attributes: list[_Attributes] = []
+        # True once workers are told of the epoch.
+        self.is_told = False
+        # True once all its first tasks have been sent.
+        self.is_whole = False
+        self.error: Exception | None = None
+
+    def note_names(self, iterator: Any, loader: Any) -> None:
+        """Notes the numbers by which the epoch is begun."""
+        self._number, self._named = epochs.next_of(loader), iterator._epoch_to_tell
+        self._of_samplers = self._names.now()
+
+    def put_aside(self, iterator: Any, loader: Any) -> None:
+        """Has the loader and its iterator show the epoch that is under way."""
+        self._after = _Shown(iterator, loader)
+        self._before.put(iterator, loader)
+        self._drawn.note()
+        self._names.put_back()
+        self._attributes = _attributes(self._samplers)
+
+    def fits(self, iterator: Any, loader: Any) -> bool:
+        """True if ``iter`` would begin the same epoch now."""
+        is_named = iterator._epoch_to_tell == self._named or not epochs.epoch_listeners(loader.dataset)
+        return (
+            is_named
+            and epochs.next_of(loader) == self._number
+            and self._names.now() == self._of_samplers
+            and _are_same(_rest_of(loader), self._before.rest)
+            and not tracked.is_loaded(loader)
+            and not self._drawn.is_set_meanwhile()
+            and all(map(_are_same, _attributes(self._samplers), self._attributes))
+        )
+
+    def put_in_place(self, iterator: Any, loader: Any) -> None:
+        """Has the loader and its iterator show the epoch that was begun."""
+        assert self._after is not None
+        self._after.put(iterator, loader)
+
+    def drop(self, iterator: Any, loader: Any) -> None:
+        """Gives the epoch up: generators that nobody has used since are where they were before."""
+        self._drawn.put_back()
+        if self.is_told and self._named is not None and iterator._epoch_to_tell is None:
+            # The workers' dataset was told an epoch that did not come.
+            iterator._epoch_to_tell = epochs.told(loader)
+
+
+class _Drawn:
+    """The generators that an epoch may draw from, and their states before and behind its beginning."""
+
+    def __init__(self, loader: Any, samplers: list[Any]) -> None:
+        found = [getattr(one, "generator", None) for one in (loader, *samplers)]
+        distinct = {id(one): one for one in (torch.default_generator, *found) if one is not None}
+        self._generators = [one for one in distinct.values() if isinstance(one, torch.Generator)]
+        self._before = self._states()
+        self._behind = self._before
+
+    def _states(self) -> list[torch.Tensor]:
+        return [generator.get_state() for generator in self._generators]
+
+    def note(self) -> None:
+        """Notes the states behind the beginning."""
+        self._behind = self._states()
+
+    def is_set_meanwhile(self) -> bool:
+        """True if other code has set, or drawn from, a generator that is not the program's."""
+        states = zip(self._generators, self._states(), self._behind, strict=True)
+        return any(
+            generator is not torch.default_generator and not torch.equal(now, behind)
+            for generator, now, behind in states
+        )
+
+    def put_back(self) -> None:
+        """Puts those back that are still where the beginning has left them."""
+        for generator, before, behind in zip(self._generators, self._before, self._behind, strict=True):
+            if torch.equal(generator.get_state(), behind):
+                generator.set_state(before)
+
+
+class _Names:
+    """Guesses the numbers that ``set_epoch`` will give the next epoch, of a loader and of its samplers.
+
+    The next number is as far from this one as this one from the last, or 1 further if that went back. A
+    sampler that has another number by the end of its epoch has counted itself, or was told before.
+
+    Args:
+        loader: The loader, whose first epoch begins.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        found = list(nested.samplers(loader._index_sampler))
+        self._samplers = [one for one in found if nested.has_epoch(one)]
+        # True if a sampler is told its epoch, and which one that is cannot be known.
+        self.are_unknown = not self._samplers and any(hasattr(one, "set_epoch") for one in found)
+        self._steps = [1] * len(self._samplers)
+        self._at = self.now()
+        self._is_named = epochs.told(loader) is not None
+        self._number_step, self._number = int(epochs.was_named(loader)), epochs.next_of(loader)
+        # What samplers had before they were told a guess.
+        self._told: list[tuple[Any, int]] = []
+
+    def now(self) -> list[int]:
+        """Returns the epochs of the samplers."""
+        return [int(sampler.epoch) for sampler in self._samplers]
+
+    def begin(self, iterator: Any, loader: Any) -> None:
+        """Notes the numbers with which ``iter`` begins an epoch."""
+        now, number = self.now(), epochs.next_of(loader)
+        self._steps = [_step(new, old) for new, old in zip(now, self._at, strict=True)]
+        self._number_step = _step(number, self._number)
+        self._at, self._number = now, number
+        self._is_named = iterator._epoch_to_tell is not None
+
+    def name_next(self, iterator: Any, loader: Any) -> None:
+        """Names the next epoch as the program is expected to name it."""
+        number = epochs.next_of(loader)
+        if not epochs.counts(iterator) and number == self._number:
+            number += self._number_step
+            epochs.count_from(loader, number)
+        if iterator._epoch_to_tell is None and self._is_named:
+            iterator._epoch_to_tell = number
+        for sampler, step, at in zip(self._samplers, self._steps, self._at, strict=True):
+            if sampler.epoch == at and step:
+                self._told.append((sampler, at))
+                sampler.set_epoch(at + step)
+
+    def put_back(self) -> None:
+        """Gives samplers the epochs that they had."""
+        told, self._told = self._told, []
+        for sampler, epoch in told:
+            sampler.set_epoch(epoch)
+
+
+def _rest_of(loader: Any) -> list[Any] | None:
+    """Returns the indices that the loader keeps for its next epoch; None: it keeps none."""
+    batch_sampler = loader._index_sampler
+    return batch_sampler.rest() if isinstance(batch_sampler, RolloverBatchSampler) else None
+
+
+def _step(new: int, old: int) -> int:
+    return new - old if new >= old else 1
+
+
+# The attributes of one sampler: the names and values, and the versions of tensors.
+_Attributes = list[object]
+
+
+def _attributes(samplers: list[Any]) -> list[_Attributes]:
+    """Returns what was set on each sampler, but for its epoch, and what a rollover keeps."""
+    found: list[_Attributes] = []
+    for sampler in samplers:
+        attributes = getattr(sampler, "__dict__", {})
+        kept = [(name, value) for name, value in attributes.items() if name not in ("epoch", "_rest")]
+        found.append([part for name, value in kept for part in (name, value, _version(value))])
+    return found
+
+
+def _version(value: Any) -> int | None:
+    is_counted = isinstance(value, torch.Tensor) and not value.is_inference()
+    return value._version if is_counted else None
+
+
+def _are_same(some: list[Any] | None, others: list[Any] | None) -> bool:
+    """True if both have the same objects, and numbers. Other objects may not be comparable."""
+    if some is None or others is None:
+        return some is others
+    pairs = zip(some, others, strict=False)
+    return len(some) == len(others) and all(
+        one is other or (type(one) is type(other) is int and one == other) for one, other in pairs
+    )

@@ -1,0 +1,129 @@
+//! Tests an epoch whose tasks go out while results of the one before still come.
+
+use ringloader_core::plan::Order;
+use ringloader_core::scheduler::{EPOCH_SHIFT, Poll, Scheduler};
+
+use crate::fleet::{Backend, Fleet};
+
+over_both!(
+    each_epoch_gets_its_own_results,
+    a_lost_worker_is_told_past_results_of_the_next_epoch,
+    what_was_given_up_is_dropped,
+    no_task_is_counted_as_load_of_the_epoch_before
+);
+
+over_queues!(
+    each_epoch_gets_its_own_results,
+    a_lost_worker_is_told_past_results_of_the_next_epoch,
+    what_was_given_up_is_dropped,
+    no_task_is_counted_as_load_of_the_epoch_before
+);
+
+const ORDERS: [Order; 3] = [Order::InOrder, Order::AsCompleted, Order::AsCompletedRoundRobin];
+
+/// A fleet of two workers with two tasks each, and the next epoch with as many.
+fn followed<B: Backend>(order: Order) -> (Fleet<B>, Scheduler<u64>) {
+    let mut fleet = Fleet::<B>::new(2, 2, order);
+    fleet.fill();
+    let mut next = fleet.scheduler.follow();
+    while !next.is_full() {
+        next.send(fleet.backend.transport(), B::index()).unwrap();
+    }
+    (fleet, next)
+}
+
+/// Takes batches until there are no more, and keeps those of the next epoch. Returns the numbers of the tasks.
+fn drained<B: Backend>(fleet: &mut Fleet<B>, next: Option<&mut Scheduler<u64>>) -> Vec<u64> {
+    let (mut taken, mut next) = (Vec::new(), next);
+    loop {
+        match fleet.poll() {
+            Poll::Arrived { seq, .. } => {
+                fleet.accept(seq);
+                taken.push(seq);
+            }
+            Poll::Ready { seq, worker, .. } => {
+                fleet.scheduler.delivered(worker);
+                taken.push(seq);
+            }
+            Poll::Early { seq, .. } => next.as_mut().expect("no epoch follows").keep(seq, seq).unwrap(),
+            Poll::End => return taken,
+            other => panic!("{other:?} behind {taken:?}"),
+        }
+    }
+}
+
+fn each_epoch_gets_its_own_results<B: Backend>() {
+    for order in ORDERS {
+        let (mut fleet, mut next) = followed::<B>(order);
+        // One worker is at the next epoch before the other has begun.
+        fleet.answer(1, 4);
+        fleet.answer(0, 4);
+        let mut taken = drained(&mut fleet, Some(&mut next));
+        next.take_over(&mut fleet.scheduler);
+        fleet.scheduler = next;
+        taken.extend(drained(&mut fleet, None));
+        let (mut first, mut second) = (taken[..4].to_vec(), taken[4..].to_vec());
+        if order != Order::InOrder {
+            first.sort_unstable();
+            second.sort_unstable();
+        }
+        assert_eq!((first, second), (vec![0, 1, 2, 3], vec![0, 1, 2, 3]), "{order:?}");
+    }
+}
+
+fn a_lost_worker_is_told_past_results_of_the_next_epoch<B: Backend>() {
+    for order in ORDERS {
+        let (mut fleet, mut next) = followed::<B>(order);
+        fleet.answer(0, 4);
+        fleet.answer(1, 1);
+        fleet.backend.end(1);
+        let mut taken = 0;
+        loop {
+            match fleet.poll() {
+                Poll::Arrived { seq, .. } => {
+                    fleet.accept(seq);
+                    taken += 1;
+                }
+                Poll::Early { seq, .. } => next.keep(seq, seq).unwrap(),
+                Poll::Lost { worker } => break assert_eq!(worker, 1),
+                other => panic!("{other:?}"),
+            }
+        }
+        assert!(taken <= 3, "{order:?}");
+    }
+}
+
+/// The results of an epoch that was given up are not taken for those of the one that begins in its place.
+fn what_was_given_up_is_dropped<B: Backend>() {
+    for order in ORDERS {
+        let (mut fleet, next) = followed::<B>(order);
+        fleet.answer(0, 3);
+        drop(next);
+        fleet.scheduler.reset();
+        fleet.fill();
+        for worker in [0, 1] {
+            fleet.answer(worker, 6);
+        }
+        let mut taken = drained(&mut fleet, None);
+        taken.sort_unstable();
+        assert_eq!(taken, [0, 1, 2, 3], "{order:?}");
+    }
+}
+
+/// Tasks of the next epoch go to the workers in turn, and drop no result of this one.
+fn no_task_is_counted_as_load_of_the_epoch_before<B: Backend>() {
+    let mut fleet = Fleet::<B>::new(2, 2, Order::InOrder);
+    fleet.scheduler.balance();
+    fleet.fill();
+    fleet.answer(0, 2);
+    let mut next = fleet.scheduler.follow();
+    let to: Vec<_> =
+        (0..4).map(|_| next.send(fleet.backend.transport(), B::index()).unwrap().unwrap()).collect();
+    assert_eq!(to, [0, 1, 0, 1]);
+    fleet.answer(1, 2);
+    assert_eq!(drained(&mut fleet, Some(&mut next)), [0, 1, 2, 3]);
+    next.take_over(&mut fleet.scheduler);
+    fleet.scheduler = next;
+    assert_eq!(fleet.backend.take_task(0).unwrap() >> EPOCH_SHIFT, 1);
+    assert_eq!(fleet.backend.take_task(1).unwrap() >> EPOCH_SHIFT, 1);
+}
