@@ -71,7 +71,7 @@ def parse(given: list[str]) -> Arguments:
         metavar="process,thread",
         type=_checked(_methods),
         default=_methods("process"),
-        help="the kinds of ringloader's workers (default: process)",
+        help="the kinds of ringloader's workers, whatever the loader's own is (default: process)",
     )
     add("--rounds", metavar="N", type=_checked(_positive_int), default=3, help="default: 3")
     add(

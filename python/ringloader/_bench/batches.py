@@ -26,15 +26,15 @@ _FEW = 8
 
 
 def described(target: Target, configuration: Configuration, seconds: float) -> list[Described]:
-    """Returns the first 20 batches, or those of an epoch that is shorter; fewer after ``seconds``.
+    """Returns the first 20 batches, or those of an epoch that is shorter.
 
-    An epoch's end is a batch without parts.
+    None are taken once ``seconds`` have passed since the first one. An epoch's end is a batch without parts.
     """
     loader = loaders.make(target, configuration)
-    found = []
-    until = time.perf_counter() + seconds
-    iterator = iter(loader)
-    for batch in itertools.islice(iterator, _MOST):
+    found: list[Described] = []
+    for batch in itertools.islice(loader, _MOST):
+        if not found:
+            until = time.perf_counter() + seconds
         found.append(list(_parts(batch, "")))
         if time.perf_counter() > until:
             return found

@@ -15,6 +15,9 @@ from typing import Any
 from ringloader._bench import memory
 from ringloader._bench.target import TargetError, line_of, users_traceback
 
+# Imported by the first iterator of a program, once.
+_PRELOADED = ["ringloader._iterator.with_workers", "ringloader._iterator.without_workers"]
+
 
 class RunError(Exception):
     """A run failed. The text is for the user.
@@ -42,7 +45,7 @@ def call(function: Callable[..., Any], *arguments: Any) -> Any:
     """
     method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
     context: Any = multiprocessing.get_context(method)
-    context.set_forkserver_preload([function.__module__])
+    context.set_forkserver_preload([function.__module__, *_PRELOADED])
     with tempfile.NamedTemporaryFile("r", errors="replace") as printed:
         ours, theirs = context.Pipe(duplex=False)
         default = multiprocessing.get_start_method()

@@ -127,7 +127,10 @@ class _Bench:
                 notes.append(f"{configuration} ran torch's own loader: {last.reason}")
         ours, theirs = results.best(rows), results.best(rows, "torch")
         if ours and theirs and theirs.batches_per_second * results.NEAR > ours.batches_per_second:
-            notes.append(f"torch's own loader was faster: {theirs.batches_per_second:,.1f} batches a second.")
+            notes.append(
+                f"torch's own loader was faster: {text.rate(theirs.batches_per_second)} batches a second with "
+                f"{in_words(theirs.configuration.arguments)}."
+            )
         return notes
 
     def _first_failure(self) -> RunError:

@@ -39,7 +39,7 @@ def make(target: Target, configuration: Configuration, **options: Any) -> Any:
     # With one: `persistent_workers=True` and others are errors without workers.
     loader = target.call(max(configuration.num_workers, 1))
     if not isinstance(loader, internals.Loader):
-        raise TargetError(f"{target} returns a {type(loader).__name__}, not a DataLoader")
+        raise TargetError(f"{target} returns no DataLoader, but an object of {type(loader)}")
     # The program may have called it.
     uninstall()
     _set_workers(loader, configuration.num_workers)

@@ -9,7 +9,7 @@ from typing import Any
 
 from ringloader._bench import loaders, memory
 from ringloader._bench.configuration import Configuration
-from ringloader._bench.target import Target
+from ringloader._bench.target import Target, TargetError
 from ringloader._report import report
 
 _END = object()
@@ -50,14 +50,14 @@ def measure(target: Target, configuration: Configuration, seconds: float, step: 
         step: How long the caller sleeps after each batch, in seconds.
 
     Raises:
-        RuntimeError: If the loader has no batch.
+        TargetError: If the function gives no loader, or one without batches.
     """
     loader = loaders.make(target, configuration)
     batches = _epochs(loader)
     start = time.perf_counter()
     batch = next(batches, _END)
     if batch is _END:
-        raise RuntimeError("the loader has no batches")
+        raise TargetError(f"{target} returns a loader without batches")
     first = last = time.perf_counter()
     cpu = time.process_time()
     count, slept = 0, 0.0

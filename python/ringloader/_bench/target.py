@@ -80,7 +80,7 @@ class Target:
                 )
             make = getattr(make, name)
         if not callable(make):
-            raise TargetError(f"{self} is a {type(make).__name__}, not a function that returns a loader")
+            raise TargetError(f"{self} is no function that returns a loader, but of {type(make)}")
         given = {"num_workers": num_workers} if _takes_num_workers(make) else {}
         return self._run(f"{self} fails", lambda: make(**given))
 
@@ -123,14 +123,17 @@ def line_of(error: BaseException) -> str:
 
 
 def users_traceback(error: BaseException) -> str:
-    """Returns a traceback from the first frame of the user's on; empty if there is none."""
+    """Returns a traceback from the first frame of the user's on.
+
+    An error without such a frame is a worker's, whose text has a traceback, or is all in :func:`line_of`.
+    """
     frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_globals.get("__name__", "").startswith(_OURS):
+    while frames is not None and frames.tb_frame.f_globals.get("__name__", "").startswith(_NOT_THEIRS):
         frames = frames.tb_next
-    if frames is None:
-        return ""
-    return "".join(traceback.format_exception(type(error), error, frames))
+    if frames is not None:
+        return "".join(traceback.format_exception(type(error), error, frames))
+    return f"{error}\n" if len(str(error).splitlines()) > 1 else ""
 
 
-# Modules that stand between the command and the user's code.
-_OURS = ("ringloader._bench", "importlib", "_frozen_importlib")
+# Modules between the command and the user's code.
+_NOT_THEIRS = ("ringloader.", "torch.", "importlib", "_frozen_importlib")

@@ -27,12 +27,17 @@ def _cells(row: Row) -> tuple[str, ...]:
     return (
         configuration.loader,
         f"{configuration.num_workers}{kind}",
-        f"{row.batches_per_second:,.{1 if row.batches_per_second < 100 else 0}f}",
+        rate(row.batches_per_second),
         "-" if row.ratio is None or configuration.loader == "torch" else f"{row.ratio:.2f}",
         _time(row.first_batch_seconds),
         _time(row.main_cpu_us / 1e6),
         "-" if row.memory_mb is None else f"{row.memory_mb:,.0f} MB",
     )
+
+
+def rate(batches_per_second: float) -> str:
+    """Returns a rate with three digits or more."""
+    return f"{batches_per_second:,.0f}" if batches_per_second >= 100 else f"{batches_per_second:.3g}"
 
 
 def _time(seconds: float) -> str:
