@@ -21,20 +21,22 @@ from ringloader._bench.target import Target
 Described = list[tuple[str, str]]
 
 _MOST = 20
+# After the first batch.
+_SECONDS = 5.0
 # Elements of a tensor that are written out.
 _FEW = 8
 
 
-def described(target: Target, configuration: Configuration, seconds: float) -> list[Described]:
+def described(target: Target, configuration: Configuration) -> list[Described]:
     """Returns the first 20 batches, or those of an epoch that is shorter.
 
-    None are taken once ``seconds`` have passed since the first one. An epoch's end is a batch without parts.
+    Of a slow loader it returns those of five seconds. An epoch's end is a batch without parts.
     """
     loader = loaders.make(target, configuration)
     found: list[Described] = []
     for batch in itertools.islice(loader, _MOST):
         if not found:
-            until = time.perf_counter() + seconds
+            until = time.perf_counter() + _SECONDS
         found.append(list(_parts(batch, "")))
         if time.perf_counter() > until:
             return found
@@ -56,7 +58,7 @@ def _parts(value: Any, place: str) -> Iterator[tuple[str, str]]:
     if isinstance(value, (torch.Tensor, np.ndarray)):
         yield place, f"{name} {value.dtype} {tuple(value.shape)} {_elements(value)}"
     elif isinstance(value, Mapping):
-        yield place, f"{name} of {len(value)}"
+        yield place, f"{name} {list(value)!r}"
         for key, item in value.items():
             yield from _parts(item, f"{place}[{key!r}]")
     elif isinstance(value, (list, tuple)):

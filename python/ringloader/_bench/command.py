@@ -99,7 +99,7 @@ class _Bench:
 
         def described(configuration: Configuration) -> Any:
             begin(f"batches of {configuration}")
-            return self._call(configuration, batches.described, self._given.seconds)
+            return self._call(configuration, batches.described)
 
         where = f"with {in_words(ours.arguments)}"
         theirs, mine = described(torchs), described(ours)
@@ -128,8 +128,8 @@ class _Bench:
         ours, theirs = results.best(rows), results.best(rows, "torch")
         if ours and theirs and theirs.batches_per_second * results.NEAR > ours.batches_per_second:
             notes.append(
-                f"torch's own loader was faster: {text.rate(theirs.batches_per_second)} batches a second with "
-                f"{in_words(theirs.configuration.arguments)}."
+                f"torch's own loader was faster: {text.rate(theirs.batches_per_second)} batches a second "
+                f"with {in_words(theirs.configuration.arguments)}."
             )
         return notes
 
