@@ -31,18 +31,19 @@ from ringloader._bench import (
     child,
     command,
     configuration,
+    errors,
     loaders,
     measure,
     memory,
     plot,
     progress,
     results,
-    target,
     text,
 )
 from ringloader._bench.configuration import Configuration
+from ringloader._bench.errors import RunError, TargetError
 from ringloader._bench.measure import Measurement
-from ringloader._bench.target import Target, TargetError
+from ringloader._bench.target import Target
 
 pytestmark = pytest.mark.rings_only
 
@@ -218,7 +219,7 @@ def test_an_error_of_a_worker_is_told_by_its_last_line():
         list(ringloader.DataLoader([None], num_workers=1))
     except TypeError as error:
         # pytest would keep its frames, and with them the worker.
-        line, users = target.line_of(error), target.users_traceback(error)
+        line, users = errors.line_of(error), errors.users_traceback(error)
     assert line.startswith("TypeError: default_collate: batch must contain")
     assert "Original Traceback" in users
 
@@ -501,7 +502,7 @@ def test_batches_that_differ_with_torch_alone_are_not_comparable(capsys, monkeyp
 def test_a_configuration_that_fails_is_named_and_the_others_are_measured(monkeypatch, capsys):
     def call(function, where, configuration, *given):
         if configuration.loader == "torch":
-            raise child.RunError("its process was killed by SIGKILL")
+            raise RunError("its process was killed by SIGKILL")
         return function(where, configuration, *given)
 
     monkeypatch.setattr(child, "call", call)
@@ -513,7 +514,7 @@ def test_a_configuration_that_fails_is_named_and_the_others_are_measured(monkeyp
 
 def test_if_nothing_is_measured_the_first_reason_is_the_error(monkeypatch, capsys):
     def call(*_):
-        raise child.RunError("ValueError: bad sample", "traceback\n")
+        raise RunError("ValueError: bad sample", "traceback\n")
 
     monkeypatch.setattr(child, "call", call)
     assert bench(lambda: None) == 2

@@ -13,24 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from ringloader._bench import memory
-from ringloader._bench.target import TargetError, line_of, users_traceback
+from ringloader._bench.errors import RunError, TargetError, line_of, users_traceback
 
 # Imported by the first iterator of a program, once.
-_PRELOADED = ["ringloader._iterator.with_workers", "ringloader._iterator.without_workers"]
-
-
-class RunError(Exception):
-    """A run failed. The text is for the user.
-
-    Args:
-        text: A line.
-        users: The traceback of the user's code and what the process has printed, as text.
-    """
-
-    def __init__(self, text: str, users: str = "") -> None:
-        super().__init__(text, users)
-        self.text = text
-        self.users = users
+_PRELOADED = [
+    "ringloader._iterator.with_workers",
+    "ringloader._iterator.without_workers",
+    "ringloader._options.on_error",
+    "ringloader._transport.processes",
+    "ringloader._worker.fetcher_collate",
+]
 
 
 def call(function: Callable[..., Any], *arguments: Any) -> Any:

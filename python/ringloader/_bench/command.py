@@ -10,11 +10,10 @@ from typing import Any
 
 from ringloader._bench import batches, child, measure, plot, results, text
 from ringloader._bench.arguments import Arguments
-from ringloader._bench.child import RunError
 from ringloader._bench.configuration import Configuration, in_words
+from ringloader._bench.errors import BenchError, RunError
 from ringloader._bench.progress import progress
 from ringloader._bench.results import Row
-from ringloader._bench.target import TargetError
 
 _NAME = "python -m ringloader bench"
 # torch's and ringloader's batches, and torch's again if these differ.
@@ -25,7 +24,7 @@ def run(given: Arguments) -> int:
     """Runs the command, and returns its exit status."""
     try:
         return _Bench(given).run()
-    except (TargetError, RunError) as error:
+    except BenchError as error:
         sys.stderr.write(f"{error.users}{_NAME}: error: {error.text}\n")
         return 2
     except OSError as error:

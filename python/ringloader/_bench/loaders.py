@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from ringloader._bench.configuration import PROCESS, Configuration
-from ringloader._bench.target import Target, TargetError
+from ringloader._bench.errors import TargetError
+from ringloader._bench.target import Target
 from ringloader._patch.convert import convert
 from ringloader._patch.install import uninstall
 from ringloader._torch import hook, internals

@@ -9,7 +9,8 @@ from typing import Any
 
 from ringloader._bench import loaders, memory
 from ringloader._bench.configuration import Configuration
-from ringloader._bench.target import Target, TargetError
+from ringloader._bench.errors import TargetError
+from ringloader._bench.target import Target
 from ringloader._report import report
 
 _END = object()
