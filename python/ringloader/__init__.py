@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from ringloader.bad_samples import BadSample, Retry
     from ringloader.dataloader import DataLoader
     from ringloader.rollover import RolloverBatchSampler
+    from ringloader._stats.figures import epoch_stats
     from ringloader.seeds import Seeds
+    from ringloader.stats import EpochStats
 
     __version__: str
 
@@ -32,6 +34,7 @@ _MODULES = {
     "DataLoader": "dataloader",
     "Diagnosis": "_doctor.diagnosis",
     "Dispatch": "_dispatch.dataset",
+    "EpochStats": "stats",
     "Finding": "_doctor.diagnosis",
     "PathReport": "_report.report",
     "Retry": "bad_samples",
@@ -46,6 +49,7 @@ _MODULES = {
     "batchify": "batchify",
     "convert": "_patch.convert",
     "doctor": "_doctor.doctor",
+    "epoch_stats": "_stats.figures",
     "install": "_patch.install",
     "installed": "_patch.install",
     "report": "_report.report",
@@ -58,6 +62,7 @@ __all__ = [
     "DataLoader",
     "Diagnosis",
     "Dispatch",
+    "EpochStats",
     "Finding",
     "PathReport",
     "Retry",
@@ -71,6 +76,7 @@ __all__ = [
     "batchify",
     "convert",
     "doctor",
+    "epoch_stats",
     "install",
     "installed",
     "report",

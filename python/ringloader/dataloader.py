@@ -26,9 +26,11 @@ from ringloader._pool.pool import WorkerPool
 from ringloader._report import report
 from ringloader._start import spawn
 from ringloader._state import tracked
+from ringloader._stats.figures import epoch_stats
 from ringloader._torch import devices, hook, internals, select_path
 from ringloader.bad_samples import RAISE, BadSample, OnError
 from ringloader.seeds import Seeds
+from ringloader.stats import EpochStats
 
 _T = TypeVar("_T")
 _T_co = TypeVar("_T_co", covariant=True)
@@ -139,6 +141,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         watchdog: Seconds without a batch after which the logger ``ringloader`` names each late worker, its
             batch, for how long it has been in it, and its Python stack; again each time the wait has doubled
             (default: never). No effect without workers.
+        stats: True to note where the time of each epoch goes, for :meth:`epoch_stats` (default: False). It costs
+            less than a microsecond a batch.
         snapshot_every_n_steps: After how many batches workers take the state of a dataset, or its iterator,
             that has ``state_dict`` and ``load_state_dict`` (default: 1). An epoch that goes on reads batches
             again that came since. None: never, and the dataset counts as one without a state.
@@ -181,6 +185,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     _ringloader_on_error: OnError
     _ringloader_max_errors: int | None
     _ringloader_watchdog: float | None
+    _ringloader_stats: bool
     _ringloader_snapshot_every_n_steps: int | None
 
     # Asked for by the iterators: other loaders pay nothing for a state.
@@ -226,6 +231,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         on_error: OnError = RAISE,
         max_errors: int | None = None,
         watchdog: float | None = None,
+        stats: bool = False,
         snapshot_every_n_steps: int | None = 1,
     ) -> None:
         options = Options(
@@ -246,6 +252,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             on_error=on_error,
             max_errors=max_errors,
             watchdog=watchdog,
+            stats=stats,
             snapshot_every_n_steps=snapshot_every_n_steps,
         )
         if worker_prefetch is not None and prefetch_factor not in (None, worker_prefetch):
@@ -395,6 +402,19 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             where torch's own loader runs.
         """
         return tracked.fingerprint_of(self)
+
+    def epoch_stats(self) -> EpochStats:
+        """Returns the figures of the epoch that runs or ran last: where its time went, and what to change.
+
+        Needs ``stats=True``. For a loader of another class, ``ringloader.epoch_stats(loader)``.
+
+        Returns:
+            The figures until the last call of ``next``. They do not change any more.
+
+        Raises:
+            RuntimeError: If the loader has no ``stats=True``, or was not iterated yet.
+        """
+        return epoch_stats(self)
 
     def call_workers(self, fn: Callable[..., _T], *args: Any, timeout: float | None = None) -> list[_T]:
         """Calls ``fn(dataset, *args)`` in each living worker, and returns the results in the workers' order.

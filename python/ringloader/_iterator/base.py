@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ringloader._placement.device import Moving
     from ringloader._state.iterables import IterableEpoch
     from ringloader._state.tracked import Epoch
+    from ringloader._stats.recording import Recording
 
 
 class Delivery(NamedTuple):
@@ -28,11 +29,13 @@ class Delivery(NamedTuple):
         moving: Moves batches to a device.
         collecting: Takes batches apart, and lists their bad samples.
         transform: The ``device_transform`` of batches that stay on the CPU.
+        recording: Notes how long ``next`` takes.
     """
 
     moving: Moving | None = None
     collecting: Collecting | None = None
     transform: Callable[[Any], Any] | None = None
+    recording: Recording | None = None
 
     def around(self, take: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Returns ``take`` with the options around it, but for ``moving``."""
@@ -40,7 +43,7 @@ class Delivery(NamedTuple):
             take = functools.partial(self.collecting.next, take)
         if self.transform is not None:
             take = functools.partial(_transformed, self.transform, take)
-        return take
+        return take if self.recording is None else self.recording.around(take)
 
     def moved(self, take: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Returns ``take`` with all options around it: a batch is moved when it is asked for."""
@@ -48,6 +51,8 @@ class Delivery(NamedTuple):
 
     def begin_epoch(self, loader: Any) -> None:
         """Begins another epoch of the same iterator."""
+        if self.recording is not None:
+            self.recording.begin_epoch()
         if self.moving is not None:
             self.moving.begin_epoch()
         if self.collecting is not None:

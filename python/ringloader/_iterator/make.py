@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import errno
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import ringloader._native as _native
 from ringloader._dispatch.dataset import Dispatch
 from ringloader._iterator.base import Delivery
 from ringloader._options import conflicts, epochs, keys
@@ -16,6 +17,7 @@ from ringloader._options.table import TABLE, Options
 from ringloader._pool import pool
 from ringloader._report import report
 from ringloader._state import datasets, sent, tracked
+from ringloader._stats import recording, timing
 from ringloader._torch import devices, internals, select_path
 from ringloader._torch.select_path import Reason
 from ringloader._worker.options import WorkerOption
@@ -122,15 +124,17 @@ def _delivery(loader: Any, options: Options) -> Delivery:
     from ringloader._placement.device import Moving
 
     device = devices.resolve(options.device)
+    recorded = recording.recording_for(loader, options, device is not None)
     collecting = on_error.collecting_for(loader, options)
     if device is None:
-        return Delivery(collecting=collecting, transform=options.device_transform)
+        return Delivery(collecting=collecting, transform=options.device_transform, recording=recorded)
     transform = options.device_transform
     if collecting is not None:
         transform = on_error.through(transform)
     if transform is not None and loader.num_workers > 0 and datasets.is_asked(loader):
         transform = sent.through(transform)
-    return Delivery(Moving(device, options.device_prefetch, transform), collecting)
+    moving = Moving(device, options.device_prefetch, transform)
+    return Delivery(moving, collecting, recording=recorded)
 
 
 def _fetch_options(loader: Any, options: Options) -> tuple[WorkerOption, ...]:
@@ -145,14 +149,27 @@ def _fetch_options(loader: Any, options: Options) -> tuple[WorkerOption, ...]:
     )
 
 
-def _worker_options(loader: Any, options: Options, epoch: int | None) -> tuple[WorkerOption, ...]:
-    """Returns the options that workers ask. ``epoch`` is the number of the first epoch."""
+def _worker_options(
+    loader: Any,
+    options: Options,
+    epoch: int | None,
+    clocks: Sequence[_native.WorkerClock] | None = None,
+) -> tuple[WorkerOption, ...]:
+    """Returns the options that workers ask.
+
+    Args:
+        loader: The loader.
+        options: Its options.
+        epoch: The number of the first epoch.
+        clocks: The clocks of threads.
+    """
     beginning = epochs.option_for(loader, options, epoch)
     return (
         *_fetch_options(loader, options),
         *(() if beginning is None else (beginning,)),
         # Behind those, so that states are of the epoch's dataset, and go beside what the others make.
         *_state_options(loader, options),
+        *((timing.Timing(clocks),) if options.stats else ()),
         *_seeding_options(loader, options),
     )
 
@@ -171,6 +188,13 @@ def _seeding_options(loader: Any, options: Options) -> tuple[WorkerOption, ...]:
     return () if made is None else (made,)
 
 
+def _timing_here(loader: Any, delivery: Delivery) -> tuple[WorkerOption, ...]:
+    if delivery.recording is None:
+        return ()
+    is_iterable = loader._dataset_kind == internals.ITERABLE
+    return (timing.TimingHere(delivery.recording.recorder, is_iterable),)
+
+
 def _without_workers(loader: Any, options: Options) -> Any:
     from ringloader._iterator.without_workers import SingleProcessIterator
 
@@ -182,6 +206,7 @@ def _without_workers(loader: Any, options: Options) -> Any:
         (
             *_fetch_options(loader, options),
             *_state_options(loader, options),
+            *_timing_here(loader, delivery),
             *_seeding_options(loader, options),
         ),
         epoch,
@@ -198,7 +223,11 @@ def _with_threads(loader: Any, options: Options) -> Any:
 
     delivery = _delivery(loader, options)
     epoch = epochs.count(loader, options)
-    transport = threads.make_transport(loader, _worker_options(loader, options, epoch), options.watchdog)
+    clocks = [_native.WorkerClock() for _ in range(loader.num_workers if options.stats else 0)]
+    worker_options = _worker_options(loader, options, epoch, clocks)
+    transport = threads.make_transport(loader, worker_options, options.watchdog)
+    if clocks:
+        transport.engine.time(clocks)
     made = WorkersIterator(loader, transport, delivery, keys=keys.keys_for(loader, options, epoch))
     counters = functools.partial(_counters, transport, delivery.counters)
     report.record(loader, made, "threads", "native scheduling, with threads for workers", counters)
@@ -245,6 +274,8 @@ def _with_processes_alone(loader: Any, options: Options) -> Any:
             raise
         reason = f"shared memory could not be had: {error}{budget.limits_behind(error)}"
         return Reason(reason, f"{reason}; batches travel by torch's own transport")
+    if delivery.recording is not None:
+        delivery.recording.shared_bytes = transport.engine.share * loader.num_workers
     if delivery.moving is not None:
         delivery.moving.find_registrations = transport.registrations
     restarting = None

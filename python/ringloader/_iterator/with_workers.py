@@ -169,6 +169,8 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
             made.keep_sent()
         if self._keys is not None and self._keys.balances:
             made.balance()
+        if self._delivery.recording is not None:
+            made.record(self._delivery.recording.recorder, self._main_prefetch > 0)
         watchdog = self._transport.watchdog
         if watchdog is not None and watchdog.seconds is not None:
             made.watch(watchdog.seconds)

@@ -220,6 +220,15 @@ class Options:
         on_torchs="is left out",
     )
 
+    stats: bool = _option(
+        False,
+        values="`True`, `False`",
+        without="`False`",
+        line="`True`: note where the time of each epoch goes, for `epoch_stats()`; "
+        "[details](guides/is_it_the_loader.md).",
+        check=checks.boolean,
+        on_torchs="works",
+    )
     snapshot_every_n_steps: int | None = _option(
         1,
         values="a positive int, or `None`",

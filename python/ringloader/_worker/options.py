@@ -65,6 +65,9 @@ class WorkerOption:
         """Returns the fetcher to ask in place of ``fetcher`` in this epoch."""
         return fetcher
 
+    def finish(self, fetcher: Any) -> None:
+        """Gets torch's fetcher of the epoch, once all options have wrapped it and its collation is in place."""
+
     def tell(self, epoch: int, is_told: bool) -> None:
         """Notes the number of the epoch that begins next, which ``set_epoch`` has named.
 
@@ -132,6 +135,8 @@ def begin_epoch(
     fetcher = wrapped(options, torchs, is_iterable)
     if finish is not None:
         finish(torchs)
+    for option in options:
+        option.finish(torchs)
     return fetcher
 
 

@@ -20,6 +20,7 @@
 //! | [`ring`] | rings of descriptors; nothing of slots |
 //! | [`plan`] | samplers, dispatch, reorder buffer: torch's rules; nothing of processes or memory |
 //! | [`forks`] | what a forked child may still have |
+//! | [`timing`] | how long each batch took whom; reads no clock |
 //! | [`sync`] | atomics, the doorbell, adaptive spinning |
 //! | [`testing`] | deaths, delays and faults that tests switch on |
 //! | `bits` | sets of small numbers |
@@ -38,6 +39,7 @@ pub mod pool;
 pub mod ring;
 pub mod sync;
 pub mod testing;
+pub mod timing;
 
 /// Linux with memfd, and not under loom, whose atomics cannot lie in a mapping.
 #[cfg(all(target_os = "linux", not(ringloader_portable), not(ringloader_loom)))]

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`segment`] | one memfd, mapped |
 //! | [`frozen`] | one memfd, written once and then only read |
+//! | [`clock`] | clocks |
 //! | [`memory`] | what the machine has left |
 //! | [`fd_passing`] | a descriptor over a socket pair |
 //! | [`eventfd`] | one process wakes another |
@@ -13,6 +14,7 @@
 //! | `waiting` | waiting for descriptors |
 //! | [`mod@read_ahead`] | files' pages, fetched before they are read |
 
+pub mod clock;
 pub mod eventfd;
 pub mod fd_passing;
 #[allow(unsafe_code, reason = "maps memory that nobody writes to, and refers to it")]

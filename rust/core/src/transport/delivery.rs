@@ -9,6 +9,7 @@ use crate::os::Segment;
 use crate::pool::SlotId;
 use crate::process::{self, Process};
 use crate::sync::Arc;
+use crate::timing::Stamps;
 use crate::transport::message::ResultKind;
 use crate::transport::slot_memory::Window;
 use crate::transport::worker_handle::WorkerHandle;
@@ -217,6 +218,15 @@ impl Delivery {
             return Err(Error::Corrupt(format!("{len} bytes at {offset} of a batch of {}", self.used)));
         }
         self.backing.pointer(offset, len)
+    }
+
+    /// Returns the stamps behind the batch; `None` if its worker has written none.
+    #[must_use]
+    pub fn stamps(&self) -> Option<Stamps> {
+        let mut bytes = Vec::new();
+        let at = self.used.checked_sub(Stamps::BYTES)?;
+        self.backing.copy_out(at, Stamps::BYTES, &mut bytes).ok()?;
+        Stamps::from_bytes(&bytes, self.generation)
     }
 
     /// Returns true if the batch came in a segment of its own.

@@ -5,6 +5,7 @@ use std::time::Duration;
 use pyo3::prelude::*;
 use ringloader_core::batch::Token;
 use ringloader_core::sync::Arc;
+use ringloader_core::timing::Stamps;
 use ringloader_core::transport::Transport;
 use ringloader_core::transport::delivery::Delivery;
 use ringloader_core::transport::engine::Engine as CoreEngine;
@@ -14,7 +15,7 @@ use ringloader_core::transport::queues::Reply;
 use super::arrival::Arrival;
 use super::engine::Engine;
 use super::index_source::IndexSource;
-use super::thread_queues::{Core as CoreQueues, Index, ThreadQueues};
+use super::thread_queues::{Core as CoreQueues, Index, Made, ThreadQueues};
 use crate::caught::caught;
 use crate::gil::{exception, wait, wait_for_threads};
 use crate::index::codec::{decode_index, encode_index};
@@ -67,6 +68,12 @@ pub(crate) trait ParentEnd: Sized {
         delivery: Delivered<Self>,
         iterable: bool,
     ) -> PyResult<Bound<'py, PyAny>>;
+
+    /// Returns the worker that has made a delivery, and the batch's moments there, if they were noted.
+    fn stamps(delivery: &Delivered<Self>) -> Option<(u32, Stamps)>;
+
+    /// Returns the numbers that an index consists of, as little-endian int64; `None` for an index of any other kind.
+    fn numbers(index: &Indexed<Self>) -> Option<&[u8]>;
 
     /// Reads the next index; `None` at the sampler's end. `again`: it may be sent and decoded more than once.
     ///
@@ -143,6 +150,14 @@ impl ParentEnd for Engine {
         })
     }
 
+    fn stamps(delivery: &Delivery) -> Option<(u32, Stamps)> {
+        Some((delivery.worker, delivery.stamps()?))
+    }
+
+    fn numbers(index: &TaskIndex) -> Option<&[u8]> {
+        numbers(index)
+    }
+
     fn read(source: &IndexSource, callbacks: &Callbacks<'_, '_>, again: bool) -> PyResult<Option<TaskIndex>> {
         source.read(callbacks, again)
     }
@@ -182,6 +197,17 @@ impl ParentEnd for Engine {
 /// Bytes of the pickle of the end of an iterable dataset, at most: a class by its name, and a small number.
 const LONGEST_END: usize = 1024;
 
+fn numbers((kind, bytes): &TaskIndex) -> Option<&[u8]> {
+    match kind {
+        TaskKind::Indices | TaskKind::Index => Some(bytes),
+        TaskKind::Placed => match places::split(bytes).ok()? {
+            (_, TaskKind::Indices | TaskKind::Index, bytes) => Some(bytes),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
 fn may_be_end(token: Token<'_>) -> bool {
     matches!(token, Token::Pickle(bytes) if bytes.len() <= LONGEST_END)
 }
@@ -205,17 +231,29 @@ impl ParentEnd for ThreadQueues {
         self.core().map_or(Ok(()), |core| core.wake().map_err(exception))
     }
 
-    fn unpack<'py>(&self, py: Python<'py>, reply: Reply<Py<PyAny>>) -> PyResult<Bound<'py, PyAny>> {
-        Ok(reply.content.into_bound(py))
+    fn unpack<'py>(&self, py: Python<'py>, reply: Reply<Made>) -> PyResult<Bound<'py, PyAny>> {
+        Ok(reply.content.object.into_bound(py))
     }
 
     fn keep<'py>(
         _this: &Py<Self>,
         py: Python<'py>,
-        reply: Reply<Py<PyAny>>,
+        reply: Reply<Made>,
         _iterable: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
-        Ok(reply.content.into_bound(py))
+        Ok(reply.content.object.into_bound(py))
+    }
+
+    fn stamps(reply: &Reply<Made>) -> Option<(u32, Stamps)> {
+        reply.content.stamps.as_deref().copied()
+    }
+
+    fn numbers(index: &Index) -> Option<&[u8]> {
+        match index {
+            Index::Plain(plain) => numbers(plain),
+            Index::Placed(index, _) => Self::numbers(index),
+            Index::Object(_) => None,
+        }
     }
 
     fn read(source: &IndexSource, callbacks: &Callbacks<'_, '_>, again: bool) -> PyResult<Option<Index>> {

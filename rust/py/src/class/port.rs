@@ -2,7 +2,7 @@
 
 use std::ffi::CString;
 use std::os::fd::{AsFd, IntoRawFd, OwnedFd, RawFd};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use pyo3::exceptions::{PyRuntimeError, PyRuntimeWarning};
@@ -11,13 +11,16 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use ringloader_core::batch::Dtype;
 use ringloader_core::os::Segment;
+use ringloader_core::os::clock::monotonic;
 use ringloader_core::os::fd_passing::{Sent, most_in_flight};
 use ringloader_core::sync::{Arc, AtomicBool, Ordering};
+use ringloader_core::timing::Stamps;
 use ringloader_core::transport::message::{ResultKind, TaskKind};
 use ringloader_core::transport::port::{Chunk, Commit, Port as Core, Room, Wake};
 use ringloader_core::transport::{Control, PortFds};
 
 use super::engine::Engine;
+use super::worker_clock::WorkerClock;
 use super::worker_fds::WorkerFds;
 use crate::batch::encode::Encoded;
 use crate::batch::write::Target;
@@ -43,6 +46,8 @@ pub(crate) struct Port {
     warned: AtomicBool,
     /// The last batch's memory, empty. A thread that puts a batch has it meanwhile.
     spare: Mutex<Option<Box<Encoded>>>,
+    /// Notes the moments of each batch, where that is wanted.
+    clock: OnceLock<Py<WorkerClock>>,
 }
 
 #[pymethods]
@@ -97,6 +102,9 @@ impl Port {
                     message.call0()?;
                     continue;
                 }
+                if let Some(clock) = self.clock() {
+                    clock.note_task();
+                }
                 return Ok(Some((message,).into_pyobject(py)?));
             }
             let Some(left) = deadline.left().filter(|_| !self.parent_ended()) else { return Ok(None) };
@@ -104,6 +112,11 @@ impl Port {
                 self.parent_ended.store(true, Ordering::Relaxed);
             }
         }
+    }
+
+    /// Has `clock` note the moments of each batch from now on. They travel behind the batch.
+    fn time(&self, clock: Py<WorkerClock>) {
+        let _ = self.clock.set(clock);
     }
 
     /// Commits one message of torch's protocol: `(index of the task, batch)` or any object. Waits for
@@ -164,7 +177,7 @@ impl Port {
         }
         .map_err(exception)?;
         let (parent_ended, warned) = (AtomicBool::new(false), AtomicBool::new(false));
-        Ok(Self { core, parent_ended, warned, spare: Mutex::default() })
+        Ok(Self { core, parent_ended, warned, spare: Mutex::default(), clock: OnceLock::new() })
     }
 
     /// Memory in the slot that is being filled; `None` where the caller's own memory serves better.
@@ -186,13 +199,22 @@ impl Port {
             Some((seq, data)) => (ResultKind::Batch, seq, data),
             None => (ResultKind::Object, 0, message.clone()),
         };
+        // What is no batch has no stamps.
+        let clock = self.clock().filter(|_| kind == ResultKind::Batch);
+        if let Some(clock) = clock {
+            clock.note_made();
+        }
         let mut encoded = self.spare().take().unwrap_or_default();
         encoded.encode(&object)?;
-        let committed = self.commit(&object, kind, seq as u64, &mut encoded, waits);
+        let committed = self.commit(&object, kind, seq as u64, &mut encoded, waits, clock);
         if encoded.clear() {
             *self.spare() = Some(encoded);
         }
         committed
+    }
+
+    fn clock(&self) -> Option<&WorkerClock> {
+        self.clock.get().map(Py::get)
     }
 
     fn spare(&self) -> MutexGuard<'_, Option<Box<Encoded>>> {
@@ -206,15 +228,17 @@ impl Port {
         seq: u64,
         encoded: &mut Encoded,
         waits: bool,
+        clock: Option<&WorkerClock>,
     ) -> PyResult<bool> {
         let py = object.py();
+        let behind = if clock.is_some() { Stamps::BYTES } else { 0 };
         let mut commit = self.core.begin_commit();
         let generation = commit.generation();
         let mut found = None;
         for _ in 0..MOST_LOOKS {
             let Encoded { meta, drafts, groups, .. } = encoded;
             groups.form(py, drafts, &commit, meta)?;
-            let Some(place) = self.find_room(py, &mut commit, encoded, waits)? else {
+            let Some(place) = self.find_room(py, &mut commit, encoded, behind, waits)? else {
                 return Ok(waits || self.is_done());
             };
             if encoded.holds_still(object)? {
@@ -222,7 +246,7 @@ impl Port {
                 break;
             }
         }
-        let Some(BatchPlace { own, meta_at, end }) = found else {
+        let Some(BatchPlace { own, meta_at, meta_end, end }) = found else {
             let text = format!(
                 "the batch was changed by another thread each time that it was read, {MOST_LOOKS} times"
             );
@@ -258,7 +282,10 @@ impl Port {
             count(&counters.pickled, pickled.is_some().into());
             count(&counters.oversize, own.is_some().into());
         }
-        while !commit.finish(seq, kind, meta_at..end, end, own.is_some()).map_err(exception)? {
+        if let Some(clock) = clock {
+            target.write(py, &[], &[], meta_end, &clock.sent().to_bytes(generation))?;
+        }
+        while !commit.finish(seq, kind, meta_at..meta_end, end, own.is_some()).map_err(exception)? {
             if self.rest(py)? {
                 return Ok(true);
             }
@@ -266,21 +293,23 @@ impl Port {
         Ok(true)
     }
 
-    /// Places the batch; `None` when the parent wants nothing more, or where it would have to wait and may not.
+    /// Places the batch, and `behind` bytes behind it; `None` when the parent wants nothing more, or where it would have to wait and may not.
     fn find_room(
         &self,
         py: Python<'_>,
         commit: &mut Commit<'_>,
         encoded: &mut Encoded,
+        behind: u64,
         waits: bool,
     ) -> PyResult<Option<BatchPlace>> {
         let Encoded { meta, drafts, groups, .. } = encoded;
         let len = meta.encoded_len() as u64;
         loop {
             let meta_at = groups.place(meta, Some(commit.bump()));
-            let end = meta_at + len;
+            let meta_end = meta_at + len;
+            let end = meta_end + behind;
             match commit.reserve(end).map_err(exception)? {
-                Room::Ready => return Ok(Some(BatchPlace { own: None, meta_at, end })),
+                Room::Ready => return Ok(Some(BatchPlace { own: None, meta_at, meta_end, end })),
                 Room::Later => {
                     drafts.disturb();
                     if !waits || self.rest(py)? {
@@ -289,10 +318,11 @@ impl Port {
                 }
                 Room::Oversize => {
                     let meta_at = groups.place(meta, None);
-                    let end = meta_at + len;
+                    let meta_end = meta_at + len;
+                    let end = meta_end + behind;
                     let own = commit.own_segment(end).map_err(exception)?;
                     if own.is_some() {
-                        return Ok(Some(BatchPlace { own, meta_at, end }));
+                        return Ok(Some(BatchPlace { own, meta_at, meta_end, end }));
                     }
                     drafts.disturb();
                     if !waits || self.rest(py)? {
@@ -320,8 +350,12 @@ impl Port {
 
     /// Waits a moment for room. Returns whether the parent wants nothing more.
     fn rest(&self, py: Python<'_>) -> PyResult<bool> {
+        let begun = self.clock().map(|clock| (clock, monotonic()));
         if detached(py, || self.core.wait_for_room())? == Wake::ParentEnded {
             self.parent_ended.store(true, Ordering::Relaxed);
+        }
+        if let Some((clock, begun)) = begun {
+            clock.note_room(monotonic().saturating_sub(begun));
         }
         Ok(self.is_done())
     }
@@ -332,5 +366,7 @@ struct BatchPlace {
     own: Option<(Segment, OwnedFd)>,
     /// The start of the batch's table.
     meta_at: u64,
+    meta_end: u64,
+    /// The end of all that travels.
     end: u64,
 }

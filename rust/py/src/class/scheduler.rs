@@ -2,6 +2,7 @@
 
 mod advance;
 mod ahead;
+mod timed;
 mod watched;
 
 use std::collections::VecDeque;
@@ -16,10 +17,12 @@ use ringloader_core::plan::Order as CoreOrder;
 use ringloader_core::process::{self, Process};
 use ringloader_core::scheduler::Poll;
 use ringloader_core::sync::AtomicU64;
+use ringloader_core::timing::MainWork;
 
 use super::engine::{Engine, stand_in};
 use super::index_source::IndexSource;
 use super::parent_end::{Indexed, ParentEnd};
+use super::recorder::Recorder;
 use super::sent_tasks::SentTasks;
 use super::thread_queues::ThreadQueues;
 use crate::caught::caught;
@@ -79,6 +82,8 @@ struct Scheduling<E: ParentEnd> {
     workers: u32,
     iterable: bool,
     timeout: Option<f64>,
+    /// Notes how long batches take, where that is wanted; and the work that is done for a batch ahead of its turn.
+    recorder: OnceLock<(Py<Recorder>, MainWork)>,
 }
 
 /// The Python class of a [`Scheduling`]: there is one for each transport, so that none pays for another.
@@ -113,6 +118,10 @@ macro_rules! scheduler_class {
 
             fn watch(&self, py: Python<'_>, seconds: f64) -> PyResult<()> {
                 self.0.watch(py, seconds)
+            }
+
+            fn record(&self, py: Python<'_>, recorder: Py<Recorder>, decodes: bool) -> PyResult<()> {
+                self.0.record(py, recorder, decodes)
             }
 
             fn reset(&self, py: Python<'_>, source: Py<IndexSource>) -> PyResult<()> {
@@ -264,6 +273,7 @@ impl<E: ParentEnd> Scheduling<E> {
             workers,
             iterable,
             timeout,
+            recorder: OnceLock::new(),
         }
     }
 
@@ -286,6 +296,15 @@ impl<E: ParentEnd> Scheduling<E> {
         // A time that no clock can count to never comes.
         state.watch = Duration::try_from_secs_f64(seconds).ok();
         state.keeps_sent = true;
+        Ok(())
+    }
+
+    /// Has `recorder` note how long batches take from now on. `decodes`: a placement only decodes.
+    fn record(&self, py: Python<'_>, recorder: Py<Recorder>, decodes: bool) -> PyResult<()> {
+        let work = if decodes { MainWork::Decode } else { MainWork::Place };
+        let _ = self.recorder.set((recorder, work));
+        // For the indices of the longest.
+        self.lock(py)?.keeps_sent = true;
         Ok(())
     }
 
@@ -374,8 +393,12 @@ impl<E: ParentEnd> Scheduling<E> {
             while !state.ends_kept.contains(&worker)
                 && let Some(poll) = state.core.poll_of(&*engine, worker).map_err(exception)?
             {
+                let mut timed = None;
                 let (seq, found) = match poll {
-                    Poll::Arrived { seq, delivery } => (seq, E::of(&self.engine).unpack(py, delivery)),
+                    Poll::Arrived { seq, delivery } => {
+                        timed = self.begin_timed(&delivery);
+                        (seq, E::of(&self.engine).unpack(py, delivery))
+                    }
                     Poll::Failed { seq, error } => (seq, Err(exception(error))),
                     _ => break,
                 };
@@ -385,6 +408,8 @@ impl<E: ParentEnd> Scheduling<E> {
                 };
                 if self.iterable && is_end(&data)? {
                     state.ends_kept.push(worker);
+                } else if let Some(timed) = timed {
+                    self.end_timed(py, state, seq, timed);
                 }
                 state.core.keep(seq, data.unbind()).map_err(exception)?;
                 if let Some(interrupt) = interrupt {

@@ -1,14 +1,16 @@
 //! The transport between threads, as a Python class: the parent's end, and the workers'.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use ringloader_core::plan::TaskPlaces;
 use ringloader_core::sync::Arc;
+use ringloader_core::timing::Stamps;
 use ringloader_core::transport::message::{ResultKind, TaskIndex};
 use ringloader_core::transport::queues::{Queues, Reply, Request};
 
+use super::worker_clock::WorkerClock;
 use crate::gil::{exception, in_thread, wait_for_request};
 use crate::index::codec::{decode_index, encode_index, pair};
 use crate::index::places::placed;
@@ -16,7 +18,14 @@ use crate::objects;
 use crate::python;
 use crate::torch::names::Torch;
 
-pub(crate) type Core = Queues<Index, Py<PyAny>>;
+pub(crate) type Core = Queues<Index, Made>;
+
+/// The object that a worker has made.
+pub(crate) struct Made {
+    pub(crate) object: Py<PyAny>,
+    /// The worker, and the batch's moments there, where they are noted.
+    pub(crate) stamps: Option<Box<(u32, Stamps)>>,
+}
 
 /// The index that a task asks for.
 pub(crate) enum Index {
@@ -33,6 +42,8 @@ pub(crate) enum Index {
 pub(crate) struct ThreadQueues {
     /// `None` once it is closed.
     core: Mutex<Option<Arc<Core>>>,
+    /// For each worker, notes the moments of each batch, where that is wanted.
+    clocks: OnceLock<Vec<Py<WorkerClock>>>,
 }
 
 #[pymethods]
@@ -41,7 +52,7 @@ impl ThreadQueues {
     fn new(py: Python<'_>, workers: u32) -> PyResult<Self> {
         Torch::get(py)?;
         python::load(py)?;
-        Ok(Self { core: Mutex::new(Some(Arc::new(Core::new(workers)))) })
+        Ok(Self { core: Mutex::new(Some(Arc::new(Core::new(workers)))), clocks: OnceLock::new() })
     }
 
     /// Sends one message of torch's protocol to a worker: `None`, `(index of the task, index)`, or any object.
@@ -56,6 +67,11 @@ impl ThreadQueues {
             Request::Object(Index::Object(message.clone().unbind()))
         };
         self.core()?.put(worker, request).map_err(exception)
+    }
+
+    /// Has `clocks`, one for each worker, note the moments of each batch from now on. They travel with the batch.
+    fn time(&self, clocks: Vec<Py<WorkerClock>>) {
+        let _ = self.clocks.set(clocks);
     }
 
     /// Tells the workers that nothing more is wanted.
@@ -94,6 +110,9 @@ impl ThreadQueues {
                 Some(Request::End) => return Ok(None),
                 Some(Request::Object(index)) => return index.decode(py).map(Some),
                 Some(Request::Task { seq, index }) => {
+                    if let Some(clock) = self.clock(worker) {
+                        clock.note_task();
+                    }
                     // New objects may set off the collector, and that finalisers.
                     return in_thread(py, || {
                         let seq = objects::int(py, seq as i64)?.into_any();
@@ -110,9 +129,17 @@ impl ThreadQueues {
         let (reply, is_batch) = match pair(message)? {
             Some((seq, data)) => {
                 let is_batch = !Torch::get(data.py())?.is_notice(&data)?;
-                (Reply { seq: seq as u64, kind: ResultKind::Batch, content: data.unbind() }, is_batch)
+                let stamps = self.clock(worker).map(|clock| {
+                    clock.note_made();
+                    Box::new((worker, clock.sent()))
+                });
+                let content = Made { object: data.unbind(), stamps };
+                (Reply { seq: seq as u64, kind: ResultKind::Batch, content }, is_batch)
             }
-            None => (Reply { seq: 0, kind: ResultKind::Object, content: message.clone().unbind() }, false),
+            None => {
+                let content = Made { object: message.clone().unbind(), stamps: None };
+                (Reply { seq: 0, kind: ResultKind::Object, content }, false)
+            }
         };
         let Ok(core) = self.core() else { return Ok(()) };
         core.reply(worker, reply, is_batch).map(drop).map_err(exception)
@@ -153,6 +180,10 @@ impl Index {
 }
 
 impl ThreadQueues {
+    fn clock(&self, worker: u32) -> Option<&WorkerClock> {
+        self.clocks.get()?.get(worker as usize).map(Py::get)
+    }
+
     pub(crate) fn core(&self) -> PyResult<Arc<Core>> {
         let core = self.core.lock().unwrap_or_else(PoisonError::into_inner).clone();
         core.ok_or_else(|| PyRuntimeError::new_err("this iterator was shut down"))

@@ -3,7 +3,9 @@
 use pyo3::exceptions::{PyAssertionError, PyException, PyRuntimeError, PyStopIteration};
 use pyo3::intern;
 use pyo3::prelude::*;
+use ringloader_core::os::clock::monotonic;
 use ringloader_core::scheduler::Poll;
+use ringloader_core::timing::MainWork;
 
 use super::super::engine::stand_in;
 use super::super::parent_end::{Delivered, Indexed, ParentEnd};
@@ -55,6 +57,7 @@ impl<E: ParentEnd> Scheduling<E> {
                     deadline = Deadline::after(self.timeout)?;
                 }
                 Poll::Arrived { seq, delivery } => {
+                    let timed = self.begin_timed(&delivery);
                     let data = match unpack(delivery) {
                         Ok(data) => data,
                         Err(error) => {
@@ -70,10 +73,14 @@ impl<E: ParentEnd> Scheduling<E> {
                             return Ok(None);
                         }
                         self.end_worker(state, callbacks, End::Answer(seq))?;
-                    } else if let Some((worker, data)) =
-                        state.core.accept(seq, data.unbind()).map_err(exception)?
-                    {
-                        return Ok(Some(Turn { seq, worker, data: data.into_bound(py) }));
+                    } else {
+                        if let Some(timed) = timed {
+                            self.end_timed(py, state, seq, timed);
+                        }
+                        let turn = state.core.accept(seq, data.unbind()).map_err(exception)?;
+                        if let Some((worker, data)) = turn {
+                            return Ok(Some(Turn { seq, worker, data: data.into_bound(py) }));
+                        }
                     }
                     deadline = Deadline::after(self.timeout)?;
                 }
@@ -240,7 +247,11 @@ impl<E: ParentEnd> Scheduling<E> {
                 "Number of outstanding tasks exceeded maximum allowed tasks",
             ));
         }
+        let begun = self.recorder.get().map(|(recorder, _)| (recorder.get(), monotonic()));
         let Some(index) = E::read(state.source.get(), callbacks, state.keeps_sent)? else { return Ok(()) };
+        if let Some((recorder, begun)) = begun {
+            recorder.note_main(MainWork::Index, 0, begun);
+        }
         // After shutdown there is no worker left, and as in torch the index is lost.
         let Ok(engine) = E::of(&self.engine).core() else {
             state.source.get().lose_last();

@@ -88,14 +88,16 @@ impl<E: ParentEnd> Scheduling<E> {
         if ahead.batches.is_empty() {
             self.take(ahead, callbacks)?;
         }
-        prepare_at(ahead, 0, prepare)?;
+        self.prepare_at(ahead, 0, prepare)?;
         let looks = std::mem::replace(&mut ahead.looks, false);
         while looks && ahead.batches.len() <= depth && self.take(ahead, callbacks)? {
-            prepare_at(ahead, ahead.batches.len() - 1, prepare)?;
+            self.prepare_at(ahead, ahead.batches.len() - 1, prepare)?;
         }
         ahead.looks = true;
         let first = ahead.batches.front().ok_or_else(invalid_state)?;
+        let begun = self.begin_placed();
         let data = first.bind(py).call_method0(intern!(py, "result"))?;
+        self.end_placed(py, 0, begun)?;
         if self.closes.load(Ordering::Relaxed) != closes {
             return Err(PyAssertionError::new_err("Invalid iterator state: it was shut down meanwhile"));
         }
@@ -107,6 +109,18 @@ impl<E: ParentEnd> Scheduling<E> {
         drop(state);
         drop(prepared);
         found
+    }
+
+    /// Prepares what is at this place. What is prepared decides from then on how long it needs the slot.
+    fn prepare_at(&self, ahead: &mut Ahead, at: usize, prepare: &Bound<'_, PyAny>) -> PyResult<()> {
+        let found = ahead.batches[at].bind(prepare.py());
+        if found.is_exact_instance_of::<Arrival>() {
+            let begun = self.begin_placed();
+            let arguments = objects::arguments(prepare.py(), [found.clone()])?;
+            ahead.batches[at] = prepare.call1(arguments)?.unbind();
+            self.end_placed(prepare.py(), at, begun)?;
+        }
+        Ok(())
     }
 
     /// Takes the next batch, and reads no index for it. False if there is none now. It waits for one if there is no
@@ -184,16 +198,6 @@ impl<E: ParentEnd> Scheduling<E> {
         drop(left);
         interrupted.and(ended)
     }
-}
-
-/// Prepares what is at this place. What is prepared decides from then on how long it needs the slot.
-fn prepare_at(ahead: &mut Ahead, at: usize, prepare: &Bound<'_, PyAny>) -> PyResult<()> {
-    let found = ahead.batches[at].bind(prepare.py());
-    if found.is_exact_instance_of::<Arrival>() {
-        let arguments = objects::arguments(prepare.py(), [found.clone()])?;
-        ahead.batches[at] = prepare.call1(arguments)?.unbind();
-    }
-    Ok(())
 }
 
 /// Ends a placement, also where an interrupt comes meanwhile: what waits for copies in it must not be left out.

@@ -1,0 +1,1 @@
+"""``stats=True``: where the time of an epoch goes."""

@@ -1,0 +1,96 @@
+"""The times of a loader's epochs in the main process."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable
+from typing import Any
+
+import ringloader._native as _native
+from ringloader._common.weak_registry import WeakRegistry
+from ringloader._options.table import Options
+from ringloader._torch import internals
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """A loader, as far as a verdict must know it.
+
+    Attributes:
+        num_workers: Its workers.
+        in_order: True if batches come in the order of their indices.
+        persistent_workers: True if workers stay for the next epoch.
+        is_iterable: True for a dataset without indices.
+        moves: True if batches are pinned, or moved to a device.
+        worker_method: ``"multiprocessing"`` or ``"thread"``.
+        main_prefetch: Batches that a thread decodes before their turn.
+        cores: Processors that this process may use.
+    """
+
+    num_workers: int
+    in_order: bool
+    persistent_workers: bool
+    is_iterable: bool
+    moves: bool
+    worker_method: str
+    main_prefetch: int
+    cores: int
+
+
+class Recording:
+    """Notes the times of an iterator's epochs. It does not lead to the iterator.
+
+    Attributes:
+        setting: The loader.
+        recorder: Its times.
+        shared_bytes: Bytes of shared memory of all workers; 0 without such memory.
+    """
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+        self.recorder = _native.Recorder(max(setting.num_workers, 1))
+        self.shared_bytes = 0
+
+    def around(self, take: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Returns ``take``, which gives an iterator its next batch, with the clock read before and after."""
+        places = self.setting.moves and self.setting.num_workers == 0
+        return _native.TimedNext(self.recorder, take, places)
+
+    def begin_epoch(self) -> None:
+        """Begins another epoch of the same iterator."""
+        self.recorder.begin()
+
+
+_recordings: WeakRegistry[Recording] = WeakRegistry()
+
+
+def recording_for(loader: Any, options: Options, has_device: bool) -> Recording | None:
+    """Returns what notes the times of an iterator, with ``stats=True``. Its first epoch begins now."""
+    if not options.stats:
+        return None
+    made = Recording(
+        Setting(
+            num_workers=loader.num_workers,
+            in_order=loader.in_order,
+            persistent_workers=loader.persistent_workers or options.worker_pool is not None,
+            is_iterable=loader._dataset_kind == internals.ITERABLE,
+            moves=has_device or loader.pin_memory,
+            worker_method=options.worker_method,
+            main_prefetch=options.main_prefetch,
+            cores=_cores(),
+        )
+    )
+    _recordings.put(loader, made)
+    return made
+
+
+def recording_of(loader: object) -> Recording | None:
+    """Returns what notes the times of a loader's iterator that was made last."""
+    return _recordings.get(loader)
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

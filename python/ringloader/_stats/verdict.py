@@ -1,0 +1,287 @@
+"""What limits an epoch, what to change, and what that would bring.
+
+INVARIANT: the page "Is it the loader?" states this model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from ringloader._stats.recording import Setting
+from ringloader.stats import EpochStats, Kind, Verdict
+
+# Batches without which nothing is said of a step.
+_FEWEST = 10
+# The part of the time behind the start in which the caller may wait for a loader that keeps up.
+_KEEPS_UP = 0.1
+# The part of a time that stands out.
+_MOST = 0.5
+# The parts of the workers' time for which they wait for memory, and for tasks, that stand out.
+_ROOM, _IDLE = 0.25, 0.3
+# How much longer than others a fetch, or a worker, is that holds them up.
+_UNEVEN = 2.0
+# An epoch that is so much longer than the shortest is as good, if it needs fewer workers.
+_AS_GOOD = 1.05
+_MOST_WORKERS = 64
+# The seconds that the start of one worker takes, where none was measured.
+_START = 0.02
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """An epoch by its parts, in seconds for each batch.
+
+    Attributes:
+        batches: Batches behind the first.
+        caller: The training step.
+        main: Work of the main process in ``next``.
+        work: Work of the workers.
+        cpu: Processor time of that.
+        start: The start of one worker; of the whole epoch.
+        cores: Processors.
+    """
+
+    batches: int
+    caller: float
+    main: float
+    work: float
+    cpu: float
+    start: float
+    cores: int
+
+    def seconds(self, workers: int, aside: float = 0.0) -> float:
+        """Returns how long the epoch takes with so many workers. ``aside``: a thread of the main process does it."""
+        if workers == 0:
+            step = self.caller + self.main + self.work
+        else:
+            step = max(self.caller + self.main, self.work / workers, self.cpu / self.cores, aside)
+        return self.start * workers + self.work + self.batches * step
+
+    def fewest_workers(self) -> int:
+        """Returns the smallest number of workers with which the epoch is about as short as it may be."""
+        numbers = range(1, max(_MOST_WORKERS, self.cores) + 1)
+        shortest = min(map(self.seconds, numbers))
+        return next(number for number in numbers if self.seconds(number) <= shortest * _AS_GOOD)
+
+
+def judged(stats: EpochStats, setting: Setting, first_made: float, shared_bytes: int) -> EpochStats:
+    """Returns the figures with their verdict.
+
+    Args:
+        stats: The figures.
+        setting: The loader.
+        first_made: The seconds that a worker took for the first batch.
+        shared_bytes: Bytes of shared memory of all workers; 0 without such memory.
+    """
+    return dataclasses.replace(stats, verdict=_Judge(stats, setting, first_made, shared_bytes).verdict())
+
+
+class _Judge:
+    def __init__(self, stats: EpochStats, setting: Setting, first_made: float, shared_bytes: int) -> None:
+        self._stats = stats
+        self._setting = setting
+        self._shared_bytes = shared_bytes
+        self._start = max(stats.startup - first_made, 0.0) if setting.num_workers else 0.0
+        self._main = sum(stats.main.values())
+        self._sums = {
+            name: sum(getattr(worker, name) for worker in stats.workers)
+            for name in ("batches", "idle", "dataset", "collate", "send", "room", "cpu")
+        }
+        self._work = self._sums["dataset"] + self._sums["collate"] + self._sums["send"]
+        self._model = self._modelled()
+
+    def _modelled(self) -> Model:
+        stats, workers = self._stats, self._setting.num_workers
+        each = 1 / max(self._sums["batches"], 1)
+        behind = max(stats.batches - 1, 0)
+        return Model(
+            batches=behind,
+            caller=stats.caller / max(behind, 1),
+            main=self._main / max(stats.batches, 1),
+            work=self._work * each,
+            cpu=min(self._sums["cpu"], self._work) * each,
+            start=self._start / workers if workers else _START,
+            cores=self._setting.cores,
+        )
+
+    def verdict(self) -> Verdict:
+        stats = self._stats
+        if stats.path == "torch":
+            return self._said(
+                "unknown",
+                f"next took {_time(stats.waiting)} of {_time(stats.seconds)}. torch's own loader ran, whose "
+                "workers are not seen.",
+            )
+        if self._start > _MOST * stats.seconds and stats.batches:
+            return self._of_start()
+        if stats.batches < _FEWEST:
+            return self._said(
+                "unknown",
+                f"{stats.batches} batches are too few to tell: iterate over at least {_FEWEST}. {self._near()}",
+            )
+        share = stats.waiting / (stats.waiting + stats.caller)
+        if share < _KEEPS_UP:
+            return self._said(
+                "caller",
+                f"The training step is the limit: the loader keeps up, and next took {share:.0%} of the time "
+                "behind the first batch.",
+            )
+        if self._main > _MOST * stats.waiting:
+            return self._of_main()
+        if self._setting.num_workers == 0:
+            return self._of_work(stats.waiting)
+        time = self._work + self._sums["idle"] + self._sums["room"]
+        if self._sums["room"] > _ROOM * time:
+            return self._of_memory(time)
+        if self._sums["idle"] > _IDLE * time:
+            return self._of_order(time)
+        return self._of_work(self._work)
+
+    def _of_start(self) -> Verdict:
+        stats = self._stats
+        limit = f"The start took {_time(self._start)} of {_time(stats.seconds)}"
+        if self._setting.persistent_workers:
+            return self._said("startup", f"{limit}. Later epochs have their workers, and start at once.")
+        rest = stats.seconds - self._start
+        return self._changed(
+            "startup", f"{limit}. Keep the workers for the next epoch", rest, persistent_workers=True
+        )
+
+    def _of_main(self) -> Verdict:
+        stats, setting = self._stats, self._setting
+        name = max(stats.main, key=stats.main.__getitem__)
+        what = {
+            "decode": "unpacks batches",
+            "place": "pins batches or moves them to the device",
+            "index": "reads the sampler",
+        }[name]
+        limit = (
+            f"The main process is the limit: it {what} for {_time(stats.main[name])} of the "
+            f"{_time(stats.waiting)} in next"
+        )
+        if name == "decode" and not setting.moves and not setting.main_prefetch and setting.num_workers:
+            each = stats.main["decode"] / stats.batches
+            model = dataclasses.replace(self._model, main=self._model.main - each)
+            return self._changed(
+                "main",
+                f"{limit}. Have a thread do it",
+                model.seconds(setting.num_workers, aside=each),
+                main_prefetch=2,
+            )
+        remedy = {
+            "decode": "fewer objects in a batch, such as tensors in place of lists of numbers",
+            "place": "fewer or smaller tensors in a batch",
+            "index": "a sampler of torch's own, or a cheaper one",
+        }[name]
+        return self._said("main", f"{limit}. What helps is {remedy}.")
+
+    def _of_memory(self, time: float) -> Verdict:
+        limit = (
+            f"Shared memory is the limit: workers waited for room for {self._sums['room'] / time:.0%} of "
+            "their time, and the caller for them"
+        )
+        if not self._shared_bytes:
+            return self._said("memory", f"{limit}.")
+        return self._changed(
+            "memory",
+            f"{limit}. Give them more",
+            self._model.seconds(self._setting.num_workers),
+            max_shared_bytes=2 * self._shared_bytes,
+        )
+
+    def _of_order(self, time: float) -> Verdict:
+        stats, setting = self._stats, self._setting
+        idle = f"workers waited for tasks for {self._sums['idle'] / time:.0%} of their time, and the caller "
+        mean = self._sums["dataset"] / max(self._sums["batches"], 1)
+        each = [worker.dataset / worker.batches for worker in stats.workers if worker.batches]
+        longest = stats.slowest[0] if stats.slowest else None
+        if longest is None or longest.seconds < _UNEVEN * mean and max(each) < _UNEVEN * min(each):
+            return self._said("unknown", f"Nothing stands out: {idle}waited too. {self._near()}")
+        limit = (
+            f"One is slow, and others idle behind it: {idle}for the longest fetches, up to "
+            f"{_time(longest.seconds)} in worker {longest.worker} (on average {_time(mean)})"
+        )
+        if not setting.in_order:
+            return self._said("order", f"{limit}. `slowest` names them.")
+        return self._changed(
+            "order",
+            f"{limit}. Where the order of the batches does not matter, take them as they come",
+            self._model.seconds(setting.num_workers),
+            in_order=False,
+        )
+
+    def _of_work(self, whole: float) -> Verdict:
+        kinds: tuple[Kind, ...] = ("dataset", "collate", "send")
+        kind = max(kinds, key=self._sums.__getitem__)
+        part = self._sums[kind]
+        if part <= _MOST * whole:
+            return self._said("unknown", f"Nothing stands out. {self._near()}")
+        setting, model = self._setting, self._model
+        name = {"dataset": "The dataset", "collate": "The `collate_fn`", "send": "Sending batches"}[kind]
+        who = f"{setting.num_workers} workers'" if setting.num_workers else "caller's"
+        limit = (
+            f"{name} is the limit: {_time(part / self._sums['batches'])} a batch, {part / whole:.0%} of the "
+            f"{who} time, and the step {_time(model.caller)}"
+        )
+        cheaper = {
+            "dataset": "a cheaper dataset",
+            "collate": "a cheaper collate_fn",
+            "send": "smaller batches, or tensors in place of other objects",
+        }[kind]
+        if kind == "send" and setting.worker_method != "thread":
+            unsent = dataclasses.replace(
+                model,
+                work=model.work - part / self._sums["batches"],
+                cpu=max(model.cpu - part / self._sums["batches"], 0.0),
+            )
+            return self._changed(
+                kind,
+                f"{limit}. Threads send nothing, if the dataset does not hold the interpreter lock",
+                unsent.seconds(setting.num_workers),
+                worker_method="thread",
+            )
+        number = model.fewest_workers()
+        if number > setting.num_workers and model.seconds(number) * _AS_GOOD < self._stats.seconds:
+            shares = ", if each worker reads its share of the samples" if setting.is_iterable else ""
+            instead = "" if kind == "dataset" else f", or {cheaper}"
+            return self._changed(
+                kind, f"{limit}. Use more workers{shares}{instead}", model.seconds(number), num_workers=number
+            )
+        why = (
+            f"{setting.cores} cores are busy" if model.cpu / model.cores >= model.work / _MOST_WORKERS else ""
+        )
+        return self._said(
+            kind, f"{limit}. More workers would not help{why and f', as {why}'}: what helps is {cheaper}."
+        )
+
+    def _near(self) -> str:
+        """Returns the largest figures in a sentence."""
+        stats = self._stats
+        figures = {"startup": stats.startup, "waiting": stats.waiting, "caller": stats.caller}
+        figures |= {
+            name: self._sums[name] for name in ("dataset", "collate", "send", "room") if stats.workers
+        }
+        near = sorted(figures, key=figures.__getitem__, reverse=True)[:3]
+        return f"Largest are {', '.join(f'{name} ({_time(figures[name])})' for name in near)}."
+
+    def _changed(self, kind: Kind, text: str, after: float, **change: Any) -> Verdict:
+        gain = max(self._stats.seconds / after, 1.0) if after > 0 else 1.0
+        named = ", ".join(f"{name}={value!r}" for name, value in change.items())
+        return self._said(
+            kind, f"{text}: {named} makes such an epoch about {gain:.1f} times as fast.", gain, change
+        )
+
+    def _said(
+        self, kind: Kind, text: str, gain: float = 1.0, change: dict[str, Any] | None = None
+    ) -> Verdict:
+        if self._setting.moves:
+            text += " The step is the host's time: a device works on behind it."
+        return Verdict(kind, text, gain, change or {})
+
+
+def _time(seconds: float) -> str:
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}" if seconds < 1000 else f"{seconds:.0f} s"
+    return f"{seconds * 1e6:.0f} µs"

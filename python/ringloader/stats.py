@@ -1,0 +1,156 @@
+"""The figures of an epoch, by ``DataLoader(stats=True)``: what took the time, and what to change."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any, Literal
+
+Kind = Literal["caller", "dataset", "collate", "send", "main", "memory", "order", "startup", "unknown"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What limits an epoch.
+
+    Attributes:
+        kind: ``"caller"``: the training step; the loader keeps up. ``"dataset"``, ``"collate"`` or
+            ``"send"``: that part of the workers' work. ``"main"``: the main process reads the sampler, decodes
+            or moves batches. ``"memory"``: workers wait for room while the caller waits. ``"order"``: a worker
+            or a sample is slow, and others idle behind it. ``"startup"``: the start took most of the epoch.
+            ``"unknown"``: too few batches, or nothing stands out.
+        text: One or two sentences, with the figures and what to change.
+        gain: The factor by which such an epoch would be shorter after the change, by the model that the page
+            "Is it the loader?" states; 1.0 where nothing is to be changed.
+        change: The same as arguments of the loader.
+    """
+
+    kind: Kind
+    text: str
+    gain: float = 1.0
+    change: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerStats:
+    """The times of one worker in an epoch, in seconds, of the batches that have arrived.
+
+    Attributes:
+        id: The worker's number.
+        batches: Batches that it has made.
+        idle: Waited for tasks.
+        dataset: In the dataset: ``dataset[i]``, ``__getitems__``, or the iterator's ``next``.
+        collate: In ``collate_fn``.
+        send: Encoded and copied batches.
+        room: Waited for memory.
+        cpu: Processor time of all that.
+    """
+
+    id: int
+    batches: int
+    idle: float
+    dataset: float
+    collate: float
+    send: float
+    room: float
+    cpu: float
+
+
+@dataclasses.dataclass(frozen=True)
+class SlowFetch:
+    """One of the longest fetches of an epoch.
+
+    Attributes:
+        seconds: The time in the dataset.
+        worker: The worker's number.
+        batch: The batch's number in the epoch, from 0 on.
+        indices: The index of the batch as the worker got it; None for an iterable dataset.
+    """
+
+    seconds: float
+    worker: int
+    batch: int
+    indices: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class EpochStats:
+    """The figures of an epoch, until its last call of ``next``. All times are seconds.
+
+    ``startup``, ``waiting`` and ``caller`` add up to ``seconds``.
+
+    Attributes:
+        path: The path of the batches, as ``ringloader.report`` names it.
+        num_workers: The number of workers.
+        batches: Batches that were returned.
+        seconds: From ``iter`` on.
+        startup: Until the first batch was returned.
+        waiting: In ``next``, after that.
+        caller: Between the calls of ``next``: the training step. It is the host's time: what a device does
+            behind it is not seen.
+        main: Work of the main process: ``"decode"``, ``"place"`` (pinning, copies to a device) and
+            ``"index"`` (the sampler). Most of it lies in the time in ``next``.
+        workers: The workers. Without workers one, with ``id`` 0, which is the main process. On torch's own
+            path there is none.
+        slowest: The ten longest fetches, the longest first.
+        verdict: What limits the epoch, and what to change.
+    """
+
+    path: str
+    num_workers: int
+    batches: int
+    seconds: float
+    startup: float
+    waiting: float
+    caller: float
+    main: Mapping[str, float]
+    workers: tuple[WorkerStats, ...]
+    slowest: tuple[SlowFetch, ...]
+    verdict: Verdict
+    _trace: Any = dataclasses.field(default=None, repr=False, compare=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the figures as JSON has them. An index that JSON does not know becomes text."""
+        fields = (field.name for field in dataclasses.fields(self) if field.name != "_trace")
+        found = {name: _plain(getattr(self, name)) for name in fields}
+        copied: dict[str, Any] = json.loads(json.dumps(found, default=_as_json))
+        return copied
+
+    def save_trace(self, path: Any) -> None:
+        """Writes the last 10,000 batches as Chrome trace events, for Perfetto and ``chrome://tracing``.
+
+        There is a track for the main process and one for each worker. Times are of the same base as those of
+        ``torch.profiler``, whose file may be put beside it.
+
+        Args:
+            path: The file, as ``open`` takes it.
+
+        Raises:
+            OSError: If the file cannot be written.
+        """
+        from ringloader._stats import trace
+
+        trace.save(self._trace, path)
+
+    def __str__(self) -> str:
+        from ringloader._stats import text
+
+        return text.table(self)
+
+    def _repr_html_(self) -> str:
+        from ringloader._stats import text
+
+        return text.html(self)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return dict(value)
+    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value  # type: ignore[arg-type]
+
+
+def _as_json(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else repr(value)

@@ -1,0 +1,293 @@
+//! The times of one epoch, as the main process adds them up.
+
+use std::collections::VecDeque;
+
+use super::Stamps;
+
+/// The number of batches whose events are kept.
+const KEPT: usize = 10_000;
+
+/// The number of the longest fetches that are kept.
+const SLOWEST: usize = 10;
+
+/// The number of a batch's indices that are kept with its events.
+const INDICES: usize = 64;
+
+/// Work of the main process for the loader.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MainWork {
+    /// Batches are unpacked.
+    Decode,
+    /// Batches are brought to where they are needed.
+    Place,
+    /// The sampler is read.
+    Index,
+}
+
+/// The sums of one worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[allow(missing_docs, reason = "the times of `Stamps`, added up")]
+pub struct WorkerSums {
+    pub batches: u64,
+    pub idle: u64,
+    pub dataset: u64,
+    pub collate: u64,
+    pub send: u64,
+    pub room: u64,
+    pub cpu: u64,
+}
+
+/// One batch, made by a worker.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Fetch {
+    /// The batch's number in the epoch.
+    pub batch: u64,
+    /// The worker.
+    pub worker: u32,
+    /// The batch's moments.
+    pub stamps: Stamps,
+    /// The first of its indices, where these are numbers.
+    pub indices: Box<[i64]>,
+}
+
+/// A stretch of time in the main process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Event {
+    /// The work; `None` for a call of `next`.
+    pub work: Option<MainWork>,
+    /// The number of the batch in the epoch; of a call of `next`, the number of batches returned before.
+    pub batch: u64,
+    /// Its beginning.
+    pub begun: u64,
+    /// Its end.
+    pub ended: u64,
+}
+
+/// The epoch that runs, or ran last. `I` is what is kept of the indices of the longest fetches.
+#[derive(Debug)]
+pub struct Epoch<I> {
+    begun: u64,
+    first: Option<u64>,
+    last: u64,
+    returned: u64,
+    waiting: u64,
+    /// The time from the task to the end of the first batch that arrived.
+    first_made: Option<u64>,
+    main: [u64; 3],
+    workers: Vec<WorkerSums>,
+    fetches: VecDeque<Fetch>,
+    events: VecDeque<Event>,
+    /// The longest first.
+    slowest: Vec<(Fetch, I)>,
+}
+
+impl<I> Epoch<I> {
+    /// An epoch of this many workers that begins now.
+    #[must_use]
+    pub fn new(workers: u32, now: u64) -> Self {
+        Self {
+            begun: now,
+            first: None,
+            last: now,
+            returned: 0,
+            waiting: 0,
+            first_made: None,
+            main: [0; 3],
+            workers: vec![WorkerSums::default(); workers as usize],
+            fetches: VecDeque::new(),
+            events: VecDeque::new(),
+            slowest: Vec::new(),
+        }
+    }
+
+    /// A call of `next` took this long.
+    pub fn note_next(&mut self, begun: u64, ended: u64, has_returned: bool) {
+        self.push(Event { work: None, batch: self.returned, begun, ended });
+        if self.first.is_some() {
+            self.waiting += ended.saturating_sub(begun);
+        } else if has_returned {
+            self.first = Some(ended);
+        }
+        self.returned += u64::from(has_returned);
+        self.last = ended;
+    }
+
+    /// The main process worked this long for a batch.
+    pub fn note_main(&mut self, work: MainWork, batch: u64, begun: u64, ended: u64) {
+        self.main[work as usize] += ended.saturating_sub(begun);
+        if work != MainWork::Index {
+            self.push(Event { work: Some(work), batch, begun, ended });
+        }
+    }
+
+    fn push(&mut self, event: Event) {
+        // A batch has three: it is waited for, decoded and placed.
+        if self.events.len() >= 3 * KEPT {
+            self.events.pop_front();
+        }
+        self.events.push_back(event);
+    }
+
+    /// Returns true if a fetch of this length is among the longest.
+    #[must_use]
+    pub fn is_long(&self, time: u64) -> bool {
+        self.slowest.len() < SLOWEST
+            || self.slowest.last().is_some_and(|(other, _)| other.stamps.dataset() < time)
+    }
+
+    /// A worker has made a batch. `bytes` has its indices, where these are numbers. `index` is kept if the fetch
+    /// [is long](Self::is_long). Returns what is kept no more, for the caller to drop.
+    pub fn note_fetch(
+        &mut self,
+        batch: u64,
+        worker: u32,
+        stamps: Stamps,
+        bytes: &[u8],
+        index: Option<I>,
+    ) -> Option<I> {
+        let Some(sums) = self.workers.get_mut(worker as usize) else { return index };
+        sums.batches += 1;
+        self.first_made.get_or_insert(stamps.sent.saturating_sub(stamps.got));
+        sums.idle += stamps.idle();
+        sums.dataset += stamps.dataset();
+        sums.collate += stamps.collate;
+        sums.send += stamps.send();
+        sums.room += stamps.room;
+        sums.cpu += stamps.cpu;
+        let indices =
+            bytes.as_chunks().0.iter().take(INDICES).map(|&number| i64::from_le_bytes(number)).collect();
+        let fetch = Fetch { batch, worker, stamps, indices };
+        let mut dropped = None;
+        if let Some(index) = index {
+            let at = self.slowest.partition_point(|(other, _)| other.stamps.dataset() >= stamps.dataset());
+            self.slowest.insert(at, (fetch.clone(), index));
+            if self.slowest.len() > SLOWEST {
+                dropped = self.slowest.pop();
+            }
+        }
+        if self.fetches.len() >= KEPT {
+            self.fetches.pop_front();
+        }
+        self.fetches.push_back(fetch);
+        dropped.map(|(_, index)| index)
+    }
+
+    /// Returns when the epoch began, when its first batch was returned, and when the last call of `next` ended.
+    #[must_use]
+    pub fn moments(&self) -> (u64, Option<u64>, u64) {
+        (self.begun, self.first, self.last)
+    }
+
+    /// Returns the number of batches returned, and the time in `next` after the first.
+    #[must_use]
+    pub fn returned(&self) -> (u64, u64) {
+        (self.returned, self.waiting)
+    }
+
+    /// Returns how long a worker had the task of the first batch that arrived; `None` before.
+    #[must_use]
+    pub fn first_made(&self) -> Option<u64> {
+        self.first_made
+    }
+
+    /// Returns the time of each [`MainWork`].
+    #[must_use]
+    pub fn main(&self) -> [u64; 3] {
+        self.main
+    }
+
+    /// Returns the sums of each worker.
+    #[must_use]
+    pub fn workers(&self) -> &[WorkerSums] {
+        &self.workers
+    }
+
+    /// Returns the longest fetches, the longest first.
+    #[must_use]
+    pub fn slowest(&self) -> &[(Fetch, I)] {
+        &self.slowest
+    }
+
+    /// Returns the last batches that workers have made.
+    pub fn fetches(&self) -> impl ExactSizeIterator<Item = &Fetch> {
+        self.fetches.iter()
+    }
+
+    /// Returns the last events of the main process.
+    pub fn events(&self) -> impl ExactSizeIterator<Item = &Event> {
+        self.events.iter()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn made(time: u64) -> Stamps {
+        Stamps { asked: 0, got: 5, made: 5 + time, sent: 7 + time, cpu: time, ..Stamps::default() }
+    }
+
+    #[test]
+    fn the_first_batch_ends_the_start() {
+        let mut epoch = Epoch::<()>::new(1, 100);
+        epoch.note_next(110, 150, true);
+        epoch.note_next(160, 165, true);
+        epoch.note_next(185, 186, false);
+        assert_eq!(epoch.moments(), (100, Some(150), 186));
+        assert_eq!(epoch.returned(), (2, 6));
+    }
+
+    #[test]
+    fn an_epoch_without_a_batch_is_all_start() {
+        let mut epoch = Epoch::<()>::new(1, 100);
+        epoch.note_next(110, 150, false);
+        assert_eq!(epoch.moments(), (100, None, 150));
+        assert_eq!(epoch.returned(), (0, 0));
+    }
+
+    #[test]
+    fn the_longest_fetches_are_kept_with_their_indices() {
+        let mut epoch = Epoch::new(2, 0);
+        let mut dropped = Vec::new();
+        for batch in 0..40u64 {
+            let index = (batch as i64).to_le_bytes();
+            dropped.extend(epoch.note_fetch(
+                batch,
+                (batch % 2) as u32,
+                made(time),
+                &index,
+                epoch.is_long(time).then_some(batch),
+            ));
+        }
+        let times: Vec<u64> = epoch.slowest().iter().map(|(fetch, _)| fetch.stamps.dataset()).collect();
+        assert_eq!(times, (30..40).rev().collect::<Vec<_>>());
+        for (fetch, index) in epoch.slowest() {
+            assert_eq!((fetch.batch, &fetch.indices[..]), (*index, &[*index as i64][..]));
+        }
+        assert!(dropped.iter().all(|batch| batch * 7 % 40 < 30));
+        let sums = epoch.workers();
+        assert_eq!((sums[0].batches, sums[1].batches), (20, 20));
+        assert_eq!(sums[0].dataset + sums[1].dataset, (0..40).sum());
+        assert_eq!((sums[0].idle, sums[0].send), (100, 40));
+        assert_eq!(epoch.first_made(), Some(2));
+    }
+
+    #[test]
+    fn only_the_last_events_are_kept() {
+        let mut epoch = Epoch::new(1, 0);
+        for batch in 0..KEPT as u64 + 5 {
+            epoch.note_fetch(batch, 0, made(1), &[0; 8 * (INDICES + 1)], None);
+            for work in [MainWork::Decode, MainWork::Place, MainWork::Index] {
+                epoch.note_main(work, batch, 0, 1);
+            }
+            epoch.note_next(0, 1, true);
+        }
+        assert_eq!(epoch.fetches().len(), KEPT);
+        assert_eq!(
+            epoch.fetches().next().map(|fetch| (fetch.batch, fetch.indices.len())),
+            Some((5, INDICES))
+        );
+        assert_eq!(epoch.events().len(), 3 * KEPT);
+        assert_eq!(epoch.main(), [KEPT as u64 + 5; 3]);
+    }
+}
