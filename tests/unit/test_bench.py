@@ -39,6 +39,7 @@ from ringloader._bench import (
     progress,
     results,
     text,
+    verdict,
 )
 from ringloader._bench.configuration import Configuration
 from ringloader._bench.errors import RunError, TargetError
@@ -323,6 +324,21 @@ def memory_file(size):
     os.close(file)
 
 
+class Asleep(Squares):
+    def __getitem__(self, index):
+        time.sleep(0.004)
+        return index
+
+
+@pytest.mark.parametrize(("step", "kind"), [(0, "dataset"), (0.02, "caller")])
+def test_the_verdict_is_that_of_the_loader_with_its_step(step, kind):
+    loader = TorchLoader(Asleep(), sampler=[0] * 100)
+    started = time.perf_counter()
+    found = verdict.verdict(Returning(lambda: loader), Configuration("ringloader", 1), 0.3, step)
+    assert time.perf_counter() - started < 5
+    assert (found["kind"], set(found)) == (kind, {"kind", "text", "gain", "change"})
+
+
 # The comparison.
 
 Point = namedtuple("Point", "x y")
@@ -430,7 +446,7 @@ def test_the_fewest_workers_that_hide_behind_the_step_are_recommended():
     # 10 ms are at most 100 batches a second.
     assert recommended({0: 50, 1: 95.5, 2: 99}, 0.01) == (
         1,
-        "the fewest workers that hide behind a step of 10 ms",
+        "the fewest workers that hide behind the step",
     )
     assert recommended({0: 50, 1: 80}, 0.01) == (1, "nothing hides behind the step; the best rate")
 
@@ -460,6 +476,7 @@ def test_equal_batches_are_said(capsys, tmp_path):
     assert found["same_batches"] is True
     assert [row["loader"] for row in found["rows"]] == ["torch", "ringloader"]
     assert found["recommended"] == {"num_workers": 2}
+    assert f"Verdict with num_workers=2: {found['verdict']['text']}\n" in out
     assert "Recommended: num_workers=2: the best rate." in out
 
 

@@ -72,6 +72,7 @@ PYTHON_MAY_USE = {
         "_options",
         "_patch",
         "_report",
+        "_stats",
         "_torch",
         "_transport",
         "_worker",

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ringloader._bench import batches, child, measure, plot, results, text
+from ringloader._bench import batches, child, measure, plot, results, text, verdict
 from ringloader._bench.arguments import Arguments
 from ringloader._bench.configuration import Configuration, in_words
 from ringloader._bench.errors import BenchError, RunError
@@ -45,7 +45,7 @@ class _Bench:
     def run(self) -> int:
         given = self._given
         configurations = given.configurations
-        with progress(_COMPARED + given.rounds * len(configurations)) as begin:
+        with progress(_COMPARED + given.rounds * len(configurations) + 1) as begin:
             same, comparison = self._compare(begin)
             for number in range(given.rounds):
                 # The order turns, so that none always follows the same one.
@@ -53,19 +53,24 @@ class _Bench:
                 for configuration in configurations[first:] + configurations[:first]:
                     begin(str(configuration))
                     self._measure(configuration, number)
-        rows = results.rows({one: self._measured[one] for one in configurations if one in self._measured})
-        found = results.recommended(rows)
-        if found is None:
-            raise self._first_failure()
+            rows = results.rows({one: self._measured[one] for one in configurations if one in self._measured})
+            best, found = results.best(rows), results.recommended(rows)
+            if best is None or found is None:
+                raise self._first_failure()
+            begin(f"verdict of {best.configuration}")
+            limit = self._call(best.configuration, verdict.verdict, given.seconds, given.step)
         row, reason = found
-        sys.stdout.write(f"{text.table(rows)}\n\n")
-        for line in (comparison, *self._notes(rows), f"Recommended: {_arguments(row)}: {reason}."):
-            sys.stdout.write(f"{line}\n")
+        lines = [text.table(rows), "", comparison, *self._notes(rows)]
+        if limit is not None:
+            lines.append(f"Verdict with {in_words(best.configuration.arguments)}: {limit['text']}")
+        lines.append(f"Recommended: {in_words(row.configuration.arguments)}: {reason}.")
+        sys.stdout.write("\n".join([*lines, ""]))
         if given.json is not None:
             data = {
                 "rows": [one.to_dict() for one in rows],
                 "same_batches": same,
                 "recommended": row.configuration.arguments,
+                "verdict": limit,
             }
             Path(given.json).write_text(f"{json.dumps(data, indent=2)}\n")
         if given.plot is not None:
@@ -137,7 +142,3 @@ class _Bench:
             (one, error) for one, error in self._failed.items() if one.loader == "ringloader"
         )
         return RunError(f"{configuration} failed: {error.text}", error.users)
-
-
-def _arguments(row: Row) -> str:
-    return in_words(row.configuration.arguments)
