@@ -39,7 +39,6 @@ from ringloader._bench import (
     progress,
     results,
     text,
-    verdict,
 )
 from ringloader._bench.configuration import Configuration
 from ringloader._bench.errors import RunError, TargetError
@@ -334,7 +333,7 @@ class Asleep(Squares):
 def test_the_verdict_is_that_of_the_loader_with_its_step(step, kind):
     loader = TorchLoader(Asleep(), sampler=[0] * 100)
     started = time.perf_counter()
-    found = verdict.verdict(Returning(lambda: loader), Configuration("ringloader", 1), 0.3, step)
+    found = measure.verdict(Returning(lambda: loader), Configuration("ringloader", 1), 0.3, step)
     assert time.perf_counter() - started < 5
     assert (found["kind"], set(found)) == (kind, {"kind", "text", "gain", "change"})
 
@@ -615,6 +614,7 @@ CALLS = [(add, 1, 2), (stop,), (fail,), (die,), (leave,)]
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("demo")
 def test_each_measurement_has_a_process_which_returns_or_says_how_it_ended(tmp_path):
     (tmp_path / "calls.py").write_text(CALLS)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ringloader._bench import batches, child, measure, plot, results, text, verdict
+from ringloader._bench import batches, child, measure, plot, results, text
 from ringloader._bench.arguments import Arguments
 from ringloader._bench.configuration import Configuration, in_words
 from ringloader._bench.errors import BenchError, RunError
@@ -44,34 +44,30 @@ class _Bench:
 
     def run(self) -> int:
         given = self._given
-        configurations = given.configurations
-        with progress(_COMPARED + given.rounds * len(configurations) + 1) as begin:
+        with progress(_COMPARED + given.rounds * len(given.configurations) + 1) as begin:
             same, comparison = self._compare(begin)
             for number in range(given.rounds):
                 # The order turns, so that none always follows the same one.
-                first = number % len(configurations)
-                for configuration in configurations[first:] + configurations[:first]:
+                first = number % len(given.configurations)
+                for configuration in given.configurations[first:] + given.configurations[:first]:
                     begin(str(configuration))
                     self._measure(configuration, number)
-            rows = results.rows({one: self._measured[one] for one in configurations if one in self._measured})
-            best, found = results.best(rows), results.recommended(rows)
-            if best is None or found is None:
+            rows = results.rows(
+                {one: self._measured[one] for one in given.configurations if one in self._measured}
+            )
+            best, recommended = results.best(rows), results.recommended(rows)
+            if best is None or recommended is None:
                 raise self._first_failure()
             begin(f"verdict of {best.configuration}")
-            limit = self._call(best.configuration, verdict.verdict, given.seconds, given.step)
-        row, reason = found
+            verdict = self._call(best.configuration, measure.verdict, given.seconds, given.step)
+        row, reason = recommended
         lines = [text.table(rows), "", comparison, *self._notes(rows)]
-        if limit is not None:
-            lines.append(f"Verdict with {in_words(best.configuration.arguments)}: {limit['text']}")
+        if verdict is not None:
+            lines.append(f"Verdict with {in_words(best.configuration.arguments)}: {verdict['text']}")
         lines.append(f"Recommended: {in_words(row.configuration.arguments)}: {reason}.")
         sys.stdout.write("\n".join([*lines, ""]))
         if given.json is not None:
-            data = {
-                "rows": [one.to_dict() for one in rows],
-                "same_batches": same,
-                "recommended": row.configuration.arguments,
-                "verdict": limit,
-            }
+            data = results.to_dict(rows, same, row.configuration, verdict)
             Path(given.json).write_text(f"{json.dumps(data, indent=2)}\n")
         if given.plot is not None:
             plot.draw(given.plot, rows, str(given.target))

@@ -1,4 +1,4 @@
-"""One measurement of a loader, in the process that calls it."""
+"""A measurement of a loader, and the verdict of ``stats=True`` on it, in the process that calls them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from ringloader._bench.configuration import Configuration
 from ringloader._bench.errors import TargetError
 from ringloader._bench.target import Target
 from ringloader._report import report
+from ringloader._stats.figures import epoch_stats
 
 _END = object()
 
@@ -89,6 +90,31 @@ def measure(target: Target, configuration: Configuration, seconds: float, step: 
         path=None if taken is None else taken.path,
         reason=None if taken is None else taken.reason,
     )
+
+
+def verdict(target: Target, configuration: Configuration, seconds: float, step: float) -> dict[str, Any]:
+    """Returns what limits an epoch of the loader, as a dict.
+
+    The epoch ends early, ``seconds`` after the first batch, but not before its start is a small part of it.
+
+    Args:
+        target: The user's function.
+        configuration: A loader of ringloader's.
+        seconds: The time.
+        step: How long the caller sleeps after each batch, in seconds.
+    """
+    loader = loaders.make(target, configuration, stats=True)
+    start = time.perf_counter()
+    end = None
+    for _ in loader:
+        if end is None:
+            first = time.perf_counter()
+            end = first + max(seconds, 3 * (first - start))
+        if step:
+            time.sleep(step)
+        if time.perf_counter() >= end:
+            break
+    return dataclasses.asdict(epoch_stats(loader).verdict)
 
 
 def _epochs(loader: Any) -> Generator[Any]:

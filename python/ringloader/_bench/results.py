@@ -95,3 +95,15 @@ def recommended(rows: list[Row]) -> tuple[Row, str] | None:
         f"{without}the fewest workers within 5 % of the best rate: {share:.0%} of that with "
         f"{in_words(fastest.configuration.arguments)}"
     )
+
+
+def to_dict(
+    rows: list[Row], same_batches: bool | None, recommended: Configuration, verdict: dict[str, Any] | None
+) -> dict[str, Any]:
+    """Returns the results as JSON has them."""
+    return {
+        "rows": [row.to_dict() for row in rows],
+        "same_batches": same_batches,
+        "recommended": recommended.arguments,
+        "verdict": verdict,
+    }
