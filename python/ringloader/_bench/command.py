@@ -38,7 +38,7 @@ def run(given: Arguments) -> int:
 class _Bench:
     def __init__(self, given: Arguments) -> None:
         self._given = given
-        self._measured: results.Measurements = {}
+        self._measured: results.Measurements = {one: {} for one in given.configurations}
         # The first error of each configuration: it is not tried again.
         self._failed: dict[Configuration, RunError] = {}
 
@@ -52,9 +52,7 @@ class _Bench:
                 for configuration in given.configurations[first:] + given.configurations[:first]:
                     begin(str(configuration))
                     self._measure(configuration, number)
-            rows = results.rows(
-                {one: self._measured[one] for one in given.configurations if one in self._measured}
-            )
+            rows = results.rows(self._measured)
             best, recommended = results.best(rows), results.recommended(rows)
             if best is None or recommended is None:
                 raise self._first_failure()
@@ -77,7 +75,7 @@ class _Bench:
         given = self._given
         found = self._call(configuration, measure.measure, given.seconds, given.step)
         if found is not None:
-            self._measured.setdefault(configuration, {})[number] = found
+            self._measured[configuration][number] = found
 
     def _call(self, configuration: Configuration, function: Callable[..., Any], *rest: Any) -> Any:
         """Calls a function with the target and a configuration in a process; None if that fails."""
@@ -122,9 +120,8 @@ class _Bench:
     def _notes(self, rows: list[Row]) -> list[str]:
         notes = [f"{configuration} failed: {error.text}" for configuration, error in self._failed.items()]
         for configuration, rounds in self._measured.items():
-            last = list(rounds.values())[-1]
-            if configuration.num_workers and last.path == "torch":
-                notes.append(f"{configuration} ran torch's own loader: {last.reason}")
+            reasons = {one.reason: None for one in rounds.values() if one.path == "torch"}
+            notes += [f"{configuration} ran torch's own loader: {reason}" for reason in reasons]
         ours, theirs = results.best(rows), results.best(rows, "torch")
         if ours and theirs and theirs.batches_per_second * results.NEAR > ours.batches_per_second:
             notes.append(

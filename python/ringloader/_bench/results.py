@@ -46,8 +46,8 @@ Measurements = dict[Configuration, dict[int, Measurement]]
 
 
 def rows(measured: Measurements) -> list[Row]:
-    """Returns the rows, in the order of the configurations. A ratio is taken inside a round first."""
-    return [_row(configuration, measured) for configuration in measured]
+    """Returns a row for each configuration that was measured. A ratio is taken inside a round first."""
+    return [_row(configuration, measured) for configuration, rounds in measured.items() if rounds]
 
 
 def _row(configuration: Configuration, measured: Measurements) -> Row:
