@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from ringloader._pool.pool import WorkerPool
     from ringloader._report.report import PathReport, report
     from ringloader._sources.weighted import WeightedRandomSampler
+    from ringloader._stats.epoch import EpochStats, SlowFetch, Verdict, WorkerStats
+    from ringloader._stats.figures import epoch_stats
     from ringloader.bad_samples import BadSample, Retry
     from ringloader.dataloader import DataLoader
     from ringloader.rollover import RolloverBatchSampler
-    from ringloader._stats.figures import epoch_stats
     from ringloader.seeds import Seeds
-    from ringloader.stats import EpochStats
 
     __version__: str
 
@@ -34,15 +34,18 @@ _MODULES = {
     "DataLoader": "dataloader",
     "Diagnosis": "_doctor.diagnosis",
     "Dispatch": "_dispatch.dataset",
-    "EpochStats": "stats",
+    "EpochStats": "_stats.epoch",
     "Finding": "_doctor.diagnosis",
     "PathReport": "_report.report",
     "Retry": "bad_samples",
     "Sharded": "_data.sharded",
     "SharedArray": "_data.arrays",
     "SharedList": "_data.lists",
+    "SlowFetch": "_stats.epoch",
+    "Verdict": "_stats.epoch",
     "WeightedRandomSampler": "_sources.weighted",
     "WorkerPool": "_pool.pool",
+    "WorkerStats": "_stats.epoch",
     "RolloverBatchSampler": "rollover",
     "Seeds": "seeds",
     # The module itself.
@@ -71,8 +74,11 @@ __all__ = [
     "Sharded",
     "SharedArray",
     "SharedList",
+    "SlowFetch",
+    "Verdict",
     "WeightedRandomSampler",
     "WorkerPool",
+    "WorkerStats",
     "batchify",
     "convert",
     "doctor",

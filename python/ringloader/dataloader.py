@@ -26,11 +26,11 @@ from ringloader._pool.pool import WorkerPool
 from ringloader._report import report
 from ringloader._start import spawn
 from ringloader._state import tracked
+from ringloader._stats.epoch import EpochStats
 from ringloader._stats.figures import epoch_stats
 from ringloader._torch import devices, hook, internals, select_path
 from ringloader.bad_samples import RAISE, BadSample, OnError
 from ringloader.seeds import Seeds
-from ringloader.stats import EpochStats
 
 _T = TypeVar("_T")
 _T_co = TypeVar("_T_co", covariant=True)
@@ -141,8 +141,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         watchdog: Seconds without a batch after which the logger ``ringloader`` names each late worker, its
             batch, for how long it has been in it, and its Python stack; again each time the wait has doubled
             (default: never). No effect without workers.
-        stats: True to note where the time of each epoch goes, for :meth:`epoch_stats` (default: False). It costs
-            less than a microsecond a batch.
+        stats: True to note where the time of each epoch goes, for :meth:`epoch_stats` (default: False).
         snapshot_every_n_steps: After how many batches workers take the state of a dataset, or its iterator,
             that has ``state_dict`` and ``load_state_dict`` (default: 1). An epoch that goes on reads batches
             again that came since. None: never, and the dataset counts as one without a state.

@@ -6,8 +6,8 @@ from typing import Any
 
 from ringloader._report import report
 from ringloader._stats import verdict
+from ringloader._stats.epoch import EpochStats, SlowFetch, Verdict, WorkerStats
 from ringloader._stats.recording import recording_of
-from ringloader.stats import EpochStats, SlowFetch, Verdict, WorkerStats
 
 _SECOND = 1e-9
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from ringloader._stats.epoch import EpochStats, Kind, Verdict
 from ringloader._stats.recording import Setting
-from ringloader.stats import EpochStats, Kind, Verdict
 
 # Batches without which nothing is said of a step.
 _FEWEST = 10
@@ -18,12 +18,14 @@ _KEEPS_UP = 0.1
 # The part of a time that stands out.
 _MOST = 0.5
 # The parts of the workers' time for which they wait for memory, and for tasks, that stand out.
-_ROOM, _IDLE = 0.25, 0.3
+_ROOM, _IDLE = 0.15, 0.3
 # How much longer than others a fetch, or a worker, is that holds them up.
 _UNEVEN = 2.0
 # An epoch that is so much longer than the shortest is as good, if it needs fewer workers.
 _AS_GOOD = 1.05
 _MOST_WORKERS = 64
+# How much more memory is tried: how much is needed is not known.
+_MORE_MEMORY = 4
 # The seconds that the start of one worker takes, where none was measured.
 _START = 0.02
 
@@ -51,7 +53,7 @@ class Model:
     cores: int
 
     def seconds(self, workers: int, aside: float = 0.0) -> float:
-        """Returns how long the epoch takes with so many workers. ``aside``: a thread of the main process does it."""
+        """Returns the length of the epoch with so many workers. ``aside``: work of another thread."""
         if workers == 0:
             step = self.caller + self.main + self.work
         else:
@@ -118,7 +120,7 @@ class _Judge:
         if stats.batches < _FEWEST:
             return self._said(
                 "unknown",
-                f"{stats.batches} batches are too few to tell: iterate over at least {_FEWEST}. {self._near()}",
+                f"{stats.batches} batches are too few to tell: {_FEWEST} are enough. {self._near()}",
             )
         share = stats.waiting / (stats.waiting + stats.caller)
         if share < _KEEPS_UP:
@@ -187,7 +189,7 @@ class _Judge:
             "memory",
             f"{limit}. Give them more",
             self._model.seconds(self._setting.num_workers),
-            max_shared_bytes=2 * self._shared_bytes,
+            max_shared_bytes=_MORE_MEMORY * self._shared_bytes,
         )
 
     def _of_order(self, time: float) -> Verdict:
@@ -196,7 +198,7 @@ class _Judge:
         mean = self._sums["dataset"] / max(self._sums["batches"], 1)
         each = [worker.dataset / worker.batches for worker in stats.workers if worker.batches]
         longest = stats.slowest[0] if stats.slowest else None
-        if longest is None or longest.seconds < _UNEVEN * mean and max(each) < _UNEVEN * min(each):
+        if longest is None or (longest.seconds < _UNEVEN * mean and max(each) < _UNEVEN * min(each)):
             return self._said("unknown", f"Nothing stands out: {idle}waited too. {self._near()}")
         limit = (
             f"One is slow, and others idle behind it: {idle}for the longest fetches, up to "

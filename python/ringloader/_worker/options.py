@@ -66,7 +66,7 @@ class WorkerOption:
         return fetcher
 
     def finish(self, fetcher: Any) -> None:
-        """Gets torch's fetcher of the epoch, once all options have wrapped it and its collation is in place."""
+        """Gets torch's fetcher of the epoch again, once its collation is in place."""
 
     def tell(self, epoch: int, is_told: bool) -> None:
         """Notes the number of the epoch that begins next, which ``set_epoch`` has named.

@@ -74,13 +74,19 @@ impl Recorder {
     /// Returns the last events of the epoch.
     fn trace(&self) -> Trace {
         let core = self.core();
-        Trace { fetches: core.fetches().cloned().collect(), events: core.events().copied().collect() }
+        let (begun, first, _) = core.moments();
+        let fetches = core.fetches().cloned().collect();
+        Trace { begun, first, fetches, events: core.events().copied().collect() }
     }
 }
 
 /// The last events of an epoch, in nanoseconds of the monotonic clock.
 #[pyclass(frozen, module = "ringloader._native")]
 pub(crate) struct Trace {
+    #[pyo3(get)]
+    begun: u64,
+    #[pyo3(get)]
+    first: Option<u64>,
     fetches: Vec<Fetch>,
     events: Vec<Event>,
 }

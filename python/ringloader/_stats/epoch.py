@@ -16,10 +16,10 @@ class Verdict:
 
     Attributes:
         kind: ``"caller"``: the training step; the loader keeps up. ``"dataset"``, ``"collate"`` or
-            ``"send"``: that part of the workers' work. ``"main"``: the main process reads the sampler, decodes
-            or moves batches. ``"memory"``: workers wait for room while the caller waits. ``"order"``: a worker
-            or a sample is slow, and others idle behind it. ``"startup"``: the start took most of the epoch.
-            ``"unknown"``: too few batches, or nothing stands out.
+            ``"send"``: that part of the workers' work. ``"main"``: the main process reads the sampler,
+            decodes or moves batches. ``"memory"``: workers wait for room while the caller waits.
+            ``"order"``: a worker or a sample is slow, and others idle behind it. ``"startup"``: the start
+            took most of the epoch. ``"unknown"``: too few batches, or nothing stands out.
         text: One or two sentences, with the figures and what to change.
         gain: The factor by which such an epoch would be shorter after the change, by the model that the page
             "Is it the loader?" states; 1.0 where nothing is to be changed.

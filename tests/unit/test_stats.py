@@ -1,0 +1,309 @@
+"""``stats=True``: the times of an epoch, on all paths, against what the dataset has measured itself."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+import ringloader
+from faults.failing_datasets import Numbers
+from ringloader import DataLoader, WorkerPool
+
+pytestmark = pytest.mark.rings_only
+
+BATCHES = 16
+SLEEP = 0.004
+
+
+class Measured:
+    """Seconds that were slept, by what for and by the worker, in memory that all processes share."""
+
+    def __init__(self):
+        self.seconds = torch.zeros(2, 4, dtype=torch.float64).share_memory_()
+
+    def sleep(self, what, seconds=SLEEP):
+        info = get_worker_info()
+        begun = time.monotonic()
+        time.sleep(seconds)
+        self.seconds[what, 0 if info is None else info.id] += time.monotonic() - begun
+
+
+class Sleeping(Dataset):
+    def __init__(self, measured):
+        self.measured = measured
+
+    def __len__(self):
+        return 2 * BATCHES
+
+    def __getitem__(self, index):
+        self.measured.sleep(0)
+        return torch.full((4,), float(index))
+
+
+class Streaming(IterableDataset):
+    def __init__(self, measured):
+        self.measured = measured
+
+    def __iter__(self):
+        info = get_worker_info()
+        for index in range(2 * BATCHES // (1 if info is None else info.num_workers)):
+            self.measured.sleep(0)
+            yield torch.full((4,), float(index))
+
+
+class Collating:
+    def __init__(self, measured):
+        self.measured = measured
+
+    def __call__(self, batch):
+        self.measured.sleep(1)
+        return torch.stack(batch)
+
+
+HOW = {
+    "processes": {"num_workers": 2},
+    "spawned": {"num_workers": 2, "multiprocessing_context": "spawn"},
+    "threads": {"num_workers": 2, "worker_method": "thread"},
+    "none": {},
+    "unordered": {"num_workers": 2, "in_order": False},
+    "persistent": {"num_workers": 2, "persistent_workers": True},
+    "main_prefetch": {"num_workers": 2, "main_prefetch": 2},
+    "seeded": {"num_workers": 2, "seeding": "sample"},
+    "skipping": {"num_workers": 2, "on_error": "skip"},
+    "none skipping": {"on_error": "skip"},
+}
+PATHS = {"threads": "threads", "none": "single-process", "none skipping": "single-process"}
+
+
+def slept(loader, batches=None):
+    """Iterates, sleeps in the loop, and returns the seconds that were slept between the batches."""
+    caller = 0.0
+    iterator = iter(loader)
+    for number, _ in enumerate(iterator):
+        if number + 1 == batches:
+            break
+        begun = time.monotonic()
+        time.sleep(SLEEP)
+        caller += time.monotonic() - begun
+    return caller
+
+
+def assert_close(seconds, measured):
+    assert measured <= seconds * 1.001 + 1e-4
+    # 15 %, and what a busy machine takes between two looks at a clock.
+    assert seconds <= measured * 1.15 + 0.05
+
+
+@pytest.mark.parametrize("make", [Sleeping, Streaming])
+@pytest.mark.parametrize("how", HOW)
+def test_times_are_those_that_the_dataset_has_measured(make, how):
+    measured = Measured()
+    loader = DataLoader(make(measured), batch_size=2, collate_fn=Collating(measured), stats=True, **HOW[how])
+    caller = slept(loader)
+    if how == "persistent":
+        measured.seconds.zero_()
+        caller = slept(loader)
+    stats = loader.epoch_stats()
+    loader.shutdown()
+    assert (stats.path, stats.batches) == (PATHS.get(how, "native"), BATCHES)
+    assert stats.startup + stats.waiting + stats.caller == pytest.approx(stats.seconds)
+    assert_close(stats.caller, caller)
+    assert sum(worker.batches for worker in stats.workers) == BATCHES
+    assert [worker.id for worker in stats.workers] == list(range(max(loader.num_workers, 1)))
+    for worker in stats.workers:
+        dataset, collate = measured.seconds[:, worker.id].tolist()
+        # The batch that finds the end of a stream is none.
+        assert_close(worker.dataset, dataset)
+        assert_close(worker.collate, collate)
+        assert 0 < worker.cpu < dataset + collate
+        parts = worker.idle + worker.dataset + worker.collate + worker.send + worker.room
+        assert parts <= stats.seconds + 0.01
+    longest = stats.slowest[0]
+    assert len(stats.slowest) == 10
+    assert longest.seconds == max(one.seconds for one in stats.slowest) >= 2 * SLEEP
+    assert longest.worker in range(max(loader.num_workers, 1))
+    if make is Sleeping:
+        assert all(one.indices == [2 * one.batch, 2 * one.batch + 1] for one in stats.slowest)
+    else:
+        assert {one.indices for one in stats.slowest} == {None}
+
+
+def test_workers_of_a_pool():
+    measured = Measured()
+    with WorkerPool(2) as pool:
+        loader = DataLoader(Sleeping(measured), batch_size=2, worker_pool=pool, stats=True)
+        for _ in range(2):
+            measured.seconds.zero_()
+            slept(loader)
+            stats = loader.epoch_stats()
+            for worker in stats.workers:
+                assert_close(worker.dataset, measured.seconds[0, worker.id].item())
+            assert sum(worker.batches for worker in stats.workers) == BATCHES
+
+
+def test_torchs_own_loader_shows_what_the_main_process_sees(monkeypatch):
+    monkeypatch.setenv("RINGLOADER", "off")
+    for workers in (0, 2):
+        measured = Measured()
+        loader = DataLoader(Sleeping(measured), batch_size=2, num_workers=workers, stats=True)
+        caller = slept(loader)
+        stats = loader.epoch_stats()
+        assert (stats.path, stats.batches, stats.workers) == ("torch", BATCHES, ())
+        assert_close(stats.caller, caller)
+        assert stats.verdict.kind == "unknown"
+        assert stats.slowest == ()
+
+
+def test_loaders_of_other_classes_have_it_by_install():
+    measured = Measured()
+    for workers in (0, 2):
+        loader = torch.utils.data.DataLoader(Sleeping(measured), batch_size=2, num_workers=workers)
+        ringloader.install(stats=True)
+        try:
+            slept(loader)
+        finally:
+            ringloader.uninstall()
+        assert ringloader.epoch_stats(loader).batches == BATCHES
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_same_batches_draws_and_order(workers):
+    def made(**options):
+        torch.manual_seed(7)
+        loader = DataLoader(Numbers(24), batch_size=5, shuffle=True, num_workers=workers, **options)
+        return [batch.tolist() for batch in loader], torch.rand(1).item()
+
+    assert made(stats=True) == made()
+
+
+def test_without_the_option_it_says_so():
+    loader = DataLoader(Numbers(4))
+    list(loader)
+    with pytest.raises(RuntimeError, match="pass stats=True"):
+        loader.epoch_stats()
+    with pytest.raises(RuntimeError, match="pass stats=True"):
+        ringloader.epoch_stats(object())
+
+
+def test_before_the_first_epoch_it_says_so():
+    with pytest.raises(RuntimeError, match="iterate the loader before"):
+        DataLoader(Numbers(4), stats=True).epoch_stats()
+
+
+def test_an_epoch_that_was_left_counts_until_its_last_batch():
+    loader = DataLoader(Numbers(40), batch_size=2, stats=True, num_workers=2)
+    caller = slept(loader, batches=5)
+    time.sleep(0.2)
+    stats = loader.epoch_stats()
+    assert stats.batches == 5
+    assert_close(stats.caller, caller)
+    assert stats == loader.epoch_stats()
+
+
+def test_figures_of_a_running_epoch_do_not_change():
+    loader = DataLoader(Numbers(40), batch_size=2, stats=True)
+    iterator = iter(loader)
+    next(iterator)
+    stats = loader.epoch_stats()
+    next(iterator)
+    assert (stats.batches, loader.epoch_stats().batches) == (1, 2)
+    with pytest.raises(AttributeError):
+        stats.batches = 3
+
+
+@pytest.mark.parametrize("options", [{}, {"worker_method": "thread"}])
+def test_results_of_an_abandoned_epoch_are_not_counted(options):
+    measured = Measured()
+    loader = DataLoader(
+        Sleeping(measured), batch_size=2, num_workers=2, persistent_workers=True, stats=True, **options
+    )
+    next(iter(loader))
+    slept(loader)
+    stats = loader.epoch_stats()
+    loader.shutdown()
+    assert sum(worker.batches for worker in stats.workers) == stats.batches == BATCHES
+
+
+def test_a_sampler_with_indices_that_are_no_numbers():
+    class Words(Dataset):
+        def __getitem__(self, word):
+            return len(word)
+
+    loader = DataLoader(Words(), sampler=["a", "bb", "ccc", "dddd"], batch_size=2, num_workers=1, stats=True)
+    assert [batch.tolist() for batch in loader] == [[1, 2], [3, 4]]
+    stats = loader.epoch_stats()
+    assert sorted(one.indices for one in stats.slowest) == [["a", "bb"], ["ccc", "dddd"]]
+    assert stats.to_dict()["slowest"][0]["indices"] in [["a", "bb"], ["ccc", "dddd"]]
+
+
+def test_a_sampler_that_sleeps_is_the_main_processs_work():
+    measured = Measured()
+
+    class Sampler(torch.utils.data.Sampler):
+        def __iter__(self):
+            for index in range(20):
+                measured.sleep(0)
+                yield index
+
+    for workers in (0, 1):
+        measured.seconds.zero_()
+        loader = DataLoader(Numbers(20), sampler=Sampler(), batch_size=2, num_workers=workers, stats=True)
+        list(loader)
+        assert_close(loader.epoch_stats().main["index"], measured.seconds[0, 0].item())
+
+
+def test_an_oversize_batch_has_its_moments_too():
+    class Large(Dataset):
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            return torch.full((1 << 20,), float(index))
+
+    loader = DataLoader(Large(), num_workers=1, stats=True, max_shared_bytes=3 << 20)
+    for number, batch in enumerate(loader):
+        assert batch.unique().tolist() == [number]
+    assert ringloader.report(loader).counters["oversize"] > 0
+    assert [worker.batches for worker in loader.epoch_stats().workers] == [4]
+
+
+def test_errors_of_samples_are_raised_as_without(harness_error="7"):
+    class Failing(Numbers):
+        def __getitem__(self, index):
+            if index == 7:
+                raise ValueError(index)
+            return super().__getitem__(index)
+
+    for options in ({}, {"num_workers": 2}, {"num_workers": 2, "worker_method": "thread"}):
+        loader = DataLoader(Failing(20), batch_size=2, stats=True, **options)
+        with pytest.raises(ValueError, match=harness_error):
+            list(loader)
+        assert loader.epoch_stats().batches == 3
+
+
+def test_text_html_and_json():
+    loader = DataLoader(Sleeping(Measured()), batch_size=2, num_workers=2, stats=True)
+    slept(loader)
+    stats = loader.epoch_stats()
+    text = str(stats)
+    assert text.splitlines()[-1] == f"{stats.verdict.kind}: {stats.verdict.text}"
+    assert f"{stats.batches} batches in {stats.seconds:.3f} s" in text
+    for worker in stats.workers:
+        assert any(
+            line.split()[:2] == [str(worker.id), str(worker.batches)] and f"{worker.dataset:.3f}" in line
+            for line in text.splitlines()
+        )
+    html = stats._repr_html_()
+    assert html.count("worker ") == 2
+    assert f"dataset {stats.workers[0].dataset:.3f} s" in html
+    found = json.loads(json.dumps(stats.to_dict()))
+    assert found["workers"][1]["dataset"] == stats.workers[1].dataset
+    assert found["verdict"]["text"] == stats.verdict.text
+    assert set(found) == {
+        "path", "num_workers", "batches", "seconds", "startup", "waiting", "caller", "main", "workers",
+        "slowest", "verdict",
+    }  # fmt: skip

@@ -1,0 +1,236 @@
+"""The verdict on an epoch: programs whose limit is known, as a sleep makes it, and what the change brings."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+from ringloader import DataLoader
+from ringloader._stats.verdict import Model
+
+pytestmark = pytest.mark.rings_only
+
+
+class Sleeping(Dataset):
+    """A batch for each index, with its own sleep.
+
+    Args:
+        seconds: The sleep of each batch.
+        size: The numbers in a batch.
+    """
+
+    def __init__(self, seconds, size=1):
+        self.seconds = seconds
+        self.size = size
+
+    def __len__(self):
+        return len(self.seconds)
+
+    def __getitem__(self, index):
+        time.sleep(self.seconds[index])
+        return torch.full((self.size,), float(index))
+
+
+class Streaming(IterableDataset):
+    def __init__(self, seconds):
+        self.seconds = seconds
+
+    def __iter__(self):
+        info = get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        for seconds in self.seconds[first::step]:
+            time.sleep(seconds)
+            yield torch.zeros(1)
+
+
+class SlowToSend:
+    """Sleeps when it is pickled, and when it is unpickled."""
+
+    def __init__(self, pickling, unpickling):
+        self.pickling = pickling
+        self.unpickling = unpickling
+
+    def __reduce__(self):
+        time.sleep(self.pickling)
+        return slowly, (self.pickling, self.unpickling)
+
+
+def slowly(pickling, unpickling):
+    time.sleep(unpickling)
+    return SlowToSend(pickling, unpickling)
+
+
+def slow_to_send(_batch):
+    return SlowToSend(0.015, 0.0)
+
+
+def slow_to_decode(_batch):
+    return SlowToSend(0.0, 0.015)
+
+
+def slow_to_collate(batch):
+    time.sleep(0.02)
+    return torch.stack(batch)
+
+
+class SlowSampler(torch.utils.data.Sampler):
+    def __iter__(self):
+        for index in range(40):
+            time.sleep(0.01)
+            yield index
+
+
+def epoch(dataset, step, **options):
+    """Returns the figures of an epoch whose step sleeps so long."""
+    loader = DataLoader(dataset, stats=True, **options)
+    for _ in range(2 if loader.persistent_workers else 1):
+        # Of the second epoch, whose workers are there, where that is asked for.
+        for _ in loader:
+            time.sleep(step)
+    stats = loader.epoch_stats()
+    loader.shutdown()
+    return stats
+
+
+EVEN = [0.02] * 60
+# Each worker of four in turn has one that is long.
+UNEVEN = [0.25 if index % 9 == 4 else 0.005 for index in range(72)]
+# While one of two workers is slow, the other one is fast, and would have to keep what it makes.
+BURSTS = [0.03 if (index // 8) % 2 == index % 2 else 0.0 for index in range(80)]
+ONE = {"batch_size": None}
+KEPT = {"persistent_workers": True, "batch_size": None}
+
+CASES = {
+    "dataset": ("dataset", Sleeping(EVEN), 0.004, {"num_workers": 2, **KEPT}, "num_workers"),
+    "dataset, no workers": ("dataset", Sleeping(EVEN), 0.01, ONE, "num_workers"),
+    "dataset, threads": (
+        "dataset", Sleeping(EVEN), 0.004, {"num_workers": 2, "worker_method": "thread", **KEPT},
+        "num_workers",
+    ),
+    "dataset, a stream": ("dataset", Streaming(EVEN), 0.01, {"num_workers": 1, **KEPT}, "num_workers"),
+    "dataset, unordered": (
+        "dataset", Sleeping(EVEN), 0.004, {"num_workers": 2, "in_order": False, **KEPT}, "num_workers",
+    ),
+    "collate": (
+        "collate", Sleeping([0.0] * 120), 0.005,
+        {"num_workers": 1, "collate_fn": slow_to_collate, **KEPT, "batch_size": 2}, "num_workers",
+    ),
+    "collate, no workers": (
+        "collate", Sleeping([0.0] * 120), 0.01, {"collate_fn": slow_to_collate, "batch_size": 2},
+        "num_workers",
+    ),
+    "send": (
+        "send", Sleeping([0.002] * 60), 0.003, {"num_workers": 1, "collate_fn": slow_to_send, **KEPT},
+        "worker_method",
+    ),
+    "main, decoding": (
+        "main", Sleeping([0.001] * 60), 0.015, {"num_workers": 1, "collate_fn": slow_to_decode, **KEPT},
+        "main_prefetch",
+    ),
+    "order": ("order", Sleeping(UNEVEN), 0.002, {"num_workers": 4, **KEPT}, "in_order"),
+    "memory": (
+        "memory", Sleeping(BURSTS, size=1 << 18), 0.001,
+        {"num_workers": 2, "max_shared_bytes": 9 << 18, "prefetch_factor": 8, **KEPT}, "max_shared_bytes",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_change_brings_the_gain(case):
+    kind, dataset, step, options, changes = CASES[case]
+    before = epoch(dataset, step, **options)
+    assert before.verdict.kind == kind, before
+    assert list(before.verdict.change) == [changes]
+    for name, value in before.verdict.change.items():
+        assert f"{name}={value!r}" in before.verdict.text
+    # Of workers that are there: how long a start takes that was not measured is not known.
+    after = epoch(dataset, step, **{**options, **before.verdict.change, "persistent_workers": True})
+    brought = before.seconds / after.seconds
+    assert brought > 1.2
+    assert before.verdict.gain == pytest.approx(brought, rel=0.3), (before, after)
+
+
+def test_a_step_that_is_the_limit_has_no_change():
+    for options in ({"num_workers": 2, **KEPT}, ONE):
+        stats = epoch(Sleeping([0.0005] * 40), 0.02, **options)
+        assert stats.verdict.kind == "caller", stats
+        assert (stats.verdict.gain, dict(stats.verdict.change)) == (1.0, {})
+        assert "The training step is the limit" in stats.verdict.text
+
+
+class Starting(Sleeping):
+    """Keeps a worker from its start for long."""
+
+    def __call__(self, _worker):
+        time.sleep(0.5)
+
+
+def test_a_start_that_is_the_limit():
+    dataset = Starting([0.001] * 8)
+    stats = epoch(dataset, 0.001, num_workers=2, batch_size=None, worker_init_fn=dataset)
+    # Before "unknown": there are too few batches to tell more.
+    assert (stats.verdict.kind, stats.verdict.change) == ("startup", {"persistent_workers": True}), stats
+    loader = DataLoader(
+        dataset, num_workers=2, batch_size=None, worker_init_fn=dataset, stats=True, persistent_workers=True
+    )
+    list(loader)
+    first = loader.epoch_stats()
+    assert (first.verdict.kind, first.verdict.change) == ("startup", {})
+    for _ in loader:
+        time.sleep(0.001)
+    after = loader.epoch_stats()
+    loader.shutdown()
+    assert after.verdict.kind == "unknown"
+    assert stats.seconds / after.seconds > 5
+    assert stats.verdict.gain > 5
+
+
+def test_a_sampler_that_is_the_limit():
+    for options in ({"num_workers": 1, **KEPT}, ONE):
+        stats = epoch(Sleeping([0.0] * 40), 0.002, sampler=SlowSampler(), **options)
+        assert (stats.verdict.kind, stats.verdict.change) == ("main", {}), stats
+        assert "reads the sampler" in stats.verdict.text
+
+
+def test_too_few_batches_tell_nothing():
+    stats = epoch(Sleeping([0.01] * 9), 0.0, batch_size=None)
+    assert (stats.verdict.kind, stats.verdict.gain) == ("unknown", 1.0)
+    assert "9 batches are too few to tell" in stats.verdict.text
+    assert "dataset (" in stats.verdict.text
+
+
+def model(**given):
+    plain = {"batches": 100, "caller": 0.01, "main": 0.0, "work": 0.1, "cpu": 0.0, "start": 0.0, "cores": 4}
+    return Model(**{**plain, **given})
+
+
+def test_the_model_of_workers_that_wait():
+    assert model().seconds(0) == pytest.approx(0.1 + 100 * 0.11)
+    assert model().seconds(2) == pytest.approx(0.1 + 100 * 0.05)
+    assert model().seconds(20) == pytest.approx(0.1 + 100 * 0.01)
+    # As good as the ten that hide behind the step.
+    assert model().fewest_workers() == 10
+
+
+def test_the_model_of_workers_that_compute():
+    # More than the cores bring nothing.
+    assert model(cpu=0.1).seconds(4) == model(cpu=0.1).seconds(8) == pytest.approx(0.1 + 100 * 0.025)
+    assert model(cpu=0.1).fewest_workers() == 4
+
+
+def test_the_model_of_starts():
+    assert model(start=1.0).seconds(10) == pytest.approx(10 + 0.1 + 100 * 0.01)
+    # Each more costs more than it brings.
+    assert model(start=1.0).fewest_workers() == 3
+
+
+def test_a_device_works_on_behind_the_hosts_time():
+    loader = DataLoader(Sleeping([0.0] * 20), stats=True, pin_memory=True)
+    list(loader)
+    assert "a device works on behind it" in loader.epoch_stats().verdict.text
+    loader = DataLoader(Sleeping([0.0] * 20), stats=True)
+    list(loader)
+    assert "device" not in loader.epoch_stats().verdict.text
