@@ -380,6 +380,20 @@ def test_the_first_difference_is_told(one, other, told):
     assert got != expected
 
 
+def test_parts_that_lead_back_or_out_end_there():
+    inside = Graph(1)
+    inside.itself, inside.kind = [inside], Graph
+    assert list(batches._parts(inside, "")) == [
+        ("", "Graph"),
+        (".x", "int 1"),
+        (".edges", "dict ['index']"),
+        (".edges['index']", next(batches._parts(torch.zeros(2, 9), ""))[1]),
+        (".itself", "list of 1"),
+        (".itself[0]", "the Graph that it is a part of"),
+        (".kind", "Graph"),
+    ]
+
+
 def test_an_epoch_that_ends_early_is_a_difference():
     def described(length):
         loader = TorchLoader(range(length))

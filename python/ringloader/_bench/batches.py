@@ -53,26 +53,34 @@ def difference(first: list[Described], second: list[Described]) -> tuple[str, st
     return None
 
 
-def _parts(value: Any, place: str) -> Iterator[tuple[str, str]]:
+def _parts(value: Any, place: str, above: tuple[int, ...] = ()) -> Iterator[tuple[str, str]]:
+    """Yields the parts of a value. ``above`` are the objects that it is a part of, by identity."""
     name = type(value).__qualname__
+    if id(value) in above:
+        yield place, f"the {name} that it is a part of"
+        return
+    above = (*above, id(value))
     if isinstance(value, (torch.Tensor, np.ndarray)):
         yield place, f"{name} {value.dtype} {tuple(value.shape)} {_elements(value)}"
     elif isinstance(value, Mapping):
         yield place, f"{name} {list(value)!r}"
         for key, item in value.items():
-            yield from _parts(item, f"{place}[{key!r}]")
+            yield from _parts(item, f"{place}[{key!r}]", above)
     elif isinstance(value, (list, tuple)):
         yield place, f"{name} of {len(value)}"
         for number, item in enumerate(value):
-            yield from _parts(item, f"{place}[{number}]")
+            yield from _parts(item, f"{place}[{number}]", above)
     elif value is None or isinstance(value, (str, bytes, numbers.Number, np.generic)):
         yield place, f"{name} {value!r}"
+    elif callable(value):
+        # A class or a function: its attributes lead anywhere.
+        yield place, getattr(value, "__qualname__", name)
     else:
         yield place, name
         fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
         own = {field.name: getattr(value, field.name) for field in fields} | getattr(value, "__dict__", {})
         for attribute, item in own.items():
-            yield from _parts(item, f"{place}.{attribute}")
+            yield from _parts(item, f"{place}.{attribute}", above)
 
 
 def _elements(value: Any) -> str:
