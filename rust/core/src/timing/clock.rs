@@ -2,19 +2,26 @@
 
 use super::Stamps;
 
-/// Notes the moments of one batch after another, in the worker.
+/// The shortest time between two reads of the processor time, which is a system call.
+const BETWEEN: u64 = 100_000;
+
+/// Notes the moments of one batch after another, in the worker. `now` is a moment; `cpu` reads the thread's processor
+/// time.
 #[derive(Debug, Default)]
 pub struct WorkerClock {
     stamps: Stamps,
-    /// The worker's processor time when the batch before was sent.
+    /// The worker's processor time, and when that was read.
     cpu: u64,
+    read: u64,
+    /// True if the last batch took so long that its processor time is read.
+    is_long: bool,
 }
 
 impl WorkerClock {
     /// The worker waits for its next task from now on.
-    pub fn begin(&mut self, now: u64, cpu: u64) {
+    pub fn begin(&mut self, now: u64, cpu: impl FnOnce() -> u64) {
         self.stamps = Stamps { asked: now, ..Stamps::default() };
-        self.cpu = cpu;
+        (self.cpu, self.read) = (cpu(), now);
     }
 
     /// The worker has a task.
@@ -42,11 +49,33 @@ impl WorkerClock {
         self.stamps.room += time;
     }
 
-    /// The batch is sent. Returns its stamps. The worker waits for its next task from now on.
-    pub fn sent(&mut self, now: u64, cpu: u64) -> Stamps {
-        let stamps = Stamps { sent: now, cpu: cpu.saturating_sub(self.cpu), ..self.stamps };
-        self.begin(now, cpu);
+    /// The batch is sent. Returns its stamps. The worker waits for its next task from now on. The processor time of
+    /// short batches is that of a later one.
+    pub fn sent(&mut self, now: u64, cpu: impl FnOnce() -> u64) -> Stamps {
+        let mut stamps = Stamps { sent: now, ..self.stamps };
+        self.stamps = Stamps { asked: now, ..Stamps::default() };
+        if now.saturating_sub(self.read) >= BETWEEN {
+            let before = self.cpu;
+            (self.cpu, self.read) = (cpu(), now);
+            stamps.cpu = self.cpu.saturating_sub(before);
+        }
         stamps
+    }
+
+    /// A batch is begun without a worker, by a thread that does other things in between.
+    pub fn begin_here(&mut self, now: u64, cpu: impl FnOnce() -> u64) {
+        self.stamps = Stamps { asked: now, got: now, ..Stamps::default() };
+        if self.is_long {
+            self.cpu = cpu();
+        }
+    }
+
+    /// That batch is there. Returns its stamps. A batch that is short, or follows a short one, counts as computed.
+    pub fn made_here(&mut self, now: u64, cpu: impl FnOnce() -> u64) -> Stamps {
+        let took = now.saturating_sub(self.stamps.got);
+        let taken = if self.is_long { cpu().saturating_sub(self.cpu) } else { took };
+        self.is_long = took >= BETWEEN;
+        Stamps { made: now, sent: now, cpu: taken, ..self.stamps }
     }
 }
 
@@ -57,7 +86,7 @@ mod tests {
     #[test]
     fn a_batch_has_its_own_moments_only() {
         let mut clock = WorkerClock::default();
-        clock.begin(100, 1000);
+        clock.begin(100, || 1000);
         clock.note_task(110);
         clock.note_collation(120, 125);
         clock.note_collation(130, 140);
@@ -72,12 +101,28 @@ mod tests {
             made: 150,
             room: 3,
             sent: 160,
-            cpu: 7,
+            cpu: 0,
         };
-        assert_eq!(clock.sent(160, 1007), first);
+        assert_eq!(clock.sent(160, || unreachable!()), first);
         clock.note_task(170);
         clock.note_made(180);
-        let second = Stamps { asked: 160, got: 170, made: 180, sent: 185, cpu: 2, ..Stamps::default() };
-        assert_eq!(clock.sent(185, 1009), second);
+        let now = 100 + BETWEEN;
+        let second = Stamps { asked: 160, got: 170, made: 180, sent: now, cpu: 9, ..Stamps::default() };
+        assert_eq!(clock.sent(now, || 1009), second);
+    }
+
+    #[test]
+    fn without_a_worker_only_long_batches_read_the_processor_time() {
+        let mut clock = WorkerClock::default();
+        let mut batch = |begun: u64, ended: u64, cpu: [Option<u64>; 2]| {
+            let [first, second] = cpu;
+            clock.begin_here(begun, || first.unwrap());
+            clock.made_here(ended, || second.unwrap()).cpu
+        };
+        assert_eq!(batch(0, 10, [None, None]), 10);
+        assert_eq!(batch(20, 20 + BETWEEN, [None, None]), BETWEEN);
+        assert_eq!(batch(500_000, 900_000, [Some(7), Some(12)]), 5);
+        assert_eq!(batch(900_000, 900_001, [Some(20), Some(21)]), 1);
+        assert_eq!(batch(900_000, 900_003, [None, None]), 3);
     }
 }

@@ -250,6 +250,7 @@ mod tests {
         let mut epoch = Epoch::new(2, 0);
         let mut dropped = Vec::new();
         for batch in 0..40u64 {
+            let time = batch * 7 % 40;
             let index = (batch as i64).to_le_bytes();
             dropped.extend(epoch.note_fetch(
                 batch,
@@ -274,7 +275,7 @@ mod tests {
 
     #[test]
     fn only_the_last_events_are_kept() {
-        let mut epoch = Epoch::new(1, 0);
+        let mut epoch = Epoch::<()>::new(1, 0);
         for batch in 0..KEPT as u64 + 5 {
             epoch.note_fetch(batch, 0, made(1), &[0; 8 * (INDICES + 1)], None);
             for work in [MainWork::Decode, MainWork::Place, MainWork::Index] {

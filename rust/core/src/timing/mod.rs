@@ -30,7 +30,7 @@ pub struct Stamps {
     pub room: u64,
     /// The batch was sent.
     pub sent: u64,
-    /// Processor time since the batch before.
+    /// Processor time since it was read before.
     pub cpu: u64,
 }
 

@@ -60,6 +60,11 @@ impl IndexSource {
 }
 
 impl IndexSource {
+    /// Returns true if a native stream is there, and has been read from.
+    pub(crate) fn is_native(&self) -> bool {
+        matches!(self.stream.get(), Some(Some(_)))
+    }
+
     /// Begins a call for a batch.
     pub(crate) fn begin_call(&self) {
         if let Some(ledger) = &self.ledger {

@@ -121,6 +121,13 @@ impl Recorder {
         self.epoch.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Notes that the sampler was read. Returns how many batches were made before, without workers.
+    fn note_index(&self, begun: u64, ended: u64) -> u64 {
+        let mut core = self.core();
+        core.note_main(MainWork::Index, 0, begun, ended);
+        core.workers().first().map_or(0, |sums| sums.batches)
+    }
+
     /// As [`Epoch::note_main`], for work that ends now.
     pub(crate) fn note_main(&self, work: MainWork, batch: u64, begun: u64) {
         self.core().note_main(work, batch, begun, monotonic());
@@ -200,15 +207,11 @@ impl TimedFetch {
     fn fetch<'py>(&self, index: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let py = index.py();
         let (recorder, clock) = (self.recorder.get(), self.clock.get());
-        recorder.note_main(MainWork::Index, 0, recorder.known.load(Ordering::Relaxed));
-        // The main process has done other things since the last batch.
-        clock.begin();
-        clock.note_task();
+        let begun = clock.begin_here();
         let made = self.fetcher.bind(py).call_method1(intern!(py, "fetch"), (index,))?;
-        clock.note_made();
-        let stamps = clock.sent();
-        recorder.known.store(stamps.sent, Ordering::Relaxed);
-        let batch = recorder.core().workers().first().map_or(0, |sums| sums.batches);
+        let stamps = clock.made_here();
+        let known = recorder.known.swap(stamps.sent, Ordering::Relaxed);
+        let batch = recorder.note_index(known, begun);
         recorder.note_fetch(batch, (0, stamps), &[], || (!self.iterable).then(|| index.clone().unbind()));
         Ok(made)
     }

@@ -18,8 +18,8 @@ impl WorkerClock {
     }
 
     /// The worker waits for its next task from now on.
-    pub(crate) fn begin(&self) {
-        self.core().begin(monotonic(), thread_cpu());
+    fn begin(&self) {
+        self.core().begin(monotonic(), thread_cpu);
     }
 }
 
@@ -41,7 +41,18 @@ impl WorkerClock {
     }
 
     pub(crate) fn sent(&self) -> Stamps {
-        self.core().sent(monotonic(), thread_cpu())
+        self.core().sent(monotonic(), thread_cpu)
+    }
+
+    /// A batch is begun without a worker. Returns when.
+    pub(crate) fn begin_here(&self) -> u64 {
+        let now = monotonic();
+        self.core().begin_here(now, thread_cpu);
+        now
+    }
+
+    pub(crate) fn made_here(&self) -> Stamps {
+        self.core().made_here(monotonic(), thread_cpu)
     }
 }
 

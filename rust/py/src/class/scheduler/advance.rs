@@ -247,7 +247,11 @@ impl<E: ParentEnd> Scheduling<E> {
                 "Number of outstanding tasks exceeded maximum allowed tasks",
             ));
         }
-        let begun = self.recorder.get().map(|(recorder, _)| (recorder.get(), monotonic()));
+        // A look into a native stream is nothing beside two at the clock.
+        let begun = match self.recorder.get() {
+            Some((recorder, _)) if !state.source.get().is_native() => Some((recorder.get(), monotonic())),
+            _ => None,
+        };
         let Some(index) = E::read(state.source.get(), callbacks, state.keeps_sent)? else { return Ok(()) };
         if let Some((recorder, begun)) = begun {
             recorder.note_main(MainWork::Index, 0, begun);
