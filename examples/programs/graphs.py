@@ -56,7 +56,7 @@ def collate(graphs: list[Graph]) -> Graph:
     )
 
 
-def make_loader(loader_class: type[DataLoader[Any]], num_workers: int) -> Any:
+def make_loader(loader_class: type[DataLoader[Any]] = DataLoader, num_workers: int = 0) -> Any:
     """Makes the loader of an epoch."""
     return loader_class(Molecules(), batch_size=16, shuffle=True, collate_fn=collate, num_workers=num_workers)
 

@@ -25,7 +25,7 @@ def make_dataset() -> Any:
     return Dataset.from_dict(columns).with_format("torch")
 
 
-def make_loader(loader_class: type[DataLoader[Any]], num_workers: int) -> Any:
+def make_loader(loader_class: type[DataLoader[Any]] = DataLoader, num_workers: int = 0) -> Any:
     """Makes the loader of an epoch."""
     return loader_class(make_dataset(), batch_size=16, shuffle=True, num_workers=num_workers)
 

@@ -33,7 +33,9 @@ def write_images(folder: Path) -> None:
         Image.fromarray(pixels).save(path, quality=85)
 
 
-def make_loader(loader_class: type[DataLoader[Any]], num_workers: int, folder: Path = FOLDER) -> Any:
+def make_loader(
+    loader_class: type[DataLoader[Any]] = DataLoader, num_workers: int = 0, folder: Path = FOLDER
+) -> Any:
     """Makes the loader of an epoch of training."""
     if folder == FOLDER:
         write_images(folder)

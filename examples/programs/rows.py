@@ -28,7 +28,7 @@ class Rows(Dataset[tuple[Any, Any]]):
         return self.features[index], self.targets[index]
 
 
-def make_loader(loader_class: type[DataLoader[Any]], num_workers: int) -> Any:
+def make_loader(loader_class: type[DataLoader[Any]] = DataLoader, num_workers: int = 0) -> Any:
     """Makes the loader of an epoch."""
     return loader_class(Rows(), batch_size=1024, shuffle=True, num_workers=num_workers)
 

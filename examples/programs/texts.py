@@ -53,7 +53,7 @@ def collate(texts: list[torch.Tensor]) -> dict[str, torch.Tensor]:
     return {"tokens": tokens, "mask": tokens != 0}
 
 
-def make_loader(loader_class: type[DataLoader[Any]], num_workers: int) -> Any:
+def make_loader(loader_class: type[DataLoader[Any]] = DataLoader, num_workers: int = 0) -> Any:
     """Makes the loader of an epoch."""
     write_texts(FILE)
     return loader_class(Lines(FILE), batch_size=32, collate_fn=collate, num_workers=num_workers)

@@ -1,4 +1,4 @@
-"""``python -m ringloader``: runs a program with ringloader installed, or says what is here."""
+"""``python -m ringloader``: runs a program with ringloader, measures a loader, or says what is here."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import os
 import sys
+from typing import NoReturn
 
 import ringloader
 from ringloader._options import checks, naming
@@ -22,9 +23,11 @@ docs/without-changing-code.md.
 
 def main() -> None:
     """Parses the command line and runs what it names."""
+    if sys.argv[1:2] == ["bench"]:
+        _bench(sys.argv[2:])
     parser = argparse.ArgumentParser(prog="python -m ringloader", description=__doc__.partition(": ")[2])
     parser.add_argument("--version", action="store_true", help="prints the version of ringloader")
-    commands = parser.add_subparsers(title="commands", metavar="run|doctor")
+    commands = parser.add_subparsers(title="commands", metavar="run|bench|doctor")
     doctor = commands.add_parser(
         "doctor",
         help="prints what this machine, this Python and this torch mean for ringloader",
@@ -32,6 +35,8 @@ def main() -> None:
     )
     doctor.add_argument("--json", action="store_true", help="as JSON, for programs")
     doctor.set_defaults(doctor=True)
+    # For the help only: it has a parser of its own.
+    commands.add_parser("bench", help="measures a loader with torch's DataLoader and with ringloader")
     command = commands.add_parser(
         "run",
         help="runs a program with ringloader installed",
@@ -89,6 +94,16 @@ def main() -> None:
         run.run_module(program, arguments)
     else:
         run.run_script(program, arguments)
+
+
+def _bench(words: list[str]) -> NoReturn:
+    from ringloader._bench import arguments
+
+    # A wrong word is told before torch is imported.
+    given = arguments.parse(words)
+    from ringloader._bench import command
+
+    sys.exit(command.run(given))
 
 
 def _print_diagnosis(as_json: bool) -> None:

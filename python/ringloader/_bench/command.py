@@ -1,0 +1,137 @@
+"""``python -m ringloader bench``: compares batches, measures in rounds, and prints the results."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ringloader._bench import batches, child, measure, plot, results, text
+from ringloader._bench.arguments import Arguments
+from ringloader._bench.configuration import Configuration, in_words
+from ringloader._bench.errors import BenchError, RunError
+from ringloader._bench.progress import progress
+from ringloader._bench.results import Row
+
+_NAME = "python -m ringloader bench"
+# torch's and ringloader's batches, and torch's again if these differ.
+_COMPARED = 3
+
+
+def run(given: Arguments) -> int:
+    """Runs the command, and returns its exit status."""
+    try:
+        return _Bench(given).run()
+    except BenchError as error:
+        sys.stderr.write(f"{error.users}{_NAME}: error: {error.text}\n")
+        return 2
+    except OSError as error:
+        sys.stderr.write(f"{_NAME}: error: {error}\n")
+        return 2
+    except KeyboardInterrupt:
+        sys.stderr.write(f"{_NAME}: interrupted\n")
+        return 130
+
+
+class _Bench:
+    def __init__(self, given: Arguments) -> None:
+        self._given = given
+        self._measured: results.Measurements = {one: {} for one in given.configurations}
+        # The first error of each configuration: it is not tried again.
+        self._failed: dict[Configuration, RunError] = {}
+
+    def run(self) -> int:
+        given = self._given
+        with progress(_COMPARED + given.rounds * len(given.configurations) + 1) as begin:
+            same, comparison = self._compare(begin)
+            for number in range(given.rounds):
+                # The order turns, so that none always follows the same one.
+                first = number % len(given.configurations)
+                for configuration in given.configurations[first:] + given.configurations[:first]:
+                    begin(str(configuration))
+                    self._measure(configuration, number)
+            rows = results.rows(self._measured)
+            best, recommended = results.best(rows), results.recommended(rows)
+            if best is None or recommended is None:
+                raise self._first_failure()
+            begin(f"verdict of {best.configuration}")
+            verdict = self._call(best.configuration, measure.verdict, given.seconds, given.step)
+        row, reason = recommended
+        lines = [text.table(rows), "", comparison, *self._notes(rows)]
+        if verdict is not None:
+            lines.append(f"Verdict with {in_words(best.configuration.arguments)}: {verdict['text']}")
+        lines.append(f"Recommended: {in_words(row.configuration.arguments)}: {reason}.")
+        sys.stdout.write("\n".join([*lines, ""]))
+        if given.json is not None:
+            data = results.to_dict(rows, same, row.configuration, verdict)
+            Path(given.json).write_text(f"{json.dumps(data, indent=2)}\n")
+        if given.plot is not None:
+            plot.draw(given.plot, rows, str(given.target))
+        return int(same is False)
+
+    def _measure(self, configuration: Configuration, number: int) -> None:
+        given = self._given
+        found = self._call(configuration, measure.measure, given.seconds, given.step)
+        if found is not None:
+            self._measured[configuration][number] = found
+
+    def _call(self, configuration: Configuration, function: Callable[..., Any], *rest: Any) -> Any:
+        """Calls a function with the target and a configuration in a process; None if that fails."""
+        if configuration in self._failed:
+            return None
+        try:
+            return child.call(function, self._given.target, configuration, *rest)
+        except RunError as error:
+            self._failed[configuration] = error
+            return None
+
+    def _compare(self, begin: Callable[[str], None]) -> tuple[bool | None, str]:
+        """Compares the batches of both loaders with the most workers; None where that says nothing."""
+        ours = max(
+            (one for one in self._given.configurations if one.loader == "ringloader"),
+            key=lambda one: one.num_workers,
+        )
+        torchs = Configuration("torch", ours.num_workers)
+
+        def described(configuration: Configuration) -> Any:
+            begin(f"batches of {configuration}")
+            return self._call(configuration, batches.described)
+
+        where = f"with {in_words(ours.arguments)}"
+        theirs, mine = described(torchs), described(ours)
+        if theirs is None or mine is None:
+            return None, f"Batches: not compared {where}, because one of the loaders failed."
+        count = sum(1 for one, other in zip(theirs, mine, strict=False) if one and other)
+        different = batches.difference(theirs, mine)
+        if different is None:
+            return True, f"Batches: the first {count} of both loaders are equal, {where}."
+        again = described(torchs)
+        unlike = again and batches.difference(theirs, again)
+        if unlike:
+            return None, (
+                f"Batches: not comparable {where}: two runs of torch's own loader differ, at {unlike[0]}. "
+                "Seed all that draws."
+            )
+        place, expected, got = different
+        return False, f"Batches: DIFFERENT {where}: at {place} torch has {expected}, ringloader {got}."
+
+    def _notes(self, rows: list[Row]) -> list[str]:
+        notes = [f"{configuration} failed: {error.text}" for configuration, error in self._failed.items()]
+        for configuration, rounds in self._measured.items():
+            reasons = {one.reason: None for one in rounds.values() if one.path == "torch"}
+            notes += [f"{configuration} ran torch's own loader: {reason}" for reason in reasons]
+        ours, theirs = results.best(rows), results.best(rows, "torch")
+        if ours and theirs and theirs.batches_per_second * results.NEAR > ours.batches_per_second:
+            notes.append(
+                f"torch's own loader was faster: {text.rate(theirs.batches_per_second)} batches a second "
+                f"with {in_words(theirs.configuration.arguments)}."
+            )
+        return notes
+
+    def _first_failure(self) -> RunError:
+        configuration, error = next(
+            (one, error) for one, error in self._failed.items() if one.loader == "ringloader"
+        )
+        return RunError(f"{configuration} failed: {error.text}", error.users)

@@ -1,0 +1,101 @@
+"""``FILE.py:NAME``: a function of the user's that makes a loader. Imports no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ringloader._bench.errors import TargetError, line_of, users_traceback
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """A function that returns a loader.
+
+    Attributes:
+        place: The path of a Python file, or the name of a module.
+        name: The name of the function there.
+    """
+
+    place: str
+    name: str
+
+    @classmethod
+    def parse(cls, text: str) -> Target:
+        """Reads ``FILE.py:NAME`` or ``module:NAME``, and looks for the file.
+
+        Raises:
+            ValueError: With a line for the user.
+        """
+        place, colon, name = text.rpartition(":")
+        if not (colon and place and name):
+            raise ValueError(f"{text!r} is not FILE.py:NAME or module:NAME, with the name of a function")
+        target = cls(place, name)
+        if target._is_file and not Path(place).is_file():
+            raise ValueError(f"can't open file {place!r}: no such file")
+        return target
+
+    @property
+    def _is_file(self) -> bool:
+        return self.place.endswith(".py") or os.sep in self.place
+
+    def __str__(self) -> str:
+        return f"{self.place}:{self.name}"
+
+    def call(self, num_workers: int) -> Any:
+        """Calls the function, with ``num_workers`` if it takes it, and returns its result.
+
+        The file runs as a module, so that worker processes of every start method find its classes. Nothing
+        under ``if __name__ == "__main__":`` runs.
+
+        Raises:
+            TargetError: If there is no such module or function, or one of them raises.
+        """
+        make: Any = self._run(f"{self.place} cannot be imported", self._module)
+        for name in self.name.split("."):
+            if not hasattr(make, name):
+                raise TargetError(
+                    f'{self.place} has no {name!r} (nothing under `if __name__ == "__main__":` is run)'
+                )
+            make = getattr(make, name)
+        if not callable(make):
+            raise TargetError(f"{self} is no function that returns a loader, but of {type(make)}")
+        given = {"num_workers": num_workers} if _takes_num_workers(make) else {}
+        return self._run(f"{self} fails", lambda: make(**given))
+
+    def _module(self) -> ModuleType:
+        sys.argv[:] = [self.place]
+        if not self._is_file:
+            return importlib.import_module(self.place)
+        path = Path(self.place).resolve()
+        # As `python FILE.py`. Worker processes of other start methods get this path, and import the file.
+        sys.path.insert(0, str(path.parent))
+        if path.stem in sys.modules:
+            raise ImportError(f"{path.stem!r} is the name of another module; rename the file")
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None and spec.loader is not None
+        module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    def _run(self, what: str, function: Callable[[], Any]) -> Any:
+        try:
+            return function()
+        # A program that ends itself, too.
+        except (Exception, SystemExit) as error:
+            raise TargetError(f"{what}: {line_of(error)}", users_traceback(error)) from None
+
+
+def _takes_num_workers(function: Callable[..., Any]) -> bool:
+    try:
+        return "num_workers" in inspect.signature(function).parameters
+    except ValueError:
+        return False
