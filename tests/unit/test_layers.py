@@ -13,6 +13,7 @@ PAGE = (ROOT / "ARCHITECTURE.md").read_text()
 # Module of the core: modules that it may use. `transport::layout` is where pools and rings meet memory.
 CORE_MAY_USE = {
     "error": set(),
+    "cache": {"sync", "testing"},
     "bits": set(),
     "testing": set(),
     "sync": {"error", "bits", "testing"},
@@ -23,6 +24,7 @@ CORE_MAY_USE = {
     "forks": {"sync", "testing"},
     "os": {"error", "sync"},
     "items": {"error", "os"},
+    "samples": {"cache", "error", "os", "sync", "testing"},
     "process": {"sync", "testing", "forks", "os"},
     "transport": {"error", "sync", "testing", "forks", "os", "process", "ring", "pool", "batch"},
     "scheduler": {"error", "testing", "plan", "transport"},
@@ -42,6 +44,7 @@ BINDING_MAY_USE = {
     "torch": {"gil", "identity", "objects", "python"},
     "index": {"gil", "objects", "python", "torch"},
     "batch": {"gil", "identity", "objects", "torch"},
+    "cache": {"batch", "fds", "gil", "torch"},
     "class": {"batch", "caught", "fds", "gil", "index", "lock", "objects", "python", "torch", "process"},
     "collate": {"class", "gil", "torch"},
 }
@@ -68,7 +71,7 @@ PYTHON_MAY_USE = {
     "__main__": {"_doctor", "_options", "_patch"},
     "_common": {"_native", "_torch"},
     "_convert": {"_patch"},
-    "_data": {"_common", "_native", "_torch"},
+    "_data": {"_common", "_log", "_native", "_torch"},
     "_dispatch": {"_common", "_native", "_start", "_torch", "_worker"},
     "_doctor": {"_native", "_report", "_torch", "_transport", "dataloader"},
     "_iterator": {

@@ -118,7 +118,7 @@ impl WordFile {
     ///
     /// # Errors
     /// [`Error::Os`].
-    pub fn len(&self) -> Result<u64> {
+    pub fn file_len(&self) -> Result<u64> {
         let stat = rustix::fs::fstat(&self.fd).map_err(|errno| Error::os("fstat", errno))?;
         Ok(stat.st_size as u64)
     }

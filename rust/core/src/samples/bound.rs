@@ -56,7 +56,7 @@ impl Bound {
         let is_due = if has_room {
             used.abs_diff(self.looked_at.load(Ordering::Relaxed)) >= LOOK
         } else {
-            self.turned_away.fetch_add(1, Ordering::Relaxed) % TURNED_AWAY == 0
+            self.turned_away.fetch_add(1, Ordering::Relaxed).is_multiple_of(TURNED_AWAY)
         };
         if is_due { self.look(used, file) } else { limit }
     }

@@ -128,7 +128,7 @@ impl Samples {
     fn over(file: WordFile, len: usize, bound: Bound) -> Self {
         let samples = Self { file, len, bound };
         // A machine that stopped may have written records, and not the tail behind them.
-        let end = samples.file.len().unwrap_or(0).max(records_at(len)).next_multiple_of(PAGE as u64);
+        let end = samples.file.file_len().unwrap_or(0).max(records_at(len)).next_multiple_of(PAGE as u64);
         samples.table().tail.fetch_max(end, Ordering::Relaxed);
         samples.table().floor.fetch_max(records_at(len), Ordering::Relaxed);
         samples.bound.look(samples.table().used(), &samples.file);
@@ -230,12 +230,10 @@ impl Samples {
         Stored::There
     }
 
-    /// Notes that the sample of an index cannot be kept.
+    /// Notes that the sample of an index cannot be kept, or that a kept one cannot be made an object again.
     pub fn refuse(&self, index: usize) {
-        let (state, seen) = self.table().look(index);
-        if matches!(state, State::Missing) {
-            self.table().refuse(index, seen);
-        }
+        let (_, seen) = self.table().look(index);
+        self.table().refuse(index, seen);
     }
 
     /// Forgets all samples and gives their memory, or blocks, back.
