@@ -5,6 +5,7 @@
 //! | [`segment`] | one memfd, mapped |
 //! | [`frozen`] | one memfd, written once and then only read |
 //! | [`word_file`] | a file whose first words are atomics, and whose other bytes are read and written |
+//! | `windows` | a file that grows, mapped as far as it is read |
 //! | [`record_lock`] | locks on single bytes of a file, which end with their process |
 //! | [`memory`] | what the machine has left |
 //! | [`fd_passing`] | a descriptor over a socket pair |
@@ -32,6 +33,8 @@ pub mod record_lock;
 pub mod segment;
 #[allow(unsafe_code, reason = "calls C's functions that wait")]
 mod waiting;
+#[allow(unsafe_code, reason = "maps a file, and copies from the mappings")]
+mod windows;
 #[allow(unsafe_code, reason = "maps words, and refers to them")]
 pub mod word_file;
 

@@ -1,5 +1,5 @@
-//! A file whose first words are mapped as atomics. All other bytes are read and written by system calls, which can say
-//! no: a full disk, a limit, a file that was cut off.
+//! A file whose first words are mapped as atomics. All other bytes are written by system calls, which can say no: a full
+//! disk, a limit. They are read by system calls too, but for those of a file in memory, which cannot be cut off.
 //!
 //! INVARIANT: `base .. base + 8 * count` is one shared mapping of the file for as long as the `WordFile` lives, and the
 //! file's blocks for it are allocated, so that no store to it raises SIGBUS. A memfd is sealed against shrinking; a file
@@ -13,8 +13,9 @@ use rustix::fs::{FallocateFlags, FileType, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
+use super::windows::Windows;
 use crate::error::{Error, Result};
-use crate::sync::AtomicU64;
+use crate::sync::{AtomicU64, Ordering};
 
 /// Such a file. It keeps its descriptor.
 #[derive(Debug)]
@@ -23,6 +24,10 @@ pub struct WordFile {
     count: usize,
     fd: OwnedFd,
     inode: (u64, u64),
+    /// Of a file in memory.
+    windows: Option<Windows>,
+    /// Bytes that the file is known to have. Of a file in memory, that stays true.
+    known: AtomicU64,
 }
 
 // SAFETY: shared memory has no thread of its own; all of it that is referred to is atomic.
@@ -59,7 +64,10 @@ impl WordFile {
             unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, &fd, 0) }
                 .map_err(|errno| Error::os("mmap", errno))?;
         let base = NonNull::new(base.cast()).ok_or_else(|| Error::os("mmap", Errno::NOMEM))?;
-        Ok(Self { base, count, fd, inode: (stat.st_dev, stat.st_ino) })
+        // Only files in memory have seals.
+        let seals = rustix::fs::fcntl_get_seals(&fd).unwrap_or(SealFlags::empty());
+        let windows = seals.contains(SealFlags::SHRINK).then(Windows::default);
+        Ok(Self { base, count, fd, inode: (stat.st_dev, stat.st_ino), windows, known: AtomicU64::new(0) })
     }
 
     /// The words. Other processes may change any of them at any time.
@@ -77,6 +85,13 @@ impl WordFile {
     pub fn read_at<'a>(&self, into: &'a mut [MaybeUninit<u8>], at: u64) -> Result<&'a mut [u8]> {
         let len = into.len();
         let mut done = 0;
+        if let Some(windows) = &self.windows
+            && self.has(at, len)?
+            // SAFETY: the file is sealed, and at least so long.
+            && unsafe { windows.copy_out(&self.fd, into, at) }
+        {
+            done = len;
+        }
         while done < len {
             match rustix::io::pread(&self.fd, &mut into[done..], at + done as u64) {
                 Ok(([], _)) => break,
@@ -87,6 +102,15 @@ impl WordFile {
         }
         // SAFETY: the calls above have written so many bytes.
         Ok(unsafe { std::slice::from_raw_parts_mut(into.as_mut_ptr().cast(), done) })
+    }
+
+    /// True if the file has so many bytes from `at` on.
+    fn has(&self, at: u64, len: usize) -> Result<bool> {
+        let Some(end) = at.checked_add(len as u64) else { return Ok(false) };
+        if end > self.known.load(Ordering::Relaxed) {
+            self.known.store(self.file_len()?, Ordering::Relaxed);
+        }
+        Ok(end <= self.known.load(Ordering::Relaxed))
     }
 
     /// Writes all of `bytes` from `at` on.
@@ -235,7 +259,6 @@ pub fn write_at(fd: BorrowedFd<'_>, mut bytes: &[u8], mut at: u64) -> Result<()>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sync::Ordering;
 
     #[test]
     fn words_and_bytes_are_those_of_the_file() {

@@ -7,7 +7,7 @@
 //! | from the next multiple of 4096 on | the records, each at a multiple of 64: see [`record`] |
 //!
 //! Words are `u64` in the machine's order, so a file of another machine is none. Table and header are mapped; records
-//! are written and read by system calls, and are believed once their checksum is right.
+//! are written by system calls. In a file with a name they are believed once their checksum is right.
 
 #![forbid(unsafe_code)]
 
@@ -162,22 +162,40 @@ impl Samples {
         Some(found)
     }
 
+    /// Completes the bytes of a record, of which those behind [`record::HEADER`] are there. `last` is where its last part
+    /// begins.
+    ///
+    /// # Panics
+    /// When it is shorter than a header.
+    pub fn seal(&self, record: &mut [u8], index: usize, last: usize) {
+        record::seal(record, index, last, self.is_on_disk());
+    }
+
     /// Reads a record that was found to memory of its length. Returns the start of its last part, as
-    /// [`record::seal`] got it. `None`: it was cleared meanwhile, or is damaged, and is not kept any more.
+    /// [`seal`](Self::seal) got it; then all of `into` is written. `None`: it was cleared meanwhile, or is damaged, and is
+    /// not kept any more.
     #[must_use]
     pub fn read(&self, found: &Found, into: &mut [MaybeUninit<u8>]) -> Option<usize> {
         let bytes = self.file.read_at(into, found.at).ok();
         let last = bytes.and_then(|bytes| {
-            (bytes.len() as u64 == found.len).then(|| record::check(bytes, found.index))?
+            (bytes.len() as u64 == found.len).then(|| record::check(bytes, found.index, self.is_on_disk()))?
         });
-        if last.is_none() {
+        // After the bytes: a table that is cleared raises its floor before it gives them back, and whoever finds them
+        // given back finds the floor.
+        let is_there = found.at >= self.table().floor.load(Ordering::Relaxed) || fault("cleared_while_read");
+        if last.is_none() || !is_there {
             self.forget(found);
+            return None;
         }
         last
     }
 
     fn forget(&self, found: &Found) {
         self.table().forget(found.index, found.seen);
+        if found.at < self.table().floor.load(Ordering::Relaxed) {
+            // It was cleared while it was read: by that, pages of a mapping are there again.
+            self.file.punch(found.at, found.len);
+        }
     }
 
     /// Tries to become the one who makes the sample of an index and keeps it. `Some(false)`: another process is.

@@ -58,7 +58,12 @@ impl Record {
     ///
     /// # Errors
     /// What pickling raises for what cannot be pickled; `MemoryError`.
-    pub(super) fn of(sample: &Bound<'_, PyAny>, index: usize, spare: &Spare) -> PyResult<Self> {
+    pub(super) fn of(
+        sample: &Bound<'_, PyAny>,
+        index: usize,
+        samples: &Samples,
+        spare: &Spare,
+    ) -> PyResult<Self> {
         let mut encoded = spare.take();
         let made = encoded.encode(sample).and_then(|()| Self::written(sample, &mut encoded));
         spare.put(encoded);
@@ -68,9 +73,9 @@ impl Record {
         // SAFETY: all bytes were written (the invariant).
         let bytes = unsafe { memory.bytes_mut() };
         if bytes.len() < DETACH {
-            record::seal(bytes, index, table);
+            samples.seal(bytes, index, table);
         } else {
-            without_interpreter(sample.py(), || record::seal(bytes, index, table));
+            without_interpreter(sample.py(), || samples.seal(bytes, index, table));
         }
         Ok(made)
     }

@@ -103,7 +103,7 @@ impl SampleCache {
     ) -> PyResult<(Bound<'py, PyAny>, bool)> {
         let py = sample.py();
         let index = self.index(index)?;
-        let record = Record::of(sample, index, &self.spare)?;
+        let record = Record::of(sample, index, &self.samples, &self.spare)?;
         let mut is_too_large = false;
         if keeps {
             let stored = without_interpreter(py, || self.samples.store(index, record.bytes()));
