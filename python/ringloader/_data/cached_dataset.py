@@ -203,13 +203,13 @@ class CachedDataset(Dataset[_T], Generic[_T]):
     def __getattr__(self, name: str) -> Any:
         # Not before the constructor has run, as while this is unpickled.
         if name.startswith("_") or name in _OF_EPOCHS or "dataset" not in self.__dict__:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self
+            )
         return getattr(self.dataset, name)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.dataset!r})"
-
-
 
 
 def _open(length: int, max_bytes: int | None, path: str | None, version: str) -> _native.SampleCache:
@@ -252,7 +252,9 @@ def _check(dataset: object, max_bytes: object, version: object, then: object) ->
     if not isinstance(version, str):
         raise TypeError(f"version must be a string, not {version!r}; for example version=str(...)")
     if len(version.encode(errors="surrogatepass")) > _LONGEST_VERSION:
-        raise ValueError(f"version has {len(version.encode())} bytes, more than {_LONGEST_VERSION}; pass a hash of it")
+        raise ValueError(
+            f"version has {len(version.encode())} bytes, more than {_LONGEST_VERSION}; pass a hash of it"
+        )
     if then is not None and not callable(then):
         raise TypeError(f"then must be callable, not {then!r}")
 

@@ -11,7 +11,7 @@ use crate::fds::duplicate;
 use crate::gil::{exception, without_interpreter};
 
 /// Samples of a dataset, each of which is kept once.
-#[pyclass(frozen, subclass, module = "ringloader._native")]
+#[pyclass(frozen, module = "ringloader._native")]
 pub(crate) struct SampleCache {
     samples: Samples,
     max_bytes: Option<u64>,
