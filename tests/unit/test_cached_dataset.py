@@ -352,19 +352,24 @@ def test_then_draws_what_it_draws_without_the_cache(loader, workers):
     assert cached.dataset.asked.eq(1).all()
 
 
+FORK, SPAWN, SERVER = (
+    {"num_workers": 2, "multiprocessing_context": method} for method in ("fork", "spawn", "forkserver")
+)
 WAYS = [
-    (ringloader.DataLoader, {"num_workers": 2, "multiprocessing_context": "fork"}),
-    (ringloader.DataLoader, {"num_workers": 2, "multiprocessing_context": "spawn"}),
-    (ringloader.DataLoader, {"num_workers": 2, "multiprocessing_context": "forkserver", "persistent_workers": True}),
-    (ringloader.DataLoader, {"num_workers": 2, "worker_method": "thread"}),
-    (ringloader.DataLoader, {"num_workers": 0}),
-    (TorchLoader, {"num_workers": 2, "multiprocessing_context": "fork"}),
-    pytest.param(TorchLoader, {"num_workers": 2, "multiprocessing_context": "spawn"}, marks=pytest.mark.slow),
-]  # fmt: skip
+    *((ringloader.DataLoader, FORK, has_path) for has_path in (False, True)),
+    (ringloader.DataLoader, SERVER | {"persistent_workers": True}, True),
+    (ringloader.DataLoader, {"num_workers": 2, "worker_method": "thread"}, False),
+    (ringloader.DataLoader, {"num_workers": 0}, True),
+    (TorchLoader, FORK, False),
+    *(
+        pytest.param(loader, SPAWN, has_path, marks=pytest.mark.slow)
+        for loader in (ringloader.DataLoader, TorchLoader)
+        for has_path in (False, True)
+    ),
+]
 
 
-@pytest.mark.parametrize("has_path", [False, True])
-@pytest.mark.parametrize(("loader", "options"), WAYS)
+@pytest.mark.parametrize(("loader", "options", "has_path"), WAYS)
 def test_workers_of_any_kind_fill_one_cache(loader, options, has_path, tmp_path):
     dataset = Rows(24)
     cached = CachedDataset(dataset, path=tmp_path / "cache" if has_path else None)
