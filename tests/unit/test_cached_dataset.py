@@ -22,7 +22,7 @@ from ringloader import CachedDataset
 
 pytestmark = pytest.mark.rings_only
 
-Pair = collections.namedtuple("Pair", "image label")  # noqa: PYI024
+Pair = collections.namedtuple("Pair", "image label")
 
 
 class Samples(Dataset):
@@ -90,7 +90,7 @@ def same(one, other):
         return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
     if isinstance(one, (list, tuple)):
         return len(one) == len(other) and all(map(same, one, other))
-    return one == other and repr(one) == repr(other) or isinstance(one, Thing) and one == other
+    return (one == other and repr(one) == repr(other)) or (isinstance(one, Thing) and one == other)
 
 
 def read_only(array):
@@ -110,7 +110,8 @@ KINDS = [
     np.array([1, None, "x"], dtype=object), read_only(np.arange(5)), np.zeros((0, 3)),
     np.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8")]), np.float32(3), np.datetime64("2024-01-01"),
     None, True, 3, -(10**30), 1.5, float("inf"), "text", "\ud800", b"bytes", b"x" * 10_000, [], (), {},
-    (torch.ones(3), 1, "label"), Pair(np.ones(3, np.float32), 7), {"image": torch.ones(2, 2), "boxes": [np.ones(4)]},
+    (torch.ones(3), 1, "label"), Pair(np.ones(3, np.float32), 7),
+    {"image": torch.ones(2, 2), "boxes": [np.ones(4)]},
     collections.OrderedDict(a=1, b=torch.ones(2)), {1, 2}, range(3), Thing(torch.ones(4)), Path("x"),
 ]  # fmt: skip
 
@@ -287,7 +288,7 @@ def test_attributes_are_the_datasets_but_for_those_of_an_epoch(caplog):
     class Named(Rows):
         classes = ("cat", "dog")
 
-        def set_epoch(self, epoch):
+        def set_epoch(self, _):
             raise AssertionError
 
         def state_dict(self):
@@ -326,7 +327,7 @@ def test_a_copy_shares_the_samples_and_a_pickle_has_none(tmp_path):
 
 def random_then(sample):
     image, label = sample
-    return image + torch.randint(100, ()) + int(np.random.randint(100)), label  # noqa: NPY002
+    return image + torch.randint(100, ()) + int(np.random.randint(100)), label
 
 
 class Then(Rows):
@@ -338,11 +339,11 @@ class Then(Rows):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_then_draws_what_it_draws_without_the_cache(loader, workers):
     def seed_numpy(_):
-        np.random.seed(torch.initial_seed() % 2**32)  # noqa: NPY002
+        np.random.seed(torch.initial_seed() % 2**32)
 
     def epochs(dataset):
         torch.manual_seed(5)
-        np.random.seed(5)  # noqa: NPY002
+        np.random.seed(5)
         batches = loader(dataset, 4, shuffle=True, num_workers=workers, worker_init_fn=seed_numpy)
         return [batch for _ in range(3) for batch in batches]
 
@@ -382,7 +383,7 @@ def test_workers_of_any_kind_fill_one_cache(loader, options, has_path, tmp_path)
     assert (stats["items"], stats["misses"], stats["hits"]) == (24, 24, 25)
 
 
-def test_a_cache_serves_a_pool(tmp_path):
+def test_a_cache_serves_a_pool():
     dataset = Rows(12)
     cached = CachedDataset(dataset)
     with ringloader.WorkerPool(2) as pool:
@@ -489,20 +490,23 @@ def taken(cached):
 
 def test_memory_is_taken_as_it_fills_and_given_back():
     dataset = Rows(100, (25_000,))
-    descriptors = len(os.listdir("/proc/self/fd"))
-    shared = set(os.listdir("/dev/shm"))
+    descriptors = len(list(Path("/proc/self/fd").iterdir()))
+    shared = set(Path("/dev/shm").iterdir())
     cached = CachedDataset(dataset)
     empty = taken(cached)
     assert empty < 64 << 10
     for index in range(100):
         cached[index]
     assert 10_000_000 < taken(cached) - empty < 11_000_000
-    assert len(os.listdir("/proc/self/fd")) == descriptors + 1 and set(os.listdir("/dev/shm")) == shared
+    assert (
+        len(list(Path("/proc/self/fd").iterdir())) == descriptors + 1
+        and set(Path("/dev/shm").iterdir()) == shared
+    )
     cached.clear()
     assert taken(cached) <= empty + (64 << 10)
     assert cached[3][1] == 3
     del cached
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
 
 
 def test_ranks_of_one_machine_divide_what_is_left(monkeypatch):

@@ -76,7 +76,7 @@ class _ExactPickler(pickle.Pickler):
 
     def __init__(self, file: io.BytesIO, leaves: Callable[[object], int | None]) -> None:
         super().__init__(file, 5)
-        # The storage inside a tensor of another class becomes a leaf: torch's own reduction saves it as a file.
+        # So the storage in a tensor of another class becomes a leaf. torch's own reduction saves it as a file.
         self.dispatch_table = {**copyreg.dispatch_table, torch.TypedStorage: reductions.reduce_typed_storage}
         self.persistent_id = leaves  # type: ignore[method-assign]
 
@@ -85,7 +85,7 @@ def exact_dumps(sample: object, leaves: Callable[[object], int | None]) -> bytes
     """Pickles ``sample`` as :func:`dumps` does, but as it is, and by value.
 
     Raises:
-        Exception: What pickling raises for what cannot be pickled, or only for a process that is being started.
+        Exception: What pickling raises for what cannot be pickled, or only for a process that starts.
     """
     file = io.BytesIO()
     _ExactPickler(file, leaves).dump(sample)

@@ -7,6 +7,7 @@ import operator
 import os
 from collections.abc import Callable, Iterable, Sized
 from multiprocessing import context, reduction
+from pathlib import Path
 from typing import Any, Generic, Self, SupportsIndex, TypeVar, cast
 
 from torch.utils.data import Dataset, IterableDataset
@@ -20,8 +21,8 @@ _T = TypeVar("_T")
 _MISSING = object()
 # Methods of a dataset that has epochs, or a state: what is kept belongs to none.
 _OF_EPOCHS = frozenset({"set_epoch", "state_dict", "load_state_dict"})
-# What threads of this process are making: processes exclude each other by locks, which all threads of one have.
-# By process, because a forked child inherits the dict, and not the threads.
+# What threads of this process are making: processes exclude each other by locks, which all threads of one
+# have. By process, because a forked child inherits the dict, and not the threads.
 _making: dict[tuple[int, tuple[int, int], int], object] = {}
 _said: set[str] = set()
 # The room for it in a file's header.
@@ -31,35 +32,37 @@ _LONGEST_VERSION = 2048
 class CachedDataset(Dataset[_T], Generic[_T]):
     """A map-style dataset that makes each sample of another one once, for all processes, loaders and epochs.
 
-    ``cached[i]`` is ``dataset[i]``, made by whoever needs it first: a worker, a thread, the main process. Everybody
-    else reads it from shared memory, or from a file. What it returns is the caller's own: writing to it changes nothing for
-    anybody. Types, dtypes and shapes are those of ``dataset[i]``; strides too, where a tensor or an array has no
-    gaps. A sample may be anything that can be pickled. Tensors on the CPU, arrays, numbers, strings, and trees of
-    these are read fastest.
+    ``cached[i]`` is ``dataset[i]``, made by whoever needs it first: a worker, a thread, the main process.
+    Everybody else reads it from shared memory, or from a file. What it returns is the caller's own: writing to
+    it changes nothing for anybody. Types, dtypes and shapes are those of ``dataset[i]``, and so are the strides
+    of tensors, and of arrays without gaps. A sample may be anything that can be pickled. Tensors on the CPU,
+    arrays, numbers, strings, and trees of these are read fastest.
 
-    Samples are kept until there is no room; the rest is then made each time. Nothing is ever replaced. An error of
-    ``dataset[i]`` is raised and not kept. A sample that cannot be pickled is passed on; the log says so once.
+    Samples are kept until there is no room; the rest is then made each time. Nothing is ever replaced. An error
+    of ``dataset[i]`` is raised and not kept. A sample that cannot be pickled is passed on as it is; the log says
+    so once.
 
     If ``dataset[i]`` draws random numbers, the first draw is kept. Put what is random into ``then``.
 
-    New processes get the cache by a descriptor, with any start method. A copy shares the samples. Any other pickle
-    has an empty cache, or the path. Attributes of ``dataset`` are read through this object, but for ``set_epoch``,
-    ``state_dict`` and ``load_state_dict``.
+    New processes get the cache by a descriptor, with any start method. A copy shares the samples. Any other
+    pickle has an empty cache, or the path. Attributes of ``dataset`` are read through this object, but for
+    ``set_epoch``, ``state_dict`` and ``load_state_dict``.
 
     Args:
         dataset: A map-style dataset, with a length. Its keys are ``0`` to ``len(dataset) - 1``.
-        max_bytes: The most bytes of samples over all processes. By default, the cache takes no more than is left beside
-            it: half of what the machine and its control group have, divided by ``LOCAL_WORLD_SIZE``; with ``path``,
-            half of what the file system has. It looks again as it grows.
-        path: A file for the samples, made if it is not there. Processes of one machine may use it at the same time,
-            and the next run finds it again. It has pickles: use only files that you trust.
+        max_bytes: The most bytes of samples over all processes. By default, the cache takes no more than is
+            left beside it: half of what the machine and its control group have, divided by
+            ``LOCAL_WORLD_SIZE``; with ``path``, half of what the file system has. It looks again as it grows.
+        path: A file for the samples, made if it is not there. Processes of one machine may use it at the same
+            time, and the next run finds it again. It has pickles: use only files that you trust.
         version: A word of yours for what ``dataset`` makes. A file with another one is refused.
-        then: Called with each sample, after the cache: random augmentation belongs here. Its result is not kept.
+        then: Called with each sample, after the cache: random augmentation belongs here. Its result is not
+            kept.
 
     Raises:
         TypeError: If ``dataset`` is iterable-style, or has no length.
-        ValueError: If the file holds samples of another version, or of a dataset of another length, or is none of
-            ringloader's; if ``max_bytes`` is negative, or ``version`` has more than 2,048 bytes.
+        ValueError: If the file holds samples of another version, or of a dataset of another length, or is none
+            of ringloader's; if ``max_bytes`` is negative, or ``version`` has more than 2,048 bytes.
         OSError: If the file cannot be opened or made.
     """
 
@@ -75,14 +78,15 @@ class CachedDataset(Dataset[_T], Generic[_T]):
         _check(dataset, max_bytes, version, then)
         self.dataset = dataset
         self.then = then
-        where = None if path is None else os.path.abspath(os.fsdecode(path))
+        where = None if path is None else str(Path(os.fsdecode(path)).absolute())
         self._opened = len(cast(Sized, dataset)), max_bytes, where, version
         self._samples = _open(*self._opened)
         for name in sorted(_OF_EPOCHS):
             if callable(getattr(dataset, name, None)):
+                kind = type(dataset).__name__
                 _say_once(
-                    f"CachedDataset does not pass {name} on to {type(dataset).__name__}: the samples that it keeps "
-                    "belong to no epoch; put what changes from epoch to epoch into then"
+                    f"CachedDataset does not pass {name} on to {kind}: the samples that it keeps belong to no "
+                    "epoch; put what changes from epoch to epoch into then"
                 )
 
     def __len__(self) -> int:
@@ -113,15 +117,17 @@ class CachedDataset(Dataset[_T], Generic[_T]):
         """Returns counts over all processes.
 
         ``items`` and ``bytes``: the samples that are kept now, and the bytes that they take, with what killed
-        processes have left. ``max_bytes``: the most that they may take, as of now. ``hits`` and ``misses``: samples that
-        were read, and made, since the cache or its file was made. ``full``: True if a sample had no room.
+        processes have left. ``max_bytes``: the most that they may take, as of now. ``hits`` and ``misses``: the
+        samples that were read, and those that were made, since the cache or its file is there. ``full``: True
+        if a sample had no room.
         """
         names = ("items", "bytes", "max_bytes", "hits", "misses", "full")
         return dict(zip(names, self._samples.stats(), strict=True))
 
     def clear(self) -> None:
-        """Forgets all samples and gives their memory back, while others may read: they get what they began to
-        read, or have the sample made again.
+        """Forgets all samples and gives their memory back.
+
+        Others may read meanwhile: they get what they began to read, or have the sample made again.
 
         Raises:
             OSError: If the disk does not take it: samples may be there again after a crash of the machine.
@@ -151,7 +157,7 @@ class CachedDataset(Dataset[_T], Generic[_T]):
             del _making[key]
 
     def _made(self, index: int, keeps: bool) -> Any:
-        """Returns a copy of the sample: another thread may be reading the dataset's own object, to keep it."""
+        """Returns a copy of the sample: another thread may be about to keep the dataset's own object."""
         samples = self._samples
         samples.count_miss()
         sample = self.dataset[index]
@@ -162,17 +168,19 @@ class CachedDataset(Dataset[_T], Generic[_T]):
         except Exception as error:
             if keeps:
                 samples.refuse(index)
-            _say_once(
-                f"a CachedDataset passes samples of {type(self.dataset).__name__} on without keeping them: sample "
-                f"{index}, of type {type(sample).__name__}, cannot be pickled ({type(error).__name__}: {error})"
-            )
+            kind = type(sample).__name__
+            self._pass_on(f"{index}, of type {kind}, cannot be pickled ({type(error).__name__}: {error})")
             return sample
         if is_too_large:
-            _say_once(
-                f"a CachedDataset passes samples of {type(self.dataset).__name__} on without keeping them: sample "
-                f"{index} is larger than all that the cache may take, {mib(samples.stats()[2])}; pass a larger max_bytes"
+            most = mib(samples.stats()[2])
+            self._pass_on(
+                f"{index} is larger than all that the cache may take, {most}; pass a larger max_bytes"
             )
         return own
+
+    def _pass_on(self, why: str) -> None:
+        kind = type(self.dataset).__name__
+        _say_once(f"a CachedDataset passes samples of {kind} on without keeping them: sample {why}")
 
     def __copy__(self) -> Self:
         """Returns a dataset with the same samples, of which the attributes can be set apart."""
@@ -235,15 +243,14 @@ def _attach(sent: Any, terms: tuple[int | None, int, bool]) -> _native.SampleCac
 
 
 def _check(dataset: object, max_bytes: object, version: object, then: object) -> None:
+    kind = type(dataset).__name__
     if isinstance(dataset, IterableDataset):
         raise TypeError(
-            f"CachedDataset takes a map-style dataset, not the iterable-style {type(dataset).__name__}: it keeps samples by "
-            "their index, and those of a stream have none"
+            f"CachedDataset takes a map-style dataset, not the iterable-style {kind}: it keeps samples by their "
+            "index, and those of a stream have none"
         )
     if not (hasattr(dataset, "__getitem__") and isinstance(dataset, Sized)):
-        raise TypeError(
-            f"CachedDataset takes a dataset with __getitem__ and __len__, and {type(dataset).__name__} lacks one"
-        )
+        raise TypeError(f"CachedDataset takes a dataset with __getitem__ and __len__, and {kind} lacks one")
     if max_bytes is not None:
         if isinstance(max_bytes, bool) or not isinstance(max_bytes, int):
             raise TypeError(f"max_bytes must be a number of bytes or None, not {max_bytes!r}")
@@ -251,10 +258,8 @@ def _check(dataset: object, max_bytes: object, version: object, then: object) ->
             raise ValueError(f"max_bytes must not be negative: {max_bytes}")
     if not isinstance(version, str):
         raise TypeError(f"version must be a string, not {version!r}; for example version=str(...)")
-    if len(version.encode(errors="surrogatepass")) > _LONGEST_VERSION:
-        raise ValueError(
-            f"version has {len(version.encode())} bytes, more than {_LONGEST_VERSION}; pass a hash of it"
-        )
+    if (length := len(version.encode())) > _LONGEST_VERSION:
+        raise ValueError(f"version has {length} bytes, more than {_LONGEST_VERSION}; pass a hash of it")
     if then is not None and not callable(then):
         raise TypeError(f"then must be callable, not {then!r}")
 
