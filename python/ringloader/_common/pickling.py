@@ -76,7 +76,7 @@ class _ExactPickler(pickle.Pickler):
 
     def __init__(self, file: io.BytesIO, leaves: Callable[[object], int | None]) -> None:
         super().__init__(file, 5)
-        # So the storage in a tensor of another class becomes a leaf. torch's own reduction saves it as a file.
+        # So the storage in a tensor of another class is a leaf. torch's own reduction saves it as a file.
         self.dispatch_table = {**copyreg.dispatch_table, torch.TypedStorage: reductions.reduce_typed_storage}
         self.persistent_id = leaves  # type: ignore[method-assign]
 

@@ -33,14 +33,14 @@ class CachedDataset(Dataset[_T], Generic[_T]):
     """A map-style dataset that makes each sample of another one once, for all processes, loaders and epochs.
 
     ``cached[i]`` is ``dataset[i]``, made by whoever needs it first: a worker, a thread, the main process.
-    Everybody else reads it from shared memory, or from a file. What it returns is the caller's own: writing to
-    it changes nothing for anybody. Types, dtypes and shapes are those of ``dataset[i]``, and so are the strides
-    of tensors, and of arrays without gaps. A sample may be anything that can be pickled. Tensors on the CPU,
-    arrays, numbers, strings, and trees of these are read fastest.
+    Everybody else reads it from shared memory, or from a file. What it returns is the caller's own: writing
+    to it changes nothing for anybody. Types, dtypes and shapes are those of ``dataset[i]``, and so are the
+    strides of tensors, and of arrays without gaps. A sample may be anything that can be pickled. Tensors on
+    the CPU, arrays, numbers, strings, and trees of these are read fastest.
 
-    Samples are kept until there is no room; the rest is then made each time. Nothing is ever replaced. An error
-    of ``dataset[i]`` is raised and not kept. A sample that cannot be pickled is passed on as it is; the log says
-    so once.
+    Samples are kept until there is no room; the rest is then made each time. Nothing is ever replaced. An
+    error of ``dataset[i]`` is raised and not kept. A sample that cannot be pickled is passed on as it is;
+    the log says so once.
 
     If ``dataset[i]`` draws random numbers, the first draw is kept. Put what is random into ``then``.
 
@@ -61,8 +61,8 @@ class CachedDataset(Dataset[_T], Generic[_T]):
 
     Raises:
         TypeError: If ``dataset`` is iterable-style, or has no length.
-        ValueError: If the file holds samples of another version, or of a dataset of another length, or is none
-            of ringloader's; if ``max_bytes`` is negative, or ``version`` has more than 2,048 bytes.
+        ValueError: If the file holds samples of another version, or of a dataset of another length, or is
+            none of ringloader's; if ``max_bytes`` is negative, or ``version`` has more than 2,048 bytes.
         OSError: If the file cannot be opened or made.
     """
 
@@ -85,8 +85,8 @@ class CachedDataset(Dataset[_T], Generic[_T]):
             if callable(getattr(dataset, name, None)):
                 kind = type(dataset).__name__
                 _say_once(
-                    f"CachedDataset does not pass {name} on to {kind}: the samples that it keeps belong to no "
-                    "epoch; put what changes from epoch to epoch into then"
+                    f"CachedDataset does not pass {name} on to {kind}: the samples that it keeps belong to "
+                    "no epoch; put what changes from epoch to epoch into then"
                 )
 
     def __len__(self) -> int:
@@ -116,10 +116,10 @@ class CachedDataset(Dataset[_T], Generic[_T]):
     def stats(self) -> dict[str, Any]:
         """Returns counts over all processes.
 
-        ``items`` and ``bytes``: the samples that are kept now, and the bytes that they take, with what killed
-        processes have left. ``max_bytes``: the most that they may take, as of now. ``hits`` and ``misses``: the
-        samples that were read, and those that were made, since the cache or its file is there. ``full``: True
-        if a sample had no room.
+        ``items`` and ``bytes``: the samples that are kept now, and the bytes that they take, with what
+        killed processes have left. ``max_bytes``: the most that they may take, as of now. ``hits`` and
+        ``misses``: the samples that were read, and those that were made, since the cache or its file is
+        there. ``full``: True if a sample had no room.
         """
         names = ("items", "bytes", "max_bytes", "hits", "misses", "full")
         return dict(zip(names, self._samples.stats(), strict=True))
@@ -246,8 +246,8 @@ def _check(dataset: object, max_bytes: object, version: object, then: object) ->
     kind = type(dataset).__name__
     if isinstance(dataset, IterableDataset):
         raise TypeError(
-            f"CachedDataset takes a map-style dataset, not the iterable-style {kind}: it keeps samples by their "
-            "index, and those of a stream have none"
+            f"CachedDataset takes a map-style dataset, not the iterable-style {kind}: it keeps samples by "
+            "their index, and those of a stream have none"
         )
     if not (hasattr(dataset, "__getitem__") and isinstance(dataset, Sized)):
         raise TypeError(f"CachedDataset takes a dataset with __getitem__ and __len__, and {kind} lacks one")
