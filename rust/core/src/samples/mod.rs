@@ -171,23 +171,24 @@ impl Samples {
         record::seal(record, index, last, self.is_on_disk());
     }
 
-    /// Reads a record that was found to memory of its length. Returns the start of its last part, as
-    /// [`seal`](Self::seal) got it; then all of `into` is written. `None`: it was cleared meanwhile, or is damaged, and is
-    /// not kept any more.
+    /// Reads a record that was found to memory of its length. Returns its bytes, which are all of `into`, and the start of
+    /// its last part, as [`seal`](Self::seal) got it. `None`: it was cleared meanwhile, or is damaged, and is not kept
+    /// any more.
     #[must_use]
-    pub fn read(&self, found: &Found, into: &mut [MaybeUninit<u8>]) -> Option<usize> {
+    pub fn read<'a>(&self, found: &Found, into: &'a mut [MaybeUninit<u8>]) -> Option<(&'a [u8], usize)> {
         let bytes = self.file.read_at(into, found.at).ok();
-        let last = bytes.and_then(|bytes| {
-            (bytes.len() as u64 == found.len).then(|| record::check(bytes, found.index, self.is_on_disk()))?
+        let whole = bytes.filter(|bytes| bytes.len() as u64 == found.len).and_then(|bytes| {
+            let last = record::check(bytes, found.index, self.is_on_disk())?;
+            Some((&*bytes, last))
         });
         // After the bytes: a table that is cleared raises its floor before it gives them back, and whoever finds them
         // given back finds the floor.
         let is_there = found.at >= self.table().floor.load(Ordering::Relaxed) || fault("cleared_while_read");
-        if last.is_none() || !is_there {
+        if whole.is_none() || !is_there {
             self.forget(found);
             return None;
         }
-        last
+        whole
     }
 
     fn forget(&self, found: &Found) {

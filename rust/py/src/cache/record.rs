@@ -117,7 +117,7 @@ impl Record {
     pub(super) fn read(py: Python<'_>, samples: &Samples, index: usize) -> PyResult<Option<Self>> {
         let Some(found) = samples.find(index) else { return Ok(None) };
         let mut memory = new_memory(found.len() as usize)?;
-        let mut read = || samples.read(&found, memory.uninit());
+        let mut read = || samples.read(&found, memory.uninit()).map(|(_, table)| table);
         // A disk may take its time, and long bytes do.
         let table = if samples.is_on_disk() || found.len() >= DETACH as u64 {
             without_interpreter(py, read)
