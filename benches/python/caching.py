@@ -1,7 +1,8 @@
-"""``CachedDataset`` on JPEG files: samples kept at several points of an image pipeline, beside torch's loader.
+"""``CachedDataset`` on JPEG files: samples kept at several points of a pipeline, beside torch's loader.
 
-Each round runs every row for a second or an epoch, one after the other, with two workers that live on. Processor
-time is that of the main process and the workers. Rows that need a package which is not installed are left out.
+Each round runs every row for a second or an epoch, one after the other, with two workers that live on.
+Processor time is that of the main process and the workers. Rows whose packages are not installed are
+left out.
 """
 
 from __future__ import annotations
@@ -276,7 +277,7 @@ def channels_first(pixels: Array) -> torch.Tensor:
 
 
 def rank(path: str | None, paths: list[Path], begin: Any, results: Any) -> None:
-    """One of two ranks, each of which reads half of the samples in an epoch, and the other half in the next."""
+    """One of two ranks, each of which reads half of the samples in an epoch, then the other half."""
     torch.set_num_threads(1)
     number, epochs = begin
     dataset = CachedDataset(Photographs(paths, decode_pil, finished), path=path)
@@ -353,9 +354,7 @@ def main() -> None:
         for _ in range(options.rounds):
             for row in made:
                 row.measure()
-        print(
-            "| row | samples per second | ms of processor time | times | rate (range) | processor time (range) |"
-        )
+        print("| row | samples per second | ms of processor time | times | rate (range) | CPU (range) |")
         print("|---|--:|--:|---|--:|--:|")
         by_name = {row.name: row for row in made}
         for row in made:
