@@ -356,6 +356,19 @@ def test_then_draws_what_it_draws_without_the_cache(loader, workers):
 FORK, SPAWN, SERVER = (
     {"num_workers": 2, "multiprocessing_context": method} for method in ("fork", "spawn", "forkserver")
 )
+
+
+def test_each_sample_has_its_own_seed():
+    def epochs(dataset):
+        torch.manual_seed(5)
+        batches = ringloader.DataLoader(dataset, 4, shuffle=True, num_workers=2, seeding="sample")
+        return [batch for _ in range(2) for batch in batches]
+
+    cached = CachedDataset(Rows(30), then=random_then)
+    for batch, theirs in zip(epochs(cached), epochs(Then(30)), strict=True):
+        assert all(map(torch.equal, batch, theirs))
+
+
 WAYS = [
     *((ringloader.DataLoader, FORK, has_path) for has_path in (False, True)),
     (ringloader.DataLoader, SERVER | {"persistent_workers": True}, True),
