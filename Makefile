@@ -240,6 +240,7 @@ bench: $(VENV)/.bench $(RELEASE_STAMP) ## loaders side by side, programs, their 
 	$(BIN)/python -m benches.python.pool
 	$(BIN)/python -m benches.python.dispatching
 	$(BIN)/python -m benches.python.shared_list
+	$(BIN)/python -m benches.python.caching
 	$(BIN)/python -m benches.python.resuming
 	$(BIN)/python -m benches.python.epoch_gap
 	$(BIN)/python -m benches.python.threads --threads-python $(THREADS_VENV)/bin/python

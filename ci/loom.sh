@@ -12,6 +12,7 @@ BINARIES=(
   loom_pool
   loom_wait
   loom_forks
+  loom_cache
 )
 
 # binary | test | fault, as the sources name it | what the failing model says
@@ -69,6 +70,12 @@ FAULTS=(
   'loom_wait|as_completed_a_death_leaves_nothing_behind|ended_not_looked_at|is not handed out'
   'loom_wait|a_death_is_told_while_another_worker_is_awaited|ring_before_ended|lost with a batch in its ring'
   'loom_wait|closing_ends_the_wait|bell_before_closed|deadlock; threads'
+  'loom_cache|two_that_make_one_sample_keep_one|there_relaxed|Causality violation'
+  'loom_cache|two_that_make_one_sample_keep_one|there_load_relaxed|Causality violation'
+  'loom_cache|two_that_make_one_sample_keep_one|reserved_by_store|Causality violation'
+  'loom_cache|two_that_make_one_sample_keep_one|published_by_store|a kept sample was replaced'
+  'loom_cache|clearing_leaves_no_bytes_and_no_sample_of_before|floor_ignored|a sample of before is there'
+  'loom_cache|clearing_leaves_no_bytes_and_no_sample_of_before|cleared_bytes_ignored|bytes are left'
   'loom_pool|counts_cover_the_memory_at_any_death|uncounted_before_punch|bytes are there'
 )
 

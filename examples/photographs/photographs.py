@@ -7,6 +7,7 @@ import random
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -119,32 +120,45 @@ def prepare() -> Path:
     return DIRECTORY
 
 
-class Crops(Dataset[tuple[torch.Tensor, int]]):
-    """Crops and the number of the photograph that each comes from.
+Sample = tuple[np.ndarray[Any, Any], int]
+
+
+class Crops(Dataset[Sample]):
+    """Crops, decoded, and the number of the photograph that each comes from."""
+
+    def __init__(self, directory: Path) -> None:
+        names = sorted(PHOTOGRAPHS)
+        self.items = [
+            (path, label) for label, name in enumerate(names) for path in sorted((directory / name).iterdir())
+        ]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> Sample:
+        path, label = self.items[index]
+        with Image.open(path) as file:
+            return np.array(file.convert("RGB")), label
+
+
+class Prepare:
+    """Makes a crop what the network takes.
 
     For training, position, mirroring and colour are random, drawn from Python's, numpy's and torch's
     generators, as such code commonly mixes them.
     """
 
-    def __init__(self, directory: Path, augment: bool) -> None:
-        names = sorted(PHOTOGRAPHS)
-        self.items = [
-            (path, label) for label, name in enumerate(names) for path in sorted((directory / name).iterdir())
-        ]
+    def __init__(self, augment: bool) -> None:
         self.augment = augment
 
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        path, label = self.items[index]
-        with Image.open(path) as file:
-            image = file.convert("RGB")
+    def __call__(self, sample: Sample) -> tuple[torch.Tensor, int]:
+        """Prepares one sample."""
+        image, label = sample
         margin = CROP - INPUT
         left, top = margin // 2, margin // 2
         if self.augment:
             left, top = random.randint(0, margin), random.randint(0, margin)
-        pixels = np.asarray(image.crop((left, top, left + INPUT, top + INPUT)), dtype=np.float32) / 255.0
+        pixels = image[top : top + INPUT, left : left + INPUT].astype(np.float32) / 255.0
         if self.augment:
             gain = np.random.uniform(0.7, 1.3, 3).astype(np.float32)
             offset = np.float32(np.random.uniform(-0.1, 0.1))
@@ -153,3 +167,17 @@ class Crops(Dataset[tuple[torch.Tensor, int]]):
         if self.augment and torch.rand(()) < 0.5:
             tensor = tensor.flip(-1)
         return (tensor - 0.45) / 0.25, label
+
+
+class Prepared(Dataset[tuple[torch.Tensor, int]]):
+    """Crops that are decoded and prepared each time."""
+
+    def __init__(self, crops: Crops, prepare: Prepare) -> None:
+        self.crops = crops
+        self.prepare = prepare
+
+    def __len__(self) -> int:
+        return len(self.crops)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return self.prepare(self.crops[index])

@@ -1,7 +1,8 @@
 """Trains the same small network twice, through torch's DataLoader and through ringloader's, and compares.
 
-Each run has a process of its own, so neither warms up the other; the two take turns, an epoch each, so that
-a busy machine slows both. Exits non-zero if a loss differs in any bit or ringloader used torch's loader.
+ringloader's run decodes each crop once, by CachedDataset. Each run has a process of its own, so neither
+warms up the other; the two take turns, an epoch each, so that a busy machine slows both. Exits non-zero if a
+loss differs in any bit or ringloader used torch's loader.
 """
 
 from __future__ import annotations

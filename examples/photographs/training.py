@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 from model import make_model
-from photographs import PHOTOGRAPHS, Crops
+from photographs import PHOTOGRAPHS, Crops, Prepare, Prepared
 from torch import nn
 from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import Dataset
 from tqdm import tqdm
 
 BATCH_SIZE = 64
@@ -75,6 +76,16 @@ def _loader_class(kind: str) -> type[TorchDataLoader[Any]]:
     return DataLoader
 
 
+def _dataset(kind: str, directory: Path, augment: bool) -> Dataset[Any]:
+    """Returns the crops, prepared. With ringloader each is decoded once."""
+    crops, prepare = Crops(directory), Prepare(augment)
+    if kind == "torch":
+        return Prepared(crops, prepare)
+    from ringloader import CachedDataset
+
+    return CachedDataset(crops, then=prepare)
+
+
 class Training:
     """A model, its optimizer and its loaders."""
 
@@ -85,14 +96,16 @@ class Training:
         self.kind = kind
         loader = _loader_class(kind)
         self.train = loader(
-            Crops(directory / "train", augment=True),
+            _dataset(kind, directory / "train", augment=True),
             batch_size=BATCH_SIZE,
             shuffle=True,
             drop_last=True,
             num_workers=NUM_WORKERS,
         )
         self.held_out = loader(
-            Crops(directory / "held-out", augment=False), batch_size=BATCH_SIZE, num_workers=NUM_WORKERS
+            _dataset(kind, directory / "held-out", augment=False),
+            batch_size=BATCH_SIZE,
+            num_workers=NUM_WORKERS,
         )
         self.model = make_model(len(PHOTOGRAPHS))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=3e-3)

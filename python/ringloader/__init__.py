@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     import ringloader.batchify as batchify
     from ringloader._data.array_dataset import ArrayDataset
     from ringloader._data.arrays import SharedArray
+    from ringloader._data.cached_dataset import CachedDataset
     from ringloader._data.lists import SharedList
     from ringloader._data.sharded import Sharded
     from ringloader._dispatch.dataset import Dispatch
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "ArrayDataset": "_data.array_dataset",
     "BadSample": "bad_samples",
+    "CachedDataset": "_data.cached_dataset",
     "DataLoader": "dataloader",
     "Diagnosis": "_doctor.diagnosis",
     "Dispatch": "_dispatch.dataset",
@@ -62,6 +64,7 @@ _MODULES = {
 __all__ = [
     "ArrayDataset",
     "BadSample",
+    "CachedDataset",
     "DataLoader",
     "Diagnosis",
     "Dispatch",

@@ -13,6 +13,7 @@ PAGE = (ROOT / "ARCHITECTURE.md").read_text()
 # Module of the core: modules that it may use. `transport::layout` is where pools and rings meet memory.
 CORE_MAY_USE = {
     "error": set(),
+    "cache": {"sync", "testing"},
     "bits": set(),
     "testing": set(),
     "sync": {"error", "bits", "testing"},
@@ -24,6 +25,7 @@ CORE_MAY_USE = {
     "forks": {"sync", "testing"},
     "os": {"error", "sync"},
     "items": {"error", "os"},
+    "samples": {"cache", "error", "os", "sync", "testing"},
     "process": {"sync", "testing", "forks", "os"},
     "transport": {"error", "sync", "testing", "forks", "os", "process", "ring", "pool", "batch", "timing"},
     "scheduler": {"error", "testing", "plan", "transport"},
@@ -43,6 +45,7 @@ BINDING_MAY_USE = {
     "torch": {"gil", "identity", "objects", "python"},
     "index": {"gil", "objects", "python", "torch"},
     "batch": {"gil", "identity", "objects", "torch"},
+    "cache": {"batch", "fds", "gil", "torch"},
     "class": {"batch", "caught", "fds", "gil", "index", "lock", "objects", "python", "torch", "process"},
     "collate": {"class", "gil", "torch"},
 }
@@ -82,7 +85,7 @@ PYTHON_MAY_USE = {
     },
     "_common": {"_native", "_torch"},
     "_convert": {"_patch"},
-    "_data": {"_common", "_native", "_torch"},
+    "_data": {"_common", "_log", "_native", "_torch"},
     "_dispatch": {"_common", "_native", "_start", "_torch", "_worker"},
     "_doctor": {"_native", "_report", "_torch", "_transport", "dataloader"},
     "_iterator": {
@@ -106,7 +109,17 @@ PYTHON_MAY_USE = {
     "_log": set(),
     "_native": {"_common", "_placement", "_torch", "_transport", "_worker"},
     "_on_import": {"_patch"},
-    "_options": {"_common", "_dispatch", "_log", "_native", "_torch", "_worker", "bad_samples", "seeds"},
+    "_options": {
+        "_common",
+        "_data",
+        "_dispatch",
+        "_log",
+        "_native",
+        "_torch",
+        "_worker",
+        "bad_samples",
+        "seeds",
+    },
     "_patch": {"_iterator", "_log", "_options", "_pool", "_torch", "bad_samples", "dataloader"},
     "_placement": {"_log", "_native", "_torch"},
     "_pool": {"_common", "_native", "_options", "_start", "_torch", "_worker"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import importlib
 import io
@@ -70,8 +71,29 @@ def dumps(batch: object, leaves: Callable[[object], int | None]) -> bytes:
     return file.getvalue()
 
 
+class _ExactPickler(pickle.Pickler):
+    """Pickles a sample beside its leaves: by value, so that any process can unpickle it, again and again."""
+
+    def __init__(self, file: io.BytesIO, leaves: Callable[[object], int | None]) -> None:
+        super().__init__(file, 5)
+        # So the storage in a tensor of another class is a leaf. torch's own reduction saves it as a file.
+        self.dispatch_table = {**copyreg.dispatch_table, torch.TypedStorage: reductions.reduce_typed_storage}
+        self.persistent_id = leaves  # type: ignore[method-assign]
+
+
+def exact_dumps(sample: object, leaves: Callable[[object], int | None]) -> bytes:
+    """Pickles ``sample`` as :func:`dumps` does, but as it is, and by value.
+
+    Raises:
+        Exception: What pickling raises for what cannot be pickled, or only for a process that starts.
+    """
+    file = io.BytesIO()
+    _ExactPickler(file, leaves).dump(sample)
+    return file.getvalue()
+
+
 def loads(data: bytes, leaves: list[object]) -> object:
-    """Unpickles what :func:`dumps` made, with the leaves by their numbers."""
+    """Unpickles what :func:`dumps` or :func:`exact_dumps` made, with the leaves by their numbers."""
     return _BatchUnpickler(io.BytesIO(data), leaves).load()
 
 
@@ -157,12 +179,23 @@ def array_tag(array: np.ndarray[Any, Any]) -> _ArrayParts | None:
     """Returns the place of the content of ``array``, or None if numpy itself must pickle it.
 
     Like a pickled one, an array arrives writable, in the machine's byte order, and C-contiguous unless it is
-    Fortran-contiguous. From protocol 5 on, which is Python 3.14's, one without gaps arrives as it is: perhaps
-    read-only, of the other byte order, with its axes in any order.
+    Fortran-contiguous. From protocol 5 on, which is Python 3.14's, it arrives as by :func:`exact_array_tag`.
     """
+    return _array_parts(array, exact=_PROTOCOL >= 5)
+
+
+def exact_array_tag(array: np.ndarray[Any, Any]) -> _ArrayParts | None:
+    """Returns what :func:`array_tag` does, for an array that arrives as it is, if it has no gaps.
+
+    It is then perhaps read-only, of the other byte order, with its axes in any order.
+    """
+    return _array_parts(array, exact=True)
+
+
+def _array_parts(array: np.ndarray[Any, Any], exact: bool) -> _ArrayParts | None:
     flags = array.flags
     as_it_is = False
-    if _PROTOCOL >= 5 and not (flags.forc and flags.writeable and array.dtype.isnative):
+    if exact and not (flags.forc and flags.writeable and array.dtype.isnative):
         if not flags.forc and _without_gaps(array):
             return None
         as_it_is = flags.forc and _has_buffer(array)

@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import StackDataset, Subset, get_worker_info
 
 import ringloader._native as _native
+from ringloader._data.cached_dataset import CachedDataset
 from ringloader._options.keys import keyed
 from ringloader._options.table import Options
 from ringloader._torch import internals
@@ -215,10 +216,11 @@ class Samples(InFront):
 def _gives_several(dataset: Any) -> bool:
     """True if the samples of a batch come from one call of a ``__getitems__``.
 
-    Those of torch's own wrappers ask for one sample after another, unless a dataset in them has one.
+    That of a ``CachedDataset`` asks for one sample after another. Those of torch's own wrappers do, unless a
+    dataset in them has one.
     """
     method = getattr(dataset, "__getitems__", None)
-    if not method:
+    if not method or getattr(method, "__func__", None) is CachedDataset.__getitems__:
         return False
     for wrapper in (Subset, StackDataset):
         plain = type(dataset).__getitem__ is wrapper.__getitem__

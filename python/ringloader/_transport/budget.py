@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import errno
-import os
 import resource
 
+from ringloader._common.launcher import local_world_size
 from ringloader._log import logger, mib
 
 _SMALLEST_SHARE = 1 << 20
@@ -21,16 +21,8 @@ def share_per_worker(num_workers: int, max_shared_bytes: int | None, available: 
         available: Bytes that the machine and the control group have left.
     """
     if max_shared_bytes is None:
-        return max(available // 4 // _local_world_size() // num_workers, _SMALLEST_SHARE)
+        return max(available // 4 // local_world_size() // num_workers, _SMALLEST_SHARE)
     return max(max_shared_bytes // num_workers, 1)
-
-
-def _local_world_size() -> int:
-    """Processes of a distributed job on this machine, as its launcher tells."""
-    try:
-        return max(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
-    except ValueError:
-        return 1
 
 
 def limits_behind(error: BaseException) -> str:

@@ -15,9 +15,11 @@
 //! | [`process`] | this process, and the children that it forks |
 //! | [`os`] | system calls: segments, eventfds, descriptors over sockets, what memory is left |
 //! | [`items`] | a list of byte strings that all processes read |
+//! | [`samples`] | byte strings that processes add, one for each index, and read: a file, or memory |
 //! | [`batch`] | a batch as bytes; nothing of rings or memory |
 //! | [`pool`] | which side has which slot; nothing of rings |
 //! | [`ring`] | rings of descriptors; nothing of slots |
+//! | [`cache`] | which samples are there, and where; nothing of files |
 //! | [`plan`] | samplers, dispatch, reorder buffer: torch's rules; nothing of processes or memory |
 //! | [`forks`] | what a forked child may still have |
 //! | [`timing`] | how long each batch took whom; reads no clock |
@@ -32,6 +34,7 @@
 
 pub mod batch;
 mod bits;
+pub mod cache;
 pub mod error;
 pub mod forks;
 pub mod plan;
@@ -48,6 +51,7 @@ mod linux {
     pub mod items;
     pub mod os;
     pub mod process;
+    pub mod samples;
     pub mod scheduler;
     pub mod transport;
 }

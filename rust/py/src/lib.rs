@@ -5,6 +5,7 @@
 //! | `class/` | the Python classes of the transport and of the scheduler |
 //! | `collate/` | torch's `default_collate` and `default_convert`, padding, and a gather of rows, as Python classes |
 //! | `batch/` | a Python batch to leaves and a skeleton, and back |
+//! | `cache/` | samples that all processes share, as a Python class |
 //! | `index/` | indices: where they come from, and how they travel |
 //! | `items/` | Python objects as items of a list in shared memory |
 //! | `torch/` | torch's and numpy's objects: their names, what lies behind them, tensors over memory |
@@ -24,6 +25,7 @@
 #[path = "."]
 mod native {
     pub(crate) mod batch;
+    pub(crate) mod cache;
     pub(crate) mod caught;
     pub(crate) mod class;
     pub(crate) mod collate;
@@ -49,6 +51,7 @@ mod _native {
     #[pymodule_export]
     use super::{
         batch::pickling::Leaves,
+        cache::sample_cache::SampleCache,
         class::arrival::Arrival,
         class::engine::{CachedSegment, Engine},
         class::index_source::IndexSource,

@@ -4,6 +4,9 @@
 //! |---|---|
 //! | [`segment`] | one memfd, mapped |
 //! | [`frozen`] | one memfd, written once and then only read |
+//! | [`word_file`] | a file whose first words are atomics, and whose other bytes are read and written |
+//! | `windows` | a file that grows, mapped as far as it is read |
+//! | [`record_lock`] | locks on single bytes of a file, which end with their process |
 //! | [`clock`] | clocks |
 //! | [`memory`] | what the machine has left |
 //! | [`fd_passing`] | a descriptor over a socket pair |
@@ -26,10 +29,16 @@ pub mod poller;
 pub mod process;
 #[allow(unsafe_code, reason = "advises the system of memory by its address")]
 pub mod read_ahead;
+#[allow(unsafe_code, reason = "calls C's function that locks")]
+pub mod record_lock;
 #[allow(unsafe_code, reason = "maps and unmaps memory, copies bytes in and out")]
 pub mod segment;
 #[allow(unsafe_code, reason = "calls C's functions that wait")]
 mod waiting;
+#[allow(unsafe_code, reason = "maps a file, and copies from the mappings")]
+mod windows;
+#[allow(unsafe_code, reason = "maps words, and refers to them")]
+pub mod word_file;
 
 pub use read_ahead::read_ahead;
 pub use segment::Segment;

@@ -15,6 +15,7 @@ mod linux {
     mod points;
     mod registered;
     pub(crate) mod runs;
+    mod samples;
     mod scheduling;
     mod storms;
     mod worker;

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use super::forks;
 use super::parent::Seen;
 use super::registered;
+use super::samples;
 use super::scheduling;
 use super::storms::{self, Effort};
 use super::worker;
@@ -22,8 +23,11 @@ const RUNS: &[(&str, Run)] = &[
     ("scheduling", scheduling::kills),
     ("registered", registered::registered),
     ("forks", forks::forks),
+    ("samples", samples::kills),
     #[cfg(ringloader_failpoints)]
     ("slow_forks", forks::slow_forks),
+    #[cfg(ringloader_failpoints)]
+    ("samples_deaths", samples::deaths),
     #[cfg(ringloader_failpoints)]
     ("scheduling_deaths", scheduling::deaths),
     #[cfg(ringloader_failpoints)]
@@ -47,7 +51,8 @@ fn number(variable: &str) -> Option<u64> {
 
 pub(crate) fn main() {
     if let Ok(orders) = std::env::var(worker::ORDERS) {
-        return worker::run(&orders);
+        let is_samples = orders.split(' ').next() == Some(samples::NAME);
+        return if is_samples { samples::work(&orders) } else { worker::run(&orders) };
     }
     let wanted: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
     let seed = number("RINGLOADER_TEST_SEED").unwrap_or_else(|| u64::from(std::process::id()));

@@ -17,7 +17,7 @@ use crate::objects;
 use crate::torch::header::cost;
 use crate::torch::memory::Copies;
 use crate::torch::names::Torch;
-use crate::torch::source::Span;
+use crate::torch::source::{Bytes, Span};
 use crate::torch::tensor::{Form, flat};
 
 /// The outcome of decoding a delivery.
@@ -52,7 +52,10 @@ pub(crate) fn decode<'py>(
     let template = if repeated { last.template(py, &delivery)? } else { None };
     let object = match template {
         Some(template) => template.make(py, &delivery, leased),
-        None => read(py, &delivery, leased),
+        None => {
+            let meta = delivery.meta().map_err(exception)?;
+            read(py, (&delivery).into(), &meta, leased)
+        }
     };
     let mut table = delivery.into_table();
     if !repeated {
@@ -62,9 +65,16 @@ pub(crate) fn decode<'py>(
     Ok(Decoded { object: object?, copied_out: large && may_lease && !leased, table })
 }
 
-/// The batch, by its tables and its skeleton.
-fn read<'py>(py: Python<'py>, delivery: &Delivery, leased: bool) -> PyResult<Bound<'py, PyAny>> {
-    let meta = delivery.meta().map_err(exception)?;
+/// The batch, or sample, by its tables and its skeleton. Its large tensors lie in `bytes` if `leased`.
+///
+/// # Errors
+/// `RuntimeError` for tables that are none; the error that unpickling raises.
+pub(crate) fn read<'py>(
+    py: Python<'py>,
+    bytes: Bytes<'_>,
+    meta: &Meta<'_>,
+    leased: bool,
+) -> PyResult<Bound<'py, PyAny>> {
     let mut shared = objects::vector(py, meta.storage_count() as usize)?;
     shared.resize(meta.storage_count() as usize, 0u32);
     let mut small = 0;
@@ -78,8 +88,8 @@ fn read<'py>(py: Python<'py>, delivery: &Delivery, leased: bool) -> PyResult<Bou
     }
     let leaves = LeafReader {
         torch: Torch::get(py)?,
-        delivery,
-        meta: &meta,
+        bytes,
+        meta,
         leased,
         copies: Copies::new(small),
         shared,
@@ -101,7 +111,7 @@ fn corrupt(what: &str) -> PyErr {
 
 struct LeafReader<'a, 'py> {
     torch: &'static Torch,
-    delivery: &'a Delivery,
+    bytes: Bytes<'a>,
     meta: &'a Meta<'a>,
     leased: bool,
     copies: RefCell<Copies>,
@@ -121,7 +131,7 @@ impl<'py> LeafReader<'_, 'py> {
             && !is_shared
             && let Some(form) = Form::of(&leaf)
         {
-            return form.tensor(py, self.delivery, copy);
+            return form.tensor(py, self.bytes, copy);
         }
         match leaf.kind() {
             LeafKind::Tensor(dtype) => {
@@ -136,7 +146,7 @@ impl<'py> LeafReader<'_, 'py> {
             LeafKind::Array(flags) => self.array(py, &leaf, record, flags, copy),
             LeafKind::Storage => self.storage(py, &leaf, record, copy),
             LeafKind::Bytes => {
-                Span::new(self.delivery, record.offset, record.nbytes)?.bytes(py).map(Bound::into_any)
+                Span::new(self.bytes, record.offset, record.nbytes)?.bytes(py).map(Bound::into_any)
             }
         }
     }
@@ -152,7 +162,7 @@ impl<'py> LeafReader<'_, 'py> {
         if let Some(made) = self.storages.borrow().get(&leaf.storage()) {
             return Ok(made.clone());
         }
-        let flat = flat(py, &Span::new(self.delivery, record.offset, record.nbytes)?, copy)?;
+        let flat = flat(py, &Span::new(self.bytes, record.offset, record.nbytes)?, copy)?;
         let storage = flat.call_method0(intern!(py, "untyped_storage"))?;
         self.storages.borrow_mut().insert(leaf.storage(), storage.clone());
         Ok(storage)
@@ -178,7 +188,7 @@ impl<'py> LeafReader<'_, 'py> {
             return self.torch.empty_array.bind(py).call1(objects::arguments(py, [shape, dtype, order])?);
         }
         let len = record.nbytes - leaf.byte_offset();
-        let span = Span::new(self.delivery, record.offset + leaf.byte_offset(), len)?;
+        let span = Span::new(self.bytes, record.offset + leaf.byte_offset(), len)?;
         let flat = flat(py, &span, copy)?;
         let bytes = flat.call_method0(intern!(py, "numpy"))?;
         if flags.read_only {

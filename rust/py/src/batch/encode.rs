@@ -35,6 +35,11 @@ pub(crate) struct Encoded {
 }
 
 impl Encoded {
+    /// An empty one, for objects that are to come back as they are, any number of times, in any process.
+    pub(crate) fn exact() -> Self {
+        Self { drafts: Drafts::new(true), ..Self::default() }
+    }
+
     /// Encodes `batch` into an empty one.
     ///
     /// # Errors
@@ -47,8 +52,9 @@ impl Encoded {
             return Ok(());
         }
         self.clear();
-        let leaves = Bound::new(py, Leaves::default())?;
-        let pickled = torch.dumps.bind(py).call1((batch, &leaves))?.cast_into::<PyBytes>()?;
+        let leaves = Bound::new(py, Leaves::new(self.drafts.exact))?;
+        let dumps = if self.drafts.exact { &torch.exact_dumps } else { &torch.dumps };
+        let pickled = dumps.bind(py).call1((batch, &leaves))?.cast_into::<PyBytes>()?;
         self.meta.skeleton().pickle(pickled.as_bytes());
         self.drafts = leaves.get().take();
         self.drafts.disturbed = true;

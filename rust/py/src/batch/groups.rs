@@ -1,9 +1,10 @@
 //! The storages of a batch: the core decides which leaves share one and where it goes; here are the objects.
 
+use std::ops::Range;
+
 use pyo3::prelude::*;
 use ringloader_core::batch::alias::{self, Leaves, Sharing};
 use ringloader_core::batch::{MetaWriter, StorageRecord};
-use ringloader_core::transport::port::Commit;
 
 use super::leaves::{Drafts, LeafKind};
 use super::write::CopyRange;
@@ -63,7 +64,8 @@ pub(crate) struct Groups {
 }
 
 impl Groups {
-    /// Groups the leaves of `drafts` and adds storages and leaves to `meta`.
+    /// Groups the leaves of `drafts` and adds storages and leaves to `meta`. What lies in `filled`, the part of a slot
+    /// that was allocated, stays there.
     ///
     /// # Errors
     /// The error that torch raises when it is asked for a storage.
@@ -71,12 +73,12 @@ impl Groups {
         &mut self,
         py: Python<'_>,
         drafts: &mut Drafts,
-        commit: &Commit<'_>,
+        filled: Range<usize>,
         meta: &mut MetaWriter,
     ) -> PyResult<()> {
         self.clear();
         drafts.forget_moves();
-        self.groups.form(&mut Asked { py, drafts }, commit.filled())?;
+        self.groups.form(&mut Asked { py, drafts }, filled)?;
         for group in self.groups.groups() {
             let first = &drafts.leaves[group.first as usize];
             self.keeps.push(!matches!(first.kind, LeafKind::Array { .. }));

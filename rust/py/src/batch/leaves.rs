@@ -75,6 +75,9 @@ pub(crate) struct Drafts {
     moved: bool,
     /// A leaf that was found to be no plain one any more.
     lost: Option<u32>,
+    /// True if the leaves are to come back as they are. As a part of a batch, an array comes back as torch's pickle has
+    /// it.
+    pub(super) exact: bool,
     /// Numbers of leaves by their objects: for the pickler only.
     pub(super) known: ByIdentity<u32>,
 }
@@ -90,6 +93,11 @@ pub(super) enum Found {
 }
 
 impl Drafts {
+    /// Leaves that come back as they are, if `exact`.
+    pub(super) fn new(exact: bool) -> Self {
+        Self { exact, ..Self::default() }
+    }
+
     pub(crate) fn shape(&self, dims: Dims) -> &[i64] {
         &self.dims[dims.first..dims.first + dims.ndim]
     }
@@ -366,7 +374,8 @@ impl Drafts {
         let py = array.py();
         // None for what numpy itself must pickle: objects, and strings of variable length.
         self.disturbed = true;
-        let described = torch.array_tag.bind(py).call1((array,))?;
+        let tag = if self.exact { &torch.exact_array_tag } else { &torch.array_tag };
+        let described = tag.bind(py).call1((array,))?;
         if described.is_none() {
             return Ok(None);
         }

@@ -52,6 +52,11 @@ fn is_inert(object: &Bound<'_, PyAny>) -> bool {
 }
 
 impl Leaves {
+    /// Leaves that come back as they are, if `exact`.
+    pub(super) fn new(exact: bool) -> Self {
+        Self { drafts: Mutex::new(Drafts::new(exact)) }
+    }
+
     pub(super) fn take(&self) -> Drafts {
         std::mem::take(&mut self.drafts.lock().unwrap_or_else(PoisonError::into_inner))
     }

@@ -7,6 +7,7 @@ use ringloader_core::os::Segment;
 use ringloader_core::transport::port::Commit;
 
 use crate::gil::{DETACH, exception, without_interpreter};
+use crate::torch::memory::Memory;
 
 /// One copy: from an object's memory to an offset of the batch's place.
 #[derive(Debug, Clone, Copy)]
@@ -22,15 +23,17 @@ pub(crate) struct CopyRange {
 pub(crate) enum Target<'a, 'p> {
     Slot(&'a Commit<'p>),
     Own(&'a Segment),
+    /// Private memory, that of one sample.
+    Private(&'a Memory),
 }
 
 impl Target<'_, '_> {
     fn pointer(&self, offset: u64, len: u64) -> PyResult<NonNull<u8>> {
         match self {
-            Self::Slot(commit) => commit.pointer(offset, len),
-            Self::Own(segment) => segment.pointer(offset, len),
+            Self::Slot(commit) => commit.pointer(offset, len).map_err(exception),
+            Self::Own(segment) => segment.pointer(offset, len).map_err(exception),
+            Self::Private(memory) => memory.pointer(offset, len),
         }
-        .map_err(exception)
     }
 
     /// Copies all `pieces` of objects in `held`, and `meta` to its offset. No foreign code has run since the pieces'

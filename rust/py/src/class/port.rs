@@ -237,7 +237,7 @@ impl Port {
         let mut found = None;
         for _ in 0..MOST_LOOKS {
             let Encoded { meta, drafts, groups, .. } = encoded;
-            groups.form(py, drafts, &commit, meta)?;
+            groups.form(py, drafts, commit.filled(), meta)?;
             let Some(place) = self.find_room(py, &mut commit, encoded, behind, waits)? else {
                 return Ok(waits || self.is_done());
             };

@@ -2,15 +2,18 @@
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::cell::RefCell;
+use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
 use ringloader_core::sync::Arc;
 
 /// Alignment of tensors' bytes: what torch's own allocator keeps.
 pub(super) const ALIGNMENT: usize = 64;
 
 /// An allocation.
-pub(super) struct Memory {
+pub(crate) struct Memory {
     pub(super) start: NonNull<u8>,
     pub(super) layout: Layout,
 }
@@ -21,12 +24,49 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    pub(super) fn new(len: usize) -> Option<Self> {
+    pub(crate) fn new(len: usize) -> Option<Self> {
         let layout = Layout::from_size_align(len.max(1), ALIGNMENT).ok()?;
         // SAFETY: the size is not zero.
         let start = NonNull::new(unsafe { alloc(layout) })?;
         spike::note_made(layout.size());
         Some(Self { start, layout })
+    }
+
+    /// The address of `len` bytes at `offset`.
+    ///
+    /// # Errors
+    /// `RuntimeError` when they do not lie in it.
+    pub(crate) fn pointer(&self, offset: u64, len: u64) -> PyResult<NonNull<u8>> {
+        let size = self.layout.size() as u64;
+        if offset.checked_add(len).is_none_or(|end| end > size) {
+            return Err(PyRuntimeError::new_err(format!("{len} bytes at {offset} of a sample of {size}")));
+        }
+        // SAFETY: inside the allocation, by the check.
+        Ok(unsafe { self.start.add(offset as usize) })
+    }
+
+    /// All bytes, while nobody else has the memory.
+    pub(crate) fn uninit(&mut self) -> &mut [MaybeUninit<u8>] {
+        // SAFETY: the allocation has so many bytes, and is this borrow's alone.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().cast(), self.layout.size()) }
+    }
+
+    /// All bytes.
+    ///
+    /// # Safety
+    /// All of them were written, and nobody writes to them while the slice lives.
+    pub(crate) unsafe fn bytes(&self) -> &[u8] {
+        // SAFETY: the allocation has so many bytes; the caller's promise.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.layout.size()) }
+    }
+
+    /// All bytes, to write to.
+    ///
+    /// # Safety
+    /// All of them were written.
+    pub(crate) unsafe fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `bytes`; the allocation is this borrow's alone.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.layout.size()) }
     }
 }
 

@@ -20,6 +20,8 @@ use crate::gil::{DETACH, exception, without_interpreter};
 pub(super) enum Keeper {
     /// A batch's slot, or its own segment.
     Batch { _backing: Arc<Backing> },
+    /// Private memory that one sample was read to.
+    Sample { _memory: Arc<Memory> },
     /// Bytes of the slot that this worker is filling.
     Chunk { _bytes: Chunk },
     /// Memory in which headers and bytes of several tensors lie, this one's too.
@@ -53,9 +55,40 @@ impl Source<'_> {
     }
 }
 
-/// Part of a delivered batch, checked to lie in it.
+/// The bytes that tensors are made of.
+#[derive(Clone, Copy)]
+pub(crate) enum Bytes<'a> {
+    /// Those of a delivered batch.
+    Batch(&'a Delivery),
+    /// Those of one sample, in private memory that nobody writes to any more.
+    Sample(&'a Arc<Memory>),
+}
+
+impl<'a> From<&'a Delivery> for Bytes<'a> {
+    fn from(delivery: &'a Delivery) -> Self {
+        Self::Batch(delivery)
+    }
+}
+
+impl Bytes<'_> {
+    fn pointer(self, offset: u64, len: u64) -> PyResult<NonNull<u8>> {
+        match self {
+            Self::Batch(delivery) => delivery.pointer(offset, len).map_err(exception),
+            Self::Sample(memory) => memory.pointer(offset, len),
+        }
+    }
+
+    fn keeper(self) -> Keeper {
+        match self {
+            Self::Batch(delivery) => Keeper::Batch { _backing: delivery.backing().clone() },
+            Self::Sample(memory) => Keeper::Sample { _memory: memory.clone() },
+        }
+    }
+}
+
+/// Part of a batch or sample, checked to lie in it.
 pub(crate) struct Span<'a> {
-    delivery: &'a Delivery,
+    bytes: Bytes<'a>,
     pointer: NonNull<u8>,
     pub(super) len: u64,
 }
@@ -64,9 +97,10 @@ impl<'a> Span<'a> {
     /// `len` bytes at `offset`.
     ///
     /// # Errors
-    /// `RuntimeError` when they do not lie in the batch.
-    pub(crate) fn new(delivery: &'a Delivery, offset: u64, len: u64) -> PyResult<Self> {
-        Ok(Self { delivery, pointer: delivery.pointer(offset, len).map_err(exception)?, len })
+    /// `RuntimeError` when they do not lie in the batch or sample.
+    pub(crate) fn new(bytes: impl Into<Bytes<'a>>, offset: u64, len: u64) -> PyResult<Self> {
+        let bytes = bytes.into();
+        Ok(Self { bytes, pointer: bytes.pointer(offset, len)?, len })
     }
 
     /// Returns the address of the span's bytes, and their number.
@@ -77,7 +111,7 @@ impl<'a> Span<'a> {
     /// The bytes of the span where they are, or to be copied.
     pub(super) fn source<'c>(&self, copies: Option<&'c RefCell<Copies>>) -> Source<'c> {
         let place = match copies {
-            None => Place::There(Keeper::Batch { _backing: self.delivery.backing().clone() }),
+            None => Place::There(self.bytes.keeper()),
             Some(copies) if self.len as usize <= SHARED / 2 => Place::CopiedTo(copies),
             Some(_) => Place::Copied,
         };
@@ -90,7 +124,7 @@ impl<'a> Span<'a> {
     /// `MemoryError`.
     pub(crate) fn bytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         PyBytes::new_with(py, self.len as usize, |into| {
-            // SAFETY: `pointer` has `len` bytes while `delivery` lives; `into` is new memory of that length.
+            // SAFETY: `pointer` has `len` bytes while what `bytes` borrows lives; `into` is new memory of that length.
             unsafe { copy_nonoverlapping(self.pointer.as_ptr(), into.as_mut_ptr(), into.len()) };
             Ok(())
         })
@@ -118,7 +152,7 @@ pub(crate) fn pinned_copy<'py>(
         parts.iter().map(|(span, at)| (span.pointer.as_ptr() as usize, *at, span.len)).collect();
     let copy = move || {
         for (from, at, len) in places {
-            // SAFETY: the span has `len` bytes while `parts` borrows its delivery; the tensor is new, no one else knows
+            // SAFETY: the span has `len` bytes while `parts` borrows what it lies in; the tensor is new, no one else knows
             // of it, and its bytes from `at` on are as many, by the check.
             unsafe { copy_nonoverlapping(from as *const u8, (into + at as usize) as *mut u8, len as usize) };
         }

@@ -27,7 +27,7 @@ use super::deferred::drop_or_defer;
 use super::header::{Dim, Header, build, drop_header};
 use super::memory::Copies;
 use super::names::Torch;
-use super::source::{Source, Span};
+use super::source::{Bytes, Source, Span};
 use crate::objects;
 
 /// A tensor of a batch, but for the batch.
@@ -92,17 +92,17 @@ impl<'a> Form<'a> {
         self.dense_len().map(|len| Span::new(delivery, self.offset, len)).transpose()
     }
 
-    /// Such a tensor over the bytes of a batch, or over a copy of them.
+    /// Such a tensor over the bytes of a batch or sample, or over a copy of them.
     ///
     /// # Errors
-    /// `RuntimeError` when they do not lie in the batch; what torch raises.
-    pub(crate) fn tensor<'py>(
+    /// `RuntimeError` when they do not lie there; what torch raises.
+    pub(crate) fn tensor<'py, 'b>(
         &self,
         py: Python<'py>,
-        delivery: &Delivery,
+        bytes: impl Into<Bytes<'b>>,
         copies: Option<&RefCell<Copies>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let source = Span::new(delivery, self.offset, self.nbytes)?.source(copies);
+        let source = Span::new(bytes, self.offset, self.nbytes)?.source(copies);
         make_tensor(py, source, self.dtype, &self.dims)
     }
 }

@@ -1,0 +1,273 @@
+"""A dataset whose samples are made once, and read by all processes from then on."""
+
+from __future__ import annotations
+
+import copy
+import operator
+import os
+from collections.abc import Callable, Iterable, Sized
+from multiprocessing import context, reduction
+from pathlib import Path
+from typing import Any, Generic, Self, SupportsIndex, TypeVar, cast
+
+from torch.utils.data import Dataset, IterableDataset
+
+import ringloader._native as _native
+from ringloader._common.launcher import local_world_size
+from ringloader._log import logger, mib
+
+_T = TypeVar("_T")
+
+_MISSING = object()
+# Methods of a dataset that has epochs, or a state: what is kept belongs to none.
+_OF_EPOCHS = frozenset({"set_epoch", "state_dict", "load_state_dict"})
+# What threads of this process are making: processes exclude each other by locks, which all threads of one
+# have. By process, because a forked child inherits the dict, and not the threads.
+_making: dict[tuple[int, tuple[int, int], int], object] = {}
+_said: set[str] = set()
+# The room for it in a file's header.
+_LONGEST_VERSION = 2048
+
+
+class CachedDataset(Dataset[_T], Generic[_T]):
+    """A map-style dataset that makes each sample of another one once, for all processes, loaders and epochs.
+
+    ``cached[i]`` is ``dataset[i]``, made by whoever needs it first: a worker, a thread, the main process.
+    Everybody else reads it from shared memory, or from a file. What it returns is the caller's own: writing
+    to it changes nothing for anybody. Types, dtypes and shapes are those of ``dataset[i]``, and so are the
+    strides of tensors, and of arrays without gaps. A sample may be anything that can be pickled. Tensors on
+    the CPU, arrays, numbers, strings, and trees of these are read fastest.
+
+    Samples are kept until there is no room; the rest is then made each time. Nothing is ever replaced. An
+    error of ``dataset[i]`` is raised and not kept. A sample that cannot be pickled is passed on as it is;
+    the log says so once.
+
+    If ``dataset[i]`` draws random numbers, the first draw is kept. Put what is random into ``then``.
+
+    New processes get the cache by a descriptor, with any start method. A copy shares the samples. Any other
+    pickle has an empty cache, or the path. Attributes of ``dataset`` are read through this object, but for
+    ``set_epoch``, ``state_dict`` and ``load_state_dict``.
+
+    Args:
+        dataset: A map-style dataset, with a length. Its keys are ``0`` to ``len(dataset) - 1``.
+        max_bytes: The most bytes of samples over all processes. By default, the cache takes no more than is
+            left beside it: half of what the machine and its control group have, divided by
+            ``LOCAL_WORLD_SIZE``; with ``path``, half of what the file system has. It looks again as it grows.
+        path: A file for the samples, made if it is not there. Processes of one machine may use it at the same
+            time, and the next run finds it again. It has pickles: use only files that you trust.
+        version: A word of yours for what ``dataset`` makes. A file with another one is refused.
+        then: Called with each sample, after the cache: random augmentation belongs here. Its result is not
+            kept.
+
+    Raises:
+        TypeError: If ``dataset`` is iterable-style, or has no length.
+        ValueError: If the file holds samples of another version, or of a dataset of another length, or is
+            none of ringloader's; if ``max_bytes`` is negative, or ``version`` has more than 2,048 bytes.
+        OSError: If the file cannot be opened or made.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset[_T],
+        max_bytes: int | None = None,
+        *,
+        path: str | os.PathLike[str] | None = None,
+        version: str = "",
+        then: Callable[[Any], Any] | None = None,
+    ) -> None:
+        _check(dataset, max_bytes, version, then)
+        self.dataset = dataset
+        self.then = then
+        where = None if path is None else str(Path(os.fsdecode(path)).absolute())
+        self._opened = len(cast(Sized, dataset)), max_bytes, where, version
+        self._samples = _open(*self._opened)
+        for name in sorted(_OF_EPOCHS):
+            if callable(getattr(dataset, name, None)):
+                kind = type(dataset).__name__
+                _say_once(
+                    f"CachedDataset does not pass {name} on to {kind}: the samples that it keeps belong to "
+                    "no epoch; put what changes from epoch to epoch into then"
+                )
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, index: SupportsIndex) -> Any:
+        """Returns ``then(dataset[index])``, or ``dataset[index]``.
+
+        Raises:
+            IndexError: If there is no such sample.
+            Exception: What ``dataset`` and ``then`` raise.
+        """
+        at = operator.index(index)
+        length = len(self._samples)
+        if not -length <= at < length:
+            raise IndexError(f"index {at} is out of range for a dataset of length {length}")
+        at %= length
+        sample = self._samples.get(at, _MISSING)
+        if sample is _MISSING:
+            sample = self._make(at)
+        return sample if self.then is None else self.then(sample)
+
+    def __getitems__(self, indices: Iterable[SupportsIndex]) -> list[Any]:
+        """Returns the samples of a batch, in order."""
+        return [self[index] for index in indices]
+
+    def stats(self) -> dict[str, Any]:
+        """Returns counts over all processes.
+
+        ``items`` and ``bytes``: the samples that are kept now, and the bytes that they take, with what
+        killed processes have left. ``max_bytes``: the most that they may take, as of now. ``hits`` and
+        ``misses``: the samples that were read, and those that were made, since the cache or its file is
+        there. ``full``: True if a sample had no room.
+        """
+        names = ("items", "bytes", "max_bytes", "hits", "misses", "full")
+        return dict(zip(names, self._samples.stats(), strict=True))
+
+    def clear(self) -> None:
+        """Forgets all samples and gives their memory back.
+
+        Others may read meanwhile: they get what they began to read, or have the sample made again.
+
+        Raises:
+            OSError: If the disk does not take it: samples may be there again after a crash of the machine.
+        """
+        self._samples.clear()
+
+    def _make(self, index: int) -> Any:
+        samples = self._samples
+        key = os.getpid(), samples.inode, index
+        mine = object()
+        if _making.setdefault(key, mine) is not mine:
+            return self._made(index, keeps=False)
+        try:
+            claimed = samples.claim(index)
+            if claimed is None:
+                samples.count_miss()
+                return self.dataset[index]
+            if not claimed:
+                return self._made(index, keeps=False)
+            try:
+                # Another may have kept it between the look and the claim.
+                kept = samples.get(index, _MISSING)
+                return self._made(index, keeps=True) if kept is _MISSING else kept
+            finally:
+                samples.release(index)
+        finally:
+            del _making[key]
+
+    def _made(self, index: int, keeps: bool) -> Any:
+        """Returns a copy of the sample: another thread may be about to keep the dataset's own object."""
+        samples = self._samples
+        samples.count_miss()
+        sample = self.dataset[index]
+        try:
+            own, is_too_large = samples.put(index, sample, keeps)
+        except MemoryError:
+            return sample
+        except Exception as error:
+            if keeps:
+                samples.refuse(index)
+            kind = type(sample).__name__
+            self._pass_on(f"{index}, of type {kind}, cannot be pickled ({type(error).__name__}: {error})")
+            return sample
+        if is_too_large:
+            most = mib(samples.stats()[2])
+            self._pass_on(
+                f"{index} is larger than all that the cache may take, {most}; pass a larger max_bytes"
+            )
+        return own
+
+    def _pass_on(self, why: str) -> None:
+        kind = type(self.dataset).__name__
+        _say_once(f"a CachedDataset passes samples of {kind} on without keeping them: sample {why}")
+
+    def __copy__(self) -> Self:
+        """Returns a dataset with the same samples, of which the attributes can be set apart."""
+        return self._like(self.__dict__)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        shared = {"_samples": self._samples}
+        own = {name: value for name, value in self.__dict__.items() if name not in shared}
+        return self._like({**copy.deepcopy(own, memo), **shared})
+
+    def _like(self, attributes: dict[str, Any]) -> Self:
+        new = type(self).__new__(type(self))
+        new.__dict__.update(attributes)
+        return new
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        samples = state.pop("_samples")
+        if context.get_spawning_popen() is not None:
+            state["_sent"] = reduction.DupFd(samples.fileno()), samples.terms
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        sent = state.pop("_sent", None)
+        self.__dict__.update(state)
+        self._samples = _open(*self._opened) if sent is None else _attach(*sent)
+
+    def __getattr__(self, name: str) -> Any:
+        # Not before the constructor has run, as while this is unpickled.
+        if name.startswith("_") or name in _OF_EPOCHS or "dataset" not in self.__dict__:
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self
+            )
+        return getattr(self.dataset, name)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.dataset!r})"
+
+
+def _open(length: int, max_bytes: int | None, path: str | None, version: str) -> _native.SampleCache:
+    if path is None:
+        return _native.SampleCache.in_memory(length, max_bytes, local_world_size())
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        return _native.SampleCache.open(fd, length, version, max_bytes)
+    except ValueError as error:
+        raise ValueError(f"the file {path!r} cannot be this cache: {error}") from None
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from None
+    finally:
+        os.close(fd)
+
+
+def _attach(sent: Any, terms: tuple[int | None, int, bool]) -> _native.SampleCache:
+    fd = sent.detach()
+    try:
+        return _native.SampleCache.attach(fd, terms)
+    finally:
+        os.close(fd)
+
+
+def _check(dataset: object, max_bytes: object, version: object, then: object) -> None:
+    kind = type(dataset).__name__
+    if isinstance(dataset, IterableDataset):
+        raise TypeError(
+            f"CachedDataset takes a map-style dataset, not the iterable-style {kind}: it keeps samples by "
+            "their index, and those of a stream have none"
+        )
+    if not (hasattr(dataset, "__getitem__") and isinstance(dataset, Sized)):
+        raise TypeError(f"CachedDataset takes a dataset with __getitem__ and __len__, and {kind} lacks one")
+    if max_bytes is not None:
+        if isinstance(max_bytes, bool) or not isinstance(max_bytes, int):
+            raise TypeError(f"max_bytes must be a number of bytes or None, not {max_bytes!r}")
+        if max_bytes < 0:
+            raise ValueError(f"max_bytes must not be negative: {max_bytes}")
+    if not isinstance(version, str):
+        raise TypeError(f"version must be a string, not {version!r}; for example version=str(...)")
+    if (length := len(version.encode())) > _LONGEST_VERSION:
+        raise ValueError(f"version has {length} bytes, more than {_LONGEST_VERSION}; pass a hash of it")
+    if then is not None and not callable(then):
+        raise TypeError(f"then must be callable, not {then!r}")
+
+
+def _say_once(text: str) -> None:
+    if text not in _said:
+        _said.add(text)
+        logger.warning("%s", text)
+
+
+CachedDataset.__module__ = "ringloader"

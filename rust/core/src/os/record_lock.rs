@@ -1,0 +1,91 @@
+//! Locks on single bytes of a file. The system drops them when their process ends, however it ends, in whatever
+//! container; a lock says nothing of the byte.
+//!
+//! Two kinds of them exclude each other. A *process's* lock is not inherited by a fork, and other processes that
+//! have the same open file are excluded; but all threads of the process have it, and closing any descriptor of the file
+//! drops it. An *open file's* lock belongs to whoever has that open file, a forked child too.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+
+use rustix::io::Errno;
+
+use crate::error::{Error, Result};
+
+/// The byte that is locked while a file is made: behind all that a file can have.
+const MAKING: i64 = i64::MAX - 1;
+
+/// Tries to lock a byte for this process. `false`: another process has it.
+///
+/// Where the system has no locks, as on some network file systems, everybody gets them.
+#[must_use]
+pub fn try_lock(fd: BorrowedFd<'_>, byte: u64) -> bool {
+    let found = lock(fd, libc::F_SETLK, libc::F_WRLCK, byte.cast_signed());
+    !matches!(found, Err(Errno::ACCESS | Errno::AGAIN))
+}
+
+/// Unlocks a byte that this process has locked.
+pub fn unlock(fd: BorrowedFd<'_>, byte: u64) {
+    let _ = lock(fd, libc::F_SETLK, libc::F_UNLCK, byte.cast_signed());
+}
+
+/// Keeps others from making the same file, for as long as this lives.
+#[derive(Debug)]
+pub struct Making<'a>(BorrowedFd<'a>);
+
+impl<'a> Making<'a> {
+    /// Waits until nobody else makes the file that was opened for this call.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the system refuses.
+    pub fn wait(fd: &'a impl AsFd) -> Result<Self> {
+        let fd = fd.as_fd();
+        loop {
+            match lock(fd, libc::F_OFD_SETLKW, libc::F_WRLCK, MAKING) {
+                // A file system without locks.
+                Ok(()) | Err(Errno::NOLCK | Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => {
+                    return Ok(Self(fd));
+                }
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(Error::os("locking the file", errno)),
+            }
+        }
+    }
+}
+
+impl Drop for Making<'_> {
+    fn drop(&mut self) {
+        let _ = lock(self.0, libc::F_OFD_SETLK, libc::F_UNLCK, MAKING);
+    }
+}
+
+fn lock(fd: BorrowedFd<'_>, command: i32, kind: i32, byte: i64) -> rustix::io::Result<()> {
+    let lock = libc::flock {
+        l_type: kind as i16,
+        l_whence: libc::SEEK_SET as i16,
+        l_start: byte,
+        l_len: 1,
+        // Asked for by the locks of an open file.
+        l_pid: 0,
+    };
+    // SAFETY: reads a structure of this function's own.
+    if unsafe { libc::fcntl(fd.as_raw_fd(), command, &raw const lock) } == 0 {
+        return Ok(());
+    }
+    Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_has_its_own_locks_and_an_open_file_does_not() {
+        let one = crate::os::memfd("test").unwrap();
+        assert!(try_lock(one.as_fd(), 7) && try_lock(one.as_fd(), 7), "all threads have it");
+        unlock(one.as_fd(), 7);
+        let making = Making::wait(&one).unwrap();
+        assert!(!try_lock(one.as_fd(), MAKING as u64), "the two kinds exclude each other");
+        drop(making);
+        assert!(try_lock(one.as_fd(), MAKING as u64));
+    }
+}

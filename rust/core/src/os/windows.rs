@@ -1,0 +1,132 @@
+//! A file in memory that grows, mapped as far as it is read.
+//!
+//! A read by a system call takes three times as long: it looks every page up. Mapped memory that was read counts as each
+//! reader's own in what the system says of a process, though it is there once.
+//!
+//! INVARIANT: the file cannot shrink, and a range is read only after it was written, so no access raises SIGBUS.
+
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::ptr;
+
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+use crate::sync::{AtomicUsize, Ordering};
+
+/// The first window has so many bytes, and each later one as many as all before it.
+const FIRST: u64 = 1 << 30;
+const COUNT: usize = 17;
+/// A window that the system has refused.
+const REFUSED: usize = 1;
+
+/// Mappings of the file's parts, made when they are first read.
+///
+/// Addresses, not locks: a child may be forked while another thread maps.
+#[derive(Debug, Default)]
+pub(super) struct Windows([AtomicUsize; COUNT]);
+
+/// Start and length of the window in which `at` lies, and its number.
+fn window(at: u64) -> (u64, u64, usize) {
+    match (at / FIRST).checked_ilog2() {
+        None => (0, FIRST, 0),
+        Some(power) => (FIRST << power, FIRST << power, power as usize + 1),
+    }
+}
+
+impl Windows {
+    /// Copies bytes of the file from `at` on. `false`: they cannot be mapped.
+    ///
+    /// # Safety
+    /// `fd` is the same file in each call, sealed against shrinking, and has been written up to `at + into.len()`.
+    pub(super) unsafe fn copy_out(&self, fd: &OwnedFd, into: &mut [MaybeUninit<u8>], at: u64) -> bool {
+        let mut done = 0;
+        while done < into.len() {
+            let from = at + done as u64;
+            let (start, len, number) = window(from);
+            let Some(base) = self.mapped(fd, start, len, number) else { return false };
+            let part = ((start + len - from) as usize).min(into.len() - done);
+            // SAFETY: the window has so many bytes, which are in the file by the caller's promise. Nobody writes to what
+            // was written; where it is given back to the system meanwhile, the bytes are zero, and any byte is valid.
+            unsafe {
+                let source = (base as *const u8).add((from - start) as usize);
+                ptr::copy_nonoverlapping(source, into[done..].as_mut_ptr().cast(), part);
+            }
+            done += part;
+        }
+        true
+    }
+
+    fn mapped(&self, fd: &OwnedFd, start: u64, len: u64, number: usize) -> Option<usize> {
+        let place = self.0.get(number)?;
+        // ORDERING window: the mapping is there before its address is.
+        let mut base = place.load(Ordering::Acquire);
+        if base == 0 {
+            base = map(fd, start, len).unwrap_or(REFUSED);
+            // ORDERING window: as above.
+            if let Err(earlier) = place.compare_exchange(0, base, Ordering::AcqRel, Ordering::Acquire) {
+                unmap(base, len);
+                base = earlier;
+            }
+        }
+        (base != REFUSED).then_some(base)
+    }
+}
+
+impl Drop for Windows {
+    fn drop(&mut self) {
+        for number in 0..COUNT {
+            let len = if number == 0 { FIRST } else { FIRST << (number - 1) };
+            unmap(self.0[number].load(Ordering::Relaxed), len);
+        }
+    }
+}
+
+fn map(fd: &OwnedFd, start: u64, len: u64) -> Option<usize> {
+    // A bound of the address space would be filled by what is hardly used.
+    if super::memory::address_space_left().is_some() {
+        return None;
+    }
+    let len = usize::try_from(len).ok()?;
+    let flags = MapFlags::SHARED | MapFlags::NORESERVE;
+    // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory; the advice is for it alone.
+    unsafe {
+        let base = rustix::mm::mmap(ptr::null_mut(), len, ProtFlags::READ, flags, fd, start).ok()?;
+        let _ = rustix::mm::madvise(base, len, Advice::LinuxDontDump);
+        Some(base as usize)
+    }
+}
+
+fn unmap(base: usize, len: u64) {
+    if base > REFUSED {
+        // SAFETY: a mapping that this file has made, of which nobody has the address any more.
+        let _ = unsafe { rustix::mm::munmap(base as *mut _, len as usize) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn windows_lie_side_by_side() {
+        let mut end = 0;
+        for number in 0..COUNT {
+            assert_eq!(window(end).2, number);
+            assert_eq!(window(end).0, end);
+            end += window(end).1;
+            assert_eq!(window(end - 1).2, number);
+        }
+    }
+
+    #[test]
+    fn a_range_over_two_windows_is_copied_whole() {
+        let fd = crate::os::memfd("test").unwrap();
+        rustix::io::pwrite(&fd, b"left and right", FIRST - 4).unwrap();
+        let windows = Windows::default();
+        let mut into = [MaybeUninit::uninit(); 14];
+        // SAFETY: written before.
+        assert!(unsafe { windows.copy_out(&fd, &mut into, FIRST - 4) });
+        // SAFETY: `copy_out` has written them.
+        assert_eq!(into.map(|byte| unsafe { byte.assume_init() }), *b"left and right");
+    }
+}

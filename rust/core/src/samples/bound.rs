@@ -1,0 +1,114 @@
+//! How many bytes samples may take.
+
+use crate::os::memory::MemoryProbe;
+use crate::os::word_file::WordFile;
+use crate::sync::{AtomicU64, Ordering};
+
+/// Bytes between two looks at what the system has left.
+const LOOK: u64 = 16 << 20;
+/// Samples that have no room between two such looks.
+const TURNED_AWAY: u64 = 64;
+
+/// The bound of one process. All that share samples count what all have taken.
+#[derive(Debug)]
+pub struct Bound {
+    /// What the user allows.
+    given: Option<u64>,
+    /// Processes on this machine that have samples of their own, as this one.
+    ranks: u64,
+    /// True if the samples lie in a file with a name.
+    on_disk: bool,
+    probe: MemoryProbe,
+    /// The bound by the last look, and what was used then.
+    limit: AtomicU64,
+    looked_at: AtomicU64,
+    turned_away: AtomicU64,
+}
+
+impl Bound {
+    /// Bounds samples in memory by `given` bytes. Without, by as many as the machine and the control group have left
+    /// beside them; of these, `ranks` take an equal part.
+    #[must_use]
+    pub fn of_memory(given: Option<u64>, ranks: u64) -> Self {
+        Self::new(given, ranks, false)
+    }
+
+    /// Bounds samples in a file by `given` bytes. Without, by as many as the file system has left beside them.
+    #[must_use]
+    pub fn of_disk(given: Option<u64>) -> Self {
+        Self::new(given, 1, true)
+    }
+
+    fn new(given: Option<u64>, ranks: u64, on_disk: bool) -> Self {
+        let ranks = ranks.max(1);
+        let [limit, looked_at, turned_away] = [0; 3].map(AtomicU64::new);
+        Self { given, ranks, on_disk, probe: MemoryProbe::new(), limit, looked_at, turned_away }
+    }
+
+    pub(super) fn is_on_disk(&self) -> bool {
+        self.on_disk
+    }
+
+    /// The bytes that may be used, when `used` are and `len` are asked for.
+    pub(super) fn allowed(&self, used: u64, len: u64, file: &WordFile) -> u64 {
+        let limit = self.limit.load(Ordering::Relaxed);
+        let has_room = used.saturating_add(len) <= limit;
+        let is_due = if has_room {
+            used.abs_diff(self.looked_at.load(Ordering::Relaxed)) >= LOOK
+        } else {
+            self.turned_away.fetch_add(1, Ordering::Relaxed).is_multiple_of(TURNED_AWAY)
+        };
+        if is_due { self.look(used, file) } else { limit }
+    }
+
+    /// Looks what the system has left. Returns the bytes that may be used.
+    pub(super) fn look(&self, used: u64, file: &WordFile) -> u64 {
+        let disk = if self.on_disk { file.disk_left().unwrap_or((0, false)) } else { (u64::MAX, true) };
+        let left = match disk {
+            (left, true) => left.min(self.probe.available().bytes),
+            (left, false) => left,
+        };
+        let limit = limit(self.given, self.ranks, used, left, disk.1);
+        self.limit.store(limit, Ordering::Relaxed);
+        self.looked_at.store(used, Ordering::Relaxed);
+        limit
+    }
+}
+
+/// The bytes that may be used, if `used` are and the system has `left` more. At the limit of a control group's memory a
+/// process is killed, so some of that are spared.
+fn limit(given: Option<u64>, ranks: u64, used: u64, left: u64, is_memory: bool) -> u64 {
+    match given {
+        Some(given) if is_memory => given.min(used.saturating_add(left.saturating_sub(LOOK))),
+        Some(given) => given,
+        None => (used.saturating_mul(ranks).saturating_add(left)) / 2 / ranks,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    #[test]
+    fn as_much_is_left_as_is_taken_whoever_takes_it() {
+        let taken =
+            |ranks| (0..1000).fold(0, |used, _| limit(None, ranks, used, 8 * GIB - ranks * used, true));
+        assert!(taken(1).abs_diff(4 * GIB) < 1000 && taken(4).abs_diff(GIB) < 1000);
+        // Two that grow side by side.
+        let (mut one, mut other) = (0, 0);
+        for _ in 0..10_000 {
+            one += LOOK * u64::from(one + LOOK <= limit(None, 1, one, 8 * GIB - one - other, true));
+            other += LOOK * u64::from(other + LOOK <= limit(None, 1, other, 8 * GIB - one - other, true));
+        }
+        assert!((one + other).abs_diff(16 * GIB / 3) <= 4 * LOOK, "{one} {other}");
+    }
+
+    #[test]
+    fn memory_that_is_not_there_is_not_taken_either() {
+        assert_eq!(limit(Some(10 * GIB), 1, GIB, 2 * GIB, true), 3 * GIB - LOOK);
+        assert_eq!(limit(Some(10 * GIB), 1, GIB, 2 * GIB, false), 10 * GIB);
+        assert_eq!(limit(Some(GIB), 1, 0, 1, true), 0);
+    }
+}

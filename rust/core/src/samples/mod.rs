@@ -1,0 +1,328 @@
+//! The samples of a dataset, each kept once and read by all processes: a file in memory, or one with a name.
+//!
+//! | bytes | hold |
+//! |---|---|
+//! | 0..4096 | the header: magic, format, number of samples, length of the version, 1 once the file is whole; from 64 on `tail`, `floor` and `full` of the [table](crate::cache); from 128 on hits, from 192 on misses; from 1024 on the version |
+//! | 8 for each index | the table's words |
+//! | from the next multiple of 4096 on | the records, each at a multiple of 64: see [`record`] |
+//!
+//! Words are `u64` in the machine's order, so a file of another machine is none. Table and header are mapped; records
+//! are written by system calls. In a file with a name they are believed once their checksum is right.
+
+#![forbid(unsafe_code)]
+
+mod bound;
+mod open;
+pub mod record;
+
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use crate::cache::{Seen, State, Table};
+use crate::error::{Error, Result};
+use crate::os::record_lock;
+use crate::os::word_file::WordFile;
+use crate::sync::Ordering;
+use crate::testing::failpoint::failpoint;
+use crate::testing::fault::fault;
+
+pub use bound::Bound;
+
+const WORD: usize = 8;
+const PAGE: usize = 4096;
+const HEADER_WORDS: usize = PAGE / WORD;
+
+/// Words of the header.
+mod at {
+    pub(super) const MAGIC: usize = 0;
+    pub(super) const FORMAT: usize = 1;
+    pub(super) const LEN: usize = 2;
+    pub(super) const VERSION_BYTES: usize = 3;
+    pub(super) const WHOLE: usize = 4;
+    pub(super) const TAIL: usize = 8;
+    pub(super) const FLOOR: usize = 9;
+    pub(super) const FULL: usize = 10;
+    pub(super) const HITS: usize = 16;
+    pub(super) const MISSES: usize = 24;
+}
+
+/// Byte of the header where the version begins, and the most bytes that it has.
+const VERSION_AT: u64 = 1024;
+/// The longest version, in bytes.
+pub const LONGEST_VERSION: usize = 2048;
+
+/// The samples of a dataset of a fixed length.
+#[derive(Debug)]
+pub struct Samples {
+    file: WordFile,
+    len: usize,
+    bound: Bound,
+}
+
+/// A record that the table names, and how long it says to be.
+#[derive(Debug)]
+pub struct Found {
+    index: usize,
+    seen: Seen,
+    at: u64,
+    len: u64,
+}
+
+impl Found {
+    /// Bytes of the record.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Never true: a record has a header.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+/// The outcome of storing a sample.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stored {
+    /// The sample is there, this record of it or another one.
+    There,
+    /// There is no room left.
+    Full,
+    /// It is larger than all that may be taken.
+    TooLarge,
+}
+
+/// Counts over all processes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stats {
+    /// Samples that are there.
+    pub items: u64,
+    /// Bytes that they take, with what deaths have lost.
+    pub bytes: u64,
+    /// The bytes that may be taken.
+    pub max_bytes: u64,
+    /// Samples that were read.
+    pub hits: u64,
+    /// Samples that were made.
+    pub misses: u64,
+    /// True if a sample had no room.
+    pub full: bool,
+}
+
+impl Samples {
+    /// Samples in memory that goes with the last process that has it.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the system refuses.
+    pub fn in_memory(len: usize, bound: Bound) -> Result<Self> {
+        let file = WordFile::in_memory("ringloader-samples", HEADER_WORDS + len)?;
+        let header =
+            [(at::MAGIC, open::MAGIC), (at::FORMAT, open::FORMAT), (at::LEN, len as u64), (at::WHOLE, 1)];
+        for (word, value) in header {
+            file.words()[word].store(value, Ordering::Relaxed);
+        }
+        Ok(Self::over(file, len, bound))
+    }
+
+    fn over(file: WordFile, len: usize, bound: Bound) -> Self {
+        let samples = Self { file, len, bound };
+        // A machine that stopped may have written records, and not the tail behind them.
+        let end = samples.file.file_len().unwrap_or(0).max(records_at(len)).next_multiple_of(PAGE as u64);
+        samples.table().tail.fetch_max(end, Ordering::Relaxed);
+        samples.table().floor.fetch_max(records_at(len), Ordering::Relaxed);
+        samples.bound.look(samples.table().used(), &samples.file);
+        samples
+    }
+
+    /// Samples that the dataset has.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// True of a dataset without samples.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Looks for the sample of an index. `None`: it is not kept.
+    #[must_use]
+    pub fn find(&self, index: usize) -> Option<Found> {
+        let (State::At(at), seen) = self.table().look(index) else { return None };
+        let mut header = [MaybeUninit::uninit(); record::HEADER];
+        let len = self.file.read_at(&mut header, at).ok().and_then(|header| record::len(header, index));
+        let found = Found { index, seen, at, len: len.unwrap_or(0) };
+        let tail = self.table().tail.load(Ordering::Relaxed);
+        if len.is_none() || at.checked_add(found.len).is_none_or(|end| end > tail) {
+            self.forget(&found);
+            return None;
+        }
+        Some(found)
+    }
+
+    /// Completes the bytes of a record, of which those behind [`record::HEADER`] are there. `last` is where its last part
+    /// begins.
+    ///
+    /// # Panics
+    /// When it is shorter than a header.
+    pub fn seal(&self, record: &mut [u8], index: usize, last: usize) {
+        record::seal(record, index, last, self.is_on_disk());
+    }
+
+    /// Reads a record that was found to memory of its length. Returns its bytes, which are all of `into`, and the start of
+    /// its last part, as [`seal`](Self::seal) got it. `None`: it was cleared meanwhile, or is damaged, and is not kept
+    /// any more.
+    #[must_use]
+    pub fn read<'a>(&self, found: &Found, into: &'a mut [MaybeUninit<u8>]) -> Option<(&'a [u8], usize)> {
+        let bytes = self.file.read_at(into, found.at).ok();
+        let whole = bytes.filter(|bytes| bytes.len() as u64 == found.len).and_then(|bytes| {
+            let last = record::check(bytes, found.index, self.is_on_disk())?;
+            Some((&*bytes, last))
+        });
+        // After the bytes: a table that is cleared raises its floor before it gives them back, and whoever finds them
+        // given back finds the floor.
+        let is_there = found.at >= self.table().floor.load(Ordering::Relaxed) || fault("cleared_while_read");
+        if whole.is_none() || !is_there {
+            self.forget(found);
+            return None;
+        }
+        whole
+    }
+
+    fn forget(&self, found: &Found) {
+        self.table().forget(found.index, found.seen);
+        if found.at < self.table().floor.load(Ordering::Relaxed) {
+            // It was cleared while it was read: by that, pages of a mapping are there again.
+            self.file.punch(found.at, found.len);
+        }
+    }
+
+    /// Tries to become the one who makes the sample of an index and keeps it. `Some(false)`: another process is.
+    /// `None`: the sample cannot be kept.
+    ///
+    /// All threads of a process get it: the caller has to choose one of them, which calls [`release`](Self::release).
+    #[must_use]
+    pub fn claim(&self, index: usize) -> Option<bool> {
+        if matches!(self.table().look(index).0, State::Refused) {
+            return None;
+        }
+        Some(self.file.fd().is_ok_and(|fd| record_lock::try_lock(fd, index as u64)))
+    }
+
+    /// Lets others claim the index.
+    pub fn release(&self, index: usize) {
+        if let Ok(fd) = self.file.fd() {
+            record_lock::unlock(fd, index as u64);
+        }
+    }
+
+    /// Keeps a sealed record as that of an index.
+    #[must_use]
+    pub fn store(&self, index: usize, record: &[u8]) -> Stored {
+        let (state, seen) = self.table().look(index);
+        if matches!(state, State::At(_)) {
+            return Stored::There;
+        }
+        let len = record.len() as u64;
+        let bound = self.bound.allowed(self.table().used(), len, &self.file);
+        if len > bound {
+            return Stored::TooLarge;
+        }
+        let Some(at) = self.table().reserve(len, bound) else { return Stored::Full };
+        failpoint("sample-reserved");
+        if fault("published_before_written") && self.table().publish(index, seen, at) {
+            let _ = self.file.write_at(record, at);
+            return Stored::There;
+        }
+        if self.file.write_at(record, at).is_err() {
+            // What was written of it, first: behind the tail others write.
+            self.file.punch(at, len);
+            self.table().unreserve(at, len);
+            self.table().note_full();
+            return Stored::Full;
+        }
+        if !self.table().publish(index, seen, at) {
+            self.file.punch(at, len);
+        }
+        Stored::There
+    }
+
+    /// Notes that the sample of an index cannot be kept, or that a kept one cannot be made an object again.
+    pub fn refuse(&self, index: usize) {
+        let (_, seen) = self.table().look(index);
+        self.table().refuse(index, seen);
+    }
+
+    /// Forgets all samples and gives their memory, or blocks, back.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the disk does not take it: the samples may be there again after the machine has stopped.
+    pub fn clear(&self) -> Result<()> {
+        let cleared = self.table().clear();
+        let synced = if self.bound.is_on_disk() { self.file.sync() } else { Ok(()) };
+        self.file.punch(cleared.start, cleared.end - cleared.start);
+        synced
+    }
+
+    /// Counts a sample that was read.
+    pub fn count_hit(&self) {
+        self.file.words()[at::HITS].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts a sample that is made.
+    pub fn count_miss(&self) {
+        self.file.words()[at::MISSES].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts over all processes, since the file was made.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        let count = |word: usize| self.file.words()[word].load(Ordering::Relaxed);
+        let (table, used) = (self.table(), self.table().used());
+        Stats {
+            items: table.items() as u64,
+            bytes: used,
+            max_bytes: self.bound.look(used, &self.file),
+            hits: count(at::HITS),
+            misses: count(at::MISSES),
+            full: table.is_full(),
+        }
+    }
+
+    /// Returns the descriptor that another process needs for [`attach`](Self::attach).
+    ///
+    /// # Errors
+    /// [`Error::Os`] when other code has closed it by its number.
+    pub fn fd(&self) -> Result<BorrowedFd<'_>> {
+        self.file.fd()
+    }
+
+    /// Device and number of the file.
+    #[must_use]
+    pub fn inode(&self) -> (u64, u64) {
+        self.file.inode()
+    }
+
+    /// True if the samples lie in a file with a name, whose bytes may have to come from a disk.
+    #[must_use]
+    pub fn is_on_disk(&self) -> bool {
+        self.bound.is_on_disk()
+    }
+
+    fn table(&self) -> Table<'_> {
+        let words = self.file.words();
+        Table {
+            tail: &words[at::TAIL],
+            floor: &words[at::FLOOR],
+            full: &words[at::FULL],
+            words: &words[HEADER_WORDS..],
+        }
+    }
+}
+
+/// The start of the first record.
+fn records_at(len: usize) -> u64 {
+    ((HEADER_WORDS + len) * WORD).next_multiple_of(PAGE) as u64
+}

@@ -1,0 +1,10 @@
+//! Samples that all processes share: a Python object to a record, and back.
+//!
+//! | file | about |
+//! |---|---|
+//! | `sample_cache.rs` | the class |
+//! | `record.rs` | a sample's record in private memory: made of an object, or read; and the object of it |
+
+#[allow(unsafe_code, reason = "vouches for the bytes of a record that were written")]
+pub(crate) mod record;
+pub(crate) mod sample_cache;

@@ -1,0 +1,148 @@
+//! A sample's record in private memory: made of an object, or read; and the object of it.
+//!
+//! A record has the parts of a batch: storages, each at a multiple of 64, and behind them the table. The object that is
+//! made of a record lies over its memory, so each reading and each making has memory of its own.
+
+use std::mem::MaybeUninit;
+use std::sync::Mutex;
+
+use pyo3::exceptions::{PyMemoryError, PyRuntimeError};
+use pyo3::prelude::*;
+use ringloader_core::batch::Meta;
+use ringloader_core::samples::{Samples, record};
+use ringloader_core::sync::Arc;
+
+use crate::batch::decode;
+use crate::batch::encode::Encoded;
+use crate::batch::write::Target;
+use crate::gil::{DETACH, exception, without_interpreter};
+use crate::torch::memory::Memory;
+use crate::torch::source::Bytes;
+
+/// The number of times that a sample is read if others change it meanwhile.
+const MOST_LOOKS: u32 = 100;
+/// The table of a record is compared with no slot's generation.
+const GENERATION: u64 = 0;
+
+/// A record.
+///
+/// INVARIANT: all bytes of `memory` were written, and nobody writes to it before the object of the record is made.
+pub(super) struct Record {
+    memory: Arc<Memory>,
+    /// Start of the table.
+    table: usize,
+}
+
+/// The memory in which the last sample was encoded, empty. A thread that encodes has it meanwhile.
+#[derive(Default)]
+pub(super) struct Spare(Mutex<Option<Box<Encoded>>>);
+
+impl Spare {
+    /// A fork may have come while another thread had the lock, so nobody waits for it.
+    fn take(&self) -> Box<Encoded> {
+        let spare = self.0.try_lock().ok().and_then(|mut spare| spare.take());
+        spare.unwrap_or_else(|| Box::new(Encoded::exact()))
+    }
+
+    fn put(&self, mut encoded: Box<Encoded>) {
+        if encoded.clear()
+            && let Ok(mut spare) = self.0.try_lock()
+        {
+            *spare = Some(encoded);
+        }
+    }
+}
+
+impl Record {
+    /// The record of `sample` at an index, sealed.
+    ///
+    /// # Errors
+    /// What pickling raises for what cannot be pickled; `MemoryError`.
+    pub(super) fn of(
+        sample: &Bound<'_, PyAny>,
+        index: usize,
+        samples: &Samples,
+        spare: &Spare,
+    ) -> PyResult<Self> {
+        let mut encoded = spare.take();
+        let made = encoded.encode(sample).and_then(|()| Self::written(sample, &mut encoded));
+        spare.put(encoded);
+        let mut made = made?;
+        let table = made.table;
+        let memory = Arc::get_mut(&mut made.memory).ok_or_else(|| PyRuntimeError::new_err("in use"))?;
+        // SAFETY: all bytes were written (the invariant).
+        let bytes = unsafe { memory.bytes_mut() };
+        if bytes.len() < DETACH {
+            samples.seal(bytes, index, table);
+        } else {
+            without_interpreter(sample.py(), || samples.seal(bytes, index, table));
+        }
+        Ok(made)
+    }
+
+    fn written(sample: &Bound<'_, PyAny>, encoded: &mut Encoded) -> PyResult<Self> {
+        let py = sample.py();
+        for _ in 0..MOST_LOOKS {
+            let Encoded { meta, drafts, groups, .. } = &mut *encoded;
+            groups.form(py, drafts, 0..0, meta)?;
+            let table = groups.place(meta, Some(record::HEADER as u64)) as usize;
+            let len = table + meta.encoded_len();
+            // Before the last look at the addresses: nothing of Python's may be made after it.
+            let mut memory = new_memory(len)?;
+            if !encoded.holds_still(sample)? {
+                continue;
+            }
+            let Encoded { meta, drafts, groups, .. } = &mut *encoded;
+            let uninit = memory.uninit();
+            uninit[..record::HEADER].fill(MaybeUninit::new(0));
+            for piece in groups.copies() {
+                // What lies between two storages, or a storage and the table.
+                let end = (piece.to + piece.len) as usize;
+                uninit[end..end.next_multiple_of(64).min(len)].fill(MaybeUninit::new(0));
+            }
+            let block = meta.finish(GENERATION);
+            Target::Private(&memory).write(py, groups.copies(), &drafts.held, table as u64, block)?;
+            return Ok(Self { memory: Arc::new(memory), table });
+        }
+        let text = format!(
+            "the sample was changed by another thread each time that it was read, {MOST_LOOKS} times"
+        );
+        Err(PyRuntimeError::new_err(text))
+    }
+
+    /// The record that is kept of an index; `None` if none is.
+    ///
+    /// # Errors
+    /// `MemoryError`.
+    pub(super) fn read(py: Python<'_>, samples: &Samples, index: usize) -> PyResult<Option<Self>> {
+        let Some(found) = samples.find(index) else { return Ok(None) };
+        let mut memory = new_memory(found.len() as usize)?;
+        let mut read = || samples.read(&found, memory.uninit()).map(|(_, table)| table);
+        // A disk may take its time, and long bytes do.
+        let table = if samples.is_on_disk() || found.len() >= DETACH as u64 {
+            without_interpreter(py, read)
+        } else {
+            read()
+        };
+        Ok(table.map(|table| Self { memory: Arc::new(memory), table }))
+    }
+
+    pub(super) fn bytes(&self) -> &[u8] {
+        // SAFETY: the invariant.
+        unsafe { self.memory.bytes() }
+    }
+
+    /// A new object. Its large tensors and arrays lie in the record's memory, so this is called once.
+    ///
+    /// # Errors
+    /// `RuntimeError` for what is no record; the error that unpickling raises.
+    pub(super) fn object<'py>(self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let (_, table) = self.bytes().split_at(self.table);
+        let meta = Meta::parse(table, GENERATION, self.table as u64).map_err(exception)?;
+        decode::read(py, Bytes::Sample(&self.memory), &meta, true)
+    }
+}
+
+fn new_memory(len: usize) -> PyResult<Memory> {
+    Memory::new(len).ok_or_else(|| PyMemoryError::new_err(format!("no memory for a sample of {len} bytes")))
+}

@@ -1,0 +1,156 @@
+//! Samples that all processes share, as a Python class.
+
+use std::os::fd::{AsRawFd, RawFd};
+
+use pyo3::exceptions::PyIndexError;
+use pyo3::prelude::*;
+use ringloader_core::samples::{Bound as Limit, Samples, Stored};
+
+use super::record::{Record, Spare};
+use crate::fds::duplicate;
+use crate::gil::{exception, without_interpreter};
+
+/// Samples of a dataset, each of which is kept once.
+#[pyclass(frozen, module = "ringloader._native")]
+pub(crate) struct SampleCache {
+    samples: Samples,
+    max_bytes: Option<u64>,
+    ranks: u64,
+    spare: Spare,
+}
+
+impl SampleCache {
+    fn over(samples: Samples, max_bytes: Option<u64>, ranks: u64) -> Self {
+        Self { samples, max_bytes, ranks, spare: Spare::default() }
+    }
+
+    fn index(&self, index: usize) -> PyResult<usize> {
+        if index < self.samples.len() {
+            return Ok(index);
+        }
+        Err(PyIndexError::new_err(format!("index {index} of {} samples", self.samples.len())))
+    }
+}
+
+/// What [`SampleCache::stats`] returns: items, bytes, bound, hits, misses, and whether a sample had no room.
+type Stats = (u64, u64, u64, u64, u64, bool);
+
+#[pymethods]
+impl SampleCache {
+    /// Samples in memory. `ranks`: the processes of this machine that take equal parts of what it has left.
+    #[staticmethod]
+    fn in_memory(length: usize, max_bytes: Option<u64>, ranks: u64) -> PyResult<Self> {
+        let samples = Samples::in_memory(length, Limit::of_memory(max_bytes, ranks)).map_err(exception)?;
+        Ok(Self::over(samples, max_bytes, ranks))
+    }
+
+    /// Samples in a file that was opened by its name; the descriptor stays the caller's. `ValueError`: the file is
+    /// none of ours, or another dataset's.
+    #[staticmethod]
+    fn open(
+        py: Python<'_>,
+        fd: RawFd,
+        length: usize,
+        version: &str,
+        max_bytes: Option<u64>,
+    ) -> PyResult<Self> {
+        let fd = duplicate(fd)?;
+        let open = || Samples::open(fd, length, version, Limit::of_disk(max_bytes));
+        Ok(Self::over(without_interpreter(py, open).map_err(exception)?, max_bytes, 1))
+    }
+
+    /// The samples of another process, by their descriptor, which stays the caller's, and its `terms`.
+    #[staticmethod]
+    fn attach(fd: RawFd, terms: (Option<u64>, u64, bool)) -> PyResult<Self> {
+        let (max_bytes, ranks, on_disk) = terms;
+        let limit = if on_disk { Limit::of_disk(max_bytes) } else { Limit::of_memory(max_bytes, ranks) };
+        Ok(Self::over(Samples::attach(duplicate(fd)?, limit).map_err(exception)?, max_bytes, ranks))
+    }
+
+    /// A new object of the sample that is kept; `default` where none is.
+    fn get<'py>(
+        &self,
+        py: Python<'py>,
+        index: usize,
+        default: Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        match Record::read(py, &self.samples, self.index(index)?)? {
+            Some(record) => {
+                self.samples.count_hit();
+                record.object(py)
+            }
+            None => Ok(default),
+        }
+    }
+
+    /// Tries to become the process that makes a sample and keeps it. None: it cannot be kept.
+    fn claim(&self, index: usize) -> PyResult<Option<bool>> {
+        Ok(self.samples.claim(self.index(index)?))
+    }
+
+    /// Lets others claim the sample.
+    fn release(&self, index: usize) {
+        self.samples.release(index);
+    }
+
+    /// Returns a copy of `sample`, of which nobody else knows, and whether it is too large to be kept. Keeps it, if
+    /// `keeps` and there is room. Raises what pickling or unpickling it does.
+    fn put<'py>(
+        &self,
+        index: usize,
+        sample: &Bound<'py, PyAny>,
+        keeps: bool,
+    ) -> PyResult<(Bound<'py, PyAny>, bool)> {
+        let py = sample.py();
+        let index = self.index(index)?;
+        let record = Record::of(sample, index, &self.samples, &self.spare)?;
+        let mut is_too_large = false;
+        if keeps {
+            let stored = without_interpreter(py, || self.samples.store(index, record.bytes()));
+            is_too_large = stored == Stored::TooLarge;
+        }
+        Ok((record.object(py)?, is_too_large))
+    }
+
+    /// Notes that a sample cannot be kept.
+    fn refuse(&self, index: usize) -> PyResult<()> {
+        self.samples.refuse(self.index(index)?);
+        Ok(())
+    }
+
+    /// Counts a sample that is made.
+    fn count_miss(&self) {
+        self.samples.count_miss();
+    }
+
+    /// Forgets all samples. `OSError`: the disk does not take it.
+    fn clear(&self, py: Python<'_>) -> PyResult<()> {
+        without_interpreter(py, || self.samples.clear()).map_err(exception)
+    }
+
+    fn stats(&self, py: Python<'_>) -> Stats {
+        let stats = without_interpreter(py, || self.samples.stats());
+        (stats.items, stats.bytes, stats.max_bytes, stats.hits, stats.misses, stats.full)
+    }
+
+    /// The descriptor of the file, for as long as this lives.
+    fn fileno(&self) -> PyResult<RawFd> {
+        Ok(self.samples.fd().map_err(exception)?.as_raw_fd())
+    }
+
+    /// The number that `attach` needs beside the descriptor.
+    #[getter]
+    fn terms(&self) -> (Option<u64>, u64, bool) {
+        (self.max_bytes, self.ranks, self.samples.is_on_disk())
+    }
+
+    /// Device and number of the file.
+    #[getter]
+    fn inode(&self) -> (u64, u64) {
+        self.samples.inode()
+    }
+
+    fn __len__(&self) -> usize {
+        self.samples.len()
+    }
+}

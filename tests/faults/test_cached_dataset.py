@@ -1,0 +1,351 @@
+"""``CachedDataset`` in a file, and where processes die: never wrong data, nobody waits, nothing is left."""
+
+import contextlib
+import multiprocessing
+import os
+import random
+import signal
+import stat
+import time
+
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+import ringloader
+from faults.script import run_script
+from ringloader import CachedDataset
+
+pytestmark = pytest.mark.rings_only
+
+fork = multiprocessing.get_context("fork")
+
+
+@pytest.fixture(autouse=True)
+def _without_threads_of_torch():
+    """A forked child has none, and would wait for them."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+class Rows(Dataset):
+    """Samples of several sizes, whose bytes say which they are; counts how often each was made."""
+
+    def __init__(self, length):
+        self.length = length
+        self.asked = torch.zeros(max(length, 1), dtype=torch.int64).share_memory_()
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        self.asked[index] += 1
+        return expected(index)
+
+
+def expected(index):
+    size = (1, 10, 700, 3000, 40_000)[index % 5]
+    return torch.arange(index, index + size, dtype=torch.int32), f"sample {index}", index
+
+
+def check(sample, index):
+    image, name, number = sample
+    theirs = expected(index)
+    assert torch.equal(image, theirs[0]) and (name, number) == theirs[1:]
+
+
+def check_all(cached):
+    for index in range(len(cached)):
+        check(cached[index], index)
+
+
+def test_the_next_run_finds_the_file_again(tmp_path):
+    path = tmp_path / "cache"
+    check_all(CachedDataset(Rows(10), path=path, version="été 1"))
+    again = Rows(10)
+    check_all(CachedDataset(again, path=str(path), version="été 1"))
+    assert again.asked.sum() == 0
+    bound = CachedDataset(again, 5, path=os.fsencode(path), version="été 1")
+    check_all(bound)
+    assert bound.stats()["max_bytes"] == 5 and bound.stats()["items"] == 10
+
+
+def test_another_dataset_is_refused_with_both(tmp_path):
+    path = tmp_path / "cache"
+    CachedDataset(Rows(10), path=path, version="one")
+    for dataset, version in ((Rows(10), "two"), (Rows(9), "one"), (Rows(10), "")):
+        with pytest.raises(ValueError) as raised:
+            CachedDataset(dataset, path=path, version=version)
+        text = str(raised.value)
+        assert repr(str(path)) in text and '"one"' in text and f'"{version}"' in text
+        assert "of length 10" in text and f"of length {len(dataset)}" in text
+
+
+def test_a_file_that_cannot_be_used_is_an_error_at_once(tmp_path):
+    dataset = Rows(10)
+    foreign = tmp_path / "foreign"
+    foreign.write_bytes(b"something else, which stays" * 100)
+    short = tmp_path / "short"
+    CachedDataset(dataset, path=short)
+    os.truncate(short, 2000)
+    newer = tmp_path / "newer"
+    CachedDataset(dataset, path=newer)
+    with newer.open("r+b") as file:
+        file.seek(8)
+        file.write(bytes([2]))
+    os.mkfifo(tmp_path / "fifo")
+    for name, text in [
+        ("foreign", "no file of cached samples"),
+        ("short", "cut off"),
+        ("newer", "format 2"),
+        ("fifo", "no regular file"),
+    ]:
+        with pytest.raises(ValueError, match=text) as raised:
+            CachedDataset(dataset, path=tmp_path / name)
+        assert repr(str(tmp_path / name)) in str(raised.value)
+    assert foreign.read_bytes() == b"something else, which stays" * 100
+    missing = tmp_path / "missing" / "cache"
+    for path, error in [(missing, FileNotFoundError), (tmp_path, IsADirectoryError)]:
+        with pytest.raises(error) as raised:
+            CachedDataset(dataset, path=path)
+        assert raised.value.filename == str(path)
+    # An empty file is a new one, as that of `tempfile`.
+    (tmp_path / "empty").touch()
+    check_all(CachedDataset(dataset, path=tmp_path / "empty"))
+
+
+def test_no_right_to_write_is_an_error_at_once(tmp_path):
+    program = f"""
+        import ringloader, pathlib
+        path = pathlib.Path({str(tmp_path)!r}) / "cache"
+        path.touch(mode=0o444)
+        path.parent.chmod(0o755)
+        if os.getuid() == 0:
+            os.setuid(65534)
+        try:
+            ringloader.CachedDataset([1, 2], path=path)
+        except PermissionError as error:
+            print(error.filename == str(path))
+        """
+    for folder in (tmp_path, *tmp_path.parents):
+        with contextlib.suppress(PermissionError):
+            folder.chmod(folder.stat().st_mode | stat.S_IXOTH | stat.S_IROTH)
+        if folder.name.startswith("pytest-of"):
+            break
+    assert run_script("ringloader", program, tmp_path).out == "True\n"
+
+
+def _open(path, dataset, barrier, results):
+    barrier.wait(20)
+    try:
+        check_all(CachedDataset(dataset, path=path, version="same"))
+        results.put(None)
+    except BaseException as error:
+        results.put(repr(error))
+
+
+def test_ranks_that_open_a_new_path_at_once_share_it(tmp_path):
+    dataset = Rows(40)
+    for attempt in range(5):
+        barrier, results = fork.Barrier(3), fork.SimpleQueue()
+        arguments = tmp_path / str(attempt), dataset, barrier, results
+        ranks = [fork.Process(target=_open, args=arguments) for _ in range(3)]
+        for rank in ranks:
+            rank.start()
+        assert [results.get() for _ in ranks] == [None] * 3
+        for rank in ranks:
+            rank.join()
+        assert CachedDataset(dataset, path=tmp_path / str(attempt), version="same").stats()["items"] == 40
+
+
+def test_a_flipped_bit_or_a_missing_end_is_made_again(tmp_path):
+    path = tmp_path / "cache"
+    check_all(CachedDataset(Rows(30), path=path))
+    whole = path.read_bytes()
+    chance = random.Random(1)
+    records = 8192
+    for _ in range(60):
+        damaged = bytearray(whole)
+        kind = chance.randrange(4)
+        if kind == 0:
+            # Anywhere among the records.
+            damaged[chance.randrange(records, len(whole))] ^= 1 << chance.randrange(8)
+        elif kind == 1:
+            # A word of the table: another sample's place, a wild one, or nothing.
+            at = 4096 + 8 * chance.randrange(30)
+            damaged[at : at + 8] = chance.choice(
+                [damaged[4096:4104], os.urandom(8), bytes(8), b"\xff" * 8, (1 << 62).to_bytes(8, "little")]
+            )
+        elif kind == 2:
+            # The words of the header behind the first five.
+            at = 64 + 8 * chance.randrange(3)
+            damaged[at : at + 8] = chance.choice([os.urandom(8), bytes(8), b"\xff" * 8])
+        else:
+            damaged = damaged[: chance.randrange(records, len(whole))]
+        path.write_bytes(damaged)
+        dataset = Rows(30)
+        cached = CachedDataset(dataset, path=path)
+        for _ in range(2):
+            check_all(cached)
+        if kind in (0, 1):
+            assert dataset.asked.sum() <= 2
+        del cached
+
+
+def test_a_full_disk_is_a_full_cache(tmp_path):
+    program = f"""
+        import resource, ringloader
+        from faults.test_cached_dataset import Rows, check_all
+        resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, resource.RLIM_INFINITY))
+        dataset = Rows(30)
+        cached = ringloader.CachedDataset(dataset, path={str(tmp_path / "cache")!r})
+        for _ in range(2):
+            check_all(cached)
+        stats = cached.stats()
+        print(stats["full"], 0 < stats["items"] < 30, dataset.asked.eq(1).sum().item() == stats["items"])
+        cached.clear()
+        check_all(cached)
+        try:
+            ringloader.CachedDataset(range(10**6), path={str(tmp_path / "table")!r})
+        except OSError as error:
+            print(error.filename, os.path.getsize(error.filename))
+        """
+    ended = run_script("ringloader", program, tmp_path)
+    assert ended.out == f"True True True\n{tmp_path / 'table'} 0\n", ended.err
+
+
+class Mortal(Rows):
+    """Its first call for some samples kills the process."""
+
+    def __init__(self, length, deadly):
+        super().__init__(length)
+        self.deadly = deadly
+
+    def __getitem__(self, index):
+        sample = super().__getitem__(index)
+        if index in self.deadly and self.asked[index] == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return sample
+
+
+def test_a_worker_that_dies_while_it_makes_a_sample_blocks_nobody(tmp_path):
+    for path in (None, tmp_path / "cache"):
+        dataset = Mortal(40, {3, 17, 18})
+        cached = CachedDataset(dataset, path=path)
+        loader = ringloader.DataLoader(cached, 2, num_workers=2, collate_fn=list, restart_workers=5)
+        assert [label for batch in loader for *_, label in batch] == list(range(40))
+        # A batch that died is made again as a whole; what was kept of it is read.
+        assert dataset.asked.tolist() == [2 if index in dataset.deadly else 1 for index in range(40)]
+        assert cached.stats()["items"] == 40
+        check_all(cached)
+
+
+def _storm(cached, seed, clears):
+    chance = random.Random(seed)
+    while True:
+        index = chance.randrange(len(cached))
+        check(cached[index], index)
+        if clears and chance.random() < 0.01:
+            cached.clear()
+
+
+@pytest.mark.parametrize("has_path", [False, True])
+@pytest.mark.parametrize("bound", [None, 200_000])
+def test_storms_of_kills_leave_every_kept_sample_right(tmp_path, has_path, bound):
+    dataset = Rows(50)
+    cached = CachedDataset(dataset, bound, path=tmp_path / "cache" if has_path else None)
+    chance = random.Random(7)
+    until = time.monotonic() + 1.5
+    workers = {}
+    kills = 0
+    try:
+        while time.monotonic() < until or kills < 5:
+            while len(workers) < 3:
+                worker = fork.Process(target=_storm, args=(cached, chance.random(), kills % 2 == 0))
+                worker.start()
+                workers[worker.pid] = worker
+            time.sleep(chance.random() * 0.04)
+            worker = workers.pop(chance.choice(list(workers)))
+            assert worker.exitcode is None, "a worker found a sample wrong, or raised"
+            worker.kill()
+            worker.join()
+            kills += 1
+    finally:
+        for worker in workers.values():
+            worker.kill()
+            worker.join()
+    for _ in range(2):
+        check_all(cached)
+    stats = cached.stats()
+    assert bound is None or stats["bytes"] <= bound
+    # Nothing is locked.
+    assert all(cached._samples.claim(index) for index in range(50))
+    if bound is None:
+        asked = dataset.asked.clone()
+        check_all(cached)
+        assert torch.equal(dataset.asked, asked) and stats["items"] == 50
+
+
+def _visit(cached, indices, results):
+    try:
+        for index in indices:
+            check(cached[index], index)
+        results.put(None)
+    except BaseException as error:
+        results.put(repr(error))
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(12), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(12, 60))]
+)
+def test_any_dataset_bound_number_of_processes_and_path(tmp_path, seed):
+    """Every byte of every sample is compared; each is made no more often than it must be."""
+    chance = random.Random(seed)
+    length = chance.choice([1, 2, 7, 40, 90])
+    whole = sum(4 * len(expected(index)[0]) + 700 for index in range(length))
+    bound = chance.choice([None, None, 0, whole // 2, whole])
+    path = chance.choice([None, tmp_path / "cache"])
+    dataset = Rows(length)
+    cached = CachedDataset(dataset, bound, path=path, version=str(seed))
+    made = torch.zeros(length, dtype=torch.int64)
+    for _ in range(chance.choice([1, 2, 4])):
+        if path and chance.random() < 0.3:
+            cached = CachedDataset(dataset, bound, path=path, version=str(seed))
+        if chance.random() < 0.2:
+            cached.clear()
+            made = dataset.asked.clone()
+        results, processes = fork.SimpleQueue(), []
+        # Each process has indices of its own, in any order, and some that all have.
+        shared = chance.sample(range(length), min(length, 3))
+        count = chance.choice([1, 2, 3])
+        for rank in range(count):
+            indices = [*range(rank, length, count), *shared, *range(rank, length, count)]
+            chance.shuffle(indices)
+            processes.append(fork.Process(target=_visit, args=(cached, indices, results)))
+            processes[-1].start()
+        killed = chance.choice(processes) if chance.random() < 0.4 else None
+        if killed:
+            time.sleep(chance.random() * 0.01)
+            killed.kill()
+        for process in processes:
+            process.join(30)
+        while not results.empty():
+            assert results.get() is None
+        if bound is None:
+            # Once by each process that came to it while another was making it, and once more after a death.
+            most = made + 1 + (killed is not None)
+            most[shared] += count
+            assert (dataset.asked <= most).all(), (dataset.asked - made).tolist()
+        made = dataset.asked.clone() if bound is not None or killed else made
+    _ = [check(cached[index], index) for index in range(length)]
+    before = dataset.asked.clone()
+    check_all(cached)
+    again = (dataset.asked - before).sum().item()
+    stats = cached.stats()
+    assert again == length - stats["items"]
+    if bound is None:
+        assert stats["items"] == length and not stats["full"]
+    else:
+        assert stats["bytes"] <= bound

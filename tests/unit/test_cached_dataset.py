@@ -1,0 +1,528 @@
+"""``CachedDataset``: samples that are made once, with the types that they had, for whoever asks."""
+
+import collections
+import copy
+import gc
+import logging
+import multiprocessing
+import os
+import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader as TorchLoader
+from torch.utils.data import Dataset, IterableDataset
+
+import ringloader
+from ringloader import CachedDataset
+
+pytestmark = pytest.mark.rings_only
+
+Pair = collections.namedtuple("Pair", "image label")
+
+
+class Samples(Dataset):
+    """The very objects of a list; counts how often each is asked for."""
+
+    def __init__(self, samples):
+        self.samples = samples
+        self.asked = torch.zeros(max(len(samples), 1), dtype=torch.int64).share_memory_()
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, index):
+        assert type(index) is int
+        self.asked[index] += 1
+        return self.samples[index]
+
+
+class Rows(Samples):
+    """Made anew each time."""
+
+    def __init__(self, length, shape=(3, 40)):
+        super().__init__([None] * length)
+        self.shape = shape
+
+    def __getitem__(self, index):
+        super().__getitem__(index)
+        return torch.full(self.shape, index, dtype=torch.int32), index
+
+
+class Tagged(torch.Tensor):
+    pass
+
+
+class Thing:
+    def __init__(self, value):
+        self.value = value
+
+    def __eq__(self, other):
+        return type(other) is Thing and same(self.value, other.value)
+
+    __hash__ = None
+
+
+def same(one, other):
+    """Equal, with equal types, dtypes, shapes and strides."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        return (
+            (one.dtype, one.shape, one.stride(), one.requires_grad, one.layout)
+            == (other.dtype, other.shape, other.stride(), other.requires_grad, other.layout)
+            if one.layout is torch.strided
+            else (one.dtype, one.shape, one.layout) == (other.dtype, other.shape, other.layout)
+        ) and torch.equal(
+            torch.nan_to_num(torch.view_as_real(one) if one.is_complex() else one.to_dense()).detach(),
+            torch.nan_to_num(torch.view_as_real(other) if other.is_complex() else other.to_dense()).detach(),
+        )
+    if isinstance(one, np.ndarray):
+        return (
+            (one.dtype, one.shape, one.size and one.strides, one.flags.writeable)
+            == (other.dtype, other.shape, one.size and other.strides, other.flags.writeable)
+        ) and np.array_equal(one, other)
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    return (one == other and repr(one) == repr(other)) or (isinstance(one, Thing) and one == other)
+
+
+def read_only(array):
+    array.flags.writeable = False
+    return array
+
+
+BASE = torch.arange(240.0).reshape(2, 3, 40)
+KINDS = [
+    torch.tensor(3), torch.zeros(0, 4), BASE.clone(), BASE.to(torch.bfloat16), BASE.to(torch.complex64),
+    BASE.transpose(0, 2).clone(memory_format=torch.preserve_format), torch.ones(3, 1).expand(3, 5),
+    torch.zeros(2, 3, 8, 8).to(memory_format=torch.channels_last), torch.ones(3, requires_grad=True),
+    torch.eye(3).to_sparse(), torch.ones(20_000, dtype=torch.uint8), torch.tensor([True, False]),
+    Tagged([1.0, 2.0]), torch.nn.Parameter(torch.ones(2)),
+    np.arange(12).reshape(3, 4), np.asfortranarray(np.ones((3, 4))), np.arange(4, dtype=">i4"),
+    np.ones((4, 5, 3), np.uint8).transpose(2, 0, 1), np.array(5.0), np.array(["a", "bc"]),
+    np.array([1, None, "x"], dtype=object), read_only(np.arange(5)), np.zeros((0, 3)),
+    np.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8")]), np.float32(3), np.datetime64("2024-01-01"),
+    None, True, 3, -(10**30), 1.5, float("inf"), "text", "\ud800", b"bytes", b"x" * 10_000, [], (), {},
+    (torch.ones(3), 1, "label"), Pair(np.ones(3, np.float32), 7),
+    {"image": torch.ones(2, 2), "boxes": [np.ones(4)]},
+    collections.OrderedDict(a=1, b=torch.ones(2)), {1, 2}, range(3), Thing(torch.ones(4)), Path("x"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("has_path", [False, True])
+def test_samples_come_back_with_their_types_the_first_time_too(tmp_path, has_path):
+    dataset = Samples(KINDS)
+    cached = CachedDataset(dataset, path=tmp_path / "cache" if has_path else None)
+    for _ in range(2):
+        for index, kind in enumerate(KINDS):
+            assert same(cached[index], kind), (index, kind, cached[index])
+    assert dataset.asked.eq(1).all()
+    stats = cached.stats()
+    assert (stats["items"], stats["misses"], stats["full"]) == (len(KINDS), len(KINDS), False)
+    assert 0 < stats["bytes"] < stats["max_bytes"]
+
+
+def test_what_a_tensor_shares_within_a_sample_is_shared_again():
+    row = torch.zeros(10)
+    one, other, name, again = CachedDataset(Samples([[row[:6], row[4:], name := "n" * 50, name]]))[0]
+    one[4] = 7
+    assert other[0] == 7 and name is again
+
+
+def scribble(sample):
+    if isinstance(sample, torch.Tensor):
+        sample.fill_(77)
+    elif isinstance(sample, np.ndarray):
+        sample[...] = 77
+    elif isinstance(sample, dict):
+        for value in sample.values():
+            scribble(value)
+        sample["more"] = 1
+    elif isinstance(sample, list):
+        for value in sample:
+            scribble(value)
+        sample.clear()
+
+
+@pytest.mark.parametrize("max_bytes", [None, 0])
+def test_what_a_caller_writes_changes_nothing_for_anybody(max_bytes):
+    def make():
+        return [
+            torch.zeros(3),
+            torch.zeros(3, 5000),
+            np.zeros(9000),
+            [torch.zeros(3), [np.zeros(2)]],
+            {"x": torch.zeros(9000)},
+        ]
+
+    dataset = Samples(make())
+    cached = CachedDataset(dataset, max_bytes)
+    for _ in range(3):
+        for index, sample in enumerate(make()):
+            assert same(cached[index], sample)
+            scribble(cached[index])
+    assert all(map(same, dataset.samples, make()))
+    # A sample outlives the cache.
+    sample = cached[1]
+    del cached
+    gc.collect()
+    assert same(sample, torch.zeros(3, 5000))
+
+
+def test_indices_are_those_of_a_sequence():
+    dataset = Rows(5)
+    cached = CachedDataset(dataset)
+    assert len(cached) == 5 and cached[-1][1] == 4 and cached[np.int64(3)][1] == 3
+    assert cached[torch.tensor(2)][1] == 2
+    assert [label for _, label in cached.__getitems__([0, -5, 4])] == [0, 0, 4]
+    for index in (5, -6, 10**30):
+        with pytest.raises(IndexError, match=f"index {index} is out of range for a dataset of length 5"):
+            cached[index]
+    for index in ("a", 1.5, slice(2), None):
+        with pytest.raises(TypeError):
+            cached[index]
+    empty = CachedDataset(Rows(0))
+    assert len(empty) == 0 and list(ringloader.DataLoader(empty)) == []
+    with pytest.raises(IndexError):
+        empty[0]
+
+
+class Failing(Rows):
+    def __getitem__(self, index):
+        sample = super().__getitem__(index)
+        if self.asked[index] < 3:
+            raise OSError(f"sample {index}, attempt {self.asked[index].item()}")
+        return sample
+
+
+def test_errors_are_raised_and_not_kept():
+    cached = CachedDataset(Failing(2))
+    for attempt in (1, 2):
+        with pytest.raises(OSError, match=f"sample 1, attempt {attempt}"):
+            cached[1]
+    assert cached[1][1] == 1 and cached[1][1] == 1
+    assert cached.dataset.asked.tolist() == [0, 3]
+
+
+class Unloadable:
+    def __reduce__(self):
+        return _refuse, ()
+
+
+def _refuse():
+    raise RuntimeError("cannot be made again")
+
+
+@pytest.mark.parametrize("sample", [lambda: 1, threading.Lock(), Unloadable(), multiprocessing.Lock()])
+def test_what_cannot_be_pickled_is_passed_on_and_said_once(sample, caplog):
+    ringloader._data.cached_dataset._said.clear()
+    dataset = Samples([sample, (1, sample), 5])
+    cached = CachedDataset(dataset)
+    with caplog.at_level(logging.WARNING, "ringloader"):
+        for _ in range(3):
+            assert cached[0] is sample and cached[1][1] is sample and cached[2] == 5
+    assert dataset.asked.tolist() == [3, 3, 1]
+    assert [record for record in caplog.records if "cannot be pickled" in record.message]
+    assert len(caplog.records) <= 2 and cached.stats()["items"] == 1
+
+
+def test_a_bound_keeps_what_is_in_and_makes_the_rest(caplog):
+    dataset = Rows(20, (1000,))
+    each = 4000 + 1000
+    cached = CachedDataset(dataset, 10 * each)
+    for _ in range(3):
+        for index in range(20):
+            assert same(cached[index], (torch.full((1000,), index, dtype=torch.int32), index))
+    stats = cached.stats()
+    assert stats["full"] and 5 * each < stats["bytes"] <= stats["max_bytes"] == 10 * each
+    assert 8 <= stats["items"] <= 12
+    assert sorted(set(dataset.asked.tolist())) == [1, 3]
+    assert dataset.asked.eq(1).sum() == stats["items"]
+    assert not caplog.records
+    cached.clear()
+    assert not cached.stats()["full"] and cached.stats()["bytes"] == 0
+    assert cached[19][1] == 19 and cached.stats()["items"] == 1
+
+
+def test_a_sample_larger_than_the_bound_is_said_and_the_others_are_kept(caplog):
+    ringloader._data.cached_dataset._said.clear()
+    dataset = Samples([torch.zeros(100_000), 1, torch.zeros(100_000)])
+    cached = CachedDataset(dataset, 10_000)
+    for _ in range(2):
+        assert cached[0].numel() == 100_000 and cached[1] == 1 and cached[2].numel() == 100_000
+    assert dataset.asked.tolist() == [2, 1, 2] and not cached.stats()["full"]
+    (record,) = {record.message for record in caplog.records if "sample 0" in record.message}
+    assert "0.00954 MiB" in record and "max_bytes" in record
+
+
+def test_datasets_that_have_no_indices_are_refused():
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter([])
+
+    with pytest.raises(TypeError, match="keeps samples by their index, and those of a stream have none"):
+        CachedDataset(Stream())
+    with pytest.raises(TypeError, match="lacks one"):
+        CachedDataset(iter([]))
+    for arguments, error, text in [
+        ({"max_bytes": -1}, ValueError, "-1"),
+        ({"max_bytes": 1.5}, TypeError, "1.5"),
+        ({"max_bytes": True}, TypeError, "True"),
+        ({"version": 3}, TypeError, "3"),
+        ({"version": "é" * 1025}, ValueError, "2050 bytes"),
+        ({"then": 3}, TypeError, "3"),
+    ]:
+        with pytest.raises(error, match=text):
+            CachedDataset(Rows(2), **arguments)
+    assert CachedDataset([1, 2])[1] == 2
+
+
+def test_attributes_are_the_datasets_but_for_those_of_an_epoch(caplog):
+    class Named(Rows):
+        classes = ("cat", "dog")
+
+        def set_epoch(self, _):
+            raise AssertionError
+
+        def state_dict(self):
+            raise AssertionError
+
+    ringloader._data.cached_dataset._said.clear()
+    cached = CachedDataset(Named(3))
+    assert cached.classes == ("cat", "dog") and cached.shape == (3, 40)
+    said = [record.message for record in caplog.records]
+    assert len(said) == 2 and "set_epoch" in said[0] and "state_dict" in said[1]
+    CachedDataset(Named(3))
+    assert len(caplog.records) == 2
+    for name in ("set_epoch", "state_dict", "load_state_dict", "missing", "_private"):
+        assert not hasattr(cached, name)
+    with pytest.raises(AttributeError, match="'CachedDataset' object has no attribute 'set_epoch'"):
+        cached.set_epoch(1)
+
+
+def test_a_copy_shares_the_samples_and_a_pickle_has_none(tmp_path):
+    dataset = Rows(4)
+    cached = CachedDataset(dataset, then=lambda sample: sample)
+    cached[0]
+    shallow, deep = copy.copy(cached), copy.deepcopy(cached)
+    assert shallow[0][1] == deep[0][1] == 0
+    assert deep.dataset is not dataset and shallow.dataset is dataset
+    shallow.then = None
+    assert cached.then is not None
+    assert dataset.asked.tolist() == [1, 0, 0, 0]
+    cached.then = None
+    assert pickle.loads(pickle.dumps(cached)).stats()["items"] == 0
+    named = CachedDataset(dataset, path=tmp_path / "cache", version="1")
+    named[2]
+    again = pickle.loads(pickle.dumps(named))
+    assert again.stats()["items"] == 1 and again[2][1] == 2 and dataset.asked[2] == 1
+
+
+def random_then(sample):
+    image, label = sample
+    return image + torch.randint(100, ()) + int(np.random.randint(100)), label
+
+
+class Then(Rows):
+    def __getitem__(self, index):
+        return random_then(super().__getitem__(index))
+
+
+@pytest.mark.parametrize("loader", [ringloader.DataLoader, TorchLoader])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_then_draws_what_it_draws_without_the_cache(loader, workers):
+    def seed_numpy(_):
+        np.random.seed(torch.initial_seed() % 2**32)
+
+    def epochs(dataset):
+        torch.manual_seed(5)
+        np.random.seed(5)
+        batches = loader(dataset, 4, shuffle=True, num_workers=workers, worker_init_fn=seed_numpy)
+        return [batch for _ in range(3) for batch in batches]
+
+    cached = CachedDataset(Rows(30), then=random_then)
+    for (image, label), (their_image, their_label) in zip(epochs(cached), epochs(Then(30)), strict=True):
+        assert torch.equal(image, their_image) and torch.equal(label, their_label)
+    assert cached.dataset.asked.eq(1).all()
+
+
+FORK, SPAWN, SERVER = (
+    {"num_workers": 2, "multiprocessing_context": method} for method in ("fork", "spawn", "forkserver")
+)
+
+
+def test_each_sample_has_its_own_seed():
+    def epochs(dataset):
+        torch.manual_seed(5)
+        batches = ringloader.DataLoader(dataset, 4, shuffle=True, num_workers=2, seeding="sample")
+        return [batch for _ in range(2) for batch in batches]
+
+    cached = CachedDataset(Rows(30), then=random_then)
+    for batch, theirs in zip(epochs(cached), epochs(Then(30)), strict=True):
+        assert all(map(torch.equal, batch, theirs))
+
+
+WAYS = [
+    *((ringloader.DataLoader, FORK, has_path) for has_path in (False, True)),
+    (ringloader.DataLoader, SERVER | {"persistent_workers": True}, True),
+    (ringloader.DataLoader, {"num_workers": 2, "worker_method": "thread"}, False),
+    (ringloader.DataLoader, {"num_workers": 0}, True),
+    (TorchLoader, FORK, False),
+    *(
+        pytest.param(loader, SPAWN, has_path, marks=pytest.mark.slow)
+        for loader in (ringloader.DataLoader, TorchLoader)
+        for has_path in (False, True)
+    ),
+]
+
+
+@pytest.mark.parametrize(("loader", "options", "has_path"), WAYS)
+def test_workers_of_any_kind_fill_one_cache(loader, options, has_path, tmp_path):
+    dataset = Rows(24)
+    cached = CachedDataset(dataset, path=tmp_path / "cache" if has_path else None)
+    batches = loader(cached, 4, **options)
+    for _ in range(2):
+        assert [label.tolist() for _, label in batches] == [list(range(at, at + 4)) for at in range(0, 24, 4)]
+    assert dataset.asked.tolist() == [1] * 24
+    assert cached[7][0].eq(7).all()
+    stats = cached.stats()
+    assert (stats["items"], stats["misses"], stats["hits"]) == (24, 24, 25)
+
+
+def test_a_cache_serves_a_pool():
+    dataset = Rows(12)
+    cached = CachedDataset(dataset)
+    with ringloader.WorkerPool(2) as pool:
+        for _ in range(2):
+            loader = ringloader.DataLoader(cached, 3, worker_pool=pool)
+            assert sum(label.sum() for _, label in loader) == 66
+    assert dataset.asked.tolist() == [1] * 12
+
+
+class Slow(Rows):
+    """Held until all are asked at once."""
+
+    def __init__(self, length, parties):
+        super().__init__(length)
+        self.barrier = threading.Barrier(parties)
+
+    def __getitem__(self, index):
+        self.barrier.wait(10)
+        return super().__getitem__(index)
+
+
+def test_threads_that_want_one_sample_at_once_all_get_it():
+    cached = CachedDataset(Slow(1, 3))
+    with ThreadPoolExecutor(3) as pool:
+        assert all(label == 0 for _, label in pool.map(cached.__getitem__, [0] * 3))
+    stats = cached.stats()
+    assert (stats["items"], stats["misses"]) == (1, 3) and not ringloader._data.cached_dataset._making
+
+
+class Mirrored(Rows):
+    """Reads the cache while it makes a sample for it."""
+
+    cached = None
+
+    def __getitem__(self, index):
+        sample = super().__getitem__(index)
+        return sample if index < 4 else (self.cached[7 - index][0].flip(0), index)
+
+
+def test_a_dataset_may_read_its_own_cache():
+    dataset = Mirrored(8)
+    dataset.cached = cached = CachedDataset(dataset)
+    loader = ringloader.DataLoader(cached, 2, num_workers=2)
+    assert [label.tolist() for _, label in loader] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert cached.stats()["items"] == 8
+
+
+def test_a_child_that_is_forked_while_threads_make_samples_goes_on():
+    dataset = Rows(400, (200,))
+    cached = CachedDataset(dataset)
+    stop = threading.Event()
+
+    def fill(first):
+        while not stop.is_set():
+            for index in range(first, 400, 2):
+                cached[index]
+            cached.clear()
+
+    def look():
+        for index in range(400):
+            assert cached[index][0].eq(index).all()
+
+    threads = [threading.Thread(target=fill, args=(first,)) for first in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(5):
+            child = multiprocessing.get_context("fork").Process(target=look)
+            child.start()
+            child.join(30)
+            assert child.exitcode == 0
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_clearing_while_others_read_gives_whole_samples(tmp_path):
+    dataset = Rows(20, (5000,))
+    for path in (None, tmp_path / "cache"):
+        cached = CachedDataset(dataset, path=path)
+        stop = threading.Event()
+
+        def read(first, cached=cached, stop=stop):
+            while not stop.is_set():
+                for index in range(first, 20, 3):
+                    image, label = cached[index]
+                    assert label == index and image.eq(index).all()
+
+        with ThreadPoolExecutor(3) as pool:
+            reads = [pool.submit(read, first) for first in range(3)]
+            for _ in range(100):
+                cached.clear()
+            stop.set()
+            for one in reads:
+                one.result()
+        cached.clear()
+        assert cached.stats()["items"] == cached.stats()["bytes"] == 0
+
+
+def taken(cached):
+    return os.fstat(cached._samples.fileno()).st_blocks * 512
+
+
+def test_memory_is_taken_as_it_fills_and_given_back():
+    dataset = Rows(100, (25_000,))
+    descriptors = len(list(Path("/proc/self/fd").iterdir()))
+    shared = set(Path("/dev/shm").iterdir())
+    cached = CachedDataset(dataset)
+    empty = taken(cached)
+    assert empty < 64 << 10
+    for index in range(100):
+        cached[index]
+    assert 10_000_000 < taken(cached) - empty < 11_000_000
+    assert (
+        len(list(Path("/proc/self/fd").iterdir())) == descriptors + 1
+        and set(Path("/dev/shm").iterdir()) == shared
+    )
+    cached.clear()
+    assert taken(cached) <= empty + (64 << 10)
+    assert cached[3][1] == 3
+    del cached
+    assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
+
+
+def test_ranks_of_one_machine_divide_what_is_left(monkeypatch):
+    alone = CachedDataset(Rows(2)).stats()["max_bytes"]
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert 0.15 < CachedDataset(Rows(2)).stats()["max_bytes"] / alone < 0.35
