@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from ringloader._iterator import pausing
 from ringloader._iterator.base import Delivery
 from ringloader._iterator.pausing import Pausing
-from ringloader._state import tracked
+from ringloader._state import torchs, tracked
 from ringloader._state.torchs import TorchsEpoch
 from ringloader._torch import hook, internals
 
@@ -56,7 +56,7 @@ class TorchsIterator(Pausing):
         """Begins another epoch of persistent workers."""
         self._remove_gate()
         get_iterator = hook.beneath(internals.Loader._get_iterator)
-        self._epoch = tracked.begin_torchs(loader, "it began the epoch before", get_iterator, True)
+        self._epoch = torchs.begin(loader, "it began the epoch before", get_iterator, True)
         if self._delivery.moving is not None:
             self._delivery.moving.abandon()
         self._delivery.begin_epoch(loader)

@@ -17,7 +17,6 @@ from ringloader._state.datasets import DatasetState, lives_on
 from ringloader._state.order import draw_base_seed
 from ringloader._state.parts import Workers
 from ringloader._state.saved import Saved
-from ringloader._state.torchs import Counted
 from ringloader._torch import data_pipes
 from ringloader._worker.options import WorkerOption
 
@@ -41,6 +40,34 @@ def beginning(loader: Any) -> Saved:
         loader_generator=generator.get_state() if has_generator else None,
         workers=DatasetState(loader).saved(),
     )
+
+
+class Counted:
+    """The number of batches of an iterable dataset, which takes the place of the states of its workers.
+
+    Args:
+        loader: The loader.
+        resumed: The positions from which the epoch goes on; None: it begins.
+    """
+
+    shared_seed = None
+
+    def __init__(self, loader: Any, resumed: Workers | None = None) -> None:
+        self._workers = loader.num_workers
+        # Batches that are read again and dropped.
+        self.to_drop = 0 if resumed is None else resumed.batches()
+        self.ledger = _native.Ledger([], self.to_drop, None, None, whole=True)
+
+    def note_raised(self, _iterator: Any) -> None:
+        """``next`` has raised."""
+        self.ledger.raised()
+
+    def finish(self) -> None:
+        """The epoch is over."""
+
+    def saved(self) -> Workers:
+        """Returns the position, which is that of all workers together."""
+        return Workers.uncounted(self._workers, self.ledger.position().batches)
 
 
 class IterableEpoch:

@@ -5,24 +5,52 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils.data import IterDataPipe, get_worker_info
 
 import ringloader._native as _native
 from ringloader._options.seeding import Global
-from ringloader._state.parts import Workers
+from ringloader._state import datasets, tracked
+from ringloader._state.datasets import HAS_STATE
+from ringloader._state.iterables import Counted, IterableEpoch
+from ringloader._state.saved import Saved
+from ringloader._state.tracked import Epoch
 from ringloader._torch import internals, replacements
 from ringloader._worker.options import InFront
 
-if TYPE_CHECKING:
-    from ringloader._state.iterables import IterableEpoch
-    from ringloader._state.saved import Saved
-    from ringloader._state.tracked import Epoch
+
+def begin(loader: Any, reason: str, get_iterator: Any, are_same: bool = False) -> TorchsEpoch | None:
+    """Begins an epoch that torch's own loader runs whole. None: the loader has no state.
+
+    Args:
+        loader: The loader.
+        reason: The reason why torch's loader runs.
+        get_iterator: What stands in the place of torch's ``DataLoader._get_iterator``, our hook aside.
+        are_same: True if the workers are those of the epoch before.
+
+    Raises:
+        RuntimeError: If the epoch was to go on from a state, and cannot.
+    """
+    if not getattr(type(loader), HAS_STATE, False):
+        return None
+    loaded = tracked.loaded_of(loader)
+    why_not = _why_not(loader, get_iterator, loaded if datasets.decides(loader) else None)
+    if why_not is None:
+        epoch = tracked.begin(loader, are_same, is_torchs=True)
+        assert epoch is not None
+        return TorchsEpoch(loader, epoch)
+    if loaded is not None:
+        raise RuntimeError(
+            f"the state that was loaded cannot take effect where torch's own loader runs: {reason}; "
+            f"{why_not}; to begin the epoch anew, make the loader anew and load no state"
+        )
+    tracked.begin_without(loader, f"torch's own loader runs: {reason}; {why_not}")
+    return None
 
 
-def why_not(loader: Any, get_iterator: Any, loaded: Saved | None) -> str | None:
+def _why_not(loader: Any, get_iterator: Any, loaded: Saved | None) -> str | None:
     """Returns the reason why a loader has no state where torch's own loader runs, or None.
 
     Args:
@@ -44,34 +72,6 @@ def why_not(loader: Any, get_iterator: Any, loaded: Saved | None) -> str | None:
     if loaded is not None and loaded.workers is not None and not loaded.workers.is_in_order:
         return "it gives the batches of a dataset in order, and those of the state were given in any order"
     return None
-
-
-class Counted:
-    """The number of batches of an iterable dataset, which takes the place of the states of its workers.
-
-    Args:
-        loader: The loader.
-        resumed: The positions from which the epoch goes on; None: it begins.
-    """
-
-    shared_seed = None
-
-    def __init__(self, loader: Any, resumed: Workers | None = None) -> None:
-        self._workers = loader.num_workers
-        # Batches that are read again and dropped.
-        self.to_drop = 0 if resumed is None else resumed.batches()
-        self.ledger = _native.Ledger([], self.to_drop, None, None, whole=True)
-
-    def note_raised(self, _iterator: Any) -> None:
-        """``next`` has raised."""
-        self.ledger.raised()
-
-    def finish(self) -> None:
-        """The epoch is over."""
-
-    def saved(self) -> Workers:
-        """Returns the position, which is that of all workers together."""
-        return Workers.uncounted(self._workers, self.ledger.position().batches)
 
 
 class TorchsEpoch:

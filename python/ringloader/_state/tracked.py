@@ -13,13 +13,12 @@ import ringloader._native as _native
 from ringloader._common.weak_registry import WeakRegistry
 from ringloader._options import epochs
 from ringloader._sources import samplers
-from ringloader._state import datasets, iterables, saved, torchs
+from ringloader._state import datasets, iterables, saved
 from ringloader._state.datasets import HAS_STATE, DatasetState, MapDatasetState
-from ringloader._state.iterables import IterableEpoch
+from ringloader._state.iterables import Counted, IterableEpoch
 from ringloader._state.order import NativeOrder, draw_base_seed, seed_in
 from ringloader._state.reading import ReadOrder
 from ringloader._state.saved import Saved
-from ringloader._state.torchs import Counted, TorchsEpoch
 from ringloader._torch import select_path
 from ringloader._worker.options import WorkerOption
 
@@ -321,33 +320,14 @@ def _resumed(loader: Any, order: Order, loaded: Saved, are_same: bool, has_state
     return Epoch(order, rest, dataset=states())
 
 
-def begin_torchs(loader: Any, reason: str, get_iterator: Any, are_same: bool = False) -> TorchsEpoch | None:
-    """Begins an epoch that torch's own loader runs whole. None: the loader has no state.
+def loaded_of(loader: Any) -> Saved | None:
+    """Returns the state with which the next epoch begins, if one was loaded."""
+    return _loaded.get(loader)
 
-    Args:
-        loader: The loader.
-        reason: The reason why torch's loader runs.
-        get_iterator: What stands in the place of torch's ``DataLoader._get_iterator``, our hook aside.
-        are_same: True if the workers are those of the epoch before.
 
-    Raises:
-        RuntimeError: If the epoch was to go on from a state, and cannot.
-    """
-    if not getattr(type(loader), HAS_STATE, False):
-        return None
-    loaded = _loaded.get(loader)
-    why_not = torchs.why_not(loader, get_iterator, loaded if datasets.decides(loader) else None)
-    if why_not is None:
-        epoch = begin(loader, are_same, is_torchs=True)
-        assert epoch is not None
-        return TorchsEpoch(loader, epoch)
-    if loaded is not None:
-        raise RuntimeError(
-            f"the state that was loaded cannot take effect where torch's own loader runs: {reason}; "
-            f"{why_not}; to begin the epoch anew, make the loader anew and load no state"
-        )
-    _epochs.put(loader, Epoch(None, Saved(""), f"torch's own loader runs: {reason}; {why_not}"))
-    return None
+def begin_without(loader: Any, why_not: str) -> None:
+    """Begins an epoch that has no state, for a reason."""
+    _epochs.put(loader, Epoch(None, Saved(""), why_not))
 
 
 def drawing_from(epoch: Epoch | IterableEpoch | None, loader: Any) -> Any:
