@@ -363,8 +363,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         the next ``iter``.
 
         Returns:
-            The state. It is ``{}`` where there is none: where torch's own loader runs, and over a map-style
-            DataPipe. The logger ``ringloader`` says so once.
+            The state. It is ``{}`` where there is none: in some cases where torch's own loader runs, such as
+            ``in_order=False``. The logger ``ringloader`` says so once.
 
         Raises:
             RuntimeError: If several threads share a dataset that has a state, or if taking it failed.
@@ -410,7 +410,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
         Returns:
             The sum; 0 before the first epoch; None for an iterable dataset, where an index was no int, and
-            where torch's own loader runs.
+            where there is no state.
         """
         return tracked.fingerprint_of(self)
 

@@ -199,6 +199,23 @@ def test_edges_of_an_epoch(options):
         assert [list(resumed), list(resumed)] == expected
 
 
+@pytest.mark.parametrize("kind", ["random", "its own"])
+def test_workers_that_live_go_on_as_a_fresh_loader_does(kind):
+    options = {"num_workers": 2, "persistent_workers": True}
+    torch.manual_seed(11)
+    whole = built(torch.utils.data.DataLoader, kind, True, **options)
+    epochs = [list(whole) for _ in range(2)]
+    after = torch.get_rng_state()
+    live = built(ringloader.DataLoader, kind, True, **options)
+    beginning = live.state_dict()
+    list(live)
+    for loader in (live, built(ringloader.DataLoader, kind, True, **options)):
+        loader.load_state_dict(beginning)
+        torch.manual_seed(11)
+        assert [list(loader), list(loader)] == epochs
+        assert torch.equal(torch.get_rng_state(), after)
+
+
 def test_an_epoch_that_was_given_up_keeps_its_state():
     loader = built(ringloader.DataLoader, "random", False)
     batch = next(iter(loader))
@@ -371,26 +388,6 @@ def test_a_call_that_is_refused_changes_nothing(workers):
         with pytest.raises(RuntimeError, match="was ended"):
             next(iterator)
     assert loader.state_dict()["_num_yielded"] == 3
-
-
-def test_torchs_own_path_has_no_state(monkeypatch, caplog):
-    loader = ringloader.DataLoader(Numbers())
-    state = loader.state_dict()
-    loader.load_state_dict(state)
-    monkeypatch.setenv("RINGLOADER", "off")
-    with pytest.raises(
-        RuntimeError, match="cannot take effect where torch's own loader runs: RINGLOADER=off"
-    ):
-        iter(loader)
-    loader = ringloader.DataLoader(Numbers())
-    next(iter(loader))
-    assert loader.state_dict() == {}
-    assert loader.fingerprint() is None
-    assert "state_dict() returns {}" in caplog.text
-    # With what accelerate adds to any state.
-    for state in ({}, {"_iterator_finished": True}):
-        loader.load_state_dict(state)
-        assert len(list(loader)) == N
 
 
 def test_other_loaders_are_not_asked():

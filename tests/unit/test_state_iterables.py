@@ -258,3 +258,46 @@ def test_other_loaders_take_no_states():
         )
     assert Counting.asked == 0
     list(ringloader.DataLoader(Plain(), batch_size=4))
+
+
+class WithState(torch.utils.data.Dataset):
+    """A map-style dataset that counts."""
+
+    def __init__(self):
+        self.count = 0
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        self.count += 1
+        return index
+
+    def state_dict(self):
+        return {"count": self.count}
+
+    def load_state_dict(self, state):
+        self.count = state["count"]
+
+
+@pytest.mark.parametrize("kind", [Stateful, WithState])
+def test_threads_that_share_a_dataset_have_no_state(kind):
+    def loader_of(workers, method):
+        return ringloader.DataLoader(kind(), batch_size=4, num_workers=workers, worker_method=method)
+
+    loader = loader_of(2, "thread")
+    next(iter(loader))
+    with pytest.raises(RuntimeError, match="2 threads share one dataset that has a state"):
+        loader.state_dict()
+    of_processes = loader_of(2, "multiprocessing")
+    next(iter(of_processes))
+    before = loader_of(2, "thread")
+    with pytest.raises(ValueError, match="the 2 threads of this loader share one"):
+        before.load_state_dict(of_processes.state_dict())
+    # One thread shares it with nobody.
+    alone = loader_of(1, "thread")
+    iterator = iter(alone)
+    next(iterator)
+    resumed = loader_of(1, "thread")
+    resumed.load_state_dict(alone.state_dict())
+    assert [batch.tolist() for batch in resumed] == [batch.tolist() for batch in iterator]

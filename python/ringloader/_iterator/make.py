@@ -17,6 +17,7 @@ from ringloader._options.table import TABLE, Options
 from ringloader._pool import pool
 from ringloader._report import report
 from ringloader._state import datasets, sent, tracked
+from ringloader._state import torchs as torchs_epoch
 from ringloader._stats import recording, timing
 from ringloader._torch import devices, internals, select_path
 from ringloader._torch.select_path import Reason
@@ -61,7 +62,7 @@ def make_iterator(loader: Any, options: Options, without_ours: Any, fall_back: C
             if not isinstance(made, Reason):
                 return made
             reason = made
-    return _torchs(loader, options, reason, fall_back)
+    return _torchs(loader, options, reason, without_ours, fall_back)
 
 
 def make_as_far_as_it_fits(
@@ -79,14 +80,16 @@ def make_as_far_as_it_fits(
     return made
 
 
-def _torchs(loader: Any, options: Options, reason: Reason, fall_back: Callable[[], Any]) -> Any:
+def _torchs(
+    loader: Any, options: Options, reason: Reason, without_ours: Any, fall_back: Callable[[], Any]
+) -> Any:
     """Returns torch's own iterator, with the options that work there."""
     from ringloader._iterator.torchs import TorchsIterator
 
     before = report.noted(loader)
     _check_for_torchs(loader, options, reason.text)
-    tracked.begin_torchs(loader, reason.text)
-    iterator = fall_back()
+    epoch = torchs_epoch.begin(loader, reason.text, without_ours)
+    iterator = fall_back() if epoch is None else epoch.make(loader, without_ours)
     if report.noted(loader) is not before:
         # A hook further down has seen to it.
         return iterator
@@ -95,9 +98,11 @@ def _torchs(loader: Any, options: Options, reason: Reason, fall_back: Callable[[
     for name in options.changed():
         if TABLE[name].on_torchs == "is left out" and loader.num_workers > 0:
             select_path.say_once(f"{name} has no effect where torch's own loader runs")
+    if epoch is not None:
+        tracked.has_begun(loader, epoch.epoch, None)
     delivery = _delivery(loader, options)
-    if delivery != Delivery():
-        iterator = TorchsIterator(iterator, delivery)
+    if epoch is not None or delivery != Delivery():
+        iterator = TorchsIterator(iterator, delivery, epoch)
     report.record(loader, iterator, "torch", reason.text, delivery.counters)
     return iterator
 

@@ -8,7 +8,9 @@ from typing import Any, NoReturn
 from ringloader._iterator import pausing
 from ringloader._iterator.base import Delivery
 from ringloader._iterator.pausing import Pausing
-from ringloader._state import tracked
+from ringloader._state import torchs, tracked
+from ringloader._state.torchs import TorchsEpoch
+from ringloader._torch import hook, internals
 
 
 class TorchsIterator(Pausing):
@@ -17,11 +19,13 @@ class TorchsIterator(Pausing):
     Args:
         iterator: The iterator. ``isinstance`` takes this object for one of its class.
         delivery: Options that take part when a batch is handed out.
+        epoch: The epoch, if the loader has a state.
     """
 
-    def __init__(self, iterator: Any, delivery: Delivery) -> None:
+    def __init__(self, iterator: Any, delivery: Delivery, epoch: TorchsEpoch | None = None) -> None:
         self._iterator = iterator
         self._delivery = delivery
+        self._epoch = epoch
         self._take_next = delivery.moved(_next_of)
 
     @property  # type: ignore[misc]
@@ -34,9 +38,12 @@ class TorchsIterator(Pausing):
     def __next__(self) -> Any:
         try:
             return self._take_next(self)
-        except Exception:
-            # An iterator of torch's finds the end of its workers, and takes it for a loss.
-            pausing.raise_if_ended(self)
+        except BaseException as error:
+            if self._epoch is not None and not self._is_refused():
+                self._epoch.epoch.note_raised(self, error)
+            if isinstance(error, Exception):
+                # An iterator of torch's finds the end of its workers, and takes it for a loss.
+                pausing.raise_if_ended(self)
             raise
 
     def __len__(self) -> int:
@@ -48,11 +55,16 @@ class TorchsIterator(Pausing):
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         """Begins another epoch of persistent workers."""
         self._remove_gate()
-        tracked.begin_torchs(loader, "it began the epoch before")
+        get_iterator = hook.beneath(internals.Loader._get_iterator)
+        self._epoch = torchs.begin(loader, "it began the epoch before", get_iterator, True)
         if self._delivery.moving is not None:
             self._delivery.moving.abandon()
         self._delivery.begin_epoch(loader)
-        self._iterator._reset(loader, first_iter)
+        if self._epoch is None:
+            self._iterator._reset(loader, first_iter)
+        else:
+            self._epoch.reset(self._iterator, loader)
+            tracked.has_begun(loader, self._epoch.epoch, None)
 
     def _stop(self, message: str) -> None:
         """Has torch's iterator raise this message, also in a thread that waits in it.
@@ -70,4 +82,5 @@ def _raise_ended(message: str, *_args: object, **_kwargs: object) -> NoReturn:
 
 
 def _next_of(iterator: TorchsIterator) -> Any:
-    return next(iterator._iterator)
+    epoch = iterator._epoch
+    return next(iterator._iterator) if epoch is None else epoch.next(iterator._iterator)

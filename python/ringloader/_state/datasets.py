@@ -44,6 +44,11 @@ def _are_threads(loader: Any) -> bool:
     return loader.num_workers > 0 and kept.kept_on(loader).get("worker_method") == THREAD
 
 
+def _share_dataset(loader: Any) -> bool:
+    """True if several threads have one dataset, whose state is then no worker's."""
+    return _are_threads(loader) and loader.num_workers > 1
+
+
 def option_for(loader: Any, options: Options) -> Snapshots | None:
     """Returns the option that takes the states of a loader's dataset, if it may have one."""
     if not is_asked(loader):
@@ -54,7 +59,7 @@ def option_for(loader: Any, options: Options) -> Snapshots | None:
         workers=loader.num_workers,
         is_iterable=is_iterable,
         in_order=loader.in_order,
-        of_dataset=not _are_threads(loader) or loader.num_workers == 1,
+        of_dataset=not _share_dataset(loader),
         size=loader._index_sampler.batch_size if is_iterable and loader._auto_collation else None,
     )
     return Snapshots(rule, is_here=loader.num_workers == 0)
@@ -65,7 +70,7 @@ def lives_on(loader: Any) -> bool:
     return loader.num_workers == 0 or bool(loader.persistent_workers) or _are_threads(loader)
 
 
-def before(loader: Any, found: DatasetState | None, are_same: bool) -> DatasetState | None:
+def before(loader: Any, found: object, are_same: bool) -> DatasetState | None:
     """Returns the states of the epoch before, if this one finds the datasets as they were left.
 
     Args:
@@ -73,7 +78,7 @@ def before(loader: Any, found: DatasetState | None, are_same: bool) -> DatasetSt
         found: The states of the epoch before.
         are_same: True if the workers are the same.
     """
-    if found is None or found.workers != loader.num_workers:
+    if not isinstance(found, DatasetState) or found.workers != loader.num_workers:
         return None
     return found if are_same or loader.num_workers == 0 or _are_threads(loader) else None
 
@@ -94,6 +99,12 @@ def check(loader: Any, workers: Workers | None) -> None:
             f"num_workers={loader.num_workers}: its dataset is read in other parts; use as many workers"
         )
     has_own = any(part.snapshot is not None and part.snapshot.is_of_dataset() for part in workers.parts)
+    if has_own and _share_dataset(loader):
+        raise ValueError(
+            "load_state_dict(): the state has that of each worker's dataset, and the "
+            f"{loader.num_workers} threads of this loader share one: use num_workers=1, or "
+            'worker_method="multiprocessing"'
+        )
     may_be_other = kept.kept_on(loader).get("worker_reset_fn") is not None
     if has_own and not may_be_other and not has_state(loader.dataset):
         raise ValueError(
@@ -118,7 +129,7 @@ class DatasetState:
         self.workers: int = loader.num_workers
         many = max(1, self.workers)
         self._is_in_order = loader.in_order or self.workers <= 1
-        self._is_shared = _are_threads(loader) and self.workers > 1 and has_state(loader.dataset)
+        self._is_shared = _share_dataset(loader) and has_state(loader.dataset)
         self._is_stateful = False
         self.shared_seed: int | None = None
         # Batches that the main process reads again and drops.

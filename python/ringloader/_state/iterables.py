@@ -42,18 +42,46 @@ def beginning(loader: Any) -> Saved:
     )
 
 
+class Counted:
+    """The number of batches of an iterable dataset, which takes the place of the states of its workers.
+
+    Args:
+        loader: The loader.
+        resumed: The positions from which the epoch goes on; None: it begins.
+    """
+
+    shared_seed = None
+
+    def __init__(self, loader: Any, resumed: Workers | None = None) -> None:
+        self._workers = loader.num_workers
+        # Batches that are read again and dropped.
+        self.to_drop = 0 if resumed is None else resumed.batches()
+        self.ledger = _native.Ledger([], self.to_drop, None, None, whole=True)
+
+    def note_raised(self, _iterator: Any) -> None:
+        """``next`` has raised."""
+        self.ledger.raised()
+
+    def finish(self) -> None:
+        """The epoch is over."""
+
+    def saved(self) -> Workers:
+        """Returns the position, which is that of all workers together."""
+        return Workers.uncounted(self._workers, self.ledger.position().batches)
+
+
 class IterableEpoch:
     """One epoch of one iterator.
 
     Args:
         loader: The loader.
         begun: The epoch's beginning, or the state from which it goes on.
-        dataset: The states of the dataset.
+        dataset: The states of the dataset, or the number of its batches where torch's own loader runs.
     """
 
-    def __init__(self, begun: Saved, dataset: DatasetState) -> None:
+    def __init__(self, begun: Saved, dataset: DatasetState | Counted) -> None:
         self.begun = begun
-        self.dataset = dataset
+        self.dataset: Any = dataset
         # The seed of the workers, which the iterator then does not draw.
         self.given_seed = begun.base_seed
         self.is_resumed = begun.has_begun
@@ -123,10 +151,9 @@ class IterableEpoch:
         if self.dataset.to_drop:
             return self.begun
         before = self.begun.workers
-        since = sum(part.batches for part in workers.parts)
-        if self.is_resumed and before is not None and before.is_counted:
-            since -= sum(part.batches for part in before.parts)
-        batches = since + (self.begun.num_yielded if self.is_resumed else 0)
+        batches = workers.batches()
+        if self.is_resumed and before is not None:
+            batches += self.begun.num_yielded - before.batches()
         return dataclasses.replace(
             self.begun,
             num_yielded=batches,
@@ -141,16 +168,27 @@ class IterableEpoch:
         return None
 
 
-def resumed(loader: Any, loaded: Saved) -> IterableEpoch:
-    """Begins an epoch that goes on from a state, before anything is drawn for it."""
+def resumed(loader: Any, loaded: Saved, are_same: bool, is_torchs: bool) -> IterableEpoch:
+    """Begins an epoch that goes on from a state, before anything is drawn for it.
+
+    Args:
+        loader: The loader.
+        loaded: The state.
+        are_same: True if the workers are those of the epoch before.
+        is_torchs: True if torch's own loader runs, which knows no worker's state.
+    """
     workers = loaded.workers
     assert workers is not None
-    _restore_generator(loader, loaded, workers)
+    make = Counted if is_torchs else DatasetState
+    _restore_generator(loader, loaded, workers, are_same)
+    if is_torchs:
+        loaded = dataclasses.replace(loaded, batches=loaded.num_yielded)
+        workers = Workers.uncounted(workers.num_workers, loaded.num_yielded)
     if loaded.is_finished or not loaded.has_begun:
         begins = beginning(loader)
         if loaded.is_finished:
             workers = workers.next_epoch(lives_on(loader))
-        epoch = IterableEpoch(begins, DatasetState(loader, workers))
+        epoch = IterableEpoch(begins, make(loader, workers))
         if loaded.is_finished and loader.persistent_workers:
             # Workers that had lived on would have their seed from before.
             epoch.given_seed = loaded.base_seed
@@ -158,32 +196,42 @@ def resumed(loader: Any, loaded: Saved) -> IterableEpoch:
     if loaded.is_edited:
         workers = workers.moved(loaded.num_yielded - loaded.batches)
         loaded = dataclasses.replace(loaded, batches=loaded.num_yielded, workers=workers)
-    say_read_again(loader, workers)
-    return IterableEpoch(loaded, DatasetState(loader, workers))
+    _say_read_again(loader, workers, is_torchs)
+    return IterableEpoch(dataclasses.replace(loaded, workers=workers), make(loader, workers))
 
 
-def say_read_again(loader: Any, workers: Workers) -> None:
-    """Logs that batches are read again, because the dataset has no state."""
+_NO_STATE = (
+    "it has no state: give it, or the iterator that its __iter__ returns, the methods state_dict and "
+    "load_state_dict"
+)
+
+
+def _say_read_again(loader: Any, workers: Workers, is_torchs: bool) -> None:
+    """Logs that batches are read again, because the dataset has no state, or none that could be had."""
     batches = workers.reads_again()
     if batches and not workers.is_stateful:
         logger.warning(
-            "load_state_dict(): %d batches of the %s are read again and dropped, because it has no state: "
-            "give it, or the iterator that its __iter__ returns, the methods state_dict and load_state_dict",
+            "load_state_dict(): %d batches of the %s are read again and dropped, because %s",
             batches,
             type(loader.dataset).__name__,
+            "torch's own loader runs, where no state of a worker can be had" if is_torchs else _NO_STATE,
         )
 
 
-def _restore_generator(loader: Any, loaded: Saved, workers: Workers) -> None:
+def _restore_generator(loader: Any, loaded: Saved, workers: Workers, are_same: bool) -> None:
     """Puts the loader's generator to where the epoch's draws had left it."""
-    if loaded.loader_generator is None:
-        return
-    loader.generator.set_state(loaded.loader_generator)
+    if loaded.loader_generator is not None:
+        loader.generator.set_state(loaded.loader_generator)
+    is_pipe = isinstance(loader.dataset, IterDataPipe)
     if not loaded.has_begun:
+        # An iterator that is made draws its base seed, and a pipe's seed once more.
+        draws = (1 + is_pipe) * are_same
+    elif loaded.loader_generator is None:
         return
-    draws = int(loaded.base_seed_drawn)
-    if workers.shared_seed is not None and isinstance(loader.dataset, IterDataPipe):
-        # The iterator's constructor draws, and with workers its first epoch does too.
-        draws += 2 if loaded.base_seed_drawn and workers.num_workers else 1
+    else:
+        draws = int(loaded.base_seed_drawn)
+        if workers.shared_seed is not None and is_pipe:
+            # The iterator's constructor draws, and with workers its first epoch does too.
+            draws += 2 if loaded.base_seed_drawn and workers.num_workers else 1
     for _ in range(draws):
         draw_base_seed(loader.generator)

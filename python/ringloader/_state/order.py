@@ -139,7 +139,9 @@ class NativeOrder:
     def read(self, iterator: Any, saved: Saved, record: samplers.Record, _ledger: _native.Ledger) -> None:
         """Has an iterator without workers read the epoch."""
         if saved.has_begun:
-            iterator._sampler_iter = _Rest(self._reading(saved, record), at_once=bool(saved.ranges))
+            # With workers, the first tasks are read before `iter` returns.
+            at_once = bool(saved.ranges) and not iterator._num_workers
+            iterator._sampler_iter = _Rest(self._reading(saved, record), at_once)
         elif self.draws_from_program:
             iterator._sampler_iter = _FirstRequest(iterator, record)
 
@@ -204,7 +206,7 @@ def other_indices(saved: Saved, kind: str) -> str:
     )
 
 
-def draw_base_seed(generator: torch.Generator) -> None:
+def draw_base_seed(generator: torch.Generator | None) -> None:
     """Moves a generator on as torch's iterator does. MIRRORS torch dataloader.py::_BaseDataLoaderIter."""
     torch.empty((), dtype=torch.int64).random_(generator=generator)
 

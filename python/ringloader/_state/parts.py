@@ -109,6 +109,13 @@ class Workers:
     is_in_order: bool = True
     shared_seed: int | None = None
 
+    @classmethod
+    def uncounted(cls, num_workers: int, batches: int) -> Workers:
+        """Returns the position behind so many batches of all workers, which are read again."""
+        if num_workers <= 1:
+            return cls(num_workers, (Part(batches, batches),))
+        return cls(num_workers, (Part(),) * num_workers, drop=batches, is_counted=False)
+
     def moved(self, batches: int) -> Workers:
         """Returns the positions so many batches further, or before."""
         if not self.is_counted:
@@ -130,6 +137,10 @@ class Workers:
         """
         parts = tuple(part.next_epoch(True) if lives_on else Part() for part in self.parts)
         return dataclasses.replace(self, parts=parts, next=0, drop=0, is_counted=True, shared_seed=None)
+
+    def batches(self) -> int:
+        """Returns how many batches all workers have passed."""
+        return sum(part.batches for part in self.parts) if self.is_counted else self.drop
 
     def reads_again(self) -> int:
         """Returns how many batches are read again because there is no state behind which they came."""

@@ -15,18 +15,15 @@ from ringloader._options import epochs
 from ringloader._sources import samplers
 from ringloader._state import datasets, iterables, saved
 from ringloader._state.datasets import HAS_STATE, DatasetState, MapDatasetState
-from ringloader._state.iterables import IterableEpoch
+from ringloader._state.iterables import Counted, IterableEpoch
 from ringloader._state.order import NativeOrder, draw_base_seed, seed_in
-from ringloader._state.parts import Workers
 from ringloader._state.reading import ReadOrder
 from ringloader._state.saved import Saved
-from ringloader._torch import internals, select_path
+from ringloader._torch import select_path
 from ringloader._worker.options import WorkerOption
 
 if TYPE_CHECKING:
     from ringloader._options.on_error import Collecting
-
-_MAP_PIPE = "the state of a map-style DataPipe is not known"
 
 Order = NativeOrder | ReadOrder
 
@@ -65,6 +62,7 @@ class Epoch:
         self._order = order
         # Notes which indices are read and which batches the caller gets; None: the epoch has no state.
         self.ledger = None if order is None else order.ledger(begun)
+        self._resumes = begun.has_begun
         self._is_random = begun.sampler == "RandomSampler"
         self._is_finished = False
         self._collecting: Collecting | None = None
@@ -72,7 +70,6 @@ class Epoch:
     def begin(self, iterator: Any, drawn: bool) -> None:
         """The iterator has its seed, which it drew in this epoch or had before."""
         base_seed: int = iterator._base_seed
-        self._resumes = self.begun.has_begun
         if not self._resumes:
             self.begun = dataclasses.replace(self.begun, base_seed=base_seed, base_seed_drawn=drawn)
 
@@ -191,7 +188,7 @@ def state_of(loader: Any) -> dict[str, Any]:
     found = _loaded.get(loader)
     if found is None:
         epoch = _epochs.get(loader)
-        why_not = epoch.why_not if isinstance(epoch, Epoch) else _MAP_PIPE if _is_map_pipe(loader) else None
+        why_not = epoch.why_not if isinstance(epoch, Epoch) else None
         if why_not is not None:
             select_path.say_once(
                 f"state_dict() returns {{}}, by which a run begins its epoch anew: {why_not}"
@@ -215,8 +212,6 @@ def load(loader: Any, state: object) -> None:
     if not set(state) - saved.EDITED:
         return
     found = saved.from_dict(state)
-    if _is_map_pipe(loader):
-        raise ValueError(f"load_state_dict() got a state, but {_MAP_PIPE}")
     _check_alike(found, _now(loader))
     datasets.check(loader, found.workers)
     if found.epoch is not None:
@@ -230,12 +225,13 @@ def _now(loader: Any) -> Saved:
     return iterables.beginning(loader) if datasets.decides(loader) else _beginning(loader, _order_of(loader))
 
 
-def begin(loader: Any, are_same: bool = False) -> Epoch | IterableEpoch | None:
+def begin(loader: Any, are_same: bool = False, is_torchs: bool = False) -> Epoch | IterableEpoch | None:
     """Begins an epoch of a loader, before anything is drawn for it. None: the loader has no state.
 
     Args:
         loader: The loader.
         are_same: True if the workers are those of the epoch before.
+        is_torchs: True if torch's own loader runs, which knows no worker's state.
     """
     if not getattr(type(loader), HAS_STATE, False):
         return None
@@ -243,21 +239,20 @@ def begin(loader: Any, are_same: bool = False) -> Epoch | IterableEpoch | None:
     before = None if previous is None else datasets.before(loader, previous.dataset, are_same)
     if datasets.decides(loader):
         if loaded is None:
-            dataset = DatasetState(loader, None, before)
-            made = IterableEpoch(iterables.beginning(loader), dataset)
+            counted = Counted(loader) if is_torchs else DatasetState(loader, None, before)
+            made = IterableEpoch(iterables.beginning(loader), counted)
         else:
-            made = iterables.resumed(loader, loaded)
+            made = iterables.resumed(loader, loaded, are_same, is_torchs)
         _epochs.put(loader, made)
         return made
-    if _is_map_pipe(loader):
-        epoch = Epoch(None, Saved(""), _MAP_PIPE)
-        _epochs.put(loader, epoch)
-        return epoch
-    order = _order_of(loader)
+    order, has_states = _order_of(loader), datasets.is_asked(loader) and not is_torchs
     if loaded is None:
-        epoch = Epoch(order, _beginning(loader, order), dataset=_states(loader, None, before))
+        dataset = MapDatasetState(loader, None, before) if has_states else None
+        epoch = Epoch(order, _beginning(loader, order), dataset=dataset)
     else:
-        epoch = _resumed(loader, order, loaded)
+        epoch = _resumed(
+            loader, order, _without_workers(loaded) if is_torchs else loaded, are_same, has_states
+        )
     _epochs.put(loader, epoch)
     return epoch
 
@@ -293,14 +288,18 @@ def has_begun(loader: Any, epoch: Epoch | IterableEpoch | None, collecting: Coll
         epoch.count_errors(collecting)
 
 
-def _states(
-    loader: Any, resumed: Workers | None, before: DatasetState | None = None
-) -> MapDatasetState | None:
-    return MapDatasetState(loader, resumed, before) if datasets.is_asked(loader) else None
+def _without_workers(loaded: Saved) -> Saved:
+    """Returns a state without that of a map-style dataset: batches that came since are passed over."""
+    drop = 0 if loaded.workers is None else loaded.workers.drop
+    return dataclasses.replace(loaded, batches=loaded.batches - drop, workers=None)
 
 
-def _resumed(loader: Any, order: Order, loaded: Saved) -> Epoch:
+def _resumed(loader: Any, order: Order, loaded: Saved, are_same: bool, has_states: bool) -> Epoch:
     workers = loaded.workers
+
+    def states() -> MapDatasetState | None:
+        return MapDatasetState(loader, workers) if has_states else None
+
     if loaded.loader_generator is not None:
         loader.generator.set_state(loaded.loader_generator)
         if loaded.base_seed_drawn:
@@ -312,13 +311,17 @@ def _resumed(loader: Any, order: Order, loaded: Saved) -> Epoch:
         if workers is not None:
             workers = workers.next_epoch(datasets.lives_on(loader))
         begins = _beginning(loader, order)
-        epoch = Epoch(_order_of(loader), begins, dataset=_states(loader, workers))
+        epoch = Epoch(_order_of(loader), begins, dataset=states())
         if loader.persistent_workers and loader.num_workers > 0:
             # Workers that had lived on would have their seed from before.
             epoch.given_seed = loaded.base_seed
         return epoch
     if not loaded.has_begun:
-        return Epoch(order, _beginning(loader, order), dataset=_states(loader, workers))
+        begins = _beginning(loader, order)
+        if are_same:
+            # The iterator of a new loader draws the base seed, and workers that live on have theirs.
+            draw_base_seed(loader.generator)
+        return Epoch(order, begins, dataset=states())
     if named != loaded.epoch:
         select_path.say_once(
             f"the rest of an epoch is that of epoch {loaded.epoch}, which the loaded state names; "
@@ -330,23 +333,17 @@ def _resumed(loader: Any, order: Order, loaded: Saved) -> Epoch:
         batches = max(0, rest.batches - workers.drop)
         rest = dataclasses.replace(rest, num_yielded=batches, batches=batches)
     rest = dataclasses.replace(rest, batch_size=_beginning(loader, order).batch_size)
-    return Epoch(order, rest, dataset=_states(loader, workers))
+    return Epoch(order, rest, dataset=states())
 
 
-def begin_torchs(loader: Any, reason: str) -> None:
-    """Notes that an epoch has no state, because torch's own loader runs.
+def loaded_of(loader: Any) -> Saved | None:
+    """Returns the state with which the next epoch begins, if one was loaded."""
+    return _loaded.get(loader)
 
-    Raises:
-        RuntimeError: If the epoch was to go on from a state.
-    """
-    if not getattr(type(loader), HAS_STATE, False):
-        return
-    if _loaded.get(loader) is not None:
-        raise RuntimeError(
-            f"the state that was loaded cannot take effect where torch's own loader runs: {reason}; to begin "
-            "the epoch anew, make the loader anew and load no state"
-        )
-    _epochs.put(loader, Epoch(None, Saved(""), f"torch's own loader runs: {reason}"))
+
+def begin_without(loader: Any, why_not: str) -> None:
+    """Begins an epoch that has no state, for a reason."""
+    _epochs.put(loader, Epoch(None, Saved(""), why_not))
 
 
 def drawing_from(epoch: Epoch | IterableEpoch | None, loader: Any) -> Any:
@@ -401,7 +398,3 @@ def _check_alike(found: Saved, now: Saved) -> None:
             "load_state_dict(): with in_order=False a state serves its own rank only: this one is of rank "
             f"{found.rank} of {found.num_replicas}, and this is rank {now.rank} of {now.num_replicas}"
         )
-
-
-def _is_map_pipe(loader: Any) -> bool:
-    return isinstance(loader.dataset, internals.DATA_PIPES) and not datasets.decides(loader)

@@ -27,6 +27,7 @@ _WITH_WORKERS = (
 )
 _WITHOUT_WORKERS = ("__init__", "_next_index", "_next_data")
 _DATALOADER = torch_dataloader.__name__
+_GET_ITERATOR = "torch.utils.data.DataLoader._get_iterator"
 
 
 def replaced_for_threads() -> str | None:
@@ -86,13 +87,24 @@ def replaced_without_workers(get_iterator: Any) -> str | None:
     return _replaced_class(name, cls, _WITHOUT_WORKERS, get_iterator)
 
 
+def replaced_reading(loader: Any, get_iterator: Any) -> str | None:
+    """Returns a replaced part of torch without which its own loader need not read the sampler, or None."""
+    name = "_MultiProcessingDataLoaderIter" if loader.num_workers else "_SingleProcessDataLoaderIter"
+    cls = getattr(torch_dataloader, name)
+    if not (isinstance(cls, type) and issubclass(cls, internals.BaseIterator)):
+        return f"{_DATALOADER}.{name}"
+    if not internals.is_torchs_own(get_iterator, "DataLoader._get_iterator"):
+        return _GET_ITERATOR
+    return None
+
+
 def _replaced_class(name: str, cls: Any, methods: Sequence[str], get_iterator: Any) -> str | None:
     # A class that was replaced before the import, perhaps under the same name, has torch's among its bases.
     of_that_name = [one for one in cls.__mro__ if (one.__module__, one.__name__) == (_DATALOADER, name)]
     if getattr(torch_dataloader, name) is not cls or of_that_name != [cls]:
         return f"{_DATALOADER}.{name}"
     if not internals.is_torchs_own(get_iterator, "DataLoader._get_iterator"):
-        return "torch.utils.data.DataLoader._get_iterator"
+        return _GET_ITERATOR
     base: Any = internals.BaseIterator
     if getattr(torch_dataloader, "_BaseDataLoaderIter", None) is not base:
         return f"{_DATALOADER}._BaseDataLoaderIter"

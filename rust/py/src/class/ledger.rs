@@ -56,6 +56,22 @@ impl Ledger {
         self.core().begin_call();
     }
 
+    /// Notes an index that was read: an int, a list of ints, or any other object. Returns the number of its task.
+    pub(crate) fn read(&self, index: &Bound<'_, PyAny>) -> PyResult<u64> {
+        Ok(match encode_index(index)? {
+            Some((kind, bytes)) => self.read_bytes(kind, &bytes, 1),
+            None => {
+                let objects = index.cast::<PyList>().map_or(1, |list| list.len() as u64);
+                self.read_bytes(TaskKind::PickledIndex, &[], objects)
+            }
+        })
+    }
+
+    /// Notes that the caller gets the batch of a task that was read, and not got before, unless the call raises.
+    pub(crate) fn got(&self, task: u64) {
+        self.core().got(task);
+    }
+
     /// Notes an index that is read and whose batch the caller gets, unless the call raises.
     fn take(&self, index: &Bound<'_, PyAny>) -> PyResult<()> {
         let task = self.read(index)?;
@@ -97,25 +113,9 @@ impl Ledger {
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes that the caller gets the batch of a task.
-    pub(crate) fn got(&self, task: u64) {
-        self.core().got(task);
-    }
-
     /// Notes that the task that was read last could not be sent.
     pub(crate) fn lose_last(&self) {
         self.core().lose_last();
-    }
-
-    /// Notes an index that was read: an int, a list of ints, or any other object.
-    pub(crate) fn read(&self, index: &Bound<'_, PyAny>) -> PyResult<u64> {
-        Ok(match encode_index(index)? {
-            Some((kind, bytes)) => self.read_bytes(kind, &bytes, 1),
-            None => {
-                let objects = index.cast::<PyList>().map_or(1, |list| list.len() as u64);
-                self.read_bytes(TaskKind::PickledIndex, &[], objects)
-            }
-        })
     }
 
     /// As [`read`](Self::read), of the bytes of a task, which has `objects` indices if they are no ints.

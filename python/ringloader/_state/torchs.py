@@ -1,0 +1,226 @@
+"""The epoch that torch's own loader runs whole: its sampler is read through ours, its batches are counted."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import IterDataPipe, get_worker_info
+
+import ringloader._native as _native
+from ringloader._options.seeding import Global
+from ringloader._state import datasets, tracked
+from ringloader._state.datasets import HAS_STATE
+from ringloader._state.iterables import Counted, IterableEpoch
+from ringloader._state.saved import Saved
+from ringloader._state.tracked import Epoch
+from ringloader._torch import internals, replacements
+from ringloader._worker.options import InFront
+
+
+def begin(loader: Any, reason: str, get_iterator: Any, are_same: bool = False) -> TorchsEpoch | None:
+    """Begins an epoch that torch's own loader runs whole. None: the loader has no state.
+
+    Args:
+        loader: The loader.
+        reason: The reason why torch's loader runs.
+        get_iterator: What stands in the place of torch's ``DataLoader._get_iterator``, our hook aside.
+        are_same: True if the workers are those of the epoch before.
+
+    Raises:
+        RuntimeError: If the epoch was to go on from a state, and cannot.
+    """
+    if not getattr(type(loader), HAS_STATE, False):
+        return None
+    loaded = tracked.loaded_of(loader)
+    why_not = _why_not(loader, get_iterator, loaded if datasets.decides(loader) else None)
+    if why_not is None:
+        epoch = tracked.begin(loader, are_same, is_torchs=True)
+        assert epoch is not None
+        return TorchsEpoch(loader, epoch)
+    if loaded is not None:
+        raise RuntimeError(
+            f"the state that was loaded cannot take effect where torch's own loader runs: {reason}; "
+            f"{why_not}; to begin the epoch anew, make the loader anew and load no state"
+        )
+    tracked.begin_without(loader, f"torch's own loader runs: {reason}; {why_not}")
+    return None
+
+
+def _why_not(loader: Any, get_iterator: Any, loaded: Saved | None) -> str | None:
+    """Returns the reason why a loader has no state where torch's own loader runs, or None.
+
+    Args:
+        loader: The loader.
+        get_iterator: What stands in the place of torch's ``DataLoader._get_iterator``, our hook aside.
+        loaded: The state from which the epoch is to go on.
+    """
+    if not _native.SUPPORTED or internals.missing_name() is not None:
+        return "this build or torch lacks what a state needs"
+    if not isinstance(loader.num_workers, int):
+        return "num_workers is no int"
+    replaced = replacements.replaced_reading(loader, get_iterator)
+    if replaced is not None:
+        return f"{replaced} was replaced, which need not read the sampler"
+    if loader.num_workers > 1 and not loader.in_order:
+        return "with in_order=False it does not say which batches it has given"
+    if isinstance(loader.dataset, IterDataPipe):
+        return "it draws the seeds of an IterDataPipe"
+    if loaded is not None and loaded.workers is not None and not loaded.workers.is_in_order:
+        return "it gives the batches of a dataset in order, and those of the state were given in any order"
+    return None
+
+
+class TorchsEpoch:
+    """An epoch of an iterator of torch's.
+
+    Args:
+        loader: The loader.
+        epoch: The epoch.
+    """
+
+    def __init__(self, loader: Any, epoch: Epoch | IterableEpoch) -> None:
+        self.epoch = epoch
+        # None if a sampler decides where the epoch is.
+        self._counted = epoch.dataset if isinstance(epoch.dataset, Counted) else None
+        ledger = epoch.ledger if self._counted is None else self._counted.ledger  # type: ignore[union-attr]
+        assert ledger is not None
+        self.ledger: _native.Ledger = ledger
+        self.num_workers: int = loader.num_workers
+        # Indices that were read, and those whose batches the caller got.
+        self.read = 0
+        self._got = 0
+
+    def make(self, loader: Any, get_iterator: Callable[[Any], Any]) -> Any:
+        """Returns torch's iterator, which reads the sampler through this epoch."""
+        twin = object.__new__(type(loader))
+        name = "batch_sampler" if loader._auto_collation else "sampler"
+        vars(twin).update(vars(loader), **{name: _Sampler(loader._index_sampler, self)})
+        seed = self.epoch.given_seed
+        if seed is not None:
+            # What the epoch had drawn is not drawn again.
+            init_fn = functools.partial(_begin_worker, seed, loader.worker_init_fn)
+            vars(twin).update(generator=torch.Generator(), worker_init_fn=init_fn)
+        iterator = get_iterator(twin)
+        if seed is not None:
+            iterator._base_seed = seed
+        self.epoch.begin(iterator, seed is None)
+        return iterator
+
+    def reset(self, iterator: Any, loader: Any) -> None:
+        """Begins this epoch with the workers of an iterator of torch's that has had one."""
+        iterator._index_sampler = _Sampler(loader._index_sampler, self)
+        iterator._reset(loader)
+        self.epoch.begin(iterator, False)
+
+    def next(self, iterator: Any) -> Any:
+        """Returns the next batch of an iterator of torch's."""
+        if self._counted is not None and self._counted.to_drop:
+            self._drop(iterator, self._counted)
+        self.ledger.begin_call()
+        before = self._consumed(iterator)
+        try:
+            found = next(iterator)
+        except StopIteration:
+            raise
+        except BaseException:
+            # Else no batch has raised, but the wait for one.
+            if self._consumed(iterator) > before:
+                self._note()
+            raise
+        self._note()
+        return found
+
+    def _consumed(self, iterator: Any) -> int:
+        """Returns a number that grows with each batch that torch's iterator takes."""
+        return int(iterator._rcvd_idx) if self.num_workers else self.read
+
+    def _note(self) -> None:
+        if self._counted is not None:
+            self.ledger.take(None)
+        elif self._got < self.read:
+            self.ledger.got(self._got)
+            self._got += 1
+
+    def _drop(self, iterator: Any, counted: Counted) -> None:
+        """Reads the batches again that the state has passed.
+
+        Raises:
+            ValueError: If there are fewer.
+        """
+        generators = Global()
+        # Without workers, what was drawn for these batches was drawn before.
+        states = None if self.num_workers else generators.states()
+        try:
+            while counted.to_drop:
+                before = self._consumed(iterator)
+                try:
+                    next(iterator)
+                except StopIteration:
+                    raise ValueError(
+                        f"load_state_dict(): the dataset has ended {counted.to_drop} batches before the "
+                        "position of the state: it is another one than that of the state"
+                    ) from None
+                except Exception:
+                    if self._consumed(iterator) == before:
+                        raise
+                    # It was raised before, in its turn.
+                counted.to_drop -= 1
+        finally:
+            if states is not None:
+                generators.put_back(states)
+
+
+class _Sampler(InFront):
+    """A loader's index sampler, which is read through an epoch."""
+
+    def __init__(self, behind: Any, epoch: TorchsEpoch) -> None:
+        super().__init__(behind)
+        self._epoch = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        return _Reading(iter(self._behind), self._epoch)
+
+    def __len__(self) -> int:
+        return len(self._behind)
+
+
+class _Reading:
+    """Reads the indices of an epoch. torch makes two with workers, and reads the second one."""
+
+    def __init__(self, made: Iterator[Any], epoch: TorchsEpoch) -> None:
+        self._epoch = epoch
+        self._is_counted = epoch._counted is not None
+        # As iterators have them, whose parts the epoch replaces.
+        self._num_workers = epoch.num_workers
+        self._sampler_iter = made
+        if not self._is_counted:
+            epoch.epoch.read(self)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        index = next(self._sampler_iter)
+        if not self._is_counted:
+            self._epoch.ledger.read(index)
+        self._epoch.read += 1
+        return index
+
+
+def _begin_worker(base_seed: int, init_fn: Callable[[int], object] | None, worker: int) -> None:
+    """Begins a worker with the base seed of an epoch. MIRRORS torch worker.py::_worker_loop."""
+    seed = base_seed + worker
+    random.seed(seed)
+    torch.manual_seed(seed)
+    if internals.worker_module.HAS_NUMPY:
+        import numpy
+
+        numpy.random.seed(internals.generate_state(base_seed, worker))
+    # A plain assignment is refused.
+    object.__setattr__(get_worker_info(), "seed", seed)
+    if init_fn is not None:
+        init_fn(worker)
