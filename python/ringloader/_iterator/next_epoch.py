@@ -74,7 +74,7 @@ class NextEpoch:
                 iterator._scheduler.put_following(iterator)
             begun.is_whole = True
         except Exception as error:
-            # It is the error of `iter`. Its frames would keep the iterator, and so the workers.
+            # `iter` raises it. Its frames would keep the iterator, and so the workers.
             sent_bad_samples.cut(error, outer)
             sent_bad_samples.note(error, f"Original {traceback.format_exc()}")
             sent_bad_samples.drop_frames(error)
@@ -258,7 +258,7 @@ class _Names:
         self._at = self.now()
         self._is_named = epochs.told(loader) is not None
         self._number_step, self._number = int(epochs.was_named(loader)), epochs.next_of(loader)
-        # What samplers had before they were told a guess.
+        # Samplers that were told a guess, with the epochs that they had before.
         self._told: list[tuple[Any, int]] = []
 
     def now(self) -> list[int]:

@@ -120,22 +120,20 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         self._remove_gate()
+        source: _native.IndexSource | None = None
         if first_iter:
             internals.BaseIterator._reset(self, tracked.drawing_from(self._epoch, loader), True)
             self._scheduler = self._make_scheduler(self._index_source())
             self._take = self._taking()
         else:
-            has_begun = self._next_epoch is not None and self._next_epoch.take_over(self, loader)
-            if not has_begun:
+            if self._next_epoch is None or not self._next_epoch.take_over(self, loader):
                 self._draw(loader)
+                self._transport.begin_epoch()
+                source = self._tell(loader)
             epochs.say_if_forgotten(loader)
             self._delivery.begin_epoch(loader)
             if self._restarting is not None:
                 self._restarting.begin_epoch()
-            source = None
-            if not has_begun:
-                self._transport.begin_epoch()
-                source = self._tell(loader)
             if self._placement is not None:
                 self._scheduler.forget_placed(self._placement)
             if source is not None:
@@ -145,7 +143,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         if first_iter or states is not None:
             take = self._take if states is None else states.around(self._take)
             self._take_next = self._delivery.around(take)
-        if first_iter or not has_begun:
+        if first_iter or source is not None:
             for _ in range(self._prefetch_factor * self._num_workers):
                 self._scheduler.put_index(self)
         tracked.has_begun(loader, self._epoch, self._delivery.collecting)

@@ -141,9 +141,9 @@ impl<T> Scheduler<T> {
         self.is_followed = false;
     }
 
-    /// Makes the scheduler of the next epoch, whose tasks may be sent while results of this one still come. Nothing more
-    /// is to be sent in this one, and nothing polled in the next one before it has [taken over](Self::take_over). Its
-    /// tasks go to the workers in turn until then.
+    /// Makes the scheduler of the next epoch, whose tasks may be sent while results of this one still come. The caller
+    /// sends nothing more in this one, and polls nothing in the next one before it has [taken over](Self::take_over).
+    /// Until then the tasks of the next one go to the workers in turn.
     ///
     /// INVARIANT: a worker answers in the order of its tasks. So in its ring nothing of this epoch is behind anything of
     /// the next.

@@ -11,7 +11,7 @@ use super::{Core, Scheduling, State};
 use crate::gil::exception;
 use crate::python::Callbacks;
 
-/// How far an epoch's indices are read.
+/// The progress of reading an epoch's indices.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Reading {
     /// There may be more.
