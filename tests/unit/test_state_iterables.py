@@ -301,3 +301,19 @@ def test_threads_that_share_a_dataset_have_no_state(kind):
     resumed = loader_of(1, "thread")
     resumed.load_state_dict(alone.state_dict())
     assert [batch.tolist() for batch in resumed] == [batch.tolist() for batch in iterator]
+
+
+@pytest.mark.parametrize("way", ["none", "two"])
+def test_a_position_that_is_moved_back_before_the_state(way, caplog):
+    whole = list(built("iterator", way))
+    loader = built("iterator", way)
+    iterator = iter(loader)
+    for _ in range(5):
+        next(iterator)
+    state = loader.state_dict()
+    # As accelerate's dispatcher does, which reads one batch ahead.
+    state["_num_yielded"] -= 1
+    resumed = built("iterator", way)
+    resumed.load_state_dict(state)
+    assert list(resumed) == whole[4:]
+    assert "the position was moved back before the last state" in caplog.text

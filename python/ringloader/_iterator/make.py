@@ -16,9 +16,13 @@ from ringloader._options.checks import THREAD
 from ringloader._options.table import TABLE, Options
 from ringloader._pool import pool
 from ringloader._report import report
+<<<<<<< HEAD
 from ringloader._state import datasets, sent, tracked
 from ringloader._state import torchs as torchs_epoch
 from ringloader._stats import recording, timing
+=======
+from ringloader._state import datasets, sent, torchs, tracked
+>>>>>>> h34
 from ringloader._torch import devices, internals, select_path
 from ringloader._torch.select_path import Reason
 from ringloader._worker.options import WorkerOption
@@ -88,7 +92,7 @@ def _torchs(
 
     before = report.noted(loader)
     _check_for_torchs(loader, options, reason.text)
-    epoch = torchs_epoch.begin(loader, reason.text, without_ours)
+    epoch = torchs.begin(loader, reason.text, without_ours)
     iterator = fall_back() if epoch is None else epoch.make(loader, without_ours)
     if report.noted(loader) is not before:
         # A hook further down has seen to it.

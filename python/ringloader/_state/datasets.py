@@ -14,9 +14,11 @@ from ringloader._options import kept
 from ringloader._options.checks import THREAD
 from ringloader._options.table import Options
 from ringloader._state import sent
+from ringloader._state.objects import Rule
 from ringloader._state.parts import Part, Workers, has_state
 from ringloader._state.saved import Saved
-from ringloader._state.sent import Asked, Rule, Sent, Snapshots, Start
+from ringloader._state.sent import Sent
+from ringloader._state.snapshots import Asked, Snapshots, Start
 from ringloader._worker.options import WorkerOption
 
 # On the classes of loaders that have a state.

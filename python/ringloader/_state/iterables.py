@@ -193,10 +193,13 @@ def resumed(loader: Any, loaded: Saved, are_same: bool, is_torchs: bool) -> Iter
             # Workers that had lived on would have their seed from before.
             epoch.given_seed = loaded.base_seed
         return epoch
+    why = _TORCHS if is_torchs else None if workers.is_stateful else _NO_STATE
     if loaded.is_edited:
-        workers = workers.moved(loaded.num_yielded - loaded.batches)
-        loaded = dataclasses.replace(loaded, batches=loaded.num_yielded, workers=workers)
-    _say_read_again(loader, workers, is_torchs)
+        before, workers = workers, workers.moved(loaded.num_yielded - loaded.batches)
+        loaded = dataclasses.replace(loaded, batches=loaded.num_yielded)
+        if workers.reads_again() > before.reads_again():
+            why = why or _MOVED
+    _say_read_again(loader, workers, why)
     return IterableEpoch(dataclasses.replace(loaded, workers=workers), make(loader, workers))
 
 
@@ -204,17 +207,19 @@ _NO_STATE = (
     "it has no state: give it, or the iterator that its __iter__ returns, the methods state_dict and "
     "load_state_dict"
 )
+_TORCHS = "torch's own loader runs, where no state of a worker can be had"
+_MOVED = "the position was moved back before the last state"
 
 
-def _say_read_again(loader: Any, workers: Workers, is_torchs: bool) -> None:
-    """Logs that batches are read again, because the dataset has no state, or none that could be had."""
+def _say_read_again(loader: Any, workers: Workers, why: str | None) -> None:
+    """Logs that batches are read again, for a reason."""
     batches = workers.reads_again()
-    if batches and not workers.is_stateful:
+    if batches and why is not None:
         logger.warning(
             "load_state_dict(): %d batches of the %s are read again and dropped, because %s",
             batches,
             type(loader.dataset).__name__,
-            "torch's own loader runs, where no state of a worker can be had" if is_torchs else _NO_STATE,
+            why,
         )
 
 

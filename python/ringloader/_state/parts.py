@@ -77,10 +77,15 @@ class Part:
         return Part(0, self.since, self.snapshot, ends, True)
 
     def moved(self, step: int) -> Part:
-        """Returns the position a batch further, or before, if no state is in between."""
+        """Returns the position a batch further, or before.
+
+        Before its state, an iterator is read again from the beginning. A dataset that has the state itself
+        may be anywhere by now, and stays where the state has it.
+        """
         last = self.since if self.ends == 0 else self.batches
         if last + step < 0:
-            return self
+            batches = self.batches + step
+            return self if self.outlives or batches < 0 else Part(batches, batches)
         since = self.since + (step if self.ends == 0 else 0)
         return dataclasses.replace(self, batches=self.batches + step, since=since)
 

@@ -1,0 +1,232 @@
+"""The option that takes the states of a worker's dataset behind its batches, and begins epochs from them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import ringloader._native as _native
+from ringloader._options import seeding
+from ringloader._state import sent
+from ringloader._state.again import Later, Reading
+from ringloader._state.objects import Objects, Rule
+from ringloader._state.parts import Part, has_state
+from ringloader._state.sent import Sent
+from ringloader._worker.options import Fetcher, WorkerOption
+
+
+class Start(NamedTuple):
+    """The beginning of a worker's epoch.
+
+    Attributes:
+        part: The position that it goes on from; None: its beginning.
+        asked: Batches that its predecessor was asked for in this epoch.
+        first: The worker that gets the first task.
+        size: The samples of a batch that is read again; None for the loader's own.
+    """
+
+    part: Part | None = None
+    asked: int = 0
+    first: int = 0
+    size: int | None = None
+
+
+class Snapshots(WorkerOption):
+    """Takes the states of a worker's dataset, and begins epochs from them.
+
+    Args:
+        rule: When a state is taken.
+        is_here: True without workers: nothing is sent, and the state is taken when it is asked for.
+    """
+
+    def __init__(self, rule: Rule, is_here: bool) -> None:
+        self._rule = rule
+        self._is_here = is_here
+        self._mark = sent.MARK
+        # By worker: where the epoch begins.
+        self.starts: dict[int, Start] = {}
+        # Without workers: the fetcher that knows the state.
+        self.here: Asked | None = None
+        self._worker = 0
+        self._start = Start()
+        # While an epoch begins: its dataset, torch's fetcher of it, and the states that they get.
+        self._dataset: Any = None
+        self._torchs: Any = None
+        self._states: dict[str, Any] = {}
+
+    def join(self, worker: int, port: _native.Port | None) -> None:  # noqa: ARG002
+        self._worker = worker
+
+    def begin_at(self, start: Start) -> None:
+        self.starts = {self._worker: start}
+
+    def miss(self) -> None:
+        self.starts.pop(self._worker, None)
+
+    def begin(self, dataset: Any) -> Any:
+        self._start = self.starts.pop(self._worker, Start())
+        self._dataset = dataset
+        part = self._start.part
+        self._states = {}
+        if part is not None and part.snapshot is not None:
+            self._states = part.snapshot.states()
+            # Else the dataset may be ready for the next epoch: it gets this state when that begins.
+            if not part.is_at_end() and "dataset" in self._states:
+                _load(dataset, self._states["dataset"], "dataset")
+        return dataset
+
+    def meet(self, fetcher: Any) -> None:
+        self._torchs = fetcher
+
+    def wrap(self, fetcher: Fetcher) -> Fetcher:
+        try:
+            return self._wrapped(fetcher)
+        finally:
+            # The dataset's iterator goes with its fetcher, and not with the option.
+            self._torchs = self._dataset = None
+            self._states = {}
+
+    def _wrapped(self, fetcher: Fetcher) -> Fetcher:
+        objects = Objects(self._dataset, self._torchs, fetcher, self._rule)
+        part = self._start.part
+        if part is not None and self._rule.is_iterable:
+            fetcher = self._resumed(part, objects)
+        if self._rule.every is None or not objects.have_state:
+            return fetcher
+        if self._is_here:
+            self.here = Asked(fetcher, objects)
+            return self.here
+        return _Sending(fetcher, objects, self._rule, self._mark, self._worker, self._start)
+
+    def _resumed(self, part: Part, objects: Objects) -> Fetcher:
+        """Brings the iterator to where the epoch goes on. MIRRORS torchdata worker.py::_worker_loop."""
+        torchs, snapshot = self._torchs, part.snapshot
+        if part.is_at_end():
+            torchs.ended = True
+            return objects.fetcher
+        was_ended = snapshot is not None and snapshot.is_ended
+        if "iterator" in self._states and part.ends >= 0:
+            _load(torchs.dataset_iter, self._states["iterator"], "iterator")
+            if was_ended:
+                objects.begin_anew()
+        if snapshot is not None and part.ends == 0:
+            objects.count_from(snapshot.samples)
+        reading = Reading(objects, part, self._index(), self._worker)
+        if not reading.is_needed():
+            return objects.fetcher
+        if objects.are_seeded:
+            # The key of the generators comes with the first task.
+            return Later(objects, reading)
+        if self._is_here:
+            # What was drawn for these batches was drawn before.
+            generators = seeding.Global()
+            states = generators.states()
+            try:
+                reading.read()
+            finally:
+                generators.put_back(states)
+        else:
+            reading.read()
+        return objects.fetcher
+
+    def _index(self) -> Any:
+        if self._rule.size is None:
+            return None
+        return [None] * (self._rule.size if self._start.size is None else self._start.size)
+
+
+class _Sending:
+    """Sends states along with batches.
+
+    Args:
+        fetcher: The fetcher that makes the batches.
+        objects: Have the state.
+        rule: When a state is due.
+        mark: Begins the bytes.
+        worker: The worker.
+        start: Where its epoch begins.
+    """
+
+    def __init__(
+        self, fetcher: Fetcher, objects: Objects, rule: Rule, mark: bytes, worker: int, start: Start
+    ) -> None:
+        self._fetcher = fetcher
+        self._objects = objects
+        self._mark = mark
+        self._worker = worker
+        self._asked = start.asked
+        every = rule.every or 1
+        # Of an iterable dataset the worker itself reads again what came since.
+        self._by_step = not rule.is_iterable and rule.in_order and every > 1
+        self._every = every if self._by_step else max(1, every // rule.workers) if rule.is_iterable else 1
+        self._workers = rule.workers
+        self._turn = (worker - start.first) % rule.workers
+        self._since = 0
+
+    def fetch(self, index: Any, /) -> Any:
+        self._asked += 1
+        self._since += 1
+        data = self._fetcher.fetch(index)
+        samples, flags, state = self._objects.snapshot() if self._is_due() else (0, self._objects.flags, b"")
+        return [data, sent.HEADER.pack(self._mark, self._worker, self._asked, samples, flags) + state]
+
+    def _is_due(self) -> bool:
+        if self._by_step:
+            # The last batch of this worker before a step at which states are taken.
+            step = (self._asked - 1) * self._workers + self._turn
+            return (step + self._workers) // self._every > step // self._every
+        if self._since < self._every:
+            return False
+        self._since = 0
+        return True
+
+
+class Asked:
+    """The fetcher of a loader without workers, which has the state when it is asked for.
+
+    Args:
+        fetcher: The fetcher that makes the batches.
+        objects: Have the state.
+    """
+
+    def __init__(self, fetcher: Fetcher, objects: Objects) -> None:
+        self._fetcher = fetcher
+        self._objects = objects
+        self._asked = 0
+        self._is_in_batch = False
+        # Called when the fetcher goes.
+        self.leave: Callable[[Asked], None] | None = None
+
+    def fetch(self, index: Any, /) -> Any:
+        self._asked += 1
+        # Left so by an error.
+        self._is_in_batch = True
+        data = self._fetcher.fetch(index)
+        self._is_in_batch = False
+        return data
+
+    def is_behind(self, passed: int) -> bool:
+        """True if the state is now the one behind so many batches, and not in the midst of one or further."""
+        return not self._is_in_batch and passed == self._asked
+
+    def taken(self, passed: int, at_end: bool = False) -> Sent:
+        """Takes the state as it is now, behind so many batches."""
+        samples, flags, pickled = self._objects.snapshot()
+        flags |= sent.IS_ENDED if at_end else 0
+        return sent.read(sent.HEADER.pack(sent.MARK, 0, passed, samples, flags) + pickled)
+
+    def __del__(self) -> None:
+        if self.leave is not None and not sys.is_finalizing():
+            self.leave(self)
+
+
+def _load(thing: Any, state: Any, what: str) -> None:
+    if not has_state(thing):
+        raise RuntimeError(
+            f"load_state_dict(): the state has that of the {what}, and the {what} {thing!r:.80} has no "
+            "state_dict and load_state_dict"
+        )
+    # As torchdata's loader: a state of None is that of an object which has none yet.
+    if state is not None:
+        thing.load_state_dict(state)
