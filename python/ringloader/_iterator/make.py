@@ -16,13 +16,8 @@ from ringloader._options.checks import THREAD
 from ringloader._options.table import TABLE, Options
 from ringloader._pool import pool
 from ringloader._report import report
-<<<<<<< HEAD
-from ringloader._state import datasets, sent, tracked
-from ringloader._state import torchs as torchs_epoch
-from ringloader._stats import recording, timing
-=======
 from ringloader._state import datasets, sent, torchs, tracked
->>>>>>> h34
+from ringloader._stats import recording, timing
 from ringloader._torch import devices, internals, select_path
 from ringloader._torch.select_path import Reason
 from ringloader._worker.options import WorkerOption
