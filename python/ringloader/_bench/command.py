@@ -115,8 +115,8 @@ class _Bench:
             steady = [one for one, _ in itertools.takewhile(_is_equal, zip(theirs, again, strict=False))]
             if batches.difference(steady, mine) is None:
                 return None, (
-                    f"Batches: not comparable {where}: two runs of torch's own loader differ, at {unlike[0]}. "
-                    "Seed all that draws."
+                    f"Batches: not comparable {where}: two runs of torch's own loader differ, at "
+                    f"{unlike[0]}. Seed all that draws."
                 )
         place, expected, got = different
         return False, f"Batches: DIFFERENT {where}: at {place} torch has {expected}, ringloader {got}."
