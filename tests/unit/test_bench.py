@@ -338,6 +338,16 @@ def test_the_verdict_is_that_of_the_loader_with_its_step(step, kind):
     assert (found["kind"], set(found)) == (kind, {"kind", "text", "gain", "change"})
 
 
+def test_the_verdict_on_short_epochs_is_that_of_the_last():
+    kept = {"num_workers": 1, "persistent_workers": True}
+    found = measure.verdict(
+        Returning(lambda: TorchLoader(Asleep(), **kept)), Configuration("ringloader", 1), 0.5, 0
+    )
+    assert found["kind"] == "dataset"
+    once = TorchLoader(Once())
+    assert measure.verdict(Returning(lambda: once), Configuration("ringloader", 0), 30, 0)["text"]
+
+
 # The comparison.
 
 Point = namedtuple("Point", "x y")
