@@ -20,7 +20,6 @@ from lunr.stop_word_filter import stop_word_filter
 EXPECTED = {
     "adopt": "guides/production.html",
     "bus error": "troubleshooting.html#bus-error",
-    "cache": "images.html",
     "checkpoint": "guides/resuming.html",
     "crash": "restarts.html",
     "deadlock": "watchdog.html",

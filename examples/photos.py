@@ -3,7 +3,7 @@
     python examples/photos.py FOLDER [--cache FILE] [--workers N] [--epochs N]
 
 The folder has a folder of JPEG files for each class, as torchvision's ImageFolder. Needs Pillow; with
-OpenCV, the random crop takes a third of the time.
+OpenCV, the random crop is faster.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ try:
     import cv2
 except ModuleNotFoundError:
     cv2 = None
+else:
+    # The workers are processes: one core each.
+    cv2.setNumThreads(0)
 
 SIDE = 256
 CROP = 224
@@ -59,26 +62,29 @@ class Photos(Dataset[Sample]):
 
 
 def random_resized_crop(sample: Sample) -> tuple[torch.Tensor, int]:
-    """The part that is random: torchvision's ``RandomResizedCrop`` and ``RandomHorizontalFlip``."""
+    """The part that is random, as torchvision's ``RandomResizedCrop`` and ``RandomHorizontalFlip``.
+
+    Channels stay last.
+    """
     pixels, label = sample
     height, width = pixels.shape[:2]
     for _ in range(10):
-        area = height * width * torch.empty(()).uniform_(0.08, 1).item()
-        ratio = math.exp(torch.empty(()).uniform_(math.log(3 / 4), math.log(4 / 3)).item())
-        across, down = round((area * ratio) ** 0.5), round((area / ratio) ** 0.5)
+        share, ratio, x, y = torch.rand(4).tolist()
+        area = height * width * (0.08 + 0.92 * share)
+        root = math.sqrt((4 / 3) ** (2 * ratio - 1))
+        across, down = round(math.sqrt(area) * root), round(math.sqrt(area) / root)
         if 0 < across <= width and 0 < down <= height:
             break
     else:
         across = down = min(height, width)
-    left = int(torch.randint(width - across + 1, ()))
-    top = int(torch.randint(height - down + 1, ()))
+    left, top = int(x * (width - across + 1)), int(y * (height - down + 1))
     part = pixels[top : top + down, left : left + across]
     if cv2 is not None:
         part = cv2.resize(part, (CROP, CROP), interpolation=cv2.INTER_AREA)
     else:
         part = np.array(Image.fromarray(part).resize((CROP, CROP), Image.Resampling.BILINEAR))
-    image = torch.from_numpy(part).permute(2, 0, 1)
-    return image.flip(-1) if torch.rand(()) < 0.5 else image, label
+    image = torch.from_numpy(part)
+    return image.flip(1) if torch.rand(()) < 0.5 else image, label
 
 
 def main() -> None:
@@ -98,8 +104,9 @@ def main() -> None:
     for epoch in range(options.epochs):
         begun, count = time.perf_counter(), 0
         for images, _ in loader:
-            # Whole batches are converted faster than samples, and travel in a quarter of the bytes.
-            images = (images / 255 - MEAN) / STD
+            # Whole batches are converted faster than samples, and travel in a quarter of the bytes. To put
+            # channels first takes no time, and models in torch's `channels_last` want them as they are.
+            images = images.permute(0, 3, 1, 2).float().div_(255).sub_(MEAN).div_(STD)
             count += len(images)
         print(f"epoch {epoch + 1}: {count / (time.perf_counter() - begun):,.0f} photographs per second")
     print(cached.stats())

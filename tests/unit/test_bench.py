@@ -338,6 +338,16 @@ def test_the_verdict_is_that_of_the_loader_with_its_step(step, kind):
     assert (found["kind"], set(found)) == (kind, {"kind", "text", "gain", "change"})
 
 
+def test_the_verdict_on_short_epochs_is_that_of_the_last():
+    kept = {"num_workers": 1, "persistent_workers": True}
+    found = measure.verdict(
+        Returning(lambda: TorchLoader(Asleep(), **kept)), Configuration("ringloader", 1), 0.5, 0
+    )
+    assert found["kind"] == "dataset"
+    once = TorchLoader(Once())
+    assert measure.verdict(Returning(lambda: once), Configuration("ringloader", 0), 30, 0)["text"]
+
+
 # The comparison.
 
 Point = namedtuple("Point", "x y")
@@ -494,27 +504,27 @@ def test_equal_batches_are_said(capsys, tmp_path):
 
 
 class Unlike(Squares):
-    """Other samples with each loader that is made."""
+    """Other samples with each loader that is made; the comparison makes torch's, ours, torch's."""
 
     made = 0
 
-    def __init__(self, *, by_itself):
+    def __init__(self, ours_from, torchs_from):
         number = Unlike.made
         Unlike.made += 1
-        # The comparison makes torch's, ours, torch's.
-        self.shift = number if by_itself else number % 2
+        self.begins = ours_from if number == 1 else torchs_from if number > 1 else 99
 
     def __getitem__(self, index):
-        return index + self.shift
+        return index + (100 if index >= self.begins else 0)
 
 
 @pytest.mark.usefixtures("here")
-def test_different_batches_are_exit_status_1(capsys, monkeypatch, tmp_path):
+@pytest.mark.parametrize("torchs_from", [99, 5], ids=["torchs agree", "torchs differ later"])
+def test_different_batches_are_exit_status_1(capsys, monkeypatch, tmp_path, torchs_from):
     monkeypatch.setattr(Unlike, "made", 0)
-    assert bench(lambda: TorchLoader(Unlike(by_itself=False)), "--json", str(tmp_path / "out.json")) == 1
+    assert bench(lambda: TorchLoader(Unlike(2, torchs_from)), "--json", str(tmp_path / "out.json")) == 1
     assert (
-        "Batches: DIFFERENT with num_workers=2: at batch 0 torch has Tensor torch.int64 (1,) [0], "
-        "ringloader Tensor torch.int64 (1,) [1]."
+        "Batches: DIFFERENT with num_workers=2: at batch 2 torch has Tensor torch.int64 (1,) [2], "
+        "ringloader Tensor torch.int64 (1,) [102]."
     ) in capsys.readouterr().out
     assert json.loads((tmp_path / "out.json").read_text())["same_batches"] is False
 
@@ -522,9 +532,10 @@ def test_different_batches_are_exit_status_1(capsys, monkeypatch, tmp_path):
 @pytest.mark.usefixtures("here")
 def test_batches_that_differ_with_torch_alone_are_not_comparable(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(Unlike, "made", 0)
-    assert bench(lambda: TorchLoader(Unlike(by_itself=True)), "--json", str(tmp_path / "out.json")) == 0
+    assert bench(lambda: TorchLoader(Unlike(5, 3)), "--json", str(tmp_path / "out.json")) == 0
     assert (
-        "not comparable with num_workers=2: two runs of torch's own loader differ" in capsys.readouterr().out
+        "not comparable with num_workers=2: two runs of torch's own loader differ, at batch 3."
+        in capsys.readouterr().out
     )
     assert json.loads((tmp_path / "out.json").read_text())["same_batches"] is None
 

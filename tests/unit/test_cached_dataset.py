@@ -136,6 +136,12 @@ def test_what_a_tensor_shares_within_a_sample_is_shared_again():
     assert other[0] == 7 and name is again
 
 
+def test_an_array_with_gaps_keeps_its_values_and_its_dtype():
+    for array in (np.arange(16, dtype=">i4").reshape(4, 4)[:, ::2], np.ones((3, 4, 5), ">f8")[:, 1:3].T):
+        found = CachedDataset([array])[0]
+        assert found.dtype == array.dtype and found.flags.writeable and np.array_equal(found, array)
+
+
 def scribble(sample):
     if isinstance(sample, torch.Tensor):
         sample.fill_(77)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Generator
 from typing import Any
@@ -95,26 +96,38 @@ def measure(target: Target, configuration: Configuration, seconds: float, step: 
 def verdict(target: Target, configuration: Configuration, seconds: float, step: float) -> dict[str, Any]:
     """Returns what limits an epoch of the loader, as a dict.
 
-    The epoch ends early, ``seconds`` after the first batch, but not before its start is a small part of it.
+    A long epoch ends early, ``seconds`` after the first batch, but not before its start is a small part of
+    it. Of short ones the last counts, which persistent workers did not start for.
 
     Args:
         target: The user's function.
         configuration: A loader of ringloader's.
         seconds: The time.
         step: How long the caller sleeps after each batch, in seconds.
+
+    Raises:
+        TargetError: If the function gives no loader, or one without batches.
     """
     loader = loaders.make(target, configuration, stats=True)
-    start = time.perf_counter()
-    end = None
-    for _ in loader:
-        if end is None:
-            first = time.perf_counter()
-            end = first + max(seconds, 3 * (first - start))
-        if step:
-            time.sleep(step)
-        if time.perf_counter() >= end:
+    found = None
+    start, end = time.perf_counter(), math.inf
+    while found is None or time.perf_counter() < end:
+        has_batches = False
+        for _ in loader:
+            has_batches = True
+            if end == math.inf:
+                first = time.perf_counter()
+                end = first + max(seconds, 3 * (first - start))
+            if step:
+                time.sleep(step)
+            if found is None and time.perf_counter() >= end:
+                break
+        if not has_batches:
             break
-    return dataclasses.asdict(epoch_stats(loader).verdict)
+        found = epoch_stats(loader).verdict
+    if found is None:
+        raise TargetError(f"{target} returns a loader without batches")
+    return dataclasses.asdict(found)
 
 
 def _epochs(loader: Any) -> Generator[Any]:

@@ -1,4 +1,4 @@
-"""What the launcher of a distributed job says of it."""
+"""Facts that the launcher of a distributed job tells its processes."""
 
 from __future__ import annotations
 

@@ -189,6 +189,9 @@ def exact_array_tag(array: np.ndarray[Any, Any]) -> _ArrayParts | None:
 
     It is then perhaps read-only, of the other byte order, with its axes in any order.
     """
+    if not (array.flags.forc or array.dtype.isnative):
+        # With gaps, it would arrive in the machine's byte order.
+        array = array.copy(order="K")
     return _array_parts(array, exact=True)
 
 

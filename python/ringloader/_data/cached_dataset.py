@@ -21,8 +21,8 @@ _T = TypeVar("_T")
 _MISSING = object()
 # Methods of a dataset that has epochs, or a state: what is kept belongs to none.
 _OF_EPOCHS = frozenset({"set_epoch", "state_dict", "load_state_dict"})
-# What threads of this process are making: processes exclude each other by locks, which all threads of one
-# have. By process, because a forked child inherits the dict, and not the threads.
+# Samples that threads of this process are making. Processes exclude each other by locks, which all threads of
+# a process have. The process is part of the key, because a forked child inherits the dict, not the threads.
 _making: dict[tuple[int, tuple[int, int], int], object] = {}
 _said: set[str] = set()
 # The room for it in a file's header.

@@ -1,4 +1,4 @@
-//! Which samples of a dataset are kept, and where: a word for each index, and two for the room that is used.
+//! A table of the samples that are kept: a word for each index, and two for the room that is used.
 //!
 //! ```text
 //!   0                       floor                                    tail
@@ -6,8 +6,8 @@
 //!                               ^ word of an index            ^
 //! ```
 //!
-//! A record is written once, behind all others, and its place is never used again. So whoever has begun to read one finds
-//! it, or after [`Table::clear`] something that is no record. A word says where the record of its index begins, or that
+//! A record is written once, behind all others, and its place is never used again. So a reader that has begun finds the
+//! record, or after [`Table::clear`] bytes that are none. A word says where the record of its index begins, or that
 //! its sample cannot be kept; a place below `floor` says nothing, so one store clears all words.
 //!
 //! A process may die anywhere: what it had reserved is lost until the table is cleared, and nothing else.
@@ -26,7 +26,7 @@ const REFUSED: u64 = 1;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Seen(u64);
 
-/// What a word says of its index.
+/// The state of an index, as its word says it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
     /// Nothing is kept.
@@ -54,7 +54,7 @@ pub struct Table<'a> {
 }
 
 impl Table<'_> {
-    /// What is said of an index, and the word that says it.
+    /// Returns the state of an index, and the word that says it.
     ///
     /// # Panics
     /// When there is no such index.

@@ -3,7 +3,7 @@
 //!
 //! Two kinds of them exclude each other. A *process's* lock is not inherited by a fork, and other processes that
 //! have the same open file are excluded; but all threads of the process have it, and closing any descriptor of the file
-//! drops it. An *open file's* lock belongs to whoever has that open file, a forked child too.
+//! drops it. An *open file's* lock belongs to all processes that have this open file, a forked child too.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
@@ -16,7 +16,7 @@ const MAKING: i64 = i64::MAX - 1;
 
 /// Tries to lock a byte for this process. `false`: another process has it.
 ///
-/// Where the system has no locks, as on some network file systems, everybody gets them.
+/// Some network file systems have no locks: then every process gets the byte.
 #[must_use]
 pub fn try_lock(fd: BorrowedFd<'_>, byte: u64) -> bool {
     let found = lock(fd, libc::F_SETLK, libc::F_WRLCK, byte.cast_signed());

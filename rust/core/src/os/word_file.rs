@@ -2,8 +2,8 @@
 //! disk, a limit. They are read by system calls too, but for those of a file in memory, which cannot be cut off.
 //!
 //! INVARIANT: `base .. base + 8 * count` is one shared mapping of the file for as long as the `WordFile` lives, and the
-//! file's blocks for it are allocated, so that no store to it raises SIGBUS. A memfd is sealed against shrinking; a file
-//! with a name may be cut off by whoever may write to it.
+//! file's blocks for it are allocated, so that no store to it raises SIGBUS. A memfd is sealed against shrinking. Any
+//! program that may write to a file with a name can cut it off.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -1,4 +1,4 @@
-//! How many bytes samples may take.
+//! The number of bytes that samples may take.
 
 use crate::os::memory::MemoryProbe;
 use crate::os::word_file::WordFile;
@@ -12,7 +12,7 @@ const TURNED_AWAY: u64 = 64;
 /// The bound of one process. All that share samples count what all have taken.
 #[derive(Debug)]
 pub struct Bound {
-    /// What the user allows.
+    /// The bytes that the user allows.
     given: Option<u64>,
     /// Processes on this machine that have samples of their own, as this one.
     ranks: u64,

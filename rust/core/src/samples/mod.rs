@@ -89,7 +89,7 @@ pub enum Stored {
     There,
     /// There is no room left.
     Full,
-    /// It is larger than all that may be taken.
+    /// The sample is larger than all that may be taken.
     TooLarge,
 }
 
@@ -181,8 +181,7 @@ impl Samples {
             let last = record::check(bytes, found.index, self.is_on_disk())?;
             Some((&*bytes, last))
         });
-        // After the bytes: a table that is cleared raises its floor before it gives them back, and whoever finds them
-        // given back finds the floor.
+        // Looks at the floor after the bytes: `clear` raises the floor before it gives the bytes back.
         let is_there = found.at >= self.table().floor.load(Ordering::Relaxed) || fault("cleared_while_read");
         if whole.is_none() || !is_there {
             self.forget(found);
@@ -194,7 +193,7 @@ impl Samples {
     fn forget(&self, found: &Found) {
         self.table().forget(found.index, found.seen);
         if found.at < self.table().floor.load(Ordering::Relaxed) {
-            // It was cleared while it was read: by that, pages of a mapping are there again.
+            // The record was cleared while it was read. Reading a mapping has brought pages back.
             self.file.punch(found.at, found.len);
         }
     }
@@ -237,7 +236,7 @@ impl Samples {
             return Stored::There;
         }
         if self.file.write_at(record, at).is_err() {
-            // What was written of it, first: behind the tail others write.
+            // First gives back the part that was written: once the tail is lower, others write there.
             self.file.punch(at, len);
             self.table().unreserve(at, len);
             self.table().note_full();

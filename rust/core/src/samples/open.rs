@@ -1,6 +1,6 @@
 //! Samples in a file with a name, or of another process.
 //!
-//! Whoever opens a file first makes it, while the others wait for a lock that its death frees. The magic is written
+//! The first process that opens a file makes it. The others wait for a lock, which the death of the first frees. The magic is written
 //! first and [`WHOLE`](super::at::WHOLE) last: a file that was left in between is made again.
 
 use super::*;

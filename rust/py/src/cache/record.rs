@@ -57,7 +57,7 @@ impl Record {
     /// The record of `sample` at an index, sealed.
     ///
     /// # Errors
-    /// What pickling raises for what cannot be pickled; `MemoryError`.
+    /// The error that pickling raises; `MemoryError`.
     pub(super) fn of(
         sample: &Bound<'_, PyAny>,
         index: usize,
@@ -96,7 +96,7 @@ impl Record {
             let uninit = memory.uninit();
             uninit[..record::HEADER].fill(MaybeUninit::new(0));
             for piece in groups.copies() {
-                // What lies between two storages, or a storage and the table.
+                // The gap behind a storage.
                 let end = (piece.to + piece.len) as usize;
                 uninit[end..end.next_multiple_of(64).min(len)].fill(MaybeUninit::new(0));
             }

@@ -32,7 +32,7 @@ impl SampleCache {
     }
 }
 
-/// What [`SampleCache::stats`] returns: items, bytes, bound, hits, misses, and whether a sample had no room.
+/// The result of [`SampleCache::stats`]: items, bytes, bound, hits, misses, and whether a sample had no room.
 type Stats = (u64, u64, u64, u64, u64, bool);
 
 #[pymethods]
