@@ -222,7 +222,7 @@ workflows: $(TOOLS_VENV)/.workflows ## the workflows of CI, against their schema
 	$(TOOLS_VENV)/bin/check-jsonschema -q --builtin-schema vendor.github-actions .github/actions/*/action.yml
 	$(TOOLS_VENV)/bin/zizmor -q --offline --min-severity medium .github
 
-demo: $(VENV)/.demo $(WHEEL_STAMP) ## train on photographs through both loaders
+demo: $(VENV)/.demo $(WHEEL_STAMP) ## train on photographs through both loaders, and say what limits each
 	$(BIN)/python examples/photographs/train.py
 
 frameworks: $(VENV)/.frameworks $(WHEEL_STAMP) ## the real frameworks, with torch's loader and with ours; the code blocks of their pages

@@ -20,6 +20,7 @@ from lunr.stop_word_filter import stop_word_filter
 EXPECTED = {
     "adopt": "guides/production.html",
     "bus error": "troubleshooting.html#bus-error",
+    "bottleneck": "guides/is_it_the_loader.html",
     "checkpoint": "guides/resuming.html",
     "crash": "restarts.html",
     "deadlock": "watchdog.html",

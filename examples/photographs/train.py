@@ -8,6 +8,7 @@ loss differs in any bit or ringloader used torch's loader.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import multiprocessing
 import subprocess
@@ -68,6 +69,20 @@ def loader_bound(rounds: int) -> list[dict[str, Any]]:
     return rows
 
 
+def verdict_of_loader_bound() -> str:
+    """Returns ringloader's verdict on the first of these rows."""
+    import ringloader
+
+    sys.path.insert(0, str(ROOT))
+    from benches.python.workloads import WORKLOADS
+
+    workload = next(one for one in WORKLOADS if one.name == LOADER_BOUND[0])
+    with ringloader.DataLoader(workload.dataset(), **workload.loader_arguments(), stats=True) as loader:
+        for _ in itertools.islice(loader, 20_000):
+            pass
+        return loader.epoch_stats().verdict.text
+
+
 def problems(runs: dict[str, list[Epoch]]) -> list[str]:
     """What must not be; empty when all is well."""
     found = []
@@ -110,6 +125,8 @@ def main() -> int:
     print("Batches that only the loader works on:", flush=True)
     rows = loader_bound(options.rounds)
     print(report.loader_table(rows))
+    print(f"What limits the training: {runs['ringloader'][-1].verdict}")
+    print(f"What limits {LOADER_BOUND[0]}: {verdict_of_loader_bound()}\n")
     plot = report.plot(runs, rows, DIRECTORY / "report.png")
     print(f"plot: {plot.relative_to(ROOT)}; {time.perf_counter() - started:.0f} s in all")
     return 0

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import multiprocessing
 import resource
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -38,6 +40,7 @@ class Epoch:
         step_cpu_seconds: of these, forward, backward and optimizer.
         worker_cpu_seconds: processor time of the workers, from their fork to their end.
         path: the path taken, and why.
+        verdict: what limits the epoch, as ringloader says.
     """
 
     loss: float
@@ -51,6 +54,7 @@ class Epoch:
     path: str
     reason: str
     weights: str
+    verdict: str
 
 
 def _children_cpu() -> float:
@@ -68,12 +72,20 @@ def _taken(kind: str, iterator: object) -> tuple[str, str]:
     return taken.path, taken.reason
 
 
-def _loader_class(kind: str) -> type[TorchDataLoader[Any]]:
+def _loader_class(kind: str) -> Callable[..., TorchDataLoader[Any]]:
     if kind == "torch":
         return TorchDataLoader
     from ringloader import DataLoader
 
-    return DataLoader
+    return functools.partial(DataLoader, stats=True)
+
+
+def _verdict(kind: str, loader: object) -> str:
+    if kind == "torch":
+        return ""
+    import ringloader
+
+    return ringloader.epoch_stats(loader).verdict.text
 
 
 def _dataset(kind: str, directory: Path, augment: bool) -> Dataset[Any]:
@@ -175,6 +187,7 @@ class Training:
             path=path,
             reason=reason,
             weights=self.weights(),
+            verdict=_verdict(self.kind, self.train),
         )
 
 

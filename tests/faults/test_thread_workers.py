@@ -388,6 +388,13 @@ loader = DataLoader(Slow(), num_workers=2, worker_method="thread", persistent_wo
 iterator = iter(loader)
 next(iterator)
 """,
+    "persistent, behind processes that persist": """
+processes = DataLoader(range(4), num_workers=1, persistent_workers=True)
+list(processes)
+loader = DataLoader(Slow(), num_workers=2, worker_method="thread", persistent_workers=True)
+iterator = iter(loader)
+next(iterator)
+""",
     "kept until the modules are torn down": "os.kept = iter(loader); next(os.kept)",
     "sys.exit in the loop": "for batch in loader: sys.exit(0)",
     "one hangs without the interpreter lock": """

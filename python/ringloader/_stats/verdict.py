@@ -19,7 +19,7 @@ _KEEPS_UP = 0.1
 _MOST = 0.5
 # The parts of the workers' time for which they wait for memory, and for tasks, that stand out.
 _ROOM, _IDLE = 0.15, 0.3
-# How much longer than others a fetch, or a worker, is that holds them up.
+# How much longer than others a fetch is that holds them up.
 _UNEVEN = 2.0
 # An epoch that is so much longer than the shortest is as good, if it needs fewer workers.
 _AS_GOOD = 1.05
@@ -196,10 +196,10 @@ class _Judge:
         stats, setting = self._stats, self._setting
         idle = f"workers waited for tasks for {self._sums['idle'] / time:.0%} of their time, and the caller "
         mean = self._sums["dataset"] / max(self._sums["batches"], 1)
-        each = [worker.dataset / worker.batches for worker in stats.workers if worker.batches]
-        longest = stats.slowest[0] if stats.slowest else None
-        if longest is None or (longest.seconds < _UNEVEN * mean and max(each) < _UNEVEN * min(each)):
+        long = [seconds - mean for seconds in self._fetches() if seconds > _UNEVEN * mean]
+        if sum(long) < _MOST * stats.waiting:
             return self._said("unknown", f"Nothing stands out: {idle}waited too. {self._near()}")
+        longest = stats.slowest[0]
         limit = (
             f"One is slow, and others idle behind it: {idle}for the longest fetches, up to "
             f"{_time(longest.seconds)} in worker {longest.worker} (on average {_time(mean)})"
@@ -256,6 +256,13 @@ class _Judge:
         return self._said(
             kind, f"{limit}. More workers would not help{why and f', as {why}'}: what helps is {cheaper}."
         )
+
+    def _fetches(self) -> list[float]:
+        """Returns the seconds that the dataset took for each of the last batches."""
+        return [
+            (made - got - collate) * 1e-9
+            for _, _, (got, _, made, _), (collate, _), _ in self._stats._trace.fetches()
+        ]
 
     def _near(self) -> str:
         """Returns the largest figures in a sentence."""

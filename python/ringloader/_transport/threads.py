@@ -153,6 +153,9 @@ class ThreadTransport(Transport):
 
     def end(self, workers: Sequence[WorkerThread], told: Callable[[int], bool]) -> None:
         """Tells the threads to end, and waits as long as torch waits for one worker."""
+        if self._final is not None:
+            # They were ended because the interpreter exits, before torch ends iterators for that.
+            return
         self.engine.set_done()
         for number in range(len(workers)):
             if told(number):
