@@ -221,10 +221,10 @@ class _Judge:
             return self._said("unknown", f"Nothing stands out. {self._near()}")
         setting, model = self._setting, self._model
         name = {"dataset": "The dataset", "collate": "The `collate_fn`", "send": "Sending batches"}[kind]
-        who = f"{setting.num_workers} workers'" if setting.num_workers else "caller's"
+        time = "the workers' time" if setting.num_workers else "the time in next"
         limit = (
-            f"{name} is the limit: {_time(part / self._sums['batches'])} a batch, {part / whole:.0%} of the "
-            f"{who} time, and the step {_time(model.caller)}"
+            f"{name} is the limit: {_time(part / self._sums['batches'])} a batch, {part / whole:.0%} of "
+            f"{time}, and the step {_time(model.caller)}"
         )
         cheaper = {
             "dataset": "a cheaper dataset",
