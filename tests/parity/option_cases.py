@@ -21,6 +21,7 @@ _ALONE: dict[str, Any] = {
     "restart_workers": 3,
     "on_error": "skip",
     "watchdog": 5.0,
+    "stats": True,
 }
 # Options that are nothing without another one.
 _BESIDE: dict[str, tuple[Any, dict[str, Any]]] = {
