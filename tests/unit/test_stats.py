@@ -319,13 +319,13 @@ class DiesOnce(Numbers):
         if index == 9 and not self.marker.exists():
             self.marker.touch()
             os._exit(1)
-        return super().__getitem__(index)
+        return torch.tensor([index])
 
 
 def test_a_lost_worker_loses_only_its_own(tmp_path):
     dataset = DiesOnce(40, tmp_path / "died")
     loader = DataLoader(dataset, batch_size=2, num_workers=2, restart_workers=1, stats=True)
-    assert torch.cat(list(loader)).tolist() == list(range(40))
+    assert torch.cat(list(loader)).flatten().tolist() == list(range(40))
     assert dataset.marker.exists()
     stats = loader.epoch_stats()
     assert [worker.batches for worker in stats.workers] == [10, 10]
