@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 
 import pytest
@@ -307,3 +308,25 @@ def test_text_html_and_json():
         "path", "num_workers", "batches", "seconds", "startup", "waiting", "caller", "main", "workers",
         "slowest", "verdict",
     }  # fmt: skip
+
+
+class DiesOnce(Numbers):
+    def __init__(self, count, marker):
+        super().__init__(count)
+        self.marker = marker
+
+    def __getitem__(self, index):
+        if index == 9 and not self.marker.exists():
+            self.marker.touch()
+            os._exit(1)
+        return torch.tensor([index])
+
+
+def test_a_lost_worker_loses_only_its_own(tmp_path):
+    dataset = DiesOnce(40, tmp_path / "died")
+    loader = DataLoader(dataset, batch_size=2, num_workers=2, restart_workers=1, stats=True)
+    assert torch.cat(list(loader)).flatten().tolist() == list(range(40))
+    assert dataset.marker.exists()
+    stats = loader.epoch_stats()
+    assert [worker.batches for worker in stats.workers] == [10, 10]
+    assert all(0 < worker.dataset < stats.seconds for worker in stats.workers)

@@ -84,22 +84,27 @@ class SlowSampler(torch.utils.data.Sampler):
 
 
 def epoch(dataset, step, **options):
-    """Returns the figures of an epoch whose step sleeps so long."""
+    """Returns the figures of the shortest of some epochs. A busy machine adds to the others.
+
+    Workers that stay are there before the epochs that count.
+    """
     loader = DataLoader(dataset, stats=True, **options)
-    for _ in range(2 if loader.persistent_workers else 1):
-        # Of the second epoch, whose workers are there, where that is asked for.
+    if loader.persistent_workers:
+        next(iter(loader))
+    found = []
+    for _ in range(2 if loader.persistent_workers or not loader.num_workers else 1):
         for _ in loader:
             time.sleep(step)
-    stats = loader.epoch_stats()
+        found.append(loader.epoch_stats())
     loader.shutdown()
-    return stats
+    return min(found, key=lambda stats: stats.seconds)
 
 
-EVEN = [0.02] * 60
+EVEN = [0.02] * 40
 # Each worker of four in turn has one that is long.
-UNEVEN = [0.25 if index % 9 == 4 else 0.005 for index in range(72)]
+UNEVEN = [0.15 if index % 9 == 4 else 0.003 for index in range(72)]
 # While one of two workers is slow, the other one is fast, and would have to keep what it makes.
-BURSTS = [0.03 if (index // 8) % 2 == index % 2 else 0.0 for index in range(80)]
+BURSTS = [0.03 if (index // 8) % 2 == index % 2 else 0.0 for index in range(48)]
 ONE = {"batch_size": None}
 KEPT = {"persistent_workers": True, "batch_size": None}
 
@@ -115,19 +120,19 @@ CASES = {
         "dataset", Sleeping(EVEN), 0.004, {"num_workers": 2, "in_order": False, **KEPT}, "num_workers",
     ),
     "collate": (
-        "collate", Sleeping([0.0] * 120), 0.005,
+        "collate", Sleeping([0.0] * 80), 0.005,
         {"num_workers": 1, "collate_fn": slow_to_collate, **KEPT, "batch_size": 2}, "num_workers",
     ),
     "collate, no workers": (
-        "collate", Sleeping([0.0] * 120), 0.01, {"collate_fn": slow_to_collate, "batch_size": 2},
+        "collate", Sleeping([0.0] * 80), 0.01, {"collate_fn": slow_to_collate, "batch_size": 2},
         "num_workers",
     ),
     "send": (
-        "send", Sleeping([0.002] * 60), 0.003, {"num_workers": 1, "collate_fn": slow_to_send, **KEPT},
+        "send", Sleeping([0.002] * 40), 0.003, {"num_workers": 1, "collate_fn": slow_to_send, **KEPT},
         "worker_method",
     ),
     "main, decoding": (
-        "main", Sleeping([0.001] * 60), 0.015, {"num_workers": 1, "collate_fn": slow_to_decode, **KEPT},
+        "main", Sleeping([0.001] * 40), 0.015, {"num_workers": 1, "collate_fn": slow_to_decode, **KEPT},
         "main_prefetch",
     ),
     "order": ("order", Sleeping(UNEVEN), 0.002, {"num_workers": 4, **KEPT}, "in_order"),
@@ -138,7 +143,13 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES)
+# The others say the same on another path.
+FAST = ("dataset", "send", "main, decoding", "order", "memory")
+
+
+@pytest.mark.parametrize(
+    "case", [case if case in FAST else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
+)
 def test_the_change_brings_the_gain(case):
     kind, dataset, step, options, changes = CASES[case]
     before = epoch(dataset, step, **options)
@@ -169,8 +180,8 @@ class Starting(Sleeping):
 
 
 def test_a_start_that_is_the_limit():
-    dataset = Starting([0.001] * 8)
-    stats = epoch(dataset, 0.001, num_workers=2, batch_size=None, worker_init_fn=dataset)
+    dataset = Starting([0.005] * 8)
+    stats = epoch(dataset, 0.005, num_workers=2, batch_size=None, worker_init_fn=dataset)
     # Before "unknown": there are too few batches to tell more.
     assert (stats.verdict.kind, stats.verdict.change) == ("startup", {"persistent_workers": True}), stats
     loader = DataLoader(
@@ -180,12 +191,12 @@ def test_a_start_that_is_the_limit():
     first = loader.epoch_stats()
     assert (first.verdict.kind, first.verdict.change) == ("startup", {})
     for _ in loader:
-        time.sleep(0.001)
+        time.sleep(0.005)
     after = loader.epoch_stats()
     loader.shutdown()
     assert after.verdict.kind == "unknown"
-    assert stats.seconds / after.seconds > 5
-    assert stats.verdict.gain > 5
+    assert stats.seconds / after.seconds > 2
+    assert stats.verdict.gain > 2
 
 
 def test_a_sampler_that_is_the_limit():

@@ -198,7 +198,13 @@ class _Judge:
         mean = self._sums["dataset"] / max(self._sums["batches"], 1)
         long = [seconds - mean for seconds in self._fetches() if seconds > _UNEVEN * mean]
         if sum(long) < _MOST * stats.waiting:
-            return self._said("unknown", f"Nothing stands out: {idle}waited too. {self._near()}")
+            each = stats.waiting / self._model.batches
+            small = (
+                f" A batch takes {_time(self._model.work)} to make, {_time(each)} to come: larger ones help."
+                if self._model.work < each
+                else ""
+            )
+            return self._said("unknown", f"Nothing stands out: {idle}waited too.{small} {self._near()}")
         longest = stats.slowest[0]
         limit = (
             f"One is slow, and others idle behind it: {idle}for the longest fetches, up to "
@@ -221,10 +227,10 @@ class _Judge:
             return self._said("unknown", f"Nothing stands out. {self._near()}")
         setting, model = self._setting, self._model
         name = {"dataset": "The dataset", "collate": "The `collate_fn`", "send": "Sending batches"}[kind]
-        who = f"{setting.num_workers} workers'" if setting.num_workers else "caller's"
+        time = "the workers' time" if setting.num_workers else "the time in next"
         limit = (
-            f"{name} is the limit: {_time(part / self._sums['batches'])} a batch, {part / whole:.0%} of the "
-            f"{who} time, and the step {_time(model.caller)}"
+            f"{name} is the limit: {_time(part / self._sums['batches'])} a batch, {part / whole:.0%} of "
+            f"{time}, and the step {_time(model.caller)}"
         )
         cheaper = {
             "dataset": "a cheaper dataset",
