@@ -13,6 +13,7 @@ use rustix::fs::{FallocateFlags, FileType, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
+use super::segment::page_size;
 use super::windows::Windows;
 use crate::error::{Error, Result};
 use crate::sync::{AtomicU64, Ordering};
@@ -121,12 +122,17 @@ impl WordFile {
         write_at(self.fd()?, bytes, at)
     }
 
-    /// Gives bytes back to the system, where it takes them; they read as zero after.
+    /// Gives the pages that lie wholly in a range back to the system, where it takes them; they read as zero after. Whoever
+    /// reads them from a mapping meanwhile has faulted on them first: the system unmaps them before it takes them.
     pub fn punch(&self, at: u64, len: u64) {
+        let page = page_size();
+        let (start, end) = (at.next_multiple_of(page), at.saturating_add(len) / page * page);
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        if let Ok(fd) = self.fd() {
+        if start < end
+            && let Ok(fd) = self.fd()
+        {
             // Refused, as by some network file systems, they go with the file.
-            let _ = rustix::fs::fallocate(fd, flags, at, len);
+            let _ = rustix::fs::fallocate(fd, flags, start, end - start);
         }
     }
 
@@ -266,11 +272,14 @@ mod tests {
         let other = WordFile::map(one.fd().unwrap().try_clone_to_owned().unwrap(), 600).unwrap();
         one.words()[599].store(7, Ordering::Relaxed);
         assert_eq!(other.words()[599].load(Ordering::Relaxed), 7);
-        one.write_at(b"sample", 8192).unwrap();
+        let at = 2 * page_size();
+        one.write_at(b"sample", at).unwrap();
         let mut into = [MaybeUninit::uninit(); 10];
-        assert_eq!(other.read_at(&mut into, 8192).unwrap(), b"sample");
-        other.punch(8192, 4096);
-        assert_eq!(other.read_at(&mut into[..6], 8192).unwrap(), [0; 6]);
+        assert_eq!(other.read_at(&mut into, at).unwrap(), b"sample");
+        other.punch(at, page_size() - 1);
+        assert_eq!(other.read_at(&mut into, at).unwrap(), b"sample", "no part of a page goes");
+        other.punch(at, page_size());
+        assert_eq!(other.read_at(&mut into[..6], at).unwrap(), [0; 6]);
         assert!(WordFile::map(one.fd().unwrap().try_clone_to_owned().unwrap(), 1 << 20).is_err());
     }
 

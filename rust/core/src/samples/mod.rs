@@ -181,7 +181,8 @@ impl Samples {
             let last = record::check(bytes, found.index, self.is_on_disk())?;
             Some((&*bytes, last))
         });
-        // Looks at the floor after the bytes: `clear` raises the floor before it gives the bytes back.
+        // Looks at the floor after the bytes: `clear` raises the floor before it gives the bytes back. A reader of bytes
+        // that were given back has faulted on them, so this look comes after the fault.
         let is_there = found.at >= self.table().floor.load(Ordering::Relaxed) || fault("cleared_while_read");
         if whole.is_none() || !is_there {
             self.forget(found);
@@ -192,9 +193,10 @@ impl Samples {
 
     fn forget(&self, found: &Found) {
         self.table().forget(found.index, found.seen);
-        if found.at < self.table().floor.load(Ordering::Relaxed) {
+        let cleared = self.table().floor.load(Ordering::Relaxed).saturating_sub(found.at);
+        if cleared > 0 {
             // The record was cleared while it was read. Reading a mapping has brought pages back.
-            self.file.punch(found.at, found.len);
+            self.file.punch(found.at, cleared.min(found.len));
         }
     }
 
