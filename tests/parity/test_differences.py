@@ -112,6 +112,7 @@ def test_what_a_loader_has_beside_torchs():
     names = {name for name in dir(ours) if not name.startswith("_")} - set(dir(theirs))
     assert names - {"shutdown"} == {
         *("errors", "set_epoch", "call_workers", "state_dict", "load_state_dict", "fingerprint"),
+        "epoch_stats",
         *TABLE,
     }
     assert ours.on_error == "skip"

@@ -104,7 +104,11 @@ class TorchsEpoch:
             # What the epoch had drawn is not drawn again.
             init_fn = functools.partial(_begin_worker, seed, loader.worker_init_fn)
             vars(twin).update(generator=torch.Generator(), worker_init_fn=init_fn)
+        given = dict(vars(twin))
         iterator = get_iterator(twin)
+        # Other code in a part of torch may write to the loader that it gets.
+        written = {name: value for name, value in vars(twin).items() if value is not given.get(name, given)}
+        vars(loader).update(written)
         if seed is not None:
             iterator._base_seed = seed
         self.epoch.begin(iterator, seed is None)

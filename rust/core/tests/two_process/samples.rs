@@ -59,6 +59,10 @@ fn bytes(index: usize) -> Vec<u8> {
 /// Reads a sample; `false`: it is not there.
 fn read(samples: &Samples, index: usize) -> bool {
     let Some(found) = samples.find(index) else { return false };
+    if index % 8 == 7 {
+        // Another may clear all samples meanwhile.
+        thread::sleep(Duration::from_micros(100));
+    }
     let mut into = vec![MaybeUninit::uninit(); found.len() as usize];
     let Some((bytes_read, last)) = samples.read(&found, &mut into) else { return false };
     assert!(last == record::HEADER && bytes_read[last..] == bytes(index), "a sample is wrong");
