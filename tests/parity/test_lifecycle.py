@@ -40,7 +40,7 @@ CHANGES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("persistent", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", CHANGES)
 def test_an_attribute_of_the_loader_is_changed_between_epochs(loader_class, name, persistent):
     """Torch refuses some, and reads the others at the next iterator."""

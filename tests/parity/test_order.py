@@ -133,7 +133,7 @@ SAMPLERS = {
 }
 
 
-@pytest.mark.parametrize("batch_size", [None, 3])
+@pytest.mark.parametrize("batch_size", [pytest.param(None, marks=pytest.mark.slow), 3])
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_samplers(loader_class, name, batch_size):
     def build():

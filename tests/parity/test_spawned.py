@@ -156,6 +156,7 @@ LEAVES = """
 """
 
 
+@pytest.mark.slow
 def test_a_worker_ends_as_a_spawned_one(loader_name, tmp_path):
     def told(name):
         folder = tmp_path / name
@@ -251,6 +252,7 @@ def test_how_a_worker_ended(loader_class, how):
     assert code(loader_class) == code(torch.utils.data.DataLoader)
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_terminated(loader_class):
     codes = []
     for kind in (torch.utils.data.DataLoader, loader_class):

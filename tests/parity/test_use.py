@@ -77,7 +77,7 @@ def _saved(tensor):
     return file.tell()
 
 
-@pytest.mark.parametrize("collated", [True, False])
+@pytest.mark.parametrize("collated", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", USES)
 def test_a_tensor_is_used(loader_class, name, collated):
     """Collate wrote the tensor into shared memory, or it was copied there; small and large."""

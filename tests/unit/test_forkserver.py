@@ -44,7 +44,12 @@ def started(case):
 @pytest.mark.limit(90)
 @pytest.mark.parametrize(
     ("case", "has_torch"),
-    [("first", True), ("user's list", False), ("running", False), ("spawn", True), ("fork", True)],
+    [
+        ("first", True),
+        *(pytest.param(case, False, marks=pytest.mark.slow) for case in ("user's list", "running")),
+        ("spawn", True),
+        ("fork", True),
+    ],
 )
 def test_what_the_server_imports(case, has_torch):
     code = (

@@ -92,7 +92,9 @@ def built(kind, way, size=4):
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.slow if kind == "iterator" else ()) for kind in KINDS]
+)
 def test_an_epoch_goes_on(kind, way):
     if kind == "dataset" and way == "threads":
         pytest.skip("threads share a dataset, whose state is then no worker's")

@@ -117,7 +117,7 @@ def built(kind, cls=ringloader.DataLoader, **options):
     )
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_sampler_of_another_kind(kind, workers):
     torchs = built(kind, torch.utils.data.DataLoader)
