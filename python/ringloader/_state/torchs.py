@@ -101,7 +101,7 @@ class TorchsEpoch:
         vars(twin).update(vars(loader), **{name: _Sampler(loader._index_sampler, self)})
         seed = self.epoch.given_seed
         if seed is not None:
-            # What the epoch had drawn is not drawn again.
+            # The epoch has its base seed: nothing is drawn for it again.
             init_fn = functools.partial(_begin_worker, seed, loader.worker_init_fn)
             vars(twin).update(generator=torch.Generator(), worker_init_fn=init_fn)
         given = dict(vars(twin))
@@ -171,7 +171,7 @@ class TorchsEpoch:
                 except Exception:
                     if self._consumed(iterator) == before:
                         raise
-                    # It was raised before, in its turn.
+                    # The error was raised before, in its turn.
                 counted.to_drop -= 1
         finally:
             if states is not None:
@@ -198,7 +198,7 @@ class _Reading:
     def __init__(self, made: Iterator[Any], epoch: TorchsEpoch) -> None:
         self._epoch = epoch
         self._is_counted = epoch._counted is not None
-        # As iterators have them, whose parts the epoch replaces.
+        # The epoch replaces these two, as it does in iterators.
         self._num_workers = epoch.num_workers
         self._sampler_iter = made
         if not self._is_counted:

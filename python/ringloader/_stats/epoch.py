@@ -12,7 +12,7 @@ Kind = Literal["caller", "dataset", "collate", "send", "main", "memory", "order"
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What limits an epoch.
+    """The limit of an epoch, and the change that helps.
 
     Attributes:
         kind: ``"caller"``: the training step; the loader keeps up. ``"dataset"``, ``"collate"`` or

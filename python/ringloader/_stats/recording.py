@@ -15,7 +15,7 @@ from ringloader._torch import internals
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """A loader, as far as a verdict must know it.
+    """The settings of a loader that a verdict depends on.
 
     Attributes:
         num_workers: Its workers.

@@ -29,7 +29,7 @@ class Timing(WorkerOption):
 
     def finish(self, fetcher: Any) -> None:
         _time_collation(self._clock, fetcher)
-        # What has been done until now was no waiting for a task.
+        # The time until now was no wait for a task.
         self._clock.begin()
 
 

@@ -1,4 +1,4 @@
-"""What limits an epoch, what to change, and what that would bring.
+"""Finds the limit of an epoch, the change that helps, and its gain.
 
 INVARIANT: the page "Is it the loader?" states this model.
 """
@@ -19,12 +19,12 @@ _KEEPS_UP = 0.1
 _MOST = 0.5
 # The parts of the workers' time for which they wait for memory, and for tasks, that stand out.
 _ROOM, _IDLE = 0.15, 0.3
-# How much longer than others a fetch is that holds them up.
+# A fetch holds others up if it is so many times as long as they are.
 _UNEVEN = 2.0
 # An epoch that is so much longer than the shortest is as good, if it needs fewer workers.
 _AS_GOOD = 1.05
 _MOST_WORKERS = 64
-# How much more memory is tried: how much is needed is not known.
+# So many times the memory is suggested: nobody knows how much is needed.
 _MORE_MEMORY = 4
 # The seconds that the start of one worker takes, where none was measured.
 _START = 0.02

@@ -1,4 +1,4 @@
-//! What a recorder is told of the batches that arrive.
+//! Tells the recorder of the batches that arrive.
 
 use pyo3::prelude::*;
 use ringloader_core::os::clock::monotonic;
