@@ -53,9 +53,9 @@ class _Errors:
     def __get__(self, loader: object | None, owner: object) -> Self | list[BadSample]:
         if loader is None:
             return self
-        from ringloader._options import on_error
+        from ringloader._on_error import collecting
 
-        return on_error.listed(loader)
+        return collecting.listed(loader)
 
 
 class DataLoader(torch.utils.data.DataLoader[_T_co]):

@@ -14,8 +14,8 @@ from ringloader._state import tracked
 from ringloader._torch import internals
 
 if TYPE_CHECKING:
+    from ringloader._on_error.collecting import Collecting
     from ringloader._options.keys import Keys, Places
-    from ringloader._options.on_error import Collecting
     from ringloader._placement.device import Moving
     from ringloader._state.iterables import IterableEpoch
     from ringloader._state.tracked import Epoch

@@ -124,29 +124,29 @@ def _delivery(loader: Any, options: Options) -> Delivery:
     """Returns the options that take part when a batch is handed out. The first epoch begins by it."""
     if not options.changed():
         return Delivery()
-    from ringloader._options import on_error
+    from ringloader._on_error import collecting
     from ringloader._placement.device import Moving
 
     device = devices.resolve(options.device)
     recorded = recording.recording_for(loader, options, device is not None)
-    collecting = on_error.collecting_for(loader, options)
+    bad_samples = collecting.collecting_for(loader, options)
     if device is None:
-        return Delivery(collecting=collecting, transform=options.device_transform, recording=recorded)
+        return Delivery(collecting=bad_samples, transform=options.device_transform, recording=recorded)
     transform = options.device_transform
-    if collecting is not None:
-        transform = on_error.through(transform)
+    if bad_samples is not None:
+        transform = collecting.through(transform)
     if transform is not None and loader.num_workers > 0 and datasets.is_asked(loader):
         transform = sent.through(transform)
     moving = Moving(device, options.device_prefetch, transform)
-    return Delivery(moving, collecting, recording=recorded)
+    return Delivery(moving, bad_samples, recording=recorded)
 
 
 def _fetch_options(loader: Any, options: Options) -> tuple[WorkerOption, ...]:
     """Returns the options that take part where batches are made: in workers, or without them here."""
-    from ringloader._options import on_error
+    from ringloader._on_error import fetching
     from ringloader._worker import gather
 
-    handling = on_error.handling_for(options)
+    handling = fetching.handling_for(options)
     return (
         *((gather.Gather(),) if gather.is_of_arrays(loader) else ()),
         *(() if handling is None else (handling,)),

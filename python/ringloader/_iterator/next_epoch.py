@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from ringloader._options import epochs, sent_bad_samples
+from ringloader._on_error import sent
+from ringloader._options import epochs
 from ringloader._options.epochs import EpochOption
 from ringloader._state import nested, tracked
 from ringloader._torch import select_path
@@ -75,9 +76,9 @@ class NextEpoch:
             begun.is_whole = True
         except Exception as error:
             # `iter` raises it. Its frames would keep the iterator, and so the workers.
-            sent_bad_samples.cut(error, outer)
-            sent_bad_samples.note(error, f"Original {traceback.format_exc()}")
-            sent_bad_samples.drop_frames(error)
+            sent.cut(error, outer)
+            sent.note(error, f"Original {traceback.format_exc()}")
+            sent.drop_frames(error)
             begun.error = error
         finally:
             begun.put_aside(iterator, loader)

@@ -23,7 +23,7 @@ from ringloader._torch import select_path
 from ringloader._worker.options import WorkerOption
 
 if TYPE_CHECKING:
-    from ringloader._options.on_error import Collecting
+    from ringloader._on_error.collecting import Collecting
 
 Order = NativeOrder | ReadOrder
 

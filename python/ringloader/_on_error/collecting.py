@@ -1,0 +1,157 @@
+"""Bad samples in the main process: taken out of batches, listed, counted, said.
+
+Batches are as ``fetching.Handling`` makes them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import reprlib
+from collections.abc import Callable
+from typing import Any
+
+from ringloader._common import whole_errors
+from ringloader._common.weak_registry import WeakRegistry
+from ringloader._log import logger
+from ringloader._on_error import sent
+from ringloader._options.checks import THREAD
+from ringloader._options.table import Options
+from ringloader._torch import internals
+from ringloader.bad_samples import RAISE, BadSample
+
+# The bad samples of the epoch that a loader began last.
+_bad_samples_of: WeakRegistry[list[BadSample]] = WeakRegistry()
+
+
+def collecting_for(loader: Any, options: Options) -> Collecting | None:
+    """Returns what takes the batches of an iterator apart, or None. Begins its first epoch."""
+    if options.on_error == RAISE:
+        return None
+    made = Collecting(options.max_errors, "thread" if options.worker_method == THREAD else "process")
+    made.begin_epoch(loader)
+    return made
+
+
+def listed(loader: object) -> list[BadSample]:
+    """Returns the bad samples of a loader's epoch."""
+    return list(_bad_samples_of.get(loader) or ())
+
+
+def through(transform: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:
+    """Returns ``transform`` for batches as ``fetching.Handling`` makes them."""
+    return None if transform is None else functools.partial(_transformed, transform)
+
+
+def _transformed(transform: Callable[[Any], Any], found: list[Any]) -> list[Any]:
+    return found if len(found) == 3 else [transform(found[0]), *found[1:]]
+
+
+class Collecting:
+    """Takes the batches of an iterator apart.
+
+    Args:
+        most: Bad samples of an epoch that are skipped or replaced; None for any number.
+        worker: What a worker is: ``"process"`` or ``"thread"``.
+    """
+
+    def __init__(self, most: int | None, worker: str) -> None:
+        self._most = most
+        self._worker = worker
+        self._bad: list[BadSample] = []
+        # The number of those that are not good after all.
+        self.number = 0
+        # True once the epoch has given a batch.
+        self._has_given = False
+        # The end of a warning: where to find the list.
+        self._hint = ""
+        # Called when a batch is left out, because all of its samples were skipped.
+        self.leave_out: Callable[[], object] | None = None
+
+    def begin_epoch(self, loader: Any) -> None:
+        """Begins the loader's list of this epoch."""
+        self._hint = "; loader.errors lists them" if hasattr(type(loader), "errors") else ""
+        self._bad = []
+        self.number = 0
+        self._has_given = False
+        _bad_samples_of.put(loader, self._bad)
+
+    def next(self, take: Callable[..., Any], *args: Any) -> Any:
+        """Returns the next batch that ``take(*args)`` gives.
+
+        Raises:
+            Exception: What the bad sample raised that is one too many; the first, if the epoch ends and all
+                of its samples were skipped.
+        """
+        while True:
+            try:
+                found = take(*args)
+            except StopIteration:
+                if not self.number or self._has_given:
+                    raise
+                break
+            too_many = self._note(found[1]) if len(found) > 1 else None
+            if too_many is None and len(found) != 3:
+                self._has_given = True
+                return found[0]
+            # An error in a local variable, once it is raised, would keep this frame and the iterator.
+            del found
+            if too_many is not None:
+                raise self._error_of(*too_many)
+            if self.leave_out is not None:
+                self.leave_out()
+        self._has_given = True
+        first = next(at for at, bad in enumerate(self._bad) if bad.handling != "retried")
+        raise self._error_of(first, "on_error: nothing is left of the epoch, whose samples were all bad")
+
+    def _note(self, errors: Any) -> tuple[int, str] | None:
+        """Lists the bad samples of a batch. Returns the place of one too many, and a note for its error."""
+        many = sent.from_bytes(errors) if isinstance(errors, bytes) else errors
+        too_many: tuple[int, str] | None = None
+        for bad in many:
+            if bad.handling != "retried":
+                self.number += 1
+                if self._most is not None and self.number > self._most:
+                    # The batch of this sample does not come.
+                    bad = dataclasses.replace(bad, handling="raised")
+                    note = f"max_errors={self._most} is exceeded: bad sample {self.number} of this epoch"
+                    too_many = too_many or (len(self._bad), note)
+                elif _is_power_of_ten(self.number):
+                    self._say(bad)
+            self._bad.append(bad)
+        return too_many
+
+    def _say(self, bad: BadSample) -> None:
+        logger.warning(
+            "on_error: the %s %s was %s: %s: %.500s (bad samples of this epoch so far: %d%s)",
+            "batch of indices" if isinstance(bad.index, list) else "sample at index",
+            reprlib.repr(bad.index),
+            bad.handling,
+            type(bad.error).__name__,
+            bad.error,
+            self.number,
+            self._hint,
+        )
+
+    def _error_of(self, at: int, note: str) -> BaseException:
+        """The error to raise for the bad sample at this place of the list, in torch's words."""
+        bad = self._bad[at]
+        if bad.worker_id is None:
+            # An error that is raised gets frames, which the list must not keep.
+            self._bad[at] = sent.copied(bad)
+            sent.note(bad.error, f"Original {bad.traceback}", note)
+            return bad.error
+        where = f"in DataLoader worker {self._worker} {bad.worker_id}"
+        wrapper = internals.ExceptionWrapper(exc_info=(type(bad.error), bad.error, None), where=where)
+        wrapper.exc_msg = bad.traceback
+        try:
+            whole_errors.whole(wrapper, is_sent=False).reraise()
+        except Exception as error:
+            error.add_note(note)
+            # Drops the frame of torch's method, which has the error in a local variable.
+            return error.with_traceback(None)
+        raise AssertionError("unreachable")
+
+
+def _is_power_of_ten(number: int) -> bool:
+    return str(number).rstrip("0") == "1"
