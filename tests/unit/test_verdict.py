@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import pytest
@@ -44,6 +45,17 @@ class Streaming(IterableDataset):
         for seconds in self.seconds[first::step]:
             time.sleep(seconds)
             yield torch.zeros(1)
+
+
+class SlowInOneWorker(Dataset):
+    """Batches that take one worker of several much longer than the others."""
+
+    def __len__(self):
+        return 80
+
+    def __getitem__(self, index):
+        time.sleep(0.04 if get_worker_info().id == 1 else 0.006)
+        return torch.full((1,), float(index))
 
 
 class SlowToSend:
@@ -136,6 +148,9 @@ CASES = {
         "main_prefetch",
     ),
     "order": ("order", Sleeping(UNEVEN), 0.002, {"num_workers": 4, **KEPT}, "in_order"),
+    "order, a slow worker": (
+        "order", SlowInOneWorker(), 0.001, {"num_workers": 3, **KEPT}, "in_order",
+    ),
     "memory": (
         "memory", Sleeping(BURSTS, size=1 << 18), 0.001,
         {"num_workers": 2, "max_shared_bytes": 9 << 18, "prefetch_factor": 8, **KEPT}, "max_shared_bytes",
@@ -144,7 +159,7 @@ CASES = {
 
 
 # The others say the same on another path.
-FAST = ("dataset", "send", "main, decoding", "order", "memory")
+FAST = ("dataset", "send", "main, decoding", "order", "order, a slow worker", "memory")
 
 
 @pytest.mark.parametrize(
@@ -162,6 +177,19 @@ def test_the_change_brings_the_gain(case):
     brought = before.seconds / after.seconds
     assert brought > 1.2
     assert before.verdict.gain == pytest.approx(brought, rel=0.3), (before, after)
+
+
+def test_one_worker_holds_no_other_up():
+    stats = epoch(Sleeping([0.0] * 8 + [0.1] * 4 + [0.0] * 12), 0.01, num_workers=1, **KEPT)
+    assert stats.verdict.kind != "order", stats
+    assert "in_order" not in stats.verdict.change
+
+
+def test_a_part_of_the_time_in_next_is_no_more_than_all_of_it():
+    stats = epoch(Sleeping([0.3] + [0.01] * 20), 0.0, **ONE)
+    assert stats.verdict.kind == "dataset"
+    (part,) = re.findall(r"(\d+)% of the time in next", stats.verdict.text)
+    assert 90 <= int(part) <= 100, stats.verdict.text
 
 
 def test_a_step_that_is_the_limit_has_no_change():

@@ -19,7 +19,7 @@ _KEEPS_UP = 0.1
 _MOST = 0.5
 # The parts of the workers' time for which they wait for memory, and for tasks, that stand out.
 _ROOM, _IDLE = 0.15, 0.3
-# A fetch holds others up if it is so many times as long as they are.
+# A fetch holds others up if it is so many times as long as is usual in the fastest worker.
 _UNEVEN = 2.0
 # An epoch that is so much longer than the shortest is as good, if it needs fewer workers.
 _AS_GOOD = 1.05
@@ -132,7 +132,8 @@ class _Judge:
         if self._main > _MOST * stats.waiting:
             return self._of_main()
         if self._setting.num_workers == 0:
-            return self._of_work(stats.waiting)
+            # The first batch was made here too.
+            return self._of_work(stats.startup + stats.waiting)
         time = self._work + self._sums["idle"] + self._sums["room"]
         if self._sums["room"] > _ROOM * time:
             return self._of_memory(time)
@@ -196,7 +197,11 @@ class _Judge:
         stats, setting = self._stats, self._setting
         idle = f"workers waited for tasks for {self._sums['idle'] / time:.0%} of their time, and the caller "
         mean = self._sums["dataset"] / max(self._sums["batches"], 1)
-        long = [seconds - mean for seconds in self._fetches() if seconds > _UNEVEN * mean]
+        usual = mean
+        if not setting.is_iterable:
+            # The other workers can take over from a slow one.
+            usual = min(worker.dataset / worker.batches for worker in stats.workers if worker.batches)
+        long = [seconds - usual for seconds in self._fetches() if seconds > _UNEVEN * usual]
         if sum(long) < _MOST * stats.waiting:
             each = stats.waiting / self._model.batches
             small = (
@@ -205,6 +210,9 @@ class _Judge:
                 else ""
             )
             return self._said("unknown", f"Nothing stands out: {idle}waited too.{small} {self._near()}")
+        if setting.num_workers == 1:
+            # It waits for tasks while the caller has its batches, and no worker idles behind another.
+            return self._of_work(self._work)
         longest = stats.slowest[0]
         limit = (
             f"One is slow, and others idle behind it: {idle}for the longest fetches, up to "
@@ -215,9 +223,20 @@ class _Judge:
         return self._changed(
             "order",
             f"{limit}. Where the order of the batches does not matter, take them as they come",
-            self._model.seconds(setting.num_workers),
+            self._unordered().seconds(setting.num_workers),
             in_order=False,
         )
+
+    def _unordered(self) -> Model:
+        """Returns the model of batches that come as they are ready: a faster worker makes more of them."""
+        if self._setting.is_iterable:
+            return self._model
+        rates = [
+            worker.batches / max(worker.dataset + worker.collate + worker.send, 1e-9)
+            for worker in self._stats.workers
+            if worker.batches
+        ]
+        return dataclasses.replace(self._model, work=len(rates) / sum(rates))
 
     def _of_work(self, whole: float) -> Verdict:
         kinds: tuple[Kind, ...] = ("dataset", "collate", "send")
