@@ -243,6 +243,7 @@ bench: $(VENV)/.bench $(RELEASE_STAMP) ## loaders side by side, programs, their 
 	$(BIN)/python -m benches.python.caching
 	$(BIN)/python -m benches.python.resuming
 	$(BIN)/python -m benches.python.epoch_gap
+	$(BIN)/python -m benches.python.stats
 	$(BIN)/python -m benches.python.threads --threads-python $(THREADS_VENV)/bin/python
 
 bench-threads: $(VENV)/.bench $(RELEASE_STAMP) ## threads as workers, beside processes and other packages' threads
