@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import zlib
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,8 @@ from parity import harness
 from programs import client, huge_pages
 
 DEFAULT_LIMIT_S = 60.0
+# Cases of one test that `make test` runs; the others are slow.
+MOST_CASES = 6
 # Files whose tests are about how workers start.
 _ABOUT_SPAWN = {
     "test_iteration.py",
@@ -87,12 +90,27 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         # With `spawn`, options do what they do with `forkserver`. torch's workers import torch for seconds.
         if "spawn" in words and item.path.name not in _ABOUT_SPAWN:
             item.add_marker(pytest.mark.slow)
+    for cases in _cases_by_test(items).values():
+        for item in cases[MOST_CASES:]:
+            item.add_marker(pytest.mark.slow)
     if config.getoption("--loader") != "torch":
         return
     skip = pytest.mark.skip(reason="says nothing about torch's own loader")
     for item in items:
         if item.get_closest_marker("rings_only"):
             item.add_marker(skip)
+
+
+def _cases_by_test(items: list[pytest.Item]) -> dict[str, list[pytest.Item]]:
+    """Returns the cases of each test that are not slow by themselves.
+
+    They are in the order of a checksum, so the first few are always the same, and mix all parameters.
+    """
+    tests: dict[str, list[pytest.Item]] = {}
+    for item in sorted(items, key=lambda item: zlib.crc32(item.nodeid.encode())):
+        if item.get_closest_marker("slow") is None:
+            tests.setdefault(item.nodeid.split("[")[0], []).append(item)
+    return tests
 
 
 def pytest_collection_finish() -> None:

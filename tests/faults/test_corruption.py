@@ -38,6 +38,7 @@ def overwrite(seconds: float) -> tuple[int, int]:
     return int(counts[1]), int(counts[2])
 
 
+@pytest.mark.slow
 def test_each_byte_of_a_table_is_refused_or_gives_a_batch():
     overwritten, refused = overwrite(8)
     assert overwritten > 200

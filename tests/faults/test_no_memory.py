@@ -163,14 +163,12 @@ KINDS = ["tensors", "pairs", "views", "strings", "long", "numbers", "set", "own"
     ("kind", "options"),
     [
         *(
-            pytest.param(kind, {}, marks=pytest.mark.slow if kind in ("views", "long", "set") else ())
+            pytest.param(kind, {}, marks=() if kind in ("tensors", "arrays", "own") else pytest.mark.slow)
             for kind in KINDS
         ),
         # A thread decodes them by the same code.
         *(
-            pytest.param(
-                kind, {"main_prefetch": 2}, marks=() if kind in ("tensors", "own") else pytest.mark.slow
-            )
+            pytest.param(kind, {"main_prefetch": 2}, marks=() if kind == "own" else pytest.mark.slow)
             for kind in KINDS
         ),
     ],

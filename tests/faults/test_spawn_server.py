@@ -172,6 +172,7 @@ def test_a_worker_runs_where_its_parent_may(loader_class):
         os.sched_setaffinity(0, every)
 
 
+@pytest.mark.slow
 @pytest.mark.rings_only
 def test_what_a_spawned_worker_inherits(loader_class, monkeypatch):
     """A change of what children begin with makes another server."""

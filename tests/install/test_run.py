@@ -192,6 +192,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_training_whose_workers_are_spawned(real_torch: Python, tmp_path: Path) -> None:
     (tmp_path / "training.py").write_text(TRAINING)
     done = real_torch.run("-m", "ringloader", "run", "training.py", cwd=tmp_path)

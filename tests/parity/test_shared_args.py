@@ -100,7 +100,7 @@ class Holding(Dataset):
         return told, samples
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [pytest.param("spawn", marks=pytest.mark.slow), "forkserver"])
 def test_a_worker_has_what_torchs_has(loader_class, method):
     def scenario(kind, told):
         data = Holding(multiprocessing.get_context(method))

@@ -87,6 +87,7 @@ def without_continue(signals: re.Match[str]) -> str:
     return f"{int(signals.group(), 16) & ~(1 << signal.SIGCONT - 1):x}"
 
 
+@pytest.mark.slow
 def test_a_worker_is_as_a_spawned_one(loader_name, tmp_path):
     said = []
     for name in ("torch", loader_name):

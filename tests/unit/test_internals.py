@@ -83,6 +83,7 @@ def answers():
     return [json.loads(line) for line in ended.stdout.splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.limit(120)
 def test_a_missing_name_means_torch(answers):
     assert len(answers) == len(internals._needed) > 20

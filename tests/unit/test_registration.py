@@ -132,6 +132,7 @@ def test_a_slot_is_registered_from_its_second_use_on(driver):
     assert driver.unregistered == driver.registered
 
 
+@pytest.mark.slow
 def test_a_hundred_epochs(driver, capsys):
     loader = make(12)
     before = segments()
