@@ -268,7 +268,7 @@ class Storm:
 
 
 @pytest.mark.limit(60 + 4 * SECONDS)
-@pytest.mark.parametrize("path", ["torch", "native"])
+@pytest.mark.parametrize("path", [pytest.param("torch", marks=pytest.mark.slow), "native"])
 def test_every_byte_stays_what_it_is(path, loader_name):
     if path != "torch" and loader_name == "torch":
         pytest.skip("says nothing about torch's own loader")

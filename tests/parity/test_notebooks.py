@@ -216,7 +216,7 @@ def test_a_program_that_says_what_the_fork_server_imports(tmp_path: Path) -> Non
     assert told == [ALL, ALL]
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("method", [pytest.param("spawn", marks=pytest.mark.slow), "forkserver"])
 def test_programs_without_a_notebook(tmp_path: Path, method: str) -> None:
     """``python -c``, a package's ``__main__``, and standard input, for which all workers run ``<stdin>``."""
     body = (

@@ -237,8 +237,10 @@ def test_what_tells_a_worker_from_a_spawned_one(tmp_path):
     "how",
     [
         signal.SIGKILL,
-        "SystemExit",
-        *(pytest.param(how, marks=pytest.mark.slow) for how in (signal.SIGTERM, "KeyboardInterrupt", 0, 7)),
+        *(
+            pytest.param(how, marks=pytest.mark.slow)
+            for how in (signal.SIGTERM, "KeyboardInterrupt", "SystemExit", 0, 7)
+        ),
     ],
 )
 def test_how_a_worker_ended(loader_class, how):
