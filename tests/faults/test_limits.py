@@ -449,7 +449,9 @@ BESIDE = 1 << 20
 
 
 @pytest.mark.limit(90)
-@pytest.mark.parametrize(("held", "in_order"), [(0, True), (60, True), pytest.param(60, False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("held", "in_order"), [(0, True), (60, True), pytest.param(60, False, marks=pytest.mark.slow)]
+)
 def test_max_shared_bytes_is_kept(held: int, in_order: bool, tmp_path: Path) -> None:
     """Of batches of all sizes, up to more than a share, whether the user drops or hoards them."""
     most = 24 << 20

@@ -51,7 +51,7 @@ class SlowInOneWorker(Dataset):
     """Batches that take one worker of several much longer than the others."""
 
     def __len__(self):
-        return 80
+        return 160
 
     def __getitem__(self, index):
         time.sleep(0.04 if get_worker_info().id == 1 else 0.006)
