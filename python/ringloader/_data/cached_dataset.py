@@ -24,9 +24,12 @@ _OF_EPOCHS = frozenset({"set_epoch", "state_dict", "load_state_dict"})
 # Samples that threads of this process are making. Processes exclude each other by locks, which all threads of
 # a process have. The process is part of the key, because a forked child inherits the dict, not the threads.
 _making: dict[tuple[int, tuple[int, int], int], object] = {}
-_said: set[str] = set()
+_said: set[object] = set()
 # The room for it in a file's header.
 _LONGEST_VERSION = 2048
+_MOST_BYTES = (1 << 63) - 1
+# Attributes that are not the dataset's.
+_OWN = frozenset({"dataset", "then"})
 
 
 class CachedDataset(Dataset[_T], Generic[_T]):
@@ -39,14 +42,18 @@ class CachedDataset(Dataset[_T], Generic[_T]):
     the CPU, arrays, numbers, strings, and trees of these are read fastest.
 
     Samples are kept until there is no room; the rest is then made each time. Nothing is ever replaced. An
-    error of ``dataset[i]`` is raised and not kept. A sample that cannot be pickled is passed on as it is;
-    the log says so once.
+    error of ``dataset[i]`` is raised and not kept. A sample that cannot be pickled is passed on as it is,
+    and one in a file that cannot be unpickled any more is made again; the log says so once in each process.
+    Attributes that were set on a tensor of torch's own class are not kept. Tensors and arrays of a sample
+    lie in one block of memory, which stays while one of them is held.
 
     If ``dataset[i]`` draws random numbers, the first draw is kept. Put what is random into ``then``.
 
     New processes get the cache by a descriptor, with any start method. A copy shares the samples. Any other
-    pickle has an empty cache, or the path. Attributes of ``dataset`` are read through this object, but for
-    ``set_epoch``, ``state_dict`` and ``load_state_dict``.
+    pickle has an empty cache, or the path. Attributes of ``dataset`` are read and set through this object,
+    as by a ``worker_init_fn``, but for ``set_epoch``, ``state_dict`` and ``load_state_dict``, and names that
+    begin with an underscore; attributes that a subclass sets are its own. Samples that are kept stay as they
+    are: call ``clear`` after a change of what ``dataset`` makes.
 
     Args:
         dataset: A map-style dataset, with a length. Its keys are ``0`` to ``len(dataset) - 1``.
@@ -79,8 +86,11 @@ class CachedDataset(Dataset[_T], Generic[_T]):
         self.dataset = dataset
         self.then = then
         where = None if path is None else str(Path(os.fsdecode(path)).absolute())
-        self._opened = len(cast(Sized, dataset)), max_bytes, where, version
+        most = None if max_bytes is None else min(operator.index(max_bytes), _MOST_BYTES)
+        self._opened = len(cast(Sized, dataset)), most, where, version
         self._samples = _open(*self._opened)
+        # Indices of samples that this process could not pickle, or unpickle.
+        self._refused: set[int] = set()
         for name in sorted(_OF_EPOCHS):
             if callable(getattr(dataset, name, None)):
                 kind = type(dataset).__name__
@@ -104,7 +114,7 @@ class CachedDataset(Dataset[_T], Generic[_T]):
         if not -length <= at < length:
             raise IndexError(f"index {at} is out of range for a dataset of length {length}")
         at %= length
-        sample = self._samples.get(at, _MISSING)
+        sample = self._kept(at)
         if sample is _MISSING:
             sample = self._make(at)
         return sample if self.then is None else self.then(sample)
@@ -134,8 +144,31 @@ class CachedDataset(Dataset[_T], Generic[_T]):
         """
         self._samples.clear()
 
+    def _kept(self, index: int) -> Any:
+        """Returns a copy of the sample that is kept, or ``_MISSING``."""
+        if index in self._refused:
+            return _MISSING
+        try:
+            return self._samples.get(index, _MISSING)
+        except MemoryError:
+            raise
+        except Exception as error:
+            self._refused.add(index)
+            path = self._opened[2]
+            where = "" if path is None else f" in {path}"
+            _say_once(
+                f"a CachedDataset cannot unpickle samples that it keeps{where}, and makes them again "
+                f"each time: sample {index} ({type(error).__name__}: {error}). Remove the file, or call "
+                "clear, if they are of an earlier version",
+                (type(self.dataset), path, type(error)),
+            )
+            return _MISSING
+
     def _make(self, index: int) -> Any:
         samples = self._samples
+        if index in self._refused:
+            samples.count_miss()
+            return self.dataset[index]
         key = os.getpid(), samples.inode, index
         mine = object()
         if _making.setdefault(key, mine) is not mine:
@@ -149,7 +182,7 @@ class CachedDataset(Dataset[_T], Generic[_T]):
                 return self._made(index, keeps=False)
             try:
                 # Another may have kept it between the look and the claim.
-                kept = samples.get(index, _MISSING)
+                kept = self._kept(index)
                 return self._made(index, keeps=True) if kept is _MISSING else kept
             finally:
                 samples.release(index)
@@ -168,8 +201,13 @@ class CachedDataset(Dataset[_T], Generic[_T]):
         except Exception as error:
             if keeps:
                 samples.refuse(index)
+            self._refused.add(index)
             kind = type(sample).__name__
-            self._pass_on(f"{index}, of type {kind}, cannot be pickled ({type(error).__name__}: {error})")
+            self._pass_on(
+                f"{index}, of type {kind}, cannot be pickled ({type(error).__name__}: {error})",
+                type(sample),
+                type(error),
+            )
             return sample
         if is_too_large:
             most = mib(samples.stats()[2])
@@ -178,9 +216,11 @@ class CachedDataset(Dataset[_T], Generic[_T]):
             )
         return own
 
-    def _pass_on(self, why: str) -> None:
-        kind = type(self.dataset).__name__
-        _say_once(f"a CachedDataset passes samples of {kind} on without keeping them: sample {why}")
+    def _pass_on(self, why: str, *kinds: object) -> None:
+        """Says once for each of ``kinds`` that a sample is not kept. There may be many such samples."""
+        kind = type(self.dataset)
+        text = f"a CachedDataset passes samples of {kind.__name__} on without keeping them: sample {why}"
+        _say_once(text, (kind, *kinds))
 
     def __copy__(self) -> Self:
         """Returns a dataset with the same samples, of which the attributes can be set apart."""
@@ -215,6 +255,13 @@ class CachedDataset(Dataset[_T], Generic[_T]):
                 f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self
             )
         return getattr(self.dataset, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        is_own = name in _OWN or name.startswith("_") or type(self) is not CachedDataset
+        if is_own or "dataset" not in self.__dict__:
+            super().__setattr__(name, value)
+        else:
+            setattr(self.dataset, name, value)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.dataset!r})"
@@ -252,8 +299,9 @@ def _check(dataset: object, max_bytes: object, version: object, then: object) ->
     if not (hasattr(dataset, "__getitem__") and isinstance(dataset, Sized)):
         raise TypeError(f"CachedDataset takes a dataset with __getitem__ and __len__, and {kind} lacks one")
     if max_bytes is not None:
-        if isinstance(max_bytes, bool) or not isinstance(max_bytes, int):
+        if isinstance(max_bytes, bool) or not isinstance(max_bytes, SupportsIndex):
             raise TypeError(f"max_bytes must be a number of bytes or None, not {max_bytes!r}")
+        max_bytes = operator.index(max_bytes)
         if max_bytes < 0:
             raise ValueError(f"max_bytes must not be negative: {max_bytes}")
     if not isinstance(version, str):
@@ -264,9 +312,10 @@ def _check(dataset: object, max_bytes: object, version: object, then: object) ->
         raise TypeError(f"then must be callable, not {then!r}")
 
 
-def _say_once(text: str) -> None:
-    if text not in _said:
-        _said.add(text)
+def _say_once(text: str, key: object = None) -> None:
+    """Logs ``text`` unless it has been logged; or a text with the same ``key``."""
+    if (key or text) not in _said:
+        _said.add(key or text)
         logger.warning("%s", text)
 
 

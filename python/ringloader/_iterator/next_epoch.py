@@ -9,18 +9,38 @@ import sys
 import threading
 import traceback
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch.utils.data import (
+    BatchSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+from torch.utils.data.distributed import DistributedSampler
 
 from ringloader._on_error import sent
 from ringloader._options import epochs
 from ringloader._options.epochs import EpochOption
 from ringloader._state import nested, tracked
-from ringloader._torch import select_path
+from ringloader._torch import internals, select_path
 from ringloader.rollover import RolloverBatchSampler
 
+# Samplers whose order follows from what is compared and put back here. One of the program's may count its
+# epochs, or draw from anything.
+_KNOWN = {
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    RolloverBatchSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    *(internals.InfiniteConstantSampler, list, range, tuple),
+}
 # Attributes of an iterator that are of its epoch.
 _OF_EPOCH = ("_epoch", "_epoch_to_tell", "_num_yielded", "_sampler_iter")
 
@@ -57,10 +77,11 @@ class NextEpoch:
         # Another thread may have begun it; a loaded state says where the next epoch begins.
         if loader is None or self._begun is not None or tracked.is_loaded(loader):
             return
-        if self._names.are_unknown:
+        unknown = _unknown(nested.samplers(loader._index_sampler))
+        if unknown is not None:
             select_path.say_once(
-                "prefetch_epochs has no effect: the sampler has set_epoch and no epoch, so the order of its "
-                "next epoch is not known before iter(); give it an attribute epoch, an int"
+                f"prefetch_epochs has no effect with a {unknown.__name__}: only the order of samplers of "
+                "torch's own classes is known before iter()"
             )
             return
         self._begun = begun = _Begun(iterator, loader, self._names)
@@ -106,6 +127,12 @@ class NextEpoch:
             return True
         begun.drop(iterator, loader)
         return False
+
+    def end(self) -> None:
+        """Gives an epoch up that was begun, as the workers end."""
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            begun.put_draws_back()
 
     def give_up(self) -> None:
         """Has ``iter`` begin the next epoch, also if it was begun."""
@@ -163,6 +190,7 @@ class _Begun:
         self._drawn = _Drawn(loader, self._samplers)
         self._after: _Shown | None = None
         self._attributes: list[_Attributes] = []
+        self._lengths: list[int | None] = []
         # True once workers are told of the epoch.
         self.is_told = False
         # True once all its first tasks have been sent.
@@ -181,6 +209,10 @@ class _Begun:
         self._drawn.note()
         self._names.put_back()
         self._attributes = _attributes(self._samplers)
+        self._lengths = self._lengths_now(loader)
+
+    def _lengths_now(self, loader: Any) -> list[int | None]:
+        return [_length(one) for one in (loader.dataset, *self._samplers)]
 
     def fits(self, iterator: Any, loader: Any) -> bool:
         """True if ``iter`` would begin the same epoch now."""
@@ -192,6 +224,7 @@ class _Begun:
             and _are_same(_rest_of(loader), self._before.rest)
             and not tracked.is_loaded(loader)
             and not self._drawn.is_set_meanwhile()
+            and self._lengths_now(loader) == self._lengths
             and all(map(_are_same, _attributes(self._samplers), self._attributes))
         )
 
@@ -201,11 +234,15 @@ class _Begun:
         self._after.put(iterator, loader)
 
     def drop(self, iterator: Any, loader: Any) -> None:
-        """Gives the epoch up: generators that nobody has used since are where they were before."""
-        self._drawn.put_back()
+        """Gives the epoch up."""
+        self.put_draws_back()
         if self.is_told and self._named is not None and iterator._epoch_to_tell is None:
             # The workers' dataset was told an epoch that did not come.
             iterator._epoch_to_tell = epochs.told(loader)
+
+    def put_draws_back(self) -> None:
+        """Puts generators that nobody has used since to where they were before."""
+        self._drawn.put_back()
 
 
 class _Drawn:
@@ -251,10 +288,7 @@ class _Names:
     """
 
     def __init__(self, loader: Any) -> None:
-        found = list(nested.samplers(loader._index_sampler))
-        self._samplers = [one for one in found if nested.has_epoch(one)]
-        # True if a sampler is told its epoch, and which one that is cannot be known.
-        self.are_unknown = not self._samplers and any(hasattr(one, "set_epoch") for one in found)
+        self._samplers = _with_epochs(loader)
         self._steps = [1] * len(self._samplers)
         self._at = self.now()
         self._is_named = epochs.told(loader) is not None
@@ -268,6 +302,10 @@ class _Names:
 
     def begin(self, iterator: Any, loader: Any) -> None:
         """Notes the numbers with which ``iter`` begins an epoch."""
+        found = _with_epochs(loader)
+        if list(map(id, found)) != list(map(id, self._samplers)):
+            # The program has put another sampler in place.
+            self._samplers, self._steps, self._at = found, [1] * len(found), [int(one.epoch) for one in found]
         now, number = self.now(), epochs.next_of(loader)
         self._steps = [_step(new, old) for new, old in zip(now, self._at, strict=True)]
         self._number_step = _step(number, self._number)
@@ -292,6 +330,23 @@ class _Names:
         told, self._told = self._told, []
         for sampler, epoch in told:
             sampler.set_epoch(epoch)
+
+
+def _with_epochs(loader: Any) -> list[Any]:
+    return [one for one in nested.samplers(loader._index_sampler) if nested.has_epoch(one)]
+
+
+def _unknown(samplers: Iterable[Any]) -> type | None:
+    """Returns the first class of a sampler whose order is not known before ``iter``."""
+    return next((type(one) for one in samplers if type(one) not in _KNOWN), None)
+
+
+def _length(sized: Any) -> int | None:
+    """Returns the length of a dataset or sampler; None if it has none, or no valid one."""
+    try:
+        return len(sized)
+    except Exception:
+        return None
 
 
 def _rest_of(loader: Any) -> list[Any] | None:

@@ -251,6 +251,8 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
                 if self._restarting is not None:
                     self._restarting.list_all(self._workers)
                 self._shutdown = True
+                if self._next_epoch is not None:
+                    self._next_epoch.end()
                 self._transport.end(self._workers, self._is_to_be_told)
         finally:
             try:

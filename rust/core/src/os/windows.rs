@@ -6,11 +6,12 @@
 //! INVARIANT: the file cannot shrink, and a range is read only after it was written, so no access raises SIGBUS.
 
 use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
+use std::os::fd::BorrowedFd;
 use std::ptr;
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
+use crate::error::Result;
 use crate::sync::{AtomicUsize, Ordering};
 
 /// The first window has so many bytes, and each later one as many as all before it.
@@ -34,16 +35,21 @@ fn window(at: u64) -> (u64, u64, usize) {
 }
 
 impl Windows {
-    /// Copies bytes of the file from `at` on. `false`: they cannot be mapped.
+    /// Copies bytes of the file from `at` on. `false`: they cannot be mapped. `fd` is asked for when a window is made.
     ///
     /// # Safety
-    /// `fd` is the same file in each call, sealed against shrinking, and has been written up to `at + into.len()`.
-    pub(super) unsafe fn copy_out(&self, fd: &OwnedFd, into: &mut [MaybeUninit<u8>], at: u64) -> bool {
+    /// `fd` returns the same file in each call, sealed against shrinking, and has been written up to `at + into.len()`.
+    pub(super) unsafe fn copy_out<'a>(
+        &self,
+        fd: impl Fn() -> Result<BorrowedFd<'a>>,
+        into: &mut [MaybeUninit<u8>],
+        at: u64,
+    ) -> bool {
         let mut done = 0;
         while done < into.len() {
             let from = at + done as u64;
             let (start, len, number) = window(from);
-            let Some(base) = self.mapped(fd, start, len, number) else { return false };
+            let Some(base) = self.mapped(&fd, start, len, number) else { return false };
             let part = ((start + len - from) as usize).min(into.len() - done);
             // SAFETY: the window has so many bytes, which are in the file by the caller's promise. Nobody writes to what
             // was written; where it is given back to the system meanwhile, the bytes are zero, and any byte is valid.
@@ -56,12 +62,18 @@ impl Windows {
         true
     }
 
-    fn mapped(&self, fd: &OwnedFd, start: u64, len: u64, number: usize) -> Option<usize> {
+    fn mapped<'a>(
+        &self,
+        fd: impl Fn() -> Result<BorrowedFd<'a>>,
+        start: u64,
+        len: u64,
+        number: usize,
+    ) -> Option<usize> {
         let place = self.0.get(number)?;
         // ORDERING window: the mapping is there before its address is.
         let mut base = place.load(Ordering::Acquire);
         if base == 0 {
-            base = map(fd, start, len).unwrap_or(REFUSED);
+            base = map(fd().ok()?, start, len).unwrap_or(REFUSED);
             // ORDERING window: as above.
             if let Err(earlier) = place.compare_exchange(0, base, Ordering::AcqRel, Ordering::Acquire) {
                 unmap(base, len);
@@ -81,7 +93,7 @@ impl Drop for Windows {
     }
 }
 
-fn map(fd: &OwnedFd, start: u64, len: u64) -> Option<usize> {
+fn map(fd: BorrowedFd<'_>, start: u64, len: u64) -> Option<usize> {
     // A bound of the address space would be filled by what is hardly used.
     if super::memory::address_space_left().is_some() {
         return None;
@@ -105,6 +117,8 @@ fn unmap(base: usize, len: u64) {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+
     use super::*;
 
     #[test]
@@ -125,7 +139,7 @@ mod tests {
         let windows = Windows::default();
         let mut into = [MaybeUninit::uninit(); 14];
         // SAFETY: written before.
-        assert!(unsafe { windows.copy_out(&fd, &mut into, FIRST - 4) });
+        assert!(unsafe { windows.copy_out(|| Ok(fd.as_fd()), &mut into, FIRST - 4) });
         // SAFETY: `copy_out` has written them.
         assert_eq!(into.map(|byte| unsafe { byte.assume_init() }), *b"left and right");
     }

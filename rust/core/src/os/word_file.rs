@@ -5,7 +5,7 @@
 //! file's blocks for it are allocated, so that no store to it raises SIGBUS. A memfd is sealed against shrinking. Any
 //! program that may write to a file with a name can cut it off.
 
-use std::mem::MaybeUninit;
+use std::mem::{ManuallyDrop, MaybeUninit};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 
@@ -23,7 +23,7 @@ use crate::sync::{AtomicU64, Ordering};
 pub struct WordFile {
     base: NonNull<AtomicU64>,
     count: usize,
-    fd: OwnedFd,
+    fd: ManuallyDrop<OwnedFd>,
     inode: (u64, u64),
     /// Of a file in memory.
     windows: Option<Windows>,
@@ -68,7 +68,8 @@ impl WordFile {
         // Only files in memory have seals.
         let seals = rustix::fs::fcntl_get_seals(&fd).unwrap_or(SealFlags::empty());
         let windows = seals.contains(SealFlags::SHRINK).then(Windows::default);
-        Ok(Self { base, count, fd, inode: (stat.st_dev, stat.st_ino), windows, known: AtomicU64::new(0) })
+        let (fd, inode) = (ManuallyDrop::new(fd), (stat.st_dev, stat.st_ino));
+        Ok(Self { base, count, fd, inode, windows, known: AtomicU64::new(0) })
     }
 
     /// The words. Other processes may change any of them at any time.
@@ -82,19 +83,22 @@ impl WordFile {
     /// Reads bytes from `at` on, and returns them; fewer at the end of the file.
     ///
     /// # Errors
-    /// [`Error::Os`] when the system refuses: a damaged disk.
+    /// [`Error::Os`] when the system refuses: a damaged disk, or other code has closed the descriptor.
     pub fn read_at<'a>(&self, into: &'a mut [MaybeUninit<u8>], at: u64) -> Result<&'a mut [u8]> {
         let len = into.len();
         let mut done = 0;
         if let Some(windows) = &self.windows
             && self.has(at, len)?
-            // SAFETY: the file is sealed, and at least so long.
-            && unsafe { windows.copy_out(&self.fd, into, at) }
+            // SAFETY: the file is sealed, and at least so long; `fd` is that file's, or there is no window yet and an error.
+            && unsafe { windows.copy_out(|| self.fd(), into, at) }
         {
             done = len;
         }
-        while done < len {
-            match rustix::io::pread(&self.fd, &mut into[done..], at + done as u64) {
+        let fd = if done < len { Some(self.fd()?) } else { None };
+        while let Some(fd) = fd
+            && done < len
+        {
+            match rustix::io::pread(fd, &mut into[done..], at + done as u64) {
                 Ok(([], _)) => break,
                 Ok((read, _)) => done += read.len(),
                 Err(Errno::INTR) => {}
@@ -141,7 +145,7 @@ impl WordFile {
     /// # Errors
     /// [`Error::Os`] when it could not be written.
     pub fn sync(&self) -> Result<()> {
-        rustix::fs::fdatasync(&self.fd).map_err(|errno| Error::os("fdatasync", errno))
+        rustix::fs::fdatasync(self.fd()?).map_err(|errno| Error::os("fdatasync", errno))
     }
 
     /// Bytes of the file, holes included.
@@ -149,7 +153,7 @@ impl WordFile {
     /// # Errors
     /// [`Error::Os`].
     pub fn file_len(&self) -> Result<u64> {
-        let stat = rustix::fs::fstat(&self.fd).map_err(|errno| Error::os("fstat", errno))?;
+        let stat = rustix::fs::fstat(self.fd()?).map_err(|errno| Error::os("fstat", errno))?;
         Ok(stat.st_size as u64)
     }
 
@@ -159,7 +163,7 @@ impl WordFile {
     /// [`Error::Os`].
     pub fn disk_left(&self) -> Result<(u64, bool)> {
         const TMPFS: i64 = 0x0102_1994;
-        let stat = rustix::fs::fstatfs(&self.fd).map_err(|errno| Error::os("fstatfs", errno))?;
+        let stat = rustix::fs::fstatfs(self.fd()?).map_err(|errno| Error::os("fstatfs", errno))?;
         Ok((stat.f_bavail.saturating_mul(stat.f_bsize as u64), stat.f_type as i64 == TMPFS))
     }
 
@@ -169,13 +173,13 @@ impl WordFile {
         self.inode
     }
 
-    /// Returns the descriptor that another process needs to [`map`](Self::map) the file. Nothing is written without this
-    /// look: under the same number there may be another file by now.
+    /// Returns the descriptor that another process needs to [`map`](Self::map) the file. Nothing is read or written
+    /// without this look: under the same number there may be another file by now.
     ///
     /// # Errors
     /// [`Error::Os`] when other code has closed it by its number, as daemons do.
     pub fn fd(&self) -> Result<BorrowedFd<'_>> {
-        let stat = rustix::fs::fstat(&self.fd).map_err(|errno| Error::os("fstat", errno))?;
+        let stat = rustix::fs::fstat(&*self.fd).map_err(|errno| Error::os("fstat", errno))?;
         if (stat.st_dev, stat.st_ino) != self.inode {
             return Err(Error::os("the descriptor is another file's by now", Errno::BADF));
         }
@@ -187,6 +191,10 @@ impl Drop for WordFile {
     fn drop(&mut self) {
         // SAFETY: the mapping is ours, and references into it borrow `self`.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.count * 8) };
+        if self.fd().is_ok() {
+            // SAFETY: not used after this. Another file's, it is not ours to close.
+            unsafe { ManuallyDrop::drop(&mut self.fd) };
+        }
     }
 }
 
@@ -286,7 +294,7 @@ mod tests {
     #[test]
     fn what_cannot_be_written_is_told() {
         let file = WordFile::in_memory("test", 512).unwrap();
-        rustix::fs::fcntl_add_seals(&file.fd, SealFlags::GROW).unwrap();
+        rustix::fs::fcntl_add_seals(&*file.fd, SealFlags::GROW).unwrap();
         assert!(matches!(file.write_at(b"x", 1 << 20), Err(Error::Os { .. })));
     }
 }

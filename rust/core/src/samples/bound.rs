@@ -49,6 +49,11 @@ impl Bound {
         self.on_disk
     }
 
+    /// True if the user allows fewer bytes.
+    pub(super) fn is_below(&self, len: u64) -> bool {
+        self.given.is_some_and(|given| given < len)
+    }
+
     /// The bytes that may be used, when `used` are and `len` are asked for.
     pub(super) fn allowed(&self, used: u64, len: u64, file: &WordFile) -> u64 {
         let limit = self.limit.load(Ordering::Relaxed);

@@ -21,8 +21,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use crate::cache::{Seen, State, Table};
 use crate::error::{Error, Result};
 use crate::os::record_lock;
+use crate::os::segment::page_size;
 use crate::os::word_file::WordFile;
-use crate::sync::Ordering;
+use crate::sync::{Ordering, fence};
 use crate::testing::failpoint::failpoint;
 use crate::testing::fault::fault;
 
@@ -89,7 +90,7 @@ pub enum Stored {
     There,
     /// There is no room left.
     Full,
-    /// The sample is larger than all that may be taken.
+    /// The sample is larger than all that the user allows.
     TooLarge,
 }
 
@@ -152,7 +153,9 @@ impl Samples {
     pub fn find(&self, index: usize) -> Option<Found> {
         let (State::At(at), seen) = self.table().look(index) else { return None };
         let mut header = [MaybeUninit::uninit(); record::HEADER];
-        let len = self.file.read_at(&mut header, at).ok().and_then(|header| record::len(header, index));
+        // An error says nothing of the record, which others may be able to read.
+        let header = self.file.read_at(&mut header, at).ok()?;
+        let len = record::len(header, index);
         let found = Found { index, seen, at, len: len.unwrap_or(0) };
         let tail = self.table().tail.load(Ordering::Relaxed);
         if len.is_none() || at.checked_add(found.len).is_none_or(|end| end > tail) {
@@ -173,16 +176,17 @@ impl Samples {
 
     /// Reads a record that was found to memory of its length. Returns its bytes, which are all of `into`, and the start of
     /// its last part, as [`seal`](Self::seal) got it. `None`: it was cleared meanwhile, or is damaged, and is not kept
-    /// any more.
+    /// any more; or it cannot be read here.
     #[must_use]
     pub fn read<'a>(&self, found: &Found, into: &'a mut [MaybeUninit<u8>]) -> Option<(&'a [u8], usize)> {
-        let bytes = self.file.read_at(into, found.at).ok();
-        let whole = bytes.filter(|bytes| bytes.len() as u64 == found.len).and_then(|bytes| {
+        let bytes = self.file.read_at(into, found.at).ok()?;
+        let whole = Some(bytes).filter(|bytes| bytes.len() as u64 == found.len).and_then(|bytes| {
             let last = record::check(bytes, found.index, self.is_on_disk())?;
             Some((&*bytes, last))
         });
-        // Looks at the floor after the bytes: `clear` raises the floor before it gives the bytes back. A reader of bytes
-        // that were given back has faulted on them, so this look comes after the fault.
+        // ORDERING floor: this look comes after the bytes are read: `clear` raises the floor before it gives the bytes
+        // back, and the system orders that with the fault of whoever reads them first, maybe another thread of ours.
+        fence(Ordering::Acquire);
         let is_there = found.at >= self.table().floor.load(Ordering::Relaxed) || fault("cleared_while_read");
         if whole.is_none() || !is_there {
             self.forget(found);
@@ -206,7 +210,7 @@ impl Samples {
     /// All threads of a process get it: the caller has to choose one of them, which calls [`release`](Self::release).
     #[must_use]
     pub fn claim(&self, index: usize) -> Option<bool> {
-        if matches!(self.table().look(index).0, State::Refused) {
+        if !self.is_on_disk() && matches!(self.table().look(index).0, State::Refused) {
             return None;
         }
         Some(self.file.fd().is_ok_and(|fd| record_lock::try_lock(fd, index as u64)))
@@ -228,7 +232,7 @@ impl Samples {
         }
         let len = record.len() as u64;
         let bound = self.bound.allowed(self.table().used(), len, &self.file);
-        if len > bound {
+        if self.bound.is_below(len) {
             return Stored::TooLarge;
         }
         let Some(at) = self.table().reserve(len, bound) else { return Stored::Full };
@@ -250,8 +254,12 @@ impl Samples {
         Stored::There
     }
 
-    /// Notes that the sample of an index cannot be kept, or that a kept one cannot be made an object again.
+    /// Notes that the sample of an index cannot be kept, or that a kept one cannot be made an object again. A file with a
+    /// name does not get that: the next run may have mended the dataset.
     pub fn refuse(&self, index: usize) {
+        if self.is_on_disk() {
+            return;
+        }
         let (_, seen) = self.table().look(index);
         self.table().refuse(index, seen);
     }
@@ -263,7 +271,9 @@ impl Samples {
     pub fn clear(&self) -> Result<()> {
         let cleared = self.table().clear();
         let synced = if self.bound.is_on_disk() { self.file.sync() } else { Ok(()) };
-        self.file.punch(cleared.start, cleared.end - cleared.start);
+        // The page in which the floor was is given back too, but for the table's.
+        let start = (cleared.start / page_size() * page_size()).max(records_at(self.len));
+        self.file.punch(start, cleared.end - start);
         synced
     }
 
