@@ -7,7 +7,9 @@ import logging
 import multiprocessing
 import os
 import pickle
+import sys
 import threading
+import types
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader as TorchLoader
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 import ringloader
 from ringloader import CachedDataset
@@ -532,3 +534,165 @@ def test_ranks_of_one_machine_divide_what_is_left(monkeypatch):
     alone = CachedDataset(Rows(2)).stats()["max_bytes"]
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert 0.15 < CachedDataset(Rows(2)).stats()["max_bytes"] / alone < 0.35
+
+
+class Opened(Dataset):
+    """Reads from what a ``worker_init_fn`` opens."""
+
+    file = None
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return -1 if self.file is None else self.file[index]
+
+
+def open_in_worker(_worker):
+    get_worker_info().dataset.file = [10, 11, 12, 13]
+
+
+def test_attributes_that_are_set_reach_the_dataset():
+    loader = ringloader.DataLoader(
+        CachedDataset(Opened()), batch_size=None, num_workers=1, worker_init_fn=open_in_worker
+    )
+    assert list(loader) == [10, 11, 12, 13]
+    cached = CachedDataset(Opened())
+    assert cached[0] == -1
+    cached.file = [5, 6, 7, 8]
+    assert (cached.file, cached.dataset.file) == ([5, 6, 7, 8], [5, 6, 7, 8])
+    assert (cached[0], cached[1]) == (-1, 6)
+    cached.clear()
+    assert cached[0] == 5
+    cached.then = str
+    assert cached[1] == "6" and not hasattr(cached.dataset, "then")
+
+
+class WithName(CachedDataset):
+    def __init__(self, dataset):
+        super().__init__(dataset)
+        self.name = "mine"
+
+
+def test_attributes_of_a_subclass_are_its_own():
+    cached = WithName(Rows(2))
+    assert cached.name == "mine" and not hasattr(cached.dataset, "name")
+
+
+def test_what_cannot_be_pickled_is_tried_again_by_the_next_run(tmp_path):
+    def run(samples):
+        return CachedDataset(Samples(samples), path=tmp_path / "cache")
+
+    first = run([lambda: 1, 5])
+    assert first[0]() == 1 and first[1] == 5 and first[0]() == 1
+    assert first.stats()["items"] == 1
+    second = run([4, 5])
+    assert [second[0], second[0], second[1]] == [4, 4, 5]
+    assert second.dataset.asked.tolist() == [1, 0] and second.stats()["items"] == 2
+
+
+def test_what_cannot_be_unpickled_any_more_is_made_again_and_said(tmp_path, caplog, monkeypatch):
+    ringloader._data.cached_dataset._said.clear()
+    monkeypatch.setattr(Thing, "__module__", "gone")
+    module = sys.modules["gone"] = types.ModuleType("gone")
+    module.Thing = Thing
+    path = tmp_path / "cache"
+    CachedDataset(Samples([Thing(1), Thing(2), 3]), path=path)[0]
+    CachedDataset(Samples([Thing(1), Thing(2), 3]), path=path)[1]
+    del sys.modules["gone"]
+    dataset = Samples([7, 8, 3])
+    cached = CachedDataset(dataset, path=path)
+    with caplog.at_level(logging.WARNING, "ringloader"):
+        assert [cached[index] for index in (0, 1, 2, 0, 1)] == [7, 8, 3, 7, 8]
+    (record,) = caplog.records
+    assert str(path) in record.message and "sample 0 (ModuleNotFoundError" in record.message
+    assert "Remove the file" in record.message
+
+
+def test_many_samples_that_are_not_kept_are_said_in_one_line(caplog):
+    ringloader._data.cached_dataset._said.clear()
+    with caplog.at_level(logging.WARNING, "ringloader"):
+        cached = CachedDataset(Samples([lambda: 1 for _ in range(10)]))
+        assert all(cached[index]() == 1 for index in range(10))
+        cached = CachedDataset(Samples([torch.zeros(10_000) for _ in range(10)]), 5000)
+        assert all(len(cached[index]) == 10_000 for index in range(10))
+    assert len(caplog.records) == 2
+
+
+def blocks(cached):
+    return os.fstat(cached._samples.fileno()).st_blocks * 512
+
+
+def test_what_is_cleared_leaves_nothing():
+    cached = CachedDataset(Rows(50, (100,)))
+    sizes = []
+    for _ in range(20):
+        assert all(cached[index][1] == index for index in range(50))
+        cached.clear()
+        sizes.append(blocks(cached))
+    assert max(sizes[1:]) <= sizes[1] + 4096
+
+
+def in_child(work):
+    """Runs ``work`` in a forked child. Returns the text that it returns."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            text = work()
+        except BaseException as error:
+            text = repr(error)
+        os.write(writer, text.encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as file:
+        text = file.read()
+    os.waitpid(child, 0)
+    return text
+
+
+class Shifted(Rows):
+    def __init__(self, length, by):
+        super().__init__(length, (30,))
+        self.by = by
+
+    def __getitem__(self, index):
+        return super().__getitem__(index)[0] + self.by
+
+
+@pytest.mark.parametrize("has_path", [False, True])
+@pytest.mark.parametrize("has_mapped", [False, True])
+def test_a_descriptor_that_other_code_has_closed_is_no_other_caches(tmp_path, has_path, has_mapped):
+    def made(by):
+        return CachedDataset(Shifted(10, by), path=tmp_path / f"cache{by}" if has_path else None)
+
+    def read(cached):
+        return [int(cached[index][0]) for index in range(10)]
+
+    first = made(100)
+    expected = read(first)
+    if not has_mapped:
+        first = copy.copy(first)
+        first._samples = reopened(first)
+
+    def child():
+        fd = first._samples.fileno()
+        second = made(200)
+        read(second)
+        # As where a daemon closes all descriptors, and its next file gets the number.
+        os.dup2(second._samples.fileno(), fd)
+        found = read(first), read(second)
+        del first.__dict__["_samples"]
+        gc.collect()
+        return repr((*found, os.path.samestat(os.fstat(fd), os.fstat(second._samples.fileno()))))
+
+    assert in_child(child) == repr((expected, [index + 200 for index in range(10)], True))
+    # In the parent nothing is lost, and so nothing is made again.
+    asked = first.dataset.asked.clone()
+    assert (read(first), first.stats()["items"]) == (expected, 10)
+    assert torch.equal(first.dataset.asked, asked)
+
+
+def reopened(cached):
+    """Returns the same samples, of which none was read by this object."""
+    return ringloader._native.SampleCache.attach(cached._samples.fileno(), cached._samples.terms)
