@@ -178,6 +178,10 @@ impl Samples {
     /// its last part, as [`seal`](Self::seal) got it. `None`: it was cleared meanwhile, or is damaged, and is not kept
     /// any more; or it cannot be read here.
     #[must_use]
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "no atomic is read before it, which ThreadSanitizer would see"
+    )]
     pub fn read<'a>(&self, found: &Found, into: &'a mut [MaybeUninit<u8>]) -> Option<(&'a [u8], usize)> {
         let bytes = self.file.read_at(into, found.at).ok()?;
         let whole = Some(bytes).filter(|bytes| bytes.len() as u64 == found.len).and_then(|bytes| {
