@@ -400,3 +400,70 @@ def test_augmentation_goes_on(kind, workers):
     assert list(resumed) == rest
     if kind != "state":
         assert [type(one) for one in list(resumed)] == [type(one) for one in third]
+
+
+class Backwards(Sampler):
+    """A sampler of the program's, which Python iterates."""
+
+    def __init__(self, indices):
+        self.indices = indices
+
+    def __len__(self):
+        return len(self.indices)
+
+    def __iter__(self):
+        return iter(self.indices[::-1])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_remainder_of_a_sampler_of_the_programs_is_in_the_state(workers):
+    def made():
+        indices = list(range(10))
+        return ringloader.DataLoader(
+            range(10), 4, sampler=Backwards(indices), last_batch="rollover", num_workers=workers
+        )
+
+    loader = made()
+    for _ in range(4):
+        # Between two epochs, and within one.
+        state, resumed = loader.state_dict(), made()
+        resumed.load_state_dict(state)
+        iterator = iter(loader)
+        first = next(iterator).tolist()
+        within = loader.state_dict()
+        rest = [batch.tolist() for batch in iterator]
+        assert [batch.tolist() for batch in resumed] == [first, *rest]
+        resumed = made()
+        resumed.load_state_dict(within)
+        assert [batch.tolist() for batch in resumed] == rest
+
+
+def test_a_remainder_of_other_indices_than_numbers_is_no_obstacle():
+    words = {"a": 1, "b": 2, "c": 3}
+    loader = ringloader.DataLoader(words, 2, sampler=Backwards(list(words)), last_batch="rollover")
+    assert [[batch.tolist() for batch in loader] for _ in range(2)] == [[[3, 2]], [[1, 3], [2, 1]]]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_another_batch_size_would_leave_another_remainder(workers):
+    def made(batch_size):
+        generator = torch.Generator().manual_seed(0)
+        return ringloader.DataLoader(
+            range(11), batch_size, True, generator=generator, last_batch="rollover", num_workers=workers
+        )
+
+    loader = made(4)
+    list(loader)
+    finished = loader.state_dict()
+    iterator = iter(loader)
+    seen = next(iterator).tolist()
+    within = loader.state_dict()
+    for state, batch_size in ((finished, 5), (within, 2), (within, 3)):
+        with pytest.raises(ValueError, match=f"batches of {batch_size} in place of 4"):
+            made(batch_size).load_state_dict(state)
+    # The remainder fills no batch of these.
+    resumed = made(5)
+    resumed.load_state_dict(within)
+    expected = [index for batch in iterator for index in batch.tolist()]
+    found = [index for batch in resumed for index in batch.tolist()]
+    assert found[: len(expected)] == expected[: len(found)] and not set(found) & set(seen[3:])

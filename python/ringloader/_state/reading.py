@@ -18,6 +18,7 @@ from ringloader._state import nested
 from ringloader._state.order import other_indices
 from ringloader._state.saved import Saved
 from ringloader._torch import internals
+from ringloader.rollover import RolloverBatchSampler
 
 # Indices that are passed over at once.
 _BLOCK = 4096
@@ -45,6 +46,7 @@ class ReadOrder:
         self._index_sampler = found
         self._batches = found if is_torchs else None
         self._sampler = found.sampler if is_torchs else found
+        self._rolling = found if isinstance(found, RolloverBatchSampler) else None
         self._has_state = hasattr(self._sampler, "state_dict") and hasattr(self._sampler, "load_state_dict")
         self._reader: _Reader | None = None
         self._base: tuple[Any, bool] = None, False
@@ -68,6 +70,7 @@ class ReadOrder:
             sampler=self.kind,
             batch_size=1 if self._batches is None else int(self._batches.batch_size),
             inner_generator=None if inner is None else inner.get_state(),
+            rest=self._rest(),
             epoch=self.named_epoch(),
             rank=rank,
             num_replicas=many,
@@ -93,6 +96,8 @@ class ReadOrder:
         inner = self._inner_generator()
         if inner is not None and saved.inner_generator is not None:
             inner.set_state(saved.inner_generator)
+        if self._rolling is not None and saved.rest is not None:
+            self._rolling.set_rest(list(saved.rest))
         if self._has_state:
             state = saved.sampler_begun if saved.is_edited else saved.sampler_state
             if state is not None:
@@ -101,13 +106,15 @@ class ReadOrder:
     def pass_epoch(self, saved: Saved) -> None:
         """Draws all that an epoch draws which is over, from generators as they were when it began.
 
+        It leaves its remainder for the next epoch with ``rollover``.
+
         The state of a sampler that has one is that behind the epoch, where it has drawn already.
         """
         named = self.named_epoch()
         draws = (saved.inner_generator, saved.loader_generator) != (None, None)
         # A sampler may count epochs itself, unless the program has named the next one.
         counts = named is not None and named == saved.epoch
-        if self._has_state or not (draws or counts):
+        if self._has_state or not (draws or counts or self._rolling is not None):
             return
         if saved.epoch is not None:
             self.set_epoch(saved.epoch)
@@ -168,6 +175,11 @@ class ReadOrder:
         if self._reader is None or (tasks == 0 and not is_finished):
             return self._base
         return self._reader.state_after(tasks, is_finished)
+
+    def _rest(self) -> tuple[int, ...] | None:
+        """Returns the indices that open the next epoch; None without ``rollover``, or if one is no int."""
+        found = None if self._rolling is None else self._rolling.rest()
+        return None if found is None or any(type(index) is not int for index in found) else tuple(found)
 
     def _inner_generator(self) -> torch.Generator | None:
         return nested.generator(self._sampler, self._generator)

@@ -393,6 +393,16 @@ def _check_alike(found: Saved, now: Saved) -> None:
             "load_state_dict(): last_batch='rollover' keeps samples for the next epoch, and only one of the "
             "two loaders, that of the state and this one, has it"
         )
+    if (
+        found.rest is not None
+        and found.batch_size != now.batch_size
+        and (found.is_finished or len(found.rest) >= now.batch_size)
+    ):
+        raise ValueError(
+            f"load_state_dict(): with last_batch='rollover', batches of {now.batch_size} in place of "
+            f"{found.batch_size} would leave another remainder for the next epoch: give batch_size="
+            f"{found.batch_size}, and change it in the next epoch"
+        )
     if found.overtaken and (found.rank, found.num_replicas) != (now.rank, now.num_replicas):
         raise ValueError(
             "load_state_dict(): with in_order=False a state serves its own rank only: this one is of rank "

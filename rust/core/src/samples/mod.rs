@@ -273,6 +273,7 @@ impl Samples {
     /// # Errors
     /// [`Error::Os`] when the disk does not take it: the samples may be there again after the machine has stopped.
     pub fn clear(&self) -> Result<()> {
+        // ORDERING floor: it is raised before the bytes are given back.
         let cleared = self.table().clear();
         let synced = if self.bound.is_on_disk() { self.file.sync() } else { Ok(()) };
         // The page in which the floor was is given back too, but for the table's.
