@@ -140,7 +140,7 @@ PYTHON_MAY_USE = {
         "_worker",
         "rollover",
     },
-    "_stats": {"_common", "_native", "_options", "_report", "_torch", "_worker"},
+    "_stats": {"_common", "_dispatch", "_native", "_options", "_report", "_torch", "_worker"},
     "_torch": {"_log", "_native"},
     "_transport": {
         "_common",

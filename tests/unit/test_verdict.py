@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import gc
+import pickle
 import re
 import time
+import weakref
 
 import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from ringloader import DataLoader
+from ringloader import DataLoader, Dispatch, WorkerPool
+from ringloader._stats import recording
 from ringloader._stats.verdict import Model
 
 pytestmark = pytest.mark.rings_only
@@ -266,10 +272,91 @@ def test_the_model_of_starts():
     assert model(start=1.0).fewest_workers() == 3
 
 
-def test_a_device_works_on_behind_the_hosts_time():
+def test_a_device_works_on_behind_the_hosts_time(monkeypatch):
+    monkeypatch.setattr(recording, "_pins", lambda loader: loader.pin_memory)
     loader = DataLoader(Sleeping([0.0] * 20), stats=True, pin_memory=True)
     list(loader)
     assert "a device works on behind it" in loader.epoch_stats().verdict.text
     loader = DataLoader(Sleeping([0.0] * 20), stats=True)
     list(loader)
     assert "device" not in loader.epoch_stats().verdict.text
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="batches are pinned here")
+def test_nothing_is_said_of_a_device_that_is_not_there():
+    for options in ({"pin_memory": True}, {"device": "cpu"}):
+        loader = DataLoader(Sleeping([0.0] * 20), stats=True, **options)
+        list(loader)
+        assert "device" not in loader.epoch_stats().verdict.text
+
+
+def test_one_slow_sample_is_not_a_slow_worker():
+    dataset = Sleeping([0.6 if index == 30 else 0.005 for index in range(60)])
+    before = epoch(dataset, 0.0, num_workers=2, **KEPT)
+    after = epoch(dataset, 0.0, num_workers=2, in_order=False, **KEPT)
+    assert before.verdict.gain == pytest.approx(before.seconds / after.seconds, rel=0.35), before
+
+
+def test_workers_that_wait_keep_no_core_busy():
+    stats = epoch(Sleeping([0.005] * 40), 0.0, num_workers=3, batch_size=None)
+    assert "cores are busy" not in stats.verdict.text, stats
+
+
+def compute(_index):
+    until = time.thread_time() + 0.01
+    while time.thread_time() < until:
+        pass
+    return torch.zeros(1)
+
+
+class Computing(Sleeping):
+    def __getitem__(self, index):
+        return compute(index)
+
+
+def test_more_threads_are_not_said_to_help_a_dataset_that_computes():
+    stats = epoch(Computing([0.0] * 30), 0.0, num_workers=1, worker_method="thread", **KEPT)
+    assert (stats.verdict.kind, dict(stats.verdict.change)) == ("dataset", {}), stats
+    assert "interpreter lock (processes would)" in stats.verdict.text
+
+
+def test_more_workers_do_not_help_a_dispatch():
+    stats = epoch(Dispatch(Streaming([0.01] * 30)), 0.0, num_workers=1, batch_size=2)
+    assert "num_workers" not in stats.verdict.change, stats
+
+
+def test_no_more_workers_than_the_pool_has():
+    with WorkerPool(2) as pool:
+        loader = DataLoader(Sleeping([0.01] * 60), None, num_workers=1, worker_pool=pool, stats=True)
+        for _ in range(2):
+            list(loader)
+        assert loader.epoch_stats().verdict.change == {"num_workers": 2}
+        loader.shutdown()
+
+
+def test_figures_are_copied_and_pickled():
+    stats = epoch(Sleeping([0.01] * 12), 0.0, batch_size=None)
+    assert copy.deepcopy(stats) == stats
+    assert dataclasses.asdict(stats)["batches"] == 12
+    sent = pickle.loads(pickle.dumps(stats))
+    assert sent == stats and str(sent) == str(stats)
+    with pytest.raises(RuntimeError, match="a pickle has no trace"):
+        sent.save_trace("trace.json")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_cycle_through_the_collate_fn_goes(workers):
+    class Trains:
+        def __init__(self):
+            self.loader = DataLoader(
+                Sleeping([0.0] * 4), None, num_workers=workers, collate_fn=self.collate, stats=True
+            )
+            self.iterator = iter(self.loader)
+            next(self.iterator)
+
+        def collate(self, sample):
+            return sample
+
+    gone = weakref.ref(Trains())
+    gc.collect()
+    assert gone() is None

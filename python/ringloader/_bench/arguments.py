@@ -15,6 +15,8 @@ from ringloader._bench.target import Target
 
 # Up to here every number of workers is measured; from here on each is twice the one before.
 _EACH = 8
+# The most workers that may be asked for.
+_MOST_WORKERS = 1024
 
 DESCRIPTION = """\
 Measures the loader that a function of yours returns, with torch's DataLoader and with ringloader, and says
@@ -128,6 +130,8 @@ def _workers(text: str) -> list[int]:
     words = text.split(",")
     if not all(word.strip().isdecimal() for word in words):
         raise ValueError(f"{text!r} is not a list of numbers from 0 on, as 0,1,2,4")
+    if max(map(int, words)) > _MOST_WORKERS:
+        raise ValueError(f"{text!r} has a number above {_MOST_WORKERS:,}")
     return list(dict.fromkeys(map(int, words)))
 
 

@@ -81,7 +81,8 @@ class Target:
         if path.stem in sys.modules:
             raise ImportError(f"{path.stem!r} is the name of another module; rename the file")
         spec = importlib.util.spec_from_file_location(path.stem, path)
-        assert spec is not None and spec.loader is not None
+        if spec is None or spec.loader is None:
+            raise ImportError("the name of a Python file ends in .py")
         module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         return module

@@ -128,7 +128,7 @@ def _delivery(loader: Any, options: Options) -> Delivery:
     from ringloader._placement.device import Moving
 
     device = devices.resolve(options.device)
-    recorded = recording.recording_for(loader, options, device is not None)
+    recorded = recording.recording_for(loader, options, device is not None and device.type != "cpu")
     bad_samples = collecting.collecting_for(loader, options)
     if device is None:
         return Delivery(collecting=bad_samples, transform=options.device_transform, recording=recorded)

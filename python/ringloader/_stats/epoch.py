@@ -128,10 +128,17 @@ class EpochStats:
 
         Raises:
             OSError: If the file cannot be written.
+            RuntimeError: If this comes from a pickle, which has the figures only.
         """
         from ringloader._stats import trace
 
+        if self._trace is None:
+            raise RuntimeError("a pickle has no trace: save_trace(path) in the process that has measured")
+
         trace.save(self._trace, path)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_trace": None}
 
     def __str__(self) -> str:
         from ringloader._stats import text

@@ -7,8 +7,11 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 import ringloader._native as _native
 from ringloader._common.weak_registry import WeakRegistry
+from ringloader._dispatch.dataset import Dispatch
 from ringloader._options.table import Options
 from ringloader._torch import internals
 
@@ -23,8 +26,10 @@ class Setting:
         persistent_workers: True if workers stay for the next epoch.
         is_iterable: True for a dataset without indices.
         moves: True if batches are pinned, or moved to a device.
+        is_dispatch: True if one process reads the source for all workers.
         worker_method: ``"multiprocessing"`` or ``"thread"``.
         main_prefetch: Batches that a thread decodes before their turn.
+        most_workers: The most workers that there may be; None for any number.
         cores: Processors that this process may use.
     """
 
@@ -33,8 +38,10 @@ class Setting:
     persistent_workers: bool
     is_iterable: bool
     moves: bool
+    is_dispatch: bool
     worker_method: str
     main_prefetch: int
+    most_workers: int | None
     cores: int
 
 
@@ -75,9 +82,11 @@ def recording_for(loader: Any, options: Options, has_device: bool) -> Recording 
             in_order=loader.in_order,
             persistent_workers=loader.persistent_workers or options.worker_pool is not None,
             is_iterable=loader._dataset_kind == internals.ITERABLE,
-            moves=has_device or loader.pin_memory,
+            moves=has_device or _pins(loader),
+            is_dispatch=isinstance(loader.dataset, Dispatch),
             worker_method=options.worker_method,
             main_prefetch=options.main_prefetch,
+            most_workers=None if options.worker_pool is None else options.worker_pool.num_workers,
             cores=_cores(),
         )
     )
@@ -88,6 +97,10 @@ def recording_for(loader: Any, options: Options, has_device: bool) -> Recording 
 def recording_of(loader: object) -> Recording | None:
     """Returns what notes the times of a loader's iterator that was made last."""
     return _recordings.get(loader)
+
+
+def _pins(loader: Any) -> bool:
+    return bool(loader.pin_memory) and torch.accelerator.is_available()
 
 
 def _cores() -> int:

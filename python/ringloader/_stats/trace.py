@@ -72,13 +72,17 @@ def _add_main(tracks: _Tracks, trace: _native.Trace) -> None:
     tracks.add(0, "startup", trace.begun, first - trace.begun)
     # A batch is decoded, or placed, in up to two steps.
     steps: dict[tuple[str, int], list[int]] = {}
-    before = first
+    # The end of the last call of `next`. Of a long epoch, the first events are not kept.
+    before: int | None = None
     for name, batch, begun, ended in trace.events():
         if name != "wait":
             step = steps.setdefault((name, batch), [begun, 0])
             step[1] += ended - begun
         elif begun >= first:
-            tracks.add(0, "caller", before, begun - before, batch=batch - 1)
+            if batch == 1:
+                before = first
+            if before is not None:
+                tracks.add(0, "caller", before, begun - before, batch=batch - 1)
             tracks.add(0, name, begun, ended - begun, batch=batch)
             before = ended
     for (name, batch), (begun, length) in steps.items():

@@ -5,9 +5,12 @@ INVARIANT: the page "Is it the loader?" states this model.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import statistics
 from typing import Any
 
+from ringloader._options.checks import THREAD
 from ringloader._stats.epoch import EpochStats, Kind, Verdict
 from ringloader._stats.recording import Setting
 
@@ -21,6 +24,8 @@ _MOST = 0.5
 _ROOM, _IDLE = 0.15, 0.3
 # A fetch holds others up if it is so many times as long as is usual in the fastest worker.
 _UNEVEN = 2.0
+# The part of the workers' time in which they compute that keeps the cores busy.
+_BUSY = 0.8
 # An epoch that is so much longer than the shortest is as good, if it needs fewer workers.
 _AS_GOOD = 1.05
 _MOST_WORKERS = 64
@@ -60,9 +65,13 @@ class Model:
             step = max(self.caller + self.main, self.work / workers, self.cpu / self.cores, aside)
         return self.start * workers + self.work + self.batches * step
 
-    def fewest_workers(self) -> int:
-        """Returns the smallest number of workers with which the epoch is about as short as it may be."""
-        numbers = range(1, max(_MOST_WORKERS, self.cores) + 1)
+    def fewest_workers(self, most: int | None = None) -> int:
+        """Returns the smallest number of workers with which the epoch is about as short as it may be.
+
+        Args:
+            most: The most workers that there may be.
+        """
+        numbers = range(1, (most or max(_MOST_WORKERS, self.cores)) + 1)
         shortest = min(map(self.seconds, numbers))
         return next(number for number in numbers if self.seconds(number) <= shortest * _AS_GOOD)
 
@@ -84,7 +93,8 @@ class _Judge:
         self._stats = stats
         self._setting = setting
         self._shared_bytes = shared_bytes
-        self._start = max(stats.startup - first_made, 0.0) if setting.num_workers else 0.0
+        start = stats.startup - first_made - stats.main["index"]
+        self._start = max(start, 0.0) if setting.num_workers else 0.0
         self._main = sum(stats.main.values())
         self._sums = {
             name: sum(getattr(worker, name) for worker in stats.workers)
@@ -104,8 +114,12 @@ class _Judge:
             work=self._work * each,
             cpu=min(self._sums["cpu"], self._work) * each,
             start=self._start / workers if workers else _START,
-            cores=self._setting.cores,
+            # A dataset that computes in Python holds the interpreter lock.
+            cores=1 if self._is_of_threads() else self._setting.cores,
         )
+
+    def _is_of_threads(self) -> bool:
+        return self._setting.num_workers > 0 and self._setting.worker_method == THREAD
 
     def verdict(self) -> Verdict:
         stats = self._stats
@@ -201,7 +215,7 @@ class _Judge:
         if not setting.is_iterable:
             # The other workers can take over from a slow one.
             usual = min(worker.dataset / worker.batches for worker in stats.workers if worker.batches)
-        long = [seconds - usual for seconds in self._fetches() if seconds > _UNEVEN * usual]
+        long = [seconds - usual for _, seconds in self._fetches() if seconds > _UNEVEN * usual]
         if sum(long) < _MOST * stats.waiting:
             each = stats.waiting / self._model.batches
             small = (
@@ -223,13 +237,22 @@ class _Judge:
         return self._changed(
             "order",
             f"{limit}. Where the order of the batches does not matter, take them as they come",
-            self._unordered().seconds(setting.num_workers),
+            # No order makes an epoch shorter than its longest fetch.
+            max(self._unordered(usual).seconds(setting.num_workers), longest.seconds),
             in_order=False,
         )
 
-    def _unordered(self) -> Model:
-        """Returns the model of batches that come as they are ready: a faster worker makes more of them."""
-        if self._setting.is_iterable:
+    def _unordered(self, usual: float) -> Model:
+        """Returns the model of batches that come as they are ready: other workers make more than a slow one.
+
+        Args:
+            usual: The seconds that a fetch takes in the fastest worker.
+        """
+        fetches = collections.defaultdict(list)
+        for worker, seconds in self._fetches():
+            fetches[worker].append(seconds)
+        has_slow = any(statistics.median(found) > _UNEVEN * usual for found in fetches.values())
+        if self._setting.is_iterable or not has_slow:
             return self._model
         rates = [
             worker.batches / max(worker.dataset + worker.collate + worker.send, 1e-9)
@@ -268,25 +291,34 @@ class _Judge:
                 unsent.seconds(setting.num_workers),
                 worker_method="thread",
             )
-        number = model.fewest_workers()
+        if kind == "dataset" and setting.is_dispatch:
+            return self._said(
+                kind, f"{limit}. One process reads the source for any number of workers: a faster one helps."
+            )
+        number = model.fewest_workers(setting.most_workers)
         if number > setting.num_workers and model.seconds(number) * _AS_GOOD < self._stats.seconds:
             shares = ", if each worker reads its share of the samples" if setting.is_iterable else ""
             instead = "" if kind == "dataset" else f", or {cheaper}"
             return self._changed(
                 kind, f"{limit}. Use more workers{shares}{instead}", model.seconds(number), num_workers=number
             )
-        why = (
-            f"{setting.cores} cores are busy" if model.cpu / model.cores >= model.work / _MOST_WORKERS else ""
-        )
         return self._said(
-            kind, f"{limit}. More workers would not help{why and f', as {why}'}: what helps is {cheaper}."
+            kind, f"{limit}. More workers would not help{self._why_no_more()}: what helps is {cheaper}."
         )
 
-    def _fetches(self) -> list[float]:
-        """Returns the seconds that the dataset took for each of the last batches."""
+    def _why_no_more(self) -> str:
+        workers, model = max(self._setting.num_workers, 1), self._model
+        if workers < model.cores or model.cpu / model.cores < _BUSY * model.work / workers:
+            return ""
+        if self._is_of_threads():
+            return ", if the dataset holds the interpreter lock (processes would)"
+        return f", as {model.cores} cores are busy"
+
+    def _fetches(self) -> list[tuple[int, float]]:
+        """Returns the worker of each of the last batches, and the seconds that the dataset took for it."""
         return [
-            (made - got - collate) * 1e-9
-            for _, _, (got, _, made, _), (collate, _), _ in self._stats._trace.fetches()
+            (worker, (made - got - collate) * 1e-9)
+            for _, worker, (got, _, made, _), (collate, _), _ in self._stats._trace.fetches()
         ]
 
     def _near(self) -> str:

@@ -104,6 +104,11 @@ impl Trace {
         self.fetches.iter().map(row).collect()
     }
 
+    /// Returns itself: nothing of it changes.
+    fn __deepcopy__<'py>(slf: Bound<'py, Self>, _memo: Bound<'py, PyAny>) -> Bound<'py, Self> {
+        slf
+    }
+
     /// Returns the events of the main process: their names, batches, beginnings and ends.
     fn events(&self) -> Vec<(&'static str, u64, u64, u64)> {
         let name = |work| match work {
@@ -214,5 +219,11 @@ impl TimedFetch {
         let batch = recorder.note_index(known, begun);
         recorder.note_fetch(batch, (0, stamps), &[], || (!self.iterable).then(|| index.clone().unbind()));
         Ok(made)
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.recorder)?;
+        visit.call(&self.clock)?;
+        visit.call(&self.fetcher)
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pyo3::prelude::*;
+use pyo3::{PyTraverseError, PyVisit};
 use ringloader_core::os::clock::{monotonic, thread_cpu};
 use ringloader_core::timing::{Stamps, WorkerClock as Core};
 
@@ -75,5 +76,10 @@ impl TimedCollate {
         let made = self.collate.bind(batch.py()).call1((batch,));
         self.clock.get().core().note_collation(begun, monotonic());
         made
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.clock)?;
+        visit.call(&self.collate)
     }
 }
