@@ -372,6 +372,10 @@ class Graph:
         ([1, 2], (1, 2), ("batch 1", "list of 2")),
         (Point(0, 1), Point(0, 1.0), ("batch 1[1]", "int 1")),
         (Graph(1), Graph(2), ("batch 1.x", "int 1")),
+        ({1, 2}, {1, 3}, ("batch 1", "set ['1', '2']")),
+        (range(3), range(4), ("batch 1", "range range(0, 3)")),
+        (bytearray(b"a"), bytearray(b"b"), ("batch 1", "bytearray bytearray(b'a')")),
+        (Path("a"), Path("b"), ("batch 1", "PosixPath PosixPath('a')")),
         (
             torch.eye(2).to_sparse(),
             torch.zeros(2, 2).to_sparse(),
@@ -659,7 +663,8 @@ def test_each_measurement_has_a_process_which_returns_or_says_how_it_ended(tmp_p
 
 
 @pytest.mark.usefixtures("demo")
-def test_an_interrupt_ends_all_of_its_processes(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_all_of_its_processes(tmp_path, number):
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     words = ["-m", "ringloader", "bench", "demo.py:waits"]
     process = client.start(words, env=dict(os.environ), cwd=tmp_path, **pipes)
@@ -668,7 +673,7 @@ def test_an_interrupt_ends_all_of_its_processes(tmp_path):
         if started.exists() and started.read_text():
             break
         time.sleep(0.1)
-    os.kill(process.pid, signal.SIGINT)
+    os.kill(process.pid, number)
     assert process.communicate(timeout=20) == ("", "python -m ringloader bench: interrupted\n")
     assert process.returncode == 130
     assert not Path(f"/proc/{int(started.read_text())}").exists()

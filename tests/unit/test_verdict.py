@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from ringloader import DataLoader, Dispatch, WorkerPool
+from ringloader import DataLoader, Dispatch, EpochStats, WorkerPool, WorkerStats
 from ringloader._stats import recording
-from ringloader._stats.verdict import Model
+from ringloader._stats.verdict import Model, judged
 
 pytestmark = pytest.mark.rings_only
 
@@ -290,11 +290,12 @@ def test_nothing_is_said_of_a_device_that_is_not_there():
         assert "device" not in loader.epoch_stats().verdict.text
 
 
-def test_one_slow_sample_is_not_a_slow_worker():
-    dataset = Sleeping([0.6 if index == 30 else 0.005 for index in range(60)])
-    before = epoch(dataset, 0.0, num_workers=2, **KEPT)
-    after = epoch(dataset, 0.0, num_workers=2, in_order=False, **KEPT)
-    assert before.verdict.gain == pytest.approx(before.seconds / after.seconds, rel=0.35), before
+def test_no_order_makes_an_epoch_shorter_than_its_longest_fetch():
+    stats = epoch(
+        Sleeping([0.6 if index == 30 else 0.005 for index in range(60)]), 0.0, num_workers=2, **KEPT
+    )
+    assert stats.verdict.change == {"in_order": False}
+    assert stats.verdict.gain <= stats.seconds / 0.6
 
 
 def test_workers_that_wait_keep_no_core_busy():
@@ -302,22 +303,39 @@ def test_workers_that_wait_keep_no_core_busy():
     assert "cores are busy" not in stats.verdict.text, stats
 
 
-def compute(_index):
-    until = time.thread_time() + 0.01
-    while time.thread_time() < until:
-        pass
-    return torch.zeros(1)
-
-
-class Computing(Sleeping):
-    def __getitem__(self, index):
-        return compute(index)
-
-
 def test_more_threads_are_not_said_to_help_a_dataset_that_computes():
-    stats = epoch(Computing([0.0] * 30), 0.0, num_workers=1, worker_method="thread", **KEPT)
-    assert (stats.verdict.kind, dict(stats.verdict.change)) == ("dataset", {}), stats
-    assert "interpreter lock (processes would)" in stats.verdict.text
+    figures = {"id": 0, "batches": 30, "idle": 0.0, "collate": 0.0, "send": 0.0, "room": 0.0}
+    worker = WorkerStats(**figures, dataset=0.3, cpu=0.29)
+    times = {"seconds": 0.31, "startup": 0.01, "waiting": 0.29, "caller": 0.01}
+    main = {"decode": 0.0, "place": 0.0, "index": 0.0}
+    said = {}
+    for method in ("multiprocessing", "thread"):
+        setting = recording.Setting(
+            num_workers=1,
+            in_order=True,
+            persistent_workers=True,
+            is_iterable=False,
+            moves=False,
+            is_dispatch=False,
+            worker_method=method,
+            main_prefetch=0,
+            most_workers=None,
+            cores=4,
+        )
+        stats = EpochStats(
+            path="native",
+            num_workers=1,
+            batches=30,
+            **times,
+            main=main,
+            workers=(worker,),
+            slowest=(),
+            verdict=None,
+        )
+        said[method] = judged(stats, setting, 0.01, 0).verdict
+    assert said["multiprocessing"].change == {"num_workers": 4}
+    assert (said["thread"].kind, dict(said["thread"].change)) == ("dataset", {})
+    assert "interpreter lock (processes would)" in said["thread"].text
 
 
 def test_more_workers_do_not_help_a_dispatch():

@@ -72,11 +72,15 @@ def _parts(value: Any, place: str, above: tuple[int, ...] = ()) -> Iterator[tupl
             yield from _parts(item, f"{place}[{number}]", above)
     elif value is None or isinstance(value, (str, bytes, numbers.Number, np.generic)):
         yield place, f"{name} {value!r}"
+    elif isinstance(value, (set, frozenset)):
+        yield place, f"{name} {sorted(map(repr, value))}"
     elif callable(value):
         # A class or a function: its attributes lead anywhere.
         yield place, getattr(value, "__qualname__", name)
     else:
-        yield place, name
+        # Others than those of the object's address differ where the object does.
+        text = repr(value)
+        yield place, name if " at 0x" in text else f"{name} {text:.200}"
         fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
         own = {field.name: getattr(value, field.name) for field in fields} | getattr(value, "__dict__", {})
         for attribute, item in own.items():

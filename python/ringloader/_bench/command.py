@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,8 @@ _COMPARED = 3
 
 def run(given: Arguments) -> int:
     """Runs the command, and returns its exit status."""
+    # As `timeout` sends it: no process is left behind then either.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return _Bench(given).run()
     except BenchError as error:
@@ -34,6 +37,8 @@ def run(given: Arguments) -> int:
     except KeyboardInterrupt:
         sys.stderr.write(f"{_NAME}: interrupted\n")
         return 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class _Bench:

@@ -146,6 +146,8 @@ impl<I> Epoch<I> {
         index: Option<I>,
     ) -> Option<I> {
         let Some(sums) = self.workers.get_mut(worker as usize) else { return index };
+        // A worker that stays has waited since the epoch before, which is no part of this one.
+        let stamps = Stamps { asked: stamps.asked.max(self.begun.min(stamps.got)), ..stamps };
         sums.batches += 1;
         self.first_made.get_or_insert(stamps.sent.saturating_sub(stamps.got));
         sums.idle += stamps.idle();
@@ -271,6 +273,15 @@ mod tests {
         assert_eq!(sums[0].dataset + sums[1].dataset, (0..40).sum());
         assert_eq!((sums[0].idle, sums[0].send), (100, 40));
         assert_eq!(epoch.first_made(), Some(2));
+    }
+
+    #[test]
+    fn a_wait_from_before_the_epoch_is_none_of_it() {
+        let mut epoch = Epoch::<()>::new(1, 100);
+        let stamps = Stamps { asked: 10, got: 130, made: 140, sent: 140, ..Stamps::default() };
+        epoch.note_fetch(0, 0, stamps, &[], None);
+        epoch.note_fetch(1, 0, Stamps { asked: 20, got: 90, ..stamps }, &[], None);
+        assert_eq!(epoch.workers()[0].idle, 30);
     }
 
     #[test]

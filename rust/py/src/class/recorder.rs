@@ -178,9 +178,11 @@ impl TimedNext {
         let taken = self.take.bind(py).call1((iterator,));
         let ended = monotonic();
         let mut core = recorder.core();
-        if self.places && taken.is_ok() {
+        let known = recorder.known.load(Ordering::Relaxed);
+        // On torch's own path no fetch is seen, so nothing is known of what comes behind one.
+        if self.places && taken.is_ok() && known != begun {
             let (batch, _) = core.returned();
-            core.note_main(MainWork::Place, batch, recorder.known.load(Ordering::Relaxed), ended);
+            core.note_main(MainWork::Place, batch, known, ended);
         }
         core.note_next(begun, ended, taken.is_ok());
         taken
