@@ -74,9 +74,9 @@ covered=$(sed -nE 's/^point ([a-z-]+)$/\1/p' "$log" | sort -u)
 caught=0
 for row in "${FAULTS[@]}"; do
   IFS='|' read -r name fault reason <<<"$row"
-  # The fault shows where threads happen to meet: a round may pass without it, twenty in a row do not. A round of a busy
+  # The fault shows where threads happen to meet: a round may pass without it, a hundred in a row do not. A round of a busy
   # machine has few deaths.
-  for round in {1..20}; do
+  for round in {1..100}; do
     status=0
     RINGLOADER_TEST_SEED=$((RINGLOADER_TEST_SEED + round)) run failpoints 1 "$fault" -- "$name" || status=$?
     ((status == 0)) || break
