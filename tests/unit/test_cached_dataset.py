@@ -607,6 +607,8 @@ def test_what_cannot_be_unpickled_any_more_is_made_again_and_said(tmp_path, capl
     (record,) = caplog.records
     assert str(path) in record.message and "sample 0 (ModuleNotFoundError" in record.message
     assert "Remove the file" in record.message
+    cached.clear()
+    assert [cached[0], cached[0]] == [7, 7] and cached.stats()["items"] == 1
 
 
 def test_many_samples_that_are_not_kept_are_said_in_one_line(caplog):

@@ -78,7 +78,7 @@ def _parts(value: Any, place: str, above: tuple[int, ...] = ()) -> Iterator[tupl
         # A class or a function: its attributes lead anywhere.
         yield place, getattr(value, "__qualname__", name)
     else:
-        # Others than those of the object's address differ where the object does.
+        # The text of an object is compared, unless it has the object's address.
         text = repr(value)
         yield place, name if " at 0x" in text else f"{name} {text:.200}"
         fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()

@@ -24,7 +24,7 @@ _COMPARED = 3
 
 def run(given: Arguments) -> int:
     """Runs the command, and returns its exit status."""
-    # As `timeout` sends it: no process is left behind then either.
+    # SIGTERM, which `timeout` sends, ends the processes as Ctrl-C does.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return _Bench(given).run()

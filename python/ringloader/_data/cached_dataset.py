@@ -143,6 +143,7 @@ class CachedDataset(Dataset[_T], Generic[_T]):
             OSError: If the disk does not take it: samples may be there again after a crash of the machine.
         """
         self._samples.clear()
+        self._refused.clear()
 
     def _kept(self, index: int) -> Any:
         """Returns a copy of the sample that is kept, or ``_MISSING``."""
