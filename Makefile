@@ -106,10 +106,10 @@ $(DIST_STAMP): $(TOOLS_VENV)/.wheel $(RUST_SOURCES) $(PYTHON_SOURCES) LICENSE ci
 	touch $@
 
 test: $(WHEEL_STAMP) $(DOCS_VENV)/.docs $(TOOLS_VENV)/.workflows ## every gate that ends within minutes, the Python tests beside the others
-	ci/gates.py python-test "lint rust-test stubs docs" "loom-fast tsan-fast storm-fast portable"
+	ci/gates.py python-test "lint rust-test stubs docs" "loom-fast tsan-fast portable"
 
 test-long: $(WHEEL_STAMP) $(TOOLS_VENV)/.wheel ## what takes longer, for CI and releases: slow tests, the wheel
-	ci/gates.py python-test-slow "wheel asan"
+	ci/gates.py python-test-slow "storm-fast wheel asan"
 
 test-fast: rust-test python-test-fast ## while working
 
