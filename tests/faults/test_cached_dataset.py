@@ -1,11 +1,13 @@
 """``CachedDataset`` in a file, and where processes die: never wrong data, nobody waits, nothing is left."""
 
 import contextlib
+import fcntl
 import multiprocessing
 import os
 import random
 import signal
 import stat
+import struct
 import time
 
 import pytest
@@ -81,6 +83,31 @@ def test_another_dataset_is_refused_with_both(tmp_path):
         text = str(raised.value)
         assert repr(str(path)) in text and '"one"' in text and f'"{version}"' in text
         assert "of length 10" in text and f"of length {len(dataset)}" in text
+
+
+def test_a_signal_ends_the_wait_for_a_file_that_another_process_makes(tmp_path):
+    """The lock of another open file excludes as another process's does."""
+    handled = []
+
+    def interrupt(signum, frame):
+        handled.append(signum)
+        if len(handled) == 2:
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 2**63 - 2, 1, 0)
+    try:
+        with (tmp_path / "cache").open("w+b") as file:
+            fcntl.fcntl(file, fcntl.F_OFD_SETLK, lock)
+            signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)
+            with pytest.raises(KeyboardInterrupt):
+                CachedDataset(Rows(10), path=tmp_path / "cache")
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert handled == [signal.SIGALRM] * 2, "a handler that returns is no reason to give up"
+    check_all(CachedDataset(Rows(10), path=tmp_path / "cache"))
 
 
 def test_a_file_that_cannot_be_used_is_an_error_at_once(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import operator
 import os
@@ -273,7 +274,10 @@ def _open(length: int, max_bytes: int | None, path: str | None, version: str) ->
         return _native.SampleCache.in_memory(length, max_bytes, local_world_size())
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
-        return _native.SampleCache.open(fd, length, version, max_bytes)
+        while True:
+            # Python runs a signal's handler between two tries.
+            with contextlib.suppress(InterruptedError):
+                return _native.SampleCache.open(fd, length, version, max_bytes)
     except ValueError as error:
         raise ValueError(f"the file {path!r} cannot be this cache: {error}") from None
     except OSError as error:

@@ -36,18 +36,13 @@ impl<'a> Making<'a> {
     /// Waits until nobody else makes the file that was opened for this call.
     ///
     /// # Errors
-    /// [`Error::Os`] when the system refuses.
+    /// [`Error::Os`] when the system refuses, or a signal ends the wait (`EINTR`).
     pub fn wait(fd: &'a impl AsFd) -> Result<Self> {
         let fd = fd.as_fd();
-        loop {
-            match lock(fd, libc::F_OFD_SETLKW, libc::F_WRLCK, MAKING) {
-                // A file system without locks.
-                Ok(()) | Err(Errno::NOLCK | Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => {
-                    return Ok(Self(fd));
-                }
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(Error::os("locking the file", errno)),
-            }
+        match lock(fd, libc::F_OFD_SETLKW, libc::F_WRLCK, MAKING) {
+            // A file system without locks.
+            Ok(()) | Err(Errno::NOLCK | Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => Ok(Self(fd)),
+            Err(errno) => Err(Error::os("locking the file", errno)),
         }
     }
 }
