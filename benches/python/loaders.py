@@ -157,3 +157,4 @@ LOADERS = {
 BASELINE = "torch"
 BASELINE_ALONE = "torch-without-workers"
 OURS = "ringloader"
+OURS_ALONE = "ringloader-without-workers"

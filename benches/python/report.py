@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from .ideal import IDEAL, IDEAL_KEPT, IDEALS
-from .loaders import BASELINE, BASELINE_ALONE, LOADERS, OURS
+from .loaders import BASELINE, BASELINE_ALONE, LOADERS, OURS, OURS_ALONE
 
 
 @dataclass
@@ -116,13 +116,16 @@ def head(where: dict[str, Any], how: str) -> str:
 def by_workload(summaries: list[dict[str, Any]]) -> str:
     """Two tables with a line for each workload: all loaders' rates side by side, and what ours takes."""
     groups = grouped(summaries)
-    others = [name for name in LOADERS if name != OURS and any(name in rows for rows in groups.values())]
+    own = (OURS_ALONE, OURS)
+    others = [name for name in LOADERS if name not in own and any(name in rows for rows in groups.values())]
     rates = [
-        "| workload | torch, batches a second: without workers, with workers "
-        f"| {OURS}: times torch's better rate (range) | efficiency | efficiency, freed memory kept | "
+        f"| workload | {OURS}'s better rate over torch's better rate (range) "
+        "| torch, batches a second: without workers, with workers "
+        f"| {OURS}, times torch's better rate: without workers, with workers "
+        f"| {OURS} with workers, times torch with workers | efficiency | efficiency, freed memory kept | "
         + " | ".join(f"{name}: times torch's better rate, efficiency" for name in others)
         + f" | {IDEAL}, {IDEAL_KEPT}: times torch's better rate |",
-        "|---|--:|--:|--:|--:|" + "--:|" * len(others) + "--:|",
+        "|---|--:|--:|--:|--:|--:|--:|" + "--:|" * len(others) + "--:|",
     ]
     costs = [
         f"| workload | tensors in a batch | main CPU, µs per batch: {BASELINE}, {OURS} "
@@ -133,8 +136,15 @@ def by_workload(summaries: list[dict[str, Any]]) -> str:
         text = str(next(iter(rows.values()))["text"])
         ours, torchs = rows.get(OURS, {}), rows.get(BASELINE, {})
         efficiency = ours.get("efficiency", [None] * len(IDEALS))
-        cells = [text, f"{_per_second(rows.get(BASELINE_ALONE, {}))}, {_per_second(torchs)}"]
-        cells += [_ratio(ours), *map(percent, efficiency)]
+        ours_better = max((rows.get(name, {}) for name in own), key=lambda row: row.get("ratio") or 0)
+        cells = [
+            text,
+            _ratio(ours_better),
+            f"{_per_second(rows.get(BASELINE_ALONE, {}))}, {_per_second(torchs)}",
+        ]
+        cells.append(", ".join(figure(rows.get(name, {}).get("ratio")) or "none" for name in own))
+        cells.append(_times(ours, torchs))
+        cells += map(percent, efficiency)
         cells += [_rate(rows.get(name, {})) for name in others]
         cells.append(_pair(*(rows.get(name, {}) for name in IDEALS), "ratio", figure))
         rates.append("| " + " | ".join(cells) + " |")
@@ -192,6 +202,13 @@ def _ratio(row: dict[str, Any]) -> str:
         return ""
     low, high = row["ratio_range"]
     return f"**{figure(row['ratio'])}** ({figure(low)} to {figure(high)})"
+
+
+def _times(ours: dict[str, Any], reference: dict[str, Any]) -> str:
+    """Returns how many times the rate of ``reference`` ours is; nothing where one was not measured."""
+    if "us_per_batch" not in ours or "us_per_batch" not in reference:
+        return ""
+    return figure(reference["us_per_batch"] / ours["us_per_batch"])
 
 
 def _per_second(row: dict[str, Any]) -> str:
