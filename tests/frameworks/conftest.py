@@ -100,7 +100,8 @@ def way_name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-Compare = Callable[[Callable[[loader_ways.Way], Any]], loader_ways.Way]
+# The program, and if it gets batches.
+Compare = Callable[..., loader_ways.Way]
 
 
 @pytest.fixture
@@ -111,7 +112,7 @@ def compare(way_name: str) -> Compare:
     one way does not reach is marked with `loader_ways.INSTALL_ONLY` or `loader_ways.CLASS_ONLY`.
     """
 
-    def run(program: Callable[[loader_ways.Way], Any]) -> loader_ways.Way:
+    def run(program: Callable[[loader_ways.Way], Any], gets_batches: bool = True) -> loader_ways.Way:
         with loader_ways.use("torch") as torchs:
             expected = program(torchs)
         assert expected, "the program returned nothing to compare"
@@ -122,7 +123,7 @@ def compare(way_name: str) -> Compare:
         with_workers = [made for made in ours.made if made.reason != "num_workers is 0"]
         assert {made.path for made in with_workers} == {harness.expected_path}, with_workers
         assert len(with_workers) == torchs.torchs, "not every iterator with workers was ours"
-        assert ours.batches > 0
+        assert (ours.batches > 0) == gets_batches
         return ours
 
     return run

@@ -31,7 +31,7 @@ def compare_reached(compare, monkeypatch):
     """`compare`, with the assignments of docs/frameworks/fastai.md in force where they are needed."""
     several, single = fastai.data.load._loaders
 
-    def run(program):
+    def run(program, gets_batches=True):
         def reached(way):
             def counted(loader):
                 way.torchs += 1
@@ -41,7 +41,7 @@ def compare_reached(compare, monkeypatch):
             monkeypatch.setattr(fastai.data.load, "_loaders", (get_iterator, single))
             return program(way)
 
-        return compare(reached)
+        return compare(reached, gets_batches)
 
     monkeypatch.setattr(fastai.data.load._FakeLoader, "check_worker_number_rationality", noop, raising=False)
     return run
@@ -179,7 +179,7 @@ def test_an_error_of_the_dataset(compare_reached):
             list(loader)
         return [str(raised.value).partition("Original Traceback")[0]]
 
-    compare_reached(program)
+    compare_reached(program, gets_batches=False)
 
 
 def test_loaders_of_torchs_class(compare):

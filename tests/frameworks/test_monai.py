@@ -141,6 +141,8 @@ def test_a_cache_that_is_replaced_between_epochs(compare, files):
     compare(program)
 
 
+# Each of torch's workers imports monai.
+@pytest.mark.limit(180)
 def test_workers_that_do_not_fork(compare, files):
     def program(way):
         set_determinism(7)
