@@ -89,7 +89,7 @@ def test_a_signal_ends_the_wait_for_a_file_that_another_process_makes(tmp_path):
     """The lock of another open file excludes as another process's does."""
     handled = []
 
-    def interrupt(signum, frame):
+    def interrupt(signum, _frame):
         handled.append(signum)
         if len(handled) == 2:
             raise KeyboardInterrupt
