@@ -29,7 +29,7 @@ def resolve(device: torch.device | str | int | None) -> torch.device | None:
     """
     if device is None:
         return None
-    accelerator = _accelerator()
+    accelerator = current_accelerator()
     if device == AUTO:
         if accelerator is None or _count(accelerator.type) == 0 or _is_in_bad_fork(accelerator.type):
             return None
@@ -70,7 +70,7 @@ def resolve(device: torch.device | str | int | None) -> torch.device | None:
     return asked
 
 
-def _accelerator() -> torch.device | None:
+def current_accelerator() -> torch.device | None:
     """Returns the current accelerator of this torch, whether or not there is one in this machine."""
     try:
         return torch.accelerator.current_accelerator()

@@ -73,8 +73,9 @@ from_dlpack: Any = _private(_module("torch._C"), "_from_dlpack")
 pin_memory: Any = _private(pin_memory_module, "pin_memory")
 profiler_enabled: Any = _private(torch.autograd, "_profiler_enabled")
 len_torch_function_stack: Any = _private(torch._C, "_len_torch_function_stack")
-dispatch_module = _module("torch.utils._python_dispatch")
-without_dispatch_modes: Any = getattr(dispatch_module, "_disable_current_modes", contextlib.nullcontext)
+without_dispatch_modes: Any = getattr(
+    _module("torch.utils._python_dispatch"), "_disable_current_modes", contextlib.nullcontext
+)
 StorageWeakRef: Any = _private(_module("torch.multiprocessing.reductions"), "StorageWeakRef")
 
 # Called, overridden or replaced where they stand.

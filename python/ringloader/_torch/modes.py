@@ -10,35 +10,16 @@ from typing import Any
 import torch
 import torch.overrides
 
-from ringloader._torch import internals
+from ringloader._torch import devices, internals
 
 # torch's counts of the modes that have a say in what its functions do.
-_MODES = ("_len_torch_function_stack", "_len_torch_dispatch_stack")
-MODES = [getattr(torch._C, name) for name in _MODES if hasattr(torch._C, name)]
+MODES = [
+    getattr(torch._C, name)
+    for name in ("_len_torch_function_stack", "_len_torch_dispatch_stack")
+    if hasattr(torch._C, name)
+]
 
 _pop_function_mode: Any = getattr(torch.overrides, "_pop_mode_temporarily", None)
-
-# The modules that keep a stack of modes for each thread, how that stack is read, and how long it is.
-_STACKS = [
-    (module, getattr(module, read), getattr(torch._C, length))
-    for module, read, length in (
-        (torch.overrides, "_get_current_function_mode_stack", _MODES[0]),
-        (internals.dispatch_module, "_get_current_dispatch_mode_stack", _MODES[1]),
-    )
-    if hasattr(module, read) and hasattr(torch._C, length)
-]
-# The attribute where `set_default_device` finds the mode that it takes away.
-_default_device: Any = getattr(torch, "_GLOBAL_DEVICE_CONTEXT", None)
-# Settings of a thread: how each is read and set.
-_SETTINGS = [
-    (getattr(torch._C, read), getattr(torch._C, write))
-    for read, write in (
-        ("_is_fwd_grad_enabled", "_set_fwd_grad_enabled"),
-        ("_is_multithreading_enabled", "_set_multithreading_enabled"),
-        ("is_autocast_cache_enabled", "set_autocast_cache_enabled"),
-    )
-    if hasattr(torch._C, read) and hasattr(torch._C, write)
-]
 
 
 def is_in_modes() -> bool:
@@ -56,60 +37,6 @@ def without_modes() -> Generator[None]:
         yield
 
 
-class OfThread:
-    """State that a forked process takes over from the thread that forks it, and a new thread does not.
-
-    This state is torch's modes and settings, and the context of Python's ``contextvars``, which includes
-    numpy's ``errstate``.
-    """
-
-    def __init__(self) -> None:
-        self._context = contextvars.copy_context()
-        self._is_inference = torch.is_inference_mode_enabled()
-        self._has_grad = torch.is_grad_enabled()
-        self._settings = [(write, read()) for read, write in _SETTINGS]
-        self._autocast = [
-            (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
-            for device in _autocast_devices()
-        ]
-        self._stacks = [(module, read(), length) for module, read, length in _STACKS]
-        self._default_device = getattr(_default_device, "device_context", None)
-
-    def run(self, function: Callable[..., object], *args: Any) -> None:
-        """Calls ``function`` in another thread, once, as if it had been forked there."""
-        self._context.run(self._run, function, *args)
-
-    def _run(self, function: Callable[..., object], *args: Any) -> None:
-        with contextlib.ExitStack() as stack:
-            # Only where it is on: the guard that turns it off turns gradients on.
-            if self._is_inference:
-                stack.enter_context(torch.inference_mode())
-            torch.set_grad_enabled(self._has_grad)
-            for write, value in self._settings:
-                write(value)
-            for device, is_enabled, dtype in self._autocast:
-                torch.set_autocast_enabled(device, is_enabled)
-                torch.set_autocast_dtype(device, dtype)
-            if self._default_device is not None:
-                _default_device.device_context = self._default_device
-            for module, modes, length in self._stacks:
-                for mode in modes:
-                    # Not entered: modes keep on themselves what was there when they were.
-                    module._push_mode(mode)
-                stack.callback(_pop_all, module, length)
-            function(*args)
-
-
-def _pop_all(module: Any, length: Callable[[], int]) -> None:
-    while length():
-        module._pop_mode()
-
-
-def _autocast_devices() -> list[str]:
-    devices: Any = getattr(torch._C, "_autocast_supported_devices", None)
-    return ["cpu", "cuda"] if devices is None else list(devices())
-
-
 class CallerModes:
     """Gradients, autocast and the default device, as they are in this thread when it is made.
 
@@ -117,12 +44,12 @@ class CallerModes:
     in it.
 
     Args:
-        kind: The type of the device whose autocast counts, beside the CPU's.
+        kind: The type of the device whose autocast counts, beside the CPU's; None: the CPU's alone.
     """
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str | None) -> None:
         self._has_grad = torch.is_grad_enabled()
-        self._autocast = {kind: _autocast(kind), "cpu": _autocast("cpu")}
+        self._autocast = {one: _autocast(one) for one in (kind, "cpu") if one is not None}
         self._default_device = _default_device_of_thread()
 
     @contextlib.contextmanager
@@ -145,6 +72,30 @@ class CallerModes:
             if self._default_device is not None:
                 stack.enter_context(self._default_device)
             yield
+
+
+class OfThread:
+    """State that a forked process takes over from the thread that forks it, and a new thread does not.
+
+    This state is inference mode, the :class:`CallerModes`, and the context of Python's ``contextvars``, which
+    includes numpy's ``errstate``. Other modes are left out: their objects are not made for several threads.
+    """
+
+    def __init__(self) -> None:
+        accelerator = devices.current_accelerator()
+        self._context = contextvars.copy_context()
+        self._is_inference = torch.is_inference_mode_enabled()
+        self._modes = CallerModes(None if accelerator is None else accelerator.type)
+
+    def run(self, function: Callable[..., object], *args: Any) -> None:
+        """Calls ``function`` in another thread, once, as if it had been forked there."""
+        self._context.run(self._run, function, *args)
+
+    def _run(self, function: Callable[..., object], *args: Any) -> None:
+        # Only where it is on: the guard that turns it off turns gradients on.
+        inference = torch.inference_mode() if self._is_inference else contextlib.nullcontext()
+        with self._modes.entered(), inference:
+            function(*args)
 
 
 def _autocast(kind: str) -> tuple[torch.dtype, bool] | None:
