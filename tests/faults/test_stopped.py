@@ -20,7 +20,7 @@ from faults.proc import Snapshot, descendants, is_running, wait_until
 from faults.script import finish, start
 from ringloader import DataLoader, Dispatch, WorkerPool
 from ringloader._common import proc
-from ringloader._start import stuck
+from ringloader._start import processes
 
 pytestmark = [pytest.mark.rings_only, pytest.mark.limit(120)]
 
@@ -244,7 +244,7 @@ def test_what_no_signal_ends_is_left_and_said(pretended, caplog, monkeypatch):
     try:
         before = time.monotonic()
         with caplog.at_level(logging.WARNING, "ringloader"):
-            stuck.end(process, 30.0)
+            processes.end(process, 30.0)
         assert time.monotonic() - before < 5
         assert process.signals == ["kill"]
         assert process not in multiprocessing.process._children, "the exit would wait for it for ever"
@@ -256,14 +256,14 @@ def test_what_no_signal_ends_is_left_and_said(pretended, caplog, monkeypatch):
 def test_one_that_reads_a_disk_has_torchs_time(pretended):
     """The process is found asleep most of the time, and ends by itself."""
     process = pretended("DDDS" * 100, ends_at=1.5)
-    stuck.end(process, 5.0)
+    processes.end(process, 5.0)
     assert time.monotonic() - process.began >= 1.5
     assert process.signals == []
 
 
 def test_one_that_only_works_long_has_its_time(pretended):
     process = pretended("R", ends_at=1.5)
-    stuck.end(process, 1.0)
+    processes.end(process, 1.0)
     assert 1.0 <= time.monotonic() - process.began < 2.5
     assert process.signals == ["kill"]
 
@@ -276,7 +276,7 @@ def test_one_that_other_code_has_waited_for_is_not_waited_for():
     try:
         assert process.is_alive()
         before = time.monotonic()
-        stuck.end(process, 5.0)
+        processes.end(process, 5.0)
         assert time.monotonic() - before < 2
     finally:
         multiprocessing.process._children.discard(process)
@@ -355,7 +355,7 @@ def test_at_the_exit_a_stop_that_is_under_way_is_taken_back(monkeypatch):
     stop([pid])
     # The state that it sees before the signal has stopped it.
     monkeypatch.setattr(proc, "state_of", lambda _: "R")
-    stuck._resume_at_exit()
+    processes._resume_at_exit()
     monkeypatch.undo()
     assert state(pid) != "T"
     loader.shutdown()
@@ -374,7 +374,7 @@ def test_a_stopped_child_of_other_code_stays_stopped():
         next(iterator)
         stop([iterator._workers[0].pid])
         loader.shutdown()
-        stuck._resume_at_exit()
+        processes._resume_at_exit()
         assert state(pid) == "T"
     finally:
         os.kill(pid, signal.SIGKILL)

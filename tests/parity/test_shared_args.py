@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from faults.proc import Snapshot, descriptors
 from parity.side_by_side import assert_same
 from ringloader._start import pickled as pickled_once
-from ringloader._start import shared_args
 
 pytestmark = pytest.mark.limit(120)
 
@@ -304,11 +303,3 @@ def test_a_system_that_writes_a_part_at_a_time(monkeypatch):
     assert memory.size == data.nbytes
     assert os.pread(memory.fd, 2 * data.nbytes, 0) == data.tobytes()
     memory.close()
-
-
-def test_an_argument_that_differs_and_is_shared_is_pickled_for_each():
-    shared = shared_args.Shared()
-    shared._first = (1, dataset := object(), "x")
-    assert shared._differing((2, dataset, "y")) == {0: 2, 2: "y"}
-    assert shared._differing((1, object(), "x")) is None
-    assert shared._differing((1, dataset)) is None

@@ -1,7 +1,8 @@
-"""Facts about a process, from ``/proc``."""
+"""Facts about processes, from ``/proc``, and of the launcher of a distributed job."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 
@@ -40,3 +41,11 @@ def signals_of(pid: int) -> dict[str, int]:
 def bit(number: int) -> int:
     """Returns the bit of a signal in such a set."""
     return 1 << (number - 1)
+
+
+def local_world_size() -> int:
+    """Processes of the job on this machine; 1 without a launcher."""
+    try:
+        return max(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
+    except ValueError:
+        return 1

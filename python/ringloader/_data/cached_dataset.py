@@ -14,7 +14,7 @@ from typing import Any, Generic, Self, SupportsIndex, TypeVar, cast
 from torch.utils.data import Dataset, IterableDataset
 
 import ringloader._native as _native
-from ringloader._common.launcher import local_world_size
+from ringloader._common.proc import local_world_size
 from ringloader._log import logger, mib
 
 _T = TypeVar("_T")

@@ -12,7 +12,6 @@ import numpy
 import torch
 
 import ringloader._native as _native
-from ringloader._common import worker_port
 from ringloader._torch import modes, stand_ins
 
 
@@ -67,7 +66,7 @@ class Pad:
     def __call__(self, samples: Sequence[Any]) -> Any:
         """Makes a batch of samples."""
         if self._native is not None and not modes.is_in_modes():
-            port = worker_port.port
+            port = stand_ins.port
             is_torchs_worker = port is None and stand_ins.is_in_worker_process()
             made = self._native(samples, port, stand_ins.new_shared if is_torchs_worker else None)
             if made is not None:

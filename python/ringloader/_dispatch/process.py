@@ -22,7 +22,7 @@ import ringloader._native as _native
 from ringloader._common import held_memory
 from ringloader._dispatch import dataset, stream
 from ringloader._dispatch.consumers import WHERE, Consumer, Holding
-from ringloader._start import main_module, spawn, stuck
+from ringloader._start import main_module, processes, spawn
 from ringloader._torch import internals
 
 # Bytes that items may take in the dispatching process, where a share is less.
@@ -79,7 +79,7 @@ class Dispatching:
             made.daemon = True
             self._process = spawn.by_server(made)
             self._process.start()
-            stuck.note_started(self._process)
+            processes.note_started(self._process)
             del made, arguments
         except BaseException:
             self._requests.close()
@@ -96,7 +96,7 @@ class Dispatching:
         """Ends the process. Its workers have ended."""
         self._requests.close()
         self._process.terminate()
-        stuck.end(self._process, _GRACE_SECONDS)
+        processes.end(self._process, _GRACE_SECONDS)
 
 
 def dispatching_for(loader: Any, context: Any, share: int) -> Dispatching | None:

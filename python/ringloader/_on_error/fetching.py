@@ -25,7 +25,7 @@ from torch.utils.data import get_worker_info
 from ringloader._on_error import sent
 from ringloader._options.seeding import Samples
 from ringloader._options.table import Options
-from ringloader._torch import replacements
+from ringloader._torch import internals
 from ringloader._worker.gather import Gathering
 from ringloader._worker.options import CountsSamples, Failing, Fetcher, WorkerOption
 from ringloader.bad_samples import RAISE, SKIP, BadSample, OnError, retries
@@ -50,9 +50,9 @@ class Handling(WorkerOption):
         first = fetcher.fetch if isinstance(fetcher, Gathering) else None
         torchs = fetcher.torchs if isinstance(fetcher, Gathering) else fetcher
         rule = _Rule(self._pauses, self._then, is_sent=os.getpid() != self._made_in)
-        if replacements.fetches_by_index(torchs):
+        if internals.fetches_by_index(torchs):
             return _ByIndex(torchs, rule, first)
-        if replacements.fetches_in_turn(torchs):
+        if internals.fetches_in_turn(torchs):
             return _InTurn(torchs, rule)
         raise RuntimeError("on_error cannot take effect: torch's fetcher was replaced")
 

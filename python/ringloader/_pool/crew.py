@@ -15,16 +15,14 @@ import torch.multiprocessing
 
 import ringloader._native as _native
 from ringloader._pool.objects import Entry, Parcel, PoolObjects
-from ringloader._pool.process import Assigned, LostError, PoolProcess
-from ringloader._start import spawn, stuck
+from ringloader._pool.process import Assigned, PoolProcess
+from ringloader._start import spawn
 from ringloader._start.main_module import Look, look_for
 from ringloader._start.pickled import NotForAllError
-from ringloader._start.processes import preload_fork_server
+from ringloader._start.processes import Group, preload_fork_server
 
 # Seconds in which a process of a pool that is shut down must end by itself.
 _ENDS_WITHIN = 5.0
-# The number of processes, lost while they were idle, that are replaced at the start of one worker.
-_LOST_AT_MOST = 3
 
 
 class Lease:
@@ -43,14 +41,9 @@ class Lease:
         self._look = look
         self._loader = weakref.ref(loader)
         self._entries = entries
-        # Workers that have no process that is at work yet.
-        self._missing = len(processes)
         self._idle: list[PoolProcess] = []
-        # Once a worker has begun, there is no way back to other processes for all.
-        self._has_begun = False
-        self._moment = 0
-        # The number of a process that had ended when it was given work.
-        self._lost: int | None = None
+        # That of which the processes are; a successor may be of another.
+        self._moment = processes[0].moment
         self.take_over(processes)
 
     def take_over(self, processes: list[PoolProcess]) -> None:
@@ -58,8 +51,6 @@ class Lease:
         for process in processes:
             process.lend(self)
         self._idle += processes
-        if processes and not self._has_begun:
-            self._moment = processes[0].moment
 
     @property
     def context(self) -> Any:
@@ -71,46 +62,19 @@ class Lease:
         return Assigned(lambda: self._begin(work), self._crew.give_back)
 
     def _begin(self, work: tuple[Any, ...]) -> PoolProcess:
-        is_again = False
-        for _ in range(_LOST_AT_MOST):
-            process = self._next(is_again)
-            try:
-                self._pickle_for(process)
-                process.assign(self._entries, work, self._look)
-            except LostError:
-                is_again, self._lost = True, process.process.pid
-                self._take(process)
-                self._crew.discard(process)
-                continue
-            except BaseException:
-                # Nothing was sent, or the process is about to find out: it ends.
-                self._take(process)
-                self._crew.discard(process)
-                raise
-            self._take(process)
-            self._has_begun = True
-            self._missing -= 1
-            return process
-        raise RuntimeError(
-            f"{_LOST_AT_MOST} processes of worker_pool in a row have ended before they got to work"
-        )
-
-    def _next(self, is_again: bool) -> PoolProcess:
-        """An idle process that has what the others have; for the successor of a worker, if there is one.
-
-        Args:
-            is_again: Whether another one was found to have ended when it was given this work.
-        """
-        if is_again and not self._has_begun:
-            while self._idle:
-                self._crew.give_back(self._idle.pop())
-            self._crew.lend_more(self, self._own_loader(), self._missing)
-        elif not self._idle:
-            is_successor = self._missing <= 0
-            self._crew.lend_more(self, self._own_loader(), 1, self._moment, is_successor)
         if not self._idle:
-            raise RuntimeError(f"DataLoader worker (pid(s) {self._lost}) exited unexpectedly")
-        return self._idle[0]
+            self._crew.lend_successor(self, self._own_loader(), self._moment)
+        process = self._idle[0]
+        try:
+            self._pickle_for(process)
+            process.assign(self._entries, work, self._look)
+        except BaseException:
+            # Nothing was sent, or the process is about to find out: it ends.
+            self._take(process)
+            self._crew.discard(process)
+            raise
+        self._take(process)
+        return process
 
     def _own_loader(self) -> Any:
         loader = self._loader()
@@ -126,14 +90,11 @@ class Lease:
         """Has what the process does not hold be pickled, where that was not done for another one before."""
         for entry in self._entries:
             while entry.number not in process.numbers and entry.parcel is None and not entry.is_for_each:
+                look = None if self._look is None else self._look.through
                 try:
-                    parcel = Parcel(entry, self._entries)
+                    self._crew.add(Parcel(entry, self._entries, look))
                 except NotForAllError:
                     entry.is_for_each = True
-                else:
-                    if self._look is not None:
-                        parcel.pickled.show(self._look.through)
-                    self._crew.add(parcel)
 
     def close(self) -> None:
         """Gives back the processes that got no work. Those that did are given back as they leave."""
@@ -180,13 +141,6 @@ class Crew:
     def context(self) -> Any:
         method = self._start_method
         return torch.multiprocessing if method is None else torch.multiprocessing.get_context(method)
-
-    # `spawn.prepare` reads these of a loader.
-    num_workers = 1
-
-    @property
-    def multiprocessing_context(self) -> Any:
-        return self.context
 
     @contextlib.contextmanager
     def _held(self) -> Iterator[None]:
@@ -260,29 +214,23 @@ class Crew:
         context = self.context
         look = look_for(context, "start_method='fork' to the WorkerPool")
         preload_fork_server(context)
-        spawn.prepare(self)
+        spawn.keep_server(self, context)
         _look_up_torch()
         with self._held():
             entries = self._check_in(loader)
             return Lease(self, loader, self._find(loader.num_workers, entries), entries, look)
 
-    def lend_more(
-        self, lease: Lease, loader: Any, count: int, moment: int | None = None, may_differ: bool = False
-    ) -> None:
-        """Lends other processes, in place of some that were lost.
+    def lend_successor(self, lease: Lease, loader: Any, moment: int) -> None:
+        """Lends another process, in place of one that was lost: of that moment, where there is one.
 
         Args:
-            lease: Who gets them. The memory of its iterator is there already.
+            lease: Who gets it. The memory of its iterator is there already.
             loader: Its loader.
-            count: How many.
-            moment: Of which they must be; None for any one.
-            may_differ: Whether others will do, where there is none of that moment.
+            moment: The moment.
         """
         with self._held():
             entries = self._check_in(loader)
-            found = self._find(count, entries, moment, for_one=True)
-            if not found and may_differ:
-                found = self._find(count, entries, for_one=True)
+            found = self._find(1, entries, moment, for_one=True) or self._find(1, entries, for_one=True)
             lease.take_over(found)
 
     def add(self, parcel: Parcel) -> None:
@@ -390,7 +338,7 @@ class Crew:
             if process.is_lent:
                 process.process.terminate()
             process.end()
-        group = stuck.Group([process.process for process in processes])
+        group = Group([process.process for process in processes])
         for process in processes:
             group.join(process.process, _ENDS_WITHIN)
         group.kill()

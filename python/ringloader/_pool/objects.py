@@ -43,13 +43,16 @@ class Parcel:
     Args:
         first: What is pickled.
         loaders: All that its loader has.
+        look: Called with the pickles, and may raise; None if nothing need be looked for.
 
     Raises:
         NotForAllError: If it must be pickled for each process.
-        BaseException: What pickling raises.
+        BaseException: What pickling raises, and ``look``.
     """
 
-    def __init__(self, first: Entry, loaders: Sequence[Entry]) -> None:
+    def __init__(
+        self, first: Entry, loaders: Sequence[Entry], look: Callable[[Any], None] | None = None
+    ) -> None:
         # In the order in which they are pickled.
         self.entries = [first]
         # Entries of earlier parcels. A process must hold them before.
@@ -57,7 +60,7 @@ class Parcel:
         # The objects too: the address of one that goes meanwhile might be another's.
         things = [(one, one.find()) for one in loaders if one is not first]
         self._others = {id(thing): (one, thing) for one, thing in things if thing is not None}
-        self.pickled = Pickled(self._things(), self._refer if self._others else None)
+        self.pickled = Pickled(self._things(), self._refer if self._others else None, look)
         self._others.clear()
 
     def _things(self) -> Iterator[object]:

@@ -15,15 +15,11 @@ from typing import Any
 from ringloader._common import memory_file
 from ringloader._pool import main as pooled
 from ringloader._pool.objects import Entry, Parcel
-from ringloader._start import spawn, stuck
+from ringloader._start import processes, spawn
 from ringloader._start.main_module import Look
 
 # Seconds between two looks whether a process that is waited for has left or ended.
 _LOOK = 0.05
-
-
-class LostError(Exception):
-    """The process has ended, or is about to."""
 
 
 class PoolProcess:
@@ -58,7 +54,7 @@ class PoolProcess:
                 made = context.Process(target=pooled.main, args=(end, inherited), daemon=True)
                 self.process = spawn.by_server(made)
                 self.process.start()
-                stuck.note_started(self.process)
+                processes.note_started(self.process)
             except BaseException:
                 self.channel.close()
                 raise
@@ -96,7 +92,7 @@ class PoolProcess:
             look: Looks through the pickles, and may raise; None if nothing need be looked for.
 
         Raises:
-            LostError: If the process has ended.
+            RuntimeError: If the process has ended.
         """
         parcels: list[Parcel] = []
         for entry in entries:
@@ -144,7 +140,9 @@ class PoolProcess:
         except OSError as error:
             # Another thread that finds the process dead closes the channel too.
             if isinstance(error, ConnectionError) or self.channel.fileno() < 0:
-                raise LostError from error
+                raise RuntimeError(
+                    f"DataLoader worker (pid(s) {self.process.pid}) exited unexpectedly"
+                ) from error
             raise
 
     def drop(self, numbers: list[int]) -> None:
@@ -163,7 +161,7 @@ class PoolProcess:
         with contextlib.suppress(OSError):
             self.channel.send(pooled.END, socket.MSG_DONTWAIT)
         self.channel.close()
-        stuck.resume([self.process])
+        processes.resume([self.process])
 
     def wait_until_left(self, timeout: float | None) -> bool | None:
         """Waits for the end of an assignment. True: the process has left its memory; None: it has ended."""
@@ -226,14 +224,13 @@ class _Pickler(reduction.ForkingPickler):
 
 
 class Assigned:
-    """A pool's process at one iterator, as torch's iterator knows processes: it "ends" when it is given back.
+    """A pool's process at one iterator: it "ends" when it is given back. Has what else the process object has.
 
     Args:
         begin: Has a process of the pool begin, and returns it.
         give_back: Called with the process once it has left the iterator's memory.
     """
 
-    # torch sets it.
     daemon = True
 
     def __init__(self, begin: Callable[[], PoolProcess], give_back: Callable[[PoolProcess], None]) -> None:
@@ -245,25 +242,21 @@ class Assigned:
 
     def start(self) -> None:
         begin, self._begin = self._begin, None
-        if begin is None:
-            raise AssertionError("cannot start a process twice")
+        assert begin is not None, "a process is started once"
         self._lent = begin()
 
-    def _look(self, timeout: float | None) -> None:
+    def join(self, timeout: float | None = None) -> None:
         if self._lent is not None and not self.has_left and self._lent.wait_until_left(timeout):
             self.has_left = True
             self._give_back(self._lent)
 
-    def join(self, timeout: float | None = None) -> None:
-        self._look(timeout)
-
     def is_alive(self) -> bool:
-        self._look(0.0)
+        self.join(0.0)
         return not self.has_left and self._lent is not None and self._lent.is_alive()
 
     @property
     def exitcode(self) -> int | None:
-        self._look(0.0)
+        self.join(0.0)
         if self.has_left:
             return 0
         code: int | None = None if self._lent is None else self._lent.process.exitcode
@@ -290,16 +283,7 @@ class Assigned:
         pid: int | None = None if self._lent is None else self._lent.process.pid
         return pid
 
-    ident = pid
-
-    @property
-    def name(self) -> str:
-        return "PoolProcess" if self._lent is None else str(self._lent.process.name)
-
-    @property
-    def sentinel(self) -> int:
-        """Ready once the process itself has ended."""
-        if self._lent is None:
-            raise ValueError("process not started")
-        sentinel: int = self._lent.process.sentinel
-        return sentinel
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or self._lent is None:
+            raise AttributeError(name)
+        return getattr(self._lent.process, name)

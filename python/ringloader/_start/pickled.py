@@ -1,6 +1,8 @@
 """Objects that are pickled once for any number of processes, in memory that all of them read.
 
-What belongs to one process alone, the descriptors, is made again for each.
+What belongs to one process alone, the descriptors, is made again for each. torch pickles the arguments of its
+worker loop for every worker that does not fork. Here the first worker's are pickled, and the others read them.
+What cannot be treated so is pickled for each worker, as torch does it.
 """
 
 from __future__ import annotations
@@ -44,13 +46,19 @@ class Pickled:
         things: The objects. One that another one refers to is the same object in the process.
         refer: Called with each object that pickling comes to: the number by which the process finds it, or
             None to pickle it. By default all are pickled.
+        look: Called with the pickles, one behind the other, and may raise.
 
     Raises:
         NotForAllError: If something holds for one process only.
-        BaseException: What pickling raises.
+        BaseException: What pickling raises, and ``look``.
     """
 
-    def __init__(self, things: Iterable[object], refer: Callable[[object], int | None] | None = None) -> None:
+    def __init__(
+        self,
+        things: Iterable[object],
+        refer: Callable[[object], int | None] | None = None,
+        look: Callable[[mmap.mmap], None] | None = None,
+    ) -> None:
         if not pickles_as_usual():
             raise NotForAllError
         self._pickle = _Memory()
@@ -71,6 +79,9 @@ class Pickled:
             # If one process changed a file, the objects of another would change.
             memory_file.seal_bytes(self._pickle.fd)
             memory_file.seal_bytes(self._arrays.fd)
+            if look is not None:
+                with mmap.mmap(self._pickle.fd, 0, mmap.MAP_PRIVATE, mmap.PROT_READ) as memory:
+                    look(memory)
         except BaseException:
             self.close()
             raise
@@ -83,11 +94,6 @@ class Pickled:
         arrays = reduction.DupFd(self._arrays.fd) if self._arrays.size else None
         fds = {number: reduction.DupFd(fd) for number, fd in self._fds.items()}
         return Sent, (reduction.DupFd(self._pickle.fd), arrays, fds, self._count)
-
-    def show(self, look: Callable[[mmap.mmap], None]) -> None:
-        """Calls ``look`` with the pickles, one behind the other."""
-        with mmap.mmap(self._pickle.fd, 0, mmap.MAP_PRIVATE, mmap.PROT_READ) as memory:
-            look(memory)
 
     def close(self) -> None:
         """Gives back what the processes that were sent it hold themselves."""
@@ -320,6 +326,55 @@ class Sent:
                 return [unpickler.load() for _ in range(self._count)]
         finally:
             _mapped = None
+
+
+class Shared:
+    """The work of all workers of an iterator, pickled when the first of them starts, until :meth:`close`.
+
+    So what pickling raises is raised where torch's pickling would.
+
+    Args:
+        look: Called with the pickle, and may raise; None if nothing need be looked for.
+    """
+
+    def __init__(self, look: Callable[[Any], None] | None = None) -> None:
+        self._look = look
+        self._pickled: Pickled | None = None
+        # True: what is still to start gets a pickle of its own.
+        self._is_closed = False
+
+    def pickled(self, work: Any) -> Pickled | None:
+        """Returns the work of all workers, by that of the first; None if it is to be pickled for each."""
+        if self._pickled is None and not self._is_closed and context.get_spawning_popen() is not None:
+            try:
+                self._pickled = Pickled((work,), look=self._look)
+            except NotForAllError:
+                self._is_closed = True
+        return self._pickled
+
+    def close(self) -> None:
+        """Gives back what the workers that have started hold themselves."""
+        if self._pickled is not None:
+            self._pickled.close()
+        self._pickled, self._is_closed = None, True
+
+
+class SharedWork:
+    """The work of one worker. Pickled, it is a reference to that of all, with the number of this worker."""
+
+    def __init__(self, shared: Shared, work: Any) -> None:
+        self._shared = shared
+        self._work = work
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        pickled = self._shared.pickled(self._work)
+        return (tuple, (self._work,)) if pickled is None else (_load, (pickled, self._work.worker))
+
+
+def _load(sent: Sent, worker: int) -> Any:
+    """Returns the work of a worker, in the worker."""
+    (work,) = sent.load()
+    return work._replace(worker=worker)
 
 
 @contextlib.contextmanager

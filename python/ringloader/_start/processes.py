@@ -1,19 +1,43 @@
-"""Starts of worker processes: one at a time, and where a fork server starts them, with torch imported."""
+"""Starts and ends of worker processes.
+
+They start one at a time, and where a fork server starts them, with torch imported. At their end they may be
+busy, stopped, or asleep in the kernel.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import threading
-from collections.abc import Callable, Iterator
-from multiprocessing import forkserver
+import time
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from multiprocessing import forkserver, util
+from multiprocessing import process as multiprocessing_process
 from typing import Any
+
+from ringloader._common import proc
+from ringloader._log import logger
 
 # Seconds of a start's wait for the start of another thread, which may itself wait for this one.
 _PATIENCE_S = 5.0
 _starting = threading.RLock()
 # Modules that the fork server imports before it forks, so that not every worker must.
 _PRELOADED = ["__main__", "torch", "numpy.random", "ringloader._worker.entry"]
+# Seconds between two looks at processes that are waited for.
+_LOOK = 0.05
+# Seconds for all processes of one end that sleep where no signal but SIGKILL reaches them.
+_ASLEEP_WITHIN = 5.0
+# Looks in a row that find a process asleep: one that only reads a disk is found awake in between.
+_LOOKS = 5
+# Seconds in which processes that were killed have gone, all together.
+_KILLED_WITHIN = 1.0
+
+# INVARIANT: processes of this package alone, so that no other code's is ever continued or killed. They are
+# children of the process below.
+_started: weakref.WeakSet[Any] = weakref.WeakSet()
+_started_by: int | None = None
 
 
 def _begin_anew() -> None:
@@ -42,26 +66,6 @@ def one_start_at_a_time() -> Iterator[None]:
             lock.release()
 
 
-def watched(process: Any, started: Callable[[int], None]) -> Any:
-    """Has ``started`` called with the process id once ``process.start()`` has succeeded."""
-    start = process.start
-
-    def start_and_tell() -> None:
-        # An instance attribute would travel with the process object to a spawned child.
-        del process.start
-        start()
-        started(process.pid)
-
-    process.start = start_and_tell
-    return process
-
-
-def kill(process: Any) -> None:
-    """Ends a process that was started, whatever it is in, and waits for its end."""
-    process.kill()
-    process.join()
-
-
 def preload_fork_server(context: Any) -> None:
     """Has the fork server import torch, if it is still to be started.
 
@@ -88,3 +92,137 @@ def is_preload_the_programs() -> bool:
 
 def _preloaded() -> list[str] | None:
     return getattr(getattr(forkserver, "_forkserver", None), "_preload_modules", None)
+
+
+def kill(process: Any) -> None:
+    """Ends a process that was started, whatever it is in, and waits for its end."""
+    process.kill()
+    process.join()
+
+
+def note_started(process: Any) -> None:
+    """Has a process continued at exit, where ``multiprocessing`` waits for its end without a limit."""
+    global _started_by
+    if _started_by != os.getpid():
+        _started_by = os.getpid()
+        _started.clear()
+        # Before `multiprocessing` terminates and joins what is left. It keeps this for the process that asks.
+        util.Finalize(None, _resume_at_exit, exitpriority=0)
+    _started.add(process)
+
+
+def resume(processes: Iterable[Any]) -> None:
+    """Continues those that a signal has stopped: they can do what they were told, which is to end."""
+    for process in processes:
+        if proc.state_of(process.pid) == "T":
+            _continue(process)
+
+
+def _continue(process: Any) -> None:
+    # A child that has ended keeps its number until it is waited for, so the signal reaches no other.
+    if process.is_alive():
+        with contextlib.suppress(OSError):
+            os.kill(process.pid, signal.SIGCONT)
+
+
+def _is_left(process: Any) -> bool:
+    """True if the process has not ended. ``is_alive`` stays true if other code has waited for it."""
+    if not process.is_alive():
+        return False
+    try:
+        os.kill(process.pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        # The process has another user now, so it is there.
+        return True
+    return True
+
+
+class Group:
+    """Processes that have been told to end.
+
+    Args:
+        processes: ``multiprocessing``'s process objects, or a pool's.
+    """
+
+    def __init__(self, processes: Sequence[Any]) -> None:
+        self._processes = processes
+        # When it has waited long enough for all of them.
+        self._until: float | None = None
+        self._is_terminated = False
+        # When it has waited long enough for those that sleep.
+        self._asleep_until: float | None = None
+
+    def join(self, process: Any, timeout: float) -> None:
+        """Waits for one of them as its ``join`` does, and has those that are stopped go on.
+
+        All of them together have ``timeout`` seconds from the first call, and again once they are terminated.
+        A process that sleeps uninterruptibly is waited for no longer than five seconds, together with all
+        others of the group that do.
+        """
+        if self._until is None:
+            self._until = time.monotonic() + timeout
+        until = self._until
+        process.join(max(min(until - time.monotonic(), _LOOK), 0.0))
+        looks = 0
+        while _is_left(process):
+            now = time.monotonic()
+            if now >= until:
+                return
+            resume(self._processes)
+            looks = looks + 1 if proc.state_of(process.pid) == "D" else 0
+            if looks and self._asleep_until is None:
+                self._asleep_until = now + _ASLEEP_WITHIN
+            if looks >= _LOOKS and self._asleep_until is not None and now >= self._asleep_until:
+                return
+            process.join(min(until - now, _LOOK))
+
+    def terminate(self) -> None:
+        """Terminates all that are left, the first time."""
+        if self._is_terminated:
+            return
+        self._is_terminated, self._until = True, None
+        for process in self._processes:
+            if _is_left(process):
+                process.terminate()
+
+    def kill(self) -> None:
+        """Kills those that are left, and does not wait for what even that does not end."""
+        left = [process for process in self._processes if _is_left(process)]
+        for process in left:
+            process.kill()
+        until = time.monotonic() + _KILLED_WITHIN
+        for process in left:
+            process.join(max(until - time.monotonic(), 0.0))
+        for process in left:
+            if _is_left(process):
+                _abandon(process)
+
+
+def _abandon(process: Any) -> None:
+    """The process ends once its system call returns. The exit of this one does not wait for that."""
+    logger.warning(
+        "process %s was killed and has not ended within %s s: it is in a system call that cannot be "
+        "interrupted (state %s), and keeps what it has mapped until that returns",
+        process.pid,
+        _KILLED_WITHIN,
+        proc.state_of(process.pid),
+    )
+    # A pool's stands for one of multiprocessing's.
+    behind = getattr(process, "process", process)
+    _started.discard(behind)
+    getattr(multiprocessing_process, "_children", set()).discard(behind)
+
+
+def end(process: Any, timeout: float) -> None:
+    """Waits until a process that was told to end has done so, and kills it after ``timeout`` seconds."""
+    group = Group([process])
+    group.join(process, timeout)
+    group.kill()
+
+
+def _resume_at_exit() -> None:
+    # Whatever their state: this takes back a signal that was sent to stop one and has not stopped it yet.
+    for process in list(_started):
+        _continue(process)

@@ -181,10 +181,15 @@ def _running() -> _Server | None:
 
 def prepare(loader: Any) -> None:
     """Has the server ready when the loader's workers start, if they are to be spawned."""
-    kind = getattr(loader.multiprocessing_context or context, "Process", None)
-    if loader.num_workers > 0 and _is_served(kind):
+    if loader.num_workers > 0:
+        keep_server(loader, loader.multiprocessing_context or context)
+
+
+def keep_server(owner: Any, of: Any) -> None:
+    """Has the server ready if it may start the processes of a context, and keeps it as long as ``owner`` lives."""
+    if _is_served(getattr(of, "Process", None)):
         with contextlib.suppress(OSError):
-            _kept.put(loader, _running() or _Server())
+            _kept.put(owner, _running() or _Server())
 
 
 def forget(loader: Any) -> None:

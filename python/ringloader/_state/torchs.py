@@ -17,7 +17,7 @@ from ringloader._state.datasets import HAS_STATE
 from ringloader._state.iterables import Counted, IterableEpoch
 from ringloader._state.saved import Saved
 from ringloader._state.tracked import Epoch
-from ringloader._torch import internals, replacements
+from ringloader._torch import internals, select_path
 from ringloader._worker.options import InFront
 
 
@@ -62,7 +62,7 @@ def _why_not(loader: Any, get_iterator: Any, loaded: Saved | None) -> str | None
         return "this build or torch lacks what a state needs"
     if not isinstance(loader.num_workers, int):
         return "num_workers is no int"
-    replaced = replacements.replaced_reading(loader, get_iterator)
+    replaced = select_path.replaced_reading(loader, get_iterator)
     if replaced is not None:
         return f"{replaced} was replaced, which need not read the sampler"
     if loader.num_workers > 1 and not loader.in_order:

@@ -10,7 +10,7 @@ import numpy
 import torch
 import torch.utils.data
 
-from ringloader._torch import internals, replacements
+from ringloader._torch import internals
 
 # A torch without one of these collates itself.
 _collation: Any = torch.utils.data._utils.collate
@@ -63,7 +63,7 @@ def collates_rows(fetcher: Any, stand_in: type) -> bool:
     In a worker ``stand_in`` is the class of what may stand in for the ``collate`` that this calls.
     """
     return (
-        replacements.fetches_by_index(fetcher)
+        internals.fetches_by_index(fetcher)
         and fetcher.auto_collation
         and is_default_collate(fetcher.collate_fn)
         and collates_as_torch(stand_in)

@@ -129,6 +129,29 @@ def is_torchs_own(function: Any, qualname: str) -> bool:
     )
 
 
+def fetches_by_index(fetcher: Any) -> bool:
+    """True if a fetcher is torch's own of datasets that are asked by index."""
+    return _is_own_fetcher(fetcher, "_MapDatasetFetcher")
+
+
+def fetches_in_turn(fetcher: Any) -> bool:
+    """True if a fetcher is torch's own of iterable datasets."""
+    return _is_own_fetcher(fetcher, "_IterableDatasetFetcher")
+
+
+def _is_own_fetcher(fetcher: Any, name: str) -> bool:
+    cls = getattr(fetch_module, name, None)
+    return type(fetcher) is cls and is_torchs_own(cls.fetch, f"{name}.fetch")
+
+
+def is_not_replaced(cls: type, name: str) -> bool:
+    """True if a method of numpy's, torch's or our own is what the class was written with."""
+    found = getattr(cls, name, None)
+    if isinstance(found, FunctionType):
+        return found.__code__.co_qualname == f"{cls.__name__}.{name}"
+    return isinstance(found, type(list.__len__))
+
+
 # torch's own; None if other code has put its own there.
 next_of_iterator: Any = getattr(BaseIterator, "__next__", None)
 if not is_torchs_own(next_of_iterator, "_BaseDataLoaderIter.__next__"):

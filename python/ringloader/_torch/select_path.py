@@ -1,23 +1,46 @@
-"""The path that a loader takes. Nothing is drawn, started or allocated here."""
+"""The path that a loader takes, and the parts of torch that must be torch's own for it.
+
+Nothing is drawn, started or allocated here.
+"""
 
 from __future__ import annotations
 
 import operator
 import os
+from collections.abc import Sequence
 from multiprocessing import process
 from typing import Any, NamedTuple
 
 import torch
 import torch.multiprocessing
+from torch.utils.data import dataloader as torch_dataloader
 
 import ringloader._native as _native
 from ringloader._log import logger
-from ringloader._torch import internals, replacements
+from ringloader._torch import internals
 
 _said: set[str] = set()
 
 # The variable that sends every loader to torch's own.
 SWITCH = "RINGLOADER"
+# Methods of torch's iterators that ringloader's mirror. `__next__` is not among them: tools put their own
+# there, which ringloader's iterators call.
+_WITH_WORKERS = (
+    "__init__",
+    "_next_index",
+    "_reset",
+    "_next_data",
+    "_try_put_index",
+    "_get_data",
+    "_try_get_data",
+    "_process_data",
+    "_mark_worker_as_unavailable",
+    "_shutdown_workers",
+    "__del__",
+)
+_WITHOUT_WORKERS = ("__init__", "_next_index", "_next_data")
+_DATALOADER = torch_dataloader.__name__
+_GET_ITERATOR = "torch.utils.data.DataLoader._get_iterator"
 
 
 def say_once(text: str) -> None:
@@ -66,16 +89,9 @@ def reason_for_torch(loader: Any, get_iterator: Any) -> Reason | None:
     except TypeError:
         # torch draws before it refuses, and these draws must be torch's, too.
         return Reason("num_workers is no integer, which torch is about to refuse")
-    if not _native.SUPPORTED:
-        return Reason("this platform has no memfd; shared-memory rings need Linux")
-    missing = internals.missing_name()
-    if missing is not None:
-        return _surprising(f"this torch has no {missing}, which ringloader needs")
-    replaced = replacements.replaced_part(loader, get_iterator)
-    if replaced is not None:
-        return _surprising(f"{replaced} was replaced")
-    if _pins_for_named_device(loader):
-        return Reason("torch's own thread pins for the device that pin_memory_device names")
+    found = _obstacle(loader, get_iterator)
+    if found is not None:
+        return found
     kind = getattr(loader.multiprocessing_context or torch.multiprocessing, "Process", None)
     # Nothing is known of a function's processes before they are made, and by then torch has drawn.
     if not (isinstance(kind, type) and issubclass(kind, process.BaseProcess)):
@@ -89,28 +105,101 @@ def reason_against_own_iterator(get_iterator: Any) -> Reason | None:
     missing = internals.missing_name()
     if missing is not None:
         return Reason(f"num_workers is 0, and this torch has no {missing}, which ringloader needs")
-    replaced = replacements.replaced_without_workers(get_iterator)
+    replaced = _replaced_without_workers(get_iterator)
     return None if replaced is None else Reason(f"num_workers is 0, and {replaced} was replaced")
+
+
+def _obstacle(loader: Any, get_iterator: Any, is_for_threads: bool = False) -> Reason | None:
+    """Returns why a loader can have no workers of ours, be they processes or threads, or None.
+
+    Args:
+        loader: The loader.
+        get_iterator: As above.
+        is_for_threads: True if the workers would be threads.
+    """
+    if not _native.SUPPORTED:
+        return Reason("this platform has no memfd; shared-memory rings need Linux")
+    missing = internals.missing_name()
+    if missing is not None:
+        return _surprising(f"this torch has no {missing}, which ringloader needs")
+    replaced = _replaced_for_threads() if is_for_threads else None
+    replaced = replaced or _replaced_part(loader, get_iterator)
+    if replaced is not None:
+        return _surprising(f"{replaced} was replaced")
+    if loader.pin_memory and loader.pin_memory_device and internals.pins_for_named_device():
+        return Reason("torch's own thread pins for the device that pin_memory_device names")
+    return None
 
 
 def _surprising(reason: str) -> Reason:
     return Reason(reason, f"{reason}, so torch's own loader runs")
 
 
-def _pins_for_named_device(loader: Any) -> bool:
-    return bool(loader.pin_memory and loader.pin_memory_device and internals.pins_for_named_device())
-
-
 def reason_against_threads(loader: Any, get_iterator: Any) -> str | None:
     """Returns why a loader cannot have threads for workers here, or None."""
-    if not _native.SUPPORTED:
-        return "this build of ringloader has no native side; it needs Linux"
-    missing = internals.missing_name()
-    if missing is not None:
-        return f"this torch has no {missing}, which ringloader needs"
-    replaced = replacements.replaced_for_threads() or replacements.replaced_part(loader, get_iterator)
-    if replaced is not None:
-        return f"{replaced} was replaced"
-    if _pins_for_named_device(loader):
-        return "torch's own thread pins for the device that pin_memory_device names"
+    found = _obstacle(loader, get_iterator, is_for_threads=True)
+    return None if found is None else found.text
+
+
+def _replaced_for_threads() -> str | None:
+    """Returns the replaced part of torch that threads as workers cannot do without, or None."""
+    function: Any = getattr(internals.worker_module, "get_worker_info", None)
+    # Torch's, which reads what it is known to read; or ours already.
+    if internals.is_torchs_own(function, "get_worker_info") and "_worker_info" in function.__code__.co_names:
+        return None
+    return f"{internals.worker_module.__name__}.get_worker_info"
+
+
+def _replaced_part(loader: Any, get_iterator: Any) -> str | None:
+    """Returns a replaced part of torch that ringloader mirrors for loaders with workers, or None.
+
+    Args:
+        loader: The loader.
+        get_iterator: What stands in the place of torch's ``DataLoader._get_iterator``, our hook aside.
+    """
+    found = _replaced_class("_MultiProcessingDataLoaderIter", internals.Iterator, _WITH_WORKERS, get_iterator)
+    if found is not None:
+        return found
+    functions = [(internals.worker_module, "_worker_loop")]
+    if loader.pin_memory:
+        functions += [(internals.pin_memory_module, name) for name in ("_pin_memory_loop", "pin_memory")]
+    for module, name in functions:
+        if not internals.is_torchs_own(getattr(module, name, None), name):
+            return f"{module.__name__}.{name}"
+    return None
+
+
+def _replaced_without_workers(get_iterator: Any) -> str | None:
+    """Returns a replaced part of torch that ringloader mirrors for loaders without workers, or None."""
+    name, cls = "_SingleProcessDataLoaderIter", internals.SingleIterator
+    return _replaced_class(name, cls, _WITHOUT_WORKERS, get_iterator)
+
+
+def replaced_reading(loader: Any, get_iterator: Any) -> str | None:
+    """Returns a replaced part of torch without which its own loader need not read the sampler, or None."""
+    name = "_MultiProcessingDataLoaderIter" if loader.num_workers else "_SingleProcessDataLoaderIter"
+    cls = getattr(torch_dataloader, name)
+    if not (isinstance(cls, type) and issubclass(cls, internals.BaseIterator)):
+        return f"{_DATALOADER}.{name}"
+    if not internals.is_torchs_own(get_iterator, "DataLoader._get_iterator"):
+        return _GET_ITERATOR
+    return None
+
+
+def _replaced_class(name: str, cls: Any, methods: Sequence[str], get_iterator: Any) -> str | None:
+    # A class that was replaced before the import, perhaps under the same name, has torch's among its bases.
+    of_that_name = [one for one in cls.__mro__ if (one.__module__, one.__name__) == (_DATALOADER, name)]
+    if getattr(torch_dataloader, name) is not cls or of_that_name != [cls]:
+        return f"{_DATALOADER}.{name}"
+    if not internals.is_torchs_own(get_iterator, "DataLoader._get_iterator"):
+        return _GET_ITERATOR
+    base: Any = internals.BaseIterator
+    if getattr(torch_dataloader, "_BaseDataLoaderIter", None) is not base:
+        return f"{_DATALOADER}._BaseDataLoaderIter"
+    owners: tuple[Any, ...] = (cls, base)
+    for method in methods:
+        for owner in owners:
+            found = owner.__dict__.get(method)
+            if found is not None and not internals.is_torchs_own(found, f"{owner.__name__}.{method}"):
+                return f"{owner.__name__}.{method}"
     return None

@@ -1,7 +1,8 @@
-"""Parts that ringloader puts in the place of torch's, and takes out again."""
+"""Parts that ringloader puts in the place of torch's, and takes out again, and the memory that they fill."""
 
 from __future__ import annotations
 
+import inspect
 import multiprocessing
 from collections.abc import Callable
 from typing import Any, cast
@@ -9,7 +10,12 @@ from typing import Any, cast
 import torch
 import torch.utils.data
 
+import ringloader._native as _native
 from ringloader._torch import collating, internals
+
+# The worker's end of the transport in this process, for collation that is not torch's. None in a process that is
+# no worker of ours. One that a worker forks gets no memory of it.
+port: _native.Port | None = None
 
 # The methods by which torch moves a storage to shared memory, for any caller. They may be missing: a torch
 # without one of them moves no storage by it.
@@ -59,13 +65,12 @@ class WorkerParts:
 
     def __init__(self) -> None:
         self._collate = collating.collate_of_columns()
-        self._new_shared = vars(torch.UntypedStorage).get("_new_shared")
+        # The class method itself, and not one that is bound.
+        self._new_shared = inspect.getattr_static(torch.UntypedStorage, "_new_shared")
 
     def restore(self) -> None:
-        """Puts them back."""
+        """Puts them back, and forgets the port."""
+        global port
+        port = None
         collating.replace_collate(lambda _: self._collate)
-        if self._new_shared is None:
-            if "_new_shared" in vars(torch.UntypedStorage):
-                del torch.UntypedStorage._new_shared
-        else:
-            torch.UntypedStorage._new_shared = self._new_shared  # type: ignore[method-assign]
+        torch.UntypedStorage._new_shared = self._new_shared  # type: ignore[method-assign]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import resource
 
-from ringloader._common.launcher import local_world_size
+from ringloader._common.proc import local_world_size
 from ringloader._log import logger, mib
 
 _SMALLEST_SHARE = 1 << 20

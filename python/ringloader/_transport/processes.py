@@ -21,7 +21,7 @@ from ringloader._options.watchdog import Watchdog, watch_processes
 from ringloader._placement import registration
 from ringloader._placement.registration import Registrations
 from ringloader._pool.crew import Lease
-from ringloader._start import main_module, processes, shared_args, spawn, stuck
+from ringloader._start import main_module, pickled, processes, spawn
 from ringloader._torch import internals
 from ringloader._transport import budget
 from ringloader._transport.protocol import Transport
@@ -48,7 +48,7 @@ class ProcessTransport(Transport):
     engine: _native.Engine
     scheduler = _native.Scheduler
     # Attributes: an iterator that lives on while modules are torn down finds their names None.
-    _group = stuck.Group
+    _group = processes.Group
     _join_seconds = internals.JOIN_SECONDS
 
     def __init__(
@@ -79,7 +79,8 @@ class ProcessTransport(Transport):
         # A pool looks itself.
         self._look = None if lease is not None else main_module.look_for(context)
         is_shared = lease is None and context.get_start_method() != "fork"
-        self._shared = shared_args.Shared(self._look) if is_shared else None
+        look = None if self._look is None else self._look.through
+        self._shared = pickled.Shared(look) if is_shared else None
         self._calls = threading.RLock()
         self._tag = 0
 
@@ -103,7 +104,7 @@ class ProcessTransport(Transport):
     def _process(self, worker_end: channel.WorkerEndpoint, work: Work) -> Any:
         if self._lease is not None:
             return self._lease.worker(worker_end, work)
-        sent = work if self._shared is None else shared_args.Arguments(self._shared, work)
+        sent = work if self._shared is None else pickled.SharedWork(self._shared, work)
         args = worker_end, sent
         if self._look is not None:
             args = self._look.at(worker_end), self._look.at(sent)
@@ -182,13 +183,13 @@ class ProcessTransport(Transport):
     def _note_started(self, worker: int, process: Any) -> None:
         self._processes[worker] = process
         if self._lease is None:
-            stuck.note_started(process)
+            processes.note_started(process)
         try:
             self.engine.watch_worker(worker, process.pid)
         except BaseException:
             # The iterator does not list it yet, so no other code would end it.
             process.terminate()
-            stuck.end(process, internals.JOIN_SECONDS)
+            processes.end(process, internals.JOIN_SECONDS)
             raise
         if len(self._processes) == self._workers:
             self._share_nothing_more()

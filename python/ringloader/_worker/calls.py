@@ -10,8 +10,7 @@ from typing import Any
 
 from torch.utils.data import get_worker_info
 
-from ringloader._common import worker_port
-from ringloader._torch import internals
+from ringloader._torch import internals, stand_ins
 
 # The length of an answer, which stands before it.
 LENGTH = struct.Struct("<Q")
@@ -31,7 +30,7 @@ class Call:
 
     def __call__(self) -> None:
         answer = self._answer()
-        port = worker_port.port
+        port = stand_ins.port
         assert port is not None
         # If the descriptor cannot be had, the pipe ends, which tells the main process. The main process may
         # have stopped waiting.

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 import ringloader._native as _native
-from ringloader._common import held_memory, worker_port
-from ringloader._torch import data_pipes, internals
+from ringloader._common import held_memory
+from ringloader._torch import data_pipes, internals, stand_ins
 from ringloader._worker import collate, loop, malloc
 from ringloader._worker.channel import ProcessChannel, SentEndpoint, WorkerEndpoint
 
@@ -65,7 +65,7 @@ def run_at(
     trimming = malloc.Trimming(malloc.keep_freed(worker_end.share))
     collate.allocate_in_slots(port)
     collate.replace_collate(port)
-    worker_port.port = port
+    stand_ins.port = port
     for option in worker_end.options:
         option.join(work.worker, port)
     channel = ProcessChannel(port, work.worker, trimming)

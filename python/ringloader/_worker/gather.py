@@ -15,9 +15,8 @@ import torch
 from torch.utils.data import TensorDataset
 
 import ringloader._native as _native
-from ringloader._common import worker_port
 from ringloader._data.array_dataset import ArrayDataset
-from ringloader._torch import collating, modes, replacements
+from ringloader._torch import collating, internals, modes, stand_ins
 from ringloader._worker.options import Fetcher, WorkerOption
 
 # Makes the batch of gathered columns, of which those that torch must collate are None. Returns None where
@@ -79,7 +78,7 @@ _KINDS = {
         (TensorDataset, lambda dataset: dataset.tensors, _tuples),
         (ArrayDataset, lambda dataset: (*dataset.arrays, *dataset.named.values()), _arrays),
     )
-    if replacements.is_not_replaced(cls, "__getitem__")
+    if internals.is_not_replaced(cls, "__getitem__")
 }
 
 
@@ -145,7 +144,7 @@ class Rows:
     def __init__(self, fetcher: Any) -> None:
         self._fetcher = fetcher
         self._gather = _native.Gather(
-            worker_port.port,
+            stand_ins.port,
             collating.parts_of_default_collate(),
             modes.MODES,
             collating.collate_fn_map,
