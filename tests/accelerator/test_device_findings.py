@@ -18,7 +18,7 @@ from accelerator import pretend
 from accelerator.moved import DEVICE, LARGE, Numbered, assert_numbered, bytes_of, loader_on, path
 from accelerator.pinned import PIN
 from ringloader import DataLoader
-from ringloader._placement import device, device_copy, device_prepared, device_tree
+from ringloader._placement import device, device_copy, device_tree
 
 pytestmark = pytest.mark.rings_only
 
@@ -142,7 +142,6 @@ def test_memory_is_that_of_the_device():
     batch = [made, torch.ones(2), sparse, packed, {"a": made[2:]}]
     assert [id(one) for one in device_tree.memory_of([batch[0], batch[1]], DEVICE)] == [id(made)]
     assert len(device_tree.memory_of(batch, DEVICE)) == 2
-    assert len(device_tree.memory_of(sparse, torch.device("cpu"))) == 2
     assert len(device_tree.memory_of(packed, torch.device("cpu"))) == 2
 
 
@@ -239,7 +238,7 @@ def test_what_was_issued_in_its_turn_is_not_issued_again():
                 raise torch.OutOfMemoryError("full")
             return 3
 
-    later = device_prepared.Later(lambda: issued.append("issued") or Issued())
+    later = device_copy.Later(lambda: issued.append("issued") or Issued())
     with pytest.raises(torch.OutOfMemoryError):
         later.result()
     assert later.result() == 3 and issued == ["issued", "asked", "asked"]
@@ -312,13 +311,13 @@ def test_in_inference_mode_a_transform_has_no_gradients(path):
 
 
 def test_memory_of_what_a_transform_was_given_is_not_held(monkeypatch):
-    seen, found = [], device_prepared.Moved.__init__
+    seen, found = [], device_copy.Moved.__init__
 
     def init(self, ahead, copies, data, stream, done, memory, *rest):
         seen.append([tensor.numel() for tensor in memory])
         found(self, ahead, copies, data, stream, done, memory, *rest)
 
-    monkeypatch.setattr(device_prepared.Moved, "__init__", init)
+    monkeypatch.setattr(device_copy.Moved, "__init__", init)
     list(loader_on("native", Numbered(3, (LARGE,)), device_transform=lambda batch: batch["0"][:7].clone()))
     assert seen == [[7]] * 3
 
@@ -400,13 +399,6 @@ def test_strided_nested_tensors_are_what_torch_makes_of_them(path):
     assert len(theirs) == 3
     assert outcomes(loader_on(path, Nested())) == theirs
     assert outcomes(loader_on(path, Nested(), device_transform=lambda batch: batch)) == theirs
-
-
-def test_memory_of_strided_nested_tensors():
-    nested = Nested()[0]
-    (found,) = device_tree.memory_of([nested], torch.device("cpu"))
-    assert not found.is_nested
-    assert found.untyped_storage().data_ptr() == nested.unbind()[0].untyped_storage().data_ptr()
 
 
 class OfSubclass(torch.Tensor):

@@ -17,7 +17,7 @@ import torch
 import ringloader
 from accelerator import pretend
 from accelerator.moved import DEVICE, LARGE, loader_on, registrar
-from ringloader._placement import device_copy, device_prepared
+from ringloader._placement import device_copy
 
 pytestmark = [pytest.mark.rings_only, pytest.mark.usefixtures("registrar")]
 
@@ -225,7 +225,7 @@ def test_a_long_storm(seed, record_property):
 
 def _no_wait(monkeypatch):
     """The caller's stream does not wait for the copies."""
-    monkeypatch.setattr(device_prepared.Moved, "result", lambda self: self._data)
+    monkeypatch.setattr(device_copy.Moved, "result", lambda self: self._data)
 
 
 def _no_fence(monkeypatch):

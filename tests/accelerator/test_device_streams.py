@@ -34,7 +34,7 @@ from accelerator.moved import (
     two_devices,
 )
 from faults.proc import wait_until
-from ringloader._placement import device, device_copy, device_prepared
+from ringloader._placement import device, device_copy
 
 pytestmark = [pytest.mark.rings_only, pytest.mark.usefixtures("registrar")]
 
@@ -253,19 +253,19 @@ def test_two_loaders_on_two_devices(path):
 
 def test_without_a_record_of_the_stream_the_bytes_would_be_wrong(monkeypatch):
     """That these tests find it."""
-    found = device_prepared.Moved.result
+    found = device_copy.Moved.result
 
     def result(self):
         self._memory = []
         return found(self)
 
-    monkeypatch.setattr(device_prepared.Moved, "result", result)
+    monkeypatch.setattr(device_copy.Moved, "result", result)
     with pytest.raises(AssertionError, match="wrong bytes"):
         test_what_a_late_stream_still_reads_is_not_used_again("native", 1)
 
 
 def test_without_the_wait_for_what_is_abandoned_that_would_be_wrong(monkeypatch):
-    monkeypatch.setattr(device_prepared.Moved, "abandon", lambda _: None)
+    monkeypatch.setattr(device_copy.Moved, "abandon", lambda _: None)
     with pytest.raises(AssertionError):
         test_what_is_abandoned_is_not_written_to_later()
 

@@ -17,10 +17,8 @@ from ringloader import DataLoader
 from ringloader._placement import (
     decoding,
     device,
-    device_block,
     device_copy,
     device_pack,
-    device_prepared,
     device_tree,
     lookahead,
     pinning,
@@ -37,7 +35,7 @@ __all__ = ["registrar"]
 TRACED = {
     module.__file__
     for module in (
-        *(decoding, device, device_block, device_copy, device_pack, device_prepared, device_tree),
+        *(decoding, device, device_copy, device_pack, device_tree),
         *(lookahead, pinning),
     )
 }

@@ -7,7 +7,6 @@ import queue
 import sys
 import threading
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import ringloader._native as _native
@@ -127,10 +126,6 @@ class Decoding:
             return False
         self._thread = thread
         return True
-
-    def place_next(self, take: Callable[[], Any]) -> Any:
-        """A batch of torch's own iterator is decoded when it is taken."""
-        return take()
 
     def stop(self) -> None:
         """Has callers that wait for a batch raise."""

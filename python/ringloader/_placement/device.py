@@ -11,13 +11,11 @@ from typing import Any
 import torch
 
 import ringloader._native as _native
-from ringloader._placement.device_block import Block, copy_each
-from ringloader._placement.device_copy import CopyStream
-from ringloader._placement.device_pack import Packing
-from ringloader._placement.device_prepared import Later, Moved, Ready, no_inference_mode
+from ringloader._placement.device_copy import CopyStream, Later, Moved, no_inference_mode
+from ringloader._placement.device_pack import Block, Packing, copy_each
 from ringloader._placement.device_tree import has_to, leaves, memory_of, with_leaves
 from ringloader._placement.failed_arrival import is_failed, once, reraise
-from ringloader._placement.lookahead import Prepared
+from ringloader._placement.lookahead import Prepared, Ready
 from ringloader._placement.registration import Registrations
 from ringloader._torch import devices, internals, modes
 

@@ -9,7 +9,7 @@ import collections
 import copy
 import gc
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, MutableSequence, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, MutableSequence, Sequence
 from typing import Any
 
 import torch
@@ -132,11 +132,12 @@ def memory_of(data: Any, device: torch.device) -> list[Any]:
     while waiting and len(seen) < _MOST_LOOKED_INTO:
         one = waiting.popleft()
         cls = type(one)
-        if issubclass(cls, torch.Tensor):
-            found.extend(tensor for tensor in _strided(one) if tensor.device == device)
+        if issubclass(cls, torch.Tensor) and _has_own_memory(one):
+            if one.device == device:
+                found.append(one)
         elif id(one) in seen or issubclass(cls, (type, types.ModuleType)):
             continue
-        elif callable(getattr(cls, "record_stream", None)):
+        elif not issubclass(cls, torch.Tensor) and callable(getattr(cls, "record_stream", None)):
             seen[id(one)] = one
             found.append(one)
         elif cls is types.FunctionType:
@@ -150,28 +151,12 @@ def memory_of(data: Any, device: torch.device) -> list[Any]:
 
 # A batch may refer to a whole program. Its own tensors are near, and come first.
 _MOST_LOOKED_INTO = 10_000
-# The parts of tensors of other layouts.
-_PARTS = {
-    torch.sparse_coo: ("_indices", "_values"),
-    torch.sparse_csr: ("crow_indices", "col_indices", "values"),
-    torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
-    torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
-    torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
-}
 
 
-def _strided(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The tensors that have its memory."""
-    parts = _PARTS.get(tensor.layout)
-    flatten = getattr(tensor, "__tensor_flatten__", None)
-    if parts is not None:
-        for part in parts:
-            yield from _strided(getattr(tensor, part)())
-    elif flatten is not None:
-        # A subclass around others, as nested tensors are.
-        for name in flatten()[0]:
-            yield from _strided(getattr(tensor, name))
-    elif tensor.is_nested:
-        yield tensor.values()
-    elif tensor.layout == torch.strided:
-        yield tensor
+def _has_own_memory(tensor: torch.Tensor) -> bool:
+    """False for other layouts, which note no stream, and for subclasses that are around other tensors."""
+    return (
+        tensor.layout == torch.strided
+        and not tensor.is_nested
+        and getattr(tensor, "__tensor_flatten__", None) is None
+    )

@@ -5,7 +5,6 @@ The native scheduler takes them, keeps them and hands them out, so that an inter
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import ringloader._native as _native
@@ -17,6 +16,18 @@ class Prepared(Protocol):
 
     def result(self) -> Any:
         """Returns the batch, once it is there. The caller gets what it raises, and may then ask again."""
+
+
+class Ready:
+    """A batch that is there, or the error that stands for it."""
+
+    __slots__ = ("_data",)
+
+    def __init__(self, data: Any) -> None:
+        self._data = data
+
+    def result(self) -> Any:
+        return self._data
 
 
 class Placement(Protocol):
@@ -32,9 +43,6 @@ class Placement(Protocol):
             BaseException: What interrupts the program. Then it is called again with the same batch, in its
                 turn, even if it had begun.
         """
-
-    def place_next(self, take: Callable[[], Any], /) -> Any:
-        """Brings a batch there that torch's own iterator hands out, which is asked for it by ``take``."""
 
     def stop(self) -> None:
         """Ends waits in results of what was prepared, in other threads: they may raise anything."""

@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
 import ringloader._native as _native
-from ringloader._placement.failed_arrival import reraise
-from ringloader._placement.lookahead import Prepared
+from ringloader._placement.lookahead import Prepared, Ready
 from ringloader._torch import internals
-
-
-class _Ready:
-    """A batch that is there, or the error that stands for it."""
-
-    __slots__ = ("_data",)
-
-    def __init__(self, data: Any) -> None:
-        self._data = data
-
-    def result(self) -> Any:
-        return self._data
 
 
 class Pinning:
@@ -52,18 +38,9 @@ class Pinning:
     def _prepare(self, arrival: _native.Arrival) -> Prepared:
         try:
             pinned = None if self._pinner is None else self._pinner.pin(arrival)
-            return pinned or _Ready(self._pinned(arrival.unpack()))
+            return pinned or Ready(self._pinned(arrival.unpack()))
         except Exception:
-            return _Ready(self._failed())
-
-    def place_next(self, take: Callable[[], Any]) -> Any:
-        """Pins a batch that torch's iterator hands out."""
-        batch = take()
-        try:
-            with torch.inference_mode(False):
-                return self._pinned(batch)
-        except Exception:
-            reraise(self._failed())
+            return Ready(self._failed())
 
     def stop(self) -> None:
         """Does nothing: no result waits for long."""

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import sys
 import threading
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,8 +19,11 @@ from ringloader._log import mib
 from ringloader._torch import devices
 
 
-class Registrar(Protocol):
-    """A driver that page-locks memory where it lies, for all devices of its type."""
+class Cudart:
+    """Page-locks memory where it lies, for all devices: CUDA's runtime, and HIP's, to which torch gives its names."""
+
+    # The memory counts as locked for all devices, not only for the current one.
+    _PORTABLE = 1
 
     def register(self, address: int, nbytes: int, /) -> None:
         """Page-locks memory.
@@ -28,6 +31,7 @@ class Registrar(Protocol):
         Raises:
             RuntimeError: It cannot be had. Nothing is locked then.
         """
+        self._check(lambda cudart: cudart.cudaHostRegister(address, nbytes, self._PORTABLE))
 
     def unregister(self, address: int, /) -> None:
         """Ends what was registered at an address, which no copy uses any more.
@@ -35,18 +39,6 @@ class Registrar(Protocol):
         Raises:
             RuntimeError: The driver refuses.
         """
-
-
-class _Cudart:
-    """CUDA's runtime, and HIP's, which torch gives the same names."""
-
-    # The memory counts as locked for all devices, not only for the current one.
-    _PORTABLE = 1
-
-    def register(self, address: int, nbytes: int) -> None:
-        self._check(lambda cudart: cudart.cudaHostRegister(address, nbytes, self._PORTABLE))
-
-    def unregister(self, address: int) -> None:
         self._check(lambda cudart: cudart.cudaHostUnregister(address))
 
     @staticmethod
@@ -64,8 +56,8 @@ class _Cudart:
         raise RuntimeError(f"{cudart.cudaGetErrorString(error)} ({int(error)})")
 
 
-# The registrars by device type. Memory for any other type is not registered.
-registrars: dict[str, Registrar] = {"cuda": _Cudart()}
+# The drivers by device type. Memory for any other type is not registered.
+registrars: dict[str, Cudart] = {"cuda": Cudart()}
 
 
 class Registrations:
@@ -85,7 +77,7 @@ class Registrations:
     # An attribute: an object that lives on while modules are torn down finds their names None.
     _is_finalizing = staticmethod(sys.is_finalizing)
 
-    def __init__(self, memory: _native.SlotMemory, device_type: str, registrar: Registrar) -> None:
+    def __init__(self, memory: _native.SlotMemory, device_type: str, registrar: Cudart) -> None:
         self.device_type = device_type
         self._memory = memory
         self._registrar = registrar
