@@ -147,19 +147,19 @@ def test_a_stopped_worker_goes_to_its_own_end(tmp_path):
 @pytest.mark.skipif(_CLONE is None, reason="no number of the system call for this machine")
 def test_workers_asleep_in_the_kernel_are_killed(children, monkeypatch):
     """A sleep that SIGTERM does not end; torch leaves such a worker behind."""
-    monkeypatch.setattr(stuck, "_ASLEEP_WITHIN", 1.0)
+    monkeypatch.setattr(processes, "_ASLEEP_WITHIN", 1.0)
     loader = DataLoader(Sleeps(50, 8, children), num_workers=4)
     iterator = iter(loader)
     for _ in range(8):
         next(iterator)
-    processes = iterator._workers
-    pids = [process.pid for process in processes]
+    workers = iterator._workers
+    pids = [process.pid for process in workers]
     assert wait_until(lambda: [state(pid) for pid in pids] == ["D"] * 4, 10)
     assert sorted(pids_noted(children, "worker")) == sorted(pids)
     before = time.monotonic()
     loader.shutdown()
     assert time.monotonic() - before < 8, "the first 1 s, each look 0.25 s"
-    assert [process.exitcode for process in processes] == [-signal.SIGKILL] * 4
+    assert [process.exitcode for process in workers] == [-signal.SIGKILL] * 4
     assert len(pids_noted(children, "child")) == 4
 
 
@@ -233,12 +233,12 @@ def pretended(monkeypatch):
         monkeypatch.setattr(proc, "state_of", lambda _: process.look())
         return process
 
-    monkeypatch.setattr(stuck, "_ASLEEP_WITHIN", 0.5)
+    monkeypatch.setattr(processes, "_ASLEEP_WITHIN", 0.5)
     return make
 
 
 def test_what_no_signal_ends_is_left_and_said(pretended, caplog, monkeypatch):
-    monkeypatch.setattr(stuck, "_KILLED_WITHIN", 0.2)
+    monkeypatch.setattr(processes, "_KILLED_WITHIN", 0.2)
     process = pretended("D")
     multiprocessing.process._children.add(process)
     try:

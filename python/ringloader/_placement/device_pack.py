@@ -1,4 +1,4 @@
-"""Copies of tensors to a device: small ones in blocks, which are taken apart there, and large ones by themselves.
+"""Copies of tensors to a device: small ones in blocks that are taken apart there, large ones by themselves.
 
 The native side packs the blocks of batches that it has a layout for; others are packed here.
 """

@@ -20,7 +20,7 @@ from ringloader._torch import devices
 
 
 class Cudart:
-    """Page-locks memory where it lies, for all devices: CUDA's runtime, and HIP's, to which torch gives its names."""
+    """The driver by CUDA's runtime, and by HIP's, which torch gives the same names."""
 
     # The memory counts as locked for all devices, not only for the current one.
     _PORTABLE = 1

@@ -224,7 +224,9 @@ class _Pickler(reduction.ForkingPickler):
 
 
 class Assigned:
-    """A pool's process at one iterator: it "ends" when it is given back. Has what else the process object has.
+    """A pool's process at one iterator: it "ends" when it is given back.
+
+    Has the other attributes of the process object too.
 
     Args:
         begin: Has a process of the pool begin, and returns it.

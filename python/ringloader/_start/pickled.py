@@ -1,8 +1,8 @@
 """Objects that are pickled once for any number of processes, in memory that all of them read.
 
-What belongs to one process alone, the descriptors, is made again for each. torch pickles the arguments of its
-worker loop for every worker that does not fork. Here the first worker's are pickled, and the others read them.
-What cannot be treated so is pickled for each worker, as torch does it.
+What belongs to one process alone, the descriptors, is made again for each. torch pickles the arguments of
+its worker loop for every worker that does not fork. Here the first worker's are pickled, and the others read
+them. What cannot be treated so is pickled for each worker, as torch does it.
 """
 
 from __future__ import annotations

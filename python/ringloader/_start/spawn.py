@@ -186,7 +186,7 @@ def prepare(loader: Any) -> None:
 
 
 def keep_server(owner: Any, of: Any) -> None:
-    """Has the server ready if it may start the processes of a context, and keeps it as long as ``owner`` lives."""
+    """Has the server ready if it may start a context's processes. It lives as long as ``owner``."""
     if _is_served(getattr(of, "Process", None)):
         with contextlib.suppress(OSError):
             _kept.put(owner, _running() or _Server())

@@ -13,8 +13,8 @@ import torch.utils.data
 import ringloader._native as _native
 from ringloader._torch import collating, internals
 
-# The worker's end of the transport in this process, for collation that is not torch's. None in a process that is
-# no worker of ours. One that a worker forks gets no memory of it.
+# The worker's end of the transport in this process, for collation that is not torch's. None in a process that
+# is no worker of ours. One that a worker forks gets no memory of it.
 port: _native.Port | None = None
 
 # The methods by which torch moves a storage to shared memory, for any caller. They may be missing: a torch
