@@ -70,78 +70,37 @@ def test_a_process_that_is_lost_while_it_is_idle_is_replaced(method):
         assert len(workers(pool)) == 2
 
 
-def test_a_process_that_is_lost_as_it_is_lent(monkeypatch):
-    """The pool finds out when it sends: another one takes the place."""
-    from ringloader._pool.process import PoolProcess
+@pytest.mark.parametrize("tidies", [False, True])
+@pytest.mark.parametrize("lost", [1, 2])
+def test_a_process_that_is_lost_as_it_is_given_work(lost, tidies, monkeypatch):
+    """The iterator misses it, as one whose worker has died; the next one gets another.
 
-    assign, killed = PoolProcess.assign, []
-
-    def kill_first(self, *args):
-        if not killed:
-            killed.append(self.process.pid)
-            self.process.kill()
-            self.process.join()
-        assign(self, *args)
-
-    with WorkerPool(2) as pool:
-        loader = DataLoader(Numbers(8), worker_pool=pool)
-        numbers(loader)
-        before = workers(pool)
-        monkeypatch.setattr(PoolProcess, "assign", kill_first)
-        assert numbers(loader) == list(range(8))
-        assert killed[0] in before
-        assert killed[0] not in workers(pool)
-
-
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
-def test_a_process_that_is_lost_after_others_have_begun(method, monkeypatch):
-    """Another one has the dataset as the others have it; where there is none, the iterator misses it."""
+    Looking after the pool meanwhile, as another thread does, closes the process's channel.
+    """
     from ringloader._pool.process import PoolProcess
 
     assign, given = PoolProcess.assign, []
 
-    def kill_second(self, *args):
+    def kill_one(self, *args):
         given.append(self)
-        if len(given) == 2:
-            dataset.first = 100
+        if len(given) == lost:
             self.process.kill()
             self.process.join()
-        assign(self, *args)
-
-    with WorkerPool(3, method) as pool:
-        dataset = Added(8)
-        loader = DataLoader(dataset, worker_pool=pool)
-        numbers(loader)
-        monkeypatch.setattr(PoolProcess, "assign", kill_second)
-        if method == "forkserver":
-            assert numbers(loader) == list(range(8))
-        else:
-            with pytest.raises(RuntimeError, match=DIED):
-                iter(loader)
-            gc.collect()
-            assert numbers(loader) == list(range(100, 108))
-
-
-def test_a_process_that_others_find_dead_before_it_is_given_work(monkeypatch):
-    """Looking after the pool closes its channel."""
-    from ringloader._pool.process import PoolProcess
-
-    assign, killed = PoolProcess.assign, []
-
-    def kill_first(self, *args):
-        if not killed:
-            killed.append(self.process.pid)
-            self.process.kill()
-            self.process.join()
-            DataLoader(Numbers(1), worker_pool=pool)
-            assert self.channel.fileno() < 0
+            if tidies:
+                DataLoader(Numbers(1), worker_pool=pool)
+                assert self.channel.fileno() < 0
         assign(self, *args)
 
     with WorkerPool(2) as pool:
         loader = DataLoader(Numbers(8), worker_pool=pool)
-        monkeypatch.setattr(PoolProcess, "assign", kill_first)
+        numbers(loader)
+        monkeypatch.setattr(PoolProcess, "assign", kill_one)
+        with pytest.raises(RuntimeError, match=DIED):
+            iter(loader)
+        gc.collect()
         assert numbers(loader) == list(range(8))
-        assert killed
+        assert given[lost - 1].process.pid not in workers(pool)
+        assert len(workers(pool)) == 2
 
 
 def fails(_worker):

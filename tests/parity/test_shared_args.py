@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
-import os
 from multiprocessing import reduction
 
 import numpy as np
@@ -14,7 +13,6 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from faults.proc import Snapshot, descriptors
 from parity.side_by_side import assert_same
-from ringloader._start import pickled as pickled_once
 
 pytestmark = pytest.mark.limit(120)
 
@@ -291,15 +289,3 @@ def test_unpickling_fails_in_the_worker(loader_class, capfd):
 
     assert_same(scenario, loader_class)
     assert said[0] == said[1] == "ZeroDivisionError: when unpickled"
-
-
-def test_a_system_that_writes_a_part_at_a_time(monkeypatch):
-    """A system does so beyond 2 GB."""
-    write = os.write
-    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:1000]))
-    memory = pickled_once._Memory()
-    data = np.arange(5000)
-    memory.write(data)
-    assert memory.size == data.nbytes
-    assert os.pread(memory.fd, 2 * data.nbytes, 0) == data.tobytes()
-    memory.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import gc
+import inspect
 import os
 import pickle
 import signal
@@ -222,7 +223,7 @@ def _change_and_restore(folder):
             torch.get_default_dtype(),
             torch.is_grad_enabled(),
             torch.utils.data._utils.collate.collate,
-            vars(torch.UntypedStorage).get("_new_shared"),
+            inspect.getattr_static(torch.UntypedStorage, "_new_shared"),
             signal.getitimer(signal.ITIMER_REAL)[0],
         )
 

@@ -1,7 +1,8 @@
-"""Pickles of batches, and answers to the native encoder about numpy's arrays and about classes."""
+"""Pickles of batches and errors, and answers to the native encoder about numpy's arrays and about classes."""
 
 from __future__ import annotations
 
+import contextlib
 import copyreg
 import functools
 import importlib
@@ -16,7 +17,6 @@ import numpy as np
 import torch
 from torch.multiprocessing import reductions
 
-from ringloader._common import whole_errors
 from ringloader._torch import internals
 
 # The place of a leaf's content, for the native encoder: object to keep, address, bytes, itemsize, whether
@@ -65,10 +65,55 @@ def dumps(batch: object, leaves: Callable[[object], int | None]) -> bytes:
         Exception: What pickling raises for what cannot be pickled.
     """
     if type(batch) is internals.ExceptionWrapper:
-        batch = whole_errors.whole(batch)
+        batch = whole(batch)
     file = io.BytesIO()
     _BatchPickler(file, leaves).dump(batch)
     return file.getvalue()
+
+
+class WholeError(internals.ExceptionWrapper):  # type: ignore[misc]
+    """A ``RuntimeError`` with name, message, notes, causes and traceback of another error."""
+
+    def __init__(self, wrapper: Any) -> None:
+        self.exc_type = RuntimeError
+        self.exc_msg = wrapper.exc_msg
+        self.where = wrapper.where
+        self.name = wrapper.exc_type.__name__
+
+    def reraise(self) -> None:
+        """Raises it in torch's words."""
+        raise RuntimeError(_text(self, self.name))
+
+
+def _text(wrapper: Any, name: str) -> str:
+    """MIRRORS torch _utils.py::ExceptionWrapper.reraise."""
+    return f"Caught {name} {wrapper.where}.\nOriginal {wrapper.exc_msg}"
+
+
+def whole(wrapper: Any, is_sent: bool = True) -> Any:
+    """Returns torch's wrapper of a worker's error, or a stand-in if torch would lose the error on its way.
+
+    torch loses one whose class cannot be sent, or not be made of a text.
+
+    Args:
+        wrapper: Made by torch, in the worker.
+        is_sent: True if it goes to another process.
+    """
+    kind = wrapper.exc_type
+    try:
+        if is_sent:
+            ForkingPickler.dumps(kind)
+        # torch makes the error again by these calls. It expects no error of the first, such as
+        # ExceptionGroup's. Older versions expect only a TypeError of the second.
+        text = _text(wrapper, kind.__name__)
+        if getattr(kind, "message", None):
+            kind(message=text)
+        elif kind.__module__ != "builtins":
+            with contextlib.suppress(TypeError):
+                kind(text)
+    except Exception:
+        return WholeError(wrapper)
+    return wrapper
 
 
 class _ExactPickler(pickle.Pickler):

@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from multiprocessing import reduction
 from typing import Any
 
 import torch
@@ -29,24 +28,6 @@ from ringloader._torch import internals
 _LEAST_HELD = 64 << 20
 # The time for a source that does not end when it is asked to.
 _GRACE_SECONDS = 5.0
-
-
-class _SentSocket:
-    """A socket as the argument of a process."""
-
-    def __init__(self, one: socket.socket) -> None:
-        self._socket = one
-
-    def detach(self) -> int:
-        """Returns the socket's descriptor, in a process that was forked."""
-        return self._socket.detach()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _as_it_is, (reduction.DupFd(self._socket.fileno()),)
-
-
-def _as_it_is(sent: Any) -> Any:
-    return sent
 
 
 class Dispatching:
@@ -71,7 +52,7 @@ class Dispatching:
         most_held = max(share, _LEAST_HELD) if in_turn and dataset.may_drop(source) else None
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            arguments = (source._source, _SentSocket(theirs), workers, share, os.getpid(), most_held)
+            arguments = (source._source, theirs, workers, share, os.getpid(), most_held)
             look = main_module.look_for(context)
             if look is not None:
                 arguments = look.at(source._source), *arguments[1:]
@@ -112,7 +93,12 @@ class _StopError(BaseException):
 
 
 def run_dispatcher(
-    source: Iterable[Any], requests: Any, workers: int, share: int, main_pid: int, most_held: int | None
+    source: Iterable[Any],
+    requests: socket.socket,
+    workers: int,
+    share: int,
+    main_pid: int,
+    most_held: int | None,
 ) -> None:
     """Serves the workers of one iterator until the last of them has ended. The process's main function.
 
@@ -136,8 +122,8 @@ def run_dispatcher(
                 held_memory.keep_views()
             torch.set_num_threads(1)
             threading.Thread(target=_end_with, args=(main_pid,), daemon=True).start()
-            with socket.socket(fileno=requests.detach()) as theirs:
-                consumers = _accept(theirs, workers, share)
+            with requests:
+                consumers = _accept(requests, workers, share)
             _serve(source, consumers, most_held)
         finally:
             signal.signal(signal.SIGTERM, _do_nothing)

@@ -1,4 +1,4 @@
-"""A worker's end of what the dispatching process sends, and its way to the worker.
+"""A worker's end of what the dispatching process sends.
 
 Messages to the dispatching process are `(epoch, [allowance, seed, is_hungry])`: the worker is in this epoch,
 may be sent so many items more, has the loader's base seed, and may be hungry: a batch waits for an item. With
@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
-from multiprocessing import reduction
 from typing import Any
 
 import torch.utils.data
@@ -23,8 +22,8 @@ from ringloader._worker.options import Fetcher, WorkerOption
 # Seconds after which a worker that waits for an item looks again whether one is still wanted.
 _LOOK_SECONDS = 0.1
 
-# The streams in a worker, by the key of the dataset and the worker's number.
-_streams: dict[tuple[str, int], Stream] = {}
+# The ends in a worker, by the key of the dataset and the worker's number.
+_ends: dict[tuple[str, int], DispatchEnd] = {}
 
 
 def items_for(key: str, worker: int) -> Iterator[Any]:
@@ -33,7 +32,7 @@ def items_for(key: str, worker: int) -> Iterator[Any]:
     Raises:
         RuntimeError: If that dataset has no dispatching process.
     """
-    found = _streams.get((key, worker))
+    found = _ends.get((key, worker))
     if found is None:
         raise RuntimeError(
             "a ringloader.Dispatch in a worker has no dispatching process: with workers, it must be the "
@@ -44,8 +43,26 @@ def items_for(key: str, worker: int) -> Iterator[Any]:
     return found
 
 
+class _Leaving:
+    """Says so where a worker ends its epoch before the items do: the others must not wait for it."""
+
+    def __init__(self, fetcher: Fetcher, end: DispatchEnd) -> None:
+        self._fetcher = fetcher
+        self._end = end
+
+    def fetch(self, index: Any, /) -> Any:
+        try:
+            return self._fetcher.fetch(index)
+        except StopIteration:
+            self._end.leave()
+            raise
+        finally:
+            if self._end.is_hungry:
+                self._end.eat_no_more()
+
+
 class DispatchEnd(WorkerOption):
-    """A worker's end, on its way to the worker: how to reach the dispatching process.
+    """A worker's end: iterates over the items of one epoch after those of another.
 
     Args:
         key: Of the dataset.
@@ -57,101 +74,55 @@ class DispatchEnd(WorkerOption):
     """
 
     def __init__(
-        self, key: str, requests: Any, pid: int, prefetch: int, share: int, tells_hunger: bool
+        self, key: str, requests: socket.socket, pid: int, prefetch: int, share: int, tells_hunger: bool
     ) -> None:
         self._key = key
         self._requests = requests
-        self.pid = pid
-        self.prefetch = prefetch
-        self.share = share
-        self.tells_hunger = tells_hunger
-        self._stream: Stream
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        sent = reduction.DupFd(self._requests.fileno())
-        return DispatchEnd, (self._key, sent, self.pid, self.prefetch, self.share, self.tells_hunger)
-
-    def join(self, worker: int, port: _native.Port | None) -> None:
-        """Reaches the dispatching process."""
-        assert port is not None
-        requests = self._requests
-        if not isinstance(requests, socket.socket):
-            requests = socket.socket(fileno=requests.detach())
-        with requests:
-            self._stream = _streams[self._key, worker] = Stream(self, worker, port, requests)
-
-    def wrap(self, fetcher: Fetcher) -> Fetcher:
-        self._stream.begin_epoch()
-        return _Leaving(fetcher, self._stream)
-
-    def leave(self) -> None:
-        """Takes no items in the epoch that it began."""
-        self._stream.leave()
-
-    def miss(self) -> None:
-        """Takes no items in an epoch that began without this option."""
-        self._stream.miss()
-
-
-class _Leaving:
-    """Says so where a worker ends its epoch before the items do: the others must not wait for it."""
-
-    def __init__(self, fetcher: Fetcher, stream: Stream) -> None:
-        self._fetcher = fetcher
-        self._stream = stream
-
-    def fetch(self, index: Any, /) -> Any:
-        try:
-            return self._fetcher.fetch(index)
-        except StopIteration:
-            self._stream.leave()
-            raise
-        finally:
-            if self._stream.is_hungry:
-                self._stream.eat_no_more()
-
-
-class Stream:
-    """The items of one worker, those of one epoch after those of another."""
-
-    def __init__(self, end: DispatchEnd, worker: int, port: _native.Port, requests: socket.socket) -> None:
-        self._pid = end.pid
-        self._tells_hunger = end.tells_hunger
-        self._port = port
-        self._allowance = end.prefetch
+        self._pid = pid
+        self._share = share
+        self._tells_hunger = tells_hunger
+        self._allowance = prefetch
         # Not for each item: a message each would cost as much as the item.
-        self._told_from = (end.prefetch + 1) // 2
-        self._taken = end.prefetch
+        self._told_from = (prefetch + 1) // 2
+        self._taken = prefetch
         self._seed = 0
         self._epoch = 0
         self._is_reading = False
         # True if the dispatching process was told that a batch waits for an item.
         self.is_hungry = False
         self._has_died = False
-        self._engine = _native.Engine(1, end.prefetch, end.share)
+
+    def join(self, worker: int, port: _native.Port | None) -> None:
+        """Reaches the dispatching process."""
+        assert port is not None
+        _ends[self._key, worker] = self
+        self._port = port
+        self._engine = _native.Engine(1, self._allowance, self._share)
         fds = self._engine.worker_fds(0).as_dict()
         # The engine keeps its own for as long as it is not watched.
         fds["socket"] = os.dup(fds["socket"])
         try:
-            # Before the request: if the process has ended, and another one has its number, sending fails.
-            self._engine.watch_worker(0, end.pid)
-            socket.send_fds(requests, [f"{worker} {' '.join(fds)}".encode()], list(fds.values()))
+            with self._requests as requests:
+                # Before the request: if the process has ended, and another one has its number, sending fails.
+                self._engine.watch_worker(0, self._pid)
+                socket.send_fds(requests, [f"{worker} {' '.join(fds)}".encode()], list(fds.values()))
         except (BrokenPipeError, ConnectionError):
             self._has_died = True
         finally:
             os.close(fds["socket"])
 
-    def begin_epoch(self) -> None:
-        """The worker begins its next epoch. What is left of the one before is dropped."""
+    def wrap(self, fetcher: Fetcher) -> Fetcher:
+        """Begins the next epoch. What is left of the one before is dropped."""
         info = torch.utils.data.get_worker_info()
         self._seed = 0 if info is None else info.seed - info.id
         self._epoch += 1
         self._is_reading = True
         self.is_hungry = False
         self._tell()
+        return _Leaving(fetcher, self)
 
     def leave(self) -> None:
-        """The worker takes no more items in this epoch."""
+        """Takes no more items in this epoch."""
         if not self._is_reading:
             return
         self._is_reading = self.is_hungry = False
@@ -165,7 +136,7 @@ class Stream:
             self._tell()
 
     def miss(self) -> None:
-        """The worker begins its next epoch, and takes no items in it."""
+        """Begins the next epoch, and takes no items in it."""
         self._epoch += 1
         self._is_reading = True
         self._drop()
@@ -184,13 +155,16 @@ class Stream:
             self._engine.put(0, (self._epoch, [self._taken, self._seed, int(self.is_hungry)]))
             self._taken = 0
 
-    def __iter__(self) -> Stream:
+    def __iter__(self) -> DispatchEnd:
         return self
 
     def __next__(self) -> Any:
         while self._is_reading:
             if self._has_died:
-                raise self._death()
+                raise RuntimeError(
+                    f"the dispatching process (pid {self._pid}) that reads the source of a "
+                    "ringloader.Dispatch exited unexpectedly"
+                )
             found = self._engine.next(_LOOK_SECONDS)
             if found is None:
                 if self._port.is_done():
@@ -215,9 +189,3 @@ class Stream:
                     item.reraise()
                 return item
         raise StopIteration
-
-    def _death(self) -> RuntimeError:
-        return RuntimeError(
-            f"the dispatching process (pid {self._pid}) that reads the source of a ringloader.Dispatch "
-            "exited unexpectedly"
-        )

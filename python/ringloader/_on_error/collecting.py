@@ -11,7 +11,7 @@ import reprlib
 from collections.abc import Callable
 from typing import Any
 
-from ringloader._common import whole_errors
+from ringloader._common import pickling
 from ringloader._common.weak_registry import WeakRegistry
 from ringloader._log import logger
 from ringloader._on_error import sent
@@ -145,7 +145,7 @@ class Collecting:
         wrapper = internals.ExceptionWrapper(exc_info=(type(bad.error), bad.error, None), where=where)
         wrapper.exc_msg = bad.traceback
         try:
-            whole_errors.whole(wrapper, is_sent=False).reraise()
+            pickling.whole(wrapper, is_sent=False).reraise()
         except Exception as error:
             error.add_note(note)
             # Drops the frame of torch's method, which has the error in a local variable.

@@ -269,7 +269,7 @@ class Moving:
         is_partial = False
         here: list[torch.Tensor] = []
         others: list[Any] = []
-        with self._allocating(copies):
+        with contextlib.nullcontext() if self._transform is None else devices.stream_context(copies.stream):
             for leaf in found:
                 other = None
                 if type(leaf) is torch.Tensor:
@@ -342,10 +342,6 @@ class Moving:
         with self._modes.entered():
             data = self._moved_here(data) if is_partial else data
             return data if is_failed(data) or self._transform is None else once(self._transform, data)
-
-    def _allocating(self, copies: CopyStream) -> contextlib.AbstractContextManager[Any]:
-        """Returns the context for new memory: the stream of the copies for a transform, else the caller's."""
-        return contextlib.nullcontext() if self._transform is None else devices.stream_context(copies.stream)
 
     def _moved_here(self, data: Any) -> Any:
         """Returns a batch with the rest of it moved, or pinned, by its own methods, on the current stream.

@@ -53,24 +53,20 @@ LOST = _Lost()
 
 
 def reraise(wrapper: Any) -> None:
-    """Raises what a wrapper of torch's holds."""
+    """Raises what a wrapper of torch's holds.
+
+    Clears the frames of torch's ``ExceptionWrapper.reraise`` in its traceback. Such a frame has the error in
+    a local variable, and the error has the frame in its traceback. In this cycle the caller's frames, and so
+    the iterator with its workers, would wait for the collector.
+    """
     try:
         wrapper.reraise()
     except BaseException as error:
-        forget_locals_of_reraise(error)
+        code = getattr(internals.ExceptionWrapper.reraise, "__code__", None)
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            if frame.f_code is code:
+                frame.clear()
         raise
-
-
-def forget_locals_of_reraise(error: BaseException) -> None:
-    """Clears the frames of torch's ``ExceptionWrapper.reraise`` in an error's traceback.
-
-    Such a frame has the error in a local variable, and the error has the frame in its traceback. In this
-    cycle the caller's frames, and so the iterator with its workers, would wait for the collector.
-    """
-    code = getattr(internals.ExceptionWrapper.reraise, "__code__", None)
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        if frame.f_code is code:
-            frame.clear()
 
 
 def once(function: Callable[..., Any], *arguments: Any, lasting: type[Exception] = Exception) -> Any:

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import logging
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import ringloader._native as _native
-from ringloader._log import mib
+import ringloader._native as _native
+from ringloader._log import logger, mib
 from ringloader._torch import devices
 
 
@@ -163,7 +160,12 @@ class Registrations:
                 else:
                     self._memory.set_registered(address, 0)
             if refused is not None:
-                _say_kept(self.device_type, refused)
+                logger.warning(
+                    "shared memory could not be unregistered from the driver of %s devices: %s; it stays "
+                    "until the process ends",
+                    self.device_type,
+                    str(refused).partition("\n")[0],
+                )
 
     def __del__(self) -> None:
         self.close()
@@ -206,22 +208,13 @@ def _say_refused(device_type: str, nbytes: int, before: int, error: RuntimeError
 
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     is_limited = limit != resource.RLIM_INFINITY and before + nbytes > limit
-    logging.getLogger("ringloader").warning(
+    logger.warning(
         "%s of shared memory could not be registered with the driver of %s devices: %s%s; large "
         "tensors are copied through pinned memory instead",
         mib(nbytes),
         device_type,
         str(error).partition("\n")[0],
         f", and RLIMIT_MEMLOCK allows {mib(limit)}" if is_limited else "",
-    )
-
-
-def _say_kept(device_type: str, error: RuntimeError) -> None:
-    logging.getLogger("ringloader").warning(
-        "shared memory could not be unregistered from the driver of %s devices: %s; it stays until the "
-        "process ends",
-        device_type,
-        str(error).partition("\n")[0],
     )
 
 

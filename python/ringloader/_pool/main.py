@@ -269,29 +269,6 @@ def _directory() -> Path | None:
         return None
 
 
-class _Interrupts:
-    """``SIGINT``: a process that waits ignores it; one that works ends by it, as torch's worker does."""
-
-    def __init__(self) -> None:
-        self.came = False
-        self._before = signal.getsignal(signal.SIGINT)
-
-    def ignore(self) -> None:
-        # A handler that C code has set stays.
-        if self._before is not None:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-    def heed(self) -> None:
-        if self._before is signal.default_int_handler:
-            signal.signal(signal.SIGINT, self._note)
-        elif self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
-
-    def _note(self, number: int, frame: Any) -> None:
-        self.came = True
-        signal.default_int_handler(number, frame)
-
-
 def main(assignments: Assignments, inherited: dict[int, Any]) -> None:
     """Works until the pool, or its process, ends.
 
@@ -303,8 +280,15 @@ def main(assignments: Assignments, inherited: dict[int, Any]) -> None:
     held = Held()
     held.put(inherited.items())
     inherited.clear()
-    interrupts = _Interrupts()
-    interrupts.ignore()
+    before = signal.getsignal(signal.SIGINT)
+
+    def on_interrupt(handler: Any) -> None:
+        # A handler that C code has set stays.
+        if before is not None:
+            signal.signal(signal.SIGINT, handler)
+
+    # A process that waits ignores it; one that works ends by it, as torch's worker does.
+    on_interrupt(signal.SIG_IGN)
     state = ProcessState()
     trim = _nothing
     while True:
@@ -314,14 +298,18 @@ def main(assignments: Assignments, inherited: dict[int, Any]) -> None:
         worker_end, work = assignment
         del assignment
         port = entry.attach(worker_end)
-        interrupts.heed()
-        # An error that the worker loop does not catch ends the process, as it ends torch's worker.
-        with warnings.catch_warnings():
-            trim = entry.run_at(port, worker_end, work).trim
-        interrupts.ignore()
+        on_interrupt(before)
+        try:
+            # Another error that the worker loop does not catch ends the process, as it ends torch's worker.
+            with warnings.catch_warnings():
+                trim = entry.run_at(port, worker_end, work).trim
+        except KeyboardInterrupt:
+            # The main process raises it.
+            return
+        on_interrupt(signal.SIG_IGN)
         del work
-        if interrupts.came or port.parent_ended:
-            # The loop was not told to end. Also in a child of the dataset's that has come back to it.
+        if port.parent_ended:
+            # Also in a child of the dataset's that has come back to the loop.
             return
         state.restore()
         held.restore()

@@ -16,7 +16,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import context, reduction
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch.multiprocessing
@@ -61,37 +61,42 @@ class Pickled:
     ) -> None:
         if not pickles_as_usual():
             raise NotForAllError
-        self._pickle = _Memory()
-        self._arrays = _Memory()
+        self._pickle, self._arrays = _new_memory(), _new_memory()
         self._count = 0
         stand_in = _AnyPopen()
         self._fds, self._kept = stand_in.fds, stand_in.kept
-        pickler = _PicklerForAll(self._pickle, self._arrays, stand_in)
-        if refer is not None:
-            # An attribute: without one, no call for each object.
-            pickler.persistent_id = refer  # type: ignore[method-assign]
         popen = context.get_spawning_popen()
         context.set_spawning_popen(stand_in)  # type: ignore[arg-type]
         try:
-            for thing in things:
-                pickler.dump(thing)
-                self._count += 1
+            with self._pickle.open() as file, self._arrays.open() as arrays:
+                pickler = _PicklerForAll(file, arrays, stand_in)
+                if refer is not None:
+                    # An attribute: without one, no call for each object.
+                    pickler.persistent_id = refer  # type: ignore[method-assign]
+                for thing in things:
+                    pickler.dump(thing)
+                    self._count += 1
+                self._has_arrays = arrays.tell() > 0
             # If one process changed a file, the objects of another would change.
             memory_file.seal_bytes(self._pickle.fd)
             memory_file.seal_bytes(self._arrays.fd)
             if look is not None:
                 with mmap.mmap(self._pickle.fd, 0, mmap.MAP_PRIVATE, mmap.PROT_READ) as memory:
                     look(memory)
+        except OSError as error:
+            self.close()
+            # No more memory, or an error of an object that is raised when it is pickled for a process.
+            raise NotForAllError from error
         except BaseException:
             self.close()
             raise
         finally:
             context.set_spawning_popen(popen)
-        if not self._arrays.size:
+        if not self._has_arrays:
             self._arrays.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        arrays = reduction.DupFd(self._arrays.fd) if self._arrays.size else None
+        arrays = reduction.DupFd(self._arrays.fd) if self._has_arrays else None
         fds = {number: reduction.DupFd(fd) for number, fd in self._fds.items()}
         return Sent, (reduction.DupFd(self._pickle.fd), arrays, fds, self._count)
 
@@ -118,33 +123,16 @@ class _OwnFd:
         self.close = weakref.finalize(self, os.close, fd)
         self.close.atexit = False
 
+    def open(self) -> IO[bytes]:
+        """Returns a file for writing to it."""
+        return open(self.fd, "wb", closefd=False)
 
-class _Memory(_OwnFd):
-    """A file in memory that is written from its beginning to its end."""
 
-    def __init__(self) -> None:
-        try:
-            fd = memory_file.make("ringloader-arguments")
-        except OSError as error:
-            raise NotForAllError from error
-        super().__init__(fd)
-        self.size = 0
-
-    def write(self, data: Any) -> int:
-        with memoryview(data) as view, view.cast("B") as rest:
-            written = 0
-            while written < len(rest):
-                try:
-                    written += os.write(self.fd, rest[written:])
-                except OSError as error:
-                    raise NotForAllError from error
-            self.size += written
-            return written
-
-    def align(self) -> int:
-        """The next place where an array may begin."""
-        self.write(bytes(-self.size % _ALIGNMENT))
-        return self.size
+def _new_memory() -> _OwnFd:
+    try:
+        return _OwnFd(memory_file.make("ringloader-arguments"))
+    except OSError as error:
+        raise NotForAllError from error
 
 
 class _AnyPopen:
@@ -163,24 +151,17 @@ class _AnyPopen:
 
     def duplicate_for_child(self, fd: int) -> int:
         if not self._is_kept:
-            try:
-                own = _OwnFd(os.dup(fd))
-            except OSError as error:
-                raise NotForAllError from error
+            own = _OwnFd(os.dup(fd))
             self.kept.append(own)
             fd = own.fd
         number = next(_fd_numbers)
         self.fds[number] = fd
         return number
 
-    def keep(self, thing: object) -> None:
-        """Keeps an object with a resource that pickling names."""
-        self.kept.append(thing)
-
     @contextlib.contextmanager
     def keeping(self, storage: torch.UntypedStorage) -> Iterator[None]:
         """Keeps a storage, which keeps its descriptor open: a second one for each tensor were too many."""
-        self.keep(storage)
+        self.kept.append(storage)
         self._is_kept = True
         try:
             yield
@@ -215,7 +196,7 @@ class _NumberedFd:
 class _PicklerForAll(reduction.ForkingPickler):
     """Pickles as multiprocessing does, with large arrays apart, and refuses what is for one process."""
 
-    def __init__(self, file: _Memory, arrays: _Memory, popen: _AnyPopen) -> None:
+    def __init__(self, file: IO[bytes], arrays: IO[bytes], popen: _AnyPopen) -> None:
         super().__init__(file)
         table = dict(self.dispatch_table)
         for kind, reduce in reduction.ForkingPickler._extra_reducers.items():  # type: ignore[attr-defined]
@@ -266,11 +247,11 @@ def _lock_types() -> tuple[type, ...]:
 
 def _reduce_lock(lock: Any, popen: _AnyPopen) -> Any:
     # Processes find it by its name, which goes with it.
-    popen.keep(lock)
+    popen.kept.append(lock)
     return lock.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
 
 
-def _reduce_array(array: np.ndarray[Any, Any], arrays: _Memory) -> Any:
+def _reduce_array(array: np.ndarray[Any, Any], arrays: IO[bytes]) -> Any:
     flags = array.flags
     in_order = flags.c_contiguous or flags.f_contiguous
     # Pickle gives elements back in the machine's byte order.
@@ -278,7 +259,8 @@ def _reduce_array(array: np.ndarray[Any, Any], arrays: _Memory) -> Any:
     if array.nbytes < _MAPPED_FROM or not as_they_are or not in_order:
         return array.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
     column_major = not flags.c_contiguous
-    begin = arrays.align()
+    arrays.write(bytes(-arrays.tell() % _ALIGNMENT))
+    begin = arrays.tell()
     elements = (array.T if column_major else array).reshape(-1)
     arrays.write(elements.view(np.uint8))
     # Pickle's older protocols lose that an array may not be written to.

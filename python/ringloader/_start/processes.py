@@ -1,7 +1,7 @@
 """Starts and ends of worker processes.
 
 They start one at a time, and where a fork server starts them, with torch imported. At their end they may be
-busy, stopped, or asleep in the kernel.
+busy or stopped, or wait in the kernel where no signal reaches them.
 """
 
 from __future__ import annotations
@@ -27,10 +27,6 @@ _starting = threading.RLock()
 _PRELOADED = ["__main__", "torch", "numpy.random", "ringloader._worker.entry"]
 # Seconds between two looks at processes that are waited for.
 _LOOK = 0.05
-# Seconds for all processes of one end that sleep where no signal but SIGKILL reaches them.
-_ASLEEP_WITHIN = 5.0
-# Looks in a row that find a process asleep: one that only reads a disk is found awake in between.
-_LOOKS = 5
 # Seconds in which processes that were killed have gone, all together.
 _KILLED_WITHIN = 1.0
 
@@ -151,32 +147,19 @@ class Group:
         # When it has waited long enough for all of them.
         self._until: float | None = None
         self._is_terminated = False
-        # When it has waited long enough for those that sleep.
-        self._asleep_until: float | None = None
 
     def join(self, process: Any, timeout: float) -> None:
         """Waits for one of them as its ``join`` does, and has those that are stopped go on.
 
         All of them together have ``timeout`` seconds from the first call, and again once they are terminated.
-        A process that sleeps uninterruptibly is waited for no longer than five seconds, together with all
-        others of the group that do.
         """
         if self._until is None:
             self._until = time.monotonic() + timeout
         until = self._until
         process.join(max(min(until - time.monotonic(), _LOOK), 0.0))
-        looks = 0
-        while _is_left(process):
-            now = time.monotonic()
-            if now >= until:
-                return
+        while _is_left(process) and (left := until - time.monotonic()) > 0:
             resume(self._processes)
-            looks = looks + 1 if proc.state_of(process.pid) == "D" else 0
-            if looks and self._asleep_until is None:
-                self._asleep_until = now + _ASLEEP_WITHIN
-            if looks >= _LOOKS and self._asleep_until is not None and now >= self._asleep_until:
-                return
-            process.join(min(until - now, _LOOK))
+            process.join(min(left, _LOOK))
 
     def terminate(self) -> None:
         """Terminates all that are left, the first time."""

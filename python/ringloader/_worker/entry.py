@@ -35,7 +35,10 @@ def run_worker(worker_end: WorkerEndpoint | SentEndpoint, work: Iterable[Any]) -
         worker_end: The end.
         work: The fields of a :class:`~ringloader._worker.loop.Work`. Its options come with the end.
     """
-    run_at(attach(worker_end), worker_end, work)
+    port = attach(worker_end)
+    # The main process raises it.
+    with contextlib.suppress(KeyboardInterrupt):
+        run_at(port, worker_end, work)
 
 
 def attach(worker_end: WorkerEndpoint | SentEndpoint) -> _native.Port:
@@ -92,8 +95,5 @@ def _run_as_torchs(channel: ProcessChannel, work: loop.Work) -> None:
             id=work.worker, num_workers=work.workers, seed=seed, dataset=work.dataset
         )
         loop.run(channel, work)
-    except KeyboardInterrupt:
-        # The main process raises it.
-        pass
     finally:
         internals.worker_module._worker_info = None

@@ -12,7 +12,7 @@ import numpy
 import torch
 
 import ringloader._native as _native
-from ringloader._common import whole_errors
+from ringloader._common import pickling
 from ringloader._torch import internals, stand_ins
 from ringloader._worker import fetcher_collate, loop
 
@@ -53,7 +53,7 @@ class ThreadChannel:
 
     def failure(self) -> Any:
         wrapper = internals.ExceptionWrapper(where=f"in DataLoader worker thread {self._worker}")
-        return whole_errors.whole(wrapper, is_sent=False)
+        return pickling.whole(wrapper, is_sent=False)
 
 
 def run(queues: _native.ThreadQueues, work: loop.Work) -> None:
