@@ -63,28 +63,21 @@ class Lease:
 
     def _begin(self, work: tuple[Any, ...]) -> PoolProcess:
         if not self._idle:
-            self._crew.lend_successor(self, self._own_loader(), self._moment)
-        process = self._idle[0]
+            loader = self._loader()
+            if loader is None:
+                raise RuntimeError(
+                    "a process of worker_pool was lost, and the loader of its iterator has gone"
+                )
+            self._crew.lend_successor(self, loader, self._moment)
+        process = self._idle.pop(0)
         try:
             self._pickle_for(process)
             process.assign(self._entries, work, self._look)
         except BaseException:
             # Nothing was sent, or the process is about to find out: it ends.
-            self._take(process)
             self._crew.discard(process)
             raise
-        self._take(process)
         return process
-
-    def _own_loader(self) -> Any:
-        loader = self._loader()
-        if loader is None:
-            raise RuntimeError("a process of worker_pool was lost, and the loader of its iterator has gone")
-        return loader
-
-    def _take(self, process: PoolProcess) -> None:
-        if process in self._idle:
-            self._idle.remove(process)
 
     def _pickle_for(self, process: PoolProcess) -> None:
         """Has what the process does not hold be pickled, where that was not done for another one before."""
