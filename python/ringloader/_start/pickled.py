@@ -8,6 +8,7 @@ them. What cannot be treated so is pickled for each worker, as torch does it.
 from __future__ import annotations
 
 import contextlib
+import io
 import itertools
 import mmap
 import os
@@ -16,7 +17,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing import context, reduction
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import torch.multiprocessing
@@ -123,7 +124,7 @@ class _OwnFd:
         self.close = weakref.finalize(self, os.close, fd)
         self.close.atexit = False
 
-    def open(self) -> IO[bytes]:
+    def open(self) -> io.BufferedWriter:
         """Returns a file for writing to it."""
         return open(self.fd, "wb", closefd=False)
 
@@ -196,7 +197,7 @@ class _NumberedFd:
 class _PicklerForAll(reduction.ForkingPickler):
     """Pickles as multiprocessing does, with large arrays apart, and refuses what is for one process."""
 
-    def __init__(self, file: IO[bytes], arrays: IO[bytes], popen: _AnyPopen) -> None:
+    def __init__(self, file: io.BufferedWriter, arrays: io.BufferedWriter, popen: _AnyPopen) -> None:
         super().__init__(file)
         table = dict(self.dispatch_table)
         for kind, reduce in reduction.ForkingPickler._extra_reducers.items():  # type: ignore[attr-defined]
@@ -251,7 +252,7 @@ def _reduce_lock(lock: Any, popen: _AnyPopen) -> Any:
     return lock.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
 
 
-def _reduce_array(array: np.ndarray[Any, Any], arrays: IO[bytes]) -> Any:
+def _reduce_array(array: np.ndarray[Any, Any], arrays: io.BufferedWriter) -> Any:
     flags = array.flags
     in_order = flags.c_contiguous or flags.f_contiguous
     # Pickle gives elements back in the machine's byte order.
@@ -262,7 +263,7 @@ def _reduce_array(array: np.ndarray[Any, Any], arrays: IO[bytes]) -> Any:
     arrays.write(bytes(-arrays.tell() % _ALIGNMENT))
     begin = arrays.tell()
     elements = (array.T if column_major else array).reshape(-1)
-    arrays.write(elements.view(np.uint8))
+    arrays.write(elements.view(np.uint8).data)
     # Pickle's older protocols lose that an array may not be written to.
     writable = flags.writeable or pickle.DEFAULT_PROTOCOL < 5
     return _map_array, (begin, array.shape, array.dtype, "F" if column_major else "C", writable)
