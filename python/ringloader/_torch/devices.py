@@ -12,8 +12,6 @@ import torch
 AUTO = "auto"
 # Devices that were found to be there.
 _known: set[object] = set()
-# `hpu` is put there by its own package; a device of a name of its own is the private one.
-_DEVICES = ("cuda", "xpu", "mps", "mtia", "hpu")
 
 
 def resolve(device: torch.device | str | int | None) -> torch.device | None:
@@ -142,17 +140,6 @@ def stream_context(stream: torch.Stream) -> Generator[None]:
 
 
 def device_in_bad_fork() -> str | None:
-    """A device that was initialised in the process from which this one was forked, and is unusable here.
-
-    If a device cannot tell this, it counts once it was initialised at all.
-    """
-    get_name = getattr(torch._C, "_get_privateuse1_backend_name", None)
-    names: list[str] = [*_DEVICES, *([] if get_name is None else [get_name()])]
-    for name in dict.fromkeys(names):
-        device = getattr(torch, name, None)
-        ask = getattr(device, "_is_in_bad_fork", None) or getattr(device, "is_initialized", None)
-        # A device's Python package may be there without its other half.
-        with contextlib.suppress(AttributeError, NotImplementedError):
-            if ask is not None and ask():
-                return name
-    return None
+    """A device that was initialised in the process from which this one was forked, and is unusable here."""
+    accelerator = current_accelerator()
+    return accelerator.type if accelerator is not None and _is_in_bad_fork(accelerator.type) else None
