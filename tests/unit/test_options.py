@@ -138,7 +138,7 @@ def test_checking_initialises_no_device():
         "ringloader.install(device='auto')\n"
         "assert not torch.cuda.is_initialized() and not asked, asked\n"
     )
-    if devices._accelerator() != torch.device("cuda"):
+    if devices.current_accelerator() != torch.device("cuda"):
         pytest.skip("torch was built without cuda, or is one that looks for a device to tell")
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
