@@ -25,6 +25,7 @@ __all__ = [
     "Passing",
     "Pinned",
     "Pinner",
+    "Placed",
     "Places",
     "Port",
     "Position",
@@ -389,6 +390,23 @@ class Stream:
     def skip(self, passing: Passing, place: int = 0, step: int = 1) -> None: ...
 
 @final
+class Placed:
+    """An index, and where its samples stand in the epoch."""
+
+    @property
+    def index(self) -> Any:
+        """The index of the task."""
+    @property
+    def key(self) -> int:
+        """The key of the epoch."""
+    @property
+    def first(self) -> int:
+        """The place of the first sample; of the next one, if the index asks for none."""
+    @property
+    def places(self) -> Sequence[int]:
+        """The places of all samples, in the order of the index."""
+
+@final
 class Places:
     """Gives the tasks of one epoch the places of their samples."""
 
@@ -401,6 +419,8 @@ class Places:
         batches: bool,
         whole: bool = False,
     ) -> Places: ...
+    def placed(self, index: object) -> Placed:
+        """Returns an index that a loader without workers has read, with the places of its samples."""
 
 @final
 class IndexSource:

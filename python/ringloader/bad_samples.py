@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 RAISE = "raise"
@@ -108,6 +108,32 @@ def check_together(options: Any) -> None:
         raise ValueError(
             f"max_errors={max_errors} has no effect with on_error={on_error!r}: the first error is raised; "
             "say with on_error, or with Retry(then=...), what becomes of the others"
+        )
+
+
+def forget_limit(before: dict[str, Any], given: Mapping[str, Any]) -> None:
+    """Drops from the options ``before`` a ``max_errors`` that means nothing beside those that are given."""
+    if given.get("on_error") == RAISE:
+        before.pop("max_errors", None)
+
+
+def conflicts(
+    options: Any, is_iterable: bool, is_dispatch: bool
+) -> Iterator[tuple[tuple[str, ...], str, str]]:
+    """Yields what ``on_error`` does not go with: options to leave aside, the dataset in words, and why."""
+    names = ("on_error", "max_errors")
+    if is_dispatch and options.on_error != RAISE:
+        yield (
+            names,
+            "a Dispatch as dataset",
+            "its items are read in one process for all workers; catch errors in its functions, or leave "
+            "on_error out",
+        )
+    if is_iterable and retries(options.on_error) is not None:
+        yield (
+            names,
+            "an IterableDataset",
+            "its next sample would be another one; use 'skip', or a function of the index and the error",
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable
 from multiprocessing.context import BaseContext
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import torch
 import torch.utils.data
@@ -14,13 +14,13 @@ from torch.utils.data import Dataset, Sampler
 import ringloader._native as _native
 import ringloader.rollover as rollover
 from ringloader._dispatch import datapipes
-from ringloader._iterator import ending, pausing
+from ringloader._iterator import pausing
 from ringloader._iterator.base import Delivery
 from ringloader._iterator.make import make_iterator
 from ringloader._iterator.torchs import TorchsIterator
 from ringloader._options import conflicts, epochs, kept
 from ringloader._options.checks import THREAD
-from ringloader._options.table import Options
+from ringloader._options.table import TABLE, Options
 from ringloader._pool import pool
 from ringloader._pool.pool import WorkerPool
 from ringloader._report import report
@@ -44,16 +44,8 @@ if TYPE_CHECKING:
 class _Errors:
     """``DataLoader.errors``, where a subclass or the caller has no attribute of that name."""
 
-    @overload
-    def __get__(self, loader: None, owner: object) -> Self: ...
-
-    @overload
-    def __get__(self, loader: object, owner: object) -> list[BadSample]: ...
-
-    def __get__(self, loader: object | None, owner: object) -> Self | list[BadSample]:
-        if loader is None:
-            return self
-        from ringloader._on_error import collecting
+    def __get__(self, loader: object | None, owner: object) -> list[BadSample]:
+        from ringloader._options import collecting
 
         return collecting.listed(loader)
 
@@ -174,26 +166,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     """
 
     max_shared_bytes: int | None
-    # Not `device`: subclasses have attributes and properties of that name.
-    _ringloader_device: torch.device | str | int | None
-    _ringloader_device_prefetch: int
-    _ringloader_device_transform: Callable[[Any], Any] | None
-    _ringloader_worker_pool: WorkerPool | None
-    _ringloader_worker_prefetch: int | None
-    _ringloader_main_prefetch: int
-    _ringloader_worker_method: str
-    _ringloader_last_batch: rollover.LastBatch | None
-    _ringloader_worker_reset_fn: Callable[[Any, Any, Seeds], Any] | None
-    _ringloader_reseed_workers: bool
-    _ringloader_seeding: Literal["torch", "sample", "batch"]
-    _ringloader_seed: int | None
-    _ringloader_restart_workers: int
-    _ringloader_on_error: OnError
-    _ringloader_max_errors: int | None
-    _ringloader_watchdog: float | None
-    _ringloader_stats: bool
-    _ringloader_snapshot_every_n_steps: int | None
-    _ringloader_prefetch_epochs: bool
 
     # Asked for by the iterators: other loaders pay nothing for a state.
     _ringloader_has_state = True
@@ -242,28 +214,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         snapshot_every_n_steps: int | None = 1,
         prefetch_epochs: bool = False,
     ) -> None:
-        options = Options(
-            max_shared_bytes=max_shared_bytes,
-            device=device,
-            device_prefetch=device_prefetch,
-            device_transform=device_transform,
-            worker_pool=worker_pool,
-            worker_prefetch=worker_prefetch,
-            main_prefetch=main_prefetch,
-            worker_method=worker_method,
-            last_batch=last_batch,
-            worker_reset_fn=worker_reset_fn,
-            reseed_workers=reseed_workers,
-            seeding=seeding,
-            seed=seed,
-            restart_workers=restart_workers,
-            on_error=on_error,
-            max_errors=max_errors,
-            watchdog=watchdog,
-            stats=stats,
-            snapshot_every_n_steps=snapshot_every_n_steps,
-            prefetch_epochs=prefetch_epochs,
-        )
+        arguments = dict(locals())
+        options = Options(**{name: arguments[name] for name in TABLE})
         if worker_prefetch is not None and prefetch_factor not in (None, worker_prefetch):
             raise ValueError(
                 f"worker_prefetch={worker_prefetch} and prefetch_factor={prefetch_factor!r} differ, and both "
@@ -274,28 +226,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if worker_pool is not None:
             num_workers = num_workers or worker_pool.num_workers
             pool.check(worker_pool, num_workers, persistent_workers, multiprocessing_context, prefetch_epochs)
+            arguments["num_workers"] = num_workers
             # The next epoch begins in the processes of the one before, which the loader therefore keeps.
-            persistent_workers = persistent_workers or prefetch_epochs
-        given: dict[str, Any] = {
-            "batch_size": batch_size,
-            "shuffle": shuffle,
-            "sampler": sampler,
-            "batch_sampler": batch_sampler,
-            "num_workers": num_workers,
-            "collate_fn": collate_fn,
-            "pin_memory": pin_memory,
-            "drop_last": drop_last,
-            "timeout": timeout,
-            "worker_init_fn": worker_init_fn,
-            "multiprocessing_context": multiprocessing_context,
-            "generator": generator,
-            "prefetch_factor": prefetch_factor,
-            "persistent_workers": persistent_workers,
-            "pin_memory_device": pin_memory_device,
-            "in_order": in_order,
-        }
+            arguments["persistent_workers"] = persistent_workers or prefetch_epochs
         # Only what is not the default: another class behind this one may have its own.
-        given = {name: value for name, value in given.items() if value is not _DEFAULTS[name]}
+        given = {name: arguments[name] for name in _TORCHS if arguments[name] is not _TORCHS[name]}
         super().__init__(datapipes.translated(dataset), **given)
         conflicts.check(self, options)
         if worker_prefetch is not None:
@@ -330,7 +265,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if not isinstance(iterator, pausing.Pausing):
             torchs, iterator = iterator, TorchsIterator(iterator, Delivery())
             report.pass_on(torchs, iterator)
-        ending.note(self, iterator)
+        pausing.note(self, iterator)
         return iterator
 
     def set_epoch(self, epoch: int) -> None:
@@ -448,9 +383,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 calls the function later. If batches travel by torch's own transport.
             pickle.PicklingError: If the function, or an argument, cannot be sent to worker processes.
         """
-        from ringloader._iterator import calling
+        from ringloader._worker import calls
 
-        return calling.call_workers(self, fn, args, timeout)
+        return calls.call_workers(self, pausing.alive(self), fn, args, timeout)
 
     def shutdown(self) -> None:
         """Ends this loader's iterators and workers now, and gives back the memory that it keeps.
@@ -463,7 +398,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
         ``with DataLoader(...) as loader:`` calls it at the end of the block, however that ends.
         """
-        ending.shut_down(self)
+        pausing.shut_down(self)
 
     def __enter__(self) -> Self:
         return self
@@ -472,8 +407,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.shutdown()
 
 
-_DEFAULTS = {
-    name: parameter.default for name, parameter in inspect.signature(DataLoader.__init__).parameters.items()
+# torch's arguments behind the dataset, with their defaults.
+_TORCHS = {
+    name: parameter.default
+    for name, parameter in inspect.signature(DataLoader.__init__).parameters.items()
+    if name not in ("self", "dataset", *TABLE)
 }
 
 

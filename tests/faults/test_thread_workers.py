@@ -22,7 +22,7 @@ import ringloader
 from faults.script import run_script
 from ringloader import DataLoader
 from ringloader._torch import internals
-from ringloader._transport.threads import WorkerThread
+from ringloader._transport.threads import ThreadTransport, WorkerThread
 
 pytestmark = pytest.mark.rings_only
 
@@ -89,7 +89,7 @@ class Held(Numbers):
 
 
 def test_a_thread_that_hangs_is_left_and_said(monkeypatch, caplog):
-    monkeypatch.setattr(internals, "JOIN_SECONDS", 0.2)
+    monkeypatch.setattr(ThreadTransport, "_join_seconds", 0.2)
     dataset = Held()
     iterator = iter(threads(dataset, num_workers=3))
     next(iterator)
@@ -418,7 +418,7 @@ iterator = iter(DataLoader(ArrayDataset(Waits()), num_workers=2, batch_size=4, w
 time.sleep(0.2)
 """,
     "in native collation": """
-from ringloader._worker.fetcher_collate import Collation
+from ringloader._worker.collate import Collation
 from ringloader._torch import internals
 from torch.utils.data import default_collate
 internals.JOIN_SECONDS = 0.0

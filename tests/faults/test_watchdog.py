@@ -21,7 +21,6 @@ from faults.proc import Snapshot, is_running
 from ringloader import DataLoader, WorkerPool
 from ringloader._common import proc
 from ringloader._options import stacks
-from ringloader._worker import watched
 
 pytestmark = [pytest.mark.rings_only, pytest.mark.limit(90)]
 
@@ -169,7 +168,7 @@ class GivesUp(Waits):
 
     def __getitem__(self, index):
         if index == 1:
-            number = watched._Answering.signal
+            number = stacks._Answering.signal
             assert number
             if self.how == "given up":
                 signal.signal(number, signal.SIG_DFL)
@@ -194,16 +193,16 @@ def test_another_process_of_that_number_is_not_asked():
         time.sleep(60)
         os._exit(0)
     try:
-        told._records.set(0, watched.PID, pid)
-        told._records.set(0, watched.START, proc.start_of(pid) - 1)
-        told._records.set(0, watched.SIGNAL, signal.SIGRTMIN + 1)
+        told._records.set(0, stacks._PID, pid)
+        told._records.set(0, stacks._START, proc.start_of(pid) - 1)
+        told._records.set(0, stacks._SIGNAL, signal.SIGRTMIN + 1)
         assert "given up" in told.stack(0, pid, time.monotonic() + 5)
-        told._records.set(0, watched.START, proc.start_of(pid))
+        told._records.set(0, stacks._START, proc.start_of(pid))
         assert "given up" in told.stack(0, pid, time.monotonic() + 5)
         # The record is that of another process.
         assert "has not come" in told.stack(0, os.getpid(), time.monotonic() + 5)
         for number in (0, signal.SIGKILL, 1 << 63):
-            told._records.set(0, watched.SIGNAL, number)
+            told._records.set(0, stacks._SIGNAL, number)
             assert "no signal is left" in told.stack(0, pid, time.monotonic() + 5)
         assert is_running(pid)
     finally:
@@ -466,12 +465,12 @@ def test_the_end_of_the_iterator_while_a_stack_is_awaited(released):
     loader = DataLoader(Waits({0}, released, 1), num_workers=1)
     iterator = iter(loader)
     pid = iterator._workers[0].pid
-    told._records.set(0, watched.PID, pid)
-    told._records.set(0, watched.SIGNAL, signal.SIGRTMAX - 1)
+    told._records.set(0, stacks._PID, pid)
+    told._records.set(0, stacks._SIGNAL, signal.SIGRTMAX - 1)
 
     def ask(*_):
         told.close()
-        assert told._users == 1 and told._records.get(0, watched.PID) == pid
+        assert told._users == 1 and told._records.get(0, stacks._PID) == pid
         ended.set()
         return "the stack"
 
@@ -501,8 +500,8 @@ def test_a_late_answer_is_taken_for_no_others():
             time.sleep(0.001)
         told._late = blocked, proc.start_of(blocked), number
         me = os.getpid()
-        told._records.set(1, watched.PID, me)
-        told._records.set(1, watched.SIGNAL, number)
+        told._records.set(1, stacks._PID, me)
+        told._records.set(1, stacks._SIGNAL, number)
         assert f"that of the process {blocked}" in told.stack(1, me, time.monotonic() + 1)
     finally:
         os.kill(blocked, signal.SIGKILL)

@@ -183,9 +183,9 @@ from torch.utils.data import DataLoader
 if __name__ == "__main__":
     import ringloader, ringloader._transport.processes
     make, budgets = ringloader._transport.processes.make_transport, []
-    def make_transport(loader, max_shared_bytes, *rest, **more):
-        budgets.append(max_shared_bytes)
-        return make(loader, max_shared_bytes, *rest, **more)
+    def make_transport(loader, options, *rest, **more):
+        budgets.append(options.max_shared_bytes)
+        return make(loader, options, *rest, **more)
     ringloader._transport.processes.make_transport = make_transport
     loader = DataLoader(list(range(8)), batch_size=4, num_workers=1)
     print([batch.tolist() for batch in loader], ringloader.report(loader).path, budgets)

@@ -58,9 +58,9 @@ def budgets(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
     found: list[int | None] = []
     original = processes.make_transport
 
-    def make_transport(loader: Any, max_shared_bytes: int | None, *rest: Any, **more: Any) -> Any:
-        found.append(max_shared_bytes)
-        return original(loader, max_shared_bytes, *rest, **more)
+    def make_transport(loader: Any, options: Options, *rest: Any, **more: Any) -> Any:
+        found.append(options.max_shared_bytes)
+        return original(loader, options, *rest, **more)
 
     monkeypatch.setattr(processes, "make_transport", make_transport)
     return found

@@ -19,8 +19,8 @@ import ringloader._native as _native
 from parity.describe import describe, difference
 from ringloader import DataLoader
 from ringloader._torch import collating, internals
-from ringloader._worker import fetcher_collate as collate
-from ringloader._worker import thread
+from ringloader._transport import threads
+from ringloader._worker import collate
 
 IMAGE = torch.arange(3 * 8 * 8, dtype=torch.uint8).reshape(3, 8, 8)
 Point = collections.namedtuple("Point", "x y")
@@ -30,12 +30,12 @@ def in_worker(function: Callable[[], Any]) -> Any:
     """Returns what a function returns in a thread that is a worker."""
 
     def work() -> Any:
-        thread.put_worker_info_in_place()
-        thread.become_worker(0, 0, 1, None)
+        threads.put_worker_info_in_place()
+        threads.become_worker(0, 0, 1, None)
         return function()
 
-    with concurrent.futures.ThreadPoolExecutor(1) as threads:
-        return threads.submit(work).result(60)
+    with concurrent.futures.ThreadPoolExecutor(1) as executor:
+        return executor.submit(work).result(60)
 
 
 class RefusedError(Exception):

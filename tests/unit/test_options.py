@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import ringloader
-from ringloader._options import kept, naming
+from ringloader._options import kept, table
 from ringloader._options.table import Options
 from ringloader._torch import devices
 
@@ -152,20 +152,20 @@ def test_checking_initialises_no_device():
     ],
 )
 def test_options_as_text(text, options):
-    made = naming.from_text(text)
+    made = table.from_text(text)
     assert made == (Options(**options), False)
-    assert naming.from_text(naming.to_text(*made)) == made
-    assert naming.from_text(f"{text},stateful=True") == (made[0], True)
-    assert naming.from_text(naming.to_text(made[0], True)) == (made[0], True)
+    assert table.from_text(table.to_text(*made)) == made
+    assert table.from_text(f"{text},stateful=True") == (made[0], True)
+    assert table.from_text(table.to_text(made[0], True)) == (made[0], True)
 
 
 def test_no_text_names_a_function():
     with pytest.raises(TypeError, match="device_transform must be a callable, which no text can name"):
-        naming.from_text("device=cuda,device_transform=scaled")
+        table.from_text("device=cuda,device_transform=scaled")
 
 
 def test_a_torch_device_as_text():
-    assert naming.to_text(Options(device=torch.device("cuda", 1))) == "device=cuda:1"
+    assert table.to_text(Options(device=torch.device("cuda", 1))) == "device=cuda:1"
 
 
 def test_copies_and_pickles_have_the_options():

@@ -13,7 +13,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 import ringloader
 from ringloader import DataLoader
 from ringloader._torch import internals, select_path
-from ringloader._worker import thread
+from ringloader._transport import threads
 
 pytestmark = pytest.mark.rings_only
 
@@ -128,15 +128,15 @@ def test_what_this_torch_does_not_have_is_said(monkeypatch):
 def test_torchs_words_for_it():
     assert internals.WorkerInfo(id=0, num_workers=1, seed=1, dataset=None) is not None
     if internals.RNG is not None:
-        assert set(internals.RNG.__slots__) == set(thread.RNG.__slots__)
+        assert set(internals.RNG.__slots__) == set(threads.RNG.__slots__)
 
 
 def test_as_text():
-    from ringloader._options import naming
+    from ringloader._options import table
 
-    options, _ = naming.from_text("worker_method=thread")
+    options, _ = table.from_text("worker_method=thread")
     assert options.worker_method == "thread"
-    assert naming.from_text(naming.to_text(options)) == (options, False)
+    assert table.from_text(table.to_text(options)) == (options, False)
 
 
 PROGRAM = """

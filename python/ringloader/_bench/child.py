@@ -19,10 +19,10 @@ from ringloader._bench.errors import RunError, TargetError, line_of, users_trace
 _PRELOADED = [
     "ringloader._iterator.with_workers",
     "ringloader._iterator.without_workers",
-    "ringloader._on_error.collecting",
-    "ringloader._on_error.fetching",
+    "ringloader._options.collecting",
+    "ringloader._options.handling",
     "ringloader._transport.processes",
-    "ringloader._worker.fetcher_collate",
+    "ringloader._worker.collate",
 ]
 
 

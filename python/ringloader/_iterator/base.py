@@ -14,8 +14,9 @@ from ringloader._state import tracked
 from ringloader._torch import internals
 
 if TYPE_CHECKING:
-    from ringloader._on_error.collecting import Collecting
-    from ringloader._options.keys import Keys, Places
+    import ringloader._native as _native
+    from ringloader._options.collecting import Collecting
+    from ringloader._options.seeding import Keys
     from ringloader._placement.device import Moving
     from ringloader._state.iterables import IterableEpoch
     from ringloader._state.tracked import Epoch
@@ -122,8 +123,8 @@ class LoaderIterator(Pausing):
         if epoch is not None:
             epoch.begin(self, epoch.given_seed is None)
 
-    def _places(self, keys: Keys) -> Places:
-        """Returns the key and the places of the samples of the epoch that begins."""
+    def _places(self, keys: Keys) -> _native.Places:
+        """Returns what gives tasks their places in the epoch that begins."""
         if self._epoch is None or self._epoch.resumed is None:
             if self._epoch is not None:
                 self._epoch.note_number(keys.epoch)

@@ -6,21 +6,27 @@ import dataclasses
 import errno
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ringloader._native as _native
 from ringloader._dispatch.dataset import Dispatch
 from ringloader._iterator.base import Delivery
-from ringloader._options import conflicts, epochs, keys
+from ringloader._options import conflicts, epochs
 from ringloader._options.checks import THREAD
 from ringloader._options.table import TABLE, Options
 from ringloader._pool import pool
 from ringloader._report import report
+from ringloader._start import processes as starting
 from ringloader._state import datasets, sent, torchs, tracked
 from ringloader._stats import recording, timing
 from ringloader._torch import devices, internals, select_path
 from ringloader._torch.select_path import Reason
 from ringloader._worker.options import WorkerOption
+
+if TYPE_CHECKING:
+    from ringloader._iterator.restarting import Restarting
+    from ringloader._options.seeding import Keys
+    from ringloader._transport.protocol import Transport
 
 
 def make_iterator(loader: Any, options: Options, without_ours: Any, fall_back: Callable[[], Any]) -> Any:
@@ -57,7 +63,8 @@ def make_iterator(loader: Any, options: Options, without_ours: Any, fall_back: C
     else:
         reason = select_path.reason_for_torch(loader, without_ours)
         if reason is None:
-            made = _with_processes(loader, options)
+            with starting.one_start_at_a_time():
+                made = _with_processes(loader, options)
             if not isinstance(made, Reason):
                 return made
             reason = made
@@ -124,7 +131,7 @@ def _delivery(loader: Any, options: Options) -> Delivery:
     """Returns the options that take part when a batch is handed out. The first epoch begins by it."""
     if not options.changed():
         return Delivery()
-    from ringloader._on_error import collecting
+    from ringloader._options import collecting
     from ringloader._placement.device import Moving
 
     device = devices.resolve(options.device)
@@ -141,123 +148,89 @@ def _delivery(loader: Any, options: Options) -> Delivery:
     return Delivery(moving, bad_samples, recording=recorded)
 
 
-def _fetch_options(loader: Any, options: Options) -> tuple[WorkerOption, ...]:
-    """Returns the options that take part where batches are made: in workers, or without them here."""
-    from ringloader._on_error import fetching
-    from ringloader._worker import gather
-
-    handling = fetching.handling_for(options)
-    return (
-        *((gather.Gather(),) if gather.is_of_arrays(loader) else ()),
-        *(() if handling is None else (handling,)),
-    )
-
-
-def _worker_options(
-    loader: Any,
-    options: Options,
-    epoch: int | None,
-    clocks: Sequence[_native.WorkerClock] | None = None,
-) -> tuple[WorkerOption, ...]:
-    """Returns the options that workers ask.
+def _worker_options(loader: Any, options: Options, epoch: int | None, timed: Any) -> Sequence[WorkerOption]:
+    """Returns the options that take part where batches are made: in workers, or without them here.
 
     Args:
         loader: The loader.
         options: Its options.
         epoch: The number of the first epoch.
-        clocks: The clocks of threads.
+        timed: The option that notes times there, with ``stats``.
     """
-    beginning = epochs.option_for(loader, options, epoch)
-    return (
-        *_fetch_options(loader, options),
-        *(() if beginning is None else (beginning,)),
-        # Behind those, so that states are of the epoch's dataset, and go beside what the others make.
-        *_state_options(loader, options),
-        *((timing.Timing(clocks),) if options.stats else ()),
-        *_seeding_options(loader, options),
+    from ringloader._options import handling, seeding
+    from ringloader._worker import gather
+
+    found = (
+        gather.option_for(loader),
+        handling.option_for(options),
+        epochs.option_for(loader, options, epoch),
+        # Behind that, so that states are of the epoch's dataset, and go beside what the others make.
+        datasets.option_for(loader, options),
+        timed if options.stats else None,
+        # It takes the places off indices.
+        seeding.option_for(loader, options),
     )
-
-
-def _state_options(loader: Any, options: Options) -> tuple[WorkerOption, ...]:
-    """Returns the option that takes the states of a dataset, if there may be any."""
-    option = datasets.option_for(loader, options)
-    return () if option is None else (option,)
-
-
-def _seeding_options(loader: Any, options: Options) -> tuple[WorkerOption, ...]:
-    """Returns the option that sets generators. It comes last, as it takes the places off indices."""
-    from ringloader._options import seeding
-
-    made = seeding.option_for(loader, options)
-    return () if made is None else (made,)
-
-
-def _timing_here(loader: Any, delivery: Delivery) -> tuple[WorkerOption, ...]:
-    if delivery.recording is None:
-        return ()
-    is_iterable = loader._dataset_kind == internals.ITERABLE
-    return (timing.TimingHere(delivery.recording.recorder, is_iterable),)
+    return [one for one in found if one is not None]
 
 
 def _without_workers(loader: Any, options: Options) -> Any:
     from ringloader._iterator.without_workers import SingleProcessIterator
+    from ringloader._options import seeding
 
     delivery = _delivery(loader, options)
-    number = epochs.count(loader, options)
-    epoch = epochs.option_for(loader, options, number)
-    made = SingleProcessIterator(
-        loader,
-        (
-            *_fetch_options(loader, options),
-            *_state_options(loader, options),
-            *_timing_here(loader, delivery),
-            *_seeding_options(loader, options),
-        ),
-        epoch,
-        delivery,
-        keys.keys_for(loader, options, number),
-    )
+    epoch = epochs.count(loader, options)
+    timed = None
+    if delivery.recording is not None:
+        is_iterable = loader._dataset_kind == internals.ITERABLE
+        timed = timing.TimingHere(delivery.recording.recorder, is_iterable)
+    worker_options = _worker_options(loader, options, epoch, timed)
+    keys = seeding.keys_for(loader, options, epoch)
+    made = SingleProcessIterator(loader, worker_options, delivery, keys)
     report.record(loader, made, "single-process", "num_workers is 0", delivery.counters)
     return made
 
 
-def _with_threads(loader: Any, options: Options) -> Any:
+def _with_workers(
+    loader: Any,
+    options: Options,
+    transport: Transport,
+    delivery: Delivery,
+    keys: Keys | None,
+    restarting: Restarting | None = None,
+) -> Any:
+    """Returns an iterator whose workers a transport starts."""
+    from ringloader._iterator.next_epoch import NextEpoch
     from ringloader._iterator.with_workers import WorkersIterator
+
+    next_epoch = NextEpoch(loader) if options.prefetch_epochs else None
+    made = WorkersIterator(loader, transport, delivery, options.main_prefetch, restarting, keys, next_epoch)
+    counters = functools.partial(_counters, transport, delivery.counters)
+    report.record(loader, made, transport.path, transport.about, counters)
+    return made
+
+
+def _with_threads(loader: Any, options: Options) -> Any:
+    from ringloader._options import seeding
     from ringloader._transport import threads
 
     delivery = _delivery(loader, options)
     epoch = epochs.count(loader, options)
     clocks = [_native.WorkerClock() for _ in range(loader.num_workers if options.stats else 0)]
-    worker_options = _worker_options(loader, options, epoch, clocks)
-    transport = threads.make_transport(loader, worker_options, options.watchdog)
-    if clocks:
-        transport.engine.time(clocks)
-    epoch_keys = keys.keys_for(loader, options, epoch)
-    made = WorkersIterator(
-        loader, transport, delivery, keys=epoch_keys, next_epoch=_next_epoch(loader, options)
-    )
-    counters = functools.partial(_counters, transport, delivery.counters)
-    report.record(loader, made, "threads", "native scheduling, with threads for workers", counters)
-    return made
+    worker_options = _worker_options(loader, options, epoch, timing.Timing(clocks))
+    transport = threads.make_transport(loader, options, worker_options, clocks)
+    return _with_workers(loader, options, transport, delivery, seeding.keys_for(loader, options, epoch))
 
 
 def _with_processes(loader: Any, options: Options) -> Any:
     """Returns an iterator with worker processes, or the reason why torch's loader must run whole."""
-    from ringloader._start import processes
-
-    with processes.one_start_at_a_time():
-        return _with_processes_alone(loader, options)
-
-
-def _with_processes_alone(loader: Any, options: Options) -> Any:
     from ringloader._iterator.restarting import Restarting
-    from ringloader._iterator.with_workers import WorkersIterator
+    from ringloader._options import seeding
     from ringloader._transport import budget, processes
 
     delivery = _delivery(loader, options)
     epoch = epochs.count(loader, options)
-    worker_options = _worker_options(loader, options, epoch)
-    epoch_keys = keys.keys_for(loader, options, epoch)
+    worker_options = _worker_options(loader, options, epoch, timing.Timing())
+    keys = seeding.keys_for(loader, options, epoch)
     lease = None
     try:
         if options.worker_pool is not None and pool.takes(
@@ -268,12 +241,11 @@ def _with_processes_alone(loader: Any, options: Options) -> Any:
             lease = options.worker_pool._lend(loader)
         transport = processes.make_transport(
             loader,
-            options.max_shared_bytes,
+            options,
             worker_options,
             None if delivery.moving is None else delivery.moving.device_type,
             lease,
-            options.watchdog,
-            in_turn=epoch_keys is None or not epoch_keys.balances,
+            in_turn=keys is None or not keys.balances,
         )
     except (OSError, ValueError) as error:
         if lease is not None:
@@ -292,30 +264,10 @@ def _with_processes_alone(loader: Any, options: Options) -> Any:
         is_iterable = loader._dataset_kind == internals.ITERABLE
         restarting = Restarting(options.restart_workers, is_iterable, transport)
     try:
-        made = WorkersIterator(
-            loader,
-            transport,
-            delivery,
-            options.main_prefetch,
-            restarting,
-            epoch_keys,
-            _next_epoch(loader, options),
-        )
+        return _with_workers(loader, options, transport, delivery, keys, restarting)
     except OSError as error:
         _is_for_descriptors(error)
         raise
-    counters = functools.partial(_counters, transport, delivery.counters)
-    report.record(loader, made, "native", "native scheduling over shared-memory rings", counters)
-    return made
-
-
-def _next_epoch(loader: Any, options: Options) -> Any:
-    """Returns what begins epochs before ``iter``, or None."""
-    if not options.prefetch_epochs:
-        return None
-    from ringloader._iterator.next_epoch import NextEpoch
-
-    return NextEpoch(loader)
 
 
 def _is_for_descriptors(error: Exception) -> bool:

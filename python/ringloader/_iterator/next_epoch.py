@@ -22,7 +22,7 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler
 
-from ringloader._on_error import sent
+from ringloader._common import errors
 from ringloader._options import epochs
 from ringloader._options.epochs import EpochOption
 from ringloader._state import nested, tracked
@@ -87,8 +87,7 @@ class NextEpoch:
         self._begun = begun = _Begun(iterator, loader, self._names)
         outer = sys.exception()
         try:
-            self._names.name_next(iterator, loader)
-            begun.note_names(iterator, loader)
+            begun.name(iterator, loader)
             iterator._draw(loader)
             begun.is_told = True
             iterator._scheduler.follow(iterator._tell(loader))
@@ -97,9 +96,9 @@ class NextEpoch:
             begun.is_whole = True
         except Exception as error:
             # `iter` raises it. Its frames would keep the iterator, and so the workers.
-            sent.cut(error, outer)
-            sent.note(error, f"Original {traceback.format_exc()}")
-            sent.drop_frames(error)
+            errors.cut(error, outer)
+            errors.note(error, f"Original {traceback.format_exc()}")
+            errors.drop_frames(error)
             begun.error = error
         finally:
             begun.put_aside(iterator, loader)
@@ -181,38 +180,31 @@ class _Begun:
 
     def __init__(self, iterator: Any, loader: Any, names: _Names) -> None:
         self._names = names
-        # The numbers by which the epoch is begun, once it has them.
+        self._before = _Shown(iterator, loader)
+        self._drawn = _Drawn(loader)
+        self._after: _Shown | None = None
+        # The numbers by which the epoch is begun, once it has them, and what else its order follows from.
         self._number: int | None = None
         self._named: int | None = None
-        self._of_samplers: list[int] = []
-        self._before = _Shown(iterator, loader)
-        self._samplers = list(nested.samplers(loader._index_sampler))
-        self._drawn = _Drawn(loader, self._samplers)
-        self._after: _Shown | None = None
-        self._attributes: list[_Attributes] = []
-        self._lengths: list[int | None] = []
+        self._seen: list[object] = []
         # True once workers are told of the epoch.
         self.is_told = False
         # True once all its first tasks have been sent.
         self.is_whole = False
         self.error: Exception | None = None
 
-    def note_names(self, iterator: Any, loader: Any) -> None:
-        """Notes the numbers by which the epoch is begun."""
+    def name(self, iterator: Any, loader: Any) -> None:
+        """Gives the epoch the numbers that the program is expected to give it."""
+        self._names.name_next(iterator, loader)
         self._number, self._named = epochs.next_of(loader), iterator._epoch_to_tell
-        self._of_samplers = self._names.now()
 
     def put_aside(self, iterator: Any, loader: Any) -> None:
         """Has the loader and its iterator show the epoch that is under way."""
         self._after = _Shown(iterator, loader)
         self._before.put(iterator, loader)
         self._drawn.note()
+        self._seen = _seen(loader)
         self._names.put_back()
-        self._attributes = _attributes(self._samplers)
-        self._lengths = self._lengths_now(loader)
-
-    def _lengths_now(self, loader: Any) -> list[int | None]:
-        return [_length(one) for one in (loader.dataset, *self._samplers)]
 
     def fits(self, iterator: Any, loader: Any) -> bool:
         """True if ``iter`` would begin the same epoch now."""
@@ -220,12 +212,9 @@ class _Begun:
         return (
             is_named
             and epochs.next_of(loader) == self._number
-            and self._names.now() == self._of_samplers
-            and _are_same(_rest_of(loader), self._before.rest)
             and not tracked.is_loaded(loader)
             and not self._drawn.is_set_meanwhile()
-            and self._lengths_now(loader) == self._lengths
-            and all(map(_are_same, _attributes(self._samplers), self._attributes))
+            and _are_same(_seen(loader), self._seen)
         )
 
     def put_in_place(self, iterator: Any, loader: Any) -> None:
@@ -248,7 +237,8 @@ class _Begun:
 class _Drawn:
     """The generators that an epoch may draw from, and their states before and behind its beginning."""
 
-    def __init__(self, loader: Any, samplers: list[Any]) -> None:
+    def __init__(self, loader: Any) -> None:
+        samplers = nested.samplers(loader._index_sampler)
         found = [getattr(one, "generator", None) for one in (loader, *samplers)]
         distinct = {id(one): one for one in (torch.default_generator, *found) if one is not None}
         self._generators = [one for one in distinct.values() if isinstance(one, torch.Generator)]
@@ -359,17 +349,15 @@ def _step(new: int, old: int) -> int:
     return new - old if new >= old else 1
 
 
-# The attributes of one sampler: the names and values, and the versions of tensors.
-_Attributes = list[object]
-
-
-def _attributes(samplers: list[Any]) -> list[_Attributes]:
-    """Returns what was set on each sampler, but for its epoch, and what a rollover keeps."""
-    found: list[_Attributes] = []
-    for sampler in samplers:
-        attributes = getattr(sampler, "__dict__", {})
-        kept = [(name, value) for name, value in attributes.items() if name not in ("epoch", "_rest")]
-        found.append([part for name, value in kept for part in (name, value, _version(value))])
+def _seen(loader: Any) -> list[object]:
+    """Returns what the order of a loader's next epoch follows from, beside its number and generators."""
+    found: list[object] = [_length(loader.dataset), *(_rest_of(loader) or ())]
+    for sampler in nested.samplers(loader._index_sampler):
+        found += (sampler, _length(sampler))
+        for name, value in getattr(sampler, "__dict__", {}).items():
+            # What a rollover keeps is copied each time.
+            if name != "_rest":
+                found += (name, value, _version(value))
     return found
 
 
@@ -378,10 +366,8 @@ def _version(value: Any) -> int | None:
     return value._version if is_counted else None
 
 
-def _are_same(some: list[Any] | None, others: list[Any] | None) -> bool:
+def _are_same(some: list[object], others: list[object]) -> bool:
     """True if both have the same objects, and numbers. Other objects may not be comparable."""
-    if some is None or others is None:
-        return some is others
     pairs = zip(some, others, strict=False)
     return len(some) == len(others) and all(
         one is other or (type(one) is type(other) is int and one == other) for one, other in pairs

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from ringloader._log import logger
 from ringloader._options import overdue
 from ringloader._transport.processes import ProcessTransport
+
+# Seconds for which a successor waits for processes that its predecessor forked.
+_ORPHANS_END_WITHIN = 2.0
 
 
 class Restarting:
@@ -24,6 +28,8 @@ class Restarting:
         transport.keep_work()
         self._left = most
         self._is_iterable = is_iterable
+        # Workers whose successor's start has failed or was interrupted: its process may run all the same.
+        self._not_again: set[int] = set()
         # Workers the state of whose dataset is not known as of their last answer.
         self._unknown: set[int] = set()
 
@@ -46,23 +52,35 @@ class Restarting:
             worker: The worker's number.
             in_hand: What it was in.
         """
-        if not self._transport.may_restart(worker):
+        if worker in self._not_again:
             return None
         running = self._transport.process_of(worker)
         if running is not lost:
             # A signal handler raised between its start and its caller's note of it.
             return running
         lost.join(1.0)
-        if (
-            worker in self._unknown
-            or self._left == 0
-            or self._is_iterable
-            or not self._transport.is_deserted(worker)
-        ):
+        if worker in self._unknown or self._left == 0 or self._is_iterable or not self._is_deserted(worker):
             return None
         self._left -= 1
         self._say(lost, worker, in_hand)
-        return self._transport.restart(worker)
+        try:
+            return self._transport.restart(worker)
+        except BaseException:
+            # INVARIANT: no two processes are at the rings of one worker. This one may run unknown.
+            self._not_again.add(worker)
+            raise
+
+    def _is_deserted(self, worker: int) -> bool:
+        """True if no process that a lost worker forked has the memory that a successor would fill.
+
+        A process that ends with the worker may take a moment.
+        """
+        until = time.monotonic() + _ORPHANS_END_WITHIN
+        while not self._transport.engine.is_deserted(worker):
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.01)
+        return True
 
     def list_all(self, workers: list[Any]) -> None:
         """Has the list of an iterator's processes name each successor, so that none is left at its end."""
@@ -73,7 +91,7 @@ class Restarting:
 
     def why_not(self, worker: int) -> str:
         """Returns the reason why a lost worker got no successor, for its error."""
-        if not self._transport.may_restart(worker):
+        if worker in self._not_again:
             return "restart_workers: the start of a successor has failed or was interrupted"
         if self._is_iterable:
             return "restart_workers: an IterableDataset is not restarted, which would begin its part again"

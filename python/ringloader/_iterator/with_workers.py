@@ -11,7 +11,6 @@ from ringloader._iterator.base import Delivery, LoaderIterator
 from ringloader._iterator.next_epoch import NextEpoch
 from ringloader._iterator.restarting import Restarting
 from ringloader._options import epochs, overdue
-from ringloader._options.keys import Keys
 from ringloader._placement import decoding, lookahead, pinning
 from ringloader._placement.lookahead import Placement
 from ringloader._sources import samplers
@@ -21,6 +20,8 @@ from ringloader._transport.protocol import Transport
 from ringloader._worker.loop import Resume, Work
 
 if TYPE_CHECKING:
+    from ringloader._options.seeding import Keys
+
     # torch's iterator is untyped, so only a base shows mypy what the scheduler calls.
     _SchedulerCallbacks = _native.SchedulerCallbacks
 else:
@@ -171,7 +172,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         return super()._is_refused() or (self._next_epoch is not None and self._next_epoch.is_beginning)
 
     def _index_source(self) -> _native.IndexSource:
-        places = None if self._keys is None else self._places(self._keys).native()
+        places = None if self._keys is None else self._places(self._keys)
         if self._epoch is None:
             return samplers.index_source(self._index_sampler, places)
         return self._epoch.index_source(self, places)

@@ -7,10 +7,10 @@ from typing import Any
 
 from ringloader._iterator.base import Delivery, LoaderIterator
 from ringloader._options.epochs import EpochOption
-from ringloader._options.keys import Keys, Placing
+from ringloader._options.seeding import Keys, Placing
 from ringloader._state import tracked
 from ringloader._torch import data_pipes, internals
-from ringloader._worker import fetcher_collate
+from ringloader._worker import collate
 from ringloader._worker import options as worker_options
 from ringloader._worker.options import WorkerOption
 
@@ -23,7 +23,6 @@ class SingleProcessIterator(LoaderIterator, internals.SingleIterator):  # type: 
     Args:
         loader: The loader.
         options: The options that workers would ask.
-        epoch: Begins epochs; None if nothing is to be done then.
         delivery: Options that take part when a batch is handed out.
         keys: Makes the key and the places of the epoch's samples, by which an option seeds generators.
     """
@@ -32,7 +31,6 @@ class SingleProcessIterator(LoaderIterator, internals.SingleIterator):  # type: 
         self,
         loader: Any,
         options: Sequence[WorkerOption],
-        epoch: EpochOption | None,
         delivery: Delivery,
         keys: Keys | None = None,
     ) -> None:
@@ -47,15 +45,16 @@ class SingleProcessIterator(LoaderIterator, internals.SingleIterator):  # type: 
         if delivery.moving is not None:
             self._pin_memory = False
         data_pipes.shard(self)
-        if epoch is not None:
-            options = (_BeginsAsWorker(epoch, self._base_seed), *options)
+        for option in options:
+            if isinstance(option, EpochOption):
+                option.base_seed = self._base_seed
         self._dataset_fetcher = worker_options.begin_epoch(
             options,
             self._torchs_fetcher,
             self._dataset,
             self._dataset_kind == internals.ITERABLE,
             # A worker of torch's sends the batch, and has its memory for it.
-            None if internals.is_in_worker() else fetcher_collate.put_native,
+            None if internals.is_in_worker() else collate.put_native,
         )
         self._take_next = delivery.moved(internals.SingleIterator._next_data)
         if self._epoch is not None:
@@ -73,22 +72,10 @@ class SingleProcessIterator(LoaderIterator, internals.SingleIterator):  # type: 
         return index
 
     def _torchs_fetcher(self, dataset: Any) -> Any:
-        return worker_options.torchs_fetcher(
+        return internals.create_fetcher(
             self._dataset_kind, dataset, self._auto_collation, self._collate_fn, self._drop_last
         )
 
     def _stop(self, _message: str) -> None:
         # Lets go of the dataset's iterator, as the end of workers does.
         self.__dict__.pop("_dataset_fetcher", None)
-
-
-class _BeginsAsWorker(WorkerOption):
-    """Begins an epoch as in a single worker: code that shares a dataset out then reads all of it."""
-
-    def __init__(self, epoch: EpochOption, base_seed: int) -> None:
-        self._epoch = epoch
-        self._base_seed = base_seed
-
-    def begin(self, dataset: Any) -> Any:
-        info = internals.WorkerInfo(id=0, num_workers=1, seed=self._base_seed, dataset=dataset)
-        return self._epoch.begin_as(info, self._base_seed, dataset)

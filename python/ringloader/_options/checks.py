@@ -7,42 +7,46 @@ Raises:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import ringloader.bad_samples as bad_samples
 
-# The values of `worker_method`, in torch's words.
+# The value of `worker_method` for threads, in torch's word.
 THREAD = "thread"
-_METHODS = ("multiprocessing", THREAD)
-_SEEDINGS = ("torch", "sample", "batch")
+
+Check = Callable[[str, Any], None]
 
 
 def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def positive_int_or_none(name: str, value: Any) -> None:
-    if value is None:
-        return
-    if not _is_int(value):
-        raise TypeError(f"{name} must be an int or None, not {value!r}")
-    if value <= 0:
-        raise ValueError(f"{name} must be positive, not {value}")
+def integer(lowest: int, or_none: bool = False) -> Check:
+    """Returns the check of an int that is at least ``lowest``: 0 or 1."""
+    kind = "an int or None" if or_none else "an int"
+    least = "positive" if lowest else "0 or more"
+
+    def check(name: str, value: Any) -> None:
+        if value is None and or_none:
+            return
+        if not _is_int(value):
+            raise TypeError(f"{name} must be {kind}, not {value!r}")
+        if value < lowest:
+            raise ValueError(f"{name} must be {least}, not {value}")
+
+    return check
 
 
-def int_from_0(name: str, value: Any) -> None:
-    if not _is_int(value):
-        raise TypeError(f"{name} must be an int, not {value!r}")
-    if value < 0:
-        raise ValueError(f"{name} must be 0 or more, not {value}")
+def one_of(*words: str) -> Check:
+    """Returns the check of a word."""
 
+    def check(name: str, value: Any) -> None:
+        if not isinstance(value, str) or value not in words:
+            error = ValueError if isinstance(value, str) else TypeError
+            raise error(f"{name} must be one of {words}, not {value!r}")
 
-def int_from_0_or_none(name: str, value: Any) -> None:
-    if value is None:
-        return
-    if not _is_int(value):
-        raise TypeError(f"{name} must be an int or None, not {value!r}")
-    int_from_0(name, value)
+    return check
 
 
 def callable_or_none(name: str, value: Any) -> None:
@@ -83,23 +87,9 @@ def worker_pool(name: str, value: Any) -> None:
         raise TypeError(f"{name} must be a ringloader.WorkerPool or None, not {value!r}")
 
 
-def worker_method(name: str, value: Any) -> None:
-    if not isinstance(value, str):
-        raise TypeError(f"{name} must be one of {_METHODS}, not {value!r}")
-    if value not in _METHODS:
-        raise ValueError(f"{name} must be one of {_METHODS}, not {value!r}")
-
-
 def last_batch(name: str, value: Any) -> None:
     if value not in (None, "keep", "discard", "rollover"):
         raise ValueError(f"{name} must be 'keep', 'discard', 'rollover' or None, not {value!r}")
-
-
-def seeding(name: str, value: Any) -> None:
-    if not isinstance(value, str):
-        raise TypeError(f"{name} must be one of {_SEEDINGS}, not {value!r}")
-    if value not in _SEEDINGS:
-        raise ValueError(f"{name} must be one of {_SEEDINGS}, not {value!r}")
 
 
 def seed(name: str, value: Any) -> None:

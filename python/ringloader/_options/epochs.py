@@ -15,7 +15,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from ringloader._common.weak_registry import WeakRegistry
 from ringloader._options.table import Options
-from ringloader._torch import select_path
+from ringloader._torch import internals, select_path
 from ringloader._worker.options import WorkerOption
 from ringloader.seeds import Seeds
 
@@ -78,6 +78,9 @@ class EpochOption(WorkerOption):
         self._world_size = world_size
         # The epoch that the dataset is told when the next one begins.
         self._to_tell: int | None = None
+        # The base seed of a loader without workers, which begins epochs as a single worker: code that shares
+        # a dataset out then reads all of it.
+        self.base_seed: int | None = None
 
     def tell(self, epoch: int, is_told: bool) -> None:
         """Sets the number of the next epoch. The dataset is told when it begins."""
@@ -94,20 +97,17 @@ class EpochOption(WorkerOption):
         return self._epoch
 
     def begin(self, dataset: Any) -> Any:
-        """Begins an epoch in a worker. Returns its dataset."""
-        info = get_worker_info()
-        assert info is not None
-        return self.begin_as(info, info.seed - info.id, dataset)
-
-    def begin_as(self, info: Any, base_seed: int, dataset: Any) -> Any:
-        """Begins an epoch as the worker that ``info`` describes, in any process."""
+        """Begins an epoch. Returns its dataset."""
+        info: Any = get_worker_info()
+        if self.base_seed is not None:
+            info = internals.WorkerInfo(id=0, num_workers=1, seed=self.base_seed, dataset=dataset)
         epoch, to_tell, self._epoch, self._to_tell = self._epoch, self._to_tell, self._epoch + 1, None
         for listener in () if to_tell is None else epoch_listeners(dataset):
             listener.set_epoch(to_tell)
         if self._reset_fn is None and not self._reseeds:
             return dataset
         agreed = self._seed is not None or self._world_size == 1
-        seed = base_seed if self._seed is None else self._seed
+        seed = info.seed - info.id if self._seed is None else self._seed
         seeds = Seeds(seed, epoch=epoch, rank=self._rank, shared_by_all=agreed).spawn(info.id)
         if self._reseeds:
             _set_generators(seeds, info)

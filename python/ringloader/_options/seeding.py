@@ -1,62 +1,138 @@
 """``seeding=``: generators are set before each sample, or each batch, from its place in the epoch.
 
-The main process gives each task the places of its samples (``Placed``). Where samples are made,
-:class:`Seeding` takes them off again, sets the generators, and asks the fetchers of the other options.
+The key of a sample, by which generators are set, is that of its epoch with two more parts joined to it: the
+worker, for datasets without indices, else 0; and the sample's place. The main process gives each task the
+places of its samples (``_native.Placed``). Where samples are made, :class:`Seeding` takes them off again,
+sets the generators, and asks the fetchers of the other options.
 """
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from numbers import Integral
+from typing import Any, Literal
 
 import numpy
 import torch
 from torch.utils.data import StackDataset, Subset, get_worker_info
+from torch.utils.data.distributed import DistributedSampler
 
 import ringloader._native as _native
 from ringloader._data.cached_dataset import CachedDataset
-from ringloader._options.keys import keyed
+from ringloader._options import epochs
 from ringloader._options.table import Options
 from ringloader._torch import internals
 from ringloader._worker import gather
 from ringloader._worker.options import CountsSamples, Failing, Fetcher, InFront, WorkerOption
-from ringloader._worker.placed import Placed
+
+_MASK = (1 << 64) - 1
 
 
-class Generators(Protocol):
-    """The generators that datasets draw from."""
+def keyed(key: int, part: int) -> int:
+    """Returns ``key`` with ``part`` joined to it. MIRRORS core::plan::fingerprint::sample_hash."""
+    z = (key + (part + 1) * 0x9E3779B97F4A7C15) & _MASK
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+    z = (z ^ z >> 27) * 0x94D049BB133111EB & _MASK
+    return z ^ z >> 31
 
-    def set(self, key: int) -> None:
-        """Sets all of them."""
 
-    def states(self) -> Any:
-        """Returns their states."""
+class Keys:
+    """Makes the places of each epoch of one iterator, in the main process.
 
-    def put_back(self, states: Any) -> None:
-        """Sets them to states that they had."""
+    Args:
+        loader: The iterator's loader.
+        seed: What keys come from; None for torch's base seed.
+        epoch: The first epoch, as ``Seeds`` count.
+    """
+
+    def __init__(self, loader: Any, seed: int | None, epoch: int) -> None:
+        self._seed = seed
+        self._rank, _ = epochs.ranks()
+        # True if an index is a batch's.
+        self._batches = loader._auto_collation
+        self.epoch = epoch
+        is_iterable = loader._dataset_kind == internals.ITERABLE
+        # True if any worker may make any batch.
+        self.balances = not is_iterable and not hasattr(loader.dataset, "state_dict")
+
+    def begin(
+        self,
+        index_sampler: Any,
+        base_seed: int,
+        passed: Sequence[tuple[int, int]] = (),
+        epoch: int | None = None,
+        start: int = 0,
+        whole: bool = False,
+    ) -> _native.Places:
+        """Returns what gives tasks their places in the epoch that begins.
+
+        Args:
+            index_sampler: The iterator's.
+            base_seed: Torch's for the iterator's workers.
+            passed: Samples that a resumed epoch passes over: ranges of their numbers, each from its first to
+                behind its last.
+            epoch: The number of a resumed epoch.
+            start: The place where a resumed epoch began for so many ranks.
+            whole: True if batches are read whole: batch ``k`` has the places from ``k * 2**32`` on.
+        """
+        samplers = index_sampler, getattr(index_sampler, "sampler", None)
+        if epoch is None:
+            epoch = next((epoch for epoch in map(_epoch_of, samplers) if epoch is not None), self.epoch)
+        first, step, rank = 0, 1, self._rank
+        for sampler in samplers:
+            if isinstance(sampler, DistributedSampler):
+                first, step, rank = start + sampler.rank, sampler.num_replicas, 0
+        parts = base_seed if self._seed is None else self._seed, epoch, rank
+        key = functools.reduce(keyed, parts, 0)
+        return _native.Places(key, first, step, passed, self._batches, whole and self._batches)
+
+
+def _epoch_of(sampler: Any) -> int | None:
+    epoch = getattr(sampler, "epoch", None)
+    return int(epoch) if hasattr(sampler, "set_epoch") and isinstance(epoch, Integral) else None
+
+
+class Placing(InFront):
+    """In front of the fetcher of a loader without workers: places indices, as natively for workers.
+
+    Args:
+        fetcher: The fetcher, which takes the places off again.
+        places: The epoch's.
+    """
+
+    def __init__(self, fetcher: Fetcher, places: _native.Places) -> None:
+        super().__init__(fetcher)
+        self._places = places
+
+    def fetch(self, index: Any, /) -> Any:
+        return self._behind.fetch(self._places.placed(index))
 
 
 class Global:
-    """The generators of the process."""
+    """The generators of the process, from which datasets draw."""
 
     def set(self, key: int) -> None:
+        """Sets all of them."""
         random.seed(key)
         # numpy and torch seed the same algorithm with 32 bits of a number: torch with the lower ones.
         numpy.random.seed(key >> 32)
         torch.default_generator.manual_seed(key)
 
     def states(self) -> Any:
+        """Returns their states."""
         return random.getstate(), numpy.random.get_state(legacy=False), torch.default_generator.get_state()
 
     def put_back(self, states: Any) -> None:
+        """Sets them to states that they had."""
         random.setstate(states[0])
         numpy.random.set_state(states[1])
         torch.default_generator.set_state(states[2])
 
 
 class _Own:
-    """The generators of a thread that is a worker."""
+    """The generators of a thread that is a worker. Has the methods of :class:`Global`."""
 
     def __init__(self, rng: Any) -> None:
         self._random = rng.random_generator
@@ -77,9 +153,9 @@ class _Own:
         self._torch.set_state(states[2])
 
 
-def _generators() -> Generators:
-    info = get_worker_info()
-    return _Own(info.rng) if getattr(info, "worker_method", None) == "thread" else Global()  # type: ignore[union-attr]
+def _generators() -> Global | _Own:
+    info: Any = get_worker_info()
+    return _Own(info.rng) if getattr(info, "worker_method", None) == "thread" else Global()
 
 
 class Seeding(WorkerOption):
@@ -119,10 +195,9 @@ class Seeding(WorkerOption):
     def wrap(self, fetcher: Fetcher) -> Fetcher:
         if isinstance(fetcher, Failing):
             return fetcher
-        wrapped: Fetcher = _InPlace(fetcher, self)
-        return _PuttingBack(wrapped, self._turn.generators) if self._puts_back else wrapped
+        return _InPlace(fetcher, self, self._turn.generators if self._puts_back else None)
 
-    def turn_to(self, placed: Placed) -> None:
+    def turn_to(self, placed: _native.Placed) -> None:
         """Begins the batch of an index."""
         turn = self._turn
         turn.stream = keyed(placed.key, self._worker)
@@ -136,6 +211,14 @@ class Seeding(WorkerOption):
         elif self._is_of_arrays:
             # For the collate_fn, which follows the last sample.
             turn.set(placed.places[-1])
+
+
+def keys_for(loader: Any, options: Options, epoch: int | None) -> Keys | None:
+    """Returns what makes the places of an iterator's epochs, the first of which has this number."""
+    if options.seeding == "torch":
+        return None
+    assert epoch is not None
+    return Keys(loader, options.seed, epoch)
 
 
 def option_for(loader: Any, options: Options) -> Seeding | None:
@@ -160,7 +243,7 @@ class Turn:
         number: The number of the next one.
     """
 
-    def __init__(self, generators: Generators) -> None:
+    def __init__(self, generators: Global | _Own) -> None:
         self.generators = generators
         self.stream = 0
         self.places: Sequence[int] = ()
@@ -291,27 +374,24 @@ class Counted(InFront, CountsSamples):
 
 
 class _InPlace(InFront):
-    """In front of a fetcher: takes the places off an index."""
+    """In front of a fetcher: takes the places off an index.
 
-    def __init__(self, fetcher: Fetcher, seeding: Seeding) -> None:
+    Args:
+        fetcher: The fetcher.
+        seeding: Sets generators by the places.
+        programs: Generators that are put back behind each batch, because they are the program's; None: none.
+    """
+
+    def __init__(self, fetcher: Fetcher, seeding: Seeding, programs: Global | _Own | None) -> None:
         super().__init__(fetcher)
         self._seeding = seeding
+        self._programs = programs
 
-    def fetch(self, placed: Placed, /) -> Any:
-        self._seeding.turn_to(placed)
-        return self._behind.fetch(placed.index)
-
-
-class _PuttingBack(InFront):
-    """In front of a fetcher: puts the generators back behind each batch, because they are the program's."""
-
-    def __init__(self, fetcher: Fetcher, generators: Generators) -> None:
-        super().__init__(fetcher)
-        self._generators = generators
-
-    def fetch(self, index: Any, /) -> Any:
-        states = self._generators.states()
+    def fetch(self, placed: _native.Placed, /) -> Any:
+        states = None if self._programs is None else self._programs.states()
         try:
-            return self._behind.fetch(index)
+            self._seeding.turn_to(placed)
+            return self._behind.fetch(placed.index)
         finally:
-            self._generators.put_back(states)
+            if self._programs is not None:
+                self._programs.put_back(states)

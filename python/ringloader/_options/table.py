@@ -1,9 +1,10 @@
-"""The table of options: name, type, check and description of each. Imports no torch."""
+"""The table of options: name, type, check and description of each, and options as text. Imports no torch."""
 
 from __future__ import annotations
 
+import ast
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import ringloader.bad_samples as bad_samples
@@ -36,7 +37,7 @@ class About:
     values: str
     without: str
     line: str
-    check: Callable[[str, Any], None]
+    check: checks.Check
     on_torchs: OnTorchs
     instead: str | None = None
     is_text: bool = True
@@ -62,7 +63,7 @@ class Options:
         without="`None`: a quarter of the memory that is left, divided by `LOCAL_WORLD_SIZE`",
         line="The bytes of shared memory that batches on their way may take, over all workers; "
         "[tuning](tuning.md#max_shared_bytes).",
-        check=checks.positive_int_or_none,
+        check=checks.integer(1, or_none=True),
         on_torchs="is left out",
     )
     device: torch.device | str | int | None = _option(
@@ -80,7 +81,7 @@ class Options:
         without="2",
         line="How many batches to copy before their turn. They wait on the device, which has up to 2 more. "
         "With 0, the copies of a batch begin when it is asked for.",
-        check=checks.int_from_0,
+        check=checks.integer(0),
         on_torchs="is left out",
     )
     device_transform: Callable[[Any], Any] | None = _option(
@@ -111,7 +112,7 @@ class Options:
         line="How many batches each worker has ready or under way: torch's `prefetch_factor` by its name "
         "in torchdata; [details](iterators.md#worker_prefetch-and-main_prefetch). `ringloader.DataLoader` "
         "only.",
-        check=checks.positive_int_or_none,
+        check=checks.integer(1, or_none=True),
         on_torchs="works",
         instead="set torch's prefetch_factor there",
     )
@@ -121,7 +122,7 @@ class Options:
         without="0",
         line="How many batches a thread of the main process decodes before their turn. Not with `device` "
         "or `pin_memory`.",
-        check=checks.int_from_0,
+        check=checks.integer(0),
         on_torchs="is left out",
     )
     worker_method: str = _option(
@@ -130,7 +131,7 @@ class Options:
         without='`"multiprocessing"`',
         line="The kind of workers: processes, or threads of this process; [details](threads.md). No effect "
         "without workers.",
-        check=checks.worker_method,
+        check=checks.one_of("multiprocessing", checks.THREAD),
         # By `RINGLOADER=off` only. Where a part of torch was replaced, threads are refused before.
         on_torchs="is left out",
     )
@@ -171,7 +172,7 @@ class Options:
         line="When the generators of python, numpy and torch are seeded. Before each sample, or each batch, "
         "they are set from its place in the epoch: then random augmentation is the same for any number of "
         "workers; [details](epochs.md#the-same-augmentation-for-any-workers).",
-        check=checks.seeding,
+        check=checks.one_of("torch", "sample", "batch"),
         on_torchs="is an error",
     )
     seed: int | None = _option(
@@ -188,7 +189,7 @@ class Options:
         values="an int, 0 or more",
         without="0",
         line="How many crashed workers to restart per epoch; [details](restarts.md).",
-        check=checks.int_from_0,
+        check=checks.integer(0),
         on_torchs="is left out",
     )
     on_error: bad_samples.OnError = _option(
@@ -207,7 +208,7 @@ class Options:
         without="`None`: any number",
         line="How many samples per epoch `on_error` may skip or replace. A batch that `collate_fn` cannot "
         "make counts as one.",
-        check=checks.int_from_0_or_none,
+        check=checks.integer(0, or_none=True),
         on_torchs="works",
     )
     watchdog: float | None = _option(
@@ -235,7 +236,7 @@ class Options:
         without="1",
         line="After how many batches workers take the state of a dataset that has a `state_dict`; "
         "[details](guides/resuming.md#datasets-with-a-state). `None`: never. `ringloader.DataLoader` only.",
-        check=checks.positive_int_or_none,
+        check=checks.integer(1, or_none=True),
         on_torchs="is left out",
         instead="use ringloader.DataLoader, whose loaders have a state",
     )
@@ -263,3 +264,65 @@ class Options:
 
 # The rows by name, in the order of the constructor's arguments.
 TABLE: dict[str, About] = {field.name: field.metadata["about"] for field in dataclasses.fields(Options)}
+
+# The argument of `install` that is no option of a loader.
+STATEFUL = "stateful"
+
+
+def checked(function: str, given: Mapping[str, Any]) -> Options:
+    """Returns the options that were given to ``function``.
+
+    Raises:
+        TypeError: For a name that is none, or a value of the wrong type.
+        ValueError: For a value that is out of range.
+    """
+    check_names(function, given)
+    return Options(**given)
+
+
+def check_names(function: str, given: Iterable[str]) -> None:
+    """Raises a ``TypeError`` for a name of ``given`` to ``function`` that is no option's."""
+    for name in given:
+        if name not in TABLE:
+            raise TypeError(f"{function} got an unknown option {name!r}; there are: {', '.join(TABLE)}")
+        instead = TABLE[name].instead
+        if instead is not None:
+            raise TypeError(f"{function} cannot take {name}: pass it to DataLoader, or {instead}")
+
+
+def from_text(text: str) -> tuple[Options, bool]:
+    """Returns options as an environment variable or a command line names them.
+
+    Args:
+        text: ``1`` for the defaults, or ``name=value`` with commas between.
+
+    Returns:
+        The options of loaders, and the argument ``stateful`` of ``install``.
+
+    Raises:
+        TypeError: For a name that is none, or a value of the wrong type.
+        ValueError: For a value that is out of range, or a text that says nothing.
+    """
+    given: dict[str, Any] = {}
+    for part in [] if text == "1" else text.split(","):
+        name, equals, value = part.partition("=")
+        if not equals:
+            raise ValueError(f"expected 1, or name=value with commas between, not {text!r}")
+        given[name.strip()] = value_of(value)
+    stateful = given.pop(STATEFUL, False)
+    checks.boolean(STATEFUL, stateful)
+    return checked(repr(text), given), stateful
+
+
+def to_text(options: Options, stateful: bool = False) -> str:
+    """Returns a text of which :func:`from_text` makes the same."""
+    parts = [f"{name}={getattr(options, name)}" for name in options.changed()]
+    return ",".join([*parts, *([f"{STATEFUL}=True"] if stateful else [])]) or "1"
+
+
+def value_of(text: str) -> object:
+    """Returns a number, None or a truth value if ``text`` spells one, else ``text``."""
+    try:
+        return ast.literal_eval(text.strip())
+    except (SyntaxError, ValueError):
+        return text

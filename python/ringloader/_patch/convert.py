@@ -9,7 +9,7 @@ from types import FunctionType
 from typing import Any, TypeVar
 
 import ringloader.bad_samples as bad_samples
-from ringloader._options import conflicts, kept, naming
+from ringloader._options import conflicts, kept, table
 from ringloader._options.table import TABLE, Options
 from ringloader._pool import pool
 from ringloader._torch import devices, internals
@@ -38,7 +38,7 @@ def convert(loader: _Loader, **options: Any) -> _Loader:
         RuntimeError: If the loader's persistent workers run already. They belong to an iterator of torch's,
             and to end them here would change its random numbers.
     """
-    naming.check_names("convert()", options)
+    table.check_names("convert()", options)
     # Not isinstance: accelerate's loaders name another class as theirs.
     cls = type(loader)
     if not issubclass(cls, internals.Loader):
@@ -63,9 +63,7 @@ def convert(loader: _Loader, **options: Any) -> _Loader:
                 "pass it to install()"
             )
     before = kept.kept_on(loader) if was_ours else {}
-    if options.get("on_error") == bad_samples.RAISE:
-        # The other option means nothing with it.
-        before.pop("max_errors", None)
+    bad_samples.forget_limit(before, options)
     # All of them together, before the first is set.
     now = Options(**{**before, **options})
     devices.resolve(now.device)

@@ -8,7 +8,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from ringloader._options import checks, kept, naming
+from ringloader._options import checks, kept, table
 from ringloader._options.table import Options
 from ringloader._patch import stateful as stateful_class
 from ringloader._torch import hook
@@ -110,8 +110,8 @@ def _put(wanted: _Wanted) -> None:
 def _wanted(function: str, stateful: bool, given: dict[str, Any]) -> _Wanted:
     from ringloader._torch import devices
 
-    checks.boolean(naming.STATEFUL, stateful)
-    options = naming.checked(function, given)
+    checks.boolean(table.STATEFUL, stateful)
+    options = table.checked(function, given)
     devices.resolve(options.device)
     if stateful:
         stateful_class.check(function)

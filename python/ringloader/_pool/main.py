@@ -26,8 +26,9 @@ from typing import IO, Any
 import torch
 import torch.utils.data
 
+from ringloader._options import stacks
 from ringloader._torch import stand_ins
-from ringloader._worker import entry, watched
+from ringloader._worker import entry
 
 # An assignment follows, or lies in the last of the descriptors; descriptors of the next message.
 ASSIGN, ASSIGN_LARGE, MORE_FDS = b"a", b"l", b"m"
@@ -259,7 +260,7 @@ class ProcessState:
         torch.set_default_dtype(self._dtype)
         torch.set_grad_enabled(self._grad)
         self._parts.restore()
-        watched.forget()
+        stacks.forget()
 
 
 def _directory() -> Path | None:

@@ -21,7 +21,7 @@ from ringloader._torch import data_pipes
 from ringloader._worker.options import WorkerOption
 
 if TYPE_CHECKING:
-    from ringloader._on_error.collecting import Collecting
+    from ringloader._options.collecting import Collecting
 
 # In place of a sampler's name.
 KIND = "IterableDataset"

@@ -45,7 +45,7 @@ class Saved:
         rank: The rank, and
         num_replicas: the number of ranks, of a ``DistributedSampler``, or of another sampler that has them.
         start: Samples that all ranks had passed when there came to be so many ranks.
-        bad_samples: The bad samples of the epoch so far, by ``on_error``.
+        bad_samples: The bad samples of the epoch so far, by their option.
         sampler_begun: The state of another sampler when the epoch began.
         sampler_state: Its state now.
         sampler_ended: True if that is one of the next epoch, because the sampler was read up to its end.

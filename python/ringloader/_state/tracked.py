@@ -23,7 +23,7 @@ from ringloader._torch import select_path
 from ringloader._worker.options import WorkerOption
 
 if TYPE_CHECKING:
-    from ringloader._on_error.collecting import Collecting
+    from ringloader._options.collecting import Collecting
 
 Order = NativeOrder | ReadOrder
 

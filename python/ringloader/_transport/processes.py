@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import threading
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,8 +15,9 @@ import torch.multiprocessing
 import ringloader._native as _native
 from ringloader._common import held_memory
 from ringloader._dispatch.process import Dispatching, dispatching_for
-from ringloader._options import overdue
-from ringloader._options.watchdog import Watchdog, watch_processes
+from ringloader._options import overdue, watchdog
+from ringloader._options.table import Options
+from ringloader._options.watchdog import Watchdog
 from ringloader._placement import registration
 from ringloader._placement.registration import Registrations
 from ringloader._pool.crew import Lease
@@ -38,14 +38,14 @@ _PICKLE_WARNING = (
     "to 'forkserver', which requires the worker Process arguments to be picklable. "
     "You can also try multiprocessing.set_start_method('fork')."
 )
-# Seconds for which a successor waits for processes that its predecessor forked.
-_ORPHANS_END_WITHIN = 2.0
 
 
 class ProcessTransport(Transport):
     """The transport of one iterator with worker processes."""
 
     engine: _native.Engine
+    path = "native"
+    about = "native scheduling over shared-memory rings"
     scheduler = _native.Scheduler
     # Attributes: an iterator that lives on while modules are torn down finds their names None.
     _group = processes.Group
@@ -61,9 +61,9 @@ class ProcessTransport(Transport):
         options: Sequence[WorkerOption],
         dispatching: Dispatching | None = None,
         lease: Lease | None = None,
-        watchdog: Watchdog | None = None,
+        watching: Watchdog | None = None,
     ) -> None:
-        super().__init__(engine, options, watchdog)
+        super().__init__(engine, options, watching)
         self._dispatching = dispatching
         self._registrations = registrations
         self._cache = cache
@@ -71,8 +71,6 @@ class ProcessTransport(Transport):
         self._lease = lease
         self._workers = workers
         self._keeps_work = False
-        # Workers whose successor's start has failed or was interrupted: its process may run all the same.
-        self._not_again: set[int] = set()
         self._work: dict[int, Work] = {}
         self._context = context
         self._processes: dict[int, Any] = {}
@@ -150,8 +148,6 @@ class ProcessTransport(Transport):
                 process.start()
                 self._note_started(worker, process)
         except BaseException:
-            # INVARIANT: no two processes are at the rings of one worker. This one may run unknown.
-            self._not_again.add(worker)
             if process.pid is not None:
                 processes.kill(process)
             raise
@@ -159,22 +155,6 @@ class ProcessTransport(Transport):
             # Another thread, or a signal handler, has ended the workers meanwhile, without this one.
             processes.kill(process)
         return process
-
-    def may_restart(self, worker: int) -> bool:
-        """True if no process but its own can be at the rings of a worker."""
-        return worker not in self._not_again
-
-    def is_deserted(self, worker: int) -> bool:
-        """True if no process that a lost worker forked has the memory that a successor would fill.
-
-        A process that ends with the worker may take a moment.
-        """
-        until = time.monotonic() + _ORPHANS_END_WITHIN
-        while not self.engine.is_deserted(worker):
-            if time.monotonic() > until:
-                return False
-            time.sleep(0.01)
-        return True
 
     def process_of(self, worker: int) -> Any:
         """Returns the process that was started last as a worker; None before."""
@@ -276,23 +256,21 @@ class ProcessTransport(Transport):
 
 def make_transport(
     loader: Any,
-    max_shared_bytes: int | None,
-    options: Sequence[WorkerOption] = (),
+    options: Options,
+    worker_options: Sequence[WorkerOption] = (),
     device_type: str | None = None,
     lease: Lease | None = None,
-    watchdog: float | None = None,
     in_turn: bool = True,
 ) -> ProcessTransport:
     """Makes the transport of one iterator of a loader with workers.
 
     Args:
         loader: The loader.
-        max_shared_bytes: Shared memory for its batches; None for a part of what there is.
-        options: The options that workers ask.
+        options: Its options.
+        worker_options: The options that workers ask.
         device_type: Of the device that batches are moved to. What was registered for it is not for batches
             that the user is given where they lie.
         lease: The processes of a pool; None to start processes. The transport gives them back.
-        watchdog: After how many seconds without a batch that is said; None: never.
         in_turn: False if tasks go to the worker that has the fewest, and not by torch's rule.
 
     Raises:
@@ -307,21 +285,21 @@ def make_transport(
         processes.preload_fork_server(context)
         spawn.prepare(loader)
     most_tasks = _most_tasks(loader, in_turn)
-    cache = SegmentCache(loader, workers, (most_tasks, max_shared_bytes, device_type))
+    cache = SegmentCache(loader, workers, (most_tasks, options.max_shared_bytes, device_type))
     available = _native.available_memory() + cache.resident
-    share = budget.share_per_worker(workers, max_shared_bytes, available)
+    share = budget.share_per_worker(workers, options.max_shared_bytes, available)
     engine, registrations = cache.take(share) or (_native.Engine(workers, most_tasks, share), None)
     dispatching = dispatching_for(loader, context, share)
     if dispatching is not None:
         # First: the others must find it there when they raise.
-        options = (dispatching.option, *options)
+        worker_options = (dispatching.option, *worker_options)
     watching = None
-    if loader.timeout or watchdog is not None:
-        watching, answering = watch_processes(workers, watchdog, loader.in_order)
+    if loader.timeout or options.watchdog is not None:
+        watching, answering = watchdog.of_processes(workers, options.watchdog, loader.in_order)
         # Last: the time in the other options is time in the batch.
-        options = (*options, *answering)
+        worker_options = (*worker_options, *answering)
     return ProcessTransport(
-        engine, registrations, context, workers, cache, options, dispatching, lease, watching
+        engine, registrations, context, workers, cache, worker_options, dispatching, lease, watching
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import ringloader._native as _native
 from ringloader._options.watchdog import Watchdog
+from ringloader._report.report import PathName
 from ringloader._worker.loop import Resume, Work
 from ringloader._worker.options import WorkerOption
 
@@ -24,12 +25,16 @@ class Transport(abc.ABC):
         watchdog: Describes late batches; None without ``watchdog`` and ``timeout``.
 
     Attributes:
+        path: The path of its iterators, as a report names it.
+        about: The path in words.
         sound: False once an iteration has ended as it should not.
         scheduler: The class of the native scheduler for this end.
     """
 
     # An attribute: an iterator that lives on while modules are torn down finds their names None.
     _process_identity = staticmethod(_native.process_identity)
+    path: PathName
+    about: str
     scheduler: Any
 
     def __init__(self, engine: Any, options: Sequence[WorkerOption], watchdog: Watchdog | None) -> None:

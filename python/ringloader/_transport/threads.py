@@ -1,28 +1,39 @@
-"""The transport whose workers are threads: a batch is the object that the worker made."""
+"""Threads that are workers: their transport, and in each of them its channel and its ``get_worker_info()``.
+
+A batch is the object that the worker made.
+"""
 
 from __future__ import annotations
 
 import atexit
 import copy
+import dataclasses
 import os
+import random
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy
 import torch
 
 import ringloader._native as _native
-from ringloader._common import held_memory
+from ringloader._common import held_memory, pickling
 from ringloader._log import logger
-from ringloader._options.watchdog import ThreadNotes, Watchdog, WatchedThreads
-from ringloader._torch import internals, modes
+from ringloader._options.table import Options
+from ringloader._options.watchdog import ThreadWatchdog, Watchdog
+from ringloader._torch import internals, modes, stand_ins
 from ringloader._transport.protocol import Transport
-from ringloader._worker import thread as worker
+from ringloader._worker import collate, loop
 from ringloader._worker.loop import Work
 from ringloader._worker.options import WorkerOption
 
+# The worker that a thread is, as `noted`.
+_local = threading.local()
+# True once `get_worker_info` asks for it.
+_is_put = False
 _starting = threading.Lock()
 
 
@@ -35,17 +46,113 @@ def _begin_anew() -> None:
 os.register_at_fork(after_in_child=_begin_anew)
 
 
-class _Ending:
-    """The time that the end of an iterator waits for its workers: torch's time for one, for all together."""
+class ThreadChannel:
+    """A :class:`~ringloader._worker.loop.Channel` over queues between threads.
 
-    def __init__(self) -> None:
-        self._until: float | None = None
+    Args:
+        queues: The queues of the iterator.
+        worker: The worker's number.
+    """
 
-    def left(self, timeout: float) -> float:
-        now = time.monotonic()
-        if self._until is None:
-            self._until = now + internals.JOIN_SECONDS
-        return min(timeout, max(self._until - now, 0.0))
+    shares_dataset = True
+
+    def __init__(self, queues: _native.ThreadQueues, worker: int) -> None:
+        self._queues = queues
+        self._worker = worker
+
+    def get(self) -> Any:
+        while True:
+            message = self._queues.get(self._worker)
+            if message is None or isinstance(message, (tuple, loop.Resume)):
+                return message
+            # A call, which answers where it wants to.
+            message()
+            del message
+
+    def put(self, message: tuple[Any, Any]) -> None:
+        self._queues.reply(self._worker, message)
+
+    def is_done(self) -> bool:
+        return self._queues.is_done()
+
+    def failure(self) -> Any:
+        wrapper = internals.ExceptionWrapper(where=f"in DataLoader worker thread {self._worker}")
+        return pickling.whole(wrapper, is_sent=False)
+
+
+def _run(queues: _native.ThreadQueues, work: Work) -> None:
+    """Runs the worker loop in this thread. Unlike in a process, global generators are not seeded.
+
+    Raises:
+        BaseException: An error of the dataset that is no ``Exception``: the worker ends by it.
+    """
+    become_worker(work.base_seed, work.worker, work.workers, work.dataset)
+    for option in work.options:
+        option.join(work.worker, None)
+    loop.run(ThreadChannel(queues, work.worker), work, collate.put_native)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RNG:
+    """Generators of a worker's own. MIRRORS torch worker.py::_RNG, for versions that have none."""
+
+    random_generator: random.Random
+    torch_generator: torch.Generator
+    numpy_generator: numpy.random.Generator | None = None
+
+
+def put_worker_info_in_place() -> None:
+    """Has torch's ``get_worker_info``, from now on, ask for the thread too. Nothing else is changed by it.
+
+    In such a thread torch's collation, and others', would allocate shared memory: there it is private.
+    """
+    global _is_put
+    with _starting:
+        if not _is_put:
+            stand_ins.replace_worker_info(_of_thread)
+            stand_ins.replace_new_shared(_private_in_threads)
+            _is_put = True
+
+
+def become_worker(base_seed: int, worker: int, workers: int, dataset: Any) -> None:
+    """Makes this thread a worker, with torch's seeds for its number, until the thread ends."""
+    outside = torch.utils.data.get_worker_info()
+    seed = base_seed + worker
+    # torch's word for a worker with generators of its own, which `torch.thread_safe_generator` asks for too.
+    info = internals.WorkerInfo(
+        id=worker,
+        num_workers=workers,
+        seed=seed,
+        dataset=dataset,
+        rng=_generators(base_seed, worker, seed),
+        worker_method="thread",
+    )
+    _local.noted = (outside, info)
+
+
+def _generators(base_seed: int, worker: int, seed: int) -> Any:
+    return (internals.RNG or RNG)(
+        random_generator=random.Random(seed),
+        torch_generator=torch.Generator().manual_seed(seed),
+        numpy_generator=numpy.random.default_rng(internals.generate_state(base_seed, worker)),
+    )
+
+
+def _of_thread(of_process: Any) -> Any:
+    noted = getattr(_local, "noted", None)
+    # A process that was forked by the thread, and became a worker of torch's, is that worker.
+    return of_process if noted is None or noted[0] is not of_process else noted[1]
+
+
+def _private_in_threads(torchs_own: Callable[..., Any]) -> Callable[..., Any]:
+    def _new_shared(cls: Any, size: int, *, device: Any = "cpu") -> Any:
+        info = torch.utils.data.get_worker_info()
+        is_threads = info is not None and getattr(_local, "noted", (None, None))[1] is info
+        if is_threads and torch.device(device).type == "cpu":
+            return cls(size)
+        return torchs_own(cls, size, device=device)
+
+    return _new_shared
 
 
 class WorkerThread(threading.Thread):
@@ -55,17 +162,13 @@ class WorkerThread(threading.Thread):
 
     Args:
         queues: Where its tasks come from.
-        ending: How long its end is awaited.
         taken_over: What it has of the thread that made its iterator.
         work: What it does.
     """
 
-    def __init__(
-        self, queues: _native.ThreadQueues, ending: _Ending, taken_over: modes.OfThread, work: Work
-    ) -> None:
+    def __init__(self, queues: _native.ThreadQueues, taken_over: modes.OfThread, work: Work) -> None:
         super().__init__(name=f"pt_data_worker {work.worker}", daemon=True)
         self._queues = queues
-        self._ending = ending
         self._taken_over = taken_over
         self._work: Work | None = work
         self._number = work.worker
@@ -104,21 +207,13 @@ class WorkerThread(threading.Thread):
             torch.get_num_threads()
             torch.set_num_threads(1)
             self._has_begun.set()
-            self._taken_over.run(worker.run, self._queues, work)
+            self._taken_over.run(_run, self._queues, work)
         except BaseException as error:
             self.error = error
         finally:
             self._has_begun.set()
             del work
             self._queues.note_end(self._number)
-
-    def join(self, timeout: float | None = None) -> None:
-        """Waits for its end; once nothing more is wanted, no longer than for all workers together."""
-        if timeout is not None and self._queues.is_done():
-            timeout = self._ending.left(timeout)
-        # The last reference to an iterator may go in one of its own workers.
-        if self is not threading.current_thread():
-            super().join(timeout)
 
     def terminate(self) -> None:
         """Does nothing: no thread can end another. It ends when the dataset returns."""
@@ -128,21 +223,26 @@ class ThreadTransport(Transport):
     """The transport of one iterator with threads for workers."""
 
     engine: _native.ThreadQueues
+    path = "threads"
+    about = "native scheduling, with threads for workers"
     scheduler = _native.ThreadScheduler
-    # An attribute: an iterator that lives on while modules are torn down finds their names None.
+    # Attributes: an iterator that lives on while modules are torn down finds their names None.
     _join_seconds = internals.JOIN_SECONDS
+    _monotonic = staticmethod(time.monotonic)
+    _current_thread = staticmethod(threading.current_thread)
 
     def __init__(self, workers: int, options: Sequence[WorkerOption], watchdog: Watchdog | None) -> None:
         super().__init__(_native.ThreadQueues(workers), options, watchdog)
         self._threads: dict[int, WorkerThread] = {}
-        self._ending = _Ending()
+        # When the time is over that the end of an iterator waits for its workers, once it has begun.
+        self._until: float | None = None
         _living.add(self)
 
     def start(self, work: Work) -> WorkerThread:
         """Starts the thread of a worker."""
         # Copies: an option that counts epochs counts those of one worker.
         work = work._replace(options=tuple(map(copy.copy, self.options)))
-        thread = WorkerThread(self.engine, self._ending, modes.OfThread(), work)
+        thread = WorkerThread(self.engine, modes.OfThread(), work)
         self._threads[work.worker] = thread
         thread.start()
         return thread
@@ -160,8 +260,19 @@ class ThreadTransport(Transport):
         for number in range(len(workers)):
             if told(number):
                 self.send(number, None)
-        for thread in workers:
-            thread.join(self._join_seconds)
+        # Not for one whose start was interrupted: it was not told.
+        self._join(workers)
+
+    def _join(self, threads: Iterable[WorkerThread]) -> list[WorkerThread]:
+        """Waits for threads, all together as long as torch for one worker. Returns those that still run."""
+        if self._until is None:
+            self._until = self._monotonic() + self._join_seconds
+        # The last reference to an iterator may go in one of its own workers.
+        here = self._current_thread()
+        others = [thread for thread in threads if thread is not here and thread.is_alive()]
+        for thread in others:
+            thread.join(max(self._until - self._monotonic(), 0.0))
+        return [thread for thread in others if thread.is_alive()]
 
     def error_of_lost(self, worker: int, handle: WorkerThread, _in_hand: Any, *_notes: str) -> RuntimeError:
         """Returns the error for a worker that has ended and should not have, with its cause."""
@@ -175,15 +286,7 @@ class ThreadTransport(Transport):
         if not self._begin_close():
             return
         self.engine.close()
-        # The iterator has waited for them, if its constructor came to an end.
-        for thread in self._threads.values():
-            if thread.is_alive():
-                thread.join(internals.JOIN_SECONDS)
-        left = [
-            thread
-            for thread in self._threads.values()
-            if thread.is_alive() and thread is not threading.current_thread()
-        ]
+        left = self._join(self._threads.values())
         if left:
             logger.warning(
                 "%d of the worker threads are still in the dataset, and end when it returns: a thread cannot "
@@ -194,33 +297,36 @@ class ThreadTransport(Transport):
 
     def end_at_exit(self, until: float) -> None:
         """Has the workers end, and waits for them, before the interpreter goes."""
-        if not self._begin_close():
-            return
-        self.engine.close()
-        for thread in self._threads.values():
-            thread.join(max(until - time.monotonic(), 0.0))
+        if self._begin_close():
+            self.engine.close()
+            self._until = until
+            self._join(self._threads.values())
 
 
 def make_transport(
-    loader: Any, options: Sequence[WorkerOption] = (), watchdog: float | None = None
+    loader: Any,
+    options: Options,
+    worker_options: Sequence[WorkerOption],
+    clocks: Sequence[_native.WorkerClock],
 ) -> ThreadTransport:
     """Makes the transport of one iterator of a loader with workers.
 
     Args:
         loader: The loader.
-        options: The options that workers ask.
-        watchdog: Seconds without a batch after which that is said; None: never.
+        options: Its options.
+        worker_options: The options that workers ask.
+        clocks: The clocks of the workers, if times are noted.
     """
     held_memory.tell_of_forks()
-    worker.put_worker_info_in_place()
+    put_worker_info_in_place()
     watching = None
-    if watchdog is not None:
-        notes = ThreadNotes()
-        watching = Watchdog(watchdog, WatchedThreads(notes), loader.in_order)
-        options = (*options, notes)
-    elif loader.timeout:
-        watching = Watchdog(None, WatchedThreads(None), loader.in_order)
-    return ThreadTransport(loader.num_workers, options, watching)
+    if loader.timeout or options.watchdog is not None:
+        watching = ThreadWatchdog(options.watchdog, loader.in_order)
+        worker_options = (*worker_options, *watching.options)
+    made = ThreadTransport(loader.num_workers, worker_options, watching)
+    if clocks:
+        made.engine.time(clocks)
+    return made
 
 
 _living: weakref.WeakSet[ThreadTransport] = weakref.WeakSet()

@@ -1,4 +1,8 @@
-"""torch's own collation in a worker: native while no part of it was replaced, and into slots."""
+"""torch's own collation, native while no part of it was replaced.
+
+In a worker process it is native for any caller, and into slots. A worker that is a thread, and a loader
+without workers, change their own fetcher only.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ import numpy
 import torch
 
 import ringloader._native as _native
-from ringloader._torch import collating, modes, stand_ins
+from ringloader._torch import collating, internals, modes, stand_ins
 
 
 def replace_collate(port: _native.Port) -> None:
@@ -53,3 +57,36 @@ def allocate_in_slots(port: _native.Port) -> None:
 def _private_storage(size: int) -> Any:
     """Memory of the worker's own, copied when it is sent; as little resizable as shared memory is."""
     return torch.from_numpy(numpy.empty(size, numpy.uint8)).untyped_storage()
+
+
+def put_native(fetcher: Any) -> None:
+    """Has a fetcher of torch's collate natively, where it would call torch's own ``default_collate``.
+
+    Nothing else in the process is changed: ``default_collate`` itself is torch's for every caller.
+
+    Args:
+        fetcher: A fetcher of this thread, which is a worker or the caller of a loader without workers.
+    """
+    torchs_own: Any = getattr(fetcher, "collate_fn", None)
+    if _native.SUPPORTED and collating.is_default_collate(torchs_own) and collating.collates_as_torch():
+        fetcher.collate_fn = Collation(torchs_own)
+
+
+class Collation:
+    """Stands in for ``default_collate``. The native part calls no code of the user's."""
+
+    def __init__(self, torchs_own: Callable[[Any], Any]) -> None:
+        self._torchs_own = torchs_own
+        self._native = _native.Collate(
+            None,
+            collating.collate_of_columns(),
+            collating.parts_of_default_collate(),
+            modes.MODES,
+            collating.collate_fn_map,
+            collating.others_in_collate(),
+            internals.is_in_worker(),
+        ).collated
+
+    def __call__(self, batch: Any) -> Any:
+        made = self._native(batch)
+        return self._torchs_own(batch) if made is None else made

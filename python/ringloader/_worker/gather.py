@@ -82,13 +82,14 @@ _KINDS = {
 }
 
 
-def is_of_arrays(loader: Any) -> bool:
-    """True if :class:`Gather` may do something for a loader."""
-    return (
+def option_for(loader: Any) -> Gather | None:
+    """Returns the option that gathers batches, if it may do something for a loader."""
+    may_gather = (
         type(loader.dataset) in _KINDS
         and loader.batch_sampler is not None
         and collating.is_default_collate(loader.collate_fn)
     )
+    return Gather() if may_gather else None
 
 
 def draws_nothing(dataset: Any) -> bool:

@@ -83,12 +83,12 @@ def run(channel: Channel, work: Work, finish: Callable[[Any], None] | None = Non
     dataset, options = work.dataset, work.options
     is_iterable = work.dataset_kind == internals.ITERABLE
 
-    def begin(dataset: Any) -> Fetcher:
-        def make(dataset: Any) -> Any:
-            return worker_options.torchs_fetcher(
-                work.dataset_kind, dataset, work.auto_collation, work.collate_fn, work.drop_last
-            )
+    def make(dataset: Any) -> Any:
+        return internals.create_fetcher(
+            work.dataset_kind, dataset, work.auto_collation, work.collate_fn, work.drop_last
+        )
 
+    def begin(dataset: Any) -> Fetcher:
         return worker_options.begin_epoch(options, make, dataset, is_iterable, finish)
 
     init_exception: Any = None

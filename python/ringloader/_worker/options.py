@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import ringloader._native as _native
-from ringloader._torch import internals
 
 
 class Fetcher(Protocol):
@@ -135,16 +134,7 @@ def begin_epoch(
     torchs = make(dataset)
     for option in options:
         option.meet(torchs)
-    fetcher = wrapped(options, torchs, is_iterable)
-    if finish is not None:
-        finish(torchs)
-    for option in options:
-        option.finish(torchs)
-    return fetcher
-
-
-def wrapped(options: Sequence[WorkerOption], fetcher: Fetcher, is_iterable: bool) -> Fetcher:
-    """Returns the fetcher that ``options`` make of torch's."""
+    fetcher: Fetcher = torchs
     try:
         for option in options:
             fetcher = option.wrap(fetcher)
@@ -152,12 +142,9 @@ def wrapped(options: Sequence[WorkerOption], fetcher: Fetcher, is_iterable: bool
         for option in options:
             option.leave()
         # In a later epoch an error here would end the worker.
-        return Failing(error, once=is_iterable)
+        fetcher = Failing(error, once=is_iterable)
+    if finish is not None:
+        finish(torchs)
+    for option in options:
+        option.finish(torchs)
     return fetcher
-
-
-def torchs_fetcher(
-    kind: Any, dataset: Any, auto_collation: bool, collate_fn: Callable[[Any], Any], drop_last: bool
-) -> Any:
-    """Returns torch's fetcher, made by the function that stands there now: programs replace it."""
-    return internals.create_fetcher(kind, dataset, auto_collation, collate_fn, drop_last)

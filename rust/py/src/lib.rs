@@ -77,7 +77,7 @@ mod _native {
         collate::gather::Gather,
         collate::pad::Pad,
         gil::note_exit,
-        index::places::Places,
+        index::places::{Placed, Places},
         items::shared_items::SharedItems,
         process::{
             after_fork_in_child, after_fork_in_parent, available_memory, before_fork, end_with_parent,

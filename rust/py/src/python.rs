@@ -91,16 +91,6 @@ pub(crate) fn failed_arrival<'py>(
     Ok(made.map_or_else(|error| (lost.bind(py).clone(), Some(error)), |made| (made, None)))
 }
 
-/// An index with the places of its samples: `Placed`, of its four fields.
-///
-/// # Errors
-/// `MemoryError`; in a process where the class was not needed before, the error that importing it raises.
-pub(crate) fn placed<'py>(py: Python<'py>, fields: [Bound<'py, PyAny>; 4]) -> PyResult<Bound<'py, PyAny>> {
-    static CLASS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-    let find = || Ok::<_, PyErr>(py.import("ringloader._worker.placed")?.getattr("Placed")?.unbind());
-    CLASS.get_or_try_init(py, find)?.bind(py).call1(objects::arguments(py, fields)?)
-}
-
 /// A worker, its task, and that task's index; `None` if it cannot be had.
 pub(crate) type Late<'py> = (u32, u64, Option<Bound<'py, PyAny>>);
 

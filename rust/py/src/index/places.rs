@@ -10,7 +10,6 @@ use ringloader_core::transport::message::{TaskIndex, TaskKind};
 
 use crate::gil::exception;
 use crate::objects;
-use crate::python;
 
 /// Gives the tasks of one epoch their places, as they are read from the sampler.
 #[pyclass(frozen, module = "ringloader._native")]
@@ -39,6 +38,12 @@ impl Places {
     ) -> PyResult<Self> {
         let core = Core::new(key, first, step, passed).map_err(exception)?;
         Ok(Self { core: Mutex::new(core), batches, whole })
+    }
+
+    /// Returns an index that a loader without workers has read, with the places of its samples: a `Placed`.
+    fn placed<'py>(&self, index: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        let (index, samples) = self.counted(index)?;
+        placed(index, &self.take(samples))
     }
 }
 
@@ -84,6 +89,19 @@ impl Places {
     }
 }
 
+/// An index, and where its samples stand in the epoch.
+#[pyclass(frozen, get_all, module = "ringloader._native")]
+pub(crate) struct Placed {
+    /// The index of the task.
+    index: Py<PyAny>,
+    /// The key of the epoch.
+    key: Py<PyAny>,
+    /// The place of the first sample; of the next one, if the index asks for none.
+    first: Py<PyAny>,
+    /// The places of all samples, in the order of the index.
+    places: Py<PyAny>,
+}
+
 /// Returns the bytes of a task for `index` with the places of its samples.
 pub(crate) fn with_places((kind, index): TaskIndex, places: &TaskPlaces) -> TaskIndex {
     let mut bytes = (kind as u64).to_le_bytes().to_vec();
@@ -121,7 +139,8 @@ pub(crate) fn placed<'py>(index: Bound<'py, PyAny>, places: &TaskPlaces) -> PyRe
         }
         None => objects::list(py, places.all().collect::<Vec<_>>().into_iter().map(int))?.into_any(),
     };
-    python::placed(py, [index, int(places.key)?, int(places.first())?, all])
+    let (key, first) = (int(places.key)?.unbind(), int(places.first())?.unbind());
+    Ok(Bound::new(py, Placed { index: index.unbind(), key, first, places: all.unbind() })?.into_any())
 }
 
 /// Start, stop and step of the range that the places are, if they are one.

@@ -1,25 +1,29 @@
-"""Bad samples in the main process: taken out of batches, listed, counted, said.
+"""Bad samples on their way to the main process, and there: taken out of batches, listed, counted, said.
 
-Batches are as ``fetching.Handling`` makes them.
+Batches are as ``handling.Handling`` makes them.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import pickle
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from ringloader._common import errors as kept_errors
 from ringloader._common import pickling
 from ringloader._common.weak_registry import WeakRegistry
 from ringloader._log import logger
-from ringloader._on_error import sent
 from ringloader._options.checks import THREAD
 from ringloader._options.table import Options
 from ringloader._torch import internals
 from ringloader.bad_samples import RAISE, BadSample
 
+# A bad sample in parts that always arrive: index and error pickled, or None where that cannot be; text of the
+# index and name of the error's type; the worker's number, traceback and handling.
+Packed = tuple[bytes | None, bytes | None, str, str, int | None, str, str]
 # The bad samples of the epoch that a loader began last.
 _bad_samples_of: WeakRegistry[list[BadSample]] = WeakRegistry()
 
@@ -33,13 +37,13 @@ def collecting_for(loader: Any, options: Options) -> Collecting | None:
     return made
 
 
-def listed(loader: object) -> list[BadSample]:
-    """Returns the bad samples of a loader's epoch."""
+def listed(loader: object | None) -> list[BadSample]:
+    """Returns the bad samples of a loader's epoch; none for no loader."""
     return list(_bad_samples_of.get(loader) or ())
 
 
 def through(transform: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:
-    """Returns ``transform`` for batches as ``fetching.Handling`` makes them."""
+    """Returns ``transform`` for batches as ``handling.Handling`` makes them."""
     return None if transform is None else functools.partial(_transformed, transform)
 
 
@@ -106,7 +110,7 @@ class Collecting:
 
     def _note(self, errors: Any) -> tuple[int, str] | None:
         """Lists the bad samples of a batch. Returns the place of one too many, and a note for its error."""
-        many = sent.from_bytes(errors) if isinstance(errors, bytes) else errors
+        many = from_bytes(errors) if isinstance(errors, bytes) else errors
         too_many: tuple[int, str] | None = None
         for bad in many:
             if bad.handling != "retried":
@@ -138,8 +142,8 @@ class Collecting:
         bad = self._bad[at]
         if bad.worker_id is None:
             # An error that is raised gets frames, which the list must not keep.
-            self._bad[at] = sent.copied(bad)
-            sent.note(bad.error, f"Original {bad.traceback}", note)
+            self._bad[at] = _copied(bad)
+            kept_errors.note(bad.error, f"Original {bad.traceback}", note)
             return bad.error
         where = f"in DataLoader worker {self._worker} {bad.worker_id}"
         wrapper = internals.ExceptionWrapper(exc_info=(type(bad.error), bad.error, None), where=where)
@@ -155,3 +159,53 @@ class Collecting:
 
 def _is_power_of_ten(number: int) -> bool:
     return str(number).rstrip("0") == "1"
+
+
+def packed(bad: BadSample) -> Packed:
+    """Returns a bad sample that leaves the process, in parts."""
+    texts = repr(bad.index), type(bad.error).__name__
+    return _pickled(bad.index), _pickled(bad.error), *texts, bad.worker_id, bad.traceback, bad.handling
+
+
+def _pickled(thing: Any) -> bytes | None:
+    try:
+        return pickle.dumps(thing)
+    except Exception:
+        return None
+
+
+def to_bytes(errors: Sequence[Packed]) -> bytes:
+    """Returns the bad samples of a batch as bytes."""
+    return pickle.dumps(list(errors))
+
+
+def from_bytes(sent: bytes) -> list[BadSample]:
+    """Returns the bad samples of a batch from the bytes that a worker has sent."""
+    return [_unpacked(one) for one in pickle.loads(sent)]
+
+
+def _unpacked(packed: Packed) -> BadSample:
+    index, error, text, kind, worker_id, traceback, handling = packed
+    where = "" if worker_id is None else f" in DataLoader worker process {worker_id}"
+    stands_for = RuntimeError(f"Caught {kind}{where}.\nOriginal {traceback}")
+    found = _unpickled(error, stands_for)
+    if not isinstance(found, BaseException):
+        found = stands_for
+    return BadSample(_unpickled(index, text), worker_id, found, traceback, handling)
+
+
+def _unpickled(pickled: bytes | None, otherwise: Any) -> Any:
+    if pickled is None:
+        return otherwise
+    try:
+        return pickle.loads(pickled)
+    except Exception:
+        return otherwise
+
+
+def _copied(bad: BadSample) -> BadSample:
+    """Returns the bad sample with a copy of its error, made as if it was sent."""
+    error = _unpacked(packed(bad)).error
+    error.__cause__, error.__context__ = bad.error.__cause__, bad.error.__context__
+    error.__suppress_context__ = bad.error.__suppress_context__
+    return dataclasses.replace(bad, error=error)

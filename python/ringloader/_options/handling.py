@@ -1,7 +1,8 @@
 """Samples that raise, where batches are made: they are asked for again, left out or replaced.
 
 With :class:`Handling` each batch is a list: ``[batch]``; ``[batch, errors]`` where samples were bad; and
-``[None, errors, None]`` for one of which nothing is left. ``collecting.py`` takes it apart again.
+``[None, errors, None]`` for one of which nothing is left. :class:`~ringloader._options.collecting.Collecting`
+takes it apart again.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
-from ringloader._on_error import sent
+from ringloader._common import errors as kept_errors
+from ringloader._options import collecting
 from ringloader._options.seeding import Samples
 from ringloader._options.table import Options
 from ringloader._torch import internals
@@ -57,7 +59,7 @@ class Handling(WorkerOption):
         raise RuntimeError("on_error cannot take effect: torch's fetcher was replaced")
 
 
-def handling_for(options: Options) -> Handling | None:
+def option_for(options: Options) -> Handling | None:
     """Returns the option that handles samples that raise, if ``on_error`` says so."""
     return None if options.on_error == RAISE else Handling(options.on_error)
 
@@ -97,11 +99,14 @@ class _Rule:
             handling: What was done.
             outer: What the program was handling when it asked for the batch, which it is left.
         """
-        sent.cut(error, outer)
+        kept_errors.cut(error, outer)
         info = get_worker_info()
         text = "".join(traceback.format_exception(error))
         bad = BadSample(index, None if info is None else info.id, error, text, handling)
-        return sent.packed(bad) if self._is_sent else sent.kept(bad)
+        if self._is_sent:
+            return collecting.packed(bad)
+        kept_errors.drop_frames(error)
+        return bad
 
     def batch(self, batch: Any, errors: list[Any]) -> list[Any]:
         """Returns a batch, with the errors in it."""
@@ -112,7 +117,7 @@ class _Rule:
         return [None, self._sent(errors), None]
 
     def _sent(self, errors: list[Any]) -> Any:
-        return sent.to_bytes(errors) if self._is_sent else errors
+        return collecting.to_bytes(errors) if self._is_sent else errors
 
     def tried(self, make: Callable[[Any], Any], given: Any, index: Any, errors: list[Any]) -> list[Any]:
         """Returns ``[make(given)]``. If that raises: a list of what takes its place, or an empty list.
@@ -348,7 +353,7 @@ def _has_ended_a_generator(error: Exception, outer: BaseException | None) -> boo
 
     A generator of a single call is gone. If one is kept, it cannot be known whether it had more to give.
     """
-    tracebacks = [one.__traceback__ for one in _with_causes(error, outer)]
+    tracebacks = [one.__traceback__ for one in kept_errors.linked(error, outer)]
     frames = (frame.f_code for one in tracebacks for frame, _ in traceback.walk_tb(one))
     ended = {code for code in frames if code.co_flags & inspect.CO_GENERATOR}
     if not ended:
@@ -361,15 +366,3 @@ def _has_ended_a_generator(error: Exception, outer: BaseException | None) -> boo
         type(found) is GeneratorType and found.gi_code in ended and found.gi_frame is None
         for found in gc.get_objects()
     )
-
-
-def _with_causes(error: BaseException, outer: BaseException | None) -> list[BaseException]:
-    """Returns an error and its causes and contexts, without what the program handles."""
-    found: list[BaseException] = []
-    left: list[BaseException | None] = [error]
-    while left:
-        one = left.pop()
-        if one is not None and one is not outer and not any(one is other for other in found):
-            found.append(one)
-            left += [one.__cause__, one.__context__]
-    return found

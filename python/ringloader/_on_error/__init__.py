@@ -1,1 +1,0 @@
-"""``on_error=``: samples that raise."""
