@@ -236,8 +236,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if worker_prefetch is not None:
             self.prefetch_factor = worker_prefetch
         rollover.apply(self, last_batch)
-        kept.put_on(self, options)
-        kept.put_attributes(self, options)
+        kept.put(self, options)
         if _native.SUPPORTED:
             if worker_pool is not None:
                 join_pool(self, worker_pool)

@@ -21,7 +21,6 @@ from torch.utils.data import Dataset, IterableDataset
 import ringloader
 from faults.script import run_script
 from ringloader import DataLoader
-from ringloader._torch import internals
 from ringloader._transport.threads import ThreadTransport, WorkerThread
 
 pytestmark = pytest.mark.rings_only

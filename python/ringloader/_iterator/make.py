@@ -24,8 +24,6 @@ from ringloader._torch.select_path import Reason
 from ringloader._worker.options import WorkerOption
 
 if TYPE_CHECKING:
-    from ringloader._iterator.restarting import Restarting
-    from ringloader._options.seeding import Keys
     from ringloader._transport.protocol import Transport
 
 
@@ -190,26 +188,8 @@ def _without_workers(loader: Any, options: Options) -> Any:
     return made
 
 
-def _with_workers(
-    loader: Any,
-    options: Options,
-    transport: Transport,
-    delivery: Delivery,
-    keys: Keys | None,
-    restarting: Restarting | None = None,
-) -> Any:
-    """Returns an iterator whose workers a transport starts."""
-    from ringloader._iterator.next_epoch import NextEpoch
-    from ringloader._iterator.with_workers import WorkersIterator
-
-    next_epoch = NextEpoch(loader) if options.prefetch_epochs else None
-    made = WorkersIterator(loader, transport, delivery, options.main_prefetch, restarting, keys, next_epoch)
-    counters = functools.partial(_counters, transport, delivery.counters)
-    report.record(loader, made, transport.path, transport.about, counters)
-    return made
-
-
 def _with_threads(loader: Any, options: Options) -> Any:
+    from ringloader._iterator.with_workers import WorkersIterator
     from ringloader._options import seeding
     from ringloader._transport import threads
 
@@ -218,12 +198,15 @@ def _with_threads(loader: Any, options: Options) -> Any:
     clocks = [_native.WorkerClock() for _ in range(loader.num_workers if options.stats else 0)]
     worker_options = _worker_options(loader, options, epoch, timing.Timing(clocks))
     transport = threads.make_transport(loader, options, worker_options, clocks)
-    return _with_workers(loader, options, transport, delivery, seeding.keys_for(loader, options, epoch))
+    keys = seeding.keys_for(loader, options, epoch)
+    made = WorkersIterator(loader, transport, delivery, keys=keys, next_epoch=_next_epoch(loader, options))
+    return _noted(loader, made, transport, delivery)
 
 
 def _with_processes(loader: Any, options: Options) -> Any:
     """Returns an iterator with worker processes, or the reason why torch's loader must run whole."""
     from ringloader._iterator.restarting import Restarting
+    from ringloader._iterator.with_workers import WorkersIterator
     from ringloader._options import seeding
     from ringloader._transport import budget, processes
 
@@ -263,11 +246,31 @@ def _with_processes(loader: Any, options: Options) -> Any:
     if options.restart_workers:
         is_iterable = loader._dataset_kind == internals.ITERABLE
         restarting = Restarting(options.restart_workers, is_iterable, transport)
+    next_epoch = _next_epoch(loader, options)
     try:
-        return _with_workers(loader, options, transport, delivery, keys, restarting)
+        made = WorkersIterator(
+            loader, transport, delivery, options.main_prefetch, restarting, keys, next_epoch
+        )
     except OSError as error:
         _is_for_descriptors(error)
         raise
+    return _noted(loader, made, transport, delivery)
+
+
+def _next_epoch(loader: Any, options: Options) -> Any:
+    """Returns what begins epochs before ``iter``, or None."""
+    if not options.prefetch_epochs:
+        return None
+    from ringloader._iterator.next_epoch import NextEpoch
+
+    return NextEpoch(loader)
+
+
+def _noted(loader: Any, made: Any, transport: Transport, delivery: Delivery) -> Any:
+    """Returns an iterator with workers, which is noted for a report."""
+    counters = functools.partial(_counters, transport, delivery.counters)
+    report.record(loader, made, transport.path, transport.about, counters)
+    return made
 
 
 def _is_for_descriptors(error: Exception) -> bool:

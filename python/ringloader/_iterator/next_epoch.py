@@ -149,7 +149,6 @@ class _Shown:
 
     def __init__(self, iterator: Any, loader: Any) -> None:
         self.number = epochs.next_of(loader)
-        self.named = iterator._epoch_to_tell
         self.rest = _rest_of(loader)
         self._noted = tracked.noted(loader)
         self._of_iterator = {name: getattr(iterator, name) for name in _OF_EPOCH}

@@ -29,18 +29,11 @@ def kept_on(loader: object) -> dict[str, Any]:
     return {name: getattr(loader, attribute(name)) for name in ours}
 
 
-def put_on(loader: object, options: Options) -> None:
-    """Sets all options on ``loader``, but for those whose attribute is its own."""
-    for name in TABLE:
-        if name not in theirs(loader):
-            setattr(loader, attribute(name), getattr(options, name))
+def put(loader: object, options: Options, before: Options | None = None) -> None:
+    """Sets all options on ``loader``, but for those whose attribute is its own.
 
-
-def put_attributes(loader: object, options: Options, before: Options | None = None) -> None:
-    """Sets an attribute with the name of each option, where code looks that makes such a loader anew.
-
-    Lightning reads the constructor's arguments from there. An attribute that a subclass or the program has
-    set stays.
+    Also sets an attribute with the name of each option, where code looks that makes such a loader anew:
+    Lightning reads the constructor's arguments from there. One that a subclass or the program has set stays.
 
     Args:
         loader: The loader.
@@ -52,7 +45,9 @@ def put_attributes(loader: object, options: Options, before: Options | None = No
         if name in theirs(loader):
             continue
         is_ours = before is not None and name in own and own[name] is getattr(before, name)
-        if is_ours or not hasattr(loader, name):
+        has_other = hasattr(loader, name) and not is_ours
+        setattr(loader, attribute(name), getattr(options, name))
+        if not has_other:
             setattr(loader, name, getattr(options, name))
 
 

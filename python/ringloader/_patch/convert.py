@@ -84,8 +84,7 @@ def convert(loader: _Loader, **options: Any) -> _Loader:
     if not was_ours:
         _set_class(loader, _converted(cls))
         _note_theirs(loader, theirs)
-    kept.put_on(loader, now)
-    kept.put_attributes(loader, now, replaced)
+    kept.put(loader, now, replaced)
     return loader
 
 
