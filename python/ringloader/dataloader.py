@@ -357,7 +357,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             The figures until the last call of ``next``. They do not change any more.
 
         Raises:
-            RuntimeError: If the loader has no ``stats=True``, or was not iterated yet.
+            RuntimeError: If the loader's last epoch had no ``stats=True``, or it was not iterated yet.
         """
         return epoch_stats(self)
 

@@ -129,8 +129,9 @@ def test_a_wrong_word_is_one_line(demo, tmp_path, capsys):
     assert "'1,x' is not a list of numbers" in error_of([good, "--workers", "1,x"], capsys)
     assert "'fork' is not process, thread" in error_of([good, "--method", "fork"], capsys)
     assert "'0' is not a number from 1 on" in error_of([good, "--rounds", "0"], capsys)
-    for option in ("--seconds", "--step"):
-        assert "'nan' is not a number above 0" in error_of([good, option, "nan"], capsys)
+    assert "'0' is not a number above 0" in error_of([good, "--seconds", "0"], capsys)
+    for wrong in ("nan", "-1", "inf"):
+        assert f"'{wrong}' is not a number from 0 on" in error_of([good, f"--step={wrong}"], capsys)
     for place in (tmp_path / "nowhere/out.json", tmp_path):
         assert f"cannot write a file '{place}'" in error_of([good, "--json", str(place)], capsys)
     assert "unrecognized arguments: --fast" in error_of([good, "--fast"], capsys)
@@ -143,6 +144,7 @@ def test_the_defaults_are_those_of_the_issue(demo, monkeypatch):
     assert (given.rounds, given.seconds, given.step, given.json, given.plot) == (3, 2, 0, None, None)
     assert [one.num_workers for one in given.configurations if one.loader == "torch"] == [0, 1, 2, 3]
     assert {one.worker_method for one in given.configurations} == {"multiprocessing"}
+    assert arguments.parse([f"{demo}:make", "--step", "0"]).step == 0
 
 
 def test_many_cores_are_not_tried_one_by_one():

@@ -163,12 +163,38 @@ def test_loaders_of_other_classes_have_it_by_install():
     measured = Measured()
     for workers in (0, 2):
         loader = torch.utils.data.DataLoader(Sleeping(measured), batch_size=2, num_workers=workers)
-        ringloader.install(stats=True)
-        try:
+        with ringloader.installed(stats=True):
             slept(loader)
-        finally:
-            ringloader.uninstall()
-        assert ringloader.epoch_stats(loader).batches == BATCHES
+            assert ringloader.epoch_stats(loader).batches == BATCHES
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_figures_of_a_former_epoch_are_not_those_of_the_last(workers):
+    loader = torch.utils.data.DataLoader(Numbers(8), batch_size=2, num_workers=workers)
+    for options in ({}, {"main_prefetch": 1} if workers else {"watchdog": 5}):
+        with ringloader.installed(stats=True):
+            list(loader)
+            assert ringloader.epoch_stats(loader).batches == 4
+            ringloader.install(**options)
+            list(loader)
+            with pytest.raises(RuntimeError, match="no times are known"):
+                ringloader.epoch_stats(loader)
+            ringloader.install(stats=True)
+            list(loader)
+    # An epoch of torch's own may have run since, which nobody has seen.
+    with pytest.raises(RuntimeError, match="no times are known"):
+        ringloader.epoch_stats(loader)
+    with ringloader.installed(stats=True), pytest.raises(RuntimeError, match="no times are known"):
+        ringloader.epoch_stats(loader)
+
+
+def test_workers_that_stay_are_seen_after_uninstall_too():
+    loader = torch.utils.data.DataLoader(Numbers(8), 2, num_workers=1, persistent_workers=True)
+    with ringloader.installed(stats=True):
+        list(loader)
+    list(loader)
+    assert ringloader.epoch_stats(loader).batches == 4
+    loader._iterator = None
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -257,6 +283,47 @@ def test_a_sampler_that_sleeps_is_the_main_processs_work():
         assert_close(loader.epoch_stats().main["index"], measured.seconds[0, 0].item())
 
 
+class SlowToBegin(torch.utils.data.Sampler):
+    def __iter__(self):
+        time.sleep(0.2)
+        return iter(range(20))
+
+
+KEPT = {"num_workers": 1, "persistent_workers": True}
+
+
+@pytest.mark.parametrize("switch", ["", "off"])
+@pytest.mark.parametrize("options", [{}, KEPT, {**KEPT, "worker_method": "thread"}])
+def test_an_epoch_begins_before_its_sampler_does(monkeypatch, switch, options):
+    monkeypatch.setenv("RINGLOADER", switch)
+    loader = DataLoader(Numbers(20), None, sampler=SlowToBegin(), stats=True, **options)
+    startups = []
+    for _ in range(2):
+        list(loader)
+        startups.append(loader.epoch_stats().startup)
+    loader.shutdown()
+    assert min(startups) > 0.2
+
+
+@pytest.mark.parametrize("switch", ["", "off"])
+@pytest.mark.parametrize(
+    "options", [{}, {"num_workers": 2}, {"num_workers": 2, "worker_method": "thread"}, {"on_error": "skip"}]
+)
+def test_a_transform_is_the_main_processs_work(monkeypatch, switch, options):
+    if switch and "on_error" in options:
+        pytest.skip("torch's own loader has no on_error")
+    monkeypatch.setenv("RINGLOADER", switch)
+    measured = Measured()
+
+    def transform(batch):
+        measured.sleep(0)
+        return batch + 1
+
+    loader = DataLoader(Numbers(20), 2, device="cpu", device_transform=transform, stats=True, **options)
+    assert torch.cat(list(loader)).flatten().tolist() == list(range(1, 21))
+    assert_close(loader.epoch_stats().main["place"], measured.seconds[0, 0].item())
+
+
 def test_an_oversize_batch_has_its_moments_too():
     class Large(Dataset):
         def __len__(self):
@@ -284,6 +351,30 @@ def test_errors_of_samples_are_raised_as_without(harness_error="7"):
         with pytest.raises(ValueError, match=harness_error):
             list(loader)
         assert loader.epoch_stats().batches == 3
+
+
+@pytest.mark.parametrize("make", [Sleeping, Streaming])
+def test_a_failed_fetch_counts_on_all_paths(make):
+    class Failing(make):
+        def __getitem__(self, index):
+            batch = super().__getitem__(index)
+            return 1 / 0 if index == 7 else batch
+
+        def __iter__(self):
+            for index, batch in enumerate(super().__iter__()):
+                yield 1 / 0 if index == 7 else batch
+
+    for options in ({}, {"num_workers": 1}, {"num_workers": 1, "worker_method": "thread"}):
+        measured = Measured()
+        sampler = range(8) if make is Sleeping else None
+        loader = DataLoader(Failing(measured), sampler=sampler, batch_size=2, stats=True, **options)
+        with pytest.raises(ZeroDivisionError):
+            list(loader)
+        stats = loader.epoch_stats()
+        (worker,) = stats.workers
+        assert (stats.batches, worker.batches) == (3, 4)
+        assert_close(worker.dataset, measured.seconds[0, 0].item())
+        assert {one.batch for one in stats.slowest} == {0, 1, 2, 3}
 
 
 def test_text_html_and_json():

@@ -85,9 +85,9 @@ def parse(given: list[str]) -> Arguments:
     add(
         "--step",
         metavar="MS",
-        type=_checked(_positive),
+        type=_checked(_not_negative),
         default=0.0,
-        help="milliseconds of a training step, in which the caller sleeps (default: no step)",
+        help="milliseconds of a training step, in which the caller sleeps (default: 0, no step)",
     )
     add("--json", metavar="PATH", type=_checked(_writable), help="writes the results as JSON")
     add("--plot", metavar="PATH", type=_checked(_picture), help="draws the rate over the workers")
@@ -149,13 +149,24 @@ def _positive_int(text: str) -> int:
 
 
 def _positive(text: str) -> float:
-    try:
-        found = float(text)
-    except ValueError:
-        found = math.nan
+    found = _number(text)
     if not 0 < found < math.inf:
         raise ValueError(f"{text!r} is not a number above 0")
     return found
+
+
+def _not_negative(text: str) -> float:
+    found = _number(text)
+    if not 0 <= found < math.inf:
+        raise ValueError(f"{text!r} is not a number from 0 on")
+    return found
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def _writable(text: str) -> str:

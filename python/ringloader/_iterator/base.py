@@ -50,10 +50,13 @@ class Delivery(NamedTuple):
         """Returns ``take`` with all options around it: a batch is moved when it is asked for."""
         return self.around(take if self.moving is None else functools.partial(_moved, self.moving, take))
 
-    def begin_epoch(self, loader: Any) -> None:
-        """Begins another epoch of the same iterator."""
+    def begin_recording(self) -> None:
+        """Begins the times of another epoch of the same iterator: the first step of ``iter``."""
         if self.recording is not None:
             self.recording.begin_epoch()
+
+    def begin_epoch(self, loader: Any) -> None:
+        """Begins another epoch of the same iterator."""
         if self.moving is not None:
             self.moving.begin_epoch()
         if self.collecting is not None:

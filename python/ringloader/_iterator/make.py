@@ -92,6 +92,7 @@ def _torchs(
 
     before = report.noted(loader)
     _check_for_torchs(loader, options, reason.text)
+    delivery = _delivery(loader, options)
     epoch = torchs.begin(loader, reason.text, without_ours)
     iterator = fall_back() if epoch is None else epoch.make(loader, without_ours)
     if report.noted(loader) is not before:
@@ -104,10 +105,9 @@ def _torchs(
             select_path.say_once(f"{name} has no effect where torch's own loader runs")
     if epoch is not None:
         tracked.has_begun(loader, epoch.epoch, None)
-    delivery = _delivery(loader, options)
     if epoch is not None or delivery != Delivery():
         iterator = TorchsIterator(iterator, delivery, epoch)
-    report.record(loader, iterator, "torch", reason.text, delivery.counters)
+    report.record(loader, iterator, "torch", reason.text, delivery.counters, delivery.recording)
     return iterator
 
 
@@ -133,11 +133,13 @@ def _delivery(loader: Any, options: Options) -> Delivery:
     from ringloader._placement.device import Moving
 
     device = devices.resolve(options.device)
-    recorded = recording.recording_for(loader, options, device is not None and device.type != "cpu")
+    recorded = recording.recording_for(loader, options, device is not None)
     bad_samples = collecting.collecting_for(loader, options)
-    if device is None:
-        return Delivery(collecting=bad_samples, transform=options.device_transform, recording=recorded)
     transform = options.device_transform
+    if device is None:
+        if recorded is not None and transform is not None:
+            transform = recorded.placing(transform)
+        return Delivery(collecting=bad_samples, transform=transform, recording=recorded)
     if bad_samples is not None:
         transform = collecting.through(transform)
     if transform is not None and loader.num_workers > 0 and datasets.is_asked(loader):
@@ -184,7 +186,8 @@ def _without_workers(loader: Any, options: Options) -> Any:
     worker_options = _worker_options(loader, options, epoch, timed)
     keys = seeding.keys_for(loader, options, epoch)
     made = SingleProcessIterator(loader, worker_options, delivery, keys)
-    report.record(loader, made, "single-process", "num_workers is 0", delivery.counters)
+    reason = "num_workers is 0"
+    report.record(loader, made, "single-process", reason, delivery.counters, delivery.recording)
     return made
 
 
@@ -269,7 +272,7 @@ def _next_epoch(loader: Any, options: Options) -> Any:
 def _noted(loader: Any, made: Any, transport: Transport, delivery: Delivery) -> Any:
     """Returns an iterator with workers, which is noted for a report."""
     counters = functools.partial(_counters, transport, delivery.counters)
-    report.record(loader, made, transport.path, transport.about, counters)
+    report.record(loader, made, transport.path, transport.about, counters, delivery.recording)
     return made
 
 

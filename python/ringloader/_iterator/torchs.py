@@ -55,6 +55,7 @@ class TorchsIterator(Pausing):
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         """Begins another epoch of persistent workers."""
         self._remove_gate()
+        self._delivery.begin_recording()
         get_iterator = hook.beneath(internals.Loader._get_iterator)
         self._epoch = torchs.begin(loader, "it began the epoch before", get_iterator, True)
         if self._delivery.moving is not None:

@@ -121,6 +121,8 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         self._remove_gate()
+        if not first_iter:
+            self._delivery.begin_recording()
         source: _native.IndexSource | None = None
         if first_iter:
             internals.BaseIterator._reset(self, tracked.drawing_from(self._epoch, loader), True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 from ringloader._common import weak_registry
 
@@ -58,6 +58,8 @@ class _Record:
     path: PathName
     reason: str
     counters: Callable[[], Mapping[str, int]]
+    # Notes the times of its epochs; None without ``stats=True``.
+    recording: Any
 
 
 _records: weak_registry.WeakRegistry[_Record] = weak_registry.WeakRegistry()
@@ -69,9 +71,10 @@ def record(
     path: PathName,
     reason: str,
     counters: Callable[[], Mapping[str, int]] = dict,
+    recording: Any = None,
 ) -> None:
-    """Notes how ``iterator``, made by ``loader``, gets its batches."""
-    noted = _Record(path, reason, counters)
+    """Notes how ``iterator``, made by ``loader``, gets its batches, and what notes their times."""
+    noted = _Record(path, reason, counters, recording)
     for key in (loader, iterator):
         _records.put(key, noted)
 
@@ -95,6 +98,15 @@ def noted(key: object) -> _Record | None:
     return _records.get(key)
 
 
+def noted_behind(key: object) -> _Record | None:
+    """Returns the record of an iterator or a loader, or of the loader that it stands in front of."""
+    found = noted(key)
+    # The attributes where accelerate, Lightning and Ray keep that loader.
+    for name in ("base_dataloader", "_dataloader"):
+        found = found or noted(getattr(key, name, None))
+    return found
+
+
 def report(iterator_or_loader: object) -> PathReport:
     """Returns the path of an iterator, or of the last iterator of a loader, its reason, and counters.
 
@@ -105,10 +117,7 @@ def report(iterator_or_loader: object) -> PathReport:
     Raises:
         ValueError: If the loader was not iterated yet, or is not one of ringloader's.
     """
-    found = noted(iterator_or_loader)
-    # The attributes where accelerate, Lightning and Ray keep the loader that they stand in front of.
-    for name in ("base_dataloader", "_dataloader"):
-        found = found or noted(getattr(iterator_or_loader, name, None))
+    found = noted_behind(iterator_or_loader)
     if found is None:
         raise ValueError(
             f"no path is known for {iterator_or_loader!r:.200}: pass a ringloader.DataLoader after iter() "

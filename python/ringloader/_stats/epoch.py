@@ -89,8 +89,8 @@ class EpochStats:
         waiting: In ``next``, after that.
         caller: Between the calls of ``next``: the training step. It is the host's time: what a device does
             behind it is not seen.
-        main: Work of the main process: ``"decode"``, ``"place"`` (pinning, copies to a device) and
-            ``"index"`` (the sampler). Most of it lies in the time in ``next``.
+        main: Work of the main process: ``"decode"``, ``"place"`` (pinning, copies to a device,
+            ``device_transform``) and ``"index"`` (the sampler). Most of it lies in the time in ``next``.
         workers: The workers. Without workers one, with ``id`` 0, which is the main process. On torch's own
             path there is none.
         slowest: The ten longest fetches, the longest first.

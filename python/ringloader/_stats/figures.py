@@ -7,7 +7,7 @@ from typing import Any
 from ringloader._report import report
 from ringloader._stats import verdict
 from ringloader._stats.epoch import EpochStats, SlowFetch, Verdict, WorkerStats
-from ringloader._stats.recording import recording_of
+from ringloader._stats.recording import Recording
 
 _SECOND = 1e-9
 
@@ -20,22 +20,21 @@ def epoch_stats(loader: object) -> EpochStats:
             ``ringloader.install(stats=True)`` is in effect.
 
     Raises:
-        RuntimeError: If the loader has no ``stats=True``, or was not iterated yet.
+        RuntimeError: If the loader's last epoch had no ``stats=True``, or may have been one that was not
+            seen, after ``ringloader.uninstall``; if the loader was not iterated yet.
     """
-    found = None
-    # The attributes where accelerate, Lightning and Ray keep the loader that they stand in front of.
-    for one in (loader, *(getattr(loader, name, None) for name in ("base_dataloader", "_dataloader"))):
-        found = found or (None if one is None else recording_of(one))
-        noted = report.noted(one)
-        if found is not None and noted is not None:
-            return _figures(found.recorder.read(), found, noted.path)
+    noted = report.noted_behind(loader)
+    if noted is not None and noted.recording is not None and noted.recording.is_last():
+        return _figures(noted.recording, noted.path)
     raise RuntimeError(
-        f"no times are known of {loader!r:.200}: pass stats=True to ringloader.DataLoader, or to "
-        "ringloader.install for loaders of other classes, and iterate the loader before"
+        f"no times are known of the last epoch of {loader!r:.200}: pass stats=True to ringloader.DataLoader, "
+        "or to ringloader.install for loaders of other classes, and iterate the loader before; ask before "
+        "ringloader.uninstall"
     )
 
 
-def _figures(read: dict[str, Any], recording: Any, path: str) -> EpochStats:
+def _figures(recording: Recording, path: str) -> EpochStats:
+    read: dict[str, Any] = recording.recorder.read()
     begun, first, last = read["begun"], read["first"], read["last"]
     seconds = (last - begun) * _SECOND
     startup = seconds if first is None else (first - begun) * _SECOND

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 import ringloader._native as _native
-from ringloader._common.weak_registry import WeakRegistry
 from ringloader._dispatch.dataset import Dispatch
+from ringloader._options import kept
 from ringloader._options.table import Options
-from ringloader._torch import internals
+from ringloader._torch import hook, internals
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,12 +51,14 @@ class Recording:
 
     Attributes:
         setting: The loader.
+        is_installed: True if the loader has the option by ``ringloader.install``.
         recorder: Its times.
         shared_bytes: Bytes of shared memory of all workers; 0 without such memory.
     """
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: Setting, is_installed: bool) -> None:
         self.setting = setting
+        self.is_installed = is_installed
         self.recorder = _native.Recorder(max(setting.num_workers, 1))
         self.shared_bytes = 0
 
@@ -64,19 +67,35 @@ class Recording:
         places = self.setting.moves and self.setting.num_workers == 0
         return _native.TimedNext(self.recorder, take, places)
 
+    def placing(self, transform: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Returns a ``device_transform`` with its time noted."""
+        if self.setting.moves and self.setting.num_workers == 0:
+            # All that follows a fetch is noted.
+            return transform
+
+        def transformed(batch: Any) -> Any:
+            begun = time.monotonic_ns()
+            try:
+                return transform(batch)
+            finally:
+                self.recorder.note_place(begun)
+
+        return transformed
+
+    def is_last(self) -> bool:
+        """True if no epoch that nobody has seen can have run since: one of torch's, behind ``uninstall``."""
+        return not self.is_installed or self.recorder.read()["begun"] > hook.ended()
+
     def begin_epoch(self) -> None:
         """Begins another epoch of the same iterator."""
         self.recorder.begin()
-
-
-_recordings: WeakRegistry[Recording] = WeakRegistry()
 
 
 def recording_for(loader: Any, options: Options, has_device: bool) -> Recording | None:
     """Returns what notes the times of an iterator, with ``stats=True``. Its first epoch begins now."""
     if not options.stats:
         return None
-    made = Recording(
+    return Recording(
         Setting(
             num_workers=loader.num_workers,
             in_order=loader.in_order,
@@ -88,15 +107,9 @@ def recording_for(loader: Any, options: Options, has_device: bool) -> Recording 
             main_prefetch=options.main_prefetch,
             most_workers=None if options.worker_pool is None else options.worker_pool.num_workers,
             cores=_cores(),
-        )
+        ),
+        is_installed=not hasattr(loader, kept.attribute("stats")),
     )
-    _recordings.put(loader, made)
-    return made
-
-
-def recording_of(loader: object) -> Recording | None:
-    """Returns what notes the times of a loader's iterator that was made last."""
-    return _recordings.get(loader)
 
 
 def _pins(loader: Any) -> bool:

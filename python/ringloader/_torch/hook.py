@@ -7,6 +7,7 @@ code wrapped, or kept and put back later, is as good as one that was never moved
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,8 @@ Make = Callable[[Any, Callable[[Any], Any]], Any]
 
 # The function that all hooks of the process call. While it is None they let every call through.
 _make: Make | None = None
+# When they were last told to, in nanoseconds of the monotonic clock.
+_ended = 0
 
 
 def current() -> Make | None:
@@ -22,13 +25,20 @@ def current() -> Make | None:
     return _make
 
 
+def ended() -> int:
+    """Returns when hooks began to let every call through, for the last time."""
+    return _ended
+
+
 def put(loader_class: Any, make: Make | None) -> None:
     """Has ``make`` called for the iterators of ``loader_class`` and its subclasses; None: no longer.
 
     A hook that lies beneath another wrapper stays there, and lets through.
     """
-    global _make
+    global _make, _ended
     _make = make
+    if make is None:
+        _ended = time.monotonic_ns()
     found = loader_class._get_iterator
     if make is not None and not _is_hook(found):
         loader_class._get_iterator = _hook(found)

@@ -154,7 +154,7 @@ impl<I> Epoch<I> {
         sums.dataset += stamps.dataset();
         sums.collate += stamps.collate;
         sums.send += stamps.send();
-        sums.room += stamps.room;
+        sums.room += stamps.room_since(self.begun);
         sums.cpu += stamps.cpu;
         let indices =
             bytes.as_chunks().0.iter().take(INDICES).map(|&number| i64::from_le_bytes(number)).collect();
@@ -282,6 +282,18 @@ mod tests {
         epoch.note_fetch(0, 0, stamps, &[], None);
         epoch.note_fetch(1, 0, Stamps { asked: 20, got: 90, ..stamps }, &[], None);
         assert_eq!(epoch.workers()[0].idle, 30);
+    }
+
+    #[test]
+    fn a_wait_for_room_from_before_the_epoch_is_none_of_it() {
+        let mut epoch = Epoch::<()>::new(1, 100);
+        let stamps = Stamps { asked: 10, got: 20, made: 50, room: 60, sent: 115, ..Stamps::default() };
+        epoch.note_fetch(0, 0, stamps, &[], None);
+        assert_eq!((epoch.workers()[0].room, epoch.workers()[0].send), (10, 5));
+        epoch.note_fetch(1, 0, Stamps { room: 20, ..stamps }, &[], None);
+        assert_eq!((epoch.workers()[0].room, epoch.workers()[0].send), (10, 50));
+        epoch.note_fetch(2, 0, Stamps { got: 110, made: 120, sent: 190, ..stamps }, &[], None);
+        assert_eq!((epoch.workers()[0].room, epoch.workers()[0].send), (70, 60));
     }
 
     #[test]

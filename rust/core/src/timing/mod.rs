@@ -71,6 +71,12 @@ impl Stamps {
         self.made.saturating_sub(self.got).saturating_sub(self.collate)
     }
 
+    /// Returns the time for which the worker waited for memory from this moment on. It waits before it sends.
+    #[must_use]
+    pub fn room_since(&self, moment: u64) -> u64 {
+        self.room.min((self.made + self.room).saturating_sub(moment))
+    }
+
     /// Returns the time that encoding and copying took.
     #[must_use]
     pub fn send(&self) -> u64 {

@@ -2,6 +2,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use pyo3::exceptions::PyStopIteration;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use pyo3::{PyTraverseError, PyVisit, intern};
@@ -35,6 +36,14 @@ impl Recorder {
         let before = std::mem::replace(&mut *self.core(), Core::new(self.workers, monotonic()));
         // After the lock is released: the end of an index may run any code.
         drop(before);
+    }
+
+    /// Notes that a batch was brought to where it is needed, from this moment until now.
+    fn note_place(&self, begun: u64) {
+        let ended = monotonic();
+        let mut core = self.core();
+        let (batch, _) = core.returned();
+        core.note_main(MainWork::Place, batch, begun, ended);
     }
 
     /// Returns the figures of the epoch, in nanoseconds of the monotonic clock.
@@ -215,12 +224,16 @@ impl TimedFetch {
         let py = index.py();
         let (recorder, clock) = (self.recorder.get(), self.clock.get());
         let begun = clock.begin_here();
-        let made = self.fetcher.bind(py).call_method1(intern!(py, "fetch"), (index,))?;
+        let made = self.fetcher.bind(py).call_method1(intern!(py, "fetch"), (index,));
+        if self.iterable && made.as_ref().is_err_and(|error| error.is_instance_of::<PyStopIteration>(py)) {
+            // The end of the samples is no batch.
+            return made;
+        }
         let stamps = clock.made_here();
         let known = recorder.known.swap(stamps.sent, Ordering::Relaxed);
         let batch = recorder.note_index(known, begun);
         recorder.note_fetch(batch, (0, stamps), &[], || (!self.iterable).then(|| index.clone().unbind()));
-        Ok(made)
+        made
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
