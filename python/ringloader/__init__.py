@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from ringloader._data.lists import SharedList
     from ringloader._data.sharded import Sharded
     from ringloader._dispatch.dataset import Dispatch
-    from ringloader._doctor.diagnosis import Diagnosis, Finding
-    from ringloader._doctor.doctor import doctor
+    from ringloader._doctor.checks import Finding
+    from ringloader._doctor.doctor import Diagnosis, doctor
     from ringloader._patch.convert import convert
     from ringloader._patch.install import install, installed, uninstall
     from ringloader._pool.pool import WorkerPool
     from ringloader._report.report import PathReport, report
     from ringloader._sources.weighted import WeightedRandomSampler
     from ringloader._stats.epoch import EpochStats, SlowFetch, Verdict, WorkerStats
-    from ringloader._stats.figures import epoch_stats
+    from ringloader._stats.recording import epoch_stats
     from ringloader.bad_samples import BadSample, Retry
     from ringloader.dataloader import DataLoader
     from ringloader.rollover import RolloverBatchSampler
@@ -34,10 +34,10 @@ _MODULES = {
     "BadSample": "bad_samples",
     "CachedDataset": "_data.cached_dataset",
     "DataLoader": "dataloader",
-    "Diagnosis": "_doctor.diagnosis",
+    "Diagnosis": "_doctor.doctor",
     "Dispatch": "_dispatch.dataset",
     "EpochStats": "_stats.epoch",
-    "Finding": "_doctor.diagnosis",
+    "Finding": "_doctor.checks",
     "PathReport": "_report.report",
     "Retry": "bad_samples",
     "Sharded": "_data.sharded",
@@ -54,7 +54,7 @@ _MODULES = {
     "batchify": "batchify",
     "convert": "_patch.convert",
     "doctor": "_doctor.doctor",
-    "epoch_stats": "_stats.figures",
+    "epoch_stats": "_stats.recording",
     "install": "_patch.install",
     "installed": "_patch.install",
     "report": "_report.report",

@@ -27,7 +27,7 @@ from ringloader._report import report
 from ringloader._start import spawn
 from ringloader._state import tracked
 from ringloader._stats.epoch import EpochStats
-from ringloader._stats.figures import epoch_stats
+from ringloader._stats.recording import epoch_stats
 from ringloader._torch import devices, hook, internals, select_path
 from ringloader.bad_samples import RAISE, BadSample, OnError
 from ringloader.seeds import Seeds

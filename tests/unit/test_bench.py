@@ -25,25 +25,10 @@ from torch.utils.data import Dataset, IterableDataset
 
 import ringloader
 from programs import client
-from ringloader._bench import (
-    arguments,
-    batches,
-    child,
-    command,
-    configuration,
-    errors,
-    loaders,
-    measure,
-    memory,
-    plot,
-    progress,
-    results,
-    text,
-)
-from ringloader._bench.configuration import Configuration
-from ringloader._bench.errors import RunError, TargetError
+from ringloader._bench import arguments, batches, child, command, measure, memory, results, target
+from ringloader._bench.arguments import Configuration
 from ringloader._bench.measure import Measurement
-from ringloader._bench.target import Target
+from ringloader._bench.target import RunError, Target, TargetError
 
 pytestmark = pytest.mark.rings_only
 
@@ -162,11 +147,11 @@ def test_threads_are_added_where_there_are_workers(demo):
         THREADS,
     )
     assert given.step == 0.005
-    assert configuration.configurations([0], ["thread"])[1] == Configuration("ringloader", 0)
+    assert arguments.configurations([0], ["thread"])[1] == Configuration("ringloader", 0)
 
 
 def test_a_plot_is_refused_before_anything_is_measured(monkeypatch, demo, capsys):
-    monkeypatch.setattr(plot.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(arguments.importlib.util, "find_spec", lambda _: None)
     assert "pip install 'ringloader[bench]'" in error_of([f"{demo}:make", "--plot", "a.png"], capsys)
 
 
@@ -221,7 +206,7 @@ def test_an_error_of_a_worker_is_told_by_its_last_line():
         list(ringloader.DataLoader([None], num_workers=1))
     except TypeError as error:
         # pytest would keep its frames, and with them the worker.
-        line, users = errors.line_of(error), errors.users_traceback(error)
+        line, users = target.line_of(error), target.users_traceback(error)
     assert line.startswith("TypeError: default_collate: batch must contain")
     assert "Original Traceback" in users
 
@@ -233,7 +218,7 @@ def test_an_error_of_a_worker_is_told_by_its_last_line():
 @pytest.mark.parametrize("wanted", [TORCH, OURS, THREADS], ids=["torch", "processes", "threads"])
 def test_any_loader_runs_as_any_other(make, wanted):
     given = make(Squares(), batch_size=5, shuffle=True)
-    loader = loaders.make(Returning(lambda: given), wanted)
+    loader = measure.make(Returning(lambda: given), wanted)
     assert loader is given and loader.prefetch_factor == 2
     iterator = iter(loader)
     module = type(iterator).__module__.split(".")[0]
@@ -255,7 +240,7 @@ def test_arguments_that_need_workers_do_not_hinder_a_loader_without():
         )
     )
     for loader in ("torch", "ringloader"):
-        assert len(list(loaders.make(asked, Configuration(loader, 0)))) == 12
+        assert len(list(measure.make(asked, Configuration(loader, 0)))) == 12
         # The function may make such a loader only with workers.
         assert asked.asked == 1
 
@@ -263,7 +248,7 @@ def test_arguments_that_need_workers_do_not_hinder_a_loader_without():
 def test_what_the_program_has_installed_does_not_make_torchs_loader_ours():
     ringloader.install()
     try:
-        loader = loaders.make(Returning(lambda: TorchLoader(Squares())), Configuration("torch", 0))
+        loader = measure.make(Returning(lambda: TorchLoader(Squares())), Configuration("torch", 0))
         assert type(iter(loader)).__module__.startswith("torch.")
     finally:
         ringloader.uninstall()
@@ -271,7 +256,7 @@ def test_what_the_program_has_installed_does_not_make_torchs_loader_ours():
 
 def test_what_is_no_loader_is_told():
     with pytest.raises(TargetError, match="returns no DataLoader, but an object of <class 'list'>"):
-        loaders.make(Returning(list), TORCH)
+        measure.make(Returning(list), TORCH)
 
 
 # A measurement.
@@ -447,10 +432,10 @@ def test_a_ratio_is_taken_inside_a_round_and_figures_are_medians():
         "main_cpu_us": 1000,
         "memory_mb": 2,
     }
-    assert text.table([theirs, ours]).splitlines() == [
+    assert results.table([theirs, ours]).splitlines() == [
         "loader      workers  batches/s  ratio  first batch  main CPU/batch  memory",
-        "torch             2        100      -     500.0 ms          1.0 ms       -",
-        "ringloader        2        200   2.00     500.0 ms          1.0 ms    2 MB",
+        "torch             2        100      -       500 ms            1 ms       -",
+        "ringloader        2        200   2.00       500 ms            1 ms    2 MB",
     ]
 
 
@@ -583,23 +568,23 @@ def test_a_loader_of_ours_that_ran_torchs_is_named(capsys, monkeypatch):
 def test_a_picture_is_drawn(tmp_path):
     pytest.importorskip("matplotlib")
     path = tmp_path / "rates.svg"
-    plot.check(str(path))
+    assert arguments._picture(str(path)) == str(path)
     with pytest.raises(ValueError, match="has no format of a picture"):
-        plot.check("rates.txt")
+        arguments._picture("rates.txt")
     numbers = {0: 20, 2: 90}
     rows = [{Configuration("torch", n): {0: rate_of(rate)} for n, rate in numbers.items()}]
     rows += [{Configuration("ringloader", 0): {0: rate_of(30)}, THREADS: {0: rate_of(99)}}]
-    plot.draw(str(path), results.rows(rows[0] | rows[1]), "demo.py:make")
+    results.draw(str(path), results.rows(rows[0] | rows[1]), "demo.py:make")
     assert "ringloader, threads" in path.read_text()
 
 
 def test_progress_is_shown_on_a_terminal_only(monkeypatch, capsys):
-    with progress.progress(3) as begin:
+    with command._progress(3) as begin:
         begin("torch")
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    monkeypatch.setattr(progress.importlib.util, "find_spec", lambda _: None)
-    with progress.progress(3) as begin:
+    monkeypatch.setattr(command.importlib.util, "find_spec", lambda _: None)
+    with command._progress(3) as begin:
         begin("torch")
     assert capsys.readouterr().err == "3 runs; with a progress bar: pip install 'ringloader[bench]'\n"
 

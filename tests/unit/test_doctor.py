@@ -15,7 +15,7 @@ import torch
 import torch.utils.data
 
 import ringloader
-from ringloader._doctor import software, system
+from ringloader._doctor import checks
 
 pytestmark = pytest.mark.rings_only
 
@@ -66,7 +66,7 @@ def test_a_replaced_iterator_is_a_problem_that_names_it(monkeypatch: pytest.Monk
         pass
 
     monkeypatch.setattr(torch.utils.data.dataloader, "_MultiProcessingDataLoaderIter", Replacement)
-    path = finding("path", ringloader.Diagnosis(tuple(software.findings())))
+    path = finding("path", ringloader.Diagnosis(tuple(checks.findings())))
     assert (path.value, path.verdict) == ("torch", "problem")
     assert "_MultiProcessingDataLoaderIter was replaced" in path.meaning
 
@@ -76,7 +76,7 @@ def test_a_refused_system_call_is_a_problem_that_names_it(monkeypatch: pytest.Mo
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr("os.pidfd_open", refuse)
-    calls = finding("system calls", ringloader.Diagnosis(tuple(system.findings())))
+    calls = finding("system calls", ringloader.Diagnosis(tuple(checks.findings())))
     assert calls.verdict == "problem"
     assert calls.value == "not to be had: pidfd_open (Operation not permitted)"
 
@@ -85,7 +85,7 @@ def test_few_descriptors_are_said_with_the_number_of_workers(monkeypatch: pytest
     opened = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
     limit = opened + 100
     monkeypatch.setattr("resource.getrlimit", lambda _: (limit, 4096))
-    files = finding("open files", ringloader.Diagnosis(tuple(system.findings())))
+    files = finding("open files", ringloader.Diagnosis(tuple(checks.findings())))
     # The list of descriptors has one of its own.
     assert files.value in [
         f"{found} of {limit}: room for about {(limit - found) // 5} workers" for found in (opened, opened + 1)
@@ -96,9 +96,9 @@ def test_few_descriptors_are_said_with_the_number_of_workers(monkeypatch: pytest
 def test_no_room_for_a_worker_is_a_problem() -> None:
     program = (
         "import os, resource, ringloader\n"
-        "from ringloader._doctor import system\n"
+        "from ringloader._doctor import checks\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir('/proc/self/fd')) + 3,) * 2)\n"
-        "print([one.verdict for one in system.findings() if one.subject == 'open files'])\n"
+        "print([one.verdict for one in checks.findings() if one.subject == 'open files'])\n"
     )
     ran = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
@@ -137,7 +137,7 @@ def test_as_json_it_is_the_same() -> None:
     assert (ran.returncode, ran.stderr) == (0, "")
     told = json.loads(ran.stdout)["findings"]
     assert [set(one) for one in told] == [{"subject", "value", "verdict", "meaning"}] * len(told)
-    here = {one.subject: dataclasses.asdict(one) for one in software.findings()}
+    here = {one.subject: dataclasses.asdict(one) for one in checks.findings()}
     assert {one["subject"]: one for one in told if one["subject"] in ("ringloader", "python", "torch")} == {
         name: here[name] for name in ("ringloader", "python", "torch")
     }

@@ -87,7 +87,7 @@ PYTHON_MAY_USE = {
     "_convert": {"_patch"},
     "_data": {"_common", "_log", "_native", "_torch"},
     "_dispatch": {"_common", "_native", "_start", "_torch", "_worker"},
-    "_doctor": {"_native", "_report", "_torch", "_transport", "dataloader"},
+    "_doctor": {"_common", "_native", "_report", "_torch", "_transport", "dataloader"},
     "_iterator": {
         "_common",
         "_dispatch",

@@ -9,6 +9,7 @@ import pickle
 import re
 import time
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from ringloader import DataLoader, Dispatch, EpochStats, WorkerPool, WorkerStats
 from ringloader._stats import recording
-from ringloader._stats.verdict import Model, judged
+from ringloader._stats.verdict import Model, Setting, judge
 
 pytestmark = pytest.mark.rings_only
 
@@ -248,7 +249,16 @@ def test_too_few_batches_tell_nothing():
 
 
 def model(**given):
-    plain = {"batches": 100, "caller": 0.01, "main": 0.0, "work": 0.1, "cpu": 0.0, "start": 0.0, "cores": 4}
+    plain = {
+        "batches": 100,
+        "caller": 0.01,
+        "main": 0.0,
+        "work": 0.1,
+        "cpu": 0.0,
+        "start": 0.0,
+        "cores": 4,
+        "handing": 0.0,
+    }
     return Model(**{**plain, **given})
 
 
@@ -303,39 +313,78 @@ def test_workers_that_wait_keep_no_core_busy():
     assert "cores are busy" not in stats.verdict.text, stats
 
 
+def judged(seconds, dataset, setting=None, **of_worker):
+    """Returns the verdict on 100,000 batches of one worker, or of none, without a step."""
+    figures = {"idle": 0.0, "collate": 0.0, "send": 0.0, "room": 0.0, "cpu": dataset}
+    plain = {
+        "num_workers": 1,
+        "in_order": True,
+        "persistent_workers": True,
+        "is_iterable": False,
+        "moves": False,
+        "is_dispatch": False,
+        "worker_method": "multiprocessing",
+        "main_prefetch": 0,
+        "most_workers": None,
+        "cores": 4,
+    }
+    made_for = Setting(**plain | (setting or {}))
+    stats = EpochStats(
+        path="native",
+        num_workers=made_for.num_workers,
+        batches=100_000,
+        seconds=seconds,
+        startup=0.0,
+        waiting=seconds,
+        caller=0.0,
+        main={"decode": 0.0, "place": 0.0, "index": 0.0},
+        workers=(WorkerStats(id=0, batches=100_000, dataset=dataset, **figures | of_worker),),
+        slowest=(),
+        verdict=None,
+        _trace=SimpleNamespace(fetches=list),
+    )
+    return judge(stats, made_for, 0.0, 0)
+
+
 def test_more_threads_are_not_said_to_help_a_dataset_that_computes():
-    figures = {"id": 0, "batches": 30, "idle": 0.0, "collate": 0.0, "send": 0.0, "room": 0.0}
-    worker = WorkerStats(**figures, dataset=0.3, cpu=0.29)
-    times = {"seconds": 0.31, "startup": 0.01, "waiting": 0.29, "caller": 0.01}
-    main = {"decode": 0.0, "place": 0.0, "index": 0.0}
-    said = {}
-    for method in ("multiprocessing", "thread"):
-        setting = recording.Setting(
-            num_workers=1,
-            in_order=True,
-            persistent_workers=True,
-            is_iterable=False,
-            moves=False,
-            is_dispatch=False,
-            worker_method=method,
-            main_prefetch=0,
-            most_workers=None,
-            cores=4,
-        )
-        stats = EpochStats(
-            path="native",
-            num_workers=1,
-            batches=30,
-            **times,
-            main=main,
-            workers=(worker,),
-            slowest=(),
-            verdict=None,
-        )
-        said[method] = judged(stats, setting, 0.01, 0).verdict
-    assert said["multiprocessing"].change == {"num_workers": 4}
-    assert (said["thread"].kind, dict(said["thread"].change)) == ("dataset", {})
-    assert "interpreter lock (processes would)" in said["thread"].text
+    assert judged(30.0, 29.0).change == {"num_workers": 4}
+    found = judged(30.0, 29.0, {"worker_method": "thread"})
+    assert (found.kind, dict(found.change)) == ("dataset", {})
+    assert "interpreter lock (processes would)" in found.text
+
+
+def test_workers_are_not_said_to_help_batches_that_take_less_than_their_way():
+    none = {"num_workers": 0}
+    assert judged(1.5, 1.4, none).change == {}
+    assert judged(15, 14, none).change == {"num_workers": 4}
+
+
+def quick(workers):
+    """Returns the figures of the shortest of some epochs of batches that cost next to nothing."""
+    found = []
+    for _ in range(5):
+        with DataLoader(list(torch.zeros(20_000, 1)), None, num_workers=workers, stats=True) as loader:
+            for _ in loader:
+                pass
+            found.append(loader.epoch_stats())
+    return min(found, key=lambda stats: stats.seconds)
+
+
+def test_the_way_of_the_batches_is_the_limit():
+    found = judged(6.0, 1.4, idle=4.0, send=0.2)
+    assert (found.kind, found.change) == ("send", {"num_workers": 0})
+    assert found.gain == pytest.approx(60 / 15, rel=0.01)
+    assert "A batch takes 16 µs to make, and 60 µs to come" in found.text
+    # Without workers it would take longer; memory, and not its way, makes a large batch slow.
+    for seconds, dataset in ((6.0, 7.0), (60.0, 30.0)):
+        found = judged(seconds, dataset, idle=40.0)
+        assert (found.kind, found.change) == ("unknown", {})
+    before, after = quick(2), quick(0)
+    assert (before.verdict.kind, before.verdict.change) == ("send", {"num_workers": 0}), before
+    brought = before.seconds / after.seconds
+    assert brought > 1.2
+    # Nobody sleeps here, so that a busy machine adds to both.
+    assert before.verdict.gain == pytest.approx(brought, rel=0.5), (before, after)
 
 
 def test_more_workers_do_not_help_a_dispatch():

@@ -1,22 +1,29 @@
-"""The command line of the bench. Imports no torch."""
+"""The command line of the bench, and the configurations that it names. Imports no torch."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib
+import importlib.util
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
-from ringloader._bench.configuration import METHODS, Configuration, configurations
 from ringloader._bench.target import Target
+from ringloader._common import proc
+from ringloader._options.checks import THREAD
 
 # Up to here every number of workers is measured; from here on each is twice the one before.
 _EACH = 8
 # The most workers that may be asked for.
 _MOST_WORKERS = 1024
+
+PROCESS = "multiprocessing"
+# By the words of the command line.
+METHODS = {"process": PROCESS, "thread": THREAD}
 
 DESCRIPTION = """\
 Measures the loader that a function of yours returns, with torch's DataLoader and with ringloader, and says
@@ -31,6 +38,47 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Ends the program."""
         self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+@dataclasses.dataclass(frozen=True)
+class Configuration:
+    """A loader, and its workers.
+
+    Attributes:
+        loader: The package whose iterator runs.
+        num_workers: The number of workers.
+        worker_method: Their kind, as the option of ``ringloader.DataLoader``; torch's are processes.
+    """
+
+    loader: Literal["torch", "ringloader"]
+    num_workers: int
+    worker_method: str = PROCESS
+
+    @property
+    def arguments(self) -> dict[str, int | str]:
+        """The arguments of a loader with such workers."""
+        found: dict[str, int | str] = {"num_workers": self.num_workers}
+        return found if self.worker_method == PROCESS else {**found, "worker_method": self.worker_method}
+
+    @property
+    def in_words(self) -> str:
+        """The arguments as they stand in a call."""
+        return ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
+
+    def __str__(self) -> str:
+        return f"{self.loader} with {self.in_words}"
+
+
+def configurations(workers: Sequence[int], methods: Sequence[str]) -> list[Configuration]:
+    """Returns the configurations of a bench. Those with as many workers stand side by side, torch's first."""
+    found = []
+    for number in workers:
+        found.append(Configuration("torch", number))
+        # Without workers there is no kind of them.
+        found += [
+            Configuration("ringloader", number, method) for method in (methods if number else [PROCESS])
+        ]
+    return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,48 +107,39 @@ class Arguments:
 def parse(given: list[str]) -> Arguments:
     """Reads the words behind ``bench``. Ends the program with a line if one of them is wrong."""
     parser = Parser("python -m ringloader bench", description=DESCRIPTION)
-    add = parser.add_argument
-    add("target", metavar="FILE.py:NAME", type=_checked(Target.parse), help="or module:NAME, the function")
+
+    def add(name: str, read: Callable[[str], Any], **rest: Any) -> None:
+        parser.add_argument(name, type=_checked(read), **rest)
+
+    add("target", Target.parse, metavar="FILE.py:NAME", help="or module:NAME, the function")
     add(
         "--workers",
+        _workers,
         metavar="0,1,2,4",
-        type=_checked(_workers),
-        default=_up_to(_cores()),
+        default=_up_to(proc.cores()),
         help="the numbers of workers (default: 0, 1, 2, ... up to the cores)",
     )
     add(
         "--method",
+        _methods,
         metavar="process,thread",
-        type=_checked(_methods),
         default=_methods("process"),
         help="the kinds of ringloader's workers, whatever the loader's own is (default: process)",
     )
-    add("--rounds", metavar="N", type=_checked(_positive_int), default=3, help="default: 3")
-    add(
-        "--seconds",
-        type=_checked(_positive),
-        default=2.0,
-        help="how long to take batches after the first one (default: 2)",
-    )
+    add("--rounds", _positive_int, metavar="N", default=3, help="default: 3")
+    add("--seconds", _positive, default=2.0, help="how long to take batches after the first one (default: 2)")
     add(
         "--step",
+        _milliseconds,
         metavar="MS",
-        type=_checked(_not_negative),
         default=0.0,
         help="milliseconds of a training step, in which the caller sleeps (default: 0, no step)",
     )
-    add("--json", metavar="PATH", type=_checked(_writable), help="writes the results as JSON")
-    add("--plot", metavar="PATH", type=_checked(_picture), help="draws the rate over the workers")
-    found = parser.parse_args(given)
-    return Arguments(
-        found.target,
-        tuple(configurations(found.workers, found.method)),
-        found.rounds,
-        found.seconds,
-        found.step / 1e3,
-        found.json,
-        found.plot,
-    )
+    add("--json", _writable, metavar="PATH", help="writes the results as JSON")
+    add("--plot", _picture, metavar="PATH", help="draws the rate over the workers")
+    found = vars(parser.parse_args(given))
+    measured = configurations(found.pop("workers"), found.pop("method"))
+    return Arguments(configurations=tuple(measured), **found)
 
 
 def _checked(read: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -113,10 +152,6 @@ def _checked(read: Callable[[str], Any]) -> Callable[[str], Any]:
             raise argparse.ArgumentTypeError(str(error)) from None
 
     return checked
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _up_to(cores: int) -> list[int]:
@@ -155,11 +190,11 @@ def _positive(text: str) -> float:
     return found
 
 
-def _not_negative(text: str) -> float:
+def _milliseconds(text: str) -> float:
     found = _number(text)
     if not 0 <= found < math.inf:
         raise ValueError(f"{text!r} is not a number from 0 on")
-    return found
+    return found / 1e3
 
 
 def _number(text: str) -> float:
@@ -177,7 +212,9 @@ def _writable(text: str) -> str:
 
 
 def _picture(text: str) -> str:
-    from ringloader._bench import plot
-
-    plot.check(text)
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ValueError("a plot needs matplotlib: pip install 'ringloader[bench]', or leave --plot out")
+    formats = importlib.import_module("matplotlib.backend_bases").FigureCanvasBase.filetypes
+    if Path(text).suffix.lstrip(".").lower() not in formats:
+        raise ValueError(f"{text!r} has no format of a picture: its name must end in .png, .svg or .pdf")
     return _writable(text)

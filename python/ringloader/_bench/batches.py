@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ringloader._bench import loaders
-from ringloader._bench.configuration import Configuration
+from ringloader._bench import measure
+from ringloader._bench.arguments import Configuration
 from ringloader._bench.target import Target
 
 # A batch: the place of each part, and what is there.
@@ -32,7 +32,7 @@ def described(target: Target, configuration: Configuration) -> list[Described]:
 
     Of a slow loader it returns those of five seconds. An epoch's end is a batch without parts.
     """
-    loader = loaders.make(target, configuration)
+    loader = measure.make(target, configuration)
     found: list[Described] = []
     for batch in itertools.islice(loader, _MOST):
         if not found:

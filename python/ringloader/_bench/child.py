@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ringloader._bench import memory
-from ringloader._bench.errors import RunError, TargetError, line_of, users_traceback
+from ringloader._bench.target import RunError, TargetError, line_of, users_traceback
 
 # Imported by the first iterator of a program, once.
 _PRELOADED = [

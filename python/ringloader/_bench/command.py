@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import importlib.util
 import itertools
 import json
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ringloader._bench import batches, child, measure, plot, results, text
-from ringloader._bench.arguments import Arguments
-from ringloader._bench.configuration import Configuration, in_words
-from ringloader._bench.errors import BenchError, RunError
-from ringloader._bench.progress import progress
+from ringloader._bench import batches, child, measure, results
+from ringloader._bench.arguments import Arguments, Configuration
 from ringloader._bench.results import Row
+from ringloader._bench.target import BenchError, RunError
 
 _NAME = "python -m ringloader bench"
 # torch's and ringloader's batches, and torch's again if these differ.
@@ -50,7 +51,7 @@ class _Bench:
 
     def run(self) -> int:
         given = self._given
-        with progress(_COMPARED + given.rounds * len(given.configurations) + 1) as begin:
+        with _progress(_COMPARED + given.rounds * len(given.configurations) + 1) as begin:
             same, comparison = self._compare(begin)
             for number in range(given.rounds):
                 # The order turns, so that none always follows the same one.
@@ -65,16 +66,16 @@ class _Bench:
             begin(f"verdict of {best.configuration}")
             verdict = self._call(best.configuration, measure.verdict, given.seconds, given.step)
         row, reason = recommended
-        lines = [text.table(rows), "", comparison, *self._notes(rows)]
+        lines = [results.table(rows), "", comparison, *self._notes(rows)]
         if verdict is not None:
-            lines.append(f"Verdict with {in_words(best.configuration.arguments)}: {verdict['text']}")
-        lines.append(f"Recommended: {in_words(row.configuration.arguments)}: {reason}.")
+            lines.append(f"Verdict with {best.configuration.in_words}: {verdict['text']}")
+        lines.append(f"Recommended: {row.configuration.in_words}: {reason}.")
         sys.stdout.write("\n".join([*lines, ""]))
         if given.json is not None:
             data = results.to_dict(rows, same, row.configuration, verdict)
             Path(given.json).write_text(f"{json.dumps(data, indent=2)}\n")
         if given.plot is not None:
-            plot.draw(given.plot, rows, str(given.target))
+            results.draw(given.plot, rows, str(given.target))
         return int(same is False)
 
     def _measure(self, configuration: Configuration, number: int) -> None:
@@ -105,7 +106,7 @@ class _Bench:
             begin(f"batches of {configuration}")
             return self._call(configuration, batches.described)
 
-        where = f"with {in_words(ours.arguments)}"
+        where = f"with {ours.in_words}"
         theirs, mine = described(torchs), described(ours)
         if theirs is None or mine is None:
             return None, f"Batches: not compared {where}, because one of the loaders failed."
@@ -134,8 +135,8 @@ class _Bench:
         ours, theirs = results.best(rows), results.best(rows, "torch")
         if ours and theirs and theirs.batches_per_second * results.NEAR > ours.batches_per_second:
             notes.append(
-                f"torch's own loader was faster: {text.rate(theirs.batches_per_second)} batches a second "
-                f"with {in_words(theirs.configuration.arguments)}."
+                f"torch's own loader was faster: {results.rate(theirs.batches_per_second)} batches a second "
+                f"with {theirs.configuration.in_words}."
             )
         return notes
 
@@ -148,3 +149,28 @@ class _Bench:
 
 def _is_equal(pair: tuple[object, object]) -> bool:
     return pair[0] == pair[1]
+
+
+@contextlib.contextmanager
+def _progress(runs: int) -> Iterator[Callable[[str], None]]:
+    """Shows how many runs are done, by tqdm if it is there, where standard error is a terminal.
+
+    Args:
+        runs: The number of runs.
+
+    Yields:
+        A function that is called with the name of each run when it begins.
+    """
+    if not sys.stderr.isatty():
+        yield lambda _: None
+    elif importlib.util.find_spec("tqdm") is None:
+        sys.stderr.write(f"{runs} runs; with a progress bar: pip install 'ringloader[bench]'\n")
+        yield lambda _: None
+    else:
+        with importlib.import_module("tqdm").tqdm(total=runs, leave=False, unit="run") as bar:
+
+            def begin(name: str) -> None:
+                bar.set_description(name)
+                bar.update()
+
+            yield begin

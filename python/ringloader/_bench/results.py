@@ -1,16 +1,20 @@
-"""The figures of a bench: a row for each configuration, ratios, and the number of workers to recommend."""
+"""The figures of a bench, the number of workers to recommend, and both as a table, JSON and a picture."""
 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import statistics
 from typing import Any
 
-from ringloader._bench.configuration import Configuration, in_words
+from ringloader._bench.arguments import PROCESS, Configuration
 from ringloader._bench.measure import Measurement
+from ringloader._stats.epoch import in_words
 
 # Rates this near to the best one, or to that of the training step, are as good.
 NEAR = 0.95
+
+_HEAD = ("loader", "workers", "batches/s", "ratio", "first batch", "main CPU/batch", "memory")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +97,7 @@ def recommended(rows: list[Row]) -> tuple[Row, str] | None:
     share = found.batches_per_second / fastest.batches_per_second
     return found, (
         f"{without}the fewest workers within 5 % of the best rate: {share:.0%} of that with "
-        f"{in_words(fastest.configuration.arguments)}"
+        f"{fastest.configuration.in_words}"
     )
 
 
@@ -107,3 +111,65 @@ def to_dict(
         "recommended": recommended.arguments,
         "verdict": verdict,
     }
+
+
+def table(rows: list[Row]) -> str:
+    """Returns a table with a line for each row. The ratio is to torch's loader with as many workers."""
+    cells = [_HEAD, *(_cells(row) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if number == 0 else cell.rjust(width)
+            for number, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in cells
+    )
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    configuration = row.configuration
+    kind = "" if configuration.worker_method == PROCESS else " threads"
+    return (
+        configuration.loader,
+        f"{configuration.num_workers}{kind}",
+        rate(row.batches_per_second),
+        "-" if row.ratio is None or configuration.loader == "torch" else f"{row.ratio:.2f}",
+        in_words(row.first_batch_seconds),
+        in_words(row.main_cpu_us / 1e6),
+        "-" if row.memory_mb is None else f"{row.memory_mb:,.0f} MB",
+    )
+
+
+def rate(batches_per_second: float) -> str:
+    """Returns a rate with three digits or more."""
+    return f"{batches_per_second:,.0f}" if batches_per_second >= 100 else f"{batches_per_second:.3g}"
+
+
+def draw(path: str, rows: list[Row], title: str) -> None:
+    """Draws the rate over the number of workers, a line for each loader and kind of workers."""
+    figure = importlib.import_module("matplotlib.figure").Figure(figsize=(7, 4.2), layout="constrained")
+    axes = figure.add_subplot()
+    # Without workers there is one row for all kinds of them.
+    with_workers = [row.configuration for row in rows if row.configuration.num_workers]
+    kinds = dict.fromkeys(
+        (one.loader, one.worker_method) for one in with_workers or [row.configuration for row in rows]
+    )
+    for loader, method in kinds:
+        own = [
+            row
+            for row in sorted(rows, key=lambda row: row.configuration.num_workers)
+            if row.configuration.loader == loader
+            and (row.configuration.worker_method == method or not row.configuration.num_workers)
+        ]
+        axes.plot(
+            [row.configuration.num_workers for row in own],
+            [row.batches_per_second for row in own],
+            marker="o",
+            label=loader if method == PROCESS else f"{loader}, threads",
+        )
+    axes.set(xlabel="workers", ylabel="batches a second", title=title)
+    axes.set_ylim(bottom=0)
+    axes.xaxis.set_major_locator(importlib.import_module("matplotlib.ticker").MaxNLocator(integer=True))
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path)

@@ -1,4 +1,4 @@
-"""Facts about processes, from ``/proc``, and of the launcher of a distributed job."""
+"""Facts about processes, most of them from ``/proc``, and of the launcher of a distributed job."""
 
 from __future__ import annotations
 
@@ -49,3 +49,8 @@ def local_world_size() -> int:
         return max(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
     except ValueError:
         return 1
+
+
+def cores() -> int:
+    """Returns the number of processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import textwrap
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.utils.data
 
-from ringloader._doctor import software, system
-from ringloader._doctor.diagnosis import Diagnosis, Finding
+from ringloader._doctor import checks
+from ringloader._doctor.checks import Finding
 from ringloader._report import report
 from ringloader._torch import hook, internals
 from ringloader.dataloader import DataLoader
@@ -19,6 +22,38 @@ _BATCHES = 400
 _WORKERS = 2
 # Seconds for a worker that never answers.
 _TIMEOUT = 30.0
+
+_WIDTH = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class Diagnosis:
+    """The findings of ``ringloader.doctor()``. ``print`` it, and paste it into a bug report.
+
+    Attributes:
+        findings: In the order in which they are printed.
+    """
+
+    findings: tuple[Finding, ...]
+
+    @property
+    def problems(self) -> tuple[Finding, ...]:
+        """The findings by which loaders fail, or leave the native path."""
+        return tuple(one for one in self.findings if one.verdict == "problem")
+
+    def __str__(self) -> str:
+        widest = max((len(one.subject) for one in self.findings), default=0)
+        return "\n".join(line for one in self.findings for line in _lines(one, widest))
+
+
+def _lines(finding: Finding, widest: int) -> Iterator[str]:
+    mark = "" if finding.verdict == "ok" else f"{finding.verdict}: "
+    yield f"{finding.subject:<{widest}}  {finding.value}"
+    if finding.meaning:
+        indent = " " * (widest + 2)
+        yield from textwrap.wrap(
+            mark + finding.meaning, _WIDTH, initial_indent=indent, subsequent_indent=indent
+        )
 
 
 def doctor(*, rate: bool = True) -> Diagnosis:
@@ -34,7 +69,7 @@ def doctor(*, rate: bool = True) -> Diagnosis:
     Returns:
         The findings. Their ``str`` belongs into a bug report.
     """
-    findings = [*software.findings(), *system.findings()]
+    findings = [*checks.findings()]
     if rate:
         findings.append(_rate())
     return Diagnosis(tuple(findings))

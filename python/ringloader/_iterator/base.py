@@ -53,7 +53,7 @@ class Delivery(NamedTuple):
     def begin_recording(self) -> None:
         """Begins the times of another epoch of the same iterator: the first step of ``iter``."""
         if self.recording is not None:
-            self.recording.begin_epoch()
+            self.recording.recorder.begin()
 
     def begin_epoch(self, loader: Any) -> None:
         """Begins another epoch of the same iterator."""

@@ -18,7 +18,8 @@ from ringloader._pool import pool
 from ringloader._report import report
 from ringloader._start import processes as starting
 from ringloader._state import datasets, sent, torchs, tracked
-from ringloader._stats import recording, timing
+from ringloader._stats import timing
+from ringloader._stats.recording import Recording
 from ringloader._torch import devices, internals, select_path
 from ringloader._torch.select_path import Reason
 from ringloader._worker.options import WorkerOption
@@ -133,7 +134,7 @@ def _delivery(loader: Any, options: Options) -> Delivery:
     from ringloader._placement.device import Moving
 
     device = devices.resolve(options.device)
-    recorded = recording.recording_for(loader, options, device is not None)
+    recorded = Recording(loader, options, device is not None) if options.stats else None
     bad_samples = collecting.collecting_for(loader, options)
     transform = options.device_transform
     if device is None:
@@ -186,8 +187,7 @@ def _without_workers(loader: Any, options: Options) -> Any:
     worker_options = _worker_options(loader, options, epoch, timed)
     keys = seeding.keys_for(loader, options, epoch)
     made = SingleProcessIterator(loader, worker_options, delivery, keys)
-    reason = "num_workers is 0"
-    report.record(loader, made, "single-process", reason, delivery.counters, delivery.recording)
+    report.record(loader, made, "single-process", "num_workers is 0", delivery.counters, delivery.recording)
     return made
 
 

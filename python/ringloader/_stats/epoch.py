@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import json
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -112,8 +113,8 @@ class EpochStats:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the figures as JSON has them. An index that JSON does not know becomes text."""
-        fields = (field.name for field in dataclasses.fields(self) if field.name != "_trace")
-        found = {name: _plain(getattr(self, name)) for name in fields}
+        found = dataclasses.asdict(self)
+        del found["_trace"]
         copied: dict[str, Any] = json.loads(json.dumps(found, default=_as_json))
         return copied
 
@@ -141,22 +142,61 @@ class EpochStats:
         return {**self.__dict__, "_trace": None}
 
     def __str__(self) -> str:
-        from ringloader._stats import text
-
-        return text.table(self)
+        main = ", ".join(f"{name} {seconds:.3f}" for name, seconds in self.main.items())
+        where = f"path {self.path}, num_workers={self.num_workers}"
+        lines = [self._summary(f" ({where})"), f"main process: {main}"]
+        if self.workers:
+            lines.append("worker" + "".join(f"{name:>9}" for name in ("batches", *TIMES)))
+        for worker in self.workers:
+            times = "".join(f"{getattr(worker, name):9.3f}" for name in TIMES)
+            lines.append(f"{worker.id:6}{worker.batches:9,}{times}")
+        return "\n".join([*lines, f"{self.verdict.kind}: {self.verdict.text}"])
 
     def _repr_html_(self) -> str:
-        from ringloader._stats import text
+        """Returns a bar for each worker, and the verdict."""
+        longest = max((sum(getattr(worker, name) for name in _COLOURS) for worker in self.workers), default=0)
+        rows = []
+        for worker in self.workers:
+            parts = [
+                f'<div title="{name} {getattr(worker, name):.3f} s" style="background:{colour};'
+                f'width:{getattr(worker, name) / (longest or 1.0):.2%}"></div>'
+                for name, colour in _COLOURS.items()
+            ]
+            rows.append(
+                '<div style="display:flex;height:1.2em;margin:2px 0"><span style="width:6em">'
+                f'worker {worker.id}</span><div style="display:flex;flex:1">{"".join(parts)}</div></div>'
+            )
+        legend = " ".join(
+            f'<span style="color:{colour}">&#9632;</span> {name}' for name, colour in _COLOURS.items()
+        )
+        verdict = html.escape(f"{self.verdict.kind}: {self.verdict.text}")
+        return f"<div><p>{self._summary()}</p>{''.join(rows)}<p>{legend}</p><p>{verdict}</p></div>"
 
-        return text.html(self)
+    def _summary(self, where: str = "") -> str:
+        return (
+            f"{self.batches:,} batches in {self.seconds:.3f} s{where}: startup {self.startup:.3f}, waiting "
+            f"{self.waiting:.3f}, caller {self.caller:.3f}"
+        )
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, Mapping):
-        return dict(value)
-    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value  # type: ignore[arg-type]
+# The times of a worker, in the order of the table.
+TIMES = ("idle", "dataset", "collate", "send", "room", "cpu")
+# Those that a bar shows.
+_COLOURS = {
+    "dataset": "#4c78a8",
+    "collate": "#f58518",
+    "send": "#54a24b",
+    "room": "#e45756",
+    "idle": "#d9d9d9",
+}
+
+
+def in_words(seconds: float) -> str:
+    """Returns a time with three digits."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}" if seconds < 1000 else f"{seconds:.0f} s"
+    return f"{seconds * 1e6:.0f} µs"
 
 
 def _as_json(value: Any) -> Any:

@@ -1,9 +1,8 @@
-"""The times of a loader's epochs in the main process."""
+"""The times of a loader's epochs in the main process, and the figures of the last one."""
 
 from __future__ import annotations
 
 import dataclasses
-import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -11,66 +10,57 @@ from typing import Any
 import torch
 
 import ringloader._native as _native
+from ringloader._common import proc
 from ringloader._dispatch.dataset import Dispatch
 from ringloader._options import kept
 from ringloader._options.table import Options
+from ringloader._report import report
+from ringloader._stats import verdict
+from ringloader._stats.epoch import EpochStats, SlowFetch, Verdict, WorkerStats
 from ringloader._torch import hook, internals
 
-
-@dataclasses.dataclass(frozen=True)
-class Setting:
-    """The settings of a loader that a verdict depends on.
-
-    Attributes:
-        num_workers: Its workers.
-        in_order: True if batches come in the order of their indices.
-        persistent_workers: True if workers stay for the next epoch.
-        is_iterable: True for a dataset without indices.
-        moves: True if batches are pinned, or moved to a device.
-        is_dispatch: True if one process reads the source for all workers.
-        worker_method: ``"multiprocessing"`` or ``"thread"``.
-        main_prefetch: Batches that a thread decodes before their turn.
-        most_workers: The most workers that there may be; None for any number.
-        cores: Processors that this process may use.
-    """
-
-    num_workers: int
-    in_order: bool
-    persistent_workers: bool
-    is_iterable: bool
-    moves: bool
-    is_dispatch: bool
-    worker_method: str
-    main_prefetch: int
-    most_workers: int | None
-    cores: int
+_SECOND = 1e-9
 
 
 class Recording:
-    """Notes the times of an iterator's epochs. It does not lead to the iterator.
+    """Notes the times of an iterator's epochs, the first of which begins now. It does not lead to the loader.
+
+    Args:
+        loader: The loader.
+        options: Its options.
+        has_device: True if its batches are moved to a device.
 
     Attributes:
-        setting: The loader.
-        is_installed: True if the loader has the option by ``ringloader.install``.
-        recorder: Its times.
+        recorder: The times.
         shared_bytes: Bytes of shared memory of all workers; 0 without such memory.
     """
 
-    def __init__(self, setting: Setting, is_installed: bool) -> None:
-        self.setting = setting
-        self.is_installed = is_installed
-        self.recorder = _native.Recorder(max(setting.num_workers, 1))
+    def __init__(self, loader: Any, options: Options, has_device: bool) -> None:
+        self.recorder = _native.Recorder(max(loader.num_workers, 1))
         self.shared_bytes = 0
+        self._setting = verdict.Setting(
+            num_workers=loader.num_workers,
+            in_order=loader.in_order,
+            persistent_workers=loader.persistent_workers or options.worker_pool is not None,
+            is_iterable=loader._dataset_kind == internals.ITERABLE,
+            moves=has_device or _pins(loader),
+            is_dispatch=isinstance(loader.dataset, Dispatch),
+            worker_method=options.worker_method,
+            main_prefetch=options.main_prefetch,
+            most_workers=None if options.worker_pool is None else options.worker_pool.num_workers,
+            cores=proc.cores(),
+        )
+        self._is_installed = not hasattr(loader, kept.attribute("stats"))
+        # Then all that follows a fetch counts as placing.
+        self._places_here = self._setting.moves and not loader.num_workers
 
     def around(self, take: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Returns ``take``, which gives an iterator its next batch, with the clock read before and after."""
-        places = self.setting.moves and self.setting.num_workers == 0
-        return _native.TimedNext(self.recorder, take, places)
+        return _native.TimedNext(self.recorder, take, self._places_here)
 
     def placing(self, transform: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Returns a ``device_transform`` with its time noted."""
-        if self.setting.moves and self.setting.num_workers == 0:
-            # All that follows a fetch is noted.
+        if self._places_here:
             return transform
 
         def transformed(batch: Any) -> Any:
@@ -82,41 +72,65 @@ class Recording:
 
         return transformed
 
-    def is_last(self) -> bool:
-        """True if no epoch that nobody has seen can have run since: one of torch's, behind ``uninstall``."""
-        return not self.is_installed or self.recorder.read()["begun"] > hook.ended()
+    def figures(self, path: str) -> EpochStats | None:
+        """Returns the figures of the epoch; None if one that was not seen may have run since.
 
-    def begin_epoch(self) -> None:
-        """Begins another epoch of the same iterator."""
-        self.recorder.begin()
-
-
-def recording_for(loader: Any, options: Options, has_device: bool) -> Recording | None:
-    """Returns what notes the times of an iterator, with ``stats=True``. Its first epoch begins now."""
-    if not options.stats:
-        return None
-    return Recording(
-        Setting(
-            num_workers=loader.num_workers,
-            in_order=loader.in_order,
-            persistent_workers=loader.persistent_workers or options.worker_pool is not None,
-            is_iterable=loader._dataset_kind == internals.ITERABLE,
-            moves=has_device or _pins(loader),
-            is_dispatch=isinstance(loader.dataset, Dispatch),
-            worker_method=options.worker_method,
-            main_prefetch=options.main_prefetch,
-            most_workers=None if options.worker_pool is None else options.worker_pool.num_workers,
-            cores=_cores(),
-        ),
-        is_installed=not hasattr(loader, kept.attribute("stats")),
-    )
+        Args:
+            path: The path of the batches, as a report names it.
+        """
+        read = self.recorder.read()
+        begun, first, last = read["begun"], read["first"], read["last"]
+        if self._is_installed and begun < hook.ended():
+            return None
+        seconds = (last - begun) * _SECOND
+        startup = seconds if first is None else (first - begun) * _SECOND
+        waiting = read["waiting"] * _SECOND
+        decode, place, index = (spent * _SECOND for spent in read["main"])
+        # There torch's own workers are at work, of which nothing is known.
+        workers = [] if path == "torch" else read["workers"]
+        found = EpochStats(
+            path=path,
+            num_workers=self._setting.num_workers,
+            batches=read["batches"],
+            seconds=seconds,
+            startup=startup,
+            waiting=waiting,
+            caller=max(seconds - startup - waiting, 0.0),
+            main={"decode": decode, "place": place, "index": index},
+            workers=tuple(
+                WorkerStats(number, batches, *(spent * _SECOND for spent in times))
+                for number, (batches, *times) in enumerate(workers)
+            ),
+            slowest=tuple(SlowFetch(spent * _SECOND, *rest) for spent, *rest in read["slowest"]),
+            verdict=Verdict("unknown", ""),
+            _trace=self.recorder.trace(),
+        )
+        judged = verdict.judge(found, self._setting, read["first_made"] * _SECOND, self.shared_bytes)
+        return dataclasses.replace(found, verdict=judged)
 
 
 def _pins(loader: Any) -> bool:
     return bool(loader.pin_memory) and torch.accelerator.is_available()
 
 
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def epoch_stats(loader: object) -> EpochStats:
+    """Returns the figures of the epoch of ``loader`` that runs or ran last, as ``loader.epoch_stats()``.
+
+    Args:
+        loader: A ``ringloader.DataLoader`` with ``stats=True``, or any torch loader while
+            ``ringloader.install(stats=True)`` is in effect.
+
+    Raises:
+        RuntimeError: If the loader's last epoch had no ``stats=True``, or may have been one that was not
+            seen, after ``ringloader.uninstall``; if the loader was not iterated yet.
+    """
+    noted = report.noted_behind(loader)
+    recording: Recording | None = None if noted is None else noted.recording
+    found = None if noted is None or recording is None else recording.figures(noted.path)
+    if found is not None:
+        return found
+    raise RuntimeError(
+        f"no times are known of the last epoch of {loader!r:.200}: pass stats=True to ringloader.DataLoader, "
+        "or to ringloader.install for loaders of other classes, and iterate the loader before; ask before "
+        "ringloader.uninstall"
+    )

@@ -11,8 +11,7 @@ import statistics
 from typing import Any
 
 from ringloader._options.checks import THREAD
-from ringloader._stats.epoch import EpochStats, Kind, Verdict
-from ringloader._stats.recording import Setting
+from ringloader._stats.epoch import TIMES, EpochStats, Kind, Verdict, in_words
 
 # Batches without which nothing is said of a step.
 _FEWEST = 10
@@ -33,6 +32,54 @@ _MOST_WORKERS = 64
 _MORE_MEMORY = 4
 # The seconds that the start of one worker takes, where none was measured.
 _START = 0.02
+# The seconds of the main process to hand a task to a worker and to get its batch.
+_HANDING = 20e-6
+# The seconds of `next` itself where there are no workers.
+_NEXT = 1e-6
+# The seconds of a batch's work above which its way from a worker is not the limit.
+_QUICK = 200e-6
+
+# The subject of the sentence for a part of the workers' work, and what else helps.
+_WORK: dict[Kind, tuple[str, str]] = {
+    "dataset": ("The dataset", "a cheaper dataset"),
+    "collate": ("The `collate_fn`", "a cheaper collate_fn"),
+    "send": ("Sending batches", "smaller batches, or tensors in place of other objects"),
+}
+# The same for work of the main process.
+_MAIN = {
+    "decode": ("unpacks batches", "fewer objects in a batch, such as tensors in place of lists of numbers"),
+    "place": ("pins batches or moves them to the device", "fewer or smaller tensors in a batch"),
+    "index": ("reads the sampler", "a sampler of torch's own, or a cheaper one"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """The settings of a loader that a verdict depends on.
+
+    Attributes:
+        num_workers: Its workers.
+        in_order: True if batches come in the order of their indices.
+        persistent_workers: True if workers stay for the next epoch.
+        is_iterable: True for a dataset without indices.
+        moves: True if batches are pinned, or moved to a device.
+        is_dispatch: True if one process reads the source for all workers.
+        worker_method: ``"multiprocessing"`` or ``"thread"``.
+        main_prefetch: Batches that a thread decodes before their turn.
+        most_workers: The most workers that there may be; None for any number.
+        cores: Processors that this process may use.
+    """
+
+    num_workers: int
+    in_order: bool
+    persistent_workers: bool
+    is_iterable: bool
+    moves: bool
+    is_dispatch: bool
+    worker_method: str
+    main_prefetch: int
+    most_workers: int | None
+    cores: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +94,7 @@ class Model:
         cpu: Processor time of that.
         start: The start of one worker; of the whole epoch.
         cores: Processors.
+        handing: Work of the main process where there are workers.
     """
 
     batches: int
@@ -56,13 +104,15 @@ class Model:
     cpu: float
     start: float
     cores: int
+    handing: float = _HANDING
 
     def seconds(self, workers: int, aside: float = 0.0) -> float:
         """Returns the length of the epoch with so many workers. ``aside``: work of another thread."""
+        here = self.caller + self.main
         if workers == 0:
-            step = self.caller + self.main + self.work
+            step = here + self.work
         else:
-            step = max(self.caller + self.main, self.work / workers, self.cpu / self.cores, aside)
+            step = max(here + self.handing, self.work / workers, self.cpu / self.cores, aside)
         return self.start * workers + self.work + self.batches * step
 
     def fewest_workers(self, most: int | None = None) -> int:
@@ -76,16 +126,16 @@ class Model:
         return next(number for number in numbers if self.seconds(number) <= shortest * _AS_GOOD)
 
 
-def judged(stats: EpochStats, setting: Setting, first_made: float, shared_bytes: int) -> EpochStats:
-    """Returns the figures with their verdict.
+def judge(stats: EpochStats, setting: Setting, first_made: float, shared_bytes: int) -> Verdict:
+    """Returns the verdict on an epoch.
 
     Args:
-        stats: The figures.
+        stats: The figures, whose own verdict is not read.
         setting: The loader.
         first_made: The seconds that a worker took for the first batch.
         shared_bytes: Bytes of shared memory of all workers; 0 without such memory.
     """
-    return dataclasses.replace(stats, verdict=_Judge(stats, setting, first_made, shared_bytes).verdict())
+    return _Judge(stats, setting, first_made, shared_bytes).verdict()
 
 
 class _Judge:
@@ -93,49 +143,38 @@ class _Judge:
         self._stats = stats
         self._setting = setting
         self._shared_bytes = shared_bytes
+        workers = setting.num_workers
+        self._is_of_threads = workers > 0 and setting.worker_method == THREAD
         start = stats.startup - first_made - stats.main["index"]
-        self._start = max(start, 0.0) if setting.num_workers else 0.0
+        self._start = max(start, 0.0) if workers else 0.0
         self._main = sum(stats.main.values())
-        self._sums = {
-            name: sum(getattr(worker, name) for worker in stats.workers)
-            for name in ("batches", "idle", "dataset", "collate", "send", "room", "cpu")
-        }
-        self._work = self._sums["dataset"] + self._sums["collate"] + self._sums["send"]
-        self._model = self._modelled()
-
-    def _modelled(self) -> Model:
-        stats, workers = self._stats, self._setting.num_workers
-        each = 1 / max(self._sums["batches"], 1)
+        self._sums = {name: sum(getattr(one, name) for one in stats.workers) for name in TIMES}
+        self._work = sum(self._sums[kind] for kind in _WORK)
+        self._made = max(sum(one.batches for one in stats.workers), 1)
         behind = max(stats.batches - 1, 0)
-        return Model(
+        self._model = Model(
             batches=behind,
             caller=stats.caller / max(behind, 1),
             main=self._main / max(stats.batches, 1),
-            work=self._work * each,
-            cpu=min(self._sums["cpu"], self._work) * each,
+            work=self._work / self._made,
+            cpu=min(self._sums["cpu"], self._work) / self._made,
             start=self._start / workers if workers else _START,
             # A dataset that computes in Python holds the interpreter lock.
-            cores=1 if self._is_of_threads() else self._setting.cores,
+            cores=1 if self._is_of_threads else setting.cores,
         )
-
-    def _is_of_threads(self) -> bool:
-        return self._setting.num_workers > 0 and self._setting.worker_method == THREAD
 
     def verdict(self) -> Verdict:
         stats = self._stats
         if stats.path == "torch":
             return self._said(
                 "unknown",
-                f"next took {_time(stats.waiting)} of {_time(stats.seconds)}. torch's own loader ran, whose "
-                "workers are not seen.",
+                f"next took {in_words(stats.waiting)} of {in_words(stats.seconds)}. torch's own loader ran, "
+                "whose workers are not seen.",
             )
         if self._start > _MOST * stats.seconds and stats.batches:
             return self._of_start()
         if stats.batches < _FEWEST:
-            return self._said(
-                "unknown",
-                f"{stats.batches} batches are too few to tell: {_FEWEST} are enough. {self._near()}",
-            )
+            return self._unknown(f"{stats.batches} batches are too few to tell: {_FEWEST} are enough.")
         share = stats.waiting / (stats.waiting + stats.caller)
         if share < _KEEPS_UP:
             return self._said(
@@ -152,12 +191,12 @@ class _Judge:
         if self._sums["room"] > _ROOM * time:
             return self._of_memory(time)
         if self._sums["idle"] > _IDLE * time:
-            return self._of_order(time)
+            return self._of_idle_workers(time)
         return self._of_work(self._work)
 
     def _of_start(self) -> Verdict:
         stats = self._stats
-        limit = f"The start took {_time(self._start)} of {_time(stats.seconds)}"
+        limit = f"The start took {in_words(self._start)} of {in_words(stats.seconds)}"
         if self._setting.persistent_workers:
             return self._said("startup", f"{limit}. Later epochs have their workers, and start at once.")
         rest = stats.seconds - self._start
@@ -168,14 +207,10 @@ class _Judge:
     def _of_main(self) -> Verdict:
         stats, setting = self._stats, self._setting
         name = max(stats.main, key=stats.main.__getitem__)
-        what = {
-            "decode": "unpacks batches",
-            "place": "pins batches or moves them to the device",
-            "index": "reads the sampler",
-        }[name]
+        what, remedy = _MAIN[name]
         limit = (
-            f"The main process is the limit: it {what} for {_time(stats.main[name])} of the "
-            f"{_time(stats.waiting)} in next"
+            f"The main process is the limit: it {what} for {in_words(stats.main[name])} of the "
+            f"{in_words(stats.waiting)} in next"
         )
         if name == "decode" and not setting.moves and not setting.main_prefetch and setting.num_workers:
             each = stats.main["decode"] / stats.batches
@@ -186,11 +221,6 @@ class _Judge:
                 model.seconds(setting.num_workers, aside=each),
                 main_prefetch=2,
             )
-        remedy = {
-            "decode": "fewer objects in a batch, such as tensors in place of lists of numbers",
-            "place": "fewer or smaller tensors in a batch",
-            "index": "a sampler of torch's own, or a cheaper one",
-        }[name]
         return self._said("main", f"{limit}. What helps is {remedy}.")
 
     def _of_memory(self, time: float) -> Verdict:
@@ -207,30 +237,24 @@ class _Judge:
             max_shared_bytes=_MORE_MEMORY * self._shared_bytes,
         )
 
-    def _of_order(self, time: float) -> Verdict:
+    def _of_idle_workers(self, time: float) -> Verdict:
+        """Returns the verdict on workers that wait for tasks while the caller waits for batches."""
         stats, setting = self._stats, self._setting
         idle = f"workers waited for tasks for {self._sums['idle'] / time:.0%} of their time, and the caller "
-        mean = self._sums["dataset"] / max(self._sums["batches"], 1)
-        usual = mean
+        mean = usual = self._sums["dataset"] / self._made
         if not setting.is_iterable:
             # The other workers can take over from a slow one.
             usual = min(worker.dataset / worker.batches for worker in stats.workers if worker.batches)
         long = [seconds - usual for _, seconds in self._fetches() if seconds > _UNEVEN * usual]
         if sum(long) < _MOST * stats.waiting:
-            each = stats.waiting / self._model.batches
-            small = (
-                f" A batch takes {_time(self._model.work)} to make, {_time(each)} to come: larger ones help."
-                if self._model.work < each
-                else ""
-            )
-            return self._said("unknown", f"Nothing stands out: {idle}waited too.{small} {self._near()}")
+            return self._of_handing(idle)
         if setting.num_workers == 1:
             # It waits for tasks while the caller has its batches, and no worker idles behind another.
             return self._of_work(self._work)
         longest = stats.slowest[0]
         limit = (
             f"One is slow, and others idle behind it: {idle}for the longest fetches, up to "
-            f"{_time(longest.seconds)} in worker {longest.worker} (on average {_time(mean)})"
+            f"{in_words(longest.seconds)} in worker {longest.worker} (on average {in_words(mean)})"
         )
         if not setting.in_order:
             return self._said("order", f"{limit}. `slowest` names them.")
@@ -240,6 +264,26 @@ class _Judge:
             # No order makes an epoch shorter than its longest fetch.
             max(self._unordered(usual).seconds(setting.num_workers), longest.seconds),
             in_order=False,
+        )
+
+    def _of_handing(self, idle: str) -> Verdict:
+        """Returns the verdict on batches that are made in less time than a worker's batch takes to come."""
+        stats, model = self._stats, self._model
+        # Without workers nothing is sent, nor decoded.
+        here = dataclasses.replace(
+            model,
+            main=_NEXT + model.main - stats.main["decode"] / stats.batches,
+            work=model.work - self._sums["send"] / self._made,
+        ).seconds(0)
+        to_come = stats.waiting / model.batches
+        if model.work > min(_QUICK, to_come) or here * _AS_GOOD > stats.seconds:
+            return self._unknown(f"Nothing stands out: {idle}waited too.")
+        return self._changed(
+            "send",
+            f"Handing batches over is the limit: {idle}waited too. A batch takes {in_words(model.work)} to "
+            f"make, and {in_words(to_come)} to come. Use larger batches, or no workers",
+            here,
+            num_workers=0,
         )
 
     def _unordered(self, usual: float) -> Model:
@@ -262,34 +306,25 @@ class _Judge:
         return dataclasses.replace(self._model, work=len(rates) / sum(rates))
 
     def _of_work(self, whole: float) -> Verdict:
-        kinds: tuple[Kind, ...] = ("dataset", "collate", "send")
-        kind = max(kinds, key=self._sums.__getitem__)
+        kind = max(_WORK, key=self._sums.__getitem__)
         part = self._sums[kind]
         if part <= _MOST * whole:
-            return self._said("unknown", f"Nothing stands out. {self._near()}")
+            return self._unknown("Nothing stands out.")
         setting, model = self._setting, self._model
-        name = {"dataset": "The dataset", "collate": "The `collate_fn`", "send": "Sending batches"}[kind]
+        name, cheaper = _WORK[kind]
         time = "the workers' time" if setting.num_workers else "the time in next"
+        each = part / self._made
         limit = (
-            f"{name} is the limit: {_time(part / self._sums['batches'])} a batch, {part / whole:.0%} of "
-            f"{time}, and the step {_time(model.caller)}"
+            f"{name} is the limit: {in_words(each)} a batch, {part / whole:.0%} of {time}, and the step "
+            f"{in_words(model.caller)}"
         )
-        cheaper = {
-            "dataset": "a cheaper dataset",
-            "collate": "a cheaper collate_fn",
-            "send": "smaller batches, or tensors in place of other objects",
-        }[kind]
-        if kind == "send" and setting.worker_method != "thread":
-            unsent = dataclasses.replace(
-                model,
-                work=model.work - part / self._sums["batches"],
-                cpu=max(model.cpu - part / self._sums["batches"], 0.0),
-            )
+        if kind == "send" and setting.worker_method != THREAD:
+            unsent = dataclasses.replace(model, work=model.work - each, cpu=max(model.cpu - each, 0.0))
             return self._changed(
                 kind,
                 f"{limit}. Threads send nothing, if the dataset does not hold the interpreter lock",
                 unsent.seconds(setting.num_workers),
-                worker_method="thread",
+                worker_method=THREAD,
             )
         if kind == "dataset" and setting.is_dispatch:
             return self._said(
@@ -310,7 +345,7 @@ class _Judge:
         workers, model = max(self._setting.num_workers, 1), self._model
         if workers < model.cores or model.cpu / model.cores < _BUSY * model.work / workers:
             return ""
-        if self._is_of_threads():
+        if self._is_of_threads:
             return ", if the dataset holds the interpreter lock (processes would)"
         return f", as {model.cores} cores are busy"
 
@@ -321,15 +356,15 @@ class _Judge:
             for _, worker, (got, _, made, _), (collate, _), _ in self._stats._trace.fetches()
         ]
 
-    def _near(self) -> str:
-        """Returns the largest figures in a sentence."""
+    def _unknown(self, text: str) -> Verdict:
+        """Returns a verdict that names the largest figures."""
         stats = self._stats
         figures = {"startup": stats.startup, "waiting": stats.waiting, "caller": stats.caller}
-        figures |= {
-            name: self._sums[name] for name in ("dataset", "collate", "send", "room") if stats.workers
-        }
+        if stats.workers:
+            figures |= {name: self._sums[name] for name in (*_WORK, "room")}
         near = sorted(figures, key=figures.__getitem__, reverse=True)[:3]
-        return f"Largest are {', '.join(f'{name} ({_time(figures[name])})' for name in near)}."
+        largest = ", ".join(f"{name} ({in_words(figures[name])})" for name in near)
+        return self._said("unknown", f"{text} Largest are {largest}.")
 
     def _changed(self, kind: Kind, text: str, after: float, **change: Any) -> Verdict:
         gain = max(self._stats.seconds / after, 1.0) if after > 0 else 1.0
@@ -344,10 +379,3 @@ class _Judge:
         if self._setting.moves:
             text += " The step is the host's time: a device works on behind it."
         return Verdict(kind, text, gain, change or {})
-
-
-def _time(seconds: float) -> str:
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}" if seconds < 1000 else f"{seconds:.0f} s"
-    return f"{seconds * 1e6:.0f} µs"
