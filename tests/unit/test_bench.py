@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import contextlib
 import json
@@ -168,7 +169,7 @@ def as_new(monkeypatch):
 
 @pytest.mark.usefixtures("as_new")
 def test_the_function_gets_the_number_of_workers_if_it_takes_it(demo, tmp_path):
-    assert Target.parse(f"{demo}:make").call(2).num_workers == 2
+    assert arguments.parse([f"{demo}:make"]).target.call(2).num_workers == 2
     assert sys.path[0] == str(tmp_path)
     assert sys.argv == [str(demo)]
     assert Target("unit.test_bench", "Squares").call(3)[2] == 4
@@ -569,7 +570,7 @@ def test_a_picture_is_drawn(tmp_path):
     pytest.importorskip("matplotlib")
     path = tmp_path / "rates.svg"
     assert arguments._picture(str(path)) == str(path)
-    with pytest.raises(ValueError, match="has no format of a picture"):
+    with pytest.raises(argparse.ArgumentTypeError, match="has no format of a picture"):
         arguments._picture("rates.txt")
     numbers = {0: 20, 2: 90}
     rows = [{Configuration("torch", n): {0: rate_of(rate)} for n, rate in numbers.items()}]

@@ -8,9 +8,10 @@ import importlib
 import importlib.util
 import math
 import os
-from collections.abc import Callable, Sequence
+from argparse import ArgumentTypeError
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Literal, NoReturn
 
 from ringloader._bench.target import Target
 from ringloader._common import proc
@@ -107,51 +108,52 @@ class Arguments:
 def parse(given: list[str]) -> Arguments:
     """Reads the words behind ``bench``. Ends the program with a line if one of them is wrong."""
     parser = Parser("python -m ringloader bench", description=DESCRIPTION)
-
-    def add(name: str, read: Callable[[str], Any], **rest: Any) -> None:
-        parser.add_argument(name, type=_checked(read), **rest)
-
-    add("target", Target.parse, metavar="FILE.py:NAME", help="or module:NAME, the function")
+    add = parser.add_argument
+    add("target", type=_target, metavar="FILE.py:NAME", help="or module:NAME, the function")
     add(
         "--workers",
-        _workers,
+        type=_workers,
         metavar="0,1,2,4",
         default=_up_to(proc.cores()),
         help="the numbers of workers (default: 0, 1, 2, ... up to the cores)",
     )
     add(
         "--method",
-        _methods,
+        type=_methods,
         metavar="process,thread",
         default=_methods("process"),
         help="the kinds of ringloader's workers, whatever the loader's own is (default: process)",
     )
-    add("--rounds", _positive_int, metavar="N", default=3, help="default: 3")
-    add("--seconds", _positive, default=2.0, help="how long to take batches after the first one (default: 2)")
+    add("--rounds", type=_rounds, metavar="N", default=3, help="default: 3")
+    add(
+        "--seconds",
+        type=_seconds,
+        default=2.0,
+        help="how long to take batches after the first one (default: 2)",
+    )
     add(
         "--step",
-        _milliseconds,
+        type=_milliseconds,
         metavar="MS",
         default=0.0,
         help="milliseconds of a training step, in which the caller sleeps (default: 0, no step)",
     )
-    add("--json", _writable, metavar="PATH", help="writes the results as JSON")
-    add("--plot", _picture, metavar="PATH", help="draws the rate over the workers")
+    add("--json", type=_writable, metavar="PATH", help="writes the results as JSON")
+    add("--plot", type=_picture, metavar="PATH", help="draws the rate over the workers")
     found = vars(parser.parse_args(given))
     measured = configurations(found.pop("workers"), found.pop("method"))
     return Arguments(configurations=tuple(measured), **found)
 
 
-def _checked(read: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Has a ``ValueError`` of ``read`` be the parser's error."""
-
-    def checked(text: str) -> Any:
-        try:
-            return read(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return checked
+def _target(text: str) -> Target:
+    """Reads ``FILE.py:NAME`` or ``module:NAME``, and looks for the file."""
+    place, colon, name = text.rpartition(":")
+    if not (colon and place and name):
+        raise ArgumentTypeError(f"{text!r} is not FILE.py:NAME or module:NAME, with the name of a function")
+    target = Target(place, name)
+    if target.is_file and not Path(place).is_file():
+        raise ArgumentTypeError(f"can't open file {place!r}: no such file")
+    return target
 
 
 def _up_to(cores: int) -> list[int]:
@@ -164,36 +166,36 @@ def _up_to(cores: int) -> list[int]:
 def _workers(text: str) -> list[int]:
     words = text.split(",")
     if not all(word.strip().isdecimal() for word in words):
-        raise ValueError(f"{text!r} is not a list of numbers from 0 on, as 0,1,2,4")
+        raise ArgumentTypeError(f"{text!r} is not a list of numbers from 0 on, as 0,1,2,4")
     if max(map(int, words)) > _MOST_WORKERS:
-        raise ValueError(f"{text!r} has a number above {_MOST_WORKERS:,}")
+        raise ArgumentTypeError(f"{text!r} has a number above {_MOST_WORKERS:,}")
     return list(dict.fromkeys(map(int, words)))
 
 
 def _methods(text: str) -> list[str]:
     words = [word.strip() for word in text.split(",")]
     if not all(word in METHODS for word in words):
-        raise ValueError(f"{text!r} is not process, thread, or process,thread")
+        raise ArgumentTypeError(f"{text!r} is not process, thread, or process,thread")
     return list(dict.fromkeys(METHODS[word] for word in words))
 
 
-def _positive_int(text: str) -> int:
+def _rounds(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise ValueError(f"{text!r} is not a number from 1 on")
+        raise ArgumentTypeError(f"{text!r} is not a number from 1 on")
     return int(text)
 
 
-def _positive(text: str) -> float:
+def _seconds(text: str) -> float:
     found = _number(text)
     if not 0 < found < math.inf:
-        raise ValueError(f"{text!r} is not a number above 0")
+        raise ArgumentTypeError(f"{text!r} is not a number above 0")
     return found
 
 
 def _milliseconds(text: str) -> float:
     found = _number(text)
     if not 0 <= found < math.inf:
-        raise ValueError(f"{text!r} is not a number from 0 on")
+        raise ArgumentTypeError(f"{text!r} is not a number from 0 on")
     return found / 1e3
 
 
@@ -207,14 +209,18 @@ def _number(text: str) -> float:
 def _writable(text: str) -> str:
     path = Path(text)
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ValueError(f"cannot write a file {text!r}")
+        raise ArgumentTypeError(f"cannot write a file {text!r}")
     return text
 
 
 def _picture(text: str) -> str:
     if importlib.util.find_spec("matplotlib") is None:
-        raise ValueError("a plot needs matplotlib: pip install 'ringloader[bench]', or leave --plot out")
+        raise ArgumentTypeError(
+            "a plot needs matplotlib: pip install 'ringloader[bench]', or leave --plot out"
+        )
     formats = importlib.import_module("matplotlib.backend_bases").FigureCanvasBase.filetypes
     if Path(text).suffix.lstrip(".").lower() not in formats:
-        raise ValueError(f"{text!r} has no format of a picture: its name must end in .png, .svg or .pdf")
+        raise ArgumentTypeError(
+            f"{text!r} has no format of a picture: its name must end in .png, .svg or .pdf"
+        )
     return _writable(text)

@@ -17,9 +17,16 @@ def of_tree() -> int | None:
     torch's batches that are on their way.
     """
     try:
-        return _of_tree()
+        total = _template_share()
+        mapped: set[tuple[int, int]] = set()
+        files: dict[tuple[int, int], int] = {}
+        for pid in tree(os.getpid()):
+            total += _sizes(pid)["Pss"]
+            mapped.update(_mapped_files(pid))
+            files.update(_open_shared_memory(pid))
     except (OSError, KeyError):
         return None
+    return total + sum(size for file, size in files.items() if file not in mapped)
 
 
 def tree(root: int) -> list[int]:
@@ -33,18 +40,6 @@ def tree(root: int) -> list[int]:
     for pid in found:
         found += children.get(pid, [])
     return found
-
-
-def _of_tree() -> int:
-    pids = tree(os.getpid())
-    total = _template_share()
-    mapped: set[tuple[int, int]] = set()
-    files: dict[tuple[int, int], int] = {}
-    for pid in pids:
-        total += _sizes(pid)["Pss"]
-        mapped.update(_mapped_files(pid))
-        files.update(_open_shared_memory(pid))
-    return total + sum(size for file, size in files.items() if file not in mapped)
 
 
 def _template_share() -> int:

@@ -73,23 +73,9 @@ class Target:
     place: str
     name: str
 
-    @classmethod
-    def parse(cls, text: str) -> Target:
-        """Reads ``FILE.py:NAME`` or ``module:NAME``, and looks for the file.
-
-        Raises:
-            ValueError: With a line for the user.
-        """
-        place, colon, name = text.rpartition(":")
-        if not (colon and place and name):
-            raise ValueError(f"{text!r} is not FILE.py:NAME or module:NAME, with the name of a function")
-        target = cls(place, name)
-        if target._is_file and not Path(place).is_file():
-            raise ValueError(f"can't open file {place!r}: no such file")
-        return target
-
     @property
-    def _is_file(self) -> bool:
+    def is_file(self) -> bool:
+        """True for a file, false for the name of a module."""
         return self.place.endswith(".py") or os.sep in self.place
 
     def __str__(self) -> str:
@@ -118,7 +104,7 @@ class Target:
 
     def _module(self) -> ModuleType:
         sys.argv[:] = [self.place]
-        if not self._is_file:
+        if not self.is_file:
             return importlib.import_module(self.place)
         path = Path(self.place).resolve()
         # As `python FILE.py`. Worker processes of other start methods get this path, and import the file.
