@@ -28,23 +28,23 @@ _END = object()
 
 @dataclasses.dataclass(frozen=True)
 class Measurement:
-    """One run of a loader. Times are seconds.
+    """One run of a loader.
 
     Attributes:
         batches_per_second: The rate after the first batch.
-        first_batch: The time from ``iter`` to the first batch.
-        main_cpu: The processor time of the main process for a batch, with all its threads.
-        step: The time that a training step took; 0 without one.
-        memory: The bytes of the process and its workers, or None where the system does not tell.
+        first_batch_seconds: From ``iter`` to the first batch.
+        main_cpu_us: The processor time of the main process for a batch, with all its threads.
+        memory_mb: The memory of the process and its workers, or None where the system does not tell.
+        step: The seconds that a training step took; 0 without one.
         path: The path of ringloader's batches.
         reason: The reason for it.
     """
 
     batches_per_second: float
-    first_batch: float
-    main_cpu: float
+    first_batch_seconds: float
+    main_cpu_us: float
+    memory_mb: float | None
     step: float
-    memory: int | None
     path: str | None
     reason: str | None
 
@@ -140,10 +140,10 @@ def measure(target: Target, configuration: Configuration, seconds: float, step: 
     return Measurement(
         # One batch is all there is of a source that is read once.
         batches_per_second=count / (last - first) if count else 1 / (first - start),
-        first_batch=first - start,
-        main_cpu=cpu / max(count, 1),
+        first_batch_seconds=first - start,
+        main_cpu_us=1e6 * cpu / max(count, 1),
+        memory_mb=None if used is None else used / 1e6,
         step=slept / max(count, 1),
-        memory=used,
         path=None if taken is None else taken.path,
         reason=None if taken is None else taken.reason,
     )

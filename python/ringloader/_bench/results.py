@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import statistics
+from collections.abc import Iterable
 from typing import Any
 
 from ringloader._bench.arguments import PROCESS, Configuration
@@ -13,6 +14,8 @@ from ringloader._stats.epoch import in_words
 
 # Rates this near to the best one, or to that of the training step, are as good.
 NEAR = 0.95
+# Figures of a row that a measurement has too.
+_FIGURES = ("batches_per_second", "first_batch_seconds", "main_cpu_us", "memory_mb")
 
 _HEAD = ("loader", "workers", "batches/s", "ratio", "first batch", "main CPU/batch", "memory")
 
@@ -41,8 +44,7 @@ class Row:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the row as JSON has it."""
-        figures = ("batches_per_second", "first_batch_seconds", "main_cpu_us", "memory_mb")
-        return dataclasses.asdict(self.configuration) | {name: getattr(self, name) for name in figures}
+        return dataclasses.asdict(self.configuration) | {name: getattr(self, name) for name in _FIGURES}
 
 
 # Each configuration's measurements, by the number of the round.
@@ -51,27 +53,26 @@ Measurements = dict[Configuration, dict[int, Measurement]]
 
 def rows(measured: Measurements) -> list[Row]:
     """Returns a row for each configuration that was measured. A ratio is taken inside a round first."""
-    return [_row(configuration, measured) for configuration, rounds in measured.items() if rounds]
+    found = []
+    for configuration, rounds in measured.items():
+        torchs = measured.get(Configuration("torch", configuration.num_workers), {})
+        ratios = [
+            one.batches_per_second / torchs[number].batches_per_second
+            for number, one in rounds.items()
+            if number in torchs
+        ]
+        if rounds:
+            medians = {
+                name: _median(getattr(one, name) for one in rounds.values()) for name in (*_FIGURES, "step")
+            }
+            found.append(Row(configuration, ratio=_median(ratios), **medians))
+    return found
 
 
-def _row(configuration: Configuration, measured: Measurements) -> Row:
-    rounds = measured[configuration]
-    torchs = measured.get(Configuration("torch", configuration.num_workers), {})
-    ratios = [
-        rounds[number].batches_per_second / torchs[number].batches_per_second
-        for number in rounds
-        if number in torchs
-    ]
-    memory = [one.memory for one in rounds.values() if one.memory is not None]
-    return Row(
-        configuration,
-        batches_per_second=statistics.median(one.batches_per_second for one in rounds.values()),
-        first_batch_seconds=statistics.median(one.first_batch for one in rounds.values()),
-        main_cpu_us=1e6 * statistics.median(one.main_cpu for one in rounds.values()),
-        memory_mb=statistics.median(memory) / 1e6 if memory else None,
-        ratio=statistics.median(ratios) if ratios else None,
-        step=statistics.median(one.step for one in rounds.values()),
-    )
+def _median(figures: Iterable[float | None]) -> Any:
+    """Returns the median of those that are known; None if none is."""
+    known = [figure for figure in figures if figure is not None]
+    return statistics.median(known) if known else None
 
 
 def best(rows: list[Row], loader: str = "ringloader") -> Row | None:
