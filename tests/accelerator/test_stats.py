@@ -32,3 +32,17 @@ def test_batches_that_are_placed(workers: int, options: dict[str, Any]) -> None:
     assert stats.batches == sum(worker.batches for worker in stats.workers) == 12
     assert 0 < stats.main["place"] <= stats.startup + stats.waiting
     assert "a device works on behind it" in stats.verdict.text
+
+
+def slowly(batch: torch.Tensor) -> torch.Tensor:
+    time.sleep(0.005)
+    return batch
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_transform_on_a_device_counts_once(workers: int) -> None:
+    loader = DataLoader(
+        Samples(), batch_size=2, num_workers=workers, device="auto", device_transform=slowly, stats=True
+    )
+    list(loader)
+    assert 12 * 0.005 <= loader.epoch_stats().main["place"] < 2 * 12 * 0.005 + 0.05
