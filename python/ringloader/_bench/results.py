@@ -70,7 +70,7 @@ def rows(measured: Measurements) -> list[Row]:
 
 
 def _median(figures: Iterable[float | None]) -> Any:
-    """Returns the median of those that are known; None if none is."""
+    """Returns the median of the known figures; None if none is known."""
     known = [figure for figure in figures if figure is not None]
     return statistics.median(known) if known else None
 

@@ -181,7 +181,7 @@ class EpochStats:
 
 # The times of a worker, in the order of the table.
 TIMES = ("idle", "dataset", "collate", "send", "room", "cpu")
-# Those that a bar shows.
+# The times that a bar shows.
 _COLOURS = {
     "dataset": "#4c78a8",
     "collate": "#f58518",

@@ -39,13 +39,13 @@ _NEXT = 1e-6
 # The seconds of a batch's work above which its way from a worker is not the limit.
 _QUICK = 200e-6
 
-# The subject of the sentence for a part of the workers' work, and what else helps.
+# Parts of the workers' work: the subject of a sentence, and what helps beside workers.
 _WORK: dict[Kind, tuple[str, str]] = {
     "dataset": ("The dataset", "a cheaper dataset"),
     "collate": ("The `collate_fn`", "a cheaper collate_fn"),
     "send": ("Sending batches", "smaller batches, or tensors in place of other objects"),
 }
-# The same for work of the main process.
+# Work of the main process: the verb of a sentence, and what helps.
 _MAIN = {
     "decode": ("unpacks batches", "fewer objects in a batch, such as tensors in place of lists of numbers"),
     "place": ("pins batches or moves them to the device", "fewer or smaller tensors in a batch"),
@@ -249,7 +249,7 @@ class _Judge:
         if sum(long) < _MOST * stats.waiting:
             return self._of_handing(idle)
         if setting.num_workers == 1:
-            # It waits for tasks while the caller has its batches, and no worker idles behind another.
+            # The worker waits for tasks while the caller has its batches: none idles behind another.
             return self._of_work(self._work)
         longest = stats.slowest[0]
         limit = (
