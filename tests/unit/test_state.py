@@ -1,5 +1,6 @@
 """``state_dict`` and ``load_state_dict`` beside torch's loader, which runs the whole epoch."""
 
+import copy
 import gc
 import itertools
 import json
@@ -368,6 +369,34 @@ def test_the_epoch_of_a_distributed_sampler_is_set():
     resumed.load_state_dict(state)
     assert resumed.sampler.epoch == 4
     resumed.set_epoch(9)
+    assert list(resumed) == list(iterator)
+
+
+def test_copies_and_pickles_have_the_loaded_state():
+    loader = built(ringloader.DataLoader, "random", True)
+    iterator = iter(loader)
+    next(iterator)
+    state = loader.state_dict()
+    loaded = built(ringloader.DataLoader, "random", True)
+    loaded.load_state_dict(state)
+    copies = [copy.copy(loaded), copy.deepcopy(loaded), pickle.loads(pickle.dumps(loaded))]
+    rest = list(iterator)
+    for loader in (loaded, *copies):
+        assert loader.state_dict() == state
+        assert list(loader) == rest
+        assert loader.state_dict()["_iterator_finished"]
+
+
+def test_workers_that_live_save_an_epoch_that_a_state_began():
+    options = {"num_workers": 2, "persistent_workers": True}
+    loader = built(ringloader.DataLoader, "random", True, **options)
+    beginning = loader.state_dict()
+    list(loader)
+    loader.load_state_dict(beginning)
+    iterator = iter(loader)
+    next(iterator)
+    resumed = built(ringloader.DataLoader, "random", True)
+    resumed.load_state_dict(loader.state_dict())
     assert list(resumed) == list(iterator)
 
 

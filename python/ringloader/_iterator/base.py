@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from ringloader._options.collecting import Collecting
     from ringloader._options.seeding import Keys
     from ringloader._placement.device import Moving
-    from ringloader._state.iterables import IterableEpoch
     from ringloader._state.tracked import Epoch
     from ringloader._stats.recording import Recording
 
@@ -92,7 +91,7 @@ class LoaderIterator(Pausing):
     _profile_name: str
     _IterableDataset_len_called: int | None
     # What is known of the epoch beside the number of batches; None: the loader has no state.
-    _epoch: Epoch | IterableEpoch | None = None
+    _epoch: Epoch | None = None
 
     def __next__(self) -> Any:
         """Returns the next batch. MIRRORS torch dataloader.py::_BaseDataLoaderIter.__next__."""

@@ -17,7 +17,7 @@ from ringloader._options.table import TABLE, Options
 from ringloader._pool import pool
 from ringloader._report import report
 from ringloader._start import processes as starting
-from ringloader._state import datasets, sent, torchs, tracked
+from ringloader._state import datasets, objects, torchs, tracked
 from ringloader._stats import timing
 from ringloader._stats.recording import Recording
 from ringloader._torch import devices, internals, select_path
@@ -144,7 +144,7 @@ def _delivery(loader: Any, options: Options) -> Delivery:
     if bad_samples is not None:
         transform = collecting.through(transform)
     if transform is not None and loader.num_workers > 0 and datasets.is_asked(loader):
-        transform = sent.through(transform)
+        transform = objects.through(transform)
     moving = Moving(device, options.device_prefetch, transform)
     return Delivery(moving, bad_samples, recording=recorded)
 

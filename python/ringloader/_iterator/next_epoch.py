@@ -25,7 +25,7 @@ from torch.utils.data.distributed import DistributedSampler
 from ringloader._common import errors
 from ringloader._options import epochs
 from ringloader._options.epochs import EpochOption
-from ringloader._state import nested, tracked
+from ringloader._state import reading, tracked
 from ringloader._torch import internals, select_path
 from ringloader.rollover import RolloverBatchSampler
 
@@ -75,9 +75,9 @@ class NextEpoch:
     def _begin(self, iterator: Any) -> None:
         loader = self._loader()
         # Another thread may have begun it; a loaded state says where the next epoch begins.
-        if loader is None or self._begun is not None or tracked.is_loaded(loader):
+        if loader is None or self._begun is not None or tracked.loaded_of(loader) is not None:
             return
-        unknown = _unknown(nested.samplers(loader._index_sampler))
+        unknown = _unknown(reading.samplers_in(loader._index_sampler))
         if unknown is not None:
             select_path.say_once(
                 f"prefetch_epochs has no effect with a {unknown.__name__}: only the order of samplers of "
@@ -211,7 +211,7 @@ class _Begun:
         return (
             is_named
             and epochs.next_of(loader) == self._number
-            and not tracked.is_loaded(loader)
+            and tracked.loaded_of(loader) is None
             and not self._drawn.is_set_meanwhile()
             and _are_same(_seen(loader), self._seen)
         )
@@ -237,7 +237,7 @@ class _Drawn:
     """The generators that an epoch may draw from, and their states before and behind its beginning."""
 
     def __init__(self, loader: Any) -> None:
-        samplers = nested.samplers(loader._index_sampler)
+        samplers = reading.samplers_in(loader._index_sampler)
         found = [getattr(one, "generator", None) for one in (loader, *samplers)]
         distinct = {id(one): one for one in (torch.default_generator, *found) if one is not None}
         self._generators = [one for one in distinct.values() if isinstance(one, torch.Generator)]
@@ -322,7 +322,7 @@ class _Names:
 
 
 def _with_epochs(loader: Any) -> list[Any]:
-    return [one for one in nested.samplers(loader._index_sampler) if nested.has_epoch(one)]
+    return [one for one in reading.samplers_in(loader._index_sampler) if reading.has_epoch(one)]
 
 
 def _unknown(samplers: Iterable[Any]) -> type | None:
@@ -351,7 +351,7 @@ def _step(new: int, old: int) -> int:
 def _seen(loader: Any) -> list[object]:
     """Returns what the order of a loader's next epoch follows from, beside its number and generators."""
     found: list[object] = [_length(loader.dataset), *(_rest_of(loader) or ())]
-    for sampler in nested.samplers(loader._index_sampler):
+    for sampler in reading.samplers_in(loader._index_sampler):
         found += (sampler, _length(sampler))
         for name, value in getattr(sampler, "__dict__", {}).items():
             # What a rollover keeps is copied each time.

@@ -8,6 +8,7 @@ sets the generators, and asks the fetchers of the other options.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -129,6 +130,17 @@ class Global:
         random.setstate(states[0])
         numpy.random.set_state(states[1])
         torch.default_generator.set_state(states[2])
+
+
+@contextlib.contextmanager
+def generators_put_back() -> Iterator[None]:
+    """Puts the generators of the process back at the end of a block."""
+    generators = Global()
+    states = generators.states()
+    try:
+        yield
+    finally:
+        generators.put_back(states)
 
 
 class _Own:

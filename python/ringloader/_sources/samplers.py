@@ -10,7 +10,7 @@ import itertools
 import operator
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.utils.data import sampler as torch_sampler
@@ -66,18 +66,6 @@ def draws_of(index_sampler: Any, in_iter: bool = False) -> TorchDraws | None:
     return made if made.is_plain() and (in_iter or not made.works_in_iter()) else None
 
 
-class Record(Protocol):
-    """Keeps what an epoch has drawn from the program's generator."""
-
-    # A seed, or the state of torch's default generator before the draw; None before the draw.
-    drawn: int | torch.Tensor | None
-
-
-def draws_in_any_iter(index_sampler: Any) -> TorchDraws | None:
-    """As :func:`draws_of`, also for samplers that torch reads or draws from inside ``iter`` already."""
-    return draws_of(index_sampler, in_iter=True)
-
-
 def _is_size(size: Any) -> bool:
     return type(size) is int and 1 <= size <= sys.maxsize
 
@@ -98,8 +86,8 @@ class TorchDraws(randperm.Draws):
         # The batch sampler that takes what is left over.
         self.rolling: RolloverBatchSampler | None = None
         self._words_from: torch.Generator | None = None
-        # Of a loader that has a state: keeps what is drawn from the program's generator.
-        self.record: Record | None = None
+        # What was drawn from the program's generator: a seed, or the generator's state before the draw.
+        self.drawn: int | torch.Tensor | None = None
         # What an epoch that is resumed has drawn before from the program's generator.
         self.given: int | torch.Tensor | None = None
         # Generators that stand in for the sampler's own, by their ids.
@@ -129,27 +117,22 @@ class TorchDraws(randperm.Draws):
         """
         try:
             made = self._make()
+            if self.rolling is not None:
+                self._roll_over(made, self.rolling)
         except (ValueError, OverflowError):
-            return None
-        if self.rolling is not None and not self._roll_over(made, self.rolling):
             return None
         if self.begin is not None:
             self.begin(made)
         return made
 
-    def _roll_over(self, made: _native.Stream, rolling: RolloverBatchSampler) -> bool:
+    def _roll_over(self, made: _native.Stream, rolling: RolloverBatchSampler) -> None:
         rest = rolling.rest()
         # More than a batch, for which `__iter__` has a rule, and what other samplers left.
-        if len(rest) >= rolling.batch_size:
-            return False
-        if not self.has_any_indices and any(type(index) is not int for index in rest):
-            return False
-        try:
-            made.roll_over(rest)
-        except (ValueError, OverflowError):
-            return False
+        has_others = not self.has_any_indices and any(type(index) is not int for index in rest)
+        if has_others or len(rest) >= rolling.batch_size:
+            raise ValueError("Python must begin the epoch")
+        made.roll_over(rest)
         rolling.set_rest([])
-        return True
 
     def leave(self, rest: list[Any]) -> None:
         """Keeps the incomplete last batch, with which the next epoch begins."""
@@ -191,8 +174,7 @@ class TorchDraws(randperm.Draws):
             twin = self.twins.get(id(generator))
             return (generator, False) if twin is None else (twin, True)
         if self.given is None:
-            if self.record is not None:
-                self.record.drawn = torch.default_generator.get_state()
+            self.drawn = torch.default_generator.get_state()
             return None, False
         assert isinstance(self.given, torch.Tensor)
         generator = torch.Generator()
@@ -237,8 +219,7 @@ class _Random(TorchDraws):
         if seed is None:
             seed = int(torch.empty((), dtype=torch.int64).random_().item())
         assert isinstance(seed, int)
-        if self.record is not None:
-            self.record.drawn = seed
+        self.drawn = seed
         self._generator = torch.Generator()
         self._generator.manual_seed(seed)
 

@@ -13,16 +13,15 @@ import ringloader._native as _native
 from ringloader._options import kept
 from ringloader._options.checks import THREAD
 from ringloader._options.table import Options
-from ringloader._state import sent
-from ringloader._state.objects import Rule
+from ringloader._state import objects
+from ringloader._state.objects import Rule, Sent
 from ringloader._state.parts import Part, Workers, has_state
 from ringloader._state.saved import Saved
-from ringloader._state.sent import Sent
 from ringloader._state.snapshots import Asked, Snapshots, Start
 from ringloader._worker.options import WorkerOption
 
-# On the classes of loaders that have a state.
-HAS_STATE = "_ringloader_has_state"
+# In place of a sampler's name, in the state of an iterable dataset.
+_KIND = "IterableDataset"
 
 
 def decides(loader: Any) -> bool:
@@ -30,9 +29,14 @@ def decides(loader: Any) -> bool:
     return isinstance(loader.dataset, IterableDataset)
 
 
+def has_state_dict(loader: Any) -> bool:
+    """True if a loader is of a class that has a state."""
+    return getattr(type(loader), "_ringloader_has_state", False)
+
+
 def is_asked(loader: Any) -> bool:
     """True if the dataset of a loader may have a part in the loader's state."""
-    if not getattr(type(loader), HAS_STATE, False):
+    if not has_state_dict(loader):
         return False
     return decides(loader) or (_every(loader) is not None and has_state(loader.dataset))
 
@@ -62,14 +66,34 @@ def option_for(loader: Any, options: Options) -> Snapshots | None:
         is_iterable=is_iterable,
         in_order=loader.in_order,
         of_dataset=not _share_dataset(loader),
-        size=loader._index_sampler.batch_size if is_iterable and loader._auto_collation else None,
+        batches=bool(loader._auto_collation),
     )
-    return Snapshots(rule, is_here=loader.num_workers == 0)
+    return Snapshots(rule)
 
 
 def lives_on(loader: Any) -> bool:
     """True if an epoch finds the dataset as the one before has left it, once there are workers."""
     return loader.num_workers == 0 or bool(loader.persistent_workers) or _are_threads(loader)
+
+
+def state_for(
+    loader: Any, resumed: Workers | None, before: DatasetState | None = None
+) -> DatasetState | None:
+    """Returns the states of a loader's dataset in an epoch (see :class:`DatasetState`), if it may have any."""
+    if decides(loader):
+        return DatasetState(loader, resumed, before)
+    return MapDatasetState(loader, resumed, before) if is_asked(loader) else None
+
+
+def beginning(loader: Any) -> Saved:
+    """Returns the state of an iterable dataset before the next epoch."""
+    return Saved(
+        sampler=_KIND,
+        batch_size=loader._index_sampler.batch_size if loader._auto_collation else 1,
+        passed=None,
+        fingerprint=None,
+        workers=DatasetState(loader).saved(),
+    )
 
 
 def before(loader: Any, found: object, are_same: bool) -> DatasetState | None:
@@ -144,11 +168,11 @@ class DatasetState:
             self._is_stateful, self.shared_seed = resumed.is_stateful, resumed.shared_seed
             self._begun, self.to_drop = list(resumed.parts), resumed.drop
             first = resumed.next
-            self._told = {worker for worker, part in enumerate(self._begun) if part != Part()}
+            self._told = set(range(many))
         elif before is not None:
             self._is_stateful = before._is_stateful
             self._begun = [part.next_epoch(before._final is not None) for part in before.parts()]
-            self._told = {worker for worker in before._untold() if self._begun[worker] != Part()}
+            self._told = before._untold()
             before._is_last = False
         self._first = first
         self.turns = _native.Turns(many, first)
@@ -158,7 +182,7 @@ class DatasetState:
         self._outlive = [False] * many
         # The worker whose state came last, and the one that it had before.
         self._replaced: tuple[int, Sent | None] = (0, None)
-        self._size: int | None = None
+        self._size = 1
         self._option: Snapshots | None = None
         # Without workers, the fetcher that has the state. It goes with its iterator.
         self._asked: weakref.ref[Asked] | None = None
@@ -167,7 +191,7 @@ class DatasetState:
         # True until another epoch begins.
         self._is_last: bool = True
 
-    def give_starts(self, options: Sequence[WorkerOption], size: int | None = None) -> None:
+    def give_starts(self, options: Sequence[WorkerOption], size: int) -> None:
         """Has workers that are about to start begin where the epoch goes on.
 
         Args:
@@ -217,8 +241,8 @@ class DatasetState:
                 self._drop(take, iterator)
             self._before_batch(iterator)
             found = take(iterator)
-            if sent.is_sent(found):
-                self._note(sent.read(found[1]))
+            if objects.is_sent(found):
+                self._note(objects.read_sent(found[1]))
                 return found[0]
             if self._has_none(iterator):
                 iterator._take_plainly()
@@ -231,8 +255,8 @@ class DatasetState:
         while self.to_drop:
             try:
                 found = take(iterator)
-                if sent.is_sent(found):
-                    self._note(sent.read(found[1]))
+                if objects.is_sent(found):
+                    self._note(objects.read_sent(found[1]))
                 del found
             except StopIteration:
                 raise
@@ -261,11 +285,11 @@ class DatasetState:
             self._last[found.worker] = found
 
     def note_raised(self, iterator: Any) -> None:
-        """``next`` has raised."""
+        """Notes that ``next`` has raised."""
         self.turns.raised(iterator._num_yielded)
 
     def finish(self) -> None:
-        """The epoch is over."""
+        """Notes that the epoch is over."""
         if self._final is not None:
             return
         asked = None if self._asked is None else self._asked()
@@ -277,7 +301,7 @@ class DatasetState:
         self._final = self.parts()
 
     def _leave(self, asked: Asked) -> None:
-        """The iterator without workers goes, and its fetcher with it."""
+        """Notes the state of an iterator without workers that goes, and its fetcher with it."""
         if self._is_last and self._final is None:
             self._look_at(asked)
 
@@ -311,14 +335,11 @@ class DatasetState:
             begun, batches=batches, since=since, outlives=begun.outlives or self._outlive[worker]
         )
 
-    def _untold(self) -> list[int]:
+    def _untold(self) -> set[int]:
         """The workers whose part was at its end when the epoch began: their dataset did not get its state."""
-        return [
+        return {
             worker for worker in self._told if self._begun[worker].is_at_end() and self._last[worker] is None
-        ]
-
-    def _has_states(self) -> bool:
-        return self._is_stateful
+        }
 
     def saved(self) -> Workers:
         """Returns the positions of all workers.
@@ -327,7 +348,7 @@ class DatasetState:
             RuntimeError: If several threads share a dataset that has a state.
         """
         passed, turn = self.turns.position()
-        if self._is_shared and any(passed) and not self._has_states():
+        if self._is_shared and any(passed) and not self._is_stateful:
             raise RuntimeError(
                 f"state_dict() of a loader whose {self.workers} threads share one dataset that has a state: "
                 "it is not that of one of them. Give the iterator that its __iter__ returns a state_dict and "
@@ -359,7 +380,7 @@ class MapDatasetState(DatasetState):
     ) -> None:
         super().__init__(loader, resumed, before)
         self._every = _every(loader) or 1
-        self._is_stateful = True
+        self._is_stateful = not self._is_shared
         # Workers whose last state is older than their last batch.
         self._behind: set[int] = set()
         # If some states are older: the last position at which all were taken, of the sampler and of workers.
@@ -395,9 +416,6 @@ class MapDatasetState(DatasetState):
     def _part(self, worker: int, passed: int) -> Part:
         part = super()._part(worker, passed)
         return Part(snapshot=part.snapshot, outlives=part.snapshot is not None)
-
-    def _has_states(self) -> bool:
-        return False
 
     def add_to(self, position: Saved) -> Saved:
         """Returns the position of a sampler, with the states of the dataset."""

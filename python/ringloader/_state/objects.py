@@ -1,14 +1,25 @@
-"""The dataset of a worker's epoch, its iterator and fetcher: their state, and batches that are dropped."""
+"""The dataset of a worker's epoch, its iterator and fetcher: their state, and batches that are dropped.
+
+With the option ``Snapshots`` the result of a batch is a list: ``[batch, sent]``. The bytes say which worker
+it is, how many batches it was asked for in this epoch, and its state, if one was due.
+"""
 
 from __future__ import annotations
 
 import pickle
+import secrets
+import struct
 import traceback
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ringloader._state import sent
-from ringloader._state.parts import has_state
+from ringloader._state.parts import Part, Snapshot, has_state
 from ringloader._worker.options import CountsSamples, Fetcher, InFront
+
+# Before the bytes of the results of this process's workers: no batch of a program's own begins so.
+_MARK = secrets.token_bytes(16)
+_HEADER = struct.Struct("<16sIQQB")
+_HAS_STATE, _IS_ENDED, _OUTLIVES, _HAS_FAILED = 1, 2, 4, 8
 
 
 class Rule(NamedTuple):
@@ -20,7 +31,8 @@ class Rule(NamedTuple):
         is_iterable: True for a dataset that each worker reads by itself.
         in_order: True if batches are handed out in turn.
         of_dataset: False if workers share the dataset, whose state is then no worker's.
-        size: The samples of a batch that is read again; None without batches.
+        batches: True if an iterator is asked for batches, and not for samples.
+        mark: Begins the bytes behind a batch.
     """
 
     every: int | None
@@ -28,7 +40,49 @@ class Rule(NamedTuple):
     is_iterable: bool
     in_order: bool
     of_dataset: bool
-    size: int | None
+    batches: bool
+    mark: bytes = _MARK
+
+
+class Sent(NamedTuple):
+    """The bytes behind a batch.
+
+    Attributes:
+        worker: The worker.
+        asked: Batches that it was asked for in this epoch.
+        outlives: As of a :class:`~ringloader._state.parts.Part`.
+        snapshot: The state behind the batch, if one was due.
+    """
+
+    worker: int
+    asked: int
+    outlives: bool
+    snapshot: Snapshot | None
+
+
+def is_sent(found: Any) -> bool:
+    """True for the result of a batch behind which there are bytes."""
+    return type(found) is list and len(found) == 2 and type(found[1]) is bytes and found[1].startswith(_MARK)
+
+
+def read_sent(sent: bytes) -> Sent:
+    """Reads the bytes behind a batch."""
+    _, worker, asked, samples, flags = _HEADER.unpack_from(sent)
+    outlives = bool(flags & _OUTLIVES)
+    if not flags & _HAS_STATE:
+        return Sent(worker, asked, outlives, None)
+    rest = sent[_HEADER.size :]
+    failure = rest.decode() if flags & _HAS_FAILED else None
+    return Sent(worker, asked, outlives, Snapshot(rest, bool(flags & _IS_ENDED), samples, failure))
+
+
+def through(transform: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Returns ``transform`` for the results of workers that send states, or none."""
+
+    def transformed(found: Any) -> Any:
+        return [transform(found[0]), found[1]] if is_sent(found) else transform(found)
+
+    return transformed
 
 
 class Objects:
@@ -46,36 +100,51 @@ class Objects:
         self.torchs = torchs
         self.fetcher: Fetcher = fetcher
         self._counting = fetcher
-        self._is_iterable = rule.is_iterable
+        self._rule = rule
         iterator = getattr(torchs, "dataset_iter", None) if rule.is_iterable else None
         # An option may stand in front of the dataset's own.
         own = iterator._behind if isinstance(iterator, InFront) else iterator
         self._has_iterator = has_state(own)
         self._has_dataset = rule.of_dataset and own is not dataset and has_state(dataset)
-        # The flags of a batch without a state.
-        self.flags = sent.OUTLIVES if self._has_dataset or (own is dataset and self._has_iterator) else 0
+        # True if the next epoch finds an object that has the state.
+        self._outlives = self._has_dataset or (own is dataset and self._has_iterator)
 
     @property
     def have_state(self) -> bool:
         """True if there is a state to take."""
         return self._has_dataset or self._has_iterator
 
-    def snapshot(self) -> tuple[int, int, bytes]:
-        """Takes the state: the samples that were asked for, flags, and bytes."""
-        try:
-            found = {}
-            if self._has_dataset:
-                found["dataset"] = self.dataset.state_dict()
-            if self._has_iterator:
-                found["iterator"] = self.torchs.dataset_iter.state_dict()
-            pickled = pickle.dumps(found, pickle.HIGHEST_PROTOCOL)
-        except Exception as error:
-            # Of the program that asks for the state, and not of one that only reads batches.
-            text = f"the state of the dataset cannot be had: {error}\nOriginal {traceback.format_exc()}"
-            return 0, self.flags | sent.HAS_STATE | sent.HAS_FAILED, text.encode(errors="backslashreplace")
-        is_ended = getattr(self.torchs, "ended", False)
-        flags = self.flags | sent.HAS_STATE | (sent.IS_ENDED if is_ended else 0)
-        return max((counter.samples_asked for counter in self._counters()), default=0), flags, pickled
+    def sent(self, worker: int, asked: int, is_due: bool = True, at_end: bool = False) -> bytes:
+        """Returns the bytes behind a batch.
+
+        Args:
+            worker: The worker.
+            asked: Batches that it was asked for.
+            is_due: True if they have the state.
+            at_end: True if the iterator is at its end, whether the fetcher knows it or not.
+        """
+        flags = _OUTLIVES if self._outlives else 0
+        samples, state = 0, b""
+        if is_due:
+            flags |= _HAS_STATE
+            try:
+                state = self._pickled()
+                samples = max((counter.samples_asked for counter in self._counters()), default=0)
+                if at_end or getattr(self.torchs, "ended", False):
+                    flags |= _IS_ENDED
+            except Exception as error:
+                # Of the program that asks for the state, and not of one that only reads batches.
+                text = f"the state of the dataset cannot be had: {error}\nOriginal {traceback.format_exc()}"
+                flags, state = flags | _HAS_FAILED, text.encode(errors="backslashreplace")
+        return _HEADER.pack(self._rule.mark, worker, asked, samples, flags) + state
+
+    def _pickled(self) -> bytes:
+        found = {}
+        if self._has_dataset:
+            found["dataset"] = self.dataset.state_dict()
+        if self._has_iterator:
+            found["iterator"] = self.torchs.dataset_iter.state_dict()
+        return pickle.dumps(found, pickle.HIGHEST_PROTOCOL)
 
     def begin_anew(self) -> None:
         """Begins another epoch of an iterable dataset, with the same fetcher."""
@@ -90,12 +159,12 @@ class Objects:
 
     def _counters(self) -> list[Any]:
         """The objects of options that count the samples that the iterator is asked for."""
-        if not self._is_iterable:
+        if not self._rule.is_iterable:
             return []
         found = (self.torchs.dataset_iter, self._counting)
         return [one for one in found if isinstance(one, CountsSamples)]
 
-    def dropped(self, index: Any) -> bool:
+    def _dropped(self, index: Any) -> bool:
         """Reads a batch and drops it. False: there is none."""
         torchs = self.torchs
         self.begin_batch()
@@ -120,6 +189,34 @@ class Objects:
     def are_seeded(self) -> bool:
         """True if an option sets generators before samples or batches, by their number."""
         return isinstance(self.torchs.dataset_iter, InFront)
+
+    def read_again(self, part: Part, size: int, worker: int) -> None:
+        """Reads and drops the batches between the state of a worker and where its epoch goes on.
+
+        Args:
+            part: The position.
+            size: The samples of a batch.
+            worker: The worker.
+
+        Raises:
+            ValueError: If there are fewer.
+        """
+        index = [None] * size if self._rule.batches else None
+        first, epochs, last = part.read_again()
+        self._pass_over(first, index, worker)
+        for _ in range(epochs):
+            while self._dropped(index):
+                pass
+            self.begin_anew()
+        self._pass_over(last, index, worker)
+
+    def _pass_over(self, batches: int, index: Any, worker: int) -> None:
+        for number in range(batches):
+            if not self._dropped(index):
+                raise ValueError(
+                    f"load_state_dict(): the dataset of worker {worker} has ended after {number} of "
+                    f"the {batches} batches that are read again: it is another one than that of the state"
+                )
 
 
 def _nothing(_data: Any) -> None:

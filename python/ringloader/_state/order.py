@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import weakref
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -39,11 +39,6 @@ class NativeOrder:
     def kind(self) -> str:
         """The name of the sampler's class."""
         return type(self._sampler).__name__
-
-    @property
-    def draws_from_program(self) -> bool:
-        """True if the sampler draws from the program's generator."""
-        return getattr(self._sampler, "generator", self) is None
 
     def beginning(self) -> Saved:
         """Returns the state before the next epoch. Draws nothing."""
@@ -119,50 +114,56 @@ class NativeOrder:
             fingerprint=0,
         )
 
-    def ledger(self, saved: Saved) -> _native.Ledger:
-        """Returns a ledger for the rest of an epoch."""
+    def begin(self, saved: Saved) -> _native.Ledger:
+        """Begins an epoch, from its beginning or from a state. Returns its ledger."""
+        self._saved = saved
+        draws = self._draws
         place, step = _places(saved)
-        return _native.Ledger(saved.ranges, saved.batches, saved.passed, saved.fingerprint, place, step)
-
-    def source(
-        self,
-        saved: Saved,
-        record: samplers.Record,
-        ledger: _native.Ledger,
-        places: _native.Places | None,
-    ) -> _native.IndexSource:
-        """Returns the source of an epoch's tasks."""
-        if self._draws.works_in_iter() and not saved.has_begun:
-            return _native.IndexSource.python(ledger, places)
-        return _native.IndexSource.native(self._reading(saved, record), ledger, places)
-
-    def read(self, iterator: Any, saved: Saved, record: samplers.Record, _ledger: _native.Ledger) -> None:
-        """Has an iterator without workers read the epoch."""
         if saved.has_begun:
-            # With workers, the first tasks are read before `iter` returns.
-            at_once = bool(saved.ranges) and not iterator._num_workers
-            iterator._sampler_iter = _Rest(self._reading(saved, record), at_once)
-        elif self.draws_from_program:
-            iterator._sampler_iter = _FirstRequest(iterator, record)
+            draws.given, draws.epoch, draws.start = saved.drawn, saved.epoch, saved.start
+            if saved.ranges:
+                passing = _native.Passing(saved.ranges, saved.passed, other_indices(saved, self.kind))
+                draws.begin = lambda stream: stream.skip(passing, place, step)
+        self._ledger = _native.Ledger(
+            saved.ranges, saved.batches, saved.passed, saved.fingerprint, place, step
+        )
+        return self._ledger
+
+    def source(self, places: _native.Places | None) -> _native.IndexSource | None:
+        """Returns the native source of the epoch's tasks; None if Python reads them."""
+        if self._draws.works_in_iter() and not self._saved.has_begun:
+            return None
+        return _native.IndexSource.native(self._draws, self._ledger, places)
+
+    def read(self, made: Iterator[Any], at_once: bool) -> Iterator[Any]:
+        """Returns an iterator of the epoch's indices.
+
+        Args:
+            made: The iterator that torch has made of the loader's index sampler.
+            at_once: True if other indices than those of the state are to be an error now, and not of the
+                first request. What the epoch had drawn before is not drawn again, so nothing has to wait.
+        """
+        if not self._saved.has_begun:
+            return _Native(self._draws, made) if self._draws_from_program() else made
+        rest = _Native(self._draws, None)
+        if at_once and self._saved.ranges:
+            rest.read_ahead()
+        return rest
+
+    def drawn(self) -> int | torch.Tensor | None:
+        """Returns what the epoch has drawn from the program's generator: a seed, or its state before."""
+        return self._saved.drawn if self._draws.drawn is None else self._draws.drawn
 
     def state_after(self, _tasks: int, _is_finished: bool) -> tuple[Any, bool]:
         """Returns the state of the sampler itself: torch's have none."""
         return None, False
 
-    def _reading(self, saved: Saved, record: samplers.Record) -> samplers.TorchDraws:
-        draws = self._draws
-        draws.record = record
-        if saved.has_begun:
-            draws.given, draws.epoch, draws.start = saved.drawn, saved.epoch, saved.start
-            if saved.ranges:
-                place, step = _places(saved)
-                passing = _native.Passing(saved.ranges, saved.passed, other_indices(saved, self.kind))
-                draws.begin = lambda stream: stream.skip(passing, place, step)
-        return draws
+    def _draws_from_program(self) -> bool:
+        return getattr(self._sampler, "generator", self) is None
 
     def _sum_of(self, saved: Saved, division: Saved) -> int | None:
         """Returns the fingerprint of what an epoch has passed, on a rank. Moves no generator."""
-        draws = samplers.draws_in_any_iter(self._index_sampler)
+        draws = samplers.draws_of(self._index_sampler, in_iter=True)
         assert draws is not None
         if torch.default_generator in (self._generator, getattr(draws.sampler, "generator", None)):
             return None
@@ -211,13 +212,6 @@ def draw_base_seed(generator: torch.Generator | None) -> None:
     torch.empty((), dtype=torch.int64).random_(generator=generator)
 
 
-def seed_in(drawn: torch.Tensor) -> int:
-    """Returns the seed that torch's ``RandomSampler`` draws from a generator in this state."""
-    generator = torch.Generator()
-    generator.set_state(drawn)
-    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
-
-
 def _places(saved: Saved) -> tuple[int, int]:
     """Returns the place of a rank's first sample in the epoch, and the step to the next one."""
     if saved.rank is None or saved.num_replicas is None:
@@ -237,50 +231,36 @@ def _opened(draws: samplers.TorchDraws) -> _native.Stream:
     return stream
 
 
-class _Rest:
-    """The rest of an epoch without workers, read natively in place of torch's sampler iterator."""
+class _Native:
+    """Reads an epoch's indices natively in place of torch's iterator, which draws unnoticed.
 
-    def __init__(self, draws: samplers.TorchDraws, at_once: bool) -> None:
+    Args:
+        draws: The sampler's draws.
+        made: torch's iterator, which refuses a sampler in torch's words; None for an epoch that goes on.
+    """
+
+    def __init__(self, draws: samplers.TorchDraws, made: Iterator[Any] | None) -> None:
         self._draws = draws
-        # What the epoch had drawn before is not drawn again, so nothing has to wait for the first request.
-        # Other indices than those of the state are then an error of `iter`.
-        self._stream = _opened(draws) if at_once else None
-        self._first = None if self._stream is None else self._stream.next(draws)
+        self._made = made
+        self._stream: _native.Stream | None = None
+        self._ahead: list[Any] = []
+
+    def read_ahead(self) -> None:
+        """Reads the first index."""
+        self._ahead = list(itertools.islice(self, 1))
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
+        if self._ahead:
+            return self._ahead.pop()
         if self._stream is None:
-            self._stream = _opened(self._draws)
-        index, self._first = self._first, None
-        if index is None:
-            index = self._stream.next(self._draws)
+            self._stream = _opened(self._draws) if self._made is None else self._draws.open()
+            if self._stream is None:
+                assert self._made is not None
+                return next(self._made)
+        index = self._stream.next(self._draws)
         if index is None:
             raise StopIteration
         return index
-
-
-class _FirstRequest:
-    """Notes what the first request to a sampler draws from the program's generator, and steps aside.
-
-    Args:
-        iterator: An iterator of torch's kind.
-        record: Gets the generator's state before the draw.
-    """
-
-    def __init__(self, iterator: Any, record: samplers.Record) -> None:
-        # No circle: an iterator that is dropped before it is asked goes at once.
-        self._iterator = weakref.ref(iterator)
-        self._record = record
-        self._sampler_iter = iterator._sampler_iter
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        iterator = self._iterator()
-        if iterator is not None:
-            iterator._sampler_iter = self._sampler_iter
-        self._record.drawn = torch.default_generator.get_state()
-        return next(self._sampler_iter)

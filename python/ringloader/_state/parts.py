@@ -4,14 +4,69 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, get_type_hints
 
 
 def has_state(thing: object) -> bool:
     """True if an object has a state that can be loaded again, by torchdata's protocol."""
     methods = (getattr(thing, "state_dict", None), getattr(thing, "load_state_dict", None))
     return all(callable(method) for method in methods)
+
+
+def count(value: object) -> int:
+    """Reads a number of things."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 63:
+        raise ValueError("it must be an int, from 0 on and below 2**63")
+    return value
+
+
+def flag(value: object) -> bool:
+    """Reads a truth value."""
+    if not isinstance(value, bool):
+        raise ValueError("it must be true or false")
+    return value
+
+
+def or_none(read: Callable[[object], Any]) -> Callable[[object], Any]:
+    """Returns a reader that takes None too."""
+    return lambda value: None if value is None else read(value)
+
+
+def read_fields(cls: Any, value: object, keys: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Reads the fields of a dataclass from a dict: those whose type is annotated with a reader.
+
+    Args:
+        cls: The dataclass.
+        value: The dict.
+        keys: The keys of fields that have other names there.
+
+    Raises:
+        ValueError: For a key that is missing or has a bad value.
+    """
+    if not isinstance(value, Mapping):
+        raise ValueError("it must be a dict")
+    found: dict[str, Any] = {}
+    for name, hint in get_type_hints(cls, include_extras=True).items():
+        key = (keys or {}).get(name, name)
+        for read in getattr(hint, "__metadata__", ()):
+            if key not in value:
+                raise ValueError(f"the key {key!r} is missing")
+            try:
+                found[name] = read(value[key])
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise ValueError(f"{key}={value[key]!r:.80}: {error}") from None
+    return found
+
+
+def _ends(value: object) -> int:
+    return -1 if value == -1 else count(value)
+
+
+def _read_parts(value: object) -> tuple[Part, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise ValueError("it must be a list")
+    return tuple(map(_read_part, value))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,8 +81,8 @@ class Snapshot:
     """
 
     pickled: bytes
-    is_ended: bool = False
-    samples: int = 0
+    is_ended: Annotated[bool, flag] = False
+    samples: Annotated[int, count] = 0
     failure: str | None = None
 
     def is_of_dataset(self) -> bool:
@@ -59,15 +114,25 @@ class Part:
         outlives: True if the next epoch finds an object that has the state, and not an iterator of its own.
     """
 
-    batches: int = 0
-    since: int = 0
+    batches: Annotated[int, count] = 0
+    since: Annotated[int, count] = 0
     snapshot: Snapshot | None = None
-    ends: int = 0
-    outlives: bool = False
+    ends: Annotated[int, _ends] = 0
+    outlives: Annotated[bool, flag] = False
 
     def is_at_end(self) -> bool:
         """True if the worker had given all of its part. Its dataset may be ready for the next epoch then."""
         return self.ends == 0 and self.snapshot is not None and self.snapshot.is_ended
+
+    def read_again(self) -> tuple[int, int, int]:
+        """Returns what is read again from the state on.
+
+        Returns:
+            Batches in the epoch of the state, epochs to their ends, and batches in this epoch.
+        """
+        was_ended = self.snapshot is not None and self.snapshot.is_ended
+        is_first = self.ends == 0 or (self.ends > 0 and not was_ended)
+        return self.since if is_first else 0, max(0, self.ends - was_ended), self.batches if self.ends else 0
 
     def next_epoch(self, has_ended: bool) -> Part:
         """Returns the position of the same worker when the next epoch begins."""
@@ -105,14 +170,14 @@ class Workers:
         shared_seed: The seed that torch gives the DataPipes of all workers.
     """
 
-    num_workers: int
-    parts: tuple[Part, ...]
-    next: int = 0
-    drop: int = 0
-    is_stateful: bool = False
-    is_counted: bool = True
-    is_in_order: bool = True
-    shared_seed: int | None = None
+    num_workers: Annotated[int, count]
+    parts: Annotated[tuple[Part, ...], _read_parts]
+    next: Annotated[int, count] = 0
+    drop: Annotated[int, count] = 0
+    is_stateful: Annotated[bool, flag] = False
+    is_counted: Annotated[bool, flag] = True
+    is_in_order: Annotated[bool, flag] = True
+    shared_seed: Annotated[int | None, or_none(count)] = None
 
     @classmethod
     def uncounted(cls, num_workers: int, batches: int) -> Workers:
@@ -162,22 +227,13 @@ class Workers:
         return found
 
 
-# The values of a part that has nothing.
-_PLAIN = {"batches": 0, "since": 0, "ends": 0, "samples": 0, "is_ended": False, "outlives": False}
-
-
 def _part_to_dict(part: Part) -> dict[str, Any]:
     """Leaves out what is not there: a state of many workers is small."""
-    made: dict[str, Any] = {
-        "batches": part.batches,
-        "since": part.since,
-        "ends": part.ends,
-        "outlives": part.outlives,
-    }
+    made = {name: getattr(part, name) for name in ("batches", "since", "ends", "outlives")}
     if part.snapshot is not None:
-        made["is_ended"], made["samples"] = part.snapshot.is_ended, part.snapshot.samples
-        made.update(part.snapshot.states())
-    return {name: value for name, value in made.items() if name not in _PLAIN or value != _PLAIN[name]}
+        made |= {"is_ended": part.snapshot.is_ended, "samples": part.snapshot.samples}
+    made = {name: value for name, value in made.items() if value}
+    return made if part.snapshot is None else made | part.snapshot.states()
 
 
 def read_workers(value: object) -> Workers:
@@ -186,48 +242,24 @@ def read_workers(value: object) -> Workers:
     Raises:
         ValueError: For a key that is missing or has a bad value.
     """
-    if not isinstance(value, Mapping):
-        raise ValueError("it must be a dict")
-    found: dict[str, Any] = {}
-    for field in dataclasses.fields(Workers):
-        if field.name not in value:
-            raise ValueError(f"its key {field.name!r} is missing")
-        found[field.name] = value[field.name]
-    for name in ("num_workers", "next", "drop"):
-        _check_count(name, found[name])
-    for name in ("is_stateful", "is_counted", "is_in_order"):
-        if not isinstance(found[name], bool):
-            raise ValueError(f"its {name!r} must be true or false")
-    if found["shared_seed"] is not None:
-        _check_count("shared_seed", found["shared_seed"])
-    parts, many = found["parts"], max(1, found["num_workers"])
-    if not isinstance(parts, (list, tuple)) or len(parts) != many or found["next"] >= many:
+    found = Workers(**read_fields(Workers, value))
+    many = max(1, found.num_workers)
+    if len(found.parts) != many or found.next >= many:
         raise ValueError(f"its 'parts' must be a list of {many}, and its 'next' one of them")
-    found["parts"] = tuple(_read_part(part) for part in parts)
-    return Workers(**found)
+    return found
 
 
 def _read_part(value: object) -> Part:
     if not isinstance(value, Mapping):
-        raise ValueError("each of its 'parts' must be a dict")
-    given = {**_PLAIN, **value}
-    for name in ("batches", "since", "samples"):
-        _check_count(name, given[name])
-    if not isinstance(given["ends"], int) or isinstance(given["ends"], bool) or given["ends"] < -1:
-        raise ValueError("the 'ends' of a part must be an int, from -1 on")
-    for name in ("is_ended", "outlives"):
-        if not isinstance(given[name], bool):
-            raise ValueError(f"the {name!r} of a part must be true or false")
+        raise ValueError("each must be a dict")
+    # A dict leaves out what a part that has nothing has too.
+    given = {**vars(Part()), **vars(Snapshot(b"")), **value}
+    of_part, of_snapshot = read_fields(Part, given), read_fields(Snapshot, given)
     states = {name: value[name] for name in ("dataset", "iterator") if name in value}
-    snapshot = None
-    if states:
-        try:
-            snapshot = Snapshot(pickle.dumps(states), given["is_ended"], given["samples"])
-        except Exception as error:
-            raise ValueError(f"a worker's state cannot be pickled: {error}") from None
-    return Part(given["batches"], given["since"], snapshot, given["ends"], given["outlives"])
-
-
-def _check_count(name: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"its {name!r} must be an int, from 0 on")
+    if not states:
+        return Part(**of_part)
+    try:
+        pickled = pickle.dumps(states)
+    except Exception as error:
+        raise ValueError(f"a worker's state cannot be pickled: {error}") from None
+    return Part(**of_part, snapshot=Snapshot(pickled, **of_snapshot))

@@ -13,28 +13,27 @@ import torch
 from torch.utils.data import BatchSampler
 
 import ringloader._native as _native
-from ringloader._sources import samplers
-from ringloader._state import nested
 from ringloader._state.order import other_indices
+from ringloader._state.parts import has_state
 from ringloader._state.saved import Saved
 from ringloader._torch import internals
 from ringloader.rollover import RolloverBatchSampler
 
 # Indices that are passed over at once.
 _BLOCK = 4096
+# Attributes with the rank, and with the number of ranks: torch's and accelerate's.
+_RANKS = (("rank", "num_replicas"), ("process_index", "num_processes"))
 
 
 class ReadOrder:
-    """The order of a sampler or batch sampler that is not read natively.
+    """The order of a sampler or batch sampler that is not read natively, and the iterator of its indices.
 
     Below a ``BatchSampler`` of torch's, a sampler is read index by index. Any other batch sampler is read
-    batch by batch.
+    batch by batch. The iterator passes over indices, and keeps the states behind batches under way.
 
     Args:
         loader: The loader.
     """
-
-    draws_from_program = False
 
     def __init__(self, loader: Any) -> None:
         found = loader._index_sampler
@@ -47,9 +46,19 @@ class ReadOrder:
         self._batches = found if is_torchs else None
         self._sampler = found.sampler if is_torchs else found
         self._rolling = found if isinstance(found, RolloverBatchSampler) else None
-        self._has_state = hasattr(self._sampler, "state_dict") and hasattr(self._sampler, "load_state_dict")
-        self._reader: _Reader | None = None
-        self._base: tuple[Any, bool] = None, False
+        self._has_state = has_state(self._sampler)
+        # torch's iterator; ours, once it was asked; and batches that it has given.
+        self._made: Iterator[Any] = iter(())
+        self._iterator: Iterator[Any] | None = None
+        self._read = 0
+        # The object whose state is kept, and states after batches from number `_first` on.
+        self._stateful: Any = None
+        self._states: collections.deque[Any] = collections.deque()
+        self._first = 1
+        # The state once the sampler has ended; the number of batches, if the last one was read up to the end.
+        self._last: Any = None
+        self._has_ended = False
+        self._ended_with: int | None = None
 
     @property
     def is_whole(self) -> bool:
@@ -65,7 +74,7 @@ class ReadOrder:
         """Returns the state before the next epoch."""
         state = copy.deepcopy(self._sampler.state_dict()) if self._has_state else None
         inner = self._inner_generator()
-        rank, many = nested.rank(self._sampler)
+        rank, many = _rank(self._sampler)
         return Saved(
             sampler=self.kind,
             batch_size=1 if self._batches is None else int(self._batches.batch_size),
@@ -80,13 +89,13 @@ class ReadOrder:
 
     def set_epoch(self, epoch: int) -> None:
         """Has the sampler shuffle by the epoch of a state."""
-        sampler = nested.with_epoch(self._sampler)
+        sampler = _with_epoch(self._sampler)
         if sampler is not None and sampler.epoch != epoch:
             sampler.set_epoch(epoch)
 
     def named_epoch(self) -> int | None:
         """Returns the epoch by which the sampler shuffles next; None for a sampler without one."""
-        sampler = nested.with_epoch(self._sampler)
+        sampler = _with_epoch(self._sampler)
         return None if sampler is None else int(sampler.epoch)
 
     def restore(self, saved: Saved) -> None:
@@ -128,7 +137,7 @@ class ReadOrder:
         Raises:
             ValueError: If there are other ranks now, which divide the epoch in another way.
         """
-        rank, many = nested.rank(self._sampler)
+        rank, many = _rank(self._sampler)
         if (rank, many) == (saved.rank, saved.num_replicas):
             return saved
         if many != saved.num_replicas and not self._has_state:
@@ -139,28 +148,25 @@ class ReadOrder:
         # The indices of another rank cannot be compared with those of this one.
         return dataclasses.replace(saved, rank=rank, num_replicas=many, passed=None, fingerprint=None)
 
-    def ledger(self, saved: Saved) -> _native.Ledger:
-        """Returns a ledger for the rest of an epoch."""
+    def begin(self, saved: Saved) -> _native.Ledger:
+        """Begins an epoch, from its beginning or from a state. Returns its ledger."""
+        self._saved = saved
         passed, fingerprint = (None, None) if saved.is_edited else (saved.passed, saved.fingerprint)
-        return _native.Ledger(
-            saved.ranges, saved.num_yielded, passed, fingerprint, whole=self._batches is None
+        self._ledger = _native.Ledger(
+            saved.ranges, saved.num_yielded, passed, fingerprint, whole=self.is_whole
         )
+        return self._ledger
 
-    def source(
-        self,
-        _saved: Saved,
-        _record: samplers.Record,
-        ledger: _native.Ledger,
-        places: _native.Places | None,
-    ) -> _native.IndexSource:
-        """Returns the source of an epoch's tasks."""
-        return _native.IndexSource.python(ledger, places)
+    def source(self, _places: _native.Places | None) -> None:
+        """Returns None: Python reads the indices."""
 
-    def read(self, iterator: Any, saved: Saved, _record: samplers.Record, ledger: _native.Ledger) -> None:
-        """Has an iterator, with or without workers, read the epoch."""
-        self._base = saved.sampler_state, saved.sampler_ended
-        self._reader = _Reader(self, iterator._sampler_iter, saved, ledger)
-        iterator._sampler_iter = self._reader
+    def read(self, made: Iterator[Any], _at_once: bool) -> Iterator[Any]:
+        """Returns the iterator of the epoch's indices, over torch's of the loader's index sampler."""
+        self._made = made
+        return self
+
+    def drawn(self) -> None:
+        """Returns None: the draws of such a sampler are not known."""
 
     def state_after(self, tasks: int, is_finished: bool) -> tuple[Any, bool]:
         """Returns the state of the sampler, or of its iterator, after so many batches; None without one.
@@ -172,9 +178,13 @@ class ReadOrder:
         Returns:
             The state, and True if the sampler has ended by then: its state is one of the next epoch.
         """
-        if self._reader is None or (tasks == 0 and not is_finished):
-            return self._base
-        return self._reader.state_after(tasks, is_finished)
+        if self._iterator is None or (tasks == 0 and not is_finished):
+            return self._saved.sampler_state, self._saved.sampler_ended
+        if self._stateful is None:
+            return None, False
+        if is_finished:
+            return self._last, True
+        return self._states[tasks - self._first], self._ended_with == tasks
 
     def _rest(self) -> tuple[int, ...] | None:
         """Returns the indices that open the next epoch; None without ``rollover``, or if one is no int."""
@@ -182,35 +192,7 @@ class ReadOrder:
         return None if found is None or any(type(index) is not int for index in found) else tuple(found)
 
     def _inner_generator(self) -> torch.Generator | None:
-        return nested.generator(self._sampler, self._generator)
-
-
-class _Reader:
-    """The iterator of a sampler in place of torch's, which passes over indices and keeps states.
-
-    Args:
-        order: The order.
-        made: The iterator that torch has made of the loader's index sampler.
-        saved: The state from which the epoch goes on.
-        ledger: Knows which batches were handed out.
-    """
-
-    def __init__(self, order: ReadOrder, made: Iterator[Any], saved: Saved, ledger: _native.Ledger) -> None:
-        self._sampler, self._batches = order._sampler, order._batches
-        self._kind, self._has_state = order.kind, order._has_state
-        self._made = made
-        self._saved = saved
-        self._ledger = ledger
-        self._iterator: Iterator[Any] | None = None
-        # The object whose state is kept, and states after batches from number `_first` on.
-        self._stateful: Any = None
-        self._states: collections.deque[Any] = collections.deque()
-        self._first = 1
-        self._read = 0
-        # The state once the sampler has ended; the number of batches, if the last one was read up to the end.
-        self._last: Any = None
-        self._has_ended = False
-        self._ended_with: int | None = None
+        return _generator(self._sampler, self._generator)
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -218,7 +200,7 @@ class _Reader:
     def __next__(self) -> Any:
         if self._iterator is None:
             self._iterator = (
-                self._begin(self._made) if self._batches is None else self._grouped(self._batches)
+                self._rest_of(self._made) if self._batches is None else self._grouped(self._batches)
             )
         try:
             item = next(self._iterator)
@@ -237,23 +219,17 @@ class _Reader:
                 self._last, self._has_ended, self._ended_with = self._states[-1], True, self._read
         return item
 
-    def state_after(self, tasks: int, is_finished: bool) -> tuple[Any, bool]:
-        if self._stateful is None:
-            return None, False
-        if is_finished:
-            return self._last, True
-        return self._states[tasks - self._first], self._ended_with == tasks
-
     def _grouped(self, batches: Any) -> Iterator[list[Any]]:
         """Yields batches. MIRRORS torch sampler.py::BatchSampler.__iter__."""
-        indices = self._begin(iter(self._sampler))
+        indices = self._rest_of(iter(self._sampler))
         while batch := [*itertools.islice(indices, batches.batch_size)]:
             if batches.drop_last and len(batch) < batches.batch_size:
                 return
             yield batch
 
-    def _begin(self, indices: Iterator[Any]) -> Iterator[Any]:
-        saved, keeps = self._saved, hasattr(indices, "state_dict") and hasattr(indices, "load_state_dict")
+    def _rest_of(self, indices: Iterator[Any]) -> Iterator[Any]:
+        """Returns the rest of the indices, and notes whose state is kept."""
+        saved, keeps = self._saved, has_state(indices)
         self._stateful = self._sampler if self._has_state else indices if keeps else None
         if saved.sampler_ended and not saved.is_edited:
             return iter(())
@@ -263,11 +239,9 @@ class _Reader:
         ranges = saved.ranges
         if not ranges:
             return indices
-        begins_behind = has_moved and self._stateful is not None and saved.has_begun
+        begins_behind = has_moved and self._stateful is not None
         compares = not (begins_behind or saved.is_edited)
-        passing = _native.Passing(
-            ranges, saved.passed if compares else None, other_indices(saved, self._kind)
-        )
+        passing = _native.Passing(ranges, saved.passed if compares else None, other_indices(saved, self.kind))
         return self._past(indices, ranges, passing, saved.samples if begins_behind else 0)
 
     def _past(
@@ -289,3 +263,46 @@ class _Reader:
                 passing.note(index, at << 32 if is_whole else at, len(block))
                 at += len(block)
         yield from indices
+
+
+def samplers_in(outermost: Any) -> Iterator[Any]:
+    """Yields a sampler, and the samplers inside it that attributes name."""
+    found: list[Any] = []
+    at = outermost
+    while at is not None and not any(at is one for one in found):
+        found.append(at)
+        yield at
+        at = getattr(at, "batch_sampler", None) or getattr(at, "sampler", None)
+
+
+def _generator(outermost: Any, of_loader: torch.Generator | None) -> torch.Generator | None:
+    """Returns the first generator that is neither the loader's nor the program's."""
+    for sampler in samplers_in(outermost):
+        found = getattr(sampler, "generator", None)
+        if isinstance(found, torch.Generator) and found not in (of_loader, torch.default_generator):
+            return found
+    return None
+
+
+def _with_epoch(outermost: Any) -> Any:
+    """Returns the first sampler that has an epoch, which can be set; None if there is none."""
+    return next((sampler for sampler in samplers_in(outermost) if has_epoch(sampler)), None)
+
+
+def has_epoch(sampler: Any) -> bool:
+    """True if a sampler has an epoch, which can be set."""
+    return _is_count(getattr(sampler, "epoch", None)) and hasattr(sampler, "set_epoch")
+
+
+def _rank(outermost: Any) -> tuple[int | None, int | None]:
+    """Returns the rank that the first sampler with one reads for, and the number of ranks."""
+    for sampler in samplers_in(outermost):
+        for names in _RANKS:
+            found = tuple(getattr(sampler, name, None) for name in names)
+            if all(map(_is_count, found)):
+                return found  # type: ignore[return-value]
+    return None, None
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -6,167 +6,14 @@ import base64
 import binascii
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import torch
 
-from ringloader._state.parts import Workers, read_workers
+from ringloader._state.parts import Workers, count, flag, or_none, read_fields, read_workers
 
 VERSION = 1
-
-
-@dataclasses.dataclass(frozen=True)
-class Saved:
-    """The position of an epoch, and what its order comes from.
-
-    Samples are numbered in the order in which the sampler gives them to this rank. For a batch sampler that
-    is not torch's, the numbers are those of batches.
-
-    Attributes:
-        sampler: The kind of sampler: the name of its class.
-        num_yielded: Batches that are passed. Other code may have edited it.
-        is_finished: True if the epoch is over. Other code may have edited it.
-        batches: Batches that were passed.
-        samples: Samples before the first that was not passed.
-        overtaken: Ranges of samples behind that one that were passed all the same: first, end, first, ...
-        batch_size: Samples in a batch, with which an edited number of batches becomes one of samples.
-        passed: The fingerprint of the samples that were passed; None where an index is no int.
-        fingerprint: The fingerprint of the samples that were returned.
-        base_seed: The seed of the epoch's workers; None if the epoch has not begun.
-        base_seed_drawn: True if the epoch drew it, as the first of persistent workers does.
-        drawn: What the sampler drew from the program's generator: a seed, or the state before the draw.
-        loader_generator: The state of the loader's generator when the epoch began.
-        sampler_generator: The state of the sampler's; None if it has none or the loader's.
-        inner_generator: The state of the generator of a sampler that Python iterates, or of one inside it.
-        rest: The indices with which an epoch of ``rollover`` began.
-        number: The number of the epoch, as ``Seeds`` count.
-        epoch: The epoch by which a ``DistributedSampler`` shuffled.
-        rank: The rank, and
-        num_replicas: the number of ranks, of a ``DistributedSampler``, or of another sampler that has them.
-        start: Samples that all ranks had passed when there came to be so many ranks.
-        bad_samples: The bad samples of the epoch so far, by their option.
-        sampler_begun: The state of another sampler when the epoch began.
-        sampler_state: Its state now.
-        sampler_ended: True if that is one of the next epoch, because the sampler was read up to its end.
-        workers: The positions of the workers, if the dataset has a part in the state.
-    """
-
-    sampler: str
-    num_yielded: int = 0
-    is_finished: bool = False
-    batches: int = 0
-    samples: int = 0
-    overtaken: tuple[int, ...] = ()
-    batch_size: int = 1
-    passed: int | None = 0
-    fingerprint: int | None = 0
-    base_seed: int | None = None
-    base_seed_drawn: bool = False
-    drawn: int | torch.Tensor | None = None
-    loader_generator: torch.Tensor | None = None
-    sampler_generator: torch.Tensor | None = None
-    inner_generator: torch.Tensor | None = None
-    rest: tuple[int, ...] | None = None
-    number: int = 0
-    epoch: int | None = None
-    rank: int | None = None
-    num_replicas: int | None = None
-    start: int = 0
-    bad_samples: int = 0
-    sampler_begun: Any = None
-    sampler_state: Any = None
-    sampler_ended: bool = False
-    workers: Workers | None = None
-
-    @property
-    def has_begun(self) -> bool:
-        """True if the epoch has drawn its base seed."""
-        return self.base_seed is not None
-
-    @property
-    def is_edited(self) -> bool:
-        """True if other code has moved the position."""
-        return self.num_yielded != self.batches
-
-    @property
-    def ranges(self) -> list[tuple[int, int]]:
-        """The ranges of samples to pass over: those passed, or as many as an edited number of batches has."""
-        first = self.samples
-        if self.is_edited:
-            first = max(0, first + (self.num_yielded - self.batches) * self.batch_size)
-        ends = iter(() if self.is_edited else self.overtaken)
-        return [*(((0, first),) if first else ()), *zip(ends, ends, strict=True)]
-
-
-# The keys of the dict that frameworks edit, as torchdata's `StatefulDataLoader` names them.
-_NAMES = {"num_yielded": "_num_yielded", "is_finished": "_iterator_finished"}
-EDITED = frozenset(_NAMES.values())
-_KEYS = {field.name: _NAMES.get(field.name, field.name) for field in dataclasses.fields(Saved)}
-# States of the user's own objects.
-_OF_USERS = ("sampler_begun", "sampler_state")
-# Their values, and those of the other keys.
-_COUNTS = ("num_yielded", "batches", "samples", "batch_size", "number", "start", "bad_samples")
-_STATES = ("loader_generator", "sampler_generator", "inner_generator")
-
-
-def to_dict(saved: Saved) -> dict[str, Any]:
-    """Returns a state as a dict of values that JSON and ``torch.load(weights_only=True)`` take."""
-    made: dict[str, Any] = {"version": VERSION}
-    for name, key in _KEYS.items():
-        value = getattr(saved, name)
-        kind = type(value)
-        if kind is torch.Tensor:
-            value = base64.b64encode(value.numpy().tobytes()).decode("ascii")
-        elif kind is tuple:
-            value = list(value)
-        elif kind is Workers:
-            value = value.to_dict()
-        elif name in _OF_USERS:
-            value = copy.deepcopy(value)
-        made[key] = value
-    return made
-
-
-def from_dict(state: Mapping[str, Any]) -> Saved:
-    """Reads the dict of :func:`to_dict`.
-
-    Raises:
-        ValueError: For a dict without a known version, and for a key that is missing or has a bad value.
-    """
-    if "version" not in state:
-        if "_snapshot" in state or "_sampler_iter_state" in state:
-            raise ValueError(
-                "load_state_dict() got a state of torchdata's StatefulDataLoader, which has another layout: "
-                "load it there, or begin the epoch anew"
-            )
-        raise ValueError("load_state_dict() needs the key 'version', which this state does not have")
-    if state["version"] != VERSION or isinstance(state["version"], bool):
-        raise ValueError(
-            f"load_state_dict() knows version={VERSION}, and this state has "
-            f"version={state['version']!r:.50}: use the version of ringloader that made it, or a newer one"
-        )
-    found: dict[str, Any] = {}
-    for name, key in _KEYS.items():
-        if key not in state:
-            raise ValueError(f"load_state_dict() needs the key {key!r}, which this state does not have")
-        try:
-            found[name] = _READ[name](state[key])
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise ValueError(f"load_state_dict() got {key}={state[key]!r:.80}: {error}") from None
-    return Saved(**found)
-
-
-def _count(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 63:
-        raise ValueError("it must be an int, from 0 on and below 2**63")
-    return value
-
-
-def _flag(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError("it must be true or false")
-    return value
 
 
 def _text(value: object) -> str:
@@ -209,31 +56,132 @@ def _ranges(value: object) -> tuple[int, ...]:
     return found
 
 
-def _as_it_is(value: object) -> Any:
-    return copy.deepcopy(value)
+@dataclasses.dataclass(frozen=True)
+class Saved:
+    """The position of an epoch, and what its order comes from.
+
+    Samples are numbered in the order in which the sampler gives them to this rank. For a batch sampler that
+    is not torch's, the numbers are those of batches.
+
+    Attributes:
+        sampler: The kind of sampler: the name of its class.
+        num_yielded: Batches that are passed. Other code may have edited it.
+        is_finished: True if the epoch is over. Other code may have edited it.
+        batches: Batches that were passed.
+        samples: Samples before the first that was not passed.
+        overtaken: Ranges of samples behind that one that were passed all the same: first, end, first, ...
+        batch_size: Samples in a batch, with which an edited number of batches becomes one of samples.
+        passed: The fingerprint of the samples that were passed; None where an index is no int.
+        fingerprint: The fingerprint of the samples that were returned.
+        base_seed: The seed of the epoch's workers; None if the epoch has not begun.
+        base_seed_drawn: True if the epoch drew it, as the first of persistent workers does.
+        drawn: What the sampler drew from the program's generator: a seed, or the state before the draw.
+        loader_generator: The state of the loader's generator when the epoch began.
+        sampler_generator: The state of the sampler's; None if it has none or the loader's.
+        inner_generator: The state of the generator of a sampler that Python iterates, or of one inside it.
+        rest: The indices with which an epoch of ``rollover`` began.
+        number: The number of the epoch, as ``Seeds`` count.
+        epoch: The epoch by which a ``DistributedSampler`` shuffled.
+        rank: The rank, and
+        num_replicas: the number of ranks, of a ``DistributedSampler``, or of another sampler that has them.
+        start: Samples that all ranks had passed when there came to be so many ranks.
+        bad_samples: The bad samples of the epoch so far, by their option.
+        sampler_begun: The state of another sampler when the epoch began.
+        sampler_state: Its state now.
+        sampler_ended: True if that is one of the next epoch, because the sampler was read up to its end.
+        workers: The positions of the workers, if the dataset has a part in the state.
+    """
+
+    sampler: Annotated[str, _text]
+    num_yielded: Annotated[int, count] = 0
+    is_finished: Annotated[bool, flag] = False
+    batches: Annotated[int, count] = 0
+    samples: Annotated[int, count] = 0
+    overtaken: Annotated[tuple[int, ...], _ranges] = ()
+    batch_size: Annotated[int, count] = 1
+    passed: Annotated[int | None, or_none(_number)] = 0
+    fingerprint: Annotated[int | None, or_none(_number)] = 0
+    base_seed: Annotated[int | None, or_none(_number)] = None
+    base_seed_drawn: Annotated[bool, flag] = False
+    drawn: Annotated[int | torch.Tensor | None, or_none(_drawn)] = None
+    loader_generator: Annotated[torch.Tensor | None, or_none(_state)] = None
+    sampler_generator: Annotated[torch.Tensor | None, or_none(_state)] = None
+    inner_generator: Annotated[torch.Tensor | None, or_none(_state)] = None
+    rest: Annotated[tuple[int, ...] | None, or_none(_indices)] = None
+    number: Annotated[int, count] = 0
+    epoch: Annotated[int | None, or_none(count)] = None
+    rank: Annotated[int | None, or_none(count)] = None
+    num_replicas: Annotated[int | None, or_none(count)] = None
+    start: Annotated[int, count] = 0
+    bad_samples: Annotated[int, count] = 0
+    sampler_begun: Annotated[Any, copy.deepcopy] = None
+    sampler_state: Annotated[Any, copy.deepcopy] = None
+    sampler_ended: Annotated[bool, flag] = False
+    workers: Annotated[Workers | None, or_none(read_workers)] = None
+
+    @property
+    def has_begun(self) -> bool:
+        """True if the epoch has drawn its base seed."""
+        return self.base_seed is not None
+
+    @property
+    def is_edited(self) -> bool:
+        """True if other code has moved the position."""
+        return self.num_yielded != self.batches
+
+    @property
+    def ranges(self) -> list[tuple[int, int]]:
+        """The ranges of samples to pass over: those passed, or as many as an edited number of batches has."""
+        first = self.samples
+        if self.is_edited:
+            first = max(0, first + (self.num_yielded - self.batches) * self.batch_size)
+        ends = iter(() if self.is_edited else self.overtaken)
+        return [*(((0, first),) if first else ()), *zip(ends, ends, strict=True)]
 
 
-def _or_none(read: Callable[[object], Any]) -> Callable[[object], Any]:
-    return lambda value: None if value is None else read(value)
+# The keys of the dict that frameworks edit, as torchdata's `StatefulDataLoader` names them.
+_NAMES = {"num_yielded": "_num_yielded", "is_finished": "_iterator_finished"}
+EDITED = frozenset(_NAMES.values())
 
 
-_READ: dict[str, Callable[[object], Any]] = {
-    "sampler": _text,
-    "workers": _or_none(read_workers),
-    "is_finished": _flag,
-    "base_seed_drawn": _flag,
-    "sampler_ended": _flag,
-    "overtaken": _ranges,
-    "passed": _or_none(_number),
-    "fingerprint": _or_none(_number),
-    "base_seed": _or_none(_number),
-    "drawn": _or_none(_drawn),
-    "rest": _or_none(_indices),
-    "epoch": _or_none(_count),
-    "rank": _or_none(_count),
-    "num_replicas": _or_none(_count),
-    "sampler_begun": _as_it_is,
-    "sampler_state": _as_it_is,
-    **dict.fromkeys(_COUNTS, _count),
-    **dict.fromkeys(_STATES, _or_none(_state)),
-}
+def to_dict(saved: Saved) -> dict[str, Any]:
+    """Returns a state as a dict of values that JSON and ``torch.load(weights_only=True)`` take."""
+    made: dict[str, Any] = {"version": VERSION}
+    for field in dataclasses.fields(saved):
+        value = getattr(saved, field.name)
+        kind = type(value)
+        if kind is torch.Tensor:
+            value = base64.b64encode(value.numpy().tobytes()).decode("ascii")
+        elif kind is tuple:
+            value = list(value)
+        elif kind is Workers:
+            value = value.to_dict()
+        elif field.name in ("sampler_begun", "sampler_state"):
+            # The user's own objects.
+            value = copy.deepcopy(value)
+        made[_NAMES.get(field.name, field.name)] = value
+    return made
+
+
+def from_dict(state: Mapping[str, Any]) -> Saved:
+    """Reads the dict of :func:`to_dict`.
+
+    Raises:
+        ValueError: For a dict without a known version, and for a key that is missing or has a bad value.
+    """
+    if "version" not in state:
+        if "_snapshot" in state or "_sampler_iter_state" in state:
+            raise ValueError(
+                "load_state_dict() got a state of torchdata's StatefulDataLoader, which has another layout: "
+                "load it there, or begin the epoch anew"
+            )
+        raise ValueError("load_state_dict() needs the key 'version', which this state does not have")
+    if state["version"] != VERSION or isinstance(state["version"], bool):
+        raise ValueError(
+            f"load_state_dict() knows version={VERSION}, and this state has "
+            f"version={state['version']!r:.50}: use the version of ringloader that made it, or a newer one"
+        )
+    try:
+        return Saved(**read_fields(Saved, state, _NAMES))
+    except ValueError as error:
+        raise ValueError(f"load_state_dict(): {error}; pass the dict that state_dict() returned") from None

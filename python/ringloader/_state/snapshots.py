@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import ringloader._native as _native
 from ringloader._options import seeding
-from ringloader._state import sent
-from ringloader._state.again import Later, Reading
-from ringloader._state.objects import Objects, Rule
+from ringloader._state.objects import Objects, Rule, Sent, read_sent
 from ringloader._state.parts import Part, has_state
-from ringloader._state.sent import Sent
-from ringloader._worker.options import Fetcher, WorkerOption
+from ringloader._worker.options import Failing, Fetcher, WorkerOption
 
 
 class Start(NamedTuple):
@@ -23,27 +21,24 @@ class Start(NamedTuple):
         part: The position that it goes on from; None: its beginning.
         asked: Batches that its predecessor was asked for in this epoch.
         first: The worker that gets the first task.
-        size: The samples of a batch that is read again; None for the loader's own.
+        size: The samples of a batch that is read again.
     """
 
     part: Part | None = None
     asked: int = 0
     first: int = 0
-    size: int | None = None
+    size: int = 1
 
 
 class Snapshots(WorkerOption):
     """Takes the states of a worker's dataset, and begins epochs from them.
 
     Args:
-        rule: When a state is taken.
-        is_here: True without workers: nothing is sent, and the state is taken when it is asked for.
+        rule: When a state is taken. Without workers nothing is sent: it is taken when it is asked for.
     """
 
-    def __init__(self, rule: Rule, is_here: bool) -> None:
+    def __init__(self, rule: Rule) -> None:
         self._rule = rule
-        self._is_here = is_here
-        self._mark = sent.MARK
         # By worker: where the epoch begins.
         self.starts: dict[int, Start] = {}
         # Without workers: the fetcher that knows the state.
@@ -94,10 +89,10 @@ class Snapshots(WorkerOption):
             fetcher = self._resumed(part, objects)
         if self._rule.every is None or not objects.have_state:
             return fetcher
-        if self._is_here:
+        if not self._rule.workers:
             self.here = Asked(fetcher, objects)
             return self.here
-        return _Sending(fetcher, objects, self._rule, self._mark, self._worker, self._start)
+        return _Sending(fetcher, objects, self._rule, self._worker, self._start)
 
     def _resumed(self, part: Part, objects: Objects) -> Fetcher:
         """Brings the iterator to where the epoch goes on. MIRRORS torchdata worker.py::_worker_loop."""
@@ -112,28 +107,67 @@ class Snapshots(WorkerOption):
                 objects.begin_anew()
         if snapshot is not None and part.ends == 0:
             objects.count_from(snapshot.samples)
-        reading = Reading(objects, part, self._index(), self._worker)
-        if not reading.is_needed():
+        if part.ends > 0 and was_ended:
+            objects.fetcher = _Again(objects)
+        if not any(part.read_again()):
             return objects.fetcher
-        if objects.are_seeded:
-            # The key of the generators comes with the first task.
-            return Later(objects, reading)
-        if self._is_here:
-            # What was drawn for these batches was drawn before.
-            generators = seeding.Global()
-            states = generators.states()
-            try:
-                reading.read()
-            finally:
-                generators.put_back(states)
-        else:
-            reading.read()
-        return objects.fetcher
+        return _Later(objects, part, self._start.size, self._worker if self._rule.workers else None)
 
-    def _index(self) -> Any:
-        if self._rule.size is None:
-            return None
-        return [None] * (self._rule.size if self._start.size is None else self._start.size)
+
+class _Later:
+    """Reads batches again when the first task has come, as the key of seeded generators comes with it.
+
+    Args:
+        objects: The fetcher, and what it reads.
+        part: The position up to which it reads.
+        size: The samples of a batch.
+        worker: The worker; None without workers.
+    """
+
+    def __init__(self, objects: Objects, part: Part, size: int, worker: int | None) -> None:
+        self._objects = objects
+        self._part: Part | None = part
+        self._size = size
+        self._worker = worker
+        self._fetcher = objects.fetcher
+
+    def fetch(self, index: Any, /) -> Any:
+        part, self._part = self._part, None
+        if part is not None:
+            try:
+                # Without workers, what was drawn for these batches was drawn before.
+                with seeding.generators_put_back() if self._worker is None else contextlib.nullcontext():
+                    self._objects.read_again(part, self._size, self._worker or 0)
+            except Exception as error:
+                self._fetcher = Failing(error, once=True)
+            self._objects.begin_batch()
+        return self._fetcher.fetch(index)
+
+
+class _Again:
+    """The fetcher of an epoch whose dataset was given its state at the end of the epoch before.
+
+    Some datasets then have nothing to give once, and after that all. Others are ready for the next epoch.
+
+    Args:
+        objects: The fetcher, and what it reads.
+    """
+
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+        self._fetcher = objects.fetcher
+        self._is_first = True
+
+    def fetch(self, index: Any, /) -> Any:
+        is_first, self._is_first = self._is_first, False
+        try:
+            return self._fetcher.fetch(index)
+        except StopIteration:
+            if not is_first:
+                raise
+        self._objects.begin_anew()
+        self._objects.begin_batch()
+        return self._fetcher.fetch(index)
 
 
 class _Sending:
@@ -143,17 +177,13 @@ class _Sending:
         fetcher: The fetcher that makes the batches.
         objects: Have the state.
         rule: When a state is due.
-        mark: Begins the bytes.
         worker: The worker.
         start: Where its epoch begins.
     """
 
-    def __init__(
-        self, fetcher: Fetcher, objects: Objects, rule: Rule, mark: bytes, worker: int, start: Start
-    ) -> None:
+    def __init__(self, fetcher: Fetcher, objects: Objects, rule: Rule, worker: int, start: Start) -> None:
         self._fetcher = fetcher
         self._objects = objects
-        self._mark = mark
         self._worker = worker
         self._asked = start.asked
         every = rule.every or 1
@@ -168,8 +198,7 @@ class _Sending:
         self._asked += 1
         self._since += 1
         data = self._fetcher.fetch(index)
-        samples, flags, state = self._objects.snapshot() if self._is_due() else (0, self._objects.flags, b"")
-        return [data, sent.HEADER.pack(self._mark, self._worker, self._asked, samples, flags) + state]
+        return [data, self._objects.sent(self._worker, self._asked, self._is_due())]
 
     def _is_due(self) -> bool:
         if self._by_step:
@@ -212,9 +241,7 @@ class Asked:
 
     def taken(self, passed: int, at_end: bool = False) -> Sent:
         """Takes the state as it is now, behind so many batches."""
-        samples, flags, pickled = self._objects.snapshot()
-        flags |= sent.IS_ENDED if at_end else 0
-        return sent.read(sent.HEADER.pack(sent.MARK, 0, passed, samples, flags) + pickled)
+        return read_sent(self._objects.sent(0, passed, at_end=at_end))
 
     def __del__(self) -> None:
         if self.leave is not None and not sys.is_finalizing():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import random
 from collections.abc import Callable, Iterator
@@ -11,10 +12,8 @@ import torch
 from torch.utils.data import IterDataPipe, get_worker_info
 
 import ringloader._native as _native
-from ringloader._options.seeding import Global
+from ringloader._options import seeding
 from ringloader._state import datasets, tracked
-from ringloader._state.datasets import HAS_STATE
-from ringloader._state.iterables import Counted, IterableEpoch
 from ringloader._state.saved import Saved
 from ringloader._state.tracked import Epoch
 from ringloader._torch import internals, select_path
@@ -33,7 +32,7 @@ def begin(loader: Any, reason: str, get_iterator: Any, are_same: bool = False) -
     Raises:
         RuntimeError: If the epoch was to go on from a state, and cannot.
     """
-    if not getattr(type(loader), HAS_STATE, False):
+    if not datasets.has_state_dict(loader):
         return None
     loaded = tracked.loaded_of(loader)
     why_not = _why_not(loader, get_iterator, loaded if datasets.decides(loader) else None)
@@ -82,16 +81,15 @@ class TorchsEpoch:
         epoch: The epoch.
     """
 
-    def __init__(self, loader: Any, epoch: Epoch | IterableEpoch) -> None:
+    def __init__(self, loader: Any, epoch: Epoch) -> None:
         self.epoch = epoch
-        # None if a sampler decides where the epoch is.
-        self._counted = epoch.dataset if isinstance(epoch.dataset, Counted) else None
-        ledger = epoch.ledger if self._counted is None else self._counted.ledger  # type: ignore[union-attr]
-        assert ledger is not None
-        self.ledger: _native.Ledger = ledger
-        self.num_workers: int = loader.num_workers
+        assert epoch.ledger is not None
+        self.ledger: _native.Ledger = epoch.ledger
+        self._num_workers: int = loader.num_workers
+        # Batches of an iterable dataset that are read again and dropped.
+        self._to_drop = epoch.begun.batches if epoch.is_iterable else 0
         # Indices that were read, and those whose batches the caller got.
-        self.read = 0
+        self._read = 0
         self._got = 0
 
     def make(self, loader: Any, get_iterator: Callable[[Any], Any]) -> Any:
@@ -122,8 +120,10 @@ class TorchsEpoch:
 
     def next(self, iterator: Any) -> Any:
         """Returns the next batch of an iterator of torch's."""
-        if self._counted is not None and self._counted.to_drop:
-            self._drop(iterator, self._counted)
+        if self._to_drop:
+            # Without workers, what was drawn for these batches was drawn before.
+            with contextlib.nullcontext() if self._num_workers else seeding.generators_put_back():
+                self._drop(iterator)
         self.ledger.begin_call()
         before = self._consumed(iterator)
         try:
@@ -140,42 +140,45 @@ class TorchsEpoch:
 
     def _consumed(self, iterator: Any) -> int:
         """Returns a number that grows with each batch that torch's iterator takes."""
-        return int(iterator._rcvd_idx) if self.num_workers else self.read
+        return int(iterator._rcvd_idx) if self._num_workers else self._read
 
     def _note(self) -> None:
-        if self._counted is not None:
+        if self.epoch.is_iterable:
             self.ledger.take(None)
-        elif self._got < self.read:
+        elif self._got < self._read:
             self.ledger.got(self._got)
             self._got += 1
 
-    def _drop(self, iterator: Any, counted: Counted) -> None:
+    def _drop(self, iterator: Any) -> None:
         """Reads the batches again that the state has passed.
 
         Raises:
             ValueError: If there are fewer.
         """
-        generators = Global()
-        # Without workers, what was drawn for these batches was drawn before.
-        states = None if self.num_workers else generators.states()
-        try:
-            while counted.to_drop:
-                before = self._consumed(iterator)
-                try:
-                    next(iterator)
-                except StopIteration:
-                    raise ValueError(
-                        f"load_state_dict(): the dataset has ended {counted.to_drop} batches before the "
-                        "position of the state: it is another one than that of the state"
-                    ) from None
-                except Exception:
-                    if self._consumed(iterator) == before:
-                        raise
-                    # The error was raised before, in its turn.
-                counted.to_drop -= 1
-        finally:
-            if states is not None:
-                generators.put_back(states)
+        while self._to_drop:
+            before = self._consumed(iterator)
+            try:
+                next(iterator)
+            except StopIteration:
+                raise ValueError(
+                    f"load_state_dict(): the dataset has ended {self._to_drop} batches before the position "
+                    "of the state: it is another one than that of the state"
+                ) from None
+            except Exception:
+                if self._consumed(iterator) == before:
+                    raise
+                # The error was raised before, in its turn.
+            self._to_drop -= 1
+
+    def indices(self, made: Iterator[Any]) -> Iterator[Any]:
+        """Returns the indices of the epoch. torch asks twice with workers, and reads what it gets then."""
+        return map(self._note_read, self.epoch.indices(made, at_once=not self._num_workers))
+
+    def _note_read(self, index: Any) -> Any:
+        if not self.epoch.is_iterable:
+            self.ledger.read(index)
+        self._read += 1
+        return index
 
 
 class _Sampler(InFront):
@@ -186,33 +189,10 @@ class _Sampler(InFront):
         self._epoch = epoch
 
     def __iter__(self) -> Iterator[Any]:
-        return _Reading(iter(self._behind), self._epoch)
+        return self._epoch.indices(iter(self._behind))
 
     def __len__(self) -> int:
         return len(self._behind)
-
-
-class _Reading:
-    """Reads the indices of an epoch. torch makes two with workers, and reads the second one."""
-
-    def __init__(self, made: Iterator[Any], epoch: TorchsEpoch) -> None:
-        self._epoch = epoch
-        self._is_counted = epoch._counted is not None
-        # The epoch replaces these two, as it does in iterators.
-        self._num_workers = epoch.num_workers
-        self._sampler_iter = made
-        if not self._is_counted:
-            epoch.epoch.read(self)
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        index = next(self._sampler_iter)
-        if not self._is_counted:
-            self._epoch.ledger.read(index)
-        self._epoch.read += 1
-        return index
 
 
 def _begin_worker(base_seed: int, init_fn: Callable[[int], object] | None, worker: int) -> None:

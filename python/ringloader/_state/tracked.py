@@ -8,18 +8,20 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.data import IterDataPipe
 
 import ringloader._native as _native
 from ringloader._common.weak_registry import WeakRegistry
+from ringloader._log import logger
 from ringloader._options import epochs
 from ringloader._sources import samplers
-from ringloader._state import datasets, iterables, saved
-from ringloader._state.datasets import HAS_STATE, DatasetState, MapDatasetState
-from ringloader._state.iterables import Counted, IterableEpoch
-from ringloader._state.order import NativeOrder, draw_base_seed, seed_in
+from ringloader._state import datasets, saved
+from ringloader._state.datasets import DatasetState, MapDatasetState
+from ringloader._state.order import NativeOrder, draw_base_seed
+from ringloader._state.parts import Workers
 from ringloader._state.reading import ReadOrder
 from ringloader._state.saved import Saved
-from ringloader._torch import select_path
+from ringloader._torch import data_pipes, select_path
 from ringloader._worker.options import WorkerOption
 
 if TYPE_CHECKING:
@@ -28,9 +30,9 @@ if TYPE_CHECKING:
 Order = NativeOrder | ReadOrder
 
 # By loader: the epoch that began last.
-_epochs: WeakRegistry[Epoch | IterableEpoch] = WeakRegistry()
-# By loader: the state with which the next epoch begins.
-_loaded: WeakRegistry[Saved] = WeakRegistry()
+_epochs: WeakRegistry[Epoch] = WeakRegistry()
+# The attribute of a loader with the state from which its next epoch begins: copies and pickles have it too.
+_LOADED = "_ringloader_loaded_state"
 
 
 class Epoch:
@@ -40,83 +42,40 @@ class Epoch:
     the epoch begins, when it ends, and when ``next`` raises.
 
     Args:
-        order: The order of its samples.
         begun: The epoch's beginning, or the state from which it goes on.
-        why_not: The reason why it has no state, which then has no order either.
-        dataset: The states of the dataset, if it has any.
+        order: The order of its samples; None for an iterable dataset, which decides itself where it is.
+        dataset: The states of the dataset, if it may have any.
+        why_not: The reason why the epoch has no state.
     """
 
     def __init__(
         self,
-        order: Order | None,
         begun: Saved,
+        order: Order | None = None,
+        dataset: DatasetState | None = None,
         why_not: str | None = None,
-        dataset: MapDatasetState | None = None,
     ) -> None:
         self.begun = begun
         self.dataset = dataset
-        self.drawn: int | torch.Tensor | None = begun.drawn
+        self.why_not = why_not
         # The seed of the workers, which the iterator then does not draw.
         self.given_seed = begun.base_seed
-        self.why_not = why_not
         self._order = order
-        # Notes which indices are read and which batches the caller gets; None: the epoch has no state.
-        self.ledger = None if order is None else order.ledger(begun)
+        # Notes which indices are read and which batches the caller gets.
+        self.ledger: _native.Ledger | None = None
+        if order is not None:
+            self.ledger = order.begin(begun)
+        elif dataset is None:
+            # Where no worker sends its state, the batches of all workers are counted.
+            self.ledger = _native.Ledger([], begun.batches, None, None, whole=True)
         self._resumes = begun.has_begun
-        self._is_random = begun.sampler == "RandomSampler"
         self._is_finished = False
         self._collecting: Collecting | None = None
 
-    def begin(self, iterator: Any, drawn: bool) -> None:
-        """The iterator has its seed, which it drew in this epoch or had before."""
-        base_seed: int = iterator._base_seed
-        if not self._resumes:
-            self.begun = dataclasses.replace(self.begun, base_seed=base_seed, base_seed_drawn=drawn)
-
-    def give_starts(self, options: Sequence[WorkerOption]) -> None:
-        """Has workers that are about to begin go on where the epoch does."""
-        if self.dataset is not None:
-            self.dataset.give_starts(options)
-
-    def read(self, iterator: Any) -> None:
-        """Has an iterator without workers read the epoch from where it is."""
-        if self._order is not None and self.ledger is not None:
-            self._order.read(iterator, self._from(), self, self.ledger)
-        if self.dataset is not None:
-            self.dataset.ask_here()
-
-    def index_source(self, iterator: Any, places: _native.Places | None) -> _native.IndexSource:
-        """Returns the source of the tasks of an iterator with workers."""
-        if self._order is None or self.ledger is None:
-            return samplers.index_source(iterator._index_sampler, places)
-        if isinstance(self._order, ReadOrder):
-            self._order.read(iterator, self._from(), self, self.ledger)
-        source = self._order.source(self._from(), self, self.ledger, places)
-        if self.dataset is not None:
-            source.count(self.dataset.turns)
-        return source
-
-    def begin_call(self) -> None:
-        """An iterator without workers is asked for a batch."""
-        if self.ledger is not None:
-            self.ledger.begin_call()
-
-    def note_taken(self, index: Any) -> None:
-        """An iterator without workers has read an index, whose batch it gets."""
-        if self.ledger is not None:
-            self.ledger.take(index)
-        if self.dataset is not None:
-            self.dataset.turns.take()
-
-    def count_errors(self, collecting: Collecting) -> None:
-        """Has the bad samples of the whole epoch count, and the batches that are left out be passed."""
-        collecting.number = self.begun.bad_samples
-        collecting.leave_out = None if self.ledger is None else self.ledger.left_out
-        self._collecting = collecting
-
-    def note_number(self, number: int) -> None:
-        """The epoch has this number, as ``Seeds`` count."""
-        self.begun = dataclasses.replace(self.begun, number=number)
+    @property
+    def is_iterable(self) -> bool:
+        """True if the dataset decides where the epoch is, and no sampler."""
+        return self._order is None
 
     @property
     def resumed(self) -> Saved | None:
@@ -128,8 +87,77 @@ class Epoch:
         """True if the order is one of whole batches."""
         return isinstance(self._order, ReadOrder) and self._order.is_whole
 
+    def begin(self, iterator: Any, drawn: bool) -> None:
+        """Notes the seeds of an iterator; workers' seed it drew in this epoch, or had before."""
+        if not self._resumes:
+            base_seed: int = iterator._base_seed
+            self.begun = dataclasses.replace(self.begun, base_seed=base_seed, base_seed_drawn=drawn)
+        if self.dataset is None:
+            return
+        if self._resumes and self.dataset.shared_seed is not None:
+            iterator._shared_seed = self.dataset.shared_seed
+            iterator._dataset = data_pipes.seeded(iterator._dataset, iterator._shared_seed)
+        self.dataset.shared_seed = iterator._shared_seed
+
+    def give_starts(self, options: Sequence[WorkerOption]) -> None:
+        """Has workers that are about to begin go on where the epoch does."""
+        if self.dataset is not None:
+            self.dataset.give_starts(options, self.begun.batch_size)
+
+    def read(self, iterator: Any) -> None:
+        """Has an iterator without workers read the epoch from where it is."""
+        iterator._sampler_iter = self.indices(iterator._sampler_iter, at_once=True)
+        if self.dataset is not None:
+            self.dataset.ask_here()
+
+    def indices(self, made: Any, at_once: bool = False) -> Any:
+        """Returns an iterator of the epoch's indices.
+
+        Args:
+            made: The iterator that torch has made of the loader's index sampler.
+            at_once: True if other indices than those of the state are an error now.
+        """
+        return made if self._order is None else self._order.read(made, at_once)
+
+    def index_source(self, iterator: Any, places: _native.Places | None) -> _native.IndexSource:
+        """Returns the source of the tasks of an iterator with workers."""
+        if self._order is None:
+            source = samplers.index_source(iterator._index_sampler, places)
+        else:
+            native = self._order.source(places)
+            if native is None:
+                iterator._sampler_iter = self.indices(iterator._sampler_iter)
+            source = native or _native.IndexSource.python(self.ledger, places)
+        if self.dataset is not None:
+            source.count(self.dataset.turns)
+        return source
+
+    def begin_call(self) -> None:
+        """Notes that an iterator without workers is asked for a batch."""
+        if self.ledger is not None:
+            self.ledger.begin_call()
+
+    def note_taken(self, index: Any) -> None:
+        """Notes the index that an iterator without workers has read, whose batch it gets."""
+        if self.ledger is not None:
+            self.ledger.take(index)
+        if self.dataset is not None and not self._is_finished:
+            self.dataset.turns.take()
+
+    def count_errors(self, collecting: Collecting) -> None:
+        """Has the bad samples of the whole epoch count, and the batches that are left out be passed."""
+        collecting.number = self.begun.bad_samples
+        collecting.leave_out = None if self.ledger is None else self.ledger.left_out
+        self._collecting = collecting
+
+    def note_number(self, number: int) -> None:
+        """Notes the number of the epoch, as ``Seeds`` count."""
+        self.begun = dataclasses.replace(self.begun, number=number)
+
     def note_raised(self, iterator: Any, error: BaseException) -> None:
-        """``next`` has raised."""
+        """Notes that ``next`` has raised."""
+        if self._is_finished:
+            return
         if self.ledger is not None:
             self.ledger.raised()
         if self.dataset is not None:
@@ -141,7 +169,9 @@ class Epoch:
 
     def saved(self) -> Saved:
         """Returns the state of what ``next`` has returned."""
-        if self.dataset is None:
+        if self._order is None:
+            return self._saved_by_dataset()
+        if not isinstance(self.dataset, MapDatasetState):
             return self.position()
         if self.dataset.to_drop:
             # Nothing, or not all, was read yet of what is read again.
@@ -149,19 +179,39 @@ class Epoch:
             return dataclasses.replace(self.begun, num_yielded=batches, batches=batches)
         return self.dataset.add_to(self.position())
 
+    def _saved_by_dataset(self) -> Saved:
+        before = self.begun.workers
+        assert before is not None
+        if self.ledger is not None:
+            workers = Workers.uncounted(before.num_workers, self.ledger.position().batches)
+        else:
+            assert self.dataset is not None
+            workers = self.dataset.saved()
+            if self.dataset.to_drop:
+                return self.begun
+        batches = workers.batches()
+        if self._resumes:
+            batches += self.begun.num_yielded - before.batches()
+        return dataclasses.replace(
+            self.begun,
+            num_yielded=batches,
+            batches=batches,
+            is_finished=self._is_finished,
+            bad_samples=self._bad_samples(),
+            workers=workers,
+        )
+
     def position(self) -> Saved:
         """Returns the state without that of the dataset."""
         assert self._order is not None
         assert self.ledger is not None
-        if isinstance(self.drawn, torch.Tensor) and self._is_random:
-            self.drawn = seed_in(self.drawn)
         found = self.ledger.position()
         ranges = found.ranges
         samples = ranges.pop(0)[1] if ranges and ranges[0][0] == 0 else 0
         state, ended = self._order.state_after(found.tasks, self._is_finished)
         return dataclasses.replace(
             self.begun,
-            drawn=self.drawn,
+            drawn=self._order.drawn(),
             num_yielded=found.batches,
             is_finished=self._is_finished,
             batches=found.batches,
@@ -169,32 +219,29 @@ class Epoch:
             overtaken=tuple(itertools.chain.from_iterable(ranges)),
             passed=found.passed,
             fingerprint=found.fingerprint,
-            bad_samples=0 if self._collecting is None else self._collecting.number,
+            bad_samples=self._bad_samples(),
             sampler_state=state,
             sampler_ended=ended,
         )
+
+    def _bad_samples(self) -> int:
+        return 0 if self._collecting is None else self._collecting.number
 
     def fingerprint(self) -> int | None:
         """Returns the fingerprint of the samples that were returned."""
         return None if self.ledger is None else self.ledger.position().fingerprint
 
-    def _from(self) -> Saved:
-        """Returns the state from which the epoch goes on: without a base seed, from its beginning."""
-        return self.begun if self._resumes else dataclasses.replace(self.begun, base_seed=None)
-
 
 def state_of(loader: Any) -> dict[str, Any]:
     """Implements ``DataLoader.state_dict``."""
-    found = _loaded.get(loader)
+    found, epoch = loaded_of(loader), _epochs.get(loader)
+    if found is None and epoch is not None and epoch.why_not is not None:
+        select_path.say_once(
+            f"state_dict() returns {{}}, by which a run begins its epoch anew: {epoch.why_not}"
+        )
+        return {}
     if found is None:
-        epoch = _epochs.get(loader)
-        why_not = epoch.why_not if isinstance(epoch, Epoch) else None
-        if why_not is not None:
-            select_path.say_once(
-                f"state_dict() returns {{}}, by which a run begins its epoch anew: {why_not}"
-            )
-            return {}
-        found = _now(loader) if epoch is None else epoch.saved()
+        found = _beginning(loader, _order_of(loader)) if epoch is None else epoch.saved()
     return saved.to_dict(found)
 
 
@@ -212,20 +259,22 @@ def load(loader: Any, state: object) -> None:
     if not set(state) - saved.EDITED:
         return
     found = saved.from_dict(state)
-    _check_alike(found, _now(loader))
+    order = _order_of(loader)
+    _check_alike(found, _beginning(loader, order))
     datasets.check(loader, found.workers)
-    if found.epoch is not None:
-        _order_of(loader).set_epoch(found.epoch)
+    if found.epoch is not None and order is not None:
+        order.set_epoch(found.epoch)
     epochs.count_from(loader, found.number + found.is_finished)
-    _loaded.put(loader, found)
+    setattr(loader, _LOADED, found)
 
 
-def _now(loader: Any) -> Saved:
-    """Returns the state before the next epoch."""
-    return iterables.beginning(loader) if datasets.decides(loader) else _beginning(loader, _order_of(loader))
+def loaded_of(loader: Any) -> Saved | None:
+    """Returns the state with which the next epoch begins, if one was loaded."""
+    found: Saved | None = vars(loader).get(_LOADED)
+    return found
 
 
-def begin(loader: Any, are_same: bool = False, is_torchs: bool = False) -> Epoch | IterableEpoch | None:
+def begin(loader: Any, are_same: bool = False, is_torchs: bool = False) -> Epoch | None:
     """Begins an epoch of a loader, before anything is drawn for it. None: the loader has no state.
 
     Args:
@@ -233,47 +282,36 @@ def begin(loader: Any, are_same: bool = False, is_torchs: bool = False) -> Epoch
         are_same: True if the workers are those of the epoch before.
         is_torchs: True if torch's own loader runs, which knows no worker's state.
     """
-    if not getattr(type(loader), HAS_STATE, False):
+    if not datasets.has_state_dict(loader):
         return None
-    previous, loaded = _epochs.get(loader), _loaded.get(loader)
-    before = None if previous is None else datasets.before(loader, previous.dataset, are_same)
-    if datasets.decides(loader):
-        if loaded is None:
-            counted = Counted(loader) if is_torchs else DatasetState(loader, None, before)
-            made = IterableEpoch(iterables.beginning(loader), counted)
-        else:
-            made = iterables.resumed(loader, loaded, are_same, is_torchs)
-        _epochs.put(loader, made)
-        return made
-    order, has_states = _order_of(loader), datasets.is_asked(loader) and not is_torchs
+    previous, loaded, order = _epochs.get(loader), loaded_of(loader), _order_of(loader)
     if loaded is None:
-        dataset = MapDatasetState(loader, None, before) if has_states else None
-        epoch = Epoch(order, _beginning(loader, order), dataset=dataset)
+        before = None if previous is None else datasets.before(loader, previous.dataset, are_same)
+        dataset = None if is_torchs else datasets.state_for(loader, None, before)
+        epoch = Epoch(_beginning(loader, order), order, dataset)
     else:
-        epoch = _resumed(
-            loader, order, _without_workers(loaded) if is_torchs else loaded, are_same, has_states
-        )
+        epoch = _resumed(loader, order, loaded, are_same, is_torchs)
     _epochs.put(loader, epoch)
     return epoch
 
 
-def noted(loader: Any) -> Epoch | IterableEpoch | None:
+def begin_without(loader: Any, why_not: str) -> None:
+    """Begins an epoch that has no state, for a reason."""
+    _epochs.put(loader, Epoch(Saved(""), why_not=why_not))
+
+
+def noted(loader: Any) -> Epoch | None:
     """Returns the epoch of a loader that began last."""
     return _epochs.get(loader)
 
 
-def note(loader: Any, epoch: Epoch | IterableEpoch | None) -> None:
+def note(loader: Any, epoch: Epoch | None) -> None:
     """Has this be the epoch of a loader that began last."""
     if epoch is not None:
         _epochs.put(loader, epoch)
 
 
-def is_loaded(loader: Any) -> bool:
-    """True if the next epoch of a loader begins from a state."""
-    return _loaded.get(loader) is not None
-
-
-def has_begun(loader: Any, epoch: Epoch | IterableEpoch | None, collecting: Collecting | None) -> None:
+def has_begun(loader: Any, epoch: Epoch | None, collecting: Collecting | None) -> None:
     """Notes that an epoch has begun: the next one begins without the state that was loaded.
 
     Args:
@@ -283,72 +321,9 @@ def has_begun(loader: Any, epoch: Epoch | IterableEpoch | None, collecting: Coll
     """
     if epoch is None:
         return
-    _loaded.pop(loader)
+    vars(loader).pop(_LOADED, None)
     if collecting is not None:
         epoch.count_errors(collecting)
-
-
-def _without_workers(loaded: Saved) -> Saved:
-    """Returns a state without that of a map-style dataset: batches that came since are passed over."""
-    drop = 0 if loaded.workers is None else loaded.workers.drop
-    return dataclasses.replace(loaded, batches=loaded.batches - drop, workers=None)
-
-
-def _resumed(loader: Any, order: Order, loaded: Saved, are_same: bool, has_states: bool) -> Epoch:
-    workers = loaded.workers
-
-    def states() -> MapDatasetState | None:
-        return MapDatasetState(loader, workers) if has_states else None
-
-    if loaded.loader_generator is not None:
-        loader.generator.set_state(loaded.loader_generator)
-        if loaded.base_seed_drawn:
-            draw_base_seed(loader.generator)
-    named = order.named_epoch()
-    order.restore(loaded)
-    if loaded.is_finished:
-        order.pass_epoch(loaded)
-        if workers is not None:
-            workers = workers.next_epoch(datasets.lives_on(loader))
-        begins = _beginning(loader, order)
-        epoch = Epoch(_order_of(loader), begins, dataset=states())
-        if loader.persistent_workers and loader.num_workers > 0:
-            # Workers that had lived on would have their seed from before.
-            epoch.given_seed = loaded.base_seed
-        return epoch
-    if not loaded.has_begun:
-        begins = _beginning(loader, order)
-        if are_same:
-            # The iterator of a new loader draws the base seed, and workers that live on have theirs.
-            draw_base_seed(loader.generator)
-        return Epoch(order, begins, dataset=states())
-    if named != loaded.epoch:
-        select_path.say_once(
-            f"the rest of an epoch is that of epoch {loaded.epoch}, which the loaded state names; "
-            f"set_epoch({named}) counts from the next one on"
-        )
-    rest = order.resumed(loaded)
-    if workers is not None and workers.drop:
-        # The position at which the states were taken.
-        batches = max(0, rest.batches - workers.drop)
-        rest = dataclasses.replace(rest, num_yielded=batches, batches=batches)
-    rest = dataclasses.replace(rest, batch_size=_beginning(loader, order).batch_size)
-    return Epoch(order, rest, dataset=states())
-
-
-def loaded_of(loader: Any) -> Saved | None:
-    """Returns the state with which the next epoch begins, if one was loaded."""
-    return _loaded.get(loader)
-
-
-def begin_without(loader: Any, why_not: str) -> None:
-    """Begins an epoch that has no state, for a reason."""
-    _epochs.put(loader, Epoch(None, Saved(""), why_not))
-
-
-def drawing_from(epoch: Epoch | IterableEpoch | None, loader: Any) -> Any:
-    """Returns the loader, or what draws from no one's generator: an epoch that goes on has drawn before."""
-    return WithoutDrawing(loader) if isinstance(epoch, IterableEpoch) and epoch.is_resumed else loader
 
 
 class WithoutDrawing:
@@ -362,17 +337,123 @@ class WithoutDrawing:
         return getattr(self._loader, name)
 
 
-def _order_of(loader: Any) -> Order:
-    draws = samplers.draws_in_any_iter(loader._index_sampler)
+def drawing_from(epoch: Epoch | None, loader: Any) -> Any:
+    """Returns the loader, or what draws from no one's generator: an epoch that goes on has drawn before."""
+    goes_on = epoch is not None and epoch.is_iterable and epoch.resumed is not None
+    return WithoutDrawing(loader) if goes_on else loader
+
+
+def _resumed(loader: Any, order: Order | None, loaded: Saved, are_same: bool, is_torchs: bool) -> Epoch:
+    """Begins an epoch that goes on from a state."""
+    named = None if order is None else order.named_epoch()
+    _restore_generator(loader, loaded, are_same)
+    if order is not None:
+        order.restore(loaded)
+    workers = loaded.workers
+    if loaded.is_finished or not loaded.has_begun:
+        if loaded.is_finished:
+            if order is not None:
+                order.pass_epoch(loaded)
+            workers = None if workers is None else workers.next_epoch(datasets.lives_on(loader))
+        order = _order_of(loader)
+        dataset = None if is_torchs else datasets.state_for(loader, workers)
+        epoch = Epoch(_beginning(loader, order), order, dataset)
+        if loaded.is_finished and loader.persistent_workers:
+            # Workers that had lived on would have their seed from before.
+            epoch.given_seed = loaded.base_seed
+        return epoch
+    if order is None:
+        rest = _rest_of_dataset(loader, loaded, is_torchs)
+    else:
+        rest = _rest_of_order(order, loaded, named, is_torchs)
+        rest = dataclasses.replace(rest, batch_size=_beginning(loader, order).batch_size)
+    return Epoch(rest, order, None if is_torchs else datasets.state_for(loader, rest.workers))
+
+
+def _rest_of_order(order: Order, loaded: Saved, named: int | None, is_torchs: bool) -> Saved:
+    """Returns the state from which an epoch goes on whose samples come in an order."""
+    if named != loaded.epoch:
+        select_path.say_once(
+            f"the rest of an epoch is that of epoch {loaded.epoch}, which the loaded state names; "
+            f"set_epoch({named}) counts from the next one on"
+        )
+    drop = 0 if loaded.workers is None else loaded.workers.drop
+    if is_torchs:
+        # Without the state of a map-style dataset: batches that came since are passed over.
+        loaded = dataclasses.replace(loaded, batches=loaded.batches - drop, workers=None)
+    rest = order.resumed(loaded)
+    if drop and not is_torchs:
+        # The position at which the states were taken.
+        batches = max(0, rest.batches - drop)
+        rest = dataclasses.replace(rest, num_yielded=batches, batches=batches)
+    return rest
+
+
+def _rest_of_dataset(loader: Any, loaded: Saved, is_torchs: bool) -> Saved:
+    """Returns the state from which the epoch of an iterable dataset goes on. Logs what is read again."""
+    before = loaded.workers
+    assert before is not None
+    why = None if before.is_stateful else _NO_STATE
+    workers = before.moved(loaded.num_yielded - loaded.batches)
+    if is_torchs:
+        why, workers = _TORCHS, Workers.uncounted(before.num_workers, loaded.num_yielded)
+    elif workers.reads_again() > before.reads_again():
+        why = why or _MOVED
+    batches = workers.reads_again()
+    if batches and why is not None:
+        logger.warning(
+            "load_state_dict(): %d batches of the %s are read again and dropped, because %s",
+            batches,
+            type(loader.dataset).__name__,
+            why,
+        )
+    return dataclasses.replace(loaded, batches=loaded.num_yielded, workers=workers)
+
+
+_NO_STATE = (
+    "it has no state: give it, or the iterator that its __iter__ returns, the methods state_dict and "
+    "load_state_dict"
+)
+_TORCHS = "torch's own loader runs, where no state of a worker can be had"
+_MOVED = "the position was moved back before the last state"
+
+
+def _restore_generator(loader: Any, loaded: Saved, are_same: bool) -> None:
+    """Puts the loader's generator to where the epoch's draws of seeds had left it."""
+    if loaded.loader_generator is not None:
+        loader.generator.set_state(loaded.loader_generator)
+    is_pipe = isinstance(loader.dataset, IterDataPipe)
+    if not loaded.has_begun:
+        # An iterator that is made draws its base seed, and a pipe's seed once more.
+        draws = (1 + is_pipe) * are_same
+    elif loaded.loader_generator is None:
+        return
+    else:
+        draws = int(loaded.base_seed_drawn)
+        if is_pipe and loaded.workers is not None and loaded.workers.shared_seed is not None:
+            # The iterator's constructor draws, and with workers its first epoch does too.
+            draws += 2 if loaded.base_seed_drawn and loaded.workers.num_workers else 1
+    for _ in range(draws):
+        draw_base_seed(loader.generator)
+
+
+def _order_of(loader: Any) -> Order | None:
+    """Returns the order of a loader's samples; None if its dataset decides."""
+    if datasets.decides(loader):
+        return None
+    draws = samplers.draws_of(loader._index_sampler, in_iter=True)
     return ReadOrder(loader) if draws is None else NativeOrder(loader, draws)
 
 
-def _beginning(loader: Any, order: Order) -> Saved:
+def _beginning(loader: Any, order: Order | None) -> Saved:
     """Returns the state before the next epoch. Draws nothing."""
-    found, generator = dataclasses.replace(order.beginning(), number=epochs.next_of(loader)), loader.generator
-    if generator is None or generator is torch.default_generator:
-        return found
-    return dataclasses.replace(found, loader_generator=generator.get_state())
+    generator = loader.generator
+    has_own = generator is not None and generator is not torch.default_generator
+    return dataclasses.replace(
+        datasets.beginning(loader) if order is None else order.beginning(),
+        number=epochs.next_of(loader),
+        loader_generator=generator.get_state() if has_own else None,
+    )
 
 
 def _check_alike(found: Saved, now: Saved) -> None:
