@@ -25,7 +25,7 @@ from torch.utils.data.distributed import DistributedSampler
 from ringloader._common import errors
 from ringloader._options import epochs
 from ringloader._options.epochs import EpochOption
-from ringloader._state import reading, tracked
+from ringloader._state import order, tracked
 from ringloader._torch import internals, select_path
 from ringloader.rollover import RolloverBatchSampler
 
@@ -55,7 +55,7 @@ class NextEpoch:
     def __init__(self, loader: Any) -> None:
         self._loader = weakref.ref(loader)
         # Threads may share an iterator.
-        self._lock = threading.Lock()
+        self._lock = thorder.Lock()
         self._names = _Names(loader)
         self._begun: _Begun | None = None
         # True while a call of `next` has not come to its batch.
@@ -77,7 +77,7 @@ class NextEpoch:
         # Another thread may have begun it; a loaded state says where the next epoch begins.
         if loader is None or self._begun is not None or tracked.loaded_of(loader) is not None:
             return
-        unknown = _unknown(reading.samplers_in(loader._index_sampler))
+        unknown = _unknown(order.samplers_in(loader._index_sampler))
         if unknown is not None:
             select_path.say_once(
                 f"prefetch_epochs has no effect with a {unknown.__name__}: only the order of samplers of "
@@ -237,7 +237,7 @@ class _Drawn:
     """The generators that an epoch may draw from, and their states before and behind its beginning."""
 
     def __init__(self, loader: Any) -> None:
-        samplers = reading.samplers_in(loader._index_sampler)
+        samplers = order.samplers_in(loader._index_sampler)
         found = [getattr(one, "generator", None) for one in (loader, *samplers)]
         distinct = {id(one): one for one in (torch.default_generator, *found) if one is not None}
         self._generators = [one for one in distinct.values() if isinstance(one, torch.Generator)]
@@ -322,7 +322,7 @@ class _Names:
 
 
 def _with_epochs(loader: Any) -> list[Any]:
-    return [one for one in reading.samplers_in(loader._index_sampler) if reading.has_epoch(one)]
+    return [one for one in order.samplers_in(loader._index_sampler) if order.has_epoch(one)]
 
 
 def _unknown(samplers: Iterable[Any]) -> type | None:
@@ -351,7 +351,7 @@ def _step(new: int, old: int) -> int:
 def _seen(loader: Any) -> list[object]:
     """Returns what the order of a loader's next epoch follows from, beside its number and generators."""
     found: list[object] = [_length(loader.dataset), *(_rest_of(loader) or ())]
-    for sampler in reading.samplers_in(loader._index_sampler):
+    for sampler in order.samplers_in(loader._index_sampler):
         found += (sampler, _length(sampler))
         for name, value in getattr(sampler, "__dict__", {}).items():
             # What a rollover keeps is copied each time.

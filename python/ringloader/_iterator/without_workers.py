@@ -64,12 +64,8 @@ class SingleProcessIterator(LoaderIterator, internals.SingleIterator):  # type: 
         tracked.has_begun(loader, self._epoch, delivery.collecting)
 
     def _next_index(self) -> Any:
-        if self._epoch is None:
-            return super()._next_index()
-        self._epoch.begin_call()
-        index = super()._next_index()
-        self._epoch.note_taken(index)
-        return index
+        read = super()._next_index
+        return read() if self._epoch is None else self._epoch.next_index(read)
 
     def _torchs_fetcher(self, dataset: Any) -> Any:
         return internals.create_fetcher(

@@ -79,7 +79,7 @@ def lives_on(loader: Any) -> bool:
 def state_for(
     loader: Any, resumed: Workers | None, before: DatasetState | None = None
 ) -> DatasetState | None:
-    """Returns the states of a loader's dataset in an epoch (see :class:`DatasetState`), if it may have any."""
+    """Returns the states of a loader's dataset in an epoch, if it may have any. See :class:`DatasetState`."""
     if decides(loader):
         return DatasetState(loader, resumed, before)
     return MapDatasetState(loader, resumed, before) if is_asked(loader) else None

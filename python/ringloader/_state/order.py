@@ -1,4 +1,4 @@
-"""The order of an epoch over one of torch's samplers: begun again, and read on from a state."""
+"""The order of an epoch: begun again, and read on from a state. That of torch's samplers, read natively."""
 
 from __future__ import annotations
 
@@ -17,23 +17,29 @@ from ringloader.rollover import RolloverBatchSampler
 
 # Behind the last sample of any epoch.
 _ALL = (1 << 63) - 1
+# Attributes with the rank, and with the number of ranks: torch's and accelerate's.
+_RANKS = (("rank", "num_replicas"), ("process_index", "num_processes"))
 
 
-class NativeOrder:
-    """The order of one of torch's samplers, which is read natively.
+class Order:
+    """The order of a sampler's samples in one epoch: what all orders have.
 
     Args:
         loader: The loader.
-        draws: The sampler's draws.
+        sampler: The sampler, or batch sampler.
+        batches: torch's batch sampler over it, if it has one.
+        own_generator: The key of a state with the generator of the sampler.
     """
 
-    def __init__(self, loader: Any, draws: samplers.TorchDraws) -> None:
+    def __init__(self, loader: Any, sampler: Any, batches: Any, own_generator: str) -> None:
         # Not the loader: an epoch is kept for as long as its loader lives.
         self._generator = loader.generator
         self._index_sampler = loader._index_sampler
-        self._draws = draws
-        self._sampler = draws.sampler
-        self._is_distributed = isinstance(draws.sampler, DistributedSampler)
+        self._sampler = sampler
+        self._batches = batches
+        self._key = own_generator
+        found = self._index_sampler
+        self._rolling = found if isinstance(found, RolloverBatchSampler) else None
 
     @property
     def kind(self) -> str:
@@ -42,34 +48,64 @@ class NativeOrder:
 
     def beginning(self) -> Saved:
         """Returns the state before the next epoch. Draws nothing."""
-        sampler, own = self._sampler, self._own_generator()
-        batch_sampler = self._index_sampler
-        rolls = isinstance(batch_sampler, RolloverBatchSampler)
+        own = self._own_generator()
+        rank, many = rank_of(self._sampler)
+        states: dict[str, Any] = {} if own is None else {self._key: own.get_state()}
         return Saved(
             sampler=self.kind,
-            batch_size=1 if self._draws.batch is None else int(batch_sampler.batch_size),
-            sampler_generator=None if own is None else own.get_state(),
-            rest=tuple(batch_sampler.rest()) if rolls else None,
-            epoch=sampler.epoch if self._is_distributed else None,
-            rank=sampler.rank if self._is_distributed else None,
-            num_replicas=sampler.num_replicas if self._is_distributed else None,
+            batch_size=1 if self._batches is None else int(self._batches.batch_size),
+            rest=self._rest(),
+            epoch=self.named_epoch(),
+            rank=rank,
+            num_replicas=many,
+            **states,
         )
+
+    def _rest(self) -> tuple[int, ...] | None:
+        """Returns the indices that open the next epoch; None without ``rollover``, or if one is no int."""
+        found = None if self._rolling is None else self._rolling.rest()
+        return None if found is None or any(type(index) is not int for index in found) else tuple(found)
 
     def set_epoch(self, epoch: int) -> None:
         """Has the sampler shuffle by the epoch of a state."""
-        self._sampler.set_epoch(epoch)
+        sampler = _with_epoch(self._sampler)
+        if sampler is not None and sampler.epoch != epoch:
+            sampler.set_epoch(epoch)
 
     def named_epoch(self) -> int | None:
         """Returns the epoch by which the sampler shuffles next; None for a sampler without one."""
-        return self._sampler.epoch if self._is_distributed else None
+        sampler = _with_epoch(self._sampler)
+        return None if sampler is None else int(sampler.epoch)
 
     def restore(self, saved: Saved) -> None:
         """Puts the sampler's generator, and the indices that ``rollover`` kept, to where the epoch began."""
-        own = self._own_generator()
-        if own is not None and saved.sampler_generator is not None:
-            own.set_state(saved.sampler_generator)
-        if self._draws.rolling is not None and saved.rest is not None:
-            self._draws.rolling.set_rest(list(saved.rest))
+        own, state = self._own_generator(), getattr(saved, self._key)
+        if own is not None and state is not None:
+            own.set_state(state)
+        if self._rolling is not None and saved.rest is not None:
+            self._rolling.set_rest(list(saved.rest))
+
+    def _own_generator(self) -> torch.Generator | None:
+        """Returns the first generator of the sampler that is neither the loader's nor the program's."""
+        for sampler in samplers_in(self._sampler):
+            found = getattr(sampler, "generator", None)
+            if isinstance(found, torch.Generator) and found not in (self._generator, torch.default_generator):
+                return found
+        return None
+
+
+class NativeOrder(Order):
+    """The order of one of torch's samplers, which is read natively.
+
+    Args:
+        loader: The loader.
+        draws: The sampler's draws.
+    """
+
+    def __init__(self, loader: Any, draws: samplers.TorchDraws) -> None:
+        batches = None if draws.batch is None else loader._index_sampler
+        super().__init__(loader, draws.sampler, batches, "sampler_generator")
+        self._draws = draws
 
     def pass_epoch(self, saved: Saved) -> None:
         """Draws all that an epoch draws which is over, from generators as they were when it began."""
@@ -90,19 +126,19 @@ class NativeOrder:
             saved = dataclasses.replace(
                 saved, batches=saved.num_yielded, samples=ranges[0][1] if ranges else 0, overtaken=()
             )
-            found = self._sum_of(saved, saved)
+            found = self._sum_of(saved)
             saved = dataclasses.replace(saved, passed=found, fingerprint=found)
-        if not self._is_distributed:
+        if not isinstance(self._sampler, DistributedSampler):
             return saved
         rank, many = self._sampler.rank, self._sampler.num_replicas
         if (rank, many) == (saved.rank, saved.num_replicas):
             return saved
         assert saved.num_replicas is not None
-        if saved.passed is not None and self._sum_of(saved, saved) != saved.passed:
+        if saved.passed is not None and self._sum_of(saved) != saved.passed:
             raise ValueError(other_indices(saved, self.kind))
         if many == saved.num_replicas:
             mine = dataclasses.replace(saved, rank=rank)
-            found = self._sum_of(mine, mine)
+            found = self._sum_of(mine)
             return dataclasses.replace(mine, passed=found, fingerprint=found)
         return dataclasses.replace(
             saved,
@@ -161,21 +197,21 @@ class NativeOrder:
     def _draws_from_program(self) -> bool:
         return getattr(self._sampler, "generator", self) is None
 
-    def _sum_of(self, saved: Saved, division: Saved) -> int | None:
+    def _sum_of(self, saved: Saved) -> int | None:
         """Returns the fingerprint of what an epoch has passed, on a rank. Moves no generator."""
         draws = samplers.draws_of(self._index_sampler, in_iter=True)
         assert draws is not None
         if torch.default_generator in (self._generator, getattr(draws.sampler, "generator", None)):
             return None
         draws.given, draws.epoch, draws.start = saved.drawn, saved.epoch, saved.start
-        if division.rank is not None and division.num_replicas is not None:
-            draws.division = (division.rank, division.num_replicas)
+        if saved.rank is not None and saved.num_replicas is not None:
+            draws.division = (saved.rank, saved.num_replicas)
         draws.twins, draws.rolling = self._twins(saved), None
         passing = _native.Passing(saved.ranges)
         stream = _opened(draws)
         if saved.rest is not None:
             stream.roll_over(list(saved.rest))
-        stream.skip(passing, *_places(division))
+        stream.skip(passing, *_places(saved))
         stream.next(draws)
         return passing.sum
 
@@ -192,10 +228,39 @@ class NativeOrder:
                     draw_base_seed(twin)
         return twins
 
-    def _own_generator(self) -> torch.Generator | None:
-        """Returns the generator that the sampler has and the loader has not."""
-        found: torch.Generator | None = getattr(self._sampler, "generator", None)
-        return None if found in (self._generator, torch.default_generator) else found
+
+def samplers_in(outermost: Any) -> Iterator[Any]:
+    """Yields a sampler, and the samplers inside it that attributes name."""
+    found: list[Any] = []
+    at = outermost
+    while at is not None and not any(at is one for one in found):
+        found.append(at)
+        yield at
+        at = getattr(at, "batch_sampler", None) or getattr(at, "sampler", None)
+
+
+def _with_epoch(outermost: Any) -> Any:
+    """Returns the first sampler that has an epoch, which can be set; None if there is none."""
+    return next((sampler for sampler in samplers_in(outermost) if has_epoch(sampler)), None)
+
+
+def has_epoch(sampler: Any) -> bool:
+    """True if a sampler has an epoch, which can be set."""
+    return _is_count(getattr(sampler, "epoch", None)) and hasattr(sampler, "set_epoch")
+
+
+def rank_of(outermost: Any) -> tuple[int | None, int | None]:
+    """Returns the rank that the first sampler with one reads for, and the number of ranks."""
+    for sampler in samplers_in(outermost):
+        for names in _RANKS:
+            found = tuple(getattr(sampler, name, None) for name in names)
+            if all(map(_is_count, found)):
+                return found  # type: ignore[return-value]
+    return None, None
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def other_indices(saved: Saved, kind: str) -> str:

@@ -9,23 +9,19 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch.utils.data import BatchSampler
 
 import ringloader._native as _native
-from ringloader._state.order import other_indices
+from ringloader._state.order import Order, other_indices, rank_of
 from ringloader._state.parts import has_state
 from ringloader._state.saved import Saved
 from ringloader._torch import internals
-from ringloader.rollover import RolloverBatchSampler
 
 # Indices that are passed over at once.
 _BLOCK = 4096
-# Attributes with the rank, and with the number of ranks: torch's and accelerate's.
-_RANKS = (("rank", "num_replicas"), ("process_index", "num_processes"))
 
 
-class ReadOrder:
+class ReadOrder(Order):
     """The order of a sampler or batch sampler that is not read natively, and the iterator of its indices.
 
     Below a ``BatchSampler`` of torch's, a sampler is read index by index. Any other batch sampler is read
@@ -40,12 +36,8 @@ class ReadOrder:
         is_torchs = type(found) is BatchSampler and internals.is_torchs_own(
             BatchSampler.__iter__, "BatchSampler.__iter__"
         )
-        # Not the loader: an epoch is kept for as long as its loader lives.
-        self._generator = loader.generator
-        self._index_sampler = found
-        self._batches = found if is_torchs else None
-        self._sampler = found.sampler if is_torchs else found
-        self._rolling = found if isinstance(found, RolloverBatchSampler) else None
+        batches = found if is_torchs else None
+        super().__init__(loader, found.sampler if is_torchs else found, batches, "inner_generator")
         self._has_state = has_state(self._sampler)
         # torch's iterator; ours, once it was asked; and batches that it has given.
         self._made: Iterator[Any] = iter(())
@@ -65,48 +57,16 @@ class ReadOrder:
         """True if batches are read whole."""
         return self._batches is None
 
-    @property
-    def kind(self) -> str:
-        """The name of the sampler's class."""
-        return type(self._sampler).__name__
-
     def beginning(self) -> Saved:
         """Returns the state before the next epoch."""
         state = copy.deepcopy(self._sampler.state_dict()) if self._has_state else None
-        inner = self._inner_generator()
-        rank, many = _rank(self._sampler)
-        return Saved(
-            sampler=self.kind,
-            batch_size=1 if self._batches is None else int(self._batches.batch_size),
-            inner_generator=None if inner is None else inner.get_state(),
-            rest=self._rest(),
-            epoch=self.named_epoch(),
-            rank=rank,
-            num_replicas=many,
-            sampler_begun=state,
-            sampler_state=state,
-        )
-
-    def set_epoch(self, epoch: int) -> None:
-        """Has the sampler shuffle by the epoch of a state."""
-        sampler = _with_epoch(self._sampler)
-        if sampler is not None and sampler.epoch != epoch:
-            sampler.set_epoch(epoch)
-
-    def named_epoch(self) -> int | None:
-        """Returns the epoch by which the sampler shuffles next; None for a sampler without one."""
-        sampler = _with_epoch(self._sampler)
-        return None if sampler is None else int(sampler.epoch)
+        return dataclasses.replace(super().beginning(), sampler_begun=state, sampler_state=state)
 
     def restore(self, saved: Saved) -> None:
         """Gives the sampler its state, and puts its generator to where the epoch began."""
         if saved.epoch is not None and not saved.is_finished:
             self.set_epoch(saved.epoch)
-        inner = self._inner_generator()
-        if inner is not None and saved.inner_generator is not None:
-            inner.set_state(saved.inner_generator)
-        if self._rolling is not None and saved.rest is not None:
-            self._rolling.set_rest(list(saved.rest))
+        super().restore(saved)
         if self._has_state:
             state = saved.sampler_begun if saved.is_edited else saved.sampler_state
             if state is not None:
@@ -137,7 +97,7 @@ class ReadOrder:
         Raises:
             ValueError: If there are other ranks now, which divide the epoch in another way.
         """
-        rank, many = _rank(self._sampler)
+        rank, many = rank_of(self._sampler)
         if (rank, many) == (saved.rank, saved.num_replicas):
             return saved
         if many != saved.num_replicas and not self._has_state:
@@ -185,14 +145,6 @@ class ReadOrder:
         if is_finished:
             return self._last, True
         return self._states[tasks - self._first], self._ended_with == tasks
-
-    def _rest(self) -> tuple[int, ...] | None:
-        """Returns the indices that open the next epoch; None without ``rollover``, or if one is no int."""
-        found = None if self._rolling is None else self._rolling.rest()
-        return None if found is None or any(type(index) is not int for index in found) else tuple(found)
-
-    def _inner_generator(self) -> torch.Generator | None:
-        return _generator(self._sampler, self._generator)
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -263,46 +215,3 @@ class ReadOrder:
                 passing.note(index, at << 32 if is_whole else at, len(block))
                 at += len(block)
         yield from indices
-
-
-def samplers_in(outermost: Any) -> Iterator[Any]:
-    """Yields a sampler, and the samplers inside it that attributes name."""
-    found: list[Any] = []
-    at = outermost
-    while at is not None and not any(at is one for one in found):
-        found.append(at)
-        yield at
-        at = getattr(at, "batch_sampler", None) or getattr(at, "sampler", None)
-
-
-def _generator(outermost: Any, of_loader: torch.Generator | None) -> torch.Generator | None:
-    """Returns the first generator that is neither the loader's nor the program's."""
-    for sampler in samplers_in(outermost):
-        found = getattr(sampler, "generator", None)
-        if isinstance(found, torch.Generator) and found not in (of_loader, torch.default_generator):
-            return found
-    return None
-
-
-def _with_epoch(outermost: Any) -> Any:
-    """Returns the first sampler that has an epoch, which can be set; None if there is none."""
-    return next((sampler for sampler in samplers_in(outermost) if has_epoch(sampler)), None)
-
-
-def has_epoch(sampler: Any) -> bool:
-    """True if a sampler has an epoch, which can be set."""
-    return _is_count(getattr(sampler, "epoch", None)) and hasattr(sampler, "set_epoch")
-
-
-def _rank(outermost: Any) -> tuple[int | None, int | None]:
-    """Returns the rank that the first sampler with one reads for, and the number of ranks."""
-    for sampler in samplers_in(outermost):
-        for names in _RANKS:
-            found = tuple(getattr(sampler, name, None) for name in names)
-            if all(map(_is_count, found)):
-                return found  # type: ignore[return-value]
-    return None, None
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

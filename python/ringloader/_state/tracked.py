@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,8 +26,6 @@ from ringloader._worker.options import WorkerOption
 
 if TYPE_CHECKING:
     from ringloader._options.collecting import Collecting
-
-Order = NativeOrder | ReadOrder
 
 # By loader: the epoch that began last.
 _epochs: WeakRegistry[Epoch] = WeakRegistry()
@@ -51,7 +49,7 @@ class Epoch:
     def __init__(
         self,
         begun: Saved,
-        order: Order | None = None,
+        order: NativeOrder | ReadOrder | None = None,
         dataset: DatasetState | None = None,
         why_not: str | None = None,
     ) -> None:
@@ -132,17 +130,16 @@ class Epoch:
             source.count(self.dataset.turns)
         return source
 
-    def begin_call(self) -> None:
-        """Notes that an iterator without workers is asked for a batch."""
+    def next_index(self, read: Callable[[], Any]) -> Any:
+        """Returns the index that ``read`` gives an iterator without workers, whose batch it gets."""
         if self.ledger is not None:
             self.ledger.begin_call()
-
-    def note_taken(self, index: Any) -> None:
-        """Notes the index that an iterator without workers has read, whose batch it gets."""
+        index = read()
         if self.ledger is not None:
             self.ledger.take(index)
         if self.dataset is not None and not self._is_finished:
             self.dataset.turns.take()
+        return index
 
     def count_errors(self, collecting: Collecting) -> None:
         """Has the bad samples of the whole epoch count, and the batches that are left out be passed."""
@@ -343,7 +340,9 @@ def drawing_from(epoch: Epoch | None, loader: Any) -> Any:
     return WithoutDrawing(loader) if goes_on else loader
 
 
-def _resumed(loader: Any, order: Order | None, loaded: Saved, are_same: bool, is_torchs: bool) -> Epoch:
+def _resumed(
+    loader: Any, order: NativeOrder | ReadOrder | None, loaded: Saved, are_same: bool, is_torchs: bool
+) -> Epoch:
     """Begins an epoch that goes on from a state."""
     named = None if order is None else order.named_epoch()
     _restore_generator(loader, loaded, are_same)
@@ -370,7 +369,9 @@ def _resumed(loader: Any, order: Order | None, loaded: Saved, are_same: bool, is
     return Epoch(rest, order, None if is_torchs else datasets.state_for(loader, rest.workers))
 
 
-def _rest_of_order(order: Order, loaded: Saved, named: int | None, is_torchs: bool) -> Saved:
+def _rest_of_order(
+    order: NativeOrder | ReadOrder, loaded: Saved, named: int | None, is_torchs: bool
+) -> Saved:
     """Returns the state from which an epoch goes on whose samples come in an order."""
     if named != loaded.epoch:
         select_path.say_once(
@@ -437,7 +438,7 @@ def _restore_generator(loader: Any, loaded: Saved, are_same: bool) -> None:
         draw_base_seed(loader.generator)
 
 
-def _order_of(loader: Any) -> Order | None:
+def _order_of(loader: Any) -> NativeOrder | ReadOrder | None:
     """Returns the order of a loader's samples; None if its dataset decides."""
     if datasets.decides(loader):
         return None
@@ -445,7 +446,7 @@ def _order_of(loader: Any) -> Order | None:
     return ReadOrder(loader) if draws is None else NativeOrder(loader, draws)
 
 
-def _beginning(loader: Any, order: Order | None) -> Saved:
+def _beginning(loader: Any, order: NativeOrder | ReadOrder | None) -> Saved:
     """Returns the state before the next epoch. Draws nothing."""
     generator = loader.generator
     has_own = generator is not None and generator is not torch.default_generator
