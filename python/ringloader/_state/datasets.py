@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from torch.utils.data import IterableDataset
@@ -77,12 +77,41 @@ def lives_on(loader: Any) -> bool:
 
 
 def state_for(
-    loader: Any, resumed: Workers | None, before: DatasetState | None = None
+    loader: Any, begun: Workers | None = None, told: Collection[int] | None = None
 ) -> DatasetState | None:
-    """Returns the states of a loader's dataset in an epoch, if it may have any. See :class:`DatasetState`."""
-    if decides(loader):
-        return DatasetState(loader, resumed, before)
-    return MapDatasetState(loader, resumed, before) if is_asked(loader) else None
+    """Returns the states of a loader's dataset in an epoch, if it may have any. See :class:`DatasetState`.
+
+    Args:
+        loader: The loader.
+        begun: The positions from which the epoch goes on; None: it begins.
+        told: Workers that must be told them; None for all.
+    """
+    if not is_asked(loader):
+        return None
+    made = DatasetState if decides(loader) else MapDatasetState
+    if begun is None:
+        return made(loader, _fresh(loader), ())
+    return made(loader, begun, range(len(begun.parts)) if told is None else told)
+
+
+def state_behind(loader: Any, before: DatasetState | None, are_same: bool) -> DatasetState | None:
+    """Returns the states of a loader's dataset in an epoch that begins behind another one.
+
+    Args:
+        loader: The loader.
+        before: The states in the epoch before, if it had any.
+        are_same: True if the workers are the same.
+    """
+    finds_them = are_same or loader.num_workers == 0 or _are_threads(loader)
+    if before is None or before.workers != loader.num_workers or not finds_them:
+        return state_for(loader)
+    return state_for(loader, *before.next_epoch())
+
+
+def _fresh(loader: Any) -> Workers:
+    """Returns the positions of workers that begin."""
+    many = loader.num_workers
+    return Workers(many, (Part(),) * max(1, many), is_in_order=loader.in_order or many <= 1)
 
 
 def beginning(loader: Any) -> Saved:
@@ -92,21 +121,8 @@ def beginning(loader: Any) -> Saved:
         batch_size=loader._index_sampler.batch_size if loader._auto_collation else 1,
         passed=None,
         fingerprint=None,
-        workers=DatasetState(loader).saved(),
+        workers=_fresh(loader),
     )
-
-
-def before(loader: Any, found: object, are_same: bool) -> DatasetState | None:
-    """Returns the states of the epoch before, if this one finds the datasets as they were left.
-
-    Args:
-        loader: The loader.
-        found: The states of the epoch before.
-        are_same: True if the workers are the same.
-    """
-    if not isinstance(found, DatasetState) or found.workers != loader.num_workers:
-        return None
-    return found if are_same or loader.num_workers == 0 or _are_threads(loader) else None
 
 
 def check(loader: Any, workers: Workers | None) -> None:
@@ -144,38 +160,21 @@ class DatasetState:
 
     Args:
         loader: The loader.
-        resumed: The positions from which the epoch goes on; None: it begins.
-        before: The states in the epoch before, if the workers' datasets live on.
+        begun: The positions of the workers when the epoch begins.
+        told: Workers that must be told their position.
     """
 
-    def __init__(
-        self, loader: Any, resumed: Workers | None = None, before: DatasetState | None = None
-    ) -> None:
-        self._resumed = resumed
+    def __init__(self, loader: Any, begun: Workers, told: Collection[int]) -> None:
+        self._resumed = begun
         self.workers: int = loader.num_workers
-        many = max(1, self.workers)
         self._is_in_order = loader.in_order or self.workers <= 1
         self._is_shared = _share_dataset(loader) and has_state(loader.dataset)
-        self._is_stateful = False
-        self.shared_seed: int | None = None
+        self._is_stateful, self.shared_seed = begun.is_stateful, begun.shared_seed
         # Batches that the main process reads again and drops.
-        self.to_drop = 0
-        first = 0
-        # Where each worker was when the epoch began, and those that must be told.
-        self._begun = [Part()] * many
-        self._told: set[int] = set()
-        if resumed is not None:
-            self._is_stateful, self.shared_seed = resumed.is_stateful, resumed.shared_seed
-            self._begun, self.to_drop = list(resumed.parts), resumed.drop
-            first = resumed.next
-            self._told = set(range(many))
-        elif before is not None:
-            self._is_stateful = before._is_stateful
-            self._begun = [part.next_epoch(before._final is not None) for part in before.parts()]
-            self._told = before._untold()
-            before._is_last = False
-        self._first = first
-        self.turns = _native.Turns(many, first)
+        self.to_drop = begun.drop
+        self._begun, self._first, self._told = begun.parts, begun.next, told
+        many = len(begun.parts)
+        self.turns = _native.Turns(many, begun.next)
         # By worker: its last batch with a state.
         self._last: list[Sent | None] = [None] * many
         # By worker: true if the next epoch finds an object that has the state.
@@ -335,11 +334,15 @@ class DatasetState:
             begun, batches=batches, since=since, outlives=begun.outlives or self._outlive[worker]
         )
 
-    def _untold(self) -> set[int]:
-        """The workers whose part was at its end when the epoch began: their dataset did not get its state."""
-        return {
+    def next_epoch(self) -> tuple[Workers, set[int]]:
+        """Returns the positions of the workers when the next epoch begins, and those that must be told."""
+        parts = [part.next_epoch(self._final is not None) for part in self.parts()]
+        # A dataset whose part was at its end when this epoch began did not get its state.
+        untold = {
             worker for worker in self._told if self._begun[worker].is_at_end() and self._last[worker] is None
         }
+        self._is_last = False
+        return Workers(self.workers, tuple(parts), is_stateful=self._is_stateful), untold
 
     def saved(self) -> Workers:
         """Returns the positions of all workers.
@@ -356,7 +359,6 @@ class DatasetState:
             )
         if self.to_drop:
             # Nothing, or not all, was read yet of what is read again.
-            assert self._resumed is not None
             return self._resumed
         return Workers(
             num_workers=self.workers,
@@ -375,10 +377,8 @@ class MapDatasetState(DatasetState):
     steps, the state is the position at the first of them, and the batches since are read again.
     """
 
-    def __init__(
-        self, loader: Any, resumed: Workers | None = None, before: DatasetState | None = None
-    ) -> None:
-        super().__init__(loader, resumed, before)
+    def __init__(self, loader: Any, begun: Workers, told: Collection[int]) -> None:
+        super().__init__(loader, begun, told)
         self._every = _every(loader) or 1
         self._is_stateful = not self._is_shared
         # Workers whose last state is older than their last batch.

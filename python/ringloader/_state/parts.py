@@ -190,14 +190,12 @@ class Workers:
         """Returns the positions so many batches further, or before."""
         if not self.is_counted:
             return dataclasses.replace(self, drop=max(0, self.drop + batches))
-        parts, turn = list(self.parts), self.next
-        for _ in range(abs(batches)):
-            if batches < 0:
-                turn = (turn - 1) % len(parts)
-            parts[turn] = parts[turn].moved(1 if batches > 0 else -1)
-            if batches > 0:
-                turn = (turn + 1) % len(parts)
-        return dataclasses.replace(self, parts=tuple(parts), next=turn)
+        parts, end = list(self.parts), self.next + batches
+        step = 1 if batches > 0 else -1
+        for turn in range(self.next, end) if batches > 0 else range(self.next - 1, end - 1, -1):
+            at = turn % len(parts)
+            parts[at] = parts[at].moved(step)
+        return dataclasses.replace(self, parts=tuple(parts), next=end % len(parts))
 
     def next_epoch(self, lives_on: bool) -> Workers:
         """Returns the positions when the next epoch begins.
@@ -214,11 +212,9 @@ class Workers:
 
     def reads_again(self) -> int:
         """Returns how many batches are read again because there is no state behind which they came."""
-        return (
-            sum(part.batches for part in self.parts if part.snapshot is None)
-            if self.is_counted
-            else self.drop
-        )
+        if not self.is_counted:
+            return self.drop
+        return sum(part.batches for part in self.parts if part.snapshot is None)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns a dict, with states as objects of their own."""

@@ -283,8 +283,8 @@ def begin(loader: Any, are_same: bool = False, is_torchs: bool = False) -> Epoch
         return None
     previous, loaded, order = _epochs.get(loader), loaded_of(loader), _order_of(loader)
     if loaded is None:
-        before = None if previous is None else datasets.before(loader, previous.dataset, are_same)
-        dataset = None if is_torchs else datasets.state_for(loader, None, before)
+        before = None if previous is None else previous.dataset
+        dataset = None if is_torchs else datasets.state_behind(loader, before, are_same)
         epoch = Epoch(_beginning(loader, order), order, dataset)
     else:
         epoch = _resumed(loader, order, loaded, are_same, is_torchs)
