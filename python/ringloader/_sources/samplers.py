@@ -86,9 +86,9 @@ class TorchDraws(randperm.Draws):
         # The batch sampler that takes what is left over.
         self.rolling: RolloverBatchSampler | None = None
         self._words_from: torch.Generator | None = None
-        # What was drawn from the program's generator: a seed, or the generator's state before the draw.
+        # The draw from the program's generator: a seed, or the generator's state before it.
         self.drawn: int | torch.Tensor | None = None
-        # What an epoch that is resumed has drawn before from the program's generator.
+        # The draw from the program's generator that an epoch which is resumed has made before.
         self.given: int | torch.Tensor | None = None
         # Generators that stand in for the sampler's own, by their ids.
         self.twins: Mapping[int, torch.Generator] = {}
@@ -149,7 +149,7 @@ class TorchDraws(randperm.Draws):
 
     def permutation(self, n: int) -> torch.Tensor | None:
         """Returns ``torch.randperm(n)``, or None if the stream must make it of :meth:`words`."""
-        generator, is_private = self._permuting()
+        generator, is_private = self._drawing()
         if not randperm.can(n):
             return torch.randperm(n, generator=generator)
         if is_private:
@@ -163,12 +163,11 @@ class TorchDraws(randperm.Draws):
         assert self._words_from is not None
         return randperm.words(self._words_from, count)
 
-    def _permuting(self) -> tuple[torch.Generator | None, bool]:
-        """The generator that torch permutes with, and whether no other code ever sees it."""
-        raise NotImplementedError
+    def _drawing(self) -> tuple[torch.Generator | None, bool]:
+        """Returns the generator that torch draws with, and True if no other code ever sees it.
 
-    def _generator_for_one_draw(self) -> tuple[torch.Generator | None, bool]:
-        """The generator of a sampler that draws once, and whether no other code ever sees it."""
+        Here, of a sampler that draws once.
+        """
         generator = self.sampler.generator
         if generator is not None:
             twin = self.twins.get(id(generator))
@@ -226,7 +225,7 @@ class _Random(TorchDraws):
     def num_samples(self) -> int:
         return int(self.sampler.num_samples)
 
-    def _permuting(self) -> tuple[torch.Generator | None, bool]:
+    def _drawing(self) -> tuple[torch.Generator | None, bool]:
         return self._generator, self._is_private
 
     def integers(self, high: int, count: int) -> torch.Tensor:
@@ -244,9 +243,6 @@ class _Subset(TorchDraws):
     def _make(self) -> _native.Stream:
         return _native.Stream.subset(self.sampler, len(self.sampler.indices), self.batch)
 
-    def _permuting(self) -> tuple[torch.Generator | None, bool]:
-        return self._generator_for_one_draw()
-
 
 class _Weighted(TorchDraws):
     """MIRRORS torch sampler.py::WeightedRandomSampler."""
@@ -261,7 +257,7 @@ class _Weighted(TorchDraws):
 
     def multinomial(self) -> torch.Tensor:
         sampler = self.sampler
-        generator, _ = self._generator_for_one_draw()
+        generator, _ = self._drawing()
         return torch.multinomial(
             sampler.weights, sampler.num_samples, sampler.replacement, generator=generator
         )
@@ -284,7 +280,7 @@ class _Distributed(TorchDraws):
             length, many, ranks, rank, bool(sampler.shuffle), bool(sampler.drop_last), self.batch, self.start
         )
 
-    def _permuting(self) -> tuple[torch.Generator | None, bool]:
+    def _drawing(self) -> tuple[torch.Generator | None, bool]:
         generator = torch.Generator()
         epoch = self.sampler.epoch if self.epoch is None else self.epoch
         generator.manual_seed(self.sampler.seed + epoch)

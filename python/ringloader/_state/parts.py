@@ -1,4 +1,4 @@
-"""Where each worker is in its part of a dataset, as values and as the key ``workers`` of a state."""
+"""The position of each worker in its part of a dataset, as values and as the key ``workers`` of a state."""
 
 from __future__ import annotations
 

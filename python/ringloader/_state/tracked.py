@@ -22,7 +22,7 @@ from ringloader._state.parts import Workers
 from ringloader._state.reading import ReadOrder
 from ringloader._state.saved import Saved
 from ringloader._torch import data_pipes, select_path
-from ringloader._worker.options import WorkerOption
+from ringloader._worker.options import InFront, WorkerOption
 
 if TYPE_CHECKING:
     from ringloader._options.collecting import Collecting
@@ -64,7 +64,7 @@ class Epoch:
         if order is not None:
             self.ledger = order.begin(begun)
         elif dataset is None:
-            # Where no worker sends its state, the batches of all workers are counted.
+            # No worker sends its state: the batches of all are counted.
             self.ledger = _native.Ledger([], begun.batches, None, None, whole=True)
         self._resumes = begun.has_begun
         self._is_finished = False
@@ -323,15 +323,12 @@ def has_begun(loader: Any, epoch: Epoch | None, collecting: Collecting | None) -
         epoch.count_errors(collecting)
 
 
-class WithoutDrawing:
+class WithoutDrawing(InFront):
     """A loader before torch's iterator, which then draws its base seed from a generator of no one's."""
 
     def __init__(self, loader: Any) -> None:
-        self._loader = loader
+        super().__init__(loader)
         self.generator = torch.Generator()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
 
 
 def drawing_from(epoch: Epoch | None, loader: Any) -> Any:
