@@ -147,8 +147,7 @@ EDITED = frozenset(_NAMES.values())
 def to_dict(saved: Saved) -> dict[str, Any]:
     """Returns a state as a dict of values that JSON and ``torch.load(weights_only=True)`` take."""
     made: dict[str, Any] = {"version": VERSION}
-    for field in dataclasses.fields(saved):
-        value = getattr(saved, field.name)
+    for name, value in vars(saved).items():
         kind = type(value)
         if kind is torch.Tensor:
             value = base64.b64encode(value.numpy().tobytes()).decode("ascii")
@@ -156,10 +155,10 @@ def to_dict(saved: Saved) -> dict[str, Any]:
             value = list(value)
         elif kind is Workers:
             value = value.to_dict()
-        elif field.name in ("sampler_begun", "sampler_state"):
+        elif name in ("sampler_begun", "sampler_state"):
             # The user's own objects.
             value = copy.deepcopy(value)
-        made[_NAMES.get(field.name, field.name)] = value
+        made[_NAMES.get(name, name)] = value
     return made
 
 
