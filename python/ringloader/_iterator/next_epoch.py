@@ -55,7 +55,7 @@ class NextEpoch:
     def __init__(self, loader: Any) -> None:
         self._loader = weakref.ref(loader)
         # Threads may share an iterator.
-        self._lock = thorder.Lock()
+        self._lock = threading.Lock()
         self._names = _Names(loader)
         self._begun: _Begun | None = None
         # True while a call of `next` has not come to its batch.
