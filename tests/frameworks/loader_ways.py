@@ -69,9 +69,11 @@ def use(name: str) -> Iterator[Way]:
     way = Way(name, ringloader.DataLoader if name == "class" else torch.utils.data.DataLoader)
     record = report.record
 
-    def recorded(loader: Any, iterator: Any, path: Any, reason: str, *counters: Any) -> None:
-        way.made.append(Made(type(loader), path, reason, *(counters or (dict,))))
-        record(loader, iterator, path, reason, *counters)
+    def recorded(
+        loader: Any, iterator: Any, path: Any, reason: str, counters: Any = dict, recording: Any = None
+    ) -> None:
+        way.made.append(Made(type(loader), path, reason, counters))
+        record(loader, iterator, path, reason, counters, recording)
 
     random.seed(11)
     np.random.seed(11)

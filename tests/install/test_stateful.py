@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import logging
 import sys
 from collections.abc import Iterator
@@ -188,17 +188,24 @@ print(StatefulDataLoader is ringloader.DataLoader)
 """
 
 
-def test_by_the_environment_and_the_command_line(real_torch: Python, tmp_path: Path) -> None:
+RUN = ("-m", "ringloader", "run", "--stateful", "True", "--max-shared-bytes", "5")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torchdata") is not None, reason="torchdata is installed")
+def test_the_command_line_without_torchdata(real_torch: Python, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
-    run = ["-m", "ringloader", "run", "--stateful", "True", "--max-shared-bytes", "5"]
-    done = real_torch.run(*run, "program.py", cwd=tmp_path)
+    done = real_torch.run(*RUN, "program.py", cwd=tmp_path)
     assert "torchdata, whose StatefulDataLoader it replaces, is not installed" in " ".join(
         done.stderr.split()
     )
     assert done.returncode == 2
+
+
+def test_by_the_environment_and_the_command_line(real_torch: Python, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
     write_torchdata(tmp_path)
     path = {"PYTHONPATH": str(tmp_path)}
-    done = real_torch.run(*run, "program.py", cwd=tmp_path, **path)
+    done = real_torch.run(*RUN, "program.py", cwd=tmp_path, **path)
     assert done.stderr == ""
     assert done.stdout.splitlines() == ["True max_shared_bytes=5,stateful=True", "False"]
     done = real_torch.run("program.py", install="stateful=True", cwd=tmp_path)
