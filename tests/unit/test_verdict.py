@@ -362,8 +362,9 @@ def test_workers_are_not_said_to_help_batches_that_take_less_than_their_way():
 def quick(workers):
     """Returns the figures of the shortest of some epochs of batches that cost next to nothing."""
     found = []
-    for _ in range(5):
-        with DataLoader(list(torch.zeros(20_000, 1)), None, num_workers=workers, stats=True) as loader:
+    dataset = list(torch.zeros(10_000, 1))
+    for _ in range(3):
+        with DataLoader(dataset, None, num_workers=workers, stats=True) as loader:
             for _ in loader:
                 pass
             found.append(loader.epoch_stats())
@@ -383,8 +384,8 @@ def test_the_way_of_the_batches_is_the_limit():
     assert (before.verdict.kind, before.verdict.change) == ("send", {"num_workers": 0}), before
     brought = before.seconds / after.seconds
     assert brought > 1.2
-    # Nobody sleeps here, so that a busy machine adds to both.
-    assert before.verdict.gain == pytest.approx(brought, rel=0.5), (before, after)
+    # Nobody sleeps here: a busy machine adds to both, and most to what passes between processes.
+    assert 1.2 < before.verdict.gain < 3 * brought, (before, after)
 
 
 def test_more_workers_do_not_help_a_dispatch():
