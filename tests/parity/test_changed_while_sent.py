@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import threading
 import time
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+import ringloader
 from parity import harness
 from parity.datasets import identity
 
@@ -244,3 +246,22 @@ def test_a_thread_that_changes_them_while_the_worker_waits_for_room(loader_class
             time.sleep(0.01)
     assert number == 60
     assert not wrong
+
+
+class SaysIfTheCollectorIsOn(Dataset):
+    def __init__(self, is_on):
+        self.is_on = is_on
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        if index == 0:
+            (gc.enable if self.is_on else gc.disable)()
+        return {"is on": torch.tensor(gc.isenabled()), "small": torch.full((8,), index)}
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_a_workers_collector_is_left_as_it_was(is_on):
+    for batch in ringloader.DataLoader(SaysIfTheCollectorIsOn(is_on), batch_size=None, num_workers=1):
+        assert bool(batch["is on"]) == is_on

@@ -35,6 +35,7 @@ CORE_MAY_USE = {
 BINDING_MAY_USE = {
     "objects": set(),
     "caught": {"objects"},
+    "collector": set(),
     "python": {"caught", "objects"},
     "identity": set(),
     "fds": set(),
@@ -44,7 +45,7 @@ BINDING_MAY_USE = {
     "items": {"fds", "gil", "objects"},
     "torch": {"gil", "identity", "objects", "python"},
     "index": {"gil", "objects", "torch"},
-    "batch": {"gil", "identity", "objects", "torch"},
+    "batch": {"collector", "gil", "identity", "objects", "torch"},
     "cache": {"batch", "fds", "gil", "torch"},
     "class": {"batch", "caught", "fds", "gil", "index", "lock", "objects", "python", "torch", "process"},
     "collate": {"class", "gil", "torch"},

@@ -11,6 +11,7 @@
 //! | `torch/` | torch's and numpy's objects: their names, what lies behind them, tensors over memory |
 //! | `objects.rs` | new objects of Python's own types, or `MemoryError` |
 //! | `caught.rs` | panics, as errors |
+//! | `collector.rs` | Python's collector, off for a moment |
 //! | `gil.rs` | where threads detach from the interpreter, and errors become exceptions |
 //! | `lock.rs` | a lock that threads wait for without the interpreter |
 //! | `python.rs` | all that is called of ringloader's Python, by name |
@@ -29,6 +30,8 @@ mod native {
     pub(crate) mod caught;
     pub(crate) mod class;
     pub(crate) mod collate;
+    #[allow(unsafe_code, reason = "turns the interpreter's collector off and on")]
+    pub(crate) mod collector;
     #[allow(unsafe_code, reason = "takes numbers for descriptors")]
     pub(crate) mod fds;
     pub(crate) mod gil;

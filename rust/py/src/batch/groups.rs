@@ -8,6 +8,7 @@ use ringloader_core::batch::{MetaWriter, StorageRecord};
 
 use super::leaves::{Drafts, LeafKind};
 use super::write::CopyRange;
+use crate::collector::CollectorOff;
 use crate::gil::DETACH;
 use crate::torch::names::Torch;
 
@@ -160,6 +161,10 @@ impl Groups {
             return Ok(());
         }
         let torch = Torch::get(py)?;
+        let _collector_off = torch.collects_anywhere.then(|| CollectorOff::new(py));
+        if !torch.is_storage_asked_directly(py) {
+            drafts.disturb();
+        }
         for (leaf, group) in self.groups.of_leaves().enumerate() {
             if group.is_some_and(|group| self.is_copied[group as usize]) {
                 drafts.check_bounds(torch, py, leaf as u32)?;

@@ -160,17 +160,16 @@ impl Drafts {
         Ok(())
     }
 
-    /// Checks that a tensor which is copied out of its storage lies within it.
+    /// Checks that a tensor which is copied out of its storage lies within it. To make the storage's object may run the
+    /// collector.
     ///
     /// # Errors
     /// `RuntimeError` if it does not: the storage was resized.
-    pub(super) fn check_bounds(&mut self, torch: &Torch, py: Python<'_>, leaf: u32) -> PyResult<()> {
+    pub(super) fn check_bounds(&self, torch: &Torch, py: Python<'_>, leaf: u32) -> PyResult<()> {
         let LeafDraft { address, len, held, anchor, ref kind, .. } = self.leaves[leaf as usize];
         if anchor != NONE || len == 0 || !matches!(kind, LeafKind::Tensor { .. }) {
             return Ok(());
         }
-        // To make the storage's object may run finalisers.
-        self.disturbed = true;
         let Some(storage) = torch.storage_of(self.held[held as usize].bind(py)) else { return Ok(()) };
         torch.offset_in(&storage, address, len).map(drop)
     }

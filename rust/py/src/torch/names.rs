@@ -42,6 +42,7 @@ pub(crate) struct Torch {
     is_neg: NoArgsMethod,
     /// `None` in a torch whose tensors have no names any more.
     has_names: Option<NoArgsMethod>,
+    untyped_storage_of: NoArgsMethod,
     /// The methods of torch's storages.
     data_ptr: NoArgsMethod,
     nbytes: NoArgsMethod,
@@ -105,6 +106,7 @@ impl Torch {
             is_conj: NoArgsMethod::new(py, "is_conj"),
             is_neg: NoArgsMethod::new(py, "is_neg"),
             has_names: tensor.hasattr("has_names")?.then(|| NoArgsMethod::new(py, "has_names")),
+            untyped_storage_of: NoArgsMethod::new(py, "untyped_storage"),
             data_ptr: NoArgsMethod::new(py, "data_ptr"),
             nbytes: NoArgsMethod::new(py, "nbytes"),
             function_modes: get(&internals, "len_torch_function_stack")?,
@@ -216,8 +218,14 @@ impl Torch {
     ///
     /// To make the object may run finalisers, which may do anything to the tensor.
     pub(crate) fn storage_of<'py>(&self, tensor: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {
-        let storage = tensor.call_method0(intern!(tensor.py(), "untyped_storage")).ok()?;
+        let storage = self.untyped_storage_of.call(tensor).ok()?;
         storage.get_type().is(&self.untyped_storage).then_some(storage)
+    }
+
+    /// Returns true if [`storage_of`](Self::storage_of) and [`offset_in`](Self::offset_in) go to torch's C functions alone
+    /// by now.
+    pub(crate) fn is_storage_asked_directly(&self, py: Python<'_>) -> bool {
+        [&self.untyped_storage_of, &self.data_ptr, &self.nbytes].iter().all(|method| method.is_direct(py))
     }
 
     /// Returns the offset of `len` bytes at `address` in an exact `UntypedStorage`; `None` if they begin elsewhere.
