@@ -18,6 +18,7 @@ TESTS=(
 # fault, as the sources name it | tests | the report
 FAULTS=(
   'gather_unheld|tests/faults/test_moved_storages.py -k replaced|heap-use-after-free'
+  'collector_on|tests/faults/test_moved_storages.py -k finaliser|heap-use-after-free'
   'storage_too_small|tests/faults/test_moved_storages.py -k larger|heap-buffer-overflow'
 )
 

@@ -1,5 +1,6 @@
 """Tensors whose storage another thread replaces, or the dataset shrinks, while their bytes are read."""
 
+import gc
 import subprocess
 import sys
 import textwrap
@@ -96,3 +97,37 @@ def test_a_tensor_that_is_larger_than_its_storage(length, collate_fn, persistent
         with pytest.raises(RuntimeError, match="from byte 0 of its storage, which has only"):
             next(iterator)
         assert [float(batch.flatten()[-1]) for batch in iterator] == [2, 3]
+
+
+class Replacing:
+    """Gives tensors other storages, once the collector finds it."""
+
+    def __init__(self, tensors):
+        self.tensors = tensors
+        self.itself = self
+
+    def __del__(self):
+        for tensor in self.tensors:
+            tensor.set_(torch.full_like(tensor, 2))
+
+
+class Replaced(torch.utils.data.Dataset):
+    """The collector replaces storages of a batch after another number of allocations each time."""
+
+    def __len__(self):
+        return 120
+
+    def __getitem__(self, index):
+        gc.disable()
+        gc.collect()
+        sample = [torch.ones(64) for _ in range(40)]
+        Replacing(sample)
+        gc.set_threshold(1 + index // 2)
+        gc.enable()
+        return sample
+
+
+def test_storages_that_a_finaliser_replaces_while_a_worker_sends_them():
+    """On freed memory the worker dies under a tool, or values are neither those before nor those after."""
+    for batch in DataLoader(Replaced(), batch_size=None, num_workers=1, collate_fn=as_it_is):
+        assert {float(value) for tensor in batch for value in (tensor.min(), tensor.max())} <= {1.0, 2.0}

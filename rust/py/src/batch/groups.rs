@@ -5,6 +5,7 @@ use std::ops::Range;
 use pyo3::prelude::*;
 use ringloader_core::batch::alias::{self, Leaves, Sharing};
 use ringloader_core::batch::{MetaWriter, StorageRecord};
+use ringloader_core::testing::fault::fault;
 
 use super::leaves::{Drafts, LeafKind};
 use super::write::CopyRange;
@@ -161,7 +162,8 @@ impl Groups {
             return Ok(());
         }
         let torch = Torch::get(py)?;
-        let _collector_off = torch.collects_anywhere.then(|| CollectorOff::new(py));
+        let _collector_off =
+            (torch.collects_anywhere && !fault("collector_on")).then(|| CollectorOff::new(py));
         if !torch.is_storage_asked_directly(py) {
             drafts.disturb();
         }
