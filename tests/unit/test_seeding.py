@@ -623,6 +623,8 @@ ARRAYS = {
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("name", ARRAYS)
 def test_arrays_are_still_gathered(name, workers, monkeypatch):
+    if name == "tensors" and not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+        pytest.skip("torch gathers tensors here")
     torchs = []
     monkeypatch.setattr(Rows, "note_torchs", lambda _: torchs.append(1))
     plain = list(DataLoader(ARRAYS[name](), batch_size=4, num_workers=workers))
