@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import time
 
 import pytest
@@ -421,3 +423,24 @@ def test_a_lost_worker_loses_only_its_own(tmp_path):
     stats = loader.epoch_stats()
     assert [worker.batches for worker in stats.workers] == [10, 10]
     assert all(0 < worker.dataset < stats.seconds for worker in stats.workers)
+
+
+FIRST_EPOCH = """
+import time
+import torch
+from ringloader import DataLoader
+
+loader = DataLoader(torch.arange(8.0), num_workers={workers}, stats=True)
+begun = time.perf_counter()
+iterator = iter(loader)
+next(iterator)
+took = time.perf_counter() - begun
+stats = loader.epoch_stats()
+assert took - stats.startup < 0.1 * took, (took, stats)
+"""
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_first_epoch_of_a_process_begins_with_iter(workers):
+    """What is imported then takes the caller's time."""
+    subprocess.run([sys.executable, "-c", FIRST_EPOCH.format(workers=workers)], check=True)

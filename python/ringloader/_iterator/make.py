@@ -127,14 +127,17 @@ def _check_for_torchs(loader: Any, options: Options, reason: str) -> None:
 
 
 def _delivery(loader: Any, options: Options) -> Delivery:
-    """Returns the options that take part when a batch is handed out. The first epoch begins by it."""
+    """Returns the options that take part when a batch is handed out.
+
+    The first epoch begins by it: so it comes before imports, which take the caller's time too.
+    """
     if not options.changed():
         return Delivery()
+    device = devices.resolve(options.device)
+    recorded = Recording(loader, options, device is not None) if options.stats else None
     from ringloader._options import collecting
     from ringloader._placement.device import Moving
 
-    device = devices.resolve(options.device)
-    recorded = Recording(loader, options, device is not None) if options.stats else None
     bad_samples = collecting.collecting_for(loader, options)
     transform = options.device_transform
     if device is None:
@@ -175,10 +178,10 @@ def _worker_options(loader: Any, options: Options, epoch: int | None, timed: Any
 
 
 def _without_workers(loader: Any, options: Options) -> Any:
+    delivery = _delivery(loader, options)
     from ringloader._iterator.without_workers import SingleProcessIterator
     from ringloader._options import seeding
 
-    delivery = _delivery(loader, options)
     epoch = epochs.count(loader, options)
     timed = None
     if delivery.recording is not None:
@@ -192,11 +195,11 @@ def _without_workers(loader: Any, options: Options) -> Any:
 
 
 def _with_threads(loader: Any, options: Options) -> Any:
+    delivery = _delivery(loader, options)
     from ringloader._iterator.with_workers import WorkersIterator
     from ringloader._options import seeding
     from ringloader._transport import threads
 
-    delivery = _delivery(loader, options)
     epoch = epochs.count(loader, options)
     clocks = [_native.WorkerClock() for _ in range(loader.num_workers if options.stats else 0)]
     worker_options = _worker_options(loader, options, epoch, timing.Timing(clocks))
@@ -208,12 +211,12 @@ def _with_threads(loader: Any, options: Options) -> Any:
 
 def _with_processes(loader: Any, options: Options) -> Any:
     """Returns an iterator with worker processes, or the reason why torch's loader must run whole."""
+    delivery = _delivery(loader, options)
     from ringloader._iterator.restarting import Restarting
     from ringloader._iterator.with_workers import WorkersIterator
     from ringloader._options import seeding
     from ringloader._transport import budget, processes
 
-    delivery = _delivery(loader, options)
     epoch = epochs.count(loader, options)
     worker_options = _worker_options(loader, options, epoch, timing.Timing())
     keys = seeding.keys_for(loader, options, epoch)
