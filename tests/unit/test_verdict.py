@@ -234,6 +234,38 @@ def test_a_start_that_is_the_limit():
     assert stats.verdict.gain > 2
 
 
+class StartingOneByOne(Sleeping):
+    """Keeps the second worker from its start for longer."""
+
+    def __call__(self, worker):
+        time.sleep(0.6 + 0.3 * worker)
+
+
+def test_the_start_of_each_worker_counts():
+    dataset = StartingOneByOne([0.005] * 10)
+    options = {"num_workers": 2, "batch_size": None, "worker_init_fn": dataset}
+    before = epoch(dataset, 0.02, **options)
+    after = epoch(dataset, 0.02, **options, **before.verdict.change)
+    assert before.verdict.gain == pytest.approx(before.seconds / after.seconds, rel=0.3), (before, after)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_shared_bytes": 1 << 28},
+        {"restart_workers": 1},
+        {"multiprocessing_context": "fork"},
+        {"pin_memory": True},
+        {"device": "cpu"},
+    ],
+)
+@pytest.mark.parametrize("collate_fn", [slow_to_send, slow_to_decode])
+def test_a_loader_takes_the_change(options, collate_fn):
+    given = {"num_workers": 1, "batch_size": None, "collate_fn": collate_fn, **options}
+    change = epoch(Sleeping([0.001] * 12), 0.0, **given).verdict.change
+    DataLoader(Sleeping([]), **{**given, **change})
+
+
 def test_a_sampler_that_is_the_limit():
     for options in ({"num_workers": 1, **KEPT}, ONE):
         stats = epoch(Sleeping([0.0] * 40), 0.002, sampler=SlowSampler(), **options)
@@ -324,7 +356,8 @@ def judged(seconds, dataset, setting=None, **of_worker):
         "moves": False,
         "is_dispatch": False,
         "worker_method": "multiprocessing",
-        "main_prefetch": 0,
+        "may_use_threads": True,
+        "may_prefetch": True,
         "most_workers": None,
         "cores": 4,
     }
@@ -376,6 +409,9 @@ def test_the_way_of_the_batches_is_the_limit():
     assert (found.kind, found.change) == ("send", {"num_workers": 0})
     assert found.gain == pytest.approx(60 / 15, rel=0.01)
     assert "A batch takes 16 µs to make, and 60 µs to come" in found.text
+    with_pool = judged(6.0, 1.4, {"most_workers": 2}, idle=4.0, send=0.2)
+    # With a pool, 0 means as many workers as that has.
+    assert with_pool.change == {"num_workers": 0, "worker_pool": None}
     # Without workers it would take longer; memory, and not its way, makes a large batch slow.
     for seconds, dataset in ((6.0, 7.0), (60.0, 30.0)):
         found = judged(seconds, dataset, idle=40.0)

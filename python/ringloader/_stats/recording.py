@@ -12,7 +12,8 @@ import torch
 import ringloader._native as _native
 from ringloader._common import proc
 from ringloader._dispatch.dataset import Dispatch
-from ringloader._options import kept
+from ringloader._options import conflicts, kept
+from ringloader._options.checks import THREAD
 from ringloader._options.table import Options
 from ringloader._report import report
 from ringloader._stats import verdict
@@ -46,7 +47,8 @@ class Recording:
             moves=has_device or _pins(loader),
             is_dispatch=isinstance(loader.dataset, Dispatch),
             worker_method=options.worker_method,
-            main_prefetch=options.main_prefetch,
+            may_use_threads=options.worker_method != THREAD and _goes(loader, options, worker_method=THREAD),
+            may_prefetch=not options.main_prefetch and _goes(loader, options, main_prefetch=1),
             most_workers=None if options.worker_pool is None else options.worker_pool.num_workers,
             cores=proc.cores(),
         )
@@ -107,6 +109,15 @@ class Recording:
         )
         judged = verdict.judge(found, self._setting, read["first_made"] * _SECOND, self.shared_bytes)
         return dataclasses.replace(found, verdict=judged)
+
+
+def _goes(loader: Any, options: Options, **change: Any) -> bool:
+    """True if the loader takes the change of an option."""
+    try:
+        conflicts.check(loader, dataclasses.replace(options, **change))
+    except ValueError:
+        return False
+    return True
 
 
 def _pins(loader: Any) -> bool:

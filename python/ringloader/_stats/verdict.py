@@ -13,6 +13,8 @@ from typing import Any
 from ringloader._options.checks import THREAD
 from ringloader._stats.epoch import TIMES, EpochStats, Kind, Verdict, in_words
 
+# A nanosecond, in seconds.
+_NANO = 1e-9
 # Batches without which nothing is said of a step.
 _FEWEST = 10
 # The part of the time behind the start in which the caller may wait for a loader that keeps up.
@@ -65,7 +67,8 @@ class Setting:
         moves: True if batches are pinned, or moved to a device.
         is_dispatch: True if one process reads the source for all workers.
         worker_method: ``"multiprocessing"`` or ``"thread"``.
-        main_prefetch: Batches that a thread decodes before their turn.
+        may_use_threads: True if the loader's other options go with threads for workers.
+        may_prefetch: True if they go with a thread that decodes, and there is none.
         most_workers: The most workers that there may be; None for any number.
         cores: Processors that this process may use.
     """
@@ -77,7 +80,8 @@ class Setting:
     moves: bool
     is_dispatch: bool
     worker_method: str
-    main_prefetch: int
+    may_use_threads: bool
+    may_prefetch: bool
     most_workers: int | None
     cores: int
 
@@ -196,23 +200,38 @@ class _Judge:
 
     def _of_start(self) -> Verdict:
         stats = self._stats
-        limit = f"The start took {in_words(self._start)} of {in_words(stats.seconds)}"
+        start = self._start + self._waited_for_others()
+        limit = f"The start took {in_words(start)} of {in_words(stats.seconds)}"
         if self._setting.persistent_workers:
             return self._said("startup", f"{limit}. Later epochs have their workers, and start at once.")
-        rest = stats.seconds - self._start
+        started = dataclasses.replace(self._model, start=0.0)
+        rest = max(stats.seconds - start, started.seconds(self._setting.num_workers))
         return self._changed(
             "startup", f"{limit}. Keep the workers for the next epoch", rest, persistent_workers=True
         )
+
+    def _waited_for_others(self) -> float:
+        """Returns the time in next, behind the first batch, until the last worker had started."""
+        trace = self._stats._trace
+        began: dict[int, int] = {}
+        for _, worker, (got, *_), _, _ in trace.fetches():
+            began[worker] = min(got, began.get(worker, got))
+        ready = max(began.values(), default=0)
+        waited = 0
+        for name, _, begun, ended in trace.events():
+            if name == "wait" and begun >= trace.first:
+                waited += max(min(ended, ready) - begun, 0)
+        return waited * _NANO
 
     def _of_main(self) -> Verdict:
         stats, setting = self._stats, self._setting
         name = max(stats.main, key=stats.main.__getitem__)
         what, remedy = _MAIN[name]
         limit = (
-            f"The main process is the limit: it {what} for {in_words(stats.main[name])} of the "
-            f"{in_words(stats.waiting)} in next"
+            f"The main process is the limit: it {what} for {in_words(stats.main[name])}, and next "
+            f"took {in_words(stats.waiting)} behind the first batch"
         )
-        if name == "decode" and not setting.moves and not setting.main_prefetch and setting.num_workers:
+        if name == "decode" and setting.may_prefetch:
             each = stats.main["decode"] / stats.batches
             model = dataclasses.replace(self._model, main=self._model.main - each)
             return self._changed(
@@ -278,12 +297,15 @@ class _Judge:
         to_come = stats.waiting / model.batches
         if model.work > min(_QUICK, to_come) or here * _AS_GOOD > stats.seconds:
             return self._unknown(f"Nothing stands out: {idle}waited too.")
+        # A loader that says no number has a pool's.
+        pool = {} if self._setting.most_workers is None else {"worker_pool": None}
         return self._changed(
             "send",
             f"Handing batches over is the limit: {idle}waited too. A batch takes {in_words(model.work)} to "
             f"make, and {in_words(to_come)} to come. Use larger batches, or no workers",
             here,
             num_workers=0,
+            **pool,
         )
 
     def _unordered(self, usual: float) -> Model:
@@ -318,7 +340,7 @@ class _Judge:
             f"{name} is the limit: {in_words(each)} a batch, {part / whole:.0%} of {time}, and the step "
             f"{in_words(model.caller)}"
         )
-        if kind == "send" and setting.worker_method != THREAD:
+        if kind == "send" and setting.may_use_threads:
             unsent = dataclasses.replace(model, work=model.work - each, cpu=max(model.cpu - each, 0.0))
             return self._changed(
                 kind,
@@ -352,7 +374,7 @@ class _Judge:
     def _fetches(self) -> list[tuple[int, float]]:
         """Returns the worker of each of the last batches, and the seconds that the dataset took for it."""
         return [
-            (worker, (made - got - collate) * 1e-9)
+            (worker, (made - got - collate) * _NANO)
             for _, worker, (got, _, made, _), (collate, _), _ in self._stats._trace.fetches()
         ]
 
