@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -267,6 +268,18 @@ def test_a_sampler_with_indices_that_are_no_numbers():
     stats = loader.epoch_stats()
     assert sorted(one.indices for one in stats.slowest) == [["a", "bb"], ["ccc", "dddd"]]
     assert stats.to_dict()["slowest"][0]["indices"] in [["a", "bb"], ["ccc", "dddd"]]
+
+
+@pytest.mark.parametrize("index", [{(0, 1): 2}, float("nan"), threading.Lock()])
+def test_an_index_that_json_does_not_know_is_text(index):
+    class Ones(Dataset):
+        def __getitem__(self, _index):
+            return torch.ones(1)
+
+    loader = DataLoader(Ones(), sampler=[index], batch_size=None, stats=True)
+    list(loader)
+    (slowest,) = json.loads(json.dumps(loader.epoch_stats().to_dict(), allow_nan=False))["slowest"]
+    assert slowest["indices"] == repr(index)
 
 
 def test_a_sampler_that_sleeps_is_the_main_processs_work():

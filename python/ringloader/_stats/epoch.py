@@ -113,9 +113,11 @@ class EpochStats:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the figures as JSON has them. An index that JSON does not know becomes text."""
-        found = dataclasses.asdict(self)
+        # Which would copy indices of any kind.
+        found = dataclasses.asdict(dataclasses.replace(self, slowest=(), _trace=None))
         del found["_trace"]
-        copied: dict[str, Any] = json.loads(json.dumps(found, default=_as_json))
+        found["slowest"] = [{**vars(one), "indices": _as_json(one.indices)} for one in self.slowest]
+        copied: dict[str, Any] = json.loads(json.dumps(found))
         return copied
 
     def save_trace(self, path: Any) -> None:
@@ -199,5 +201,13 @@ def in_words(seconds: float) -> str:
     return f"{seconds * 1e6:.0f} µs"
 
 
-def _as_json(value: Any) -> Any:
+def _as_json(index: Any) -> Any:
+    try:
+        return json.loads(json.dumps(index, default=_part_as_json, allow_nan=False))
+    except (TypeError, ValueError, RecursionError):
+        # A key that is no text, NaN, or a list in itself.
+        return repr(index)
+
+
+def _part_as_json(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else repr(value)
