@@ -49,6 +49,14 @@ def test_every_public_name_is_in_the_reference() -> None:
     assert sorted(named) == sorted(ringloader.__all__)
 
 
+def test_the_list_of_the_reference_has_the_names_of_its_pages() -> None:
+    listed = re.findall(r"^\| \[.*?\]\((\w+\.md)\) \| (.*) \|$", (DOCS / "api/README.md").read_text(), re.M)
+    assert len(listed) > 5
+    for page, names in listed:
+        named = re.findall(r"^::: ringloader\.([\w.]+)$", (DOCS / "api" / page).read_text(), re.M)
+        assert not named or named == re.findall(r"`([^`]+)`", names), page
+
+
 def joined(code: str) -> str:
     """Source text with strings that go on in the next line made one."""
     code = re.sub(r'"\s*\n\s*(?:\+ )?[rf]?"', "", code)

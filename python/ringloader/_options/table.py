@@ -89,8 +89,8 @@ class Options:
         values="a callable, or `None`",
         without="`None`",
         line="A function that gets each batch on the device, on the stream of the copies, and returns the "
-        "batch for the caller. After out of memory or an interrupt it may be called again for the same "
-        "batch. Not as text.",
+        "batch for the caller. Needs `device`. After out of memory or an interrupt it may be called again "
+        "for the same batch. Not as text.",
         check=checks.callable_or_none,
         on_torchs="works",
         is_text=False,
@@ -206,8 +206,8 @@ class Options:
         None,
         values="an int, 0 or more, or `None`",
         without="`None`: any number",
-        line="How many samples per epoch `on_error` may skip or replace. A batch that `collate_fn` cannot "
-        "make counts as one.",
+        line="How many samples per epoch `on_error` may skip or replace. Needs `on_error`. A batch that "
+        "`collate_fn` cannot make counts as one.",
         check=checks.integer(0, or_none=True),
         on_torchs="works",
     )

@@ -70,7 +70,7 @@ def reason_of_user() -> Reason | None:
         ValueError: If the variable has a value without a meaning.
     """
     if is_off():
-        return Reason(f"{SWITCH}=off is set")
+        return Reason("RINGLOADER=off is set")
     value = os.environ.get(SWITCH, "")
     if value not in ("", "on"):
         raise ValueError(f"the environment has {SWITCH}={value!r}: set it to off, to on, or not at all")
