@@ -247,6 +247,11 @@ def test_the_start_of_each_worker_counts():
     before = epoch(dataset, 0.02, **options)
     after = epoch(dataset, 0.02, **options, **before.verdict.change)
     assert before.verdict.gain == pytest.approx(before.seconds / after.seconds, rel=0.3), (before, after)
+    # Where the start is a small part, it is no wait for a slow loader.
+    dataset = StartingOneByOne([0.005] * 60)
+    long = epoch(dataset, 0.02, **{**options, "worker_init_fn": dataset})
+    assert long.waiting > 0.1 * long.caller
+    assert long.verdict.kind == "caller", long
 
 
 @pytest.mark.parametrize(

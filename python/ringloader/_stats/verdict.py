@@ -149,8 +149,11 @@ class _Judge:
         self._shared_bytes = shared_bytes
         workers = setting.num_workers
         self._is_of_threads = workers > 0 and setting.worker_method == THREAD
-        start = stats.startup - first_made - stats.main["index"]
-        self._start = max(start, 0.0) if workers else 0.0
+        # Until the last worker had started.
+        others = self._waited_for_others() if workers > 1 else 0.0
+        start = max(stats.startup - first_made - stats.main["index"], 0.0)
+        self._start = start + others if workers else 0.0
+        self._waiting = stats.waiting - others
         self._main = sum(stats.main.values())
         self._sums = {name: sum(getattr(one, name) for one in stats.workers) for name in TIMES}
         self._work = sum(self._sums[kind] for kind in _WORK)
@@ -179,14 +182,14 @@ class _Judge:
             return self._of_start()
         if stats.batches < _FEWEST:
             return self._unknown(f"{stats.batches} batches are too few to tell: {_FEWEST} are enough.")
-        share = stats.waiting / (stats.waiting + stats.caller)
+        share = self._waiting / (self._waiting + stats.caller)
         if share < _KEEPS_UP:
             return self._said(
                 "caller",
                 f"The training step is the limit: the loader keeps up, and next took {share:.0%} of the time "
-                "behind the first batch.",
+                "behind the start.",
             )
-        if self._main > _MOST * stats.waiting:
+        if self._main > _MOST * self._waiting:
             return self._of_main()
         if self._setting.num_workers == 0:
             # The first batch was made here too.
@@ -200,21 +203,26 @@ class _Judge:
 
     def _of_start(self) -> Verdict:
         stats = self._stats
-        start = self._start + self._waited_for_others()
-        limit = f"The start took {in_words(start)} of {in_words(stats.seconds)}"
+        limit = f"The start took {in_words(self._start)} of {in_words(stats.seconds)}"
         if self._setting.persistent_workers:
             return self._said("startup", f"{limit}. Later epochs have their workers, and start at once.")
         started = dataclasses.replace(self._model, start=0.0)
-        rest = max(stats.seconds - start, started.seconds(self._setting.num_workers))
+        rest = max(stats.seconds - self._start, started.seconds(self._setting.num_workers))
         return self._changed(
             "startup", f"{limit}. Keep the workers for the next epoch", rest, persistent_workers=True
         )
 
     def _waited_for_others(self) -> float:
-        """Returns the time in next, behind the first batch, until the last worker had started."""
+        """Returns the time in next behind the first batch, until all workers had a task.
+
+        Of a long epoch, the first events are not kept.
+        """
         trace = self._stats._trace
+        fetches = trace.fetches()
+        if trace.first is None or len(fetches) < sum(one.batches for one in self._stats.workers):
+            return 0.0
         began: dict[int, int] = {}
-        for _, worker, (got, *_), _, _ in trace.fetches():
+        for _, worker, (got, *_), _, _ in fetches:
             began[worker] = min(got, began.get(worker, got))
         ready = max(began.values(), default=0)
         waited = 0
@@ -229,7 +237,7 @@ class _Judge:
         what, remedy = _MAIN[name]
         limit = (
             f"The main process is the limit: it {what} for {in_words(stats.main[name])}, and next "
-            f"took {in_words(stats.waiting)} behind the first batch"
+            f"took {in_words(self._waiting)} behind the start"
         )
         if name == "decode" and setting.may_prefetch:
             each = stats.main["decode"] / stats.batches
@@ -265,7 +273,7 @@ class _Judge:
             # The other workers can take over from a slow one.
             usual = min(worker.dataset / worker.batches for worker in stats.workers if worker.batches)
         long = [seconds - usual for _, seconds in self._fetches() if seconds > _UNEVEN * usual]
-        if sum(long) < _MOST * stats.waiting:
+        if sum(long) < _MOST * self._waiting:
             return self._of_handing(idle)
         if setting.num_workers == 1:
             # The worker waits for tasks while the caller has its batches: none idles behind another.
@@ -294,7 +302,7 @@ class _Judge:
             main=_NEXT + model.main - stats.main["decode"] / stats.batches,
             work=model.work - self._sums["send"] / self._made,
         ).seconds(0)
-        to_come = stats.waiting / model.batches
+        to_come = self._waiting / model.batches
         if model.work > min(_QUICK, to_come) or here * _AS_GOOD > stats.seconds:
             return self._unknown(f"Nothing stands out: {idle}waited too.")
         # A loader that says no number has a pool's.
