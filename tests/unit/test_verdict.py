@@ -9,6 +9,7 @@ import pickle
 import re
 import time
 import weakref
+from multiprocessing import util
 from types import SimpleNamespace
 
 import pytest
@@ -252,6 +253,19 @@ def test_the_start_of_each_worker_counts():
     long = epoch(dataset, 0.02, **{**options, "worker_init_fn": dataset})
     assert long.waiting > 0.1 * long.caller
     assert long.verdict.kind == "caller", long
+
+
+class EndsLate:
+    """Keeps a worker from its end."""
+
+    def __call__(self, _worker):
+        util.Finalize(None, time.sleep, args=(0.5,), exitpriority=0)
+
+
+def test_the_end_of_workers_is_no_wait_for_the_loader():
+    stats = epoch(Sleeping([0.0] * 80), 0.02, num_workers=1, batch_size=None, worker_init_fn=EndsLate())
+    assert stats.waiting > 0.2 * stats.caller
+    assert stats.verdict.kind == "caller", stats
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,8 @@ class _Judge:
         others = self._waited_for_others() if workers > 1 else 0.0
         start = max(stats.startup - first_made - stats.main["index"], 0.0)
         self._start = start + others if workers else 0.0
-        self._waiting = stats.waiting - others
+        self._end = self._waited_for_the_end() if workers else 0.0
+        self._waiting = stats.waiting - others - self._end
         self._main = sum(stats.main.values())
         self._sums = {name: sum(getattr(one, name) for one in stats.workers) for name in TIMES}
         self._work = sum(self._sums[kind] for kind in _WORK)
@@ -165,7 +166,7 @@ class _Judge:
             main=self._main / max(stats.batches, 1),
             work=self._work / self._made,
             cpu=min(self._sums["cpu"], self._work) / self._made,
-            start=self._start / workers if workers else _START,
+            start=(self._start + self._end) / workers if workers else _START,
             # A dataset that computes in Python holds the interpreter lock.
             cores=1 if self._is_of_threads else setting.cores,
         )
@@ -207,7 +208,7 @@ class _Judge:
         if self._setting.persistent_workers:
             return self._said("startup", f"{limit}. Later epochs have their workers, and start at once.")
         started = dataclasses.replace(self._model, start=0.0)
-        rest = max(stats.seconds - self._start, started.seconds(self._setting.num_workers))
+        rest = max(stats.seconds - self._start - self._end, started.seconds(self._setting.num_workers))
         return self._changed(
             "startup", f"{limit}. Keep the workers for the next epoch", rest, persistent_workers=True
         )
@@ -230,6 +231,16 @@ class _Judge:
             if name == "wait" and begun >= trace.first:
                 waited += max(min(ended, ready) - begun, 0)
         return waited * _NANO
+
+    def _waited_for_the_end(self) -> float:
+        """Returns the time in the last call of next, if it had no batch: workers that do not stay end."""
+        if self._setting.persistent_workers or self._setting.is_iterable:
+            return 0.0
+        waits = [event for event in self._stats._trace.events() if event[0] == "wait"]
+        if not waits or waits[-1][1] < self._stats.batches:
+            return 0.0
+        _, _, begun, ended = waits[-1]
+        return float(ended - begun) * _NANO
 
     def _of_main(self) -> Verdict:
         stats, setting = self._stats, self._setting
