@@ -39,8 +39,12 @@ def slowly(batch: torch.Tensor) -> torch.Tensor:
     return batch
 
 
+@pytest.mark.parametrize("switch", ["on", "off"])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_transform_on_a_device_counts_once(workers: int) -> None:
+def test_a_transform_on_a_device_counts_once(
+    workers: int, switch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RINGLOADER", switch)
     loader = DataLoader(
         Samples(), batch_size=2, num_workers=workers, device="auto", device_transform=slowly, stats=True
     )

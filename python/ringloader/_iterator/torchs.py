@@ -26,7 +26,11 @@ class TorchsIterator(Pausing):
         self._iterator = iterator
         self._delivery = delivery
         self._epoch = epoch
-        self._take_next = delivery.moved(_next_of)
+        recording, moving = delivery.recording, delivery.moving
+        if recording is None or moving is None:
+            self._take_next = delivery.moved(_next_of)
+        else:
+            self._take_next = delivery.around(recording.moving(moving.place_next, _next_of))
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:

@@ -74,6 +74,29 @@ class Recording:
 
         return transformed
 
+    def moving(
+        self, place_next: Callable[[Callable[[], Any]], Any], take: Callable[[Any], Any]
+    ) -> Callable[[Any], Any]:
+        """Returns ``take``, which gives an iterator its next batch, with the time of moving it noted."""
+
+        def placed(iterator: Any) -> Any:
+            taken = 0
+
+            def timed() -> Any:
+                nonlocal taken
+                begun = time.monotonic_ns()
+                try:
+                    return take(iterator)
+                finally:
+                    taken += time.monotonic_ns() - begun
+
+            begun = time.monotonic_ns()
+            batch = place_next(timed)
+            self.recorder.note_place(begun + taken)
+            return batch
+
+        return placed
+
     def figures(self, path: str) -> EpochStats | None:
         """Returns the figures of the epoch; None if one that was not seen may have run since.
 
