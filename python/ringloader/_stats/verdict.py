@@ -30,6 +30,8 @@ _BUSY = 0.8
 # An epoch that is so much longer than the shortest is as good, if it needs fewer workers.
 _AS_GOOD = 1.05
 _MOST_WORKERS = 64
+# The batches of an epoch whose start and end are a small part. To look at so many events would take long.
+_LONG = 1000
 # So many times the memory is suggested: nobody knows how much is needed.
 _MORE_MEMORY = 4
 # The seconds that the start of one worker takes, where none was measured.
@@ -150,10 +152,11 @@ class _Judge:
         workers = setting.num_workers
         self._is_of_threads = workers > 0 and setting.worker_method == THREAD
         # Until the last worker had started.
-        others = self._waited_for_others() if workers > 1 else 0.0
+        has_events = workers > 0 and sum(one.batches for one in stats.workers) <= _LONG
+        others = self._waited_for_others() if has_events and workers > 1 else 0.0
         start = max(stats.startup - first_made - stats.main["index"], 0.0)
         self._start = start + others if workers else 0.0
-        self._end = self._waited_for_the_end() if workers else 0.0
+        self._end = self._waited_for_the_end() if has_events else 0.0
         self._waiting = stats.waiting - others - self._end
         self._main = sum(stats.main.values())
         self._sums = {name: sum(getattr(one, name) for one in stats.workers) for name in TIMES}
@@ -214,16 +217,12 @@ class _Judge:
         )
 
     def _waited_for_others(self) -> float:
-        """Returns the time in next behind the first batch, until all workers had a task.
-
-        Of a long epoch, the first events are not kept.
-        """
+        """Returns the time in next behind the first batch, until all workers had a task."""
         trace = self._stats._trace
-        fetches = trace.fetches()
-        if trace.first is None or len(fetches) < sum(one.batches for one in self._stats.workers):
+        if trace.first is None:
             return 0.0
         began: dict[int, int] = {}
-        for _, worker, (got, *_), _, _ in fetches:
+        for _, worker, (got, *_), _, _ in trace.fetches():
             began[worker] = min(got, began.get(worker, got))
         ready = max(began.values(), default=0)
         waited = 0
