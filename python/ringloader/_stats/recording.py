@@ -41,7 +41,8 @@ class Recording:
         self.shared_bytes = 0
         self._setting = verdict.Setting(
             num_workers=loader.num_workers,
-            in_order=loader.in_order,
+            # torch 2.6 goes round the workers in any order.
+            may_be_unordered=loader.in_order and internals.counts_tasks_per_worker(),
             persistent_workers=loader.persistent_workers or options.worker_pool is not None,
             is_iterable=loader._dataset_kind == internals.ITERABLE,
             moves=has_device or _pins(loader),

@@ -63,7 +63,7 @@ class Setting:
 
     Attributes:
         num_workers: Its workers.
-        in_order: True if batches come in the order of their indices.
+        may_be_unordered: True if batches come in order, and workers with room could make more without it.
         persistent_workers: True if workers stay for the next epoch.
         is_iterable: True for a dataset without indices.
         moves: True if batches are pinned, or moved to a device.
@@ -76,7 +76,7 @@ class Setting:
     """
 
     num_workers: int
-    in_order: bool
+    may_be_unordered: bool
     persistent_workers: bool
     is_iterable: bool
     moves: bool
@@ -293,7 +293,7 @@ class _Judge:
             f"One is slow, and others idle behind it: {idle}for the longest fetches, up to "
             f"{in_words(longest.seconds)} in worker {longest.worker} (on average {in_words(mean)})"
         )
-        if not setting.in_order:
+        if not setting.may_be_unordered:
             return self._said("order", f"{limit}. `slowest` names them.")
         return self._changed(
             "order",
