@@ -21,7 +21,7 @@ thread_local! {
 ///
 /// torch puts other memory behind a storage that it shares with another process. Arrays and DLPack capsules that were
 /// made of the storage before still read the old memory. All of them hold the storage, or a tensor over it;
-/// `_common/moved_storages.py` keeps this for as long.
+/// `_common/held_memory.py` keeps this for as long.
 pub(crate) struct Deferred {
     /// The last header of a chain.
     last: *mut c_void,
