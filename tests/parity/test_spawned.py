@@ -116,7 +116,7 @@ def test_a_program_without_a_guard(loader_name, tmp_path):
     """The error of a main module that starts processes when it is imported, where torch has it.
 
     Processes write their errors at the same time, so lines run into each other. How many workers have
-    died by the time that the first is noticed is chance, and who notices it, with torch too.
+    said so and died by the time that the first is noticed is chance, and who notices it, with torch too.
     """
     errors = (
         "An attempt has been made to start a new process before",
@@ -124,7 +124,8 @@ def test_a_program_without_a_guard(loader_name, tmp_path):
     )
 
     def told(ended):
-        return ended.code, ended.out, [len(re.findall(error, ended.err)) > 0 for error in errors]
+        has_errors = [len(re.findall(error, ended.err)) > 0 for error in errors]
+        return ended.code, set(ended.out.splitlines()), has_errors
 
     theirs, ours = (told(run_script(name, UNGUARDED, tmp_path)) for name in ("torch", loader_name))
     assert theirs[2] == [True, True]
