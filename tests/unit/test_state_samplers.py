@@ -249,6 +249,26 @@ def test_batches_that_were_overtaken(method):
     assert (finished["samples"], finished["overtaken"], finished["_iterator_finished"]) == (40, [], True)
 
 
+@pytest.mark.parametrize("kind", ["state", "its iterator's", "plain"])
+def test_a_sampler_behind_batches_that_were_overtaken(kind):
+    # Of one sample each: the second one is held back, and then read from the state, alone.
+    sampler = KINDS[kind]()["sampler"]
+    order = list(KINDS[kind]()["sampler"])
+    slow = Slow(N, late=order[1])
+    given = {"num_workers": 2, "prefetch_factor": 1, "in_order": False, "collate_fn": list}
+    loader = ringloader.DataLoader(slow, sampler=sampler, **given)
+    got = flat(itertools.islice(iter(loader), 2))
+    state = loader.state_dict()
+    slow.wanted.set()
+    assert (state["samples"], state["overtaken"]) == (1, [2, 3])
+    for number in (1, 2, N):
+        resumed = ringloader.DataLoader(slow, sampler=KINDS[kind]()["sampler"], collate_fn=list)
+        resumed.load_state_dict(state)
+        got += flat(itertools.islice(iter(resumed), number))
+        state = resumed.state_dict()
+    assert got == [order[0], order[2], order[1], *order[3:]]
+
+
 def distributed(rank, ranks, length=N, **options):
     data = Numbers(length)
     sampler = DistributedSampler(data, ranks, rank, seed=2, **options)
@@ -370,6 +390,25 @@ def test_batches_that_were_left_out(workers):
     with pytest.raises(ValueError, match="sample 11") as raised:
         list(few)
     assert "max_errors=3 is exceeded: bad sample 4 of this epoch" in "".join(raised.value.__notes__)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_rest_of_bad_samples_only(workers):
+    given = {"collate_fn": list, "num_workers": workers, "on_error": "skip"}
+    loader = ringloader.DataLoader(Bad(6), **given)
+    iterator = iter(loader)
+    assert flat(itertools.islice(iterator, 4)) == [0, 1, 3, 4]
+    state = loader.state_dict()
+    assert list(iterator) == []
+    resumed = ringloader.DataLoader(Bad(6), **given)
+    resumed.load_state_dict(state)
+    assert list(resumed) == []
+    assert [bad.index for bad in resumed.errors] == [5]
+    # An epoch that is all bad still raises.
+    none = ringloader.DataLoader(Bad(6), sampler=[2, 5], **given)
+    none.load_state_dict(none.state_dict())
+    with pytest.raises(ValueError, match="sample 2"):
+        list(none)
 
 
 class Noisy(Numbers):

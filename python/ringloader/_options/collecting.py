@@ -66,7 +66,7 @@ class Collecting:
         # The number of those that are not good after all.
         self.number = 0
         # True once the epoch has given a batch.
-        self._has_given = False
+        self.has_given = False
         # The end of a warning: where to find the list.
         self._hint = ""
         # Called when a batch is left out, because all of its samples were skipped.
@@ -77,7 +77,7 @@ class Collecting:
         self._hint = "; loader.errors lists them" if hasattr(type(loader), "errors") else ""
         self._bad = []
         self.number = 0
-        self._has_given = False
+        self.has_given = False
         _bad_samples_of.put(loader, self._bad)
 
     def next(self, take: Callable[..., Any], *args: Any) -> Any:
@@ -91,12 +91,12 @@ class Collecting:
             try:
                 found = take(*args)
             except StopIteration:
-                if not self.number or self._has_given:
+                if not self.number or self.has_given:
                     raise
                 break
             too_many = self._note(found[1]) if len(found) > 1 else None
             if too_many is None and len(found) != 3:
-                self._has_given = True
+                self.has_given = True
                 return found[0]
             # An error in a local variable, once it is raised, would keep this frame and the iterator.
             del found
@@ -104,7 +104,7 @@ class Collecting:
                 raise self._error_of(*too_many)
             if self.leave_out is not None:
                 self.leave_out()
-        self._has_given = True
+        self.has_given = True
         first = next(at for at, bad in enumerate(self._bad) if bad.handling != "retried")
         raise self._error_of(first, "on_error: nothing is left of the epoch, whose samples were all bad")
 

@@ -202,16 +202,22 @@ class ReadOrder(Order):
         """Yields the indices from number ``at`` on that are in none of the ranges."""
         most = 1 if self._batches is None else _BLOCK
         for start, stop in ranges:
-            yield from itertools.islice(indices, max(0, start - at))
+            before = max(0, start - at)
+            yield from itertools.islice(indices, max(0, before - 1))
+            # The one before a range is given behind it: the sampler's state then is one behind both, which
+            # are passed together.
+            held = list(itertools.islice(indices, min(before, 1)))
             at = max(at, start)
             while at < stop:
                 block = list(itertools.islice(indices, min(most, stop - at)))
                 if not block:
                     passing.finish()
+                    yield from held
                     return
                 # As the ledger notes them: one index at each place, or one batch.
                 index: Any = block if self._batches is not None else block[0]
                 is_whole = self._batches is None and isinstance(index, list)
                 passing.note(index, at << 32 if is_whole else at, len(block))
                 at += len(block)
+            yield from held
         yield from indices

@@ -144,6 +144,7 @@ class Epoch:
     def count_errors(self, collecting: Collecting) -> None:
         """Has the bad samples of the whole epoch count, and the batches that are left out be passed."""
         collecting.number = self.begun.bad_samples
+        collecting.has_given = self._resumes and self.begun.num_yielded > 0
         collecting.leave_out = None if self.ledger is None else self.ledger.left_out
         self._collecting = collecting
 
