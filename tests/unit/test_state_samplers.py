@@ -257,9 +257,13 @@ def test_a_sampler_behind_batches_that_were_overtaken(kind):
     slow = Slow(N, late=order[1])
     given = {"num_workers": 2, "prefetch_factor": 1, "in_order": False, "collate_fn": list}
     loader = ringloader.DataLoader(slow, sampler=sampler, **given)
-    got = flat(itertools.islice(iter(loader), 2))
+    # Its workers stay: one that ends while it waits for an event would keep `set` waiting.
+    iterator = iter(loader)
+    got = flat(itertools.islice(iterator, 2))
     state = loader.state_dict()
     slow.wanted.set()
+    for _ in iterator:
+        pass
     assert (state["samples"], state["overtaken"]) == (1, [2, 3])
     for number in (1, 2, N):
         resumed = ringloader.DataLoader(slow, sampler=KINDS[kind]()["sampler"], collate_fn=list)
