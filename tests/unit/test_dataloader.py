@@ -65,3 +65,24 @@ def test_defaults_of_a_class_behind_this_one_count(given):
         pass
 
     assert list(Both(range(6), **given)) == list(Theirs(range(6), **given))
+
+
+class HasItsModels(torch.utils.data.DataLoader):
+    """Has a property with the name of an option, which works once the constructor is through."""
+
+    def __init__(self, *arguments, model=None, **others):
+        super().__init__(*arguments, **others)
+        self.model = model
+
+    @property
+    def device(self):
+        return self.model.device
+
+
+def test_a_property_of_a_subclass_may_have_the_name_of_an_option():
+    class Ours(HasItsModels, DataLoader):
+        pass
+
+    for made in (Ours(range(4)), ringloader.convert(HasItsModels(range(4)))):
+        assert [batch.item() for batch in made] == [0, 1, 2, 3]
+        assert "device" not in vars(made)

@@ -45,10 +45,18 @@ def put(loader: object, options: Options, before: Options | None = None) -> None
         if name in theirs(loader):
             continue
         is_ours = before is not None and name in own and own[name] is getattr(before, name)
-        has_other = hasattr(loader, name) and not is_ours
+        has_other = not is_ours and _has(loader, name)
         setattr(loader, attribute(name), getattr(options, name))
         if not has_other:
             setattr(loader, name, getattr(options, name))
+
+
+def _has(loader: object, name: str) -> bool:
+    """True if ``loader`` has an attribute of that name. A property of its class is not called.
+
+    It may need what the constructor of a subclass sets later.
+    """
+    return hasattr(type(loader), name) or hasattr(loader, name)
 
 
 def callables_of(loader: object) -> list[Any]:
