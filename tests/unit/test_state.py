@@ -277,6 +277,25 @@ def test_an_edited_position():
     assert len(list(resumed)) == len(resumed)
 
 
+@pytest.mark.parametrize("has_generator", [False, True], ids=["global", "generator"])
+def test_a_position_edited_before_the_first_batch(has_generator):
+    for kind in SAMPLERS:
+        torch.manual_seed(11)
+        whole = [*built(torch.utils.data.DataLoader, kind, has_generator)]
+        after = torch.get_rng_state()
+        torch.manual_seed(11)
+        loader = built(ringloader.DataLoader, kind, has_generator)
+        iter(loader)
+        state, drawn = loader.state_dict(), torch.get_rng_state()
+        for passed in (1, 2, len(whole)):
+            state["_num_yielded"] = passed
+            resumed = built(ringloader.DataLoader, kind, has_generator)
+            resumed.load_state_dict(state)
+            torch.set_rng_state(drawn)
+            assert list(resumed) == whole[passed:], kind
+            assert torch.equal(torch.get_rng_state(), after)
+
+
 def test_other_data_is_refused():
     loader = built(ringloader.DataLoader, "random", True)
     next(iter(loader))

@@ -203,6 +203,9 @@ class NativeOrder(Order):
         assert draws is not None
         if torch.default_generator in (self._generator, getattr(draws.sampler, "generator", None)):
             return None
+        if saved.drawn is None and self._draws_from_program():
+            # Nothing was read before the state was taken: the epoch draws when it goes on.
+            return None
         draws.given, draws.epoch, draws.start = saved.drawn, saved.epoch, saved.start
         if saved.rank is not None and saved.num_replicas is not None:
             draws.division = (saved.rank, saved.num_replicas)

@@ -53,10 +53,11 @@ impl Passing {
         self.add(ordinals, sum)
     }
 
-    /// Raises `ValueError` if the indices ended before all were passed over.
+    /// Raises `ValueError` if the indices ended before all were passed over, and are others than expected. A position
+    /// that other code has edited may lie behind the end.
     pub(crate) fn finish(&self) -> PyResult<()> {
-        let is_short = self.found().count < self.ranges.count();
-        if self.expected.is_some() && is_short { Err(self.error()) } else { Ok(()) }
+        let found = self.found();
+        if found.count < self.ranges.count() { self.compare(&found) } else { Ok(()) }
     }
 
     /// The fingerprint of what was passed over so far; `None` where an index is no int.
@@ -76,16 +77,15 @@ impl Passing {
         let mut found = self.found();
         found.count += ordinals;
         found.sum = found.sum.zip(sum).map(|(one, other)| one.wrapping_add(other));
-        let is_done = found.count >= self.ranges.count();
+        if found.count >= self.ranges.count() { self.compare(&found) } else { Ok(()) }
+    }
+
+    fn compare(&self, found: &Found) -> PyResult<()> {
         let is_other = self.expected.is_some_and(|expected| found.sum != Some(expected));
-        if is_done && is_other { Err(self.error()) } else { Ok(()) }
+        if is_other { Err(PyValueError::new_err(self.message.clone())) } else { Ok(()) }
     }
 
     fn found(&self) -> MutexGuard<'_, Found> {
         self.found.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn error(&self) -> PyErr {
-        PyValueError::new_err(self.message.clone())
     }
 }
