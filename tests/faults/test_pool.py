@@ -70,6 +70,18 @@ def test_a_process_that_is_lost_while_it_is_idle_is_replaced(method):
         assert len(workers(pool)) == 2
 
 
+def test_an_end_that_the_fork_server_has_not_told_yet(monkeypatch):
+    with WorkerPool(2, "forkserver") as pool:
+        loader = DataLoader(Numbers(8), worker_pool=pool)
+        assert numbers(loader) == list(range(8))
+        lost = pool._crew._processes[0]
+        os.kill(lost.process.pid, signal.SIGKILL)
+        assert wait_until(lambda: not is_running(lost.process.pid), 10)
+        monkeypatch.setattr(lost, "is_alive", lambda: True)
+        assert numbers(loader) == list(range(8))
+        assert lost not in pool._crew._processes
+
+
 @pytest.mark.parametrize("tidies", [False, True])
 @pytest.mark.parametrize("lost", [1, 2])
 def test_a_process_that_is_lost_as_it_is_given_work(lost, tidies, monkeypatch):

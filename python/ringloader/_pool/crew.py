@@ -174,7 +174,7 @@ class Crew:
         dropped, self.objects.dropped = self.objects.dropped, []
         for process in list(self._processes):
             process.recover()
-            if not process.is_alive():
+            if process.is_lost():
                 self._processes.remove(process)
                 process.channel.close()
             elif dropped:

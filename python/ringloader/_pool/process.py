@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import select
 import socket
 import time
 import weakref
@@ -63,6 +64,17 @@ class PoolProcess:
 
     def is_alive(self) -> bool:
         return bool(self.process.is_alive())
+
+    def is_lost(self) -> bool:
+        """True if the process has ended, or is idle and about to.
+
+        A fork server tells the end of a process only after its channel has closed.
+        """
+        if not self.is_alive() or self.channel.fileno() < 0:
+            return True
+        poll = select.poll()
+        poll.register(self.channel, 0)
+        return not self.is_lent and bool(poll.poll(0))
 
     def lend(self, lease: object) -> None:
         """Lends the process to the iterator that has this lease, until it is given back."""
