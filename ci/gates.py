@@ -7,8 +7,10 @@ A gate that fails stops no other. What a gate printed comes when it has ended.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from dataclasses import dataclass
@@ -20,28 +22,29 @@ class Ended:
 
     name: str
     seconds: float
+    processor_seconds: float
     code: int
 
     def __str__(self) -> str:
         said = "passed" if self.code == 0 else f"FAILED ({self.code})"
-        return f"{self.name:14} {self.seconds:6.0f} s  {said}"
+        took = f"{self.seconds:6.0f} s {self.processor_seconds:6.0f} s of processor time"
+        return f"{self.name:14} {took}  {said}"
 
 
 def run(lane: list[str], ended: list[Ended], printing: threading.Lock) -> None:
     """Runs the gates of one lane."""
     for name in lane:
         began = time.monotonic()
-        done = subprocess.run(
-            ["make", "--no-print-directory", name],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
-        gate = Ended(name, time.monotonic() - began, done.returncode)
-        ended.append(gate)
-        with printing:
-            print(f"{done.stdout}{gate}", flush=True)
+        with tempfile.TemporaryFile("w+", errors="replace") as printed:
+            command = ["make", "--no-print-directory", name]
+            make = subprocess.Popen(command, stdout=printed, stderr=subprocess.STDOUT)
+            _, status, used = os.wait4(make.pid, 0)
+            make.returncode = os.waitstatus_to_exitcode(status)
+            gate = Ended(name, time.monotonic() - began, used.ru_utime + used.ru_stime, make.returncode)
+            ended.append(gate)
+            printed.seek(0)
+            with printing:
+                print(f"{printed.read()}{gate}", flush=True)
 
 
 def main(lanes: list[list[str]]) -> int:
