@@ -202,7 +202,7 @@ storm-fast:
 	ci/storm.sh --fast
 
 portable: ## the build for systems without memfd
-	RUSTFLAGS="--cfg ringloader_portable" cargo check -q --workspace --target-dir target/portable
+	RUSTC_WORKSPACE_WRAPPER=$(CURDIR)/ci/rustc_portable.sh cargo check -q --workspace
 
 miri: ## the parts without system calls and threads, in an interpreter that finds undefined behaviour; needs nightly
 	ci/miri.sh
