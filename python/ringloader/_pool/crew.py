@@ -177,6 +177,8 @@ class Crew:
             if process.is_lost():
                 self._processes.remove(process)
                 process.channel.close()
+                # So that it is no zombie until another process is started.
+                process.process.join(_ENDS_WITHIN)
             elif dropped:
                 process.drop(dropped)
         keep = 0 if self.is_shut_down else 2 * self._num_workers
