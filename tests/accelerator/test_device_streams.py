@@ -278,8 +278,10 @@ class Held:
 
     def __init__(self, then=lambda: None):
         self.begun, self.released, self.then = threading.Event(), threading.Event(), then
+        self.calls = 0
 
     def __call__(self, batch):
+        self.calls += 1
         self.begun.set()
         self.released.wait(30)
         self.then()
@@ -334,8 +336,9 @@ def test_a_shutdown_in_another_thread_waits_for_the_transform_and_the_copies(pre
         device_prefetch=prefetch,
     )
     iterator = with_registered_slots(loader)
-    # Behind the batches ahead, whose transform has run, there is another one to be transformed.
-    assert wait_until(lambda: iterator._transport.engine.committed() > 0, 20)
+    # Behind the batches ahead, whose transform has run, come the others of the four that are asked for.
+    ahead = transform.calls - 16
+    assert wait_until(lambda: ahead + iterator._transport.engine.committed() == 4, 20)
     transform.begun.clear()
     transform.released.clear()
     pretend.set_delay(LATE_US)
