@@ -172,7 +172,7 @@ lint: $(VENV)/.test workflows ## formatting, clippy, rustdoc, ruff, workflows
 stubs: $(WHEEL_STAMP) ## mypy, of the package and of a user's program, and the stub against the binary
 	$(BIN)/mypy
 	$(BIN)/mypy tests/typed/program.py
-	$(BIN)/python -m mypy.stubtest ringloader._native
+	$(BIN)/python -m mypy.stubtest --mypy-config-file ci/stubtest.ini ringloader._native
 
 docs: $(DOCS_VENV)/.docs ## the site, into build/site, without torch; a dead link is an error, and a word that the search misses
 	NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/python -m mkdocs build --strict
