@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ringloader.dataloader import DataLoader
     from ringloader.rollover import RolloverBatchSampler
     from ringloader.seeds import Seeds
+    from ringloader.stateful_dataloader import StatefulDataLoader
 
     __version__: str
 
@@ -44,6 +45,7 @@ _MODULES = {
     "SharedArray": "_data.arrays",
     "SharedList": "_data.lists",
     "SlowFetch": "_stats.epoch",
+    "StatefulDataLoader": "stateful_dataloader",
     "Verdict": "_stats.epoch",
     "WeightedRandomSampler": "_sources.weighted",
     "WorkerPool": "_pool.pool",
@@ -78,6 +80,7 @@ __all__ = [
     "SharedArray",
     "SharedList",
     "SlowFetch",
+    "StatefulDataLoader",
     "Verdict",
     "WeightedRandomSampler",
     "WorkerPool",

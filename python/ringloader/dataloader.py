@@ -25,7 +25,6 @@ from ringloader._pool import pool
 from ringloader._pool.pool import WorkerPool
 from ringloader._report import report
 from ringloader._start import spawn
-from ringloader._state import tracked
 from ringloader._stats.epoch import EpochStats
 from ringloader._stats.recording import epoch_stats
 from ringloader._torch import devices, hook, internals, select_path
@@ -134,9 +133,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             batch, for how long it has been in it, and its Python stack; again each time the wait has doubled
             (default: never). No effect without workers.
         stats: True to note where the time of each epoch goes, for :meth:`epoch_stats` (default: False).
-        snapshot_every_n_steps: After how many batches workers take the state of a dataset, or its iterator,
-            that has ``state_dict`` and ``load_state_dict`` (default: 1). An epoch that goes on reads batches
-            again that came since. None: never, and the dataset counts as one without a state.
         prefetch_epochs: True to begin the next epoch of persistent workers when the last indices of this one
             have been sent, so that ``iter`` finds its first batches ready (default: False, ``iter`` begins
             it). Its sampler then draws earlier than torch's, also behind the last epoch of the program. With
@@ -166,9 +162,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     """
 
     max_shared_bytes: int | None
-
-    # Asked for by the iterators: other loaders pay nothing for a state.
-    _ringloader_has_state = True
 
     #: The bad samples of the epoch that began last, from batches that were handed out, in their order.
     errors = _Errors()
@@ -211,11 +204,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         max_errors: int | None = None,
         watchdog: float | None = None,
         stats: bool = False,
-        snapshot_every_n_steps: int | None = 1,
         prefetch_epochs: bool = False,
     ) -> None:
         arguments = dict(locals())
-        options = Options(**{name: arguments[name] for name in TABLE})
+        # A subclass has set its own options before.
+        options = Options(**(kept.kept_on(self) | {name: arguments[name] for name in _OPTIONS}))
         if worker_prefetch is not None and prefetch_factor not in (None, worker_prefetch):
             raise ValueError(
                 f"worker_prefetch={worker_prefetch} and prefetch_factor={prefetch_factor!r} differ, and both "
@@ -258,6 +251,19 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
         def __iter__(self) -> _Iterator: ...
 
+    else:
+
+        def __getattr__(self, name: str) -> Any:
+            if name in _OF_STATES:
+                raise AttributeError(
+                    f"{type(self).__name__!r} object has no attribute {name!r}: ringloader.DataLoader has no "
+                    "state; use ringloader.StatefulDataLoader",
+                    name=name,
+                    obj=self,
+                )
+            # Raises as without this method, also the error of a property that was not found.
+            return object.__getattribute__(self, name)
+
     def _get_iterator(self) -> Any:
         without_ours = hook.beneath(internals.Loader._get_iterator)
         iterator = make_iterator(self, kept.options_of(self), without_ours, super()._get_iterator)
@@ -287,66 +293,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             ValueError: If it is negative.
         """
         epochs.set_next(self, epoch)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the position in the epoch: of the batches that ``next`` has returned, and no others.
-
-        Batches that workers have ready do not count. The dict is a copy, and JSON and
-        ``torch.load(weights_only=True)`` take it. Nothing is drawn, started or waited for. Of two iterators,
-        it is the state of the one that was made last; after :meth:`load_state_dict`, the loaded state until
-        the next ``iter``.
-
-        Returns:
-            The state. It is ``{}`` where there is none: in some cases where torch's own loader runs, such as
-            ``in_order=False``. The logger ``ringloader`` says so once.
-
-        Raises:
-            RuntimeError: If several threads share a dataset that has a state, or if taking it failed.
-        """
-        return tracked.state_of(self)
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Has the next ``iter`` go on from a state, with what its epoch has drawn: no sample is read again.
-
-        An iterator that runs is left alone. ``num_workers``, ``batch_size`` and other options may be others
-        than when the state was taken. The generators of the loader and its sampler are put back to where they
-        were when the epoch began. ``{}`` does nothing. The indices that are passed over must be those that
-        were returned, else ``iter`` raises a ``ValueError``.
-
-        Args:
-            state_dict: The dict that :meth:`state_dict` has returned.
-
-        Raises:
-            TypeError: If it is no dict.
-            ValueError: If its version is unknown, a key is missing or has a bad value, or it is the state of
-                a loader with another kind of sampler.
-        """
-        tracked.load(self, state_dict)
-
-    def fingerprint(self) -> int | None:
-        """Returns a sum over the samples that ``next`` has returned in this epoch: equal sums, equal samples.
-
-        It is the sum, modulo ``2**64``, of a hash of each sample's place in the epoch and its index. With a
-        ``DistributedSampler`` the places are those of all ranks, so that the sums of the ranks add up to that
-        of one process. They do so across :meth:`load_state_dict` too. Another number of ranks begins a new
-        sum, from 0, which adds up with that of the ranks before.
-
-        The hash ``z`` of an index at a place, both from 0 on, modulo ``2**64``::
-
-            z = (place + 1) * 0x9e3779b97f4a7c15 + index
-            z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9
-            z = (z ^ (z >> 27)) * 0x94d049bb133111eb
-            z = z ^ (z >> 31)
-
-        A batch sampler that is not torch's has places of its own: ``batch * 2**32`` plus the place in the
-        batch.
-        With ``on_error`` all samples of a batch count, the bad ones too.
-
-        Returns:
-            The sum; 0 before the first epoch; None for an iterable dataset, where an index was no int, and
-            where there is no state.
-        """
-        return tracked.fingerprint_of(self)
 
     def epoch_stats(self) -> EpochStats:
         """Returns the figures of the epoch that runs or ran last: where its time went, and what to change.
@@ -406,12 +352,17 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.shutdown()
 
 
-# torch's arguments behind the dataset, with their defaults.
+_PARAMETERS = inspect.signature(DataLoader.__init__).parameters
+# torch's arguments after the dataset, with their defaults.
 _TORCHS = {
     name: parameter.default
-    for name, parameter in inspect.signature(DataLoader.__init__).parameters.items()
+    for name, parameter in _PARAMETERS.items()
     if name not in ("self", "dataset", *TABLE)
 }
+# The options that this class takes.
+_OPTIONS = tuple(name for name in TABLE if name in _PARAMETERS)
+# The attributes that `StatefulDataLoader` has in addition.
+_OF_STATES = frozenset({"state_dict", "load_state_dict", "fingerprint"})
 
 
 def _size(dataset: Any) -> str:

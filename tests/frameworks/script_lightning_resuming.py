@@ -14,7 +14,9 @@ from frameworks import launch, lightning_module, training
 
 
 def fit(folder: Path, workers: int, checkpoint: Path | None = None) -> lightning_module.Watching:
-    loader = ringloader.DataLoader(training.Numbers(), batch_size=4, shuffle=True, num_workers=workers)
+    loader = ringloader.StatefulDataLoader(
+        training.Numbers(), batch_size=4, shuffle=True, num_workers=workers
+    )
     model = lightning_module.Watching()
     trainer = lightning.Trainer(
         max_epochs=2,

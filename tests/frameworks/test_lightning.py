@@ -207,7 +207,7 @@ def test_a_loader_that_is_made_anew_has_the_installed_options(options):
 STEPS, EPOCHS = 10, 3
 
 
-def numbers(cls=ringloader.DataLoader, seed=3, **options):
+def numbers(cls=ringloader.StatefulDataLoader, seed=3, **options):
     generator = None if seed is None else torch.Generator().manual_seed(seed)
     return cls(training.Numbers(), batch_size=4, shuffle=True, generator=generator, **options)
 
@@ -279,7 +279,7 @@ def test_without_a_generator_the_rest_of_the_epoch_is_exact(tmp_path, cls):
     if cls == "torchdata":
         cls = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
     else:
-        cls = ringloader.DataLoader
+        cls = ringloader.StatefulDataLoader
     every = {"every_n_train_steps": 4}
     loader = functools.partial(numbers, cls, None, num_workers=2)
     whole = fit(tmp_path, lightning_module.Watching(), [loader()], every)
@@ -307,7 +307,7 @@ def test_a_stream_with_a_state_goes_on(tmp_path, workers):
     every = {"every_n_train_steps": 4}
 
     def loader():
-        return ringloader.DataLoader(training.Counted(), batch_size=4, num_workers=workers)
+        return ringloader.StatefulDataLoader(training.Counted(), batch_size=4, num_workers=workers)
 
     whole = fit(tmp_path, lightning_module.Watching(), [loader()], every, max_steps=STEPS)
     assert len(whole.seen) == STEPS

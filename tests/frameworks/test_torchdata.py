@@ -57,7 +57,7 @@ def places(batches):
 def test_ours_goes_on_as_theirs_does(workers, taken):
     """In an order that both have: theirs shuffles by a generator of its own."""
     found = []
-    for cls in (StatefulDataLoader, ringloader.DataLoader):
+    for cls in (StatefulDataLoader, ringloader.StatefulDataLoader):
         loader = numbers(cls, sampler=range(39, -1, -1), num_workers=workers)
         iterator = iter(loader)
         seen = list(itertools.islice(iterator, 99 if taken == "end" else taken))
@@ -74,7 +74,7 @@ def test_a_state_of_theirs_is_refused():
     loader = numbers(StatefulDataLoader)
     next(iter(loader))
     with pytest.raises(ValueError, match="a state of torchdata's StatefulDataLoader"):
-        numbers(ringloader.DataLoader).load_state_dict(loader.state_dict())
+        numbers(ringloader.StatefulDataLoader).load_state_dict(loader.state_dict())
 
 
 class Base(Stateful, abc.ABC):
@@ -121,7 +121,7 @@ def of_rank(cls, rank, dataset=None, **options):
 def test_torchtitans_contract(tmp_path, workers):
     with ringloader.installed(stateful=True):
         cls = parallel_aware()
-        assert issubclass(cls, ringloader.DataLoader)
+        assert issubclass(cls, ringloader.StatefulDataLoader)
         loaders = [of_rank(cls, rank, num_workers=workers) for rank in range(2)]
         iterators = [iter(loader) for loader in loaders]
         for iterator in iterators:
@@ -141,7 +141,7 @@ def test_torchtitans_contract(tmp_path, workers):
 def test_a_loader_of_ours_is_saved_by_torch_distributed_checkpoint(tmp_path, workers):
     def loader(seed):
         generator = torch.Generator().manual_seed(seed)
-        return numbers(ringloader.DataLoader, shuffle=True, generator=generator, num_workers=workers)
+        return numbers(ringloader.StatefulDataLoader, shuffle=True, generator=generator, num_workers=workers)
 
     saved = loader(3)
     iterator = iter(saved)

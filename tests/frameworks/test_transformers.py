@@ -188,7 +188,7 @@ def test_the_state_of_a_loader_of_ours_in_a_checkpoint(tmp_path, step):
         workers, seed = 0, 3
 
         def get_train_dataloader(self):
-            self.loader = ringloader.DataLoader(
+            self.loader = ringloader.StatefulDataLoader(
                 self.train_dataset,
                 batch_size=4,
                 shuffle=True,

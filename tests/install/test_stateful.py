@@ -66,11 +66,11 @@ def test_every_module_has_our_class_by_torchdatas_name(modules: Path, comes: str
         later = importlib.import_module("later")
         inner = importlib.import_module("torchdata.stateful_dataloader.stateful_dataloader")
         for module in filter(None, (before, later, torchdata(), inner)):
-            assert module.StatefulDataLoader is ringloader.DataLoader
-        assert later.Mine is ringloader.DataLoader
-        assert before is None or before.Mine is ringloader.DataLoader
+            assert module.StatefulDataLoader is ringloader.StatefulDataLoader
+        assert later.Mine is ringloader.StatefulDataLoader
+        assert before is None or before.Mine is ringloader.StatefulDataLoader
     theirs = theirs or inner.StatefulDataLoader
-    assert theirs is not ringloader.DataLoader
+    assert theirs is not ringloader.StatefulDataLoader
     for module in filter(None, (before, later, torchdata(), inner)):
         assert module.StatefulDataLoader is theirs
     assert before is None or before.Mine is theirs
@@ -81,13 +81,13 @@ def test_only_stateful_asks_for_it(modules: Path) -> None:  # noqa: ARG001
     ringloader.install()
     assert torchdata().StatefulDataLoader is theirs
     ringloader.install(stateful=True)
-    assert torchdata().StatefulDataLoader is ringloader.DataLoader
+    assert torchdata().StatefulDataLoader is ringloader.StatefulDataLoader
     with ringloader.installed():
         assert torchdata().StatefulDataLoader is theirs
-    assert torchdata().StatefulDataLoader is ringloader.DataLoader
+    assert torchdata().StatefulDataLoader is ringloader.StatefulDataLoader
     with ringloader.installed(stateful=True):
         pass
-    assert torchdata().StatefulDataLoader is ringloader.DataLoader
+    assert torchdata().StatefulDataLoader is ringloader.StatefulDataLoader
     ringloader.install()
     assert torchdata().StatefulDataLoader is theirs
     ringloader.install(stateful=True)
@@ -102,7 +102,7 @@ def test_uninstall_before_the_import_leaves_torchdatas(modules: Path) -> None:  
     assert stateful.is_put() and "torchdata" not in sys.modules
     ringloader.uninstall()
     assert sys.meta_path == before
-    assert torchdata().StatefulDataLoader is not ringloader.DataLoader
+    assert torchdata().StatefulDataLoader is not ringloader.StatefulDataLoader
 
 
 def test_torchs_class_gets_no_new_method(modules: Path) -> None:  # noqa: ARG001
@@ -118,12 +118,12 @@ def test_a_name_that_the_user_gave_our_class_stays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     mine = ModuleType("before")
-    mine.StatefulDataLoader = ringloader.DataLoader  # type: ignore[attr-defined]
+    mine.StatefulDataLoader = ringloader.StatefulDataLoader  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "before", mine)
     torchdata()
     with ringloader.installed(stateful=True):
         pass
-    assert mine.StatefulDataLoader is ringloader.DataLoader
+    assert mine.StatefulDataLoader is ringloader.StatefulDataLoader
 
 
 def test_modules_that_load_late_stay_unloaded(
@@ -139,7 +139,7 @@ def test_modules_that_load_late_stay_unloaded(
     torchdata()
     with ringloader.installed(stateful=True):
         assert "Mine" not in object.__getattribute__(lazy, "__dict__")
-        assert lazy.Mine is ringloader.DataLoader
+        assert lazy.Mine is ringloader.StatefulDataLoader
 
 
 def test_subclasses_that_exist_stay_and_are_named(
@@ -152,8 +152,8 @@ def test_subclasses_that_exist_stay_and_are_named(
         pass
 
     with caplog.at_level(logging.WARNING, "ringloader"), ringloader.installed(stateful=True):
-        assert not issubclass(Parallel, ringloader.DataLoader)
-        assert issubclass(type("Later", (torchdata().StatefulDataLoader,), {}), ringloader.DataLoader)
+        assert not issubclass(Parallel, ringloader.StatefulDataLoader)
+        assert issubclass(type("Later", (torchdata().StatefulDataLoader,), {}), ringloader.StatefulDataLoader)
     (record,) = caplog.records
     assert "test_stateful.test_subclasses_that_exist_stay_and_are_named" in record.getMessage()
     assert record.getMessage().count("Parallel") == 1
@@ -182,9 +182,9 @@ import torch.utils.data
 assert "torchdata" not in sys.modules
 from torchdata.stateful_dataloader import StatefulDataLoader
 import ringloader, os
-print(StatefulDataLoader is ringloader.DataLoader, os.environ["RINGLOADER_INSTALL"])
+print(StatefulDataLoader is ringloader.StatefulDataLoader, os.environ["RINGLOADER_INSTALL"])
 ringloader.uninstall()
-print(StatefulDataLoader is ringloader.DataLoader)
+print(StatefulDataLoader is ringloader.StatefulDataLoader)
 """
 
 

@@ -15,7 +15,7 @@ from torch.utils.data import dataloader as torch_dataloader
 
 from parity import harness
 from parity.datasets import Blocks, Samples, identity
-from ringloader import DataLoader
+from ringloader import DataLoader, StatefulDataLoader
 from ringloader._options import kept
 from ringloader._options.table import TABLE
 
@@ -111,9 +111,12 @@ def test_what_a_loader_has_beside_torchs():
     theirs, ours = torch.utils.data.DataLoader(Samples(2)), DataLoader(Samples(2), on_error="skip")
     names = {name for name in dir(ours) if not name.startswith("_")} - set(dir(theirs))
     assert names - {"shutdown"} == {
-        *("errors", "set_epoch", "call_workers", "state_dict", "load_state_dict", "fingerprint"),
-        "epoch_stats",
+        *("errors", "set_epoch", "call_workers", "epoch_stats"),
         *TABLE,
+    } - {"snapshot_every_n_steps"}
+    stateful = {name for name in dir(StatefulDataLoader(Samples(2))) if not name.startswith("_")}
+    assert stateful - {*names, *dir(theirs)} == {
+        *("state_dict", "load_state_dict", "fingerprint", "snapshot_every_n_steps")
     }
     assert ours.on_error == "skip"
     # The option that was read when it was made.

@@ -9,7 +9,7 @@ from torch.utils.data import IterableDataset
 import ringloader
 from parity import harness
 from ringloader import DataLoader
-from ringloader._state import torchs
+from ringloader._iterator import torchs
 from ringloader._torch import select_path
 
 pytestmark = pytest.mark.rings_only
@@ -104,7 +104,7 @@ def test_a_warning_names_the_file_that_torchs_names(path):
     theirs = files_named(
         torch.utils.data.DataLoader(DATASETS["iterable"], batch_size=None, num_workers=workers)
     )
-    # Between torch's own iterator and its caller stands an object of ours, which counts batches.
+    # Between torch's own iterator and its caller stands an object of ours, which can pause.
     assert named == ([torchs.__file__] * 2 if path == "torch" else theirs)
 
 

@@ -70,6 +70,7 @@ PYTHON_MAY_USE = {
         "dataloader",
         "rollover",
         "seeds",
+        "stateful_dataloader",
     },
     "__main__": {"_bench", "_doctor", "_options", "_patch"},
     "_bench": {
@@ -100,7 +101,6 @@ PYTHON_MAY_USE = {
         "_report",
         "_sources",
         "_start",
-        "_state",
         "_stats",
         "_torch",
         "_transport",
@@ -116,16 +116,26 @@ PYTHON_MAY_USE = {
         "_dispatch",
         "_log",
         "_native",
+        "_sources",
         "_torch",
         "_worker",
         "bad_samples",
         "seeds",
     },
-    "_patch": {"_iterator", "_log", "_options", "_pool", "_torch", "bad_samples", "dataloader"},
+    "_patch": {
+        "_iterator",
+        "_log",
+        "_options",
+        "_pool",
+        "_torch",
+        "bad_samples",
+        "dataloader",
+        "stateful_dataloader",
+    },
     "_placement": {"_log", "_native", "_torch"},
     "_pool": {"_common", "_native", "_options", "_start", "_torch", "_worker"},
     "_report": {"_common"},
-    "_sources": {"_native", "_torch", "rollover"},
+    "_sources": {"_common", "_native", "_torch", "rollover"},
     "_start": {"_common", "_log", "_worker"},
     "_state": {
         "_common",
@@ -163,7 +173,6 @@ PYTHON_MAY_USE = {
         "_pool",
         "_report",
         "_start",
-        "_state",
         "_stats",
         "_torch",
         "_worker",
@@ -173,6 +182,16 @@ PYTHON_MAY_USE = {
     },
     "rollover": set(),
     "seeds": set(),
+    "stateful_dataloader": {
+        "_common",
+        "_options",
+        "_pool",
+        "_state",
+        "bad_samples",
+        "dataloader",
+        "rollover",
+        "seeds",
+    },
 }
 
 
@@ -369,6 +388,11 @@ def test_the_package_depends_one_way() -> None:
     between = {(room(one), room(other)) for one, other in edges if room(one) != room(other)}
     assert {edge for edge in between if edge[1] not in PYTHON_MAY_USE[edge[0]]} == set()
     assert {(one, other) for one in PYTHON_MAY_USE for other in PYTHON_MAY_USE[one]} - between == set()
+
+
+def test_only_the_loader_that_has_states_reaches_their_code() -> None:
+    users = {one for one, other in python_edges() if room(other) == "_state" and room(one) != "_state"}
+    assert users == {"stateful_dataloader"}
 
 
 def test_the_package_has_no_circles() -> None:

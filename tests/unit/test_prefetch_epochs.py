@@ -25,7 +25,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 import ringloader
 from faults import script
-from ringloader import DataLoader
+from ringloader import DataLoader, StatefulDataLoader
 from ringloader._torch import select_path
 
 pytestmark = pytest.mark.rings_only
@@ -69,11 +69,11 @@ class ToldAsked(Asked):
         self.epoch = epoch
 
 
-def made(prefetch=True, dataset=None, **options):
+def made(prefetch=True, dataset=None, cls=DataLoader, **options):
     options = {"batch_size": 2, "num_workers": 2, "persistent_workers": True} | options
     if options.get("batch_sampler") is not None:
         del options["batch_size"]
-    return DataLoader(Asked() if dataset is None else dataset, prefetch_epochs=prefetch, **options)
+    return cls(Asked() if dataset is None else dataset, prefetch_epochs=prefetch, **options)
 
 
 def lists(batches):
@@ -135,16 +135,19 @@ KINDS = {
 }
 
 
+@pytest.mark.parametrize("cls", [DataLoader, StatefulDataLoader])
 @pytest.mark.parametrize("kind", KINDS)
-def test_batches_and_what_the_loader_says_are_those_without_it(kind):
+def test_batches_and_what_the_loader_says_are_those_without_it(kind, cls):
     def seen(prefetch):
         torch.manual_seed(5)
         dataset = Asked()
-        with made(prefetch, dataset, **KINDS[kind](dataset)) as loader:
+        with made(prefetch, dataset, cls, **KINDS[kind](dataset)) as loader:
             found = []
             for _ in range(4):
                 found.append([[torch.as_tensor(column).tolist() for column in batch] for batch in loader])
-                found.append((loader.state_dict(), loader.fingerprint(), len(loader), loader.errors))
+                found.append((len(loader), loader.errors))
+                if cls is StatefulDataLoader:
+                    found.append((loader.state_dict(), loader.fingerprint()))
         return found, dataset.asked.value
 
     (without, asked), (found, asked_ahead) = seen(False), seen(True)
@@ -233,7 +236,7 @@ def test_set_epoch_of_a_sampler_counts_whenever_it_comes_before_iter(name, numbe
         sampler = Counting(dataset)
         if name == "distributed":
             sampler = DistributedSampler(dataset, num_replicas=1, rank=0)
-        with made(prefetch, dataset, sampler=sampler) as loader:
+        with made(prefetch, dataset, StatefulDataLoader, sampler=sampler) as loader:
             found, epochs = [], []
             for number in numbers:
                 if number is not None:
@@ -256,7 +259,7 @@ def test_set_epoch_of_the_loader_reaches_the_workers_dataset(numbers, counted):
     def seen(prefetch):
         dataset = ToldAsked()
         options = {"reseed_workers": True} if counted else {}
-        with made(prefetch, dataset, **options) as loader:
+        with made(prefetch, dataset, StatefulDataLoader, **options) as loader:
             return epochs_of(loader, numbers), loader.state_dict()["number"], dataset.asked.value
 
     without, found = seen(False), seen(True)
@@ -359,7 +362,7 @@ def test_an_attribute_of_the_sampler_that_is_set_between_epochs_counts():
 
 
 def test_a_state_that_is_loaded_between_epochs_counts():
-    with made(shuffle=True) as loader:
+    with made(cls=StatefulDataLoader, shuffle=True) as loader:
         batches = iter(loader)
         head = lists(itertools.islice(batches, 4))
         state = loader.state_dict()
@@ -432,7 +435,7 @@ class Failing:
 
 
 def failing(error, behind=True):
-    return made(sampler=SubsetRandomSampler(Failing(error, behind)))
+    return made(cls=StatefulDataLoader, sampler=SubsetRandomSampler(Failing(error, behind)))
 
 
 @pytest.mark.parametrize("behind", [False, True])
@@ -774,7 +777,7 @@ class Stateful(Asked):
         ({"persistent_workers": False}, "persistent_workers=False with num_workers=2"),
         ({"persistent_workers": False, "num_workers": 0}, "num_workers=0"),
         ({"dataset": Stream()}, "an IterableDataset"),
-        ({"dataset": Stateful()}, "state_dict"),
+        ({"dataset": Stateful(), "cls": StatefulDataLoader}, "state_dict"),
         ({"dataset": ToldAsked(), "worker_method": "thread"}, "threads share the dataset"),
     ],
 )
@@ -789,7 +792,7 @@ def test_it_is_a_bool():
 
 
 def test_a_dataset_whose_state_is_never_taken_may_have_one():
-    with made(dataset=Stateful(), snapshot_every_n_steps=None) as loader:
+    with made(dataset=Stateful(), cls=StatefulDataLoader, snapshot_every_n_steps=None) as loader:
         assert [len(list(loader)) for _ in range(2)] == [10, 10]
 
 
@@ -881,7 +884,7 @@ def program(seed, prefetch):
         options["sampler"] = sampler
     else:
         options["shuffle"] = True
-    loader = made(prefetch, dataset, seed=3, **options)
+    loader = made(prefetch, dataset, StatefulDataLoader, seed=3, **options)
     seen, state, is_missed = [], None, False
     with loader:
         for epoch in range(8):

@@ -27,7 +27,7 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 import ringloader
-from ringloader import ArrayDataset, DataLoader, Dispatch, WorkerPool
+from ringloader import ArrayDataset, DataLoader, Dispatch, StatefulDataLoader, WorkerPool
 from ringloader._torch import select_path
 from ringloader._worker.gather import Rows
 
@@ -95,9 +95,9 @@ class Stream(IterableDataset):
             yield (0 if info is None else info.id), number, *drawn()[0]
 
 
-def made(dataset=None, **options):
+def made(dataset=None, cls=DataLoader, **options):
     options = {"collate_fn": list, "batch_size": 4, "seeding": "sample", "seed": SEED, **options}
-    return DataLoader(Drawing() if dataset is None else dataset, **options)
+    return cls(Drawing() if dataset is None else dataset, **options)
 
 
 def flat(batches):
@@ -679,6 +679,9 @@ class WithState(ByWorker):
     def state_dict(self):
         return {}
 
+    def load_state_dict(self, state):
+        pass
+
 
 @pytest.mark.parametrize("in_order", [True, False])
 @pytest.mark.parametrize("way", ["two", "threads", "persistent"])
@@ -694,7 +697,8 @@ def test_tasks_go_to_the_worker_with_the_fewest(way, in_order):
 
 @pytest.mark.parametrize("way", ["two", "threads"])
 @pytest.mark.parametrize(
-    ("dataset", "options"), [(ByWorker(), {"seeding": "torch", "seed": None}), (WithState(), {})]
+    ("dataset", "options"),
+    [(ByWorker(), {"seeding": "torch", "seed": None}), (WithState(), {"cls": StatefulDataLoader})],
 )
 def test_else_torchs_turns_stay(dataset, options, way):
     got = flat(made(dataset, batch_size=1, **WAYS[way], **options))
@@ -725,7 +729,8 @@ def test_a_resumed_epoch_goes_on_with_the_places_of_its_samples(way, seed, later
     later = {"worker_method": "thread", "num_workers": 2, **later} if way == "threads" else later
 
     def loader(**options):
-        return made(seed=seed, shuffle=True, generator=torch.Generator().manual_seed(6), **options)
+        generator = torch.Generator().manual_seed(6)
+        return made(cls=StatefulDataLoader, seed=seed, shuffle=True, generator=generator, **options)
 
     whole = loader(**WAYS[way])
     torch.manual_seed(4)
@@ -746,13 +751,13 @@ def test_a_resumed_epoch_goes_on_with_the_places_of_its_samples(way, seed, later
 def test_a_state_that_other_code_has_edited_or_at_the_end(batches):
     whole = made()
     epochs = [flat(whole) for _ in range(2)]
-    loader = made()
+    loader = made(cls=StatefulDataLoader)
     iterator = iter(loader)
     list(iterator) if batches is None else list(itertools.islice(iterator, batches))
     state = loader.state_dict()
     if batches == 1:
         state["_num_yielded"] = batches = 4
-    resumed = made(num_workers=2)
+    resumed = made(cls=StatefulDataLoader, num_workers=2)
     resumed.load_state_dict(state)
     rest = flat(resumed)
     assert rest == (epochs[1] if batches is None else epochs[0][4 * batches :])
@@ -764,7 +769,7 @@ def test_a_resumed_epoch_of_ranks():
     def loader(epoch, **options):
         sampler = DistributedSampler(Drawing(), 2, 1, seed=5)
         sampler.set_epoch(epoch)
-        return made(sampler=sampler, **options)
+        return made(cls=StatefulDataLoader, sampler=sampler, **options)
 
     whole = flat(loader(3))
     stopped = loader(3)

@@ -100,7 +100,7 @@ def test_the_rest_and_later_epochs_are_torchs(kind, has_generator, saver, resume
         after = torch.get_rng_state()
 
         torch.manual_seed(11)
-        stopped = built(ringloader.DataLoader, kind, has_generator, **options)
+        stopped = built(ringloader.StatefulDataLoader, kind, has_generator, **options)
         assert flat(stopped) == epochs[0]
         iterator = iter(stopped)
         got = flat(itertools.islice(iterator, stop))
@@ -112,7 +112,7 @@ def test_the_rest_and_later_epochs_are_torchs(kind, has_generator, saver, resume
 
         torch.manual_seed(99)
         data = Numbers()
-        resumed = built(ringloader.DataLoader, kind, has_generator, data, **WORKERS[resumer][1])
+        resumed = built(ringloader.StatefulDataLoader, kind, has_generator, data, **WORKERS[resumer][1])
         resumed.load_state_dict(state)
         torch.set_rng_state(before)
         assert through_json(resumed.state_dict()) == state
@@ -127,13 +127,13 @@ def test_the_rest_and_later_epochs_are_torchs(kind, has_generator, saver, resume
 @pytest.mark.parametrize("kind", [kind for kind in SAMPLERS if kind != "batches"])
 def test_the_rest_is_regrouped(kind):
     torch.manual_seed(2)
-    loader = built(ringloader.DataLoader, kind, False)
+    loader = built(ringloader.StatefulDataLoader, kind, False)
     iterator = iter(loader)
     got = flat(itertools.islice(iterator, 2))
     state = loader.state_dict()
     rest = flat(iterator)
     for size in (1, 5, 100):
-        resumed = built(ringloader.DataLoader, kind, False, size=size)
+        resumed = built(ringloader.StatefulDataLoader, kind, False, size=size)
         resumed.load_state_dict(state)
         batches = list(resumed)
         assert flat(batches) == rest
@@ -144,22 +144,22 @@ def test_the_rest_is_regrouped(kind):
 def test_no_batches():
     torch.manual_seed(2)
     for given in ({}, {"shuffle": True}):
-        loader = ringloader.DataLoader(Numbers(), batch_size=None, **given)
+        loader = ringloader.StatefulDataLoader(Numbers(), batch_size=None, **given)
         iterator = iter(loader)
         next(iterator), next(iterator)
         state = loader.state_dict()
-        resumed = ringloader.DataLoader(Numbers(), batch_size=None, **given)
+        resumed = ringloader.StatefulDataLoader(Numbers(), batch_size=None, **given)
         resumed.load_state_dict(state)
         assert list(resumed) == list(iterator)
 
 
 def test_a_resumed_epoch_is_resumed_again():
-    loader = built(ringloader.DataLoader, "random", False, num_workers=2)
+    loader = built(ringloader.StatefulDataLoader, "random", False, num_workers=2)
     whole, iterator = [], iter(loader)
     for _ in range(3):
         whole += next(iterator)
         state = loader.state_dict()
-        loader = built(ringloader.DataLoader, "random", False)
+        loader = built(ringloader.StatefulDataLoader, "random", False)
         loader.load_state_dict(state)
         iterator = iter(loader)
     assert state["_num_yielded"] == 3
@@ -167,10 +167,10 @@ def test_a_resumed_epoch_is_resumed_again():
 
 
 def test_workers_get_the_epochs_seed():
-    loader = built(ringloader.DataLoader, "random", False, num_workers=1)
+    loader = built(ringloader.StatefulDataLoader, "random", False, num_workers=1)
     iterator = iter(loader)
     next(iterator)
-    resumed = built(ringloader.DataLoader, "random", False, num_workers=1)
+    resumed = built(ringloader.StatefulDataLoader, "random", False, num_workers=1)
     resumed.load_state_dict(loader.state_dict())
     assert iter(resumed)._base_seed == iterator._base_seed
 
@@ -178,7 +178,7 @@ def test_workers_get_the_epochs_seed():
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2, "persistent_workers": True}])
 def test_edges_of_an_epoch(options):
     def fresh():
-        return built(ringloader.DataLoader, "random", True, **options)
+        return built(ringloader.StatefulDataLoader, "random", True, **options)
 
     whole = fresh()
     epochs = [list(whole) for _ in range(3)]
@@ -207,10 +207,10 @@ def test_workers_that_live_go_on_as_a_fresh_loader_does(kind):
     whole = built(torch.utils.data.DataLoader, kind, True, **options)
     epochs = [list(whole) for _ in range(2)]
     after = torch.get_rng_state()
-    live = built(ringloader.DataLoader, kind, True, **options)
+    live = built(ringloader.StatefulDataLoader, kind, True, **options)
     beginning = live.state_dict()
     list(live)
-    for loader in (live, built(ringloader.DataLoader, kind, True, **options)):
+    for loader in (live, built(ringloader.StatefulDataLoader, kind, True, **options)):
         loader.load_state_dict(beginning)
         torch.manual_seed(11)
         assert [list(loader), list(loader)] == epochs
@@ -218,19 +218,19 @@ def test_workers_that_live_go_on_as_a_fresh_loader_does(kind):
 
 
 def test_an_epoch_that_was_given_up_keeps_its_state():
-    loader = built(ringloader.DataLoader, "random", False)
+    loader = built(ringloader.StatefulDataLoader, "random", False)
     batch = next(iter(loader))
     gc.collect()
     state = loader.state_dict()
     assert (state["_num_yielded"], state["_iterator_finished"]) == (1, False)
-    resumed = built(ringloader.DataLoader, "random", False)
+    resumed = built(ringloader.StatefulDataLoader, "random", False)
     resumed.load_state_dict(state)
     assert sorted(flat([batch, *resumed])) == list(range(N))
 
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2}])
 def test_a_batch_that_raised_was_not_got(options):
-    loader = built(ringloader.DataLoader, "sequential", False, Numbers(bad=5), **options)
+    loader = built(ringloader.StatefulDataLoader, "sequential", False, Numbers(bad=5), **options)
     iterator = iter(loader)
     next(iterator)
     with pytest.raises(ValueError, match="a bad sample"):
@@ -238,14 +238,14 @@ def test_a_batch_that_raised_was_not_got(options):
     raised = loader.state_dict()
     assert next(iterator) == [8, 9, 10, 11]
     assert (raised["samples"], loader.state_dict()["samples"]) == (4, 12)
-    resumed = built(ringloader.DataLoader, "sequential", False)
+    resumed = built(ringloader.StatefulDataLoader, "sequential", False)
     resumed.load_state_dict(raised)
     assert next(iter(resumed)) == [4, 5, 6, 7]
 
 
 def test_rollover():
     def fresh():
-        return built(ringloader.DataLoader, "random", True, last_batch="rollover")
+        return built(ringloader.StatefulDataLoader, "random", True, last_batch="rollover")
 
     whole = fresh()
     epochs = [list(whole) for _ in range(3)]
@@ -264,12 +264,12 @@ def test_rollover():
 
 
 def test_an_edited_position():
-    loader = built(ringloader.DataLoader, "sequential", False)
+    loader = built(ringloader.StatefulDataLoader, "sequential", False)
     iterator = iter(loader)
     next(iterator), next(iterator)
     state = loader.state_dict()
     state["_num_yielded"] -= 1
-    resumed = built(ringloader.DataLoader, "sequential", False)
+    resumed = built(ringloader.StatefulDataLoader, "sequential", False)
     resumed.load_state_dict(state)
     assert next(iter(resumed)) == [4, 5, 6, 7]
     state["_iterator_finished"] = True
@@ -284,12 +284,12 @@ def test_a_position_edited_before_the_first_batch(has_generator):
         whole = [*built(torch.utils.data.DataLoader, kind, has_generator)]
         after = torch.get_rng_state()
         torch.manual_seed(11)
-        loader = built(ringloader.DataLoader, kind, has_generator)
+        loader = built(ringloader.StatefulDataLoader, kind, has_generator)
         iter(loader)
         state, drawn = loader.state_dict(), torch.get_rng_state()
         for passed in (1, 2, len(whole)):
             state["_num_yielded"] = passed
-            resumed = built(ringloader.DataLoader, kind, has_generator)
+            resumed = built(ringloader.StatefulDataLoader, kind, has_generator)
             resumed.load_state_dict(state)
             torch.set_rng_state(drawn)
             assert list(resumed) == whole[passed:], kind
@@ -297,26 +297,28 @@ def test_a_position_edited_before_the_first_batch(has_generator):
 
 
 def test_other_data_is_refused():
-    loader = built(ringloader.DataLoader, "random", True)
+    loader = built(ringloader.StatefulDataLoader, "random", True)
     next(iter(loader))
     state = loader.state_dict()
     for length in (N - 1, N + 1):
-        resumed = built(ringloader.DataLoader, "random", True, Numbers(length))
+        resumed = built(ringloader.StatefulDataLoader, "random", True, Numbers(length))
         resumed.load_state_dict(state)
         with pytest.raises(ValueError, match="are not those that the RandomSampler gives now"):
             iter(resumed)
         assert resumed.state_dict() == state
     # Fewer samples than were passed.
     for last_batch in ("keep", "rollover"):
-        loader = built(ringloader.DataLoader, "sequential", False, last_batch=last_batch)
+        loader = built(ringloader.StatefulDataLoader, "sequential", False, last_batch=last_batch)
         list(itertools.islice(iter(loader), 3))
-        shorter = built(ringloader.DataLoader, "sequential", False, Numbers(10), last_batch=last_batch)
+        shorter = built(
+            ringloader.StatefulDataLoader, "sequential", False, Numbers(10), last_batch=last_batch
+        )
         shorter.load_state_dict(loader.state_dict())
         with pytest.raises(ValueError, match="are not those that the SequentialSampler gives now"):
             next(iter(shorter))
-    loader = built(ringloader.DataLoader, "sequential", False)
+    loader = built(ringloader.StatefulDataLoader, "sequential", False)
     next(iter(loader))
-    longer = built(ringloader.DataLoader, "sequential", False, Numbers(N + 4))
+    longer = built(ringloader.StatefulDataLoader, "sequential", False, Numbers(N + 4))
     longer.load_state_dict(loader.state_dict())
     assert flat(longer) == list(range(4, N + 4))
 
@@ -329,14 +331,14 @@ def test_the_fingerprint_is_the_documented_sum():
         return z ^ z >> 31
 
     for kind, place, step in (("weighted", 0, 1), ("distributed", 1, 3)):
-        loader = built(ringloader.DataLoader, kind, True)
+        loader = built(ringloader.StatefulDataLoader, kind, True)
         got = flat(itertools.islice(iter(loader), 2))
         expected = sum(hashed(place + at * step, index) for at, index in enumerate(got)) % (1 << 64)
         assert loader.state_dict()["fingerprint"] == expected
 
 
 def test_bad_input_changes_nothing():
-    loader = built(ringloader.DataLoader, "random", True)
+    loader = built(ringloader.StatefulDataLoader, "random", True)
     next(iter(loader))
     state = loader.state_dict()
     with pytest.raises(TypeError, match="needs the dict"):
@@ -366,7 +368,7 @@ def test_bad_input_changes_nothing():
 
 def test_the_dict_is_small_and_plain(tmp_path):
     for kind, has in itertools.product(SAMPLERS, (False, True)):
-        loader = built(ringloader.DataLoader, kind, has)
+        loader = built(ringloader.StatefulDataLoader, kind, has)
         next(iter(loader))
         state = loader.state_dict()
         states = sum(len(value) > 100 for value in state.values() if isinstance(value, str))
@@ -377,14 +379,14 @@ def test_the_dict_is_small_and_plain(tmp_path):
 
 
 def test_the_epoch_of_a_distributed_sampler_is_set():
-    loader = built(ringloader.DataLoader, "distributed", False)
+    loader = built(ringloader.StatefulDataLoader, "distributed", False)
     loader.set_epoch(4)
     iterator = iter(loader)
     next(iterator)
     state = loader.state_dict()
     loader.set_epoch(5)
     assert loader.state_dict() == state
-    resumed = built(ringloader.DataLoader, "distributed", False)
+    resumed = built(ringloader.StatefulDataLoader, "distributed", False)
     resumed.load_state_dict(state)
     assert resumed.sampler.epoch == 4
     resumed.set_epoch(9)
@@ -392,11 +394,11 @@ def test_the_epoch_of_a_distributed_sampler_is_set():
 
 
 def test_copies_and_pickles_have_the_loaded_state():
-    loader = built(ringloader.DataLoader, "random", True)
+    loader = built(ringloader.StatefulDataLoader, "random", True)
     iterator = iter(loader)
     next(iterator)
     state = loader.state_dict()
-    loaded = built(ringloader.DataLoader, "random", True)
+    loaded = built(ringloader.StatefulDataLoader, "random", True)
     loaded.load_state_dict(state)
     copies = [copy.copy(loaded), copy.deepcopy(loaded), pickle.loads(pickle.dumps(loaded))]
     rest = list(iterator)
@@ -408,20 +410,20 @@ def test_copies_and_pickles_have_the_loaded_state():
 
 def test_workers_that_live_save_an_epoch_that_a_state_began():
     options = {"num_workers": 2, "persistent_workers": True}
-    loader = built(ringloader.DataLoader, "random", True, **options)
+    loader = built(ringloader.StatefulDataLoader, "random", True, **options)
     beginning = loader.state_dict()
     list(loader)
     loader.load_state_dict(beginning)
     iterator = iter(loader)
     next(iterator)
-    resumed = built(ringloader.DataLoader, "random", True)
+    resumed = built(ringloader.StatefulDataLoader, "random", True)
     resumed.load_state_dict(loader.state_dict())
     assert list(resumed) == list(iterator)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_call_that_is_refused_changes_nothing(workers):
-    loader = built(ringloader.DataLoader, "random", True, num_workers=workers)
+    loader = built(ringloader.StatefulDataLoader, "random", True, num_workers=workers)
     iterator = iter(loader)
     iterator.limit(2)
     assert len(list(iterator)) == 2

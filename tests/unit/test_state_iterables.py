@@ -88,7 +88,7 @@ WAYS = {
 
 
 def built(kind, way, size=4):
-    return ringloader.DataLoader(KINDS[kind](), batch_size=size, collate_fn=list, **WAYS[way])
+    return ringloader.StatefulDataLoader(KINDS[kind](), batch_size=size, collate_fn=list, **WAYS[way])
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -120,11 +120,11 @@ def test_an_epoch_goes_on(kind, way):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_after_the_end_comes_the_next_epoch(workers):
-    loader = ringloader.DataLoader(Stateful(), batch_size=4, collate_fn=list, num_workers=workers)
+    loader = ringloader.StatefulDataLoader(Stateful(), batch_size=4, collate_fn=list, num_workers=workers)
     first = list(loader)
     state = loader.state_dict()
     assert state["_iterator_finished"]
-    resumed = ringloader.DataLoader(Stateful(), batch_size=4, collate_fn=list, num_workers=workers)
+    resumed = ringloader.StatefulDataLoader(Stateful(), batch_size=4, collate_fn=list, num_workers=workers)
     resumed.load_state_dict(state)
     assert list(resumed) == first
 
@@ -173,7 +173,7 @@ class CursorThatFails(Cursor):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_batch_that_raised_was_not_got(workers):
     def made():
-        return ringloader.DataLoader(Failing(20), batch_size=2, collate_fn=list, num_workers=workers)
+        return ringloader.StatefulDataLoader(Failing(20), batch_size=2, collate_fn=list, num_workers=workers)
 
     loader = made()
     iterator = iter(loader)
@@ -212,7 +212,7 @@ class Remembering(torch.utils.data.Dataset):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_map_style_dataset_with_a_state(workers, every):
     def made():
-        return ringloader.DataLoader(
+        return ringloader.StatefulDataLoader(
             Remembering(),
             batch_size=4,
             shuffle=True,
@@ -238,7 +238,7 @@ def test_another_datasets_state_is_an_error():
     state = loader.state_dict()
     with pytest.raises(ValueError, match="has no state_dict"):
         built("plain", "two").load_state_dict(state)
-    mapped = ringloader.DataLoader([1, 2, 3])
+    mapped = ringloader.StatefulDataLoader([1, 2, 3])
     with pytest.raises(ValueError, match="that of IterableDataset"):
         mapped.load_state_dict(state)
 
@@ -259,7 +259,7 @@ def test_other_loaders_take_no_states():
             )
         )
     assert Counting.asked == 0
-    list(ringloader.DataLoader(Plain(), batch_size=4))
+    list(ringloader.StatefulDataLoader(Plain(), batch_size=4))
 
 
 class WithState(torch.utils.data.Dataset):
@@ -285,7 +285,7 @@ class WithState(torch.utils.data.Dataset):
 @pytest.mark.parametrize("kind", [Stateful, WithState])
 def test_threads_that_share_a_dataset_have_no_state(kind):
     def loader_of(workers, method):
-        return ringloader.DataLoader(kind(), batch_size=4, num_workers=workers, worker_method=method)
+        return ringloader.StatefulDataLoader(kind(), batch_size=4, num_workers=workers, worker_method=method)
 
     loader = loader_of(2, "thread")
     next(iter(loader))

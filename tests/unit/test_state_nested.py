@@ -46,12 +46,12 @@ class Counting(Sampler):
 def sharded(rank=0, ranks=1, seed=3, **options):
     inner = RandomSampler(range(N), generator=seeded(seed))
     batches = Shard(BatchSampler(inner, 4, False), rank, ranks)
-    return ringloader.DataLoader(Numbers(), batch_sampler=batches, collate_fn=list, **options)
+    return ringloader.StatefulDataLoader(Numbers(), batch_sampler=batches, collate_fn=list, **options)
 
 
 def counting(nested, **options):
     batches = BatchSampler(Counting(), 4, False)
-    return ringloader.DataLoader(
+    return ringloader.StatefulDataLoader(
         Numbers(), batch_sampler=Shard(batches) if nested else batches, collate_fn=list, **options
     )
 

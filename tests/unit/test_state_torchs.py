@@ -103,7 +103,7 @@ def test_the_rest_and_later_epochs_are_torchs(kind, options, monkeypatch):
     ):
         off(monkeypatch, stopped_off)
         torch.manual_seed(11)
-        loader = built(ringloader.DataLoader, kind, **options)
+        loader = built(ringloader.StatefulDataLoader, kind, **options)
         assert plain(loader) == epochs[0]
         iterator = iter(loader)
         got = plain(itertools.islice(iterator, stop))
@@ -114,7 +114,7 @@ def test_the_rest_and_later_epochs_are_torchs(kind, options, monkeypatch):
         off(monkeypatch, resumed_off)
         torch.manual_seed(99)
         data = Numbers()
-        resumed = built(ringloader.DataLoader, kind, data, **options)
+        resumed = built(ringloader.StatefulDataLoader, kind, data, **options)
         resumed.load_state_dict(state)
         torch.set_rng_state(before)
         rest = plain(resumed)
@@ -131,13 +131,13 @@ def test_persistent_workers(monkeypatch):
     options = {"num_workers": 2, "persistent_workers": True}
     whole = built(torch.utils.data.DataLoader, "generator", **options)
     epochs = [list(whole) for _ in range(3)]
-    loader = built(ringloader.DataLoader, "generator", **options)
+    loader = built(ringloader.StatefulDataLoader, "generator", **options)
     assert list(loader) == epochs[0]
     iterator = iter(loader)
     got = list(itertools.islice(iterator, 2))
     state = loader.state_dict()
     workers = iterator._workers
-    for resumed in (loader, built(ringloader.DataLoader, "generator", **options)):
+    for resumed in (loader, built(ringloader.StatefulDataLoader, "generator", **options)):
         resumed.load_state_dict(state)
         assert got + list(resumed) == epochs[1]
         assert list(resumed) == epochs[2]
@@ -147,7 +147,7 @@ def test_persistent_workers(monkeypatch):
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2}], ids=["none", "workers"])
 def test_a_batch_that_raised(options, monkeypatch):
     off(monkeypatch)
-    loader = built(ringloader.DataLoader, "sequential", Numbers(bad=5), **options)
+    loader = built(ringloader.StatefulDataLoader, "sequential", Numbers(bad=5), **options)
     iterator = iter(loader)
     assert next(iterator) == [0, 1, 2, 3]
     with pytest.raises(ValueError, match="a bad sample"):
@@ -162,10 +162,10 @@ def test_a_batch_that_raised(options, monkeypatch):
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2}], ids=["none", "workers"])
 def test_other_indices_are_refused(options, monkeypatch):
     off(monkeypatch)
-    loader = built(ringloader.DataLoader, "distributed", **options)
+    loader = built(ringloader.StatefulDataLoader, "distributed", **options)
     next(iter(loader))
     state = loader.state_dict()
-    other = built(ringloader.DataLoader, "distributed", **options)
+    other = built(ringloader.StatefulDataLoader, "distributed", **options)
     other.sampler.seed = 5
     other.load_state_dict(state)
     with pytest.raises(ValueError, match="are not those that the DistributedSampler gives now"):
@@ -176,7 +176,7 @@ def test_other_indices_are_refused(options, monkeypatch):
 @pytest.mark.parametrize(("stopped_off", "resumed_off"), [(True, True), (True, False), (False, True)])
 def test_a_stream_is_read_again(options, stopped_off, resumed_off, monkeypatch, caplog):
     def stream():
-        return ringloader.DataLoader(Stream(), batch_size=4, collate_fn=list, **options)
+        return ringloader.StatefulDataLoader(Stream(), batch_size=4, collate_fn=list, **options)
 
     off(monkeypatch, stopped_off)
     torch.manual_seed(3)
@@ -202,14 +202,14 @@ def test_a_stream_is_read_again(options, stopped_off, resumed_off, monkeypatch, 
         assert state["_num_yielded"] == len(got)
     assert got + list(rest) == whole
     assert len(list(resumed)) == len(whole)
-    other = ringloader.DataLoader(Stream(), batch_size=4, num_workers=1)
+    other = ringloader.StatefulDataLoader(Stream(), batch_size=4, num_workers=1)
     with pytest.raises(ValueError, match="num_workers"):
         other.load_state_dict(state)
 
 
 def test_a_warning_names_the_reason(monkeypatch, caplog):
     off(monkeypatch)
-    loader = ringloader.DataLoader(Stream(), batch_size=4)
+    loader = ringloader.StatefulDataLoader(Stream(), batch_size=4)
     next(iter(loader))
     loader.load_state_dict(loader.state_dict())
     iter(loader)
@@ -220,7 +220,7 @@ def test_a_warning_names_the_reason(monkeypatch, caplog):
 
 def test_where_torchs_loader_has_no_state(monkeypatch, caplog):
     off(monkeypatch)
-    loader = ringloader.DataLoader(Numbers(), num_workers=2, in_order=False)
+    loader = ringloader.StatefulDataLoader(Numbers(), num_workers=2, in_order=False)
     state = loader.state_dict()
     next(iter(loader))
     assert loader.state_dict() == {}
@@ -239,7 +239,7 @@ def test_where_torchs_loader_has_no_state(monkeypatch, caplog):
 def test_a_replaced_part(monkeypatch):
     own = _SingleProcessDataLoaderIter._next_data
     monkeypatch.setattr(_SingleProcessDataLoaderIter, "_next_data", lambda iterator: own(iterator))
-    loader = built(ringloader.DataLoader, "random")
+    loader = built(ringloader.StatefulDataLoader, "random")
     iterator = iter(loader)
     got = list(itertools.islice(iterator, 2))
     assert ringloader.report(iterator).path == "torch"
@@ -254,7 +254,7 @@ def test_map_style_pipes(options):
         pipe = SequenceWrapper(range(N))
 
     def loader_of():
-        return ringloader.DataLoader(pipe, batch_size=4, collate_fn=list, shuffle=True, **options)
+        return ringloader.StatefulDataLoader(pipe, batch_size=4, collate_fn=list, shuffle=True, **options)
 
     loader = loader_of()
     iterator = iter(loader)
@@ -269,7 +269,7 @@ def test_map_style_pipes(options):
 
 def test_the_sampler_is_torchs_to_others(monkeypatch):
     off(monkeypatch)
-    loader = ringloader.DataLoader(Numbers(), batch_size=4)
+    loader = ringloader.StatefulDataLoader(Numbers(), batch_size=4)
     iterator = iter(loader)
     assert isinstance(loader.sampler, SequentialSampler)
     assert type(loader.batch_sampler) is BatchSampler

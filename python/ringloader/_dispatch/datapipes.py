@@ -26,7 +26,7 @@ def translated(dataset: Any) -> Any:
     Raises:
         ValueError: If the pipe cannot be translated, with what stands in the way.
     """
-    if not isinstance(dataset, torch.utils.data.IterDataPipe) or _METHOD not in dataset.functions:
+    if not issubclass(type(dataset), torch.utils.data.IterDataPipe) or _METHOD not in dataset.functions:
         return dataset
     found: dict[int, Any] = {}
     others: dict[int, Any] = {}

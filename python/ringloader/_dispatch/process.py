@@ -82,7 +82,7 @@ class Dispatching:
 
 def dispatching_for(loader: Any, context: Any, share: int) -> Dispatching | None:
     """Starts dispatching for an iterator of a loader with workers. None if its dataset needs none."""
-    if not isinstance(loader.dataset, dataset.Dispatch):
+    if not issubclass(type(loader.dataset), dataset.Dispatch):
         return None
     in_turn = loader.in_order or not internals.counts_tasks_per_worker()
     return Dispatching(loader.dataset, context, loader.num_workers, share, in_turn)

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from ringloader._common import states
 from ringloader._iterator.pausing import Pausing
-from ringloader._state import tracked
 from ringloader._torch import internals
+from ringloader._worker.options import InFront
 
 if TYPE_CHECKING:
     import ringloader._native as _native
     from ringloader._options.collecting import Collecting
     from ringloader._options.seeding import Keys
     from ringloader._placement.device import Moving
-    from ringloader._state.tracked import Epoch
     from ringloader._stats.recording import Recording
 
 
@@ -80,6 +80,14 @@ def _transformed(transform: Callable[[Any], Any], take: Callable[[Any], Any], it
         raise RuntimeError("device_transform raised StopIteration") from error
 
 
+class WithoutDrawing(InFront):
+    """A loader for torch's iterator, which then draws its base seed from a new generator."""
+
+    def __init__(self, loader: Any) -> None:
+        super().__init__(loader)
+        self.generator = torch.Generator()
+
+
 class LoaderIterator(Pausing):
     """The part that iterators with and without workers share. Stands before a class of torch's."""
 
@@ -90,8 +98,8 @@ class LoaderIterator(Pausing):
     _index_sampler: Any
     _profile_name: str
     _IterableDataset_len_called: int | None
-    # What is known of the epoch beside the number of batches; None: the loader has no state.
-    _epoch: Epoch | None = None
+    # The epoch, if its state can be asked for; None for a loader whose class has no states.
+    _epoch: states.Epoch | None = None
 
     def __next__(self) -> Any:
         """Returns the next batch. MIRRORS torch dataloader.py::_BaseDataLoaderIter.__next__."""
@@ -106,13 +114,19 @@ class LoaderIterator(Pausing):
             else:
                 data = self._take_next(self)
         except BaseException as error:
-            if self._epoch is not None and not self._is_refused():
+            if self._epoch is not None:
                 self._epoch.note_raised(self, error)
             raise
-        self._num_yielded += 1
         if self._IterableDataset_len_called is not None:
             self._check_length(self._IterableDataset_len_called)
+        # The last step: a signal handler that asks for the state finds the batch returned, or under way.
+        self._num_yielded += 1
         return data
+
+    @property
+    def _batches_returned(self) -> int:
+        """Batches that calls of ``next`` have returned; one that still runs does not count."""
+        return self._num_yielded
 
     def _init_base(self, loader: Any) -> None:
         """Calls the constructor of torch's base, which draws the base seed unless it is known."""
@@ -120,33 +134,31 @@ class LoaderIterator(Pausing):
         if epoch is None or epoch.given_seed is None:
             internals.BaseIterator.__init__(self, loader)
         else:
-            internals.BaseIterator.__init__(self, tracked.WithoutDrawing(loader))
+            internals.BaseIterator.__init__(self, WithoutDrawing(loader))
             self._base_seed = epoch.given_seed
         if epoch is not None:
             epoch.begin(self, epoch.given_seed is None)
 
     def _places(self, keys: Keys) -> _native.Places:
         """Returns what gives tasks their places in the epoch that begins."""
-        if self._epoch is None or self._epoch.resumed is None:
-            if self._epoch is not None:
-                self._epoch.note_number(keys.epoch)
-            whole = self._epoch is not None and self._epoch.is_whole
-            return keys.begin(self._index_sampler, self._base_seed, whole=whole)
-        resumed = self._epoch.resumed
-        number = resumed.number if resumed.epoch is None else resumed.epoch
-        return keys.begin(
-            self._index_sampler, self._base_seed, resumed.ranges, number, resumed.start, self._epoch.is_whole
-        )
+        rest = None if self._epoch is None else self._epoch.rest
+        return keys.places(self._index_sampler, self._base_seed, rest)
+
+    def _drawing(self, loader: Any) -> Any:
+        """Returns the loader for torch's ``_reset``; in front of it for an epoch that has drawn before."""
+        has_drawn = self._epoch is not None and self._epoch.is_drawn
+        return WithoutDrawing(loader) if has_drawn else loader
 
     def _next_data(self) -> Any:
         return self._take_next(self)
 
     def _check_length(self, length: int) -> None:
-        if self._num_yielded <= length:
+        fetched = self._num_yielded + 1
+        if fetched <= length:
             return
         message = (
             f"Length of IterableDataset {self._dataset} was reported to be {length}"
-            f"(when accessing len(dataloader)), but {self._num_yielded} samples have been fetched. "
+            f"(when accessing len(dataloader)), but {fetched} samples have been fetched. "
         )
         if self._num_workers > 0:
             message += (

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import ringloader._native as _native
+from ringloader._common import states
 from ringloader._dispatch.dataset import Dispatch
 from ringloader._iterator.base import Delivery
 from ringloader._options import conflicts, epochs
@@ -17,7 +18,6 @@ from ringloader._options.table import TABLE, Options
 from ringloader._pool import pool
 from ringloader._report import report
 from ringloader._start import processes as starting
-from ringloader._state import datasets, objects, torchs, tracked
 from ringloader._stats import timing
 from ringloader._stats.recording import Recording
 from ringloader._torch import devices, internals, select_path
@@ -94,7 +94,8 @@ def _torchs(
     before = report.noted(loader)
     _check_for_torchs(loader, options, reason.text)
     delivery = _delivery(loader, options)
-    epoch = torchs.begin(loader, reason.text, without_ours)
+    kept = states.of(loader)
+    epoch = None if kept is None else kept.begin_torchs(loader, reason.text, without_ours)
     iterator = fall_back() if epoch is None else epoch.make(loader, without_ours)
     if report.noted(loader) is not before:
         # A hook further down has seen to it.
@@ -104,8 +105,8 @@ def _torchs(
     for name in options.changed():
         if TABLE[name].on_torchs == "is left out" and loader.num_workers > 0:
             select_path.say_once(f"{name} has no effect where torch's own loader runs")
-    if epoch is not None:
-        tracked.has_begun(loader, epoch.epoch, None)
+    if kept is not None and epoch is not None:
+        kept.has_begun(loader, epoch.epoch, None)
     if epoch is not None or delivery != Delivery():
         iterator = TorchsIterator(iterator, delivery, epoch)
     report.record(loader, iterator, "torch", reason.text, delivery.counters, delivery.recording)
@@ -118,7 +119,7 @@ def _check_for_torchs(loader: Any, options: Options, reason: str) -> None:
     if loader.num_workers == 0:
         # `reseed_workers` means nothing without workers.
         names = [name for name in names if name != "reseed_workers"]
-    if isinstance(loader.dataset, Dispatch) and loader.num_workers > 0:
+    if issubclass(type(loader.dataset), Dispatch) and loader.num_workers > 0:
         names.append("a Dispatch as dataset")
     if names:
         raise RuntimeError(
@@ -146,8 +147,9 @@ def _delivery(loader: Any, options: Options) -> Delivery:
         return Delivery(collecting=bad_samples, transform=transform, recording=recorded)
     if bad_samples is not None:
         transform = collecting.through(transform)
-    if transform is not None and loader.num_workers > 0 and datasets.is_asked(loader):
-        transform = objects.through(transform)
+    kept = states.of(loader)
+    if transform is not None and loader.num_workers > 0 and kept is not None and kept.ask_dataset(loader):
+        transform = kept.through(transform)
     moving = Moving(device, options.device_prefetch, transform)
     return Delivery(moving, bad_samples, recording=recorded)
 
@@ -164,12 +166,13 @@ def _worker_options(loader: Any, options: Options, epoch: int | None, timed: Any
     from ringloader._options import handling, seeding
     from ringloader._worker import gather
 
+    kept = states.of(loader)
     found = (
         gather.option_for(loader),
         handling.option_for(options),
         epochs.option_for(loader, options, epoch),
         # Behind that, so that states are of the epoch's dataset, and go beside what the others make.
-        datasets.option_for(loader, options),
+        None if kept is None else kept.worker_option(loader),
         timed if options.stats else None,
         # It takes the places off indices.
         seeding.option_for(loader, options),
@@ -188,8 +191,8 @@ def _without_workers(loader: Any, options: Options) -> Any:
         is_iterable = loader._dataset_kind == internals.ITERABLE
         timed = timing.TimingHere(delivery.recording.recorder, is_iterable)
     worker_options = _worker_options(loader, options, epoch, timed)
-    keys = seeding.keys_for(loader, options, epoch)
-    made = SingleProcessIterator(loader, worker_options, delivery, keys)
+    keys = seeding.keys_for(loader, options)
+    made = SingleProcessIterator(loader, worker_options, delivery, keys, epoch)
     report.record(loader, made, "single-process", "num_workers is 0", delivery.counters, delivery.recording)
     return made
 
@@ -204,8 +207,10 @@ def _with_threads(loader: Any, options: Options) -> Any:
     clocks = [_native.WorkerClock() for _ in range(loader.num_workers if options.stats else 0)]
     worker_options = _worker_options(loader, options, epoch, timing.Timing(clocks))
     transport = threads.make_transport(loader, options, worker_options, clocks)
-    keys = seeding.keys_for(loader, options, epoch)
-    made = WorkersIterator(loader, transport, delivery, keys=keys, next_epoch=_next_epoch(loader, options))
+    keys = seeding.keys_for(loader, options)
+    made = WorkersIterator(
+        loader, transport, delivery, keys=keys, next_epoch=_next_epoch(loader, options), number=epoch
+    )
     return _noted(loader, made, transport, delivery)
 
 
@@ -219,7 +224,7 @@ def _with_processes(loader: Any, options: Options) -> Any:
 
     epoch = epochs.count(loader, options)
     worker_options = _worker_options(loader, options, epoch, timing.Timing())
-    keys = seeding.keys_for(loader, options, epoch)
+    keys = seeding.keys_for(loader, options)
     lease = None
     try:
         if options.worker_pool is not None and pool.takes(
@@ -255,7 +260,7 @@ def _with_processes(loader: Any, options: Options) -> Any:
     next_epoch = _next_epoch(loader, options)
     try:
         made = WorkersIterator(
-            loader, transport, delivery, options.main_prefetch, restarting, keys, next_epoch
+            loader, transport, delivery, options.main_prefetch, restarting, keys, next_epoch, epoch
         )
     except OSError as error:
         _is_for_descriptors(error)

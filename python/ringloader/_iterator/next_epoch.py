@@ -22,11 +22,13 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler
 
-from ringloader._common import errors
+from ringloader._common import errors, states
+from ringloader._common.attributes import stored
 from ringloader._options import epochs
 from ringloader._options.epochs import EpochOption
-from ringloader._state import order, tracked
+from ringloader._sources import inside
 from ringloader._torch import internals, select_path
+from ringloader._worker.telling import epoch_listeners
 from ringloader.rollover import RolloverBatchSampler
 
 # Samplers whose order follows from what is compared and put back here. One of the program's may count its
@@ -42,7 +44,7 @@ _KNOWN = {
     *(internals.InfiniteConstantSampler, list, range, tuple),
 }
 # Attributes of an iterator that are of its epoch.
-_OF_EPOCH = ("_epoch", "_epoch_to_tell", "_num_yielded", "_sampler_iter")
+_OF_EPOCH = ("_epoch", "_epoch_to_tell", "_num_yielded", "_number", "_sampler_iter")
 
 
 class NextEpoch:
@@ -58,26 +60,22 @@ class NextEpoch:
         self._lock = threading.Lock()
         self._names = _Names(loader)
         self._begun: _Begun | None = None
-        # True while a call of `next` has not come to its batch.
-        self.is_beginning = False
 
     def next(self, take: Callable[[Any], Any], iterator: Any) -> Any:
         """Returns the next batch that ``take`` gives. May begin the next epoch before."""
-        self.is_beginning = True
         if self._begun is None and iterator._scheduler.is_at_end() and self._lock.acquire(blocking=False):
             try:
                 self._begin(iterator)
             finally:
                 self._lock.release()
-        self.is_beginning = False
         return take(iterator)
 
     def _begin(self, iterator: Any) -> None:
         loader = self._loader()
         # Another thread may have begun it; a loaded state says where the next epoch begins.
-        if loader is None or self._begun is not None or tracked.loaded_of(loader) is not None:
+        if loader is None or self._begun is not None or _is_loaded(loader):
             return
-        unknown = _unknown(order.samplers_in(loader._index_sampler))
+        unknown = _unknown(inside.samplers_in(loader._index_sampler))
         if unknown is not None:
             select_path.say_once(
                 f"prefetch_epochs has no effect with a {unknown.__name__}: only the order of samplers of "
@@ -90,7 +88,7 @@ class NextEpoch:
             begun.name(iterator, loader)
             iterator._draw(loader)
             begun.is_told = True
-            iterator._scheduler.follow(iterator._tell(loader))
+            iterator._scheduler.follow(iterator._tell())
             for _ in range(iterator._prefetch_factor * iterator._num_workers):
                 iterator._scheduler.put_following(iterator)
             begun.is_whole = True
@@ -150,7 +148,8 @@ class _Shown:
     def __init__(self, iterator: Any, loader: Any) -> None:
         self.number = epochs.next_of(loader)
         self.rest = _rest_of(loader)
-        self._noted = tracked.noted(loader)
+        kept = states.of(loader)
+        self._noted = None if kept is None else kept.noted(loader)
         self._of_iterator = {name: getattr(iterator, name) for name in _OF_EPOCH}
         # A successor of a worker has the number of the epoch that is under way.
         options = (option for option in iterator._transport.options if isinstance(option, EpochOption))
@@ -159,7 +158,9 @@ class _Shown:
     def put(self, iterator: Any, loader: Any) -> None:
         """Has both show this epoch."""
         epochs.count_from(loader, self.number)
-        tracked.note(loader, self._noted)
+        kept = states.of(loader)
+        if kept is not None:
+            kept.note(loader, self._noted)
         if self.rest is not None:
             loader._index_sampler.set_rest(self.rest)
         for name, value in self._of_iterator.items():
@@ -207,11 +208,11 @@ class _Begun:
 
     def fits(self, iterator: Any, loader: Any) -> bool:
         """True if ``iter`` would begin the same epoch now."""
-        is_named = iterator._epoch_to_tell == self._named or not epochs.epoch_listeners(loader.dataset)
+        is_named = iterator._epoch_to_tell == self._named or not epoch_listeners(loader.dataset)
         return (
             is_named
             and epochs.next_of(loader) == self._number
-            and tracked.loaded_of(loader) is None
+            and not _is_loaded(loader)
             and not self._drawn.is_set_meanwhile()
             and _are_same(_seen(loader), self._seen)
         )
@@ -237,8 +238,8 @@ class _Drawn:
     """The generators that an epoch may draw from, and their states before and behind its beginning."""
 
     def __init__(self, loader: Any) -> None:
-        samplers = order.samplers_in(loader._index_sampler)
-        found = [getattr(one, "generator", None) for one in (loader, *samplers)]
+        samplers = inside.samplers_in(loader._index_sampler)
+        found = [stored(one, "generator") for one in (loader, *samplers)]
         distinct = {id(one): one for one in (torch.default_generator, *found) if one is not None}
         self._generators = [one for one in distinct.values() if isinstance(one, torch.Generator)]
         self._before = self._states()
@@ -322,7 +323,13 @@ class _Names:
 
 
 def _with_epochs(loader: Any) -> list[Any]:
-    return [one for one in order.samplers_in(loader._index_sampler) if order.has_epoch(one)]
+    return [one for one in inside.samplers_in(loader._index_sampler) if inside.has_epoch(one)]
+
+
+def _is_loaded(loader: Any) -> bool:
+    """True if a loaded state says where the next epoch begins."""
+    kept = states.of(loader)
+    return kept is not None and kept.is_loaded(loader)
 
 
 def _unknown(samplers: Iterable[Any]) -> type | None:
@@ -351,7 +358,7 @@ def _step(new: int, old: int) -> int:
 def _seen(loader: Any) -> list[object]:
     """Returns what the order of a loader's next epoch follows from, beside its number and generators."""
     found: list[object] = [_length(loader.dataset), *(_rest_of(loader) or ())]
-    for sampler in order.samplers_in(loader._index_sampler):
+    for sampler in inside.samplers_in(loader._index_sampler):
         found += (sampler, _length(sampler))
         for name, value in getattr(sampler, "__dict__", {}).items():
             # What a rollover keeps is copied each time.

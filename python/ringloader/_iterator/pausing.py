@@ -81,10 +81,6 @@ class Pausing:
         gate = self._gate
         return gate is not None and not gate.has_ended and gate.is_closed()
 
-    def _is_refused(self) -> bool:
-        """True if the call of ``next`` that has raised was not let through, and so changed nothing."""
-        return self._gate is not None and not self._gate.has_let_through
-
     def _put_gate(self) -> _Gate:
         """Returns the iterator's gate, which is put there if there is none."""
         if self._gate is None:
@@ -123,8 +119,6 @@ class _Gate:
         self.take = take
         self.limit: int | None = None
         self.has_ended = False
-        # False if the last call was refused.
-        self.has_let_through = True
         # Taken by calls that got no batch.
         self._returned: collections.deque[object] = collections.deque()
         self._permits: Iterator[object] = iter(())
@@ -143,7 +137,6 @@ class _Gate:
 
     def next(self, iterator: Any) -> Any:
         """Returns the iterator's next batch."""
-        self.has_let_through = False
         if self.has_ended:
             raise RuntimeError(_ENDED)
         returned, permits = self._returned, self._permits
@@ -151,7 +144,6 @@ class _Gate:
             permit = returned.pop()
         except IndexError:
             permit = next(permits)
-        self.has_let_through = True
         try:
             return self.take(iterator)
         except BaseException:

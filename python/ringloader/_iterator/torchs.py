@@ -5,11 +5,10 @@ from __future__ import annotations
 import functools
 from typing import Any, NoReturn
 
+from ringloader._common import states
 from ringloader._iterator import pausing
 from ringloader._iterator.base import Delivery
 from ringloader._iterator.pausing import Pausing
-from ringloader._state import torchs, tracked
-from ringloader._state.torchs import TorchsEpoch
 from ringloader._torch import hook, internals
 
 
@@ -22,10 +21,14 @@ class TorchsIterator(Pausing):
         epoch: The epoch, if the loader has a state.
     """
 
-    def __init__(self, iterator: Any, delivery: Delivery, epoch: TorchsEpoch | None = None) -> None:
+    def __init__(self, iterator: Any, delivery: Delivery, epoch: states.TorchsEpoch | None = None) -> None:
         self._iterator = iterator
         self._delivery = delivery
         self._epoch = epoch
+        # Batches that `next` has returned: torch's iterator counts one before it is moved to a device.
+        self._batches_returned = 0
+        if epoch is not None:
+            epoch.attach(self)
         recording, moving = delivery.recording, delivery.moving
         if recording is None or moving is None:
             self._take_next = delivery.moved(_next_of)
@@ -41,9 +44,12 @@ class TorchsIterator(Pausing):
 
     def __next__(self) -> Any:
         try:
-            return self._take_next(self)
+            batch = self._take_next(self)
+            # Its state may be asked for at any time, by a signal handler too: this is the last step.
+            self._batches_returned += 1
+            return batch
         except BaseException as error:
-            if self._epoch is not None and not self._is_refused():
+            if self._epoch is not None:
                 self._epoch.epoch.note_raised(self, error)
             if isinstance(error, Exception):
                 # An iterator of torch's finds the end of its workers, and takes it for a loss.
@@ -61,15 +67,20 @@ class TorchsIterator(Pausing):
         self._remove_gate()
         self._delivery.begin_recording()
         get_iterator = hook.beneath(internals.Loader._get_iterator)
-        self._epoch = torchs.begin(loader, "it began the epoch before", get_iterator, True)
+        kept = states.of(loader)
+        if kept is not None:
+            self._epoch = kept.begin_torchs(loader, "it began the epoch before", get_iterator, True)
         if self._delivery.moving is not None:
             self._delivery.moving.abandon()
         self._delivery.begin_epoch(loader)
         if self._epoch is None:
             self._iterator._reset(loader, first_iter)
         else:
+            self._batches_returned = 0
+            self._epoch.attach(self)
             self._epoch.reset(self._iterator, loader)
-            tracked.has_begun(loader, self._epoch.epoch, None)
+            assert kept is not None
+            kept.has_begun(loader, self._epoch.epoch, None)
 
     def _stop(self, message: str) -> None:
         """Has torch's iterator raise this message, also in a thread that waits in it.

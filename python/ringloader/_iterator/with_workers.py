@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import ringloader._native as _native
+from ringloader._common import states
 from ringloader._iterator.base import Delivery, LoaderIterator
 from ringloader._iterator.next_epoch import NextEpoch
 from ringloader._iterator.restarting import Restarting
@@ -14,7 +15,6 @@ from ringloader._options import epochs, overdue
 from ringloader._placement import decoding, lookahead, pinning
 from ringloader._placement.lookahead import Placement
 from ringloader._sources import samplers
-from ringloader._state import tracked
 from ringloader._torch import data_pipes, devices, internals
 from ringloader._transport.protocol import Transport
 from ringloader._worker.loop import Resume, Work
@@ -42,6 +42,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         restarting: Starts successors of workers that were lost.
         keys: Makes the keys and places of each epoch's samples, for workers that seed generators by them.
         next_epoch: Begins the next epoch before ``iter`` does.
+        number: The number of the first epoch, if an option counts epochs.
     """
 
     # The module itself: an iterator that lives on while modules are torn down finds their names None.
@@ -67,6 +68,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         restarting: Restarting | None = None,
         keys: Keys | None = None,
         next_epoch: NextEpoch | None = None,
+        number: int | None = None,
     ) -> None:
         self._transport = transport
         self._delivery = delivery
@@ -74,14 +76,18 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         self._restarting = restarting
         self._keys = keys
         self._next_epoch = next_epoch
+        self._number = number
         self._workers: list[Any] = []
         self._workers_status = [True] * loader.num_workers
         self._persistent_workers = loader.persistent_workers
         try:
             loader.check_worker_number_rationality()
-            self._epoch = tracked.begin(loader)
-            if self._epoch is not None:
+            kept = states.of(loader)
+            if kept is not None:
+                self._epoch = kept.begin(loader, self, number)
                 self._epoch.give_starts(transport.options)
+            if keys is not None:
+                keys.begin(loader._index_sampler, number)
             self._init_base(loader)
             if delivery.moving is not None:
                 self._pin_memory = False
@@ -125,14 +131,14 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
             self._delivery.begin_recording()
         source: _native.IndexSource | None = None
         if first_iter:
-            internals.BaseIterator._reset(self, tracked.drawing_from(self._epoch, loader), True)
+            internals.BaseIterator._reset(self, self._drawing(loader), True)
             self._scheduler = self._make_scheduler(self._index_source())
             self._take = self._taking()
         else:
             if self._next_epoch is None or not self._next_epoch.take_over(self, loader):
                 self._draw(loader)
                 self._transport.begin_epoch()
-                source = self._tell(loader)
+                source = self._tell()
             epochs.say_if_forgotten(loader)
             self._delivery.begin_epoch(loader)
             if self._restarting is not None:
@@ -142,36 +148,40 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
             if source is not None:
                 self._scheduler.reset(source)
         self._workers_status = [True] * self._num_workers
-        states = None if self._epoch is None else self._epoch.dataset
-        if first_iter or states is not None:
-            take = self._take if states is None else states.around(self._take)
+        dataset = None if self._epoch is None else self._epoch.dataset
+        if first_iter or dataset is not None:
+            take = self._take if dataset is None else dataset.around(self._take)
             self._take_next = self._delivery.around(take)
         if first_iter or source is not None:
             for _ in range(self._prefetch_factor * self._num_workers):
                 self._scheduler.put_index(self)
-        tracked.has_begun(loader, self._epoch, self._delivery.collecting)
+        kept = states.of(loader)
+        if kept is not None:
+            kept.has_begun(loader, self._epoch, self._delivery.collecting)
 
     def _draw(self, loader: Any) -> None:
         """Begins another epoch in this process."""
-        self._epoch = tracked.begin(loader, are_same=True)
-        internals.BaseIterator._reset(self, tracked.drawing_from(self._epoch, loader))
+        self._number = epochs.count_again(self, loader)
+        kept = states.of(loader)
+        if kept is not None:
+            self._epoch = kept.begin(loader, self, self._number, are_same=True)
+        if self._keys is not None:
+            self._keys.begin(loader._index_sampler, self._number)
+        internals.BaseIterator._reset(self, self._drawing(loader))
         if self._epoch is not None:
             self._epoch.begin(self, False)
             self._epoch.give_starts(self._transport.options)
 
-    def _tell(self, loader: Any) -> _native.IndexSource:
+    def _tell(self) -> _native.IndexSource:
         """Tells the workers of another epoch, and returns the source of its tasks."""
-        states = None if self._epoch is None else self._epoch.dataset
-        number, named = epochs.resume(self, loader)
+        dataset = None if self._epoch is None else self._epoch.dataset
+        number, named, self._epoch_to_tell = self._number, self._epoch_to_tell, None
         # Behind the tasks of an abandoned epoch, which still run, as torch's do. They are not waited for:
         # their results are told by their epoch.
         for worker in range(self._num_workers):
-            start = None if states is None else states.start_of(worker)
+            start = None if dataset is None else dataset.start_of(worker)
             self._transport.send(worker, Resume(self._shared_seed, number, named, start))
         return self._index_source()
-
-    def _is_refused(self) -> bool:
-        return super()._is_refused() or (self._next_epoch is not None and self._next_epoch.is_beginning)
 
     def _index_source(self) -> _native.IndexSource:
         places = None if self._keys is None else self._places(self._keys)
@@ -296,8 +306,8 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         """Starts a successor of a worker that has ended, if there may be one."""
         successor = None
         if self._restarting is not None:
-            states = None if self._epoch is None else self._epoch.dataset
-            self._restarting.note_state(worker_id, states is None or states.succeed(worker_id))
+            dataset = None if self._epoch is None else self._epoch.dataset
+            self._restarting.note_state(worker_id, dataset is None or dataset.succeed(worker_id))
             successor = self._restarting.successor(self._workers[worker_id], worker_id, in_hand)
         if successor is None:
             return False

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ringloader._common import states
 from ringloader._iterator.base import Delivery, LoaderIterator
 from ringloader._options.epochs import EpochOption
 from ringloader._options.seeding import Keys, Placing
-from ringloader._state import tracked
 from ringloader._torch import data_pipes, internals
 from ringloader._worker import collate
 from ringloader._worker import options as worker_options
@@ -25,6 +25,7 @@ class SingleProcessIterator(LoaderIterator, internals.SingleIterator):  # type: 
         options: The options that workers would ask.
         delivery: Options that take part when a batch is handed out.
         keys: Makes the key and the places of the epoch's samples, by which an option seeds generators.
+        number: The number of the epoch, if an option counts epochs.
     """
 
     def __init__(
@@ -33,10 +34,14 @@ class SingleProcessIterator(LoaderIterator, internals.SingleIterator):  # type: 
         options: Sequence[WorkerOption],
         delivery: Delivery,
         keys: Keys | None = None,
+        number: int | None = None,
     ) -> None:
-        self._epoch = tracked.begin(loader)
-        if self._epoch is not None:
+        kept = states.of(loader)
+        if kept is not None:
+            self._epoch = kept.begin(loader, self, number)
             self._epoch.give_starts(options)
+        if keys is not None:
+            keys.begin(loader._index_sampler, number)
         self._init_base(loader)
         # Analysers of traces look for it.
         self._profile_name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
@@ -61,7 +66,8 @@ class SingleProcessIterator(LoaderIterator, internals.SingleIterator):  # type: 
             self._epoch.read(self)
         if keys is not None:
             self._dataset_fetcher = Placing(self._dataset_fetcher, self._places(keys))
-        tracked.has_begun(loader, self._epoch, delivery.collecting)
+        if kept is not None:
+            kept.has_begun(loader, self._epoch, delivery.collecting)
 
     def _next_index(self) -> Any:
         read = super()._next_index

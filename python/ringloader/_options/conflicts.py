@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import ringloader.bad_samples as bad_samples
+from ringloader._common import states
 from ringloader._dispatch.dataset import Dispatch
-from ringloader._options import epochs
 from ringloader._options.checks import THREAD
 from ringloader._options.table import Options
 from ringloader._torch import internals, select_path
+from ringloader._worker.telling import epoch_listeners
 
 
 def check(loader: Any, options: Options) -> None:
@@ -49,7 +50,7 @@ def _conflicts(loader: Any, options: Options) -> Iterator[tuple[tuple[str, ...],
 
 def _rules(loader: Any, options: Options) -> Iterator[_Rule]:
     """Yields the rules that a loader breaks."""
-    is_dispatch = isinstance(loader.dataset, Dispatch)
+    is_dispatch = issubclass(type(loader.dataset), Dispatch)
     yield from _of_workers(loader, options)
     if options.worker_method == THREAD and loader.num_workers > 0:
         yield from _of_threads(loader)
@@ -80,10 +81,10 @@ def _of_threads(loader: Any) -> Iterator[_Rule]:
     if context is not None:
         why = "threads are not started by a context; leave one of them out"
         yield names, f"multiprocessing_context={context!r}", why
-    if isinstance(loader.dataset, internals.DATA_PIPES):
+    if issubclass(type(loader.dataset), internals.DATA_PIPES):
         why = "each worker needs a copy of its graph; leave worker_method out, or use a Dataset"
         yield names, "a DataPipe as dataset", why
-    if isinstance(loader.dataset, Dispatch):
+    if issubclass(type(loader.dataset), Dispatch):
         yield (
             names,
             "a Dispatch as dataset",
@@ -94,8 +95,7 @@ def _of_threads(loader: Any) -> Iterator[_Rule]:
 
 def _of_next_epoch(loader: Any, options: Options) -> Iterator[_Rule]:
     names = ("prefetch_epochs",)
-    dataset = loader.dataset
-    has_state = all(callable(getattr(dataset, name, None)) for name in ("state_dict", "load_state_dict"))
+    kept = states.of(loader)
     if not (loader.persistent_workers and loader.num_workers > 0):
         yield (
             names,
@@ -110,14 +110,14 @@ def _of_next_epoch(loader: Any, options: Options) -> Iterator[_Rule]:
             "its iterator would begin again before iter() asks for it, and what it gave to an epoch that "
             "is dropped would be lost; leave prefetch_epochs out",
         )
-    elif has_state and options.snapshot_every_n_steps is not None:
+    elif kept is not None and kept.ask_dataset(loader):
         yield (
             names,
             "a dataset with a state_dict",
             "its state between two epochs would be one of the next; leave prefetch_epochs out, or pass "
             "snapshot_every_n_steps=None",
         )
-    elif options.worker_method == THREAD and epochs.epoch_listeners(dataset):
+    elif options.worker_method == THREAD and epoch_listeners(loader.dataset):
         yield (
             names,
             f"worker_method={THREAD!r} over a dataset with set_epoch",

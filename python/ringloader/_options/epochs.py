@@ -4,59 +4,35 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy
 import torch
 import torch.distributed
-from torch.utils.data import ChainDataset, ConcatDataset, StackDataset, Subset, get_worker_info
+from torch.utils.data import get_worker_info
 from torch.utils.data.distributed import DistributedSampler
 
+from ringloader._common.attributes import has_method, stored
 from ringloader._common.weak_registry import WeakRegistry
 from ringloader._options.table import Options
 from ringloader._torch import internals, select_path
 from ringloader._worker.options import WorkerOption
+from ringloader._worker.telling import TellingOption, epoch_listeners
 from ringloader.seeds import Seeds
-
-
-def epoch_listeners(dataset: Any) -> list[Any]:
-    """Returns the datasets with a ``set_epoch`` in ``dataset``, each once.
-
-    A dataset with a ``set_epoch`` of its own is told alone. Below one without, torch's wrapping datasets are
-    searched: ``Subset``, ``ConcatDataset``, ``ChainDataset`` and ``StackDataset``.
-    """
-    found: list[Any] = []
-    seen: set[int] = set()
-    pending = [dataset]
-    while pending:
-        one = pending.pop()
-        if id(one) in seen:
-            continue
-        seen.add(id(one))
-        if hasattr(one, "set_epoch"):
-            found.append(one)
-        elif isinstance(one, Subset):
-            pending.append(one.dataset)
-        elif isinstance(one, (ConcatDataset, ChainDataset, StackDataset)):
-            inner: Any = one.datasets
-            parts = list(inner.values() if isinstance(inner, Mapping) else inner)
-            pending.extend(reversed(parts))
-    return found
-
 
 # Called with the dataset, torch's worker info and the seeds; returns the dataset for the epoch, or None.
 ResetFn = Callable[[Any, Any, Seeds], Any]
 
 
 class EpochOption(WorkerOption):
-    """Tells the dataset the epoch, sets generators anew, calls ``worker_reset_fn``: where it was asked for.
+    """Sets generators anew and calls ``worker_reset_fn`` when an epoch begins, where it was asked for.
 
     Args:
         reset_fn: The user's function.
         reseeds: Whether the generators of python, numpy and torch are set anew; in a thread, its own three.
         seed: What the seeds come from; None for torch's base seed.
-        epoch: The first epoch. Those that follow count up, until :meth:`tell` says another.
+        epoch: The first epoch. The next ones count up, until :meth:`count_from` sets another number.
         rank: This process's, or that of the main process.
         world_size: How many ranks there are.
     """
@@ -76,19 +52,12 @@ class EpochOption(WorkerOption):
         self._epoch = epoch
         self._rank = rank
         self._world_size = world_size
-        # The epoch that the dataset is told when the next one begins.
-        self._to_tell: int | None = None
         # The base seed of a loader without workers, which begins epochs as a single worker: code that shares
         # a dataset out then reads all of it.
         self.base_seed: int | None = None
 
-    def tell(self, epoch: int, is_told: bool) -> None:
-        """Sets the number of the next epoch. The dataset is told when it begins."""
-        self._epoch = epoch
-        self._to_tell = None if is_told else epoch
-
     def count_from(self, epoch: int) -> None:
-        """Sets the number of the next epoch without telling the dataset."""
+        """Sets the number of the next epoch."""
         self._epoch = epoch
 
     @property
@@ -101,11 +70,7 @@ class EpochOption(WorkerOption):
         info: Any = get_worker_info()
         if self.base_seed is not None:
             info = internals.WorkerInfo(id=0, num_workers=1, seed=self.base_seed, dataset=dataset)
-        epoch, to_tell, self._epoch, self._to_tell = self._epoch, self._to_tell, self._epoch + 1, None
-        for listener in () if to_tell is None else epoch_listeners(dataset):
-            listener.set_epoch(to_tell)
-        if self._reset_fn is None and not self._reseeds:
-            return dataset
+        epoch, self._epoch = self._epoch, self._epoch + 1
         agreed = self._seed is not None or self._world_size == 1
         seed = info.seed - info.id if self._seed is None else self._seed
         seeds = Seeds(seed, epoch=epoch, rank=self._rank, shared_by_all=agreed).spawn(info.id)
@@ -119,19 +84,6 @@ class EpochOption(WorkerOption):
             # To the worker loop that would be the end of an iterable dataset.
             raise RuntimeError("worker_reset_fn raised StopIteration") from error
         return dataset if returned is None else returned
-
-
-class TellingOption(WorkerOption):
-    """Tells the dataset of a pool's process, which other loaders may have too, the epoch of one loader."""
-
-    def __init__(self, epoch: int) -> None:
-        self._epoch = epoch
-
-    def begin(self, dataset: Any) -> Any:
-        """Begins an epoch in a worker. Returns its dataset."""
-        for listener in epoch_listeners(dataset):
-            listener.set_epoch(self._epoch)
-        return dataset
 
 
 def _set_generators(seeds: Seeds, info: Any) -> None:
@@ -187,8 +139,7 @@ def option_for(loader: Any, options: Options, epoch: int | None) -> EpochOption 
 
 
 def _begins(loader: Any, options: Options) -> bool:
-    tells = loader.persistent_workers and loader.num_workers > 0 and bool(epoch_listeners(loader.dataset))
-    return options.worker_reset_fn is not None or _reseeds(loader, options) or tells
+    return options.worker_reset_fn is not None or _reseeds(loader, options)
 
 
 def _reseeds(loader: Any, options: Options) -> bool:
@@ -261,7 +212,7 @@ def set_next(loader: Any, epoch: int) -> None:
     batch_sampler = loader.batch_sampler
     samplers = (loader.sampler, batch_sampler, getattr(batch_sampler, "sampler", None))
     datasets = epoch_listeners(loader.dataset)
-    listeners = [*(one for one in samplers if hasattr(one, "set_epoch")), *datasets]
+    listeners = [*(one for one in samplers if has_method(one, "set_epoch")), *datasets]
     distinct: dict[int, Any] = {id(one): one for one in listeners}
     for one in distinct.values():
         one.set_epoch(epoch)
@@ -294,32 +245,24 @@ def counts(iterator: Any) -> bool:
     return has_option or iterator._keys is not None
 
 
-def resume(iterator: Any, loader: Any) -> tuple[int | None, int | None]:
-    """Counts another epoch of persistent workers.
-
-    Returns:
-        Its number, if an option counts epochs; and its number, if ``set_epoch`` was called for it.
-    """
-    number: int | None = None
-    if counts(iterator):
-        number = _take_next(loader)
-        for option in iterator._transport.options:
-            # A worker that is restarted has this one.
-            option.count_from(number)
-        if iterator._keys is not None:
-            iterator._keys.epoch = number
-    named: int | None = iterator._epoch_to_tell
-    iterator._epoch_to_tell = None
-    return number, named
+def count_again(iterator: Any, loader: Any) -> int | None:
+    """Returns the number of another epoch of the same workers, and counts it; None if no option needs it."""
+    if not counts(iterator):
+        return None
+    number = _take_next(loader)
+    for option in iterator._transport.options:
+        # A worker that is restarted has this one.
+        option.count_from(number)
+    return number
 
 
 def say_if_forgotten(loader: Any) -> None:
     """Logs once if a sampler shuffles as in the epoch before. Call it when a loader begins an epoch."""
-    sampler = getattr(loader, "sampler", None)
-    if not isinstance(sampler, DistributedSampler):
-        # A batch sampler that the user made is beside a sampler that torch made.
-        sampler = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
-    if not isinstance(sampler, DistributedSampler) or not sampler.shuffle:
+    sampler = stored(loader, "sampler")
+    if not issubclass(type(sampler), DistributedSampler):
+        # Torch makes a sampler too where the program has made a batch sampler.
+        sampler = stored(stored(loader, "batch_sampler"), "sampler")
+    if not issubclass(type(sampler), DistributedSampler) or not sampler.shuffle:
         return
     # A subclass with an order of its own may count epochs in its own way.
     if type(sampler).__iter__ is not DistributedSampler.__iter__:

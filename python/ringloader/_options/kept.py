@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ringloader._common import states
 from ringloader._options.table import TABLE, Options
 
 # The attribute of a converted loader that names its own attributes which have an option's name.
@@ -42,7 +43,7 @@ def put(loader: object, options: Options, before: Options | None = None) -> None
     """
     own = vars(loader)
     for name in TABLE:
-        if name in theirs(loader):
+        if name in theirs(loader) or (TABLE[name].is_of_states and states.of(loader) is None):
             continue
         is_ours = before is not None and name in own and own[name] is getattr(before, name)
         has_other = not is_ours and _has(loader, name)

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from numbers import Integral
 from typing import Any, Literal
 
 import numpy
@@ -21,9 +21,11 @@ from torch.utils.data import StackDataset, Subset, get_worker_info
 from torch.utils.data.distributed import DistributedSampler
 
 import ringloader._native as _native
+from ringloader._common import states
 from ringloader._data.cached_dataset import CachedDataset
 from ringloader._options import epochs
 from ringloader._options.table import Options
+from ringloader._sources import inside, samplers
 from ringloader._torch import internals
 from ringloader._worker import gather
 from ringloader._worker.options import CountsSamples, Failing, Fetcher, InFront, WorkerOption
@@ -44,55 +46,49 @@ class Keys:
 
     Args:
         loader: The iterator's loader.
-        seed: What keys come from; None for torch's base seed.
-        epoch: The first epoch, as ``Seeds`` count.
+        seed: The number that keys come from; None for torch's base seed.
     """
 
-    def __init__(self, loader: Any, seed: int | None, epoch: int) -> None:
+    def __init__(self, loader: Any, seed: int | None) -> None:
         self._seed = seed
         self._rank, _ = epochs.ranks()
         # True if an index is a batch's.
         self._batches = loader._auto_collation
-        self.epoch = epoch
-        is_iterable = loader._dataset_kind == internals.ITERABLE
+        self._number = 0
+        kept = states.of(loader)
+        has_state = kept is not None and kept.ask_dataset(loader)
         # True if any worker may make any batch.
-        self.balances = not is_iterable and not hasattr(loader.dataset, "state_dict")
+        self.balances = loader._dataset_kind != internals.ITERABLE and not has_state
 
-    def begin(
-        self,
-        index_sampler: Any,
-        base_seed: int,
-        passed: Sequence[tuple[int, int]] = (),
-        epoch: int | None = None,
-        start: int = 0,
-        whole: bool = False,
-    ) -> _native.Places:
-        """Returns what gives tasks their places in the epoch that begins.
+    def begin(self, index_sampler: Any, number: int | None) -> None:
+        """Begins an epoch, before its sampler is iterated, which may count epochs itself.
+
+        Args:
+            index_sampler: The loader's.
+            number: The number of the epoch, as ``Seeds`` count. The epoch of a sampler takes precedence.
+        """
+        assert number is not None
+        epoch = inside.epoch_of(index_sampler)
+        self._number = number if epoch is None else epoch
+
+    def places(self, index_sampler: Any, base_seed: int, rest: states.Rest | None) -> _native.Places:
+        """Returns the object that gives tasks their places in the epoch that begins.
 
         Args:
             index_sampler: The iterator's.
             base_seed: Torch's for the iterator's workers.
-            passed: Samples that a resumed epoch passes over: ranges of their numbers, each from its first to
-                behind its last.
-            epoch: The number of a resumed epoch.
-            start: The place where a resumed epoch began for so many ranks.
-            whole: True if batches are read whole: batch ``k`` has the places from ``k * 2**32`` on.
+            rest: The rest of an epoch that goes on; None for one that begins.
         """
-        samplers = index_sampler, getattr(index_sampler, "sampler", None)
-        if epoch is None:
-            epoch = next((epoch for epoch in map(_epoch_of, samplers) if epoch is not None), self.epoch)
+        number, passed, start = (self._number, (), 0) if rest is None else rest
         first, step, rank = 0, 1, self._rank
-        for sampler in samplers:
-            if isinstance(sampler, DistributedSampler):
+        for sampler in itertools.islice(inside.samplers_in(index_sampler), 2):
+            if issubclass(type(sampler), DistributedSampler):
                 first, step, rank = start + sampler.rank, sampler.num_replicas, 0
-        parts = base_seed if self._seed is None else self._seed, epoch, rank
+        parts = base_seed if self._seed is None else self._seed, number, rank
         key = functools.reduce(keyed, parts, 0)
-        return _native.Places(key, first, step, passed, self._batches, whole and self._batches)
-
-
-def _epoch_of(sampler: Any) -> int | None:
-    epoch = getattr(sampler, "epoch", None)
-    return int(epoch) if hasattr(sampler, "set_epoch") and isinstance(epoch, Integral) else None
+        # Batch `k` of a sampler that gives whole batches has the places from `k * 2**32` on.
+        whole = self._batches and samplers.reads_whole(index_sampler)
+        return _native.Places(key, first, step, passed, self._batches, whole)
 
 
 class Placing(InFront):
@@ -225,12 +221,9 @@ class Seeding(WorkerOption):
             turn.set(placed.places[-1])
 
 
-def keys_for(loader: Any, options: Options, epoch: int | None) -> Keys | None:
-    """Returns what makes the places of an iterator's epochs, the first of which has this number."""
-    if options.seeding == "torch":
-        return None
-    assert epoch is not None
-    return Keys(loader, options.seed, epoch)
+def keys_for(loader: Any, options: Options) -> Keys | None:
+    """Returns the object that makes the places of an iterator's epochs, if an option needs them."""
+    return None if options.seeding == "torch" else Keys(loader, options.seed)
 
 
 def option_for(loader: Any, options: Options) -> Seeding | None:

@@ -32,6 +32,7 @@ class About:
         instead: For an option of the constructor only, what to do where there is no constructor.
         is_text: False for an option that no text can give.
         is_called_in_workers: True for a function that workers call: the processes of a pool hold it.
+        is_of_states: True for an option that only ``StatefulDataLoader`` has.
     """
 
     values: str
@@ -42,6 +43,7 @@ class About:
     instead: str | None = None
     is_text: bool = True
     is_called_in_workers: bool = False
+    is_of_states: bool = False
 
 
 def _option(default: Any, **about: Any) -> Any:
@@ -235,10 +237,12 @@ class Options:
         values="a positive int, or `None`",
         without="1",
         line="After how many batches workers take the state of a dataset that has a `state_dict`; "
-        "[details](guides/resuming.md#datasets-with-a-state). `None`: never. `ringloader.DataLoader` only.",
+        "[details](guides/resuming.md#datasets-with-a-state). `None`: never. "
+        "`ringloader.StatefulDataLoader` only.",
         check=checks.integer(1, or_none=True),
         on_torchs="is left out",
-        instead="use ringloader.DataLoader, whose loaders have a state",
+        instead="use ringloader.StatefulDataLoader, whose loaders have a state",
+        is_of_states=True,
     )
 
     prefetch_epochs: bool = _option(

@@ -36,7 +36,7 @@ def install(*, stateful: bool = False, **options: Any) -> None:
     that it replaced.
 
     Args:
-        stateful: True to put ``ringloader.DataLoader`` in the place of torchdata's ``StatefulDataLoader``:
+        stateful: True to put ``ringloader.StatefulDataLoader`` in the place of torchdata's class:
             all modules that have torchdata's class by a name get ringloader's by that name, now and when
             they import it later. Objects and subclasses that exist stay torchdata's, and a warning of the
             logger ``ringloader`` names the subclasses. ``**options`` do not reach the class. torch's class

@@ -34,7 +34,8 @@ def check(function: str) -> None:
     if MODULE not in sys.modules and importlib.util.find_spec("torchdata") is None:
         raise ModuleNotFoundError(
             f"{function} got stateful=True, and torchdata, whose StatefulDataLoader it replaces, is not "
-            "installed: install torchdata 0.8 or newer, or leave stateful out and use ringloader.DataLoader",
+            "installed: install torchdata 0.8 or newer, or leave stateful out and use "
+            "ringloader.StatefulDataLoader",
             name="torchdata",
         )
 
@@ -60,9 +61,9 @@ def put(is_wanted: bool, say: Callable[[Exception], None] | None = None) -> None
 
 def _replace() -> None:
     global _theirs
-    import ringloader.dataloader
+    import ringloader.stateful_dataloader
 
-    ours = ringloader.dataloader.DataLoader
+    ours = ringloader.stateful_dataloader.StatefulDataLoader
     theirs = getattr(sys.modules[MODULE], _NAME)
     for namespace in _namespaces():
         if namespace.get(_NAME) is ours:
@@ -84,7 +85,7 @@ def _put_back() -> None:
     global _theirs
     if _theirs is None:
         return
-    ours = sys.modules["ringloader.dataloader"].DataLoader
+    ours = sys.modules["ringloader.stateful_dataloader"].StatefulDataLoader
     # Modules that were imported meanwhile have our class by torchdata's name.
     for namespace, name in [*_replaced, *((namespace, _NAME) for namespace in _namespaces())]:
         if namespace.get(name) is ours and not any(namespace is left for left in _left):
@@ -95,7 +96,10 @@ def _put_back() -> None:
 
 
 def _namespaces() -> Iterator[dict[str, Any]]:
-    """Yields the namespaces of all imported modules, without the side effects of modules that load late."""
-    for module in list(sys.modules.values()):
-        if isinstance(module, ModuleType):
+    """Yields the namespaces of all imported modules but ours, whose name for the class is torchdata's.
+
+    It has no side effects of modules that load late.
+    """
+    for name, module in list(sys.modules.items()):
+        if isinstance(module, ModuleType) and name.split(".")[0] != "ringloader":
             yield object.__getattribute__(module, "__dict__")

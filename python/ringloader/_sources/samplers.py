@@ -66,6 +66,15 @@ def draws_of(index_sampler: Any, in_iter: bool = False) -> TorchDraws | None:
     return made if made.is_plain() and (in_iter or not made.works_in_iter()) else None
 
 
+def reads_whole(index_sampler: Any) -> bool:
+    """True for a batch sampler that gives its batches whole: its samples cannot be read index by index."""
+    if type(index_sampler) is torch_sampler.BatchSampler:
+        return not _is_torchs_own(index_sampler)
+    if type(index_sampler) is RolloverBatchSampler:
+        return RolloverBatchSampler.__iter__ is not OWN_ITER
+    return type(index_sampler) not in _OPENERS
+
+
 def _is_size(size: Any) -> bool:
     return type(size) is int and 1 <= size <= sys.maxsize
 
@@ -86,6 +95,8 @@ class TorchDraws(randperm.Draws):
         # The batch sampler that takes what is left over.
         self.rolling: RolloverBatchSampler | None = None
         self._words_from: torch.Generator | None = None
+        # True if the generator's state before a draw is noted, because the epoch's state can be asked for.
+        self.notes_drawn = False
         # The draw from the program's generator: a seed, or the generator's state before it.
         self.drawn: int | torch.Tensor | None = None
         # The draw from the program's generator that an epoch which is resumed has made before.
@@ -169,12 +180,17 @@ class TorchDraws(randperm.Draws):
         Here, of a sampler that draws once.
         """
         generator = self.sampler.generator
-        if generator is not None:
+        if generator is not None and generator is not torch.default_generator:
             twin = self.twins.get(id(generator))
             return (generator, False) if twin is None else (twin, True)
+        return self._of_program()
+
+    def _of_program(self) -> tuple[torch.Generator, bool]:
+        """Returns the program's generator, whose state is noted; or one that goes on from a noted state."""
         if self.given is None:
-            self.drawn = torch.default_generator.get_state()
-            return None, False
+            if self.notes_drawn:
+                self.drawn = torch.default_generator.get_state()
+            return torch.default_generator, False
         assert isinstance(self.given, torch.Tensor)
         generator = torch.Generator()
         generator.set_state(self.given)
@@ -207,9 +223,11 @@ class _Random(TorchDraws):
 
     def _make(self) -> _native.Stream:
         n = len(self.sampler.data_source)
-        self._is_private = self.sampler.generator is None
-        if not self._is_private:
-            generator = self.sampler.generator
+        generator = self.sampler.generator
+        self._is_private = generator is None
+        if generator is torch.default_generator:
+            self._generator, _ = self._of_program()
+        elif generator is not None:
             self._generator = self.twins.get(id(generator), generator)
         return _native.Stream.random(n, self.sampler.replacement, self._is_private, self.batch)
 

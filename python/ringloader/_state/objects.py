@@ -32,6 +32,7 @@ class Rule(NamedTuple):
         in_order: True if batches are handed out in turn.
         of_dataset: False if workers share the dataset, whose state is then no worker's.
         batches: True if an iterator is asked for batches, and not for samples.
+        is_here: True if the dataset is the one of the main process.
         mark: Begins the bytes behind a batch.
     """
 
@@ -41,6 +42,7 @@ class Rule(NamedTuple):
     in_order: bool
     of_dataset: bool
     batches: bool
+    is_here: bool
     mark: bytes = _MARK
 
 
@@ -145,6 +147,15 @@ class Objects:
         if self._has_iterator:
             found["iterator"] = self.torchs.dataset_iter.state_dict()
         return pickle.dumps(found, pickle.HIGHEST_PROTOCOL)
+
+    def replace_dataset(self, dataset: Any) -> None:
+        """Puts another dataset in the place of this one, for the next iterator."""
+        self.dataset = dataset
+        front = self.torchs.dataset
+        if isinstance(front, InFront):
+            front._behind = dataset
+        else:
+            self.torchs.dataset = dataset
 
     def begin_anew(self) -> None:
         """Begins another epoch of an iterable dataset, with the same fetcher."""

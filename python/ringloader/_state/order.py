@@ -11,14 +11,13 @@ import torch
 from torch.utils.data.distributed import DistributedSampler
 
 import ringloader._native as _native
-from ringloader._sources import samplers
+from ringloader._common.attributes import stored
+from ringloader._sources import inside, samplers
 from ringloader._state.saved import Saved
 from ringloader.rollover import RolloverBatchSampler
 
 # Behind the last sample of any epoch.
 _ALL = (1 << 63) - 1
-# Attributes with the rank, and with the number of ranks: torch's and accelerate's.
-_RANKS = (("rank", "num_replicas"), ("process_index", "num_processes"))
 
 
 class Order:
@@ -33,7 +32,9 @@ class Order:
 
     def __init__(self, loader: Any, sampler: Any, batches: Any, own_generator: str) -> None:
         # Not the loader: an epoch is kept for as long as its loader lives.
-        self._generator = loader.generator
+        generator = loader.generator
+        # None where it draws from the program's.
+        self._generator = None if generator is torch.default_generator else generator
         self._index_sampler = loader._index_sampler
         self._sampler = sampler
         self._batches = batches
@@ -49,33 +50,38 @@ class Order:
     def beginning(self) -> Saved:
         """Returns the state before the next epoch. Draws nothing."""
         own = self._own_generator()
-        rank, many = rank_of(self._sampler)
+        rank, many = inside.rank_of(self._sampler)
         states: dict[str, Any] = {} if own is None else {self._key: own.get_state()}
         return Saved(
             sampler=self.kind,
             batch_size=1 if self._batches is None else int(self._batches.batch_size),
             rest=self._rest(),
-            epoch=self.named_epoch(),
+            epoch=inside.epoch_of(self._sampler),
             rank=rank,
             num_replicas=many,
             **states,
         )
 
-    def _rest(self) -> tuple[int, ...] | None:
-        """Returns the indices that open the next epoch; None without ``rollover``, or if one is no int."""
-        found = None if self._rolling is None else self._rolling.rest()
-        return None if found is None or any(type(index) is not int for index in found) else tuple(found)
+    def _rest(self) -> tuple[Any, ...] | None:
+        """Returns the indices that open the next epoch; None without ``rollover``."""
+        return None if self._rolling is None else tuple(self._rolling.rest())
 
     def set_epoch(self, epoch: int) -> None:
         """Has the sampler shuffle by the epoch of a state."""
-        sampler = _with_epoch(self._sampler)
+        sampler = inside.with_epoch(self._sampler)
         if sampler is not None and sampler.epoch != epoch:
             sampler.set_epoch(epoch)
 
     def named_epoch(self) -> int | None:
         """Returns the epoch by which the sampler shuffles next; None for a sampler without one."""
-        sampler = _with_epoch(self._sampler)
-        return None if sampler is None else int(sampler.epoch)
+        return inside.epoch_of(self._sampler)
+
+    def whose_states(self) -> list[str]:
+        """Returns texts that say whose own states are taken, and when: none of torch's samplers."""
+        return []
+
+    def leave(self) -> None:
+        """Ends the epoch: another one of this loader begins."""
 
     def restore(self, saved: Saved) -> None:
         """Puts the sampler's generator, and the indices that ``rollover`` kept, to where the epoch began."""
@@ -87,10 +93,12 @@ class Order:
 
     def _own_generator(self) -> torch.Generator | None:
         """Returns the first generator of the sampler that is neither the loader's nor the program's."""
-        for sampler in samplers_in(self._sampler):
-            found = getattr(sampler, "generator", None)
-            if isinstance(found, torch.Generator) and found not in (self._generator, torch.default_generator):
-                return found
+        for sampler in inside.samplers_in(self._sampler):
+            found = stored(sampler, "generator")
+            if issubclass(type(found), torch.Generator) and not (
+                found is self._generator or found is torch.default_generator
+            ):
+                return found  # type: ignore[no-any-return]
         return None
 
 
@@ -106,6 +114,7 @@ class NativeOrder(Order):
         batches = None if draws.batch is None else loader._index_sampler
         super().__init__(loader, draws.sampler, batches, "sampler_generator")
         self._draws = draws
+        draws.notes_drawn = True
 
     def pass_epoch(self, saved: Saved) -> None:
         """Draws all that an epoch draws which is over, from generators as they were when it began."""
@@ -195,14 +204,13 @@ class NativeOrder(Order):
         return None, False
 
     def _draws_from_program(self) -> bool:
-        return getattr(self._sampler, "generator", self) is None
+        generator = stored(self._sampler, "generator", self)
+        return generator is None or generator is torch.default_generator
 
     def _sum_of(self, saved: Saved) -> int | None:
         """Returns the fingerprint of what an epoch has passed, on a rank. Moves no generator."""
         draws = samplers.draws_of(self._index_sampler, in_iter=True)
         assert draws is not None
-        if torch.default_generator in (self._generator, getattr(draws.sampler, "generator", None)):
-            return None
         if saved.drawn is None and self._draws_from_program():
             # Nothing was read before the state was taken: the epoch draws when it goes on.
             return None
@@ -230,40 +238,6 @@ class NativeOrder(Order):
                 if generator is self._generator and saved.base_seed_drawn:
                     draw_base_seed(twin)
         return twins
-
-
-def samplers_in(outermost: Any) -> Iterator[Any]:
-    """Yields a sampler, and the samplers inside it that attributes name."""
-    found: list[Any] = []
-    at = outermost
-    while at is not None and not any(at is one for one in found):
-        found.append(at)
-        yield at
-        at = getattr(at, "batch_sampler", None) or getattr(at, "sampler", None)
-
-
-def _with_epoch(outermost: Any) -> Any:
-    """Returns the first sampler that has an epoch, which can be set; None if there is none."""
-    return next((sampler for sampler in samplers_in(outermost) if has_epoch(sampler)), None)
-
-
-def has_epoch(sampler: Any) -> bool:
-    """True if a sampler has an epoch, which can be set."""
-    return _is_count(getattr(sampler, "epoch", None)) and hasattr(sampler, "set_epoch")
-
-
-def rank_of(outermost: Any) -> tuple[int | None, int | None]:
-    """Returns the rank that the first sampler with one reads for, and the number of ranks."""
-    for sampler in samplers_in(outermost):
-        for names in _RANKS:
-            found = tuple(getattr(sampler, name, None) for name in names)
-            if all(map(_is_count, found)):
-                return found  # type: ignore[return-value]
-    return None, None
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def other_indices(saved: Saved, kind: str) -> str:
@@ -309,6 +283,7 @@ class _Native:
 
     def __init__(self, draws: samplers.TorchDraws, made: Iterator[Any] | None) -> None:
         self._draws = draws
+        draws.notes_drawn = True
         self._made = made
         self._stream: _native.Stream | None = None
         self._ahead: list[Any] = []

@@ -7,11 +7,19 @@ import pickle
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, get_type_hints
 
+import torch
+
+from ringloader._common.attributes import has_method
+
 
 def has_state(thing: object) -> bool:
-    """True if an object has a state that can be loaded again, by torchdata's protocol."""
-    methods = (getattr(thing, "state_dict", None), getattr(thing, "load_state_dict", None))
-    return all(callable(method) for method in methods)
+    """True if an object has a state that can be loaded again, by torchdata's protocol.
+
+    The weights of a module are no position in an epoch.
+    """
+    if issubclass(type(thing), torch.nn.Module):
+        return False
+    return has_method(thing, "state_dict") and has_method(thing, "load_state_dict")
 
 
 def count(value: object) -> int:

@@ -12,20 +12,22 @@ from typing import Any
 from torch.utils.data import BatchSampler
 
 import ringloader._native as _native
-from ringloader._state.order import Order, other_indices, rank_of
+from ringloader._sources import inside, samplers
+from ringloader._state.order import Order, other_indices
 from ringloader._state.parts import has_state
-from ringloader._state.saved import Saved
-from ringloader._torch import internals
+from ringloader._state.saved import Failed, Saved
+from ringloader.rollover import RolloverBatchSampler
 
 # Indices that are passed over at once.
 _BLOCK = 4096
 
 
 class ReadOrder(Order):
-    """The order of a sampler or batch sampler that is not read natively, and the iterator of its indices.
+    """The order of a sampler or batch sampler that is not read natively.
 
-    Below a ``BatchSampler`` of torch's, a sampler is read index by index. Any other batch sampler is read
-    batch by batch. The iterator passes over indices, and keeps the states behind batches under way.
+    Below a ``BatchSampler`` of torch's or a ``RolloverBatchSampler``, a sampler is read index by index.
+    Any other batch sampler is read batch by batch. The iterator of indices, :class:`_Indices`, passes over
+    what was read before, and notes the states after batches here. It goes with the loader's iterator.
 
     Args:
         loader: The loader.
@@ -33,44 +35,54 @@ class ReadOrder(Order):
 
     def __init__(self, loader: Any) -> None:
         found = loader._index_sampler
-        is_torchs = type(found) is BatchSampler and internals.is_torchs_own(
-            BatchSampler.__iter__, "BatchSampler.__iter__"
-        )
-        batches = found if is_torchs else None
-        super().__init__(loader, found.sampler if is_torchs else found, batches, "inner_generator")
+        has_batches = type(found) in (BatchSampler, RolloverBatchSampler) and not samplers.reads_whole(found)
+        self.batches = found if has_batches else None
+        super().__init__(loader, found.sampler if has_batches else found, self.batches, "inner_generator")
         self._has_state = has_state(self._sampler)
-        # torch's iterator; ours, once it was asked; and batches that it has given.
-        self._made: Iterator[Any] = iter(())
-        self._iterator: Iterator[Any] | None = None
+        # True once the iterator of indices was asked, and if it notes states.
+        self._is_asked = False
+        self._notes_states = False
+        # States after batches, by the number of batches of this iterator.
+        self._states: dict[int, Any] = {}
         self._read = 0
-        # The object whose state is kept, and states after batches from number `_first` on.
-        self._stateful: Any = None
-        self._states: collections.deque[Any] = collections.deque()
-        self._first = 1
         # The state once the sampler has ended; the number of batches, if the last one was read up to the end.
         self._last: Any = None
         self._has_ended = False
         self._ended_with: int | None = None
+        # The epoch that the program has set for the next epoch, while this one has that of a loaded state.
+        self._next_epoch: int | None = None
 
     @property
     def is_whole(self) -> bool:
         """True if batches are read whole."""
-        return self._batches is None
+        return self.batches is None
 
     def beginning(self) -> Saved:
         """Returns the state before the next epoch."""
-        state = copy.deepcopy(self._sampler.state_dict()) if self._has_state else None
+        state = _state_of(self._sampler) if self._has_state else None
         return dataclasses.replace(super().beginning(), sampler_begun=state, sampler_state=state)
 
     def restore(self, saved: Saved) -> None:
         """Gives the sampler its state, and puts its generator to where the epoch began."""
-        if saved.epoch is not None and not saved.is_finished:
+        if saved.epoch is not None and saved.has_begun and not saved.is_finished:
+            named = self.named_epoch()
+            self._next_epoch = named if named != saved.epoch else None
             self.set_epoch(saved.epoch)
         super().restore(saved)
         if self._has_state:
             state = saved.sampler_begun if saved.is_edited else saved.sampler_state
             if state is not None:
                 self._sampler.load_state_dict(copy.deepcopy(state))
+
+    def whose_states(self) -> list[str]:
+        """Returns texts that say whose own states are taken, and when."""
+        return [f"of the {self.kind} after each batch"] if self._has_state else []
+
+    def leave(self) -> None:
+        """Ends the epoch: another one begins. Gives the sampler the epoch that the program has set for it."""
+        if self._next_epoch is not None and self.named_epoch() == self._saved.epoch:
+            self.set_epoch(self._next_epoch)
+        self._next_epoch = None
 
     def pass_epoch(self, saved: Saved) -> None:
         """Draws all that an epoch draws which is over, from generators as they were when it began.
@@ -97,7 +109,7 @@ class ReadOrder(Order):
         Raises:
             ValueError: If there are other ranks now, which divide the epoch in another way.
         """
-        rank, many = rank_of(self._sampler)
+        rank, many = inside.rank_of(self._sampler)
         if (rank, many) == (saved.rank, saved.num_replicas):
             return saved
         if many != saved.num_replicas and not self._has_state:
@@ -122,14 +134,13 @@ class ReadOrder(Order):
 
     def read(self, made: Iterator[Any], _at_once: bool) -> Iterator[Any]:
         """Returns the iterator of the epoch's indices, over torch's of the loader's index sampler."""
-        self._made = made
-        return self
+        return _Indices(self, made)
 
     def drawn(self) -> None:
         """Returns None: the draws of such a sampler are not known."""
 
     def state_after(self, tasks: int, is_finished: bool) -> tuple[Any, bool]:
-        """Returns the state of the sampler, or of its iterator, after so many batches; None without one.
+        """Returns the state of the sampler, or of its iterator, after some batches; None without one.
 
         Args:
             tasks: The number of batches.
@@ -137,74 +148,84 @@ class ReadOrder(Order):
 
         Returns:
             The state, and True if the sampler has ended by then: its state is one of the next epoch.
+
+        Raises:
+            KeyError: If another thread has gone on since ``tasks`` was read.
+            RuntimeError: If taking the state failed.
         """
-        if self._iterator is None or (tasks == 0 and not is_finished):
-            return self._saved.sampler_state, self._saved.sampler_ended
-        if self._stateful is None:
-            return None, False
-        if is_finished:
-            return self._last, True
-        return self._states[tasks - self._first], self._ended_with == tasks
+        if not self._is_asked or (tasks == 0 and not is_finished):
+            state, has_ended = self._saved.sampler_state, self._saved.sampler_ended
+        elif not self._notes_states:
+            state, has_ended = None, False
+        elif is_finished:
+            state, has_ended = self._last, True
+        else:
+            state, has_ended = self._states[tasks], self._ended_with == tasks
+        return state, has_ended
 
-    def __iter__(self) -> Iterator[Any]:
-        return self
+    def ask(self, made: Iterator[Any]) -> tuple[Iterator[Any], Any]:
+        """Begins to read. Returns the indices or batches, and the object whose states are noted, or None."""
+        iterator = made if self.batches is None else iter(self._sampler)
+        keeps = has_state(iterator)
+        stateful = self._sampler if self._has_state else iterator if keeps else None
+        self._is_asked, self._notes_states = True, stateful is not None
+        return self._rest_of(iterator, keeps), stateful
 
-    def __next__(self) -> Any:
-        if self._iterator is None:
-            self._iterator = (
-                self._rest_of(self._made) if self._batches is None else self._grouped(self._batches)
-            )
-        try:
-            item = next(self._iterator)
-        except StopIteration:
-            if self._stateful is not None and not self._has_ended:
-                self._last = copy.deepcopy(self._stateful.state_dict())
-            self._has_ended = True
-            raise
-        self._read += 1
-        if self._stateful is not None:
-            self._states.append(copy.deepcopy(self._stateful.state_dict()))
-            while self._first < self._ledger.tasks:
-                self._first += 1
-                self._states.popleft()
-            if self._batches is not None and len(item) < self._batches.batch_size:
-                self._last, self._has_ended, self._ended_with = self._states[-1], True, self._read
-        return item
+    def note(self, item: Any, stateful: Any) -> None:
+        """Notes that an index or a batch was read, with the state after it."""
+        read = self._read + 1
+        state = _state_of(stateful)
+        # INVARIANT: each step is one for the interpreter, and a state is there before its batch is handed
+        # out: another thread, or a signal handler, may ask for a state at any time.
+        self._states[read] = state
+        self._read = read
+        for number in [number for number in self._states if number < self._ledger.tasks]:
+            self._states.pop(number, None)
+        if self.batches is not None and len(item) < self.batches.batch_size:
+            self._last, self._has_ended, self._ended_with = state, True, read
 
-    def _grouped(self, batches: Any) -> Iterator[list[Any]]:
-        """Yields batches. MIRRORS torch sampler.py::BatchSampler.__iter__."""
-        indices = self._rest_of(iter(self._sampler))
-        while batch := [*itertools.islice(indices, batches.batch_size)]:
-            if batches.drop_last and len(batch) < batches.batch_size:
-                return
-            yield batch
+    def note_end(self, stateful: Any) -> None:
+        """Notes that the sampler has ended."""
+        if not self._has_ended:
+            self._last = _state_of(stateful)
+        self._has_ended = True
 
-    def _rest_of(self, indices: Iterator[Any]) -> Iterator[Any]:
-        """Returns the rest of the indices, and notes whose state is kept."""
-        saved, keeps = self._saved, has_state(indices)
-        self._stateful = self._sampler if self._has_state else indices if keeps else None
+    def _rest_of(self, indices: Iterator[Any], keeps: bool) -> Iterator[Any]:
+        """Returns the rest of the indices: of those that rollover has kept, and of the sampler's.
+
+        Args:
+            indices: The iterator of the sampler.
+            keeps: True if it has a state of its own.
+        """
+        saved = self._saved
         if saved.sampler_ended and not saved.is_edited:
             return iter(())
         has_moved = saved.sampler_state is not None and not saved.is_edited
         if has_moved and not self._has_state and keeps:
             indices.load_state_dict(copy.deepcopy(saved.sampler_state))  # type: ignore[attr-defined]
+        goes_on = has_moved and self._notes_states
         ranges = saved.ranges
+        first = saved.samples if goes_on and ranges else 0
+        if self._rolling is not None:
+            # The sampler's state is one after its samples; the kept indices came before them.
+            indices = itertools.chain(self._rolling.rest()[first:], indices)
+            self._rolling.set_rest([])
         if not ranges:
             return indices
-        begins_behind = has_moved and self._stateful is not None
-        compares = not (begins_behind or saved.is_edited)
-        passing = _native.Passing(ranges, saved.passed if compares else None, other_indices(saved, self.kind))
-        return self._past(indices, ranges, passing, saved.samples if begins_behind else 0)
+        compares = not (goes_on or saved.is_edited)
+        expected = saved.passed if compares else None
+        passing = _native.Passing(ranges, expected, other_indices(saved, self.kind))
+        return self._past(indices, ranges, passing, first)
 
     def _past(
         self, indices: Iterator[Any], ranges: list[tuple[int, int]], passing: _native.Passing, at: int
     ) -> Iterator[Any]:
         """Yields the indices from number ``at`` on that are in none of the ranges."""
-        most = 1 if self._batches is None else _BLOCK
+        most = 1 if self.batches is None else _BLOCK
         for start, stop in ranges:
             before = max(0, start - at)
             yield from itertools.islice(indices, max(0, before - 1))
-            # The one before a range is given behind it: the sampler's state then is one behind both, which
+            # The one before a range is given after it: the sampler's state then is one after both, which
             # are passed together.
             held = list(itertools.islice(indices, min(before, 1)))
             at = max(at, start)
@@ -215,9 +236,66 @@ class ReadOrder(Order):
                     yield from held
                     return
                 # As the ledger notes them: one index at each place, or one batch.
-                index: Any = block if self._batches is not None else block[0]
-                is_whole = self._batches is None and isinstance(index, list)
+                index: Any = block if self.batches is not None else block[0]
+                is_whole = self.batches is None and isinstance(index, list)
                 passing.note(index, at << 32 if is_whole else at, len(block))
                 at += len(block)
             yield from held
         yield from indices
+
+
+class _Indices:
+    """The iterator of an epoch's indices.
+
+    Args:
+        order: The order, which knows the states.
+        made: torch's iterator of the loader's index sampler.
+    """
+
+    def __init__(self, order: ReadOrder, made: Iterator[Any]) -> None:
+        self._order = order
+        self._made = made
+        self._iterator: Iterator[Any] | None = None
+        self._stateful: Any = None
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if self._iterator is None:
+            indices, self._stateful = self._order.ask(self._made)
+            batches = self._order.batches
+            self._iterator = indices if batches is None else _grouped(indices, batches)
+        try:
+            item = next(self._iterator)
+        except StopIteration:
+            if self._stateful is not None:
+                self._order.note_end(self._stateful)
+            raise
+        if self._stateful is not None:
+            self._order.note(item, self._stateful)
+        return item
+
+
+def _grouped(indices: Iterator[Any], batches: Any) -> Iterator[list[Any]]:
+    """Yields batches. MIRRORS torch sampler.py::BatchSampler.__iter__, rollover.py::RolloverBatchSampler."""
+    rolls = isinstance(batches, RolloverBatchSampler)
+    while batch := [*itertools.islice(indices, batches.batch_size)]:
+        if len(batch) < batches.batch_size:
+            if rolls:
+                batches.set_rest(batch)
+                return
+            if batches.drop_last:
+                return
+        yield batch
+
+
+def _state_of(stateful: Any) -> Any:
+    """Returns a copy of the state of a sampler or its iterator; the failure, if it cannot be had.
+
+    A program that only reads batches gets no error of it.
+    """
+    try:
+        return copy.deepcopy(stateful.state_dict())
+    except Exception as error:
+        return Failed(f"the state of the {type(stateful).__name__} cannot be had", error)

@@ -6,8 +6,10 @@ import base64
 import binascii
 import copy
 import dataclasses
+import operator
+import traceback
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import torch
 
@@ -54,6 +56,25 @@ def _ranges(value: object) -> tuple[int, ...]:
     if len(found) % 2 or list(found) != sorted(set(found)) or not all(0 <= end < 1 << 63 for end in found):
         raise ValueError("it must be pairs of numbers, each larger than the one before it")
     return found
+
+
+class Failed:
+    """Stands for a state that could not be taken. Only a program that asks for the state gets the error.
+
+    Args:
+        what: The text of the error.
+        error: The error that taking the state raised.
+    """
+
+    def __init__(self, what: str, error: Exception) -> None:
+        # Text: the error's frames would keep the user's objects.
+        self._text = (
+            f"state_dict(): {what}: {type(error).__name__}: {error}\nOriginal {traceback.format_exc()}"
+        )
+
+    def reraise(self) -> NoReturn:
+        """Raises the error."""
+        raise RuntimeError(self._text)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +128,7 @@ class Saved:
     loader_generator: Annotated[torch.Tensor | None, or_none(_state)] = None
     sampler_generator: Annotated[torch.Tensor | None, or_none(_state)] = None
     inner_generator: Annotated[torch.Tensor | None, or_none(_state)] = None
-    rest: Annotated[tuple[int, ...] | None, or_none(_indices)] = None
+    rest: Annotated[tuple[Any, ...] | None, or_none(_indices)] = None
     number: Annotated[int, count] = 0
     epoch: Annotated[int | None, or_none(count)] = None
     rank: Annotated[int | None, or_none(count)] = None
@@ -145,11 +166,19 @@ EDITED = frozenset(_NAMES.values())
 
 
 def to_dict(saved: Saved) -> dict[str, Any]:
-    """Returns a state as a dict of values that JSON and ``torch.load(weights_only=True)`` take."""
+    """Returns a state as a dict of values that JSON and ``torch.load(weights_only=True)`` take.
+
+    Raises:
+        RuntimeError: If a sampler's state could not be taken, or an index of the remainder is no int.
+    """
     made: dict[str, Any] = {"version": VERSION}
     for name, value in vars(saved).items():
         kind = type(value)
-        if kind is torch.Tensor:
+        if kind is Failed:
+            value.reraise()
+        elif name == "rest" and value is not None:
+            value = [_plain(index) for index in value]
+        elif kind is torch.Tensor:
             value = base64.b64encode(value.numpy().tobytes()).decode("ascii")
         elif kind is tuple:
             value = list(value)
@@ -160,6 +189,17 @@ def to_dict(saved: Saved) -> dict[str, Any]:
             value = copy.deepcopy(value)
         made[_NAMES.get(name, name)] = value
     return made
+
+
+def _plain(index: Any) -> int:
+    """Returns an index of the remainder as an int of Python's own."""
+    try:
+        return operator.index(index)
+    except TypeError:
+        raise RuntimeError(
+            f"state_dict(): last_batch='rollover' keeps the index {index!r:.80} for the next epoch, and a "
+            "state can have ints there only: use a sampler of ints"
+        ) from None
 
 
 def from_dict(state: Mapping[str, Any]) -> Saved:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import ringloader._native as _native
 from ringloader._options import seeding
+from ringloader._state.beginning import Beginning, CheckingFirst, NotingFirst
 from ringloader._state.objects import Objects, Rule, Sent, read_sent
 from ringloader._state.parts import Part, has_state
 from ringloader._worker.options import Failing, Fetcher, WorkerOption
@@ -35,10 +36,13 @@ class Snapshots(WorkerOption):
 
     Args:
         rule: When a state is taken. Without workers nothing is sent: it is taken when it is asked for.
+        beginning: The dataset's first state, of a dataset in this process that lives on; None: of one that a
+            worker process has.
     """
 
-    def __init__(self, rule: Rule) -> None:
+    def __init__(self, rule: Rule, beginning: Beginning | None = None) -> None:
         self._rule = rule
+        self._beginning = Beginning(rule.of_dataset) if beginning is None else beginning
         # By worker: where the epoch begins.
         self.starts: dict[int, Start] = {}
         # Without workers: the fetcher that knows the state.
@@ -49,6 +53,8 @@ class Snapshots(WorkerOption):
         self._dataset: Any = None
         self._torchs: Any = None
         self._states: dict[str, Any] = {}
+        # True if the dataset has loaded a state for this epoch.
+        self._has_loaded = False
 
     def join(self, worker: int, port: _native.Port | None) -> None:  # noqa: ARG002
         self._worker = worker
@@ -61,14 +67,22 @@ class Snapshots(WorkerOption):
 
     def begin(self, dataset: Any) -> Any:
         self._start = self.starts.pop(self._worker, Start())
-        self._dataset = dataset
-        part = self._start.part
+        part, beginning = self._start.part, self._beginning
+        beginning.take(dataset)
+        self._dataset = dataset = beginning.dataset_of_epoch(dataset)
         self._states = {}
+        self._has_loaded = False
         if part is not None and part.snapshot is not None:
             self._states = part.snapshot.states()
             # Else the dataset may be ready for the next epoch: it gets this state when that begins.
             if not part.is_at_end() and "dataset" in self._states:
+                beginning.keep_copy(dataset)
                 _load(dataset, self._states["dataset"], "dataset")
+                self._has_loaded = True
+        elif part is not None and beginning.is_used:
+            # What is passed over comes from the dataset's beginning, and it has gone on since.
+            beginning.put_back(dataset)
+        beginning.is_used = True
         return dataset
 
     def meet(self, fetcher: Any) -> None:
@@ -85,8 +99,12 @@ class Snapshots(WorkerOption):
     def _wrapped(self, fetcher: Fetcher) -> Fetcher:
         objects = Objects(self._dataset, self._torchs, fetcher, self._rule)
         part = self._start.part
-        if part is not None and self._rule.is_iterable:
-            fetcher = self._resumed(part, objects)
+        if self._rule.is_iterable:
+            if self._has_loaded:
+                objects.fetcher = NotingFirst(fetcher, self._beginning, objects)
+            elif self._beginning.after_first is not None:
+                objects.fetcher = CheckingFirst(fetcher, self._beginning, objects)
+            fetcher = objects.fetcher if part is None else self._resumed(part, objects)
         if self._rule.every is None or not objects.have_state:
             return fetcher
         if not self._rule.workers:
@@ -108,7 +126,7 @@ class Snapshots(WorkerOption):
         if snapshot is not None and part.ends == 0:
             objects.count_from(snapshot.samples)
         if part.ends > 0 and was_ended:
-            objects.fetcher = _Again(objects)
+            objects.fetcher = _Again(objects, self._beginning)
         if not any(part.read_again()):
             return objects.fetcher
         return _Later(objects, part, self._start.size, self._worker if self._rule.workers else None)
@@ -151,10 +169,12 @@ class _Again:
 
     Args:
         objects: The fetcher, and what it reads.
+        beginning: The dataset's first state.
     """
 
-    def __init__(self, objects: Objects) -> None:
+    def __init__(self, objects: Objects, beginning: Beginning) -> None:
         self._objects = objects
+        self._beginning = beginning
         self._fetcher = objects.fetcher
         self._is_first = True
 
@@ -164,6 +184,14 @@ class _Again:
             return self._fetcher.fetch(index)
         except StopIteration:
             if not is_first:
+                raise
+        self._objects.begin_anew()
+        self._objects.begin_batch()
+        try:
+            return self._fetcher.fetch(index)
+        except StopIteration:
+            # It may keep the state at its end, and begin each epoch there.
+            if not self._beginning.put_back(self._objects.torchs.dataset):
                 raise
         self._objects.begin_anew()
         self._objects.begin_batch()

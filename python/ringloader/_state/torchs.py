@@ -14,14 +14,14 @@ from torch.utils.data import IterDataPipe, get_worker_info
 import ringloader._native as _native
 from ringloader._options import seeding
 from ringloader._state import datasets, tracked
+from ringloader._state.epoch import Epoch
 from ringloader._state.saved import Saved
-from ringloader._state.tracked import Epoch
 from ringloader._torch import internals, select_path
 from ringloader._worker.options import InFront
 
 
 def begin(loader: Any, reason: str, get_iterator: Any, are_same: bool = False) -> TorchsEpoch | None:
-    """Begins an epoch that torch's own loader runs whole. None: the loader has no state.
+    """Begins an epoch that torch's own loader runs whole. None: it has no state.
 
     Args:
         loader: The loader.
@@ -32,13 +32,10 @@ def begin(loader: Any, reason: str, get_iterator: Any, are_same: bool = False) -
     Raises:
         RuntimeError: If the epoch was to go on from a state, and cannot.
     """
-    if not datasets.has_state_dict(loader):
-        return None
     loaded = tracked.loaded_of(loader)
     why_not = _why_not(loader, get_iterator, loaded if datasets.decides(loader) else None)
     if why_not is None:
-        epoch = tracked.begin(loader, are_same, is_torchs=True)
-        assert epoch is not None
+        epoch = tracked.begin(loader, None, None, are_same, is_torchs=True)
         return TorchsEpoch(loader, epoch)
     if loaded is not None:
         raise RuntimeError(
@@ -91,6 +88,10 @@ class TorchsEpoch:
         # Indices that were read, and those whose batches the caller got.
         self._read = 0
         self._got = 0
+
+    def attach(self, iterator: Any) -> None:
+        """Makes this the epoch of an iterator, whose ``_batches_returned`` says what the caller has."""
+        self.epoch.attach(iterator)
 
     def make(self, loader: Any, get_iterator: Callable[[Any], Any]) -> Any:
         """Returns torch's iterator, which reads the sampler through this epoch."""

@@ -46,7 +46,7 @@ class Recording:
             persistent_workers=loader.persistent_workers or options.worker_pool is not None,
             is_iterable=loader._dataset_kind == internals.ITERABLE,
             moves=has_device or _pins(loader),
-            is_dispatch=isinstance(loader.dataset, Dispatch),
+            is_dispatch=issubclass(type(loader.dataset), Dispatch),
             worker_method=options.worker_method,
             may_use_threads=options.worker_method != THREAD and _goes(loader, options, worker_method=THREAD),
             may_prefetch=not options.main_prefetch and _goes(loader, options, main_prefetch=1),

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 from ringloader._torch import data_pipes, internals
 from ringloader._worker import options as worker_options
 from ringloader._worker.options import Fetcher, WorkerOption
+from ringloader._worker.telling import TellingOption
 
 
 class Channel(Protocol):
@@ -88,14 +89,14 @@ def run(channel: Channel, work: Work, finish: Callable[[Any], None] | None = Non
             work.dataset_kind, dataset, work.auto_collation, work.collate_fn, work.drop_last
         )
 
-    def begin(dataset: Any) -> Fetcher:
+    def begin(dataset: Any, options: Sequence[WorkerOption]) -> Fetcher:
         return worker_options.begin_epoch(options, make, dataset, is_iterable, finish)
 
     init_exception: Any = None
     try:
         if work.init_fn is not None:
             work.init_fn(work.worker)
-        fetcher = begin(dataset)
+        fetcher = begin(dataset, options)
     except Exception:
         init_exception = channel.failure()
         for option in options:
@@ -106,16 +107,17 @@ def run(channel: Channel, work: Work, finish: Callable[[Any], None] | None = Non
             channel.put((message, None))
             has_ended = False
             dataset = data_pipes.seeded(dataset, message.seed)
-            if message.epoch is not None:
-                for option in options:
-                    option.tell(message.epoch, channel.shares_dataset)
             if message.number is not None:
                 for option in options:
                     option.count_from(message.number)
             if message.start is not None:
                 for option in options:
                     option.begin_at(message.start)
-            fetcher = begin(dataset)
+            telling: tuple[WorkerOption, ...] = ()
+            # The main process has told its own dataset already.
+            if message.epoch is not None and not channel.shares_dataset:
+                telling = (TellingOption(message.epoch),)
+            fetcher = begin(dataset, (*telling, *options))
             continue
         if has_ended or channel.is_done():
             continue

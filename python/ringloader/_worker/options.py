@@ -67,16 +67,8 @@ class WorkerOption:
     def finish(self, fetcher: Any) -> None:
         """Gets torch's fetcher of the epoch again, once its collation is in place."""
 
-    def tell(self, epoch: int, is_told: bool) -> None:
-        """Notes the number of the epoch that begins next, which ``set_epoch`` has named.
-
-        Args:
-            epoch: The number.
-            is_told: True if the dataset was told already, because it is the main process's.
-        """
-
     def count_from(self, epoch: int) -> None:
-        """Notes the number of the epoch that begins next, which the dataset is not told."""
+        """Notes the number of the epoch that begins next."""
 
     def begin_at(self, start: Any) -> None:
         """Sets where the epoch begins that begins next, if that is not its beginning."""

@@ -26,6 +26,8 @@ pub struct Ledger {
     /// The base's and those of the tasks that are settled.
     delivered: Delivered,
     batches: u64,
+    /// Settled batches of this ledger that were returned.
+    returned: u64,
     passed_sum: Option<u64>,
     sum: Option<u64>,
     /// The tasks from number `first` on. Those before it are settled.
@@ -85,6 +87,7 @@ impl Ledger {
             delivered: base.clone(),
             walk: Walk::new(base, place, step),
             batches,
+            returned: 0,
             passed_sum,
             sum,
             tasks: VecDeque::new(),
@@ -146,10 +149,13 @@ impl Ledger {
         self.current = Some(Current { task, has_raised: false });
     }
 
-    /// The call raised. The batch that was got in it, if any, is taken back: it counts once the next call begins.
-    pub fn raised(&mut self) {
+    /// A call raised, and calls have returned so many batches of this ledger. The batch that was got in it, if any, is
+    /// taken back: it counts once the next call begins.
+    pub fn raised(&mut self, returned: u64) {
+        let is_returned = self.returned < returned;
         if let Some(current) = &mut self.current {
-            current.has_raised = true;
+            // A call that raises before it has begun here finds the batch of the call before it.
+            current.has_raised |= !is_returned;
         }
     }
 
@@ -167,12 +173,15 @@ impl Ledger {
         }
     }
 
-    /// Returns where the caller is. Costs as much as there are ranges, and tasks under way.
+    /// Returns where a caller is to whom calls have returned so many batches of this ledger: one that was got in a call
+    /// that still runs does not count. Costs as much as there are ranges, and tasks under way.
     #[must_use]
-    pub fn position(&self) -> Position {
+    pub fn position(&self, returned: u64) -> Position {
         let mut delivered = self.delivered.clone();
         let (mut batches, mut passed_sum, mut sum) = (self.batches, self.passed_sum, self.sum);
-        let current = self.current.filter(|current| !current.has_raised).map(|current| current.task);
+        let is_returned = self.returned < returned;
+        let current = self.current.filter(|current| is_returned && !current.has_raised);
+        let current = current.map(|current| current.task);
         if let Some(task) = current {
             let task = self.tasks[(task - self.first) as usize];
             delivered.insert(task.start, task.stop);
@@ -218,6 +227,7 @@ impl Ledger {
         self.batches += 1;
         self.passed_sum = added(self.passed_sum, sum);
         if is_returned {
+            self.returned += 1;
             self.sum = added(self.sum, sum);
         }
         while self.tasks.front().is_some_and(|task| task.is_settled) {
@@ -251,7 +261,7 @@ mod tests {
     #[test]
     fn only_what_was_returned_counts() {
         let mut ledger = fresh();
-        let beginning = ledger.position();
+        let beginning = ledger.position(u64::MAX);
         assert_eq!((beginning.sum, beginning.ranges), (Some(0), vec![]));
         for indices in [[7, 8], [9, 5], [1, 2]] {
             read(&mut ledger, &indices);
@@ -260,19 +270,40 @@ mod tests {
         ledger.got(0);
         let sum = hashes(&[(0, 7), (1, 8)]);
         let first = Position { ranges: vec![(0, 2)], batches: 1, passed_sum: sum, sum, tasks: 1 };
-        assert_eq!(ledger.position(), first);
+        assert_eq!(ledger.position(u64::MAX), first);
         ledger.begin_call();
-        assert_eq!(ledger.position(), first);
+        assert_eq!(ledger.position(u64::MAX), first);
         // It comes before its turn.
         ledger.got(2);
-        let found = ledger.position();
+        let found = ledger.position(u64::MAX);
         assert_eq!((found.ranges, found.batches), (vec![(0, 2), (4, 6)], 2));
         assert_eq!((found.sum, found.passed_sum), (hashes(&[(0, 7), (1, 8), (4, 1), (5, 2)]), found.sum));
         assert_eq!(found.tasks, 1);
         ledger.begin_call();
         ledger.got(1);
-        let found = ledger.position();
+        let found = ledger.position(u64::MAX);
         assert_eq!((found.ranges, found.tasks), (vec![(0, 6)], 3));
+    }
+
+    #[test]
+    fn a_batch_counts_once_its_call_has_returned() {
+        let mut ledger = fresh();
+        [[3], [4], [5]].iter().for_each(|indices| assert!(read(&mut ledger, indices) < 3));
+        ledger.begin_call();
+        ledger.got(0);
+        assert_eq!((ledger.position(0).ranges, ledger.position(0).tasks), (vec![], 0));
+        assert_eq!((ledger.position(1).ranges, ledger.position(1).tasks), (vec![(0, 1)], 1));
+        // A call that raises before it begins takes back nothing of the call before it.
+        ledger.raised(1);
+        assert_eq!(ledger.position(1).ranges, [(0, 1)]);
+        ledger.begin_call();
+        ledger.got(1);
+        assert_eq!((ledger.position(1).batches, ledger.position(1).sum), (1, hashes(&[(0, 3)])));
+        ledger.raised(1);
+        ledger.begin_call();
+        assert_eq!((ledger.position(1).batches, ledger.position(1).sum), (2, hashes(&[(0, 3)])));
+        ledger.got(2);
+        assert_eq!((ledger.position(1).batches, ledger.position(2).batches), (2, 3));
     }
 
     #[test]
@@ -280,19 +311,19 @@ mod tests {
         let mut ledger = fresh();
         [[3], [4], [5]].iter().for_each(|indices| assert!(read(&mut ledger, indices) < 3));
         ledger.begin_call();
-        ledger.raised();
+        ledger.raised(0);
         ledger.begin_call();
         ledger.got(0);
-        ledger.raised();
-        assert_eq!((ledger.position().ranges, ledger.position().batches), (vec![], 0));
+        ledger.raised(0);
+        assert_eq!((ledger.position(u64::MAX).ranges, ledger.position(u64::MAX).batches), (vec![], 0));
         ledger.begin_call();
-        let passed = ledger.position();
+        let passed = ledger.position(u64::MAX);
         assert_eq!((passed.ranges, passed.batches, passed.tasks), (vec![(0, 1)], 1, 1));
         assert_eq!((passed.passed_sum, passed.sum), (hashes(&[(0, 3)]), Some(0)));
         ledger.got(1);
         ledger.got(2);
         // The first of two in a call was left out.
-        let passed = ledger.position();
+        let passed = ledger.position(u64::MAX);
         assert_eq!((passed.passed_sum, passed.sum), (hashes(&[(0, 3), (1, 4), (2, 5)]), hashes(&[(2, 5)])));
         assert_eq!((passed.ranges, passed.batches, passed.tasks), (vec![(0, 3)], 3, 3));
         let last = read(&mut ledger, &[6]);
@@ -300,8 +331,8 @@ mod tests {
         ledger.got(last);
         ledger.left_out();
         // As the call that finds the end does.
-        ledger.raised();
-        let passed = ledger.position();
+        ledger.raised(0);
+        let passed = ledger.position(u64::MAX);
         assert_eq!((passed.sum, passed.ranges), (hashes(&[(2, 5)]), vec![(0, 4)]));
     }
 
@@ -315,19 +346,25 @@ mod tests {
         }
         ledger.begin_call();
         ledger.got(0);
-        let found = ledger.position();
+        let found = ledger.position(u64::MAX);
         let sum = hashes(&[(1 + 2 * 4, 10), (1 + 5 * 4, 11), (1 + 6 * 4, 12)]).unwrap();
         assert_eq!((found.passed_sum, found.sum, found.batches), (Some(100 + sum), Some(10 + sum), 8));
         assert_eq!(found.ranges, [(0, 7), (9, 10)]);
         ledger.begin_call();
         ledger.got(3);
-        assert_eq!(ledger.position().ranges, [(0, 7), (8, 12)]);
+        assert_eq!(ledger.position(u64::MAX).ranges, [(0, 7), (8, 12)]);
         ledger.begin_call();
         ledger.got(1);
-        assert_eq!((ledger.position().ranges, ledger.position().tasks), (vec![(0, 7), (8, 12)], 2));
+        assert_eq!(
+            (ledger.position(u64::MAX).ranges, ledger.position(u64::MAX).tasks),
+            (vec![(0, 7), (8, 12)], 2)
+        );
         ledger.begin_call();
         ledger.got(2);
-        assert_eq!((ledger.position().ranges, ledger.position().batches), (vec![(0, 12)], 11));
+        assert_eq!(
+            (ledger.position(u64::MAX).ranges, ledger.position(u64::MAX).batches),
+            (vec![(0, 12)], 11)
+        );
     }
 
     #[test]
@@ -337,13 +374,13 @@ mod tests {
         ledger.read(3, None::<std::iter::Empty<i64>>);
         ledger.begin_call();
         ledger.got(0);
-        assert!(ledger.position().sum.is_some());
+        assert!(ledger.position(u64::MAX).sum.is_some());
         ledger.begin_call();
         ledger.got(1);
-        ledger.raised();
-        assert!(ledger.position().passed_sum.is_some());
+        ledger.raised(0);
+        assert!(ledger.position(u64::MAX).passed_sum.is_some());
         ledger.begin_call();
-        let found = ledger.position();
+        let found = ledger.position(u64::MAX);
         assert_eq!((found.ranges, found.passed_sum, found.sum.is_some()), (vec![(0, 5)], None, true));
     }
 
@@ -355,8 +392,8 @@ mod tests {
         ledger.got(0);
         ledger.begin_call();
         ledger.got(1);
-        assert_eq!(ledger.position().ranges, [(0, 2)]);
-        assert_eq!(ledger.position().sum, hashes(&[(0, 5), (1, 6), (1 << 32, 7)]));
+        assert_eq!(ledger.position(u64::MAX).ranges, [(0, 2)]);
+        assert_eq!(ledger.position(u64::MAX).sum, hashes(&[(0, 5), (1, 6), (1 << 32, 7)]));
     }
 
     #[test]
@@ -364,7 +401,7 @@ mod tests {
         let mut ledger = Ledger::new(Delivered::first(u64::MAX), 0, 1, Some(0), Some(0), 0);
         read(&mut ledger, &[5, 6]);
         ledger.got(0);
-        assert_eq!(ledger.position().ranges, [(0, u64::MAX)]);
+        assert_eq!(ledger.position(u64::MAX).ranges, [(0, u64::MAX)]);
     }
 
     #[test]
@@ -374,7 +411,7 @@ mod tests {
         ledger.lose_last();
         assert_eq!(read(&mut ledger, &[7, 8]), 0);
         ledger.got(0);
-        assert_eq!(ledger.position().ranges, [(2, 4)]);
+        assert_eq!(ledger.position(u64::MAX).ranges, [(2, 4)]);
     }
 
     #[test]
@@ -387,13 +424,13 @@ mod tests {
                 ledger.got(number - 4);
             }
         }
-        assert!(ledger.tasks.capacity() <= 16 && ledger.position().ranges.len() == 1);
+        assert!(ledger.tasks.capacity() <= 16 && ledger.position(u64::MAX).ranges.len() == 1);
         // One is late, and the others go on without it.
         for number in 9_996..10_000 {
             ledger.begin_call();
             ledger.got(19_995 - number);
         }
-        assert_eq!((ledger.tasks.len(), ledger.position().tasks), (4, 10_000));
+        assert_eq!((ledger.tasks.len(), ledger.position(u64::MAX).tasks), (4, 10_000));
         ledger.begin_call();
         assert_eq!(ledger.tasks.len(), 0);
     }

@@ -45,7 +45,7 @@ pub mod turns;
 
 pub use delivered::Delivered;
 pub use dispatch::{Dispatch, Order};
-pub use fingerprint::{fingerprint_of, sample_hash};
+pub use fingerprint::{fingerprint_of, hash_of_words, sample_hash};
 pub use ledger::{Ledger, Position};
 pub use places::{Places, Run, TaskPlaces};
 pub use reorder::{Next, ReorderBuffer};

@@ -89,12 +89,14 @@ impl Turns {
         (answered, passed)
     }
 
-    /// Returns the number of batches of each worker that are passed, and the worker whose batch is next in turn.
+    /// Returns the number of batches of each worker that are passed, and the worker whose batch is next in turn, for a
+    /// caller to whom calls have returned so many batches: one that was got in a call that still runs is not passed.
     #[must_use]
-    pub fn position(&self) -> (Vec<u64>, u32) {
+    pub fn position(&self, returned: u64) -> (Vec<u64>, u32) {
         let mut passed: Vec<u64> = self.workers.iter().map(|worker| worker.passed).collect();
+        let still_runs = self.got.saturating_sub(self.lost) > returned;
         match (self.current, self.last) {
-            (Some(worker), _) if self.has_raised => {
+            (Some(worker), _) if self.has_raised || still_runs => {
                 passed[worker as usize] -= 1;
                 (passed, worker)
             }
@@ -111,12 +113,27 @@ mod tests {
     #[test]
     fn batches_are_counted_by_worker_and_the_turn_goes_round() {
         let mut turns = Turns::new(3, 1);
-        assert_eq!(turns.position(), (vec![0, 0, 0], 1));
+        assert_eq!(turns.position(u64::MAX), (vec![0, 0, 0], 1));
         for worker in [1, 2, 0, 1] {
             turns.begin_call();
             turns.got(worker);
         }
-        assert_eq!(turns.position(), (vec![1, 2, 1], 2));
+        assert_eq!(turns.position(u64::MAX), (vec![1, 2, 1], 2));
+    }
+
+    #[test]
+    fn a_batch_is_passed_once_its_call_has_returned() {
+        let mut turns = Turns::new(2, 0);
+        turns.begin_call();
+        turns.got(0);
+        assert_eq!((turns.position(0), turns.position(1)), ((vec![0, 0], 0), (vec![1, 0], 1)));
+        turns.begin_call();
+        turns.got(1);
+        assert_eq!(turns.raised(1), Some(1));
+        turns.begin_call();
+        turns.got(0);
+        // The batch that raised is passed, and never returned.
+        assert_eq!((turns.position(1), turns.position(2)), ((vec![1, 1], 0), (vec![2, 1], 1)));
     }
 
     #[test]
@@ -127,17 +144,17 @@ mod tests {
         turns.begin_call();
         turns.got(1);
         assert_eq!(turns.raised(1), Some(1));
-        assert_eq!(turns.position(), (vec![1, 0], 1));
+        assert_eq!(turns.position(u64::MAX), (vec![1, 0], 1));
         turns.begin_call();
-        assert_eq!(turns.position(), (vec![1, 1], 0));
+        assert_eq!(turns.position(u64::MAX), (vec![1, 1], 0));
         // A call that raises before it gets a batch changes nothing.
         assert_eq!(turns.raised(1), None);
-        assert_eq!(turns.position(), (vec![1, 1], 0));
+        assert_eq!(turns.position(u64::MAX), (vec![1, 1], 0));
         turns.begin_call();
         turns.got(0);
         // Nor one that is refused before it begins.
         assert_eq!(turns.raised(2), None);
-        assert_eq!(turns.position(), (vec![2, 1], 1));
+        assert_eq!(turns.position(u64::MAX), (vec![2, 1], 1));
     }
 
     #[test]
@@ -148,7 +165,7 @@ mod tests {
         turns.got(1);
         turns.got(0);
         assert_eq!(turns.raised(0), Some(0));
-        assert_eq!(turns.position(), (vec![1, 1], 0));
+        assert_eq!(turns.position(u64::MAX), (vec![1, 1], 0));
     }
 
     #[test]

@@ -147,11 +147,11 @@ impl IndexSource {
                 let _ = self.stream.set(made);
             }
             if let Some(Some(stream)) = self.stream.get() {
-                let read = stream.get().read(&draws, again)?;
-                if let (Some(ledger), Some(((kind, bytes), samples))) = (&self.ledger, &read) {
-                    ledger.get().read_bytes(*kind, bytes, *samples);
+                let read = stream.get().read(&draws, again, self.ledger.is_some())?;
+                if let (Some(ledger), Some(read)) = (&self.ledger, &read) {
+                    ledger.get().read_task(read);
                 }
-                return Ok(read.map(|(index, samples)| (natively(index), self.take_places(samples))));
+                return Ok(read.map(|read| (natively(read.index), self.take_places(read.samples))));
             }
         }
         match callbacks.next_index() {
@@ -164,7 +164,7 @@ impl IndexSource {
                 let places = self.take_places(samples);
                 let found = by_python(&index)?;
                 if let Some(ledger) = &self.ledger {
-                    ledger.get().read(&index)?;
+                    ledger.get().read(&index);
                 }
                 Ok(Some((found, places)))
             }

@@ -3,12 +3,13 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pyo3::prelude::*;
-use pyo3::types::PyList;
 use ringloader_core::plan::{Delivered, Ledger as Core};
 use ringloader_core::transport::message::TaskKind;
 
+use super::stream::Read;
 use crate::gil::exception;
-use crate::index::codec::{encode_index, ints};
+use crate::index::codec::ints;
+use crate::index::values::{Values, values_of};
 
 /// The position of an epoch.
 #[pyclass(frozen, get_all, module = "ringloader._native")]
@@ -57,14 +58,9 @@ impl Ledger {
     }
 
     /// Notes an index that was read: an int, a list of ints, or any other object. Returns the number of its task.
-    pub(crate) fn read(&self, index: &Bound<'_, PyAny>) -> PyResult<u64> {
-        Ok(match encode_index(index)? {
-            Some((kind, bytes)) => self.read_bytes(kind, &bytes, 1),
-            None => {
-                let objects = index.cast::<PyList>().map_or(1, |list| list.len() as u64);
-                self.read_bytes(TaskKind::PickledIndex, &[], objects)
-            }
-        })
+    pub(crate) fn read(&self, index: &Bound<'_, PyAny>) -> u64 {
+        let Values { samples, numbers, is_batch } = values_of(index);
+        self.note(samples, numbers.map(Vec::into_iter), is_batch)
     }
 
     /// Notes that the caller gets the batch of a task that was read, and not got before, unless the call raises.
@@ -73,10 +69,9 @@ impl Ledger {
     }
 
     /// Notes an index that is read and whose batch the caller gets, unless the call raises.
-    fn take(&self, index: &Bound<'_, PyAny>) -> PyResult<()> {
-        let task = self.read(index)?;
+    fn take(&self, index: &Bound<'_, PyAny>) {
+        let task = self.read(index);
         self.core().got(task);
-        Ok(())
     }
 
     /// Notes that the batch is left out, and that the call goes on to the next one.
@@ -84,9 +79,9 @@ impl Ledger {
         self.core().left_out();
     }
 
-    /// Notes that the call raised: the caller has not got its last batch.
-    fn raised(&self) {
-        self.core().raised();
+    /// Notes that a call raised, and that calls have returned so many batches.
+    fn raised(&self, returned: u64) {
+        self.core().raised(returned);
     }
 
     /// Batches of this iterator before the first that is not passed.
@@ -95,9 +90,10 @@ impl Ledger {
         self.core().settled()
     }
 
-    /// Returns the position.
-    fn position(&self) -> Position {
-        let found = self.core().position();
+    /// Returns the position of a caller to whom calls have returned so many batches; by default, all it got.
+    #[pyo3(signature = (returned=u64::MAX))]
+    fn position(&self, returned: u64) -> Position {
+        let found = self.core().position(returned);
         Position {
             batches: found.batches,
             ranges: found.ranges,
@@ -118,16 +114,28 @@ impl Ledger {
         self.core().lose_last();
     }
 
-    /// As [`read`](Self::read), of the bytes of a task, which has `objects` indices if they are no ints.
-    pub(crate) fn read_bytes(&self, kind: TaskKind, bytes: &[u8], objects: u64) -> u64 {
-        let ints = ints(bytes);
-        match (kind, self.whole) {
-            (TaskKind::Index, _) | (TaskKind::Indices, false) => {
-                self.core().read(ints.len() as u64, Some(ints))
+    /// As [`read`](Self::read), of an index that a native stream has given.
+    pub(crate) fn read_task(&self, read: &Read) {
+        let (kind, bytes) = &read.index;
+        match (kind, &read.object) {
+            (_, Some(Values { samples, numbers, is_batch })) => {
+                self.note(*samples, numbers.as_ref().map(|numbers| numbers.iter().copied()), *is_batch);
             }
-            (TaskKind::Indices, true) => self.core().read_whole(Some(ints)),
-            (_, false) => self.core().read(objects, None::<std::iter::Empty<i64>>),
-            (_, true) => self.core().read_whole(None::<std::iter::Empty<i64>>),
+            (TaskKind::Index | TaskKind::Indices, None) => {
+                self.note(read.samples, Some(ints(bytes)), *kind == TaskKind::Indices);
+            }
+            (_, None) => {
+                self.note(read.samples, None::<std::iter::Empty<i64>>, true);
+            }
+        }
+    }
+
+    /// Notes a task with so many samples. `values` are the numbers of its indices, if these can be compared.
+    fn note(&self, samples: u64, values: Option<impl Iterator<Item = i64>>, is_batch: bool) -> u64 {
+        if self.whole && is_batch {
+            self.core().read_whole(values)
+        } else {
+            self.core().read(samples, values)
         }
     }
 }

@@ -5,10 +5,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use ringloader_core::plan::{Delivered, fingerprint_of};
-use ringloader_core::transport::message::TaskKind;
 
 use crate::gil::exception;
-use crate::index::codec::{encode_index, ints};
+use crate::index::values::values_of;
 
 /// Compares the indices that an epoch passes over with those that a state has seen.
 #[pyclass(frozen, module = "ringloader._native")]
@@ -39,18 +38,12 @@ impl Passing {
         Ok(Self { ranges, expected, message: message.into(), found })
     }
 
-    /// Notes that so many ordinals are passed over. `index` has their indices: an int or a list of ints, the first of
-    /// them at `place`, or any other object.
+    /// Notes that so many ordinals are passed over. `index` has their indices: a list, the first of them at
+    /// `place`, or one object.
     ///
     /// Raises `ValueError` if they were the last, and the indices are others than expected.
     pub(crate) fn note(&self, index: &Bound<'_, PyAny>, place: u64, ordinals: u64) -> PyResult<()> {
-        let sum = match encode_index(index)? {
-            Some((TaskKind::Index | TaskKind::Indices, bytes)) => {
-                Some(fingerprint_of(place, 1, ints(&bytes)))
-            }
-            _ => None,
-        };
-        self.add(ordinals, sum)
+        self.add(ordinals, values_of(index).numbers.map(|numbers| fingerprint_of(place, 1, numbers)))
     }
 
     /// Raises `ValueError` if the indices ended before all were passed over, and are others than expected. A position

@@ -15,6 +15,7 @@ use super::passing::Passing;
 use crate::gil::exception;
 use crate::index::codec::{decode_index, encode_index_or_pickle};
 use crate::index::tensor::TensorIndices;
+use crate::index::values::{Values, values_of};
 use crate::objects;
 use crate::python::Draws;
 
@@ -38,6 +39,16 @@ impl BatchRule {
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.resizable)
     }
+}
+
+/// An index that a stream has given.
+pub(crate) struct Read {
+    /// As a task's bytes.
+    pub(crate) index: TaskIndex,
+    /// The number of its samples.
+    pub(crate) samples: u64,
+    /// Its values, where it was found as an object and they are wanted.
+    pub(crate) object: Option<Values>,
 }
 
 /// The indices of one of torch's samplers, over numbers that torch draws.
@@ -132,8 +143,9 @@ impl Stream {
     /// The next index or batch of indices, with `draws` asked for what torch draws.
     fn next(&self, draws: &Bound<'_, PyAny>) -> PyResult<Option<Py<PyAny>>> {
         let py = draws.py();
-        let read = self.read(&Draws(draws), false)?;
-        read.map(|((kind, bytes), _)| decode_index(py, kind, &bytes).map(Bound::unbind)).transpose()
+        let read = self.read(&Draws(draws), false, false)?;
+        let index = read.map(|Read { index: (kind, bytes), .. }| decode_index(py, kind, &bytes));
+        index.map(|index| index.map(Bound::unbind)).transpose()
     }
 
     /// Passes over what `passing` has, and has it compare these indices: ordinal `k` is at `place + k * step`. For a
@@ -173,9 +185,14 @@ impl Stream {
         compared.inspect_err(|_| self.core().close())
     }
 
-    /// The next index, as a task's bytes, which may be unpickled more than once if `again`, and the number of its
-    /// samples. `draws` is called, at torch's moment, for each thing that torch draws.
-    pub(crate) fn read(&self, draws: &Draws<'_, '_>, again: bool) -> PyResult<Option<(TaskIndex, u64)>> {
+    /// The next index, whose bytes may be unpickled more than once if `again`, with the values of objects if `compares`.
+    /// `draws` is called, at torch's moment, for each thing that torch draws.
+    pub(crate) fn read(&self, draws: &Draws<'_, '_>, again: bool, compares: bool) -> PyResult<Option<Read>> {
+        let given = |index, samples| Ok(Some(Read { index, samples, object: None }));
+        let found_as = |object: &Bound<'_, PyAny>, samples| {
+            let index = encode_index_or_pickle(object, again)?;
+            Ok(Some(Read { index, samples, object: compares.then(|| values_of(object)) }))
+        };
         let has_ended = self.core().has_ended();
         if !has_ended && let Some(batches) = &self.resizable {
             let size = batch_size(batches.bind(draws.py()), draws).inspect_err(|_| self.core().close())?;
@@ -191,23 +208,22 @@ impl Stream {
                         drop(core);
                         let found =
                             self.look_up(sampler, draws, |indices| self.items(indices, &positions))?;
-                        let index = encode_index_or_pickle(&found, again)?;
-                        return Ok(Some((index, positions.len() as u64)));
+                        return found_as(&found, positions.len() as u64);
                     }
                     (Ok(Step::Index(position)), Some(sampler)) => {
                         drop(core);
                         let found = self.look_up(sampler, draws, |indices| item(indices, position))?;
-                        return Ok(Some((encode_index_or_pickle(&found, again)?, 1)));
+                        return found_as(&found, 1);
                     }
                     (Ok(Step::Batch(indices)), None) => {
                         let bytes = indices.iter().flat_map(|index| index.to_le_bytes()).collect();
-                        return Ok(Some(((TaskKind::Indices, bytes), indices.len() as u64)));
+                        return given((TaskKind::Indices, bytes), indices.len() as u64);
                     }
-                    (Ok(Step::Index(index)), None) => return Ok(Some(((TaskKind::Index, word(index)), 1))),
+                    (Ok(Step::Index(index)), None) => return given((TaskKind::Index, word(index)), 1),
                     (Ok(Step::Nones(count)), _) => {
-                        return Ok(Some(((TaskKind::Nones, word(count as i64)), count)));
+                        return given((TaskKind::Nones, word(count as i64)), count);
                     }
-                    (Ok(Step::None), _) => return Ok(Some(((TaskKind::None, Vec::new()), 1))),
+                    (Ok(Step::None), _) => return given((TaskKind::None, Vec::new()), 1),
                     (Ok(Step::Passed { place, indices: positions, .. }), Some(sampler)) => {
                         let positions = positions.to_vec();
                         drop(core);

@@ -35,9 +35,11 @@ impl Turns {
         self.core().raised(returned)
     }
 
-    /// Returns the number of batches of each worker that are passed, and the worker whose batch is next in turn.
-    fn position(&self) -> (Vec<u64>, u32) {
-        self.core().position()
+    /// Returns the number of batches of each worker that are passed, and the worker whose batch is next in turn, for a
+    /// caller to whom calls have returned so many batches; by default, all that it got.
+    #[pyo3(signature = (returned=u64::MAX))]
+    fn position(&self, returned: u64) -> (Vec<u64>, u32) {
+        self.core().position(returned)
     }
 
     /// Returns how many tasks a worker had answered when it was lost, and how many of its batches are passed.

@@ -1,0 +1,308 @@
+"""The states of a dataset in the main process: the last of each worker, and what came since."""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import ringloader._native as _native
+from ringloader._state import objects
+from ringloader._state.objects import Sent
+from ringloader._state.parts import Part, Workers
+from ringloader._state.saved import Saved
+from ringloader._state.snapshots import Asked, Snapshots, Start
+from ringloader._worker.options import WorkerOption
+
+# More batches than any epoch has.
+_MOST = (1 << 64) - 1
+
+
+def _all() -> int:
+    """Returns a number of batches by which all count that were handed out."""
+    return _MOST
+
+
+class DatasetState:
+    """The states of an iterable dataset in one epoch.
+
+    Args:
+        loader: The loader.
+        begun: The positions of the workers when the epoch begins.
+        told: Workers that must be told their position.
+        is_shared: True if several threads share the dataset, and it has a state.
+        every: After how many batches states are taken; None: never.
+    """
+
+    def __init__(
+        self, loader: Any, begun: Workers, told: Collection[int], is_shared: bool, every: int | None
+    ) -> None:
+        # Returns the number of batches that the iterator has returned.
+        self.returned: Callable[[], int] = _all
+        self._every = every or 1
+        self._resumed = begun
+        self.workers: int = loader.num_workers
+        self._is_in_order = loader.in_order or self.workers <= 1
+        self._is_shared = is_shared
+        self._is_stateful, self.shared_seed = begun.is_stateful, begun.shared_seed
+        # Batches that the main process reads again and drops.
+        self.to_drop = begun.drop
+        self._begun, self._first, self._told = begun.parts, begun.next, told
+        many = len(begun.parts)
+        self.turns = _native.Turns(many, begun.next)
+        # By worker: its last batch with a state.
+        self._last: list[Sent | None] = [None] * many
+        # By worker: true if the next epoch finds an object that has the state.
+        self._outlive = [False] * many
+        # The worker whose state came last, and the one that it had before.
+        self._replaced: tuple[int, Sent | None] = (0, None)
+        self._size = 1
+        self._option: Snapshots | None = None
+        # Without workers, the fetcher that has the state. It goes with its iterator.
+        self._asked: weakref.ref[Asked] | None = None
+        # The positions when the epoch ended.
+        self._final: list[Part] | None = None
+        # True until another epoch begins.
+        self._is_last: bool = True
+
+    def give_starts(self, options: Sequence[WorkerOption], size: int) -> None:
+        """Has workers that are about to start begin where the epoch goes on.
+
+        Args:
+            options: The options of the workers.
+            size: The samples of a batch that is read again.
+        """
+        self._size = size
+        self._option = next((one for one in options if isinstance(one, Snapshots)), None)
+        if self._option is not None:
+            starts = {worker: self.start_of(worker) for worker in range(len(self._begun))}
+            self._option.starts = {worker: start for worker, start in starts.items() if start is not None}
+
+    def start_of(self, worker: int) -> Start | None:
+        """Returns where a worker begins; None: at the beginning of the epoch."""
+        if worker in self._told:
+            return Start(self._begun[worker], 0, self._first, self._size)
+        return Start(first=self._first) if self._first else None
+
+    def succeed(self, worker: int) -> bool:
+        """Has the successor of a lost worker begin behind its last answer. False: the state is not known."""
+        answered, passed = self.turns.when_lost(worker)
+        assert self._option is not None
+        start = self.start_of(worker)
+        if answered:
+            last = self._last[worker]
+            if last is None or not last.asked == answered == passed:
+                return False
+            start = Start(Part(snapshot=last.snapshot), answered, self._first)
+        self._option.starts = {} if start is None else {worker: start}
+        return True
+
+    def ask_here(self) -> None:
+        """Notes the fetcher of an iterator without workers, if that has a state."""
+        asked = None if self._option is None else self._option.here
+        if asked is not None:
+            assert self._option is not None
+            self._option.here = None
+            self._is_stateful = True
+            self._asked = weakref.ref(asked)
+            asked.leave = self._leave
+
+    def around(self, take: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Returns ``take`` for batches behind which there may be states."""
+
+        def take_next(iterator: Any) -> Any:
+            if self.to_drop:
+                self._drop(take, iterator)
+            self._before_batch(iterator)
+            found = take(iterator)
+            if objects.is_sent(found):
+                self._note(objects.read_sent(found[1]))
+                return found[0]
+            if self._has_none(iterator):
+                iterator._take_plainly()
+            return found
+
+        return take_next
+
+    def _drop(self, take: Callable[[Any], Any], iterator: Any) -> None:
+        """Reads batches again that came since the states were taken."""
+        while self.to_drop:
+            try:
+                found = take(iterator)
+                if objects.is_sent(found):
+                    self._note(objects.read_sent(found[1]))
+                del found
+            except StopIteration:
+                raise
+            except Exception:
+                # It was raised before, in its turn.
+                pass
+            self.to_drop -= 1
+        # They are passed, and were not returned.
+        self.turns.raised(iterator._num_yielded)
+
+    def _before_batch(self, iterator: Any) -> None:
+        """Prepares for a batch."""
+
+    def _has_none(self, iterator: Any) -> bool:
+        """True if each worker has sent a batch without a state: then none sends one in this epoch."""
+        if self._is_stateful:
+            return False
+        passed, _ = self.turns.position(self.returned())
+        return all(many or not lives for many, lives in zip(passed, iterator._workers_status, strict=True))
+
+    def _note(self, found: Sent) -> None:
+        self._is_stateful = True
+        self._outlive[found.worker] = found.outlives
+        if found.snapshot is not None:
+            self._replaced = found.worker, self._last[found.worker]
+            self._last[found.worker] = found
+
+    def note_raised(self, iterator: Any) -> None:
+        """Notes that ``next`` has raised."""
+        self.turns.raised(iterator._num_yielded)
+
+    def finish(self) -> None:
+        """Notes that the epoch is over."""
+        if self._final is not None:
+            return
+        asked = None if self._asked is None else self._asked()
+        if asked is not None:
+            passed, _ = self.turns.position(self.returned())
+            # A dataset whose part was at its end when the epoch began has not got its state.
+            if passed[0] or not self._begun[0].is_at_end():
+                self._last[0] = asked.taken(passed[0], at_end=True)
+        self._final = self.parts()
+
+    def _leave(self, asked: Asked) -> None:
+        """Notes the state of an iterator without workers that goes, and its fetcher with it."""
+        if self._is_last and self._final is None:
+            self._look_at(asked)
+
+    def parts(self) -> list[Part]:
+        """Returns the positions of the workers."""
+        if self._final is not None:
+            return self._final
+        asked = None if self._asked is None else self._asked()
+        if asked is not None:
+            self._look_at(asked)
+        passed, _ = self.turns.position(self.returned())
+        return [self._part(worker, many) for worker, many in enumerate(passed)]
+
+    def _look_at(self, asked: Asked) -> None:
+        """Takes the state of a dataset in this process, if it is that behind the batches that are passed."""
+        passed, _ = self.turns.position(self.returned())
+        last = self._last[0]
+        if passed[0] and asked.is_behind(passed[0]) and (last is None or last.asked != passed[0]):
+            self._last[0] = asked.taken(passed[0])
+
+    def _part(self, worker: int, passed: int) -> Part:
+        begun, last = self._begun[worker], self._last[worker]
+        batches = begun.batches + passed
+        if last is not None and last.asked > passed and self._replaced[0] == worker:
+            # The batch that came last has raised behind the worker.
+            last = self._replaced[1]
+        if last is not None and last.asked <= passed:
+            return Part(batches, passed - last.asked, last.snapshot, outlives=last.outlives)
+        since = begun.since + (0 if begun.ends else passed)
+        return dataclasses.replace(
+            begun, batches=batches, since=since, outlives=begun.outlives or self._outlive[worker]
+        )
+
+    def next_epoch(self) -> tuple[Workers, set[int]]:
+        """Returns the positions of the workers when the next epoch begins, and those that must be told."""
+        parts = [part.next_epoch(self._final is not None) for part in self.parts()]
+        # A dataset whose part was at its end when this epoch began did not get its state.
+        untold = {
+            worker for worker in self._told if self._begun[worker].is_at_end() and self._last[worker] is None
+        }
+        self._is_last = False
+        return Workers(self.workers, tuple(parts), is_stateful=self._is_stateful), untold
+
+    def saved(self) -> Workers:
+        """Returns the positions of all workers.
+
+        Raises:
+            RuntimeError: If several threads share a dataset that has a state.
+        """
+        passed, turn = self.turns.position(self.returned())
+        if self._is_shared and any(passed) and not self._is_stateful:
+            raise RuntimeError(
+                f"state_dict() of a loader whose {self.workers} threads share one dataset that has a state: "
+                "it is not that of one of them. Give the iterator that its __iter__ returns a state_dict and "
+                'load_state_dict, or use num_workers=1, or worker_method="multiprocessing"'
+            )
+        if self.to_drop:
+            # Nothing, or not all, was read yet of what is read again.
+            return self._resumed
+        return Workers(
+            num_workers=self.workers,
+            parts=tuple(self.parts()),
+            next=turn,
+            is_stateful=self._is_stateful,
+            is_in_order=self._is_in_order,
+            shared_seed=self.shared_seed,
+        )
+
+
+class MapDatasetState(DatasetState):
+    """The states of a map-style dataset in one epoch, beside the position of its sampler.
+
+    With ``snapshot_every_n_steps=n`` each worker takes its state before every n-th step. Between two such
+    steps, the state is the position at the first of them, and the batches since are read again.
+    """
+
+    def __init__(
+        self, loader: Any, begun: Workers, told: Collection[int], is_shared: bool, every: int | None
+    ) -> None:
+        super().__init__(loader, begun, told, is_shared, every)
+        self._is_stateful = not self._is_shared
+        # Workers whose last state is older than their last batch.
+        self._behind: set[int] = set()
+        # If some states are older: the last position at which all were taken, of the sampler and of workers.
+        self._held: tuple[Saved, Workers] | None = None
+
+    def _before_batch(self, iterator: Any) -> None:
+        if self._every > 1 and self.workers and self._is_in_order:
+            self._hold(iterator)
+
+    def _hold(self, iterator: Any) -> None:
+        if not self._behind:
+            self._held = iterator._epoch.position(), super().saved()
+
+    def _note(self, found: Sent) -> None:
+        super()._note(found)
+        if found.snapshot is None:
+            self._behind.add(found.worker)
+        else:
+            self._behind.discard(found.worker)
+
+    def note_raised(self, iterator: Any) -> None:
+        worker = self.turns.raised(iterator._num_yielded)
+        if worker is None or not self.workers or not self._is_in_order:
+            return
+        self._hold(iterator)
+        self._behind.add(worker)
+
+    def _look_at(self, asked: Asked) -> None:
+        passed, _ = self.turns.position(self.returned())
+        # Also behind a batch that raised: its sample is asked for again.
+        self._last[0] = asked.taken(passed[0])
+
+    def _part(self, worker: int, passed: int) -> Part:
+        part = super()._part(worker, passed)
+        return Part(snapshot=part.snapshot, outlives=part.snapshot is not None)
+
+    def add_to(self, position: Saved) -> Saved:
+        """Returns the position of a sampler, with the states of the dataset."""
+        if not self._behind or self._held is None:
+            return dataclasses.replace(position, workers=self.saved())
+        held, workers = self._held
+        return dataclasses.replace(
+            held,
+            num_yielded=position.num_yielded,
+            batches=position.batches,
+            is_finished=position.is_finished,
+            workers=dataclasses.replace(workers, drop=position.batches - held.batches),
+        )

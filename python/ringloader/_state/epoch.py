@@ -1,0 +1,252 @@
+"""One epoch of a loader with states: its beginning, and how much of it was returned."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import ringloader._native as _native
+from ringloader._common.states import Rest
+from ringloader._sources import samplers
+from ringloader._state.dataset_state import DatasetState, MapDatasetState
+from ringloader._state.order import NativeOrder
+from ringloader._state.parts import Workers
+from ringloader._state.reading import ReadOrder
+from ringloader._state.saved import Saved
+from ringloader._torch import data_pipes
+from ringloader._worker.options import WorkerOption
+
+if TYPE_CHECKING:
+    from ringloader._options.collecting import Collecting
+
+# More batches than any epoch has.
+_ALL = (1 << 64) - 1
+
+
+class Epoch:
+    """One epoch of one iterator.
+
+    A ledger notes which indices are read and which batches are handed out. What else is needed is noted when
+    the epoch begins, when it ends, and when ``next`` raises.
+
+    Args:
+        begun: The epoch's beginning, or the state from which it goes on.
+        iterator: The iterator, which the epoch does not keep alive.
+        order: The order of its samples; None for an iterable dataset, which decides itself where it is.
+        dataset: The states of the dataset, if it may have any.
+        why_not: The reason why the epoch has no state.
+    """
+
+    def __init__(
+        self,
+        begun: Saved,
+        iterator: Any,
+        order: NativeOrder | ReadOrder | None = None,
+        dataset: DatasetState | None = None,
+        why_not: str | None = None,
+    ) -> None:
+        self.begun = begun
+        self._iterator: weakref.ref[Any] | None = None
+        if iterator is not None:
+            self.attach(iterator)
+        if dataset is not None:
+            dataset.returned = self.returned
+        self.dataset = dataset
+        self.why_not = why_not
+        # The seed of the workers, which the iterator then does not draw.
+        self.given_seed = begun.base_seed
+        self._order = order
+        # Notes which indices are read and which batches the caller gets.
+        self.ledger: _native.Ledger | None = None
+        if order is not None:
+            self.ledger = order.begin(begun)
+        elif dataset is None:
+            # No worker sends its state: the batches of all are counted.
+            self.ledger = _native.Ledger([], begun.batches, None, None, whole=True)
+        self._resumes = begun.has_begun
+        self._is_finished = False
+        self._collecting: Collecting | None = None
+
+    @property
+    def is_iterable(self) -> bool:
+        """True if the dataset decides where the epoch is, and no sampler."""
+        return self._order is None
+
+    @property
+    def rest(self) -> Rest | None:
+        """The part that is still to be read; None for an epoch that began anew."""
+        if not self._resumes:
+            return None
+        begun = self.begun
+        return Rest(begun.number if begun.epoch is None else begun.epoch, begun.ranges, begun.start)
+
+    @property
+    def is_drawn(self) -> bool:
+        """True if the epoch goes on, and has drawn before all that ``iter`` draws."""
+        return self.is_iterable and self._resumes
+
+    def attach(self, iterator: Any) -> None:
+        """Makes this the epoch of an iterator, whose ``_batches_returned`` says what the caller has."""
+        self._iterator = weakref.ref(iterator)
+
+    def returned(self) -> int:
+        """Returns the number of batches that ``next`` has returned. A call that still runs does not count."""
+        iterator = None if self._iterator is None else self._iterator()
+        # No call of an iterator that is gone still runs.
+        return _ALL if iterator is None else int(iterator._batches_returned)
+
+    def leave(self) -> None:
+        """Ends the epoch: another one of the loader begins."""
+        if self._order is not None:
+            self._order.leave()
+
+    def begin(self, iterator: Any, drawn: bool) -> None:
+        """Notes the seeds of an iterator; workers' seed it drew in this epoch, or had before."""
+        if not self._resumes:
+            base_seed: int = iterator._base_seed
+            self.begun = dataclasses.replace(self.begun, base_seed=base_seed, base_seed_drawn=drawn)
+        if self.dataset is None:
+            return
+        if self._resumes and self.dataset.shared_seed is not None:
+            iterator._shared_seed = self.dataset.shared_seed
+            iterator._dataset = data_pipes.seeded(iterator._dataset, iterator._shared_seed)
+        self.dataset.shared_seed = iterator._shared_seed
+
+    def give_starts(self, options: Sequence[WorkerOption]) -> None:
+        """Has workers that are about to begin go on where the epoch does."""
+        if self.dataset is not None:
+            self.dataset.give_starts(options, self.begun.batch_size)
+
+    def read(self, iterator: Any) -> None:
+        """Has an iterator without workers read the epoch from where it is."""
+        iterator._sampler_iter = self.indices(iterator._sampler_iter, at_once=True)
+        if self.dataset is not None:
+            self.dataset.ask_here()
+
+    def indices(self, made: Any, at_once: bool = False) -> Any:
+        """Returns an iterator of the epoch's indices.
+
+        Args:
+            made: The iterator that torch has made of the loader's index sampler.
+            at_once: True if other indices than those of the state are an error now.
+        """
+        return made if self._order is None else self._order.read(made, at_once)
+
+    def index_source(self, iterator: Any, places: _native.Places | None) -> _native.IndexSource:
+        """Returns the source of the tasks of an iterator with workers."""
+        if self._order is None:
+            source = samplers.index_source(iterator._index_sampler, places)
+        else:
+            native = self._order.source(places)
+            if native is None:
+                iterator._sampler_iter = self.indices(iterator._sampler_iter)
+            source = native or _native.IndexSource.python(self.ledger, places)
+        if self.dataset is not None:
+            source.count(self.dataset.turns)
+        return source
+
+    def next_index(self, read: Callable[[], Any]) -> Any:
+        """Returns the index that ``read`` gives an iterator without workers, whose batch it gets."""
+        if self.ledger is not None:
+            self.ledger.begin_call()
+        index = read()
+        if self.ledger is not None:
+            self.ledger.take(index)
+        if self.dataset is not None and not self._is_finished:
+            self.dataset.turns.take()
+        return index
+
+    def count_errors(self, collecting: Collecting) -> None:
+        """Has the bad samples of the whole epoch count, and the batches that are left out be passed."""
+        collecting.number = self.begun.bad_samples
+        collecting.has_given = self._resumes and self.begun.num_yielded > 0
+        collecting.leave_out = None if self.ledger is None else self.ledger.left_out
+        self._collecting = collecting
+
+    def note_raised(self, iterator: Any, error: BaseException) -> None:
+        """Notes that ``next`` has raised."""
+        if self._is_finished:
+            return
+        if self.ledger is not None:
+            self.ledger.raised(iterator._batches_returned)
+        if self.dataset is not None:
+            self.dataset.note_raised(iterator)
+        if isinstance(error, StopIteration) and not iterator.is_paused():
+            self._is_finished = True
+            if self.dataset is not None:
+                self.dataset.finish()
+
+    def saved(self) -> Saved:
+        """Returns the state of what ``next`` has returned."""
+        if self._order is None:
+            return self._saved_by_dataset()
+        if not isinstance(self.dataset, MapDatasetState):
+            return self.position()
+        if self.dataset.to_drop:
+            # Nothing, or not all, was read yet of what is read again.
+            batches = self.begun.batches + self.dataset.to_drop
+            return dataclasses.replace(self.begun, num_yielded=batches, batches=batches)
+        return self.dataset.add_to(self.position())
+
+    def _saved_by_dataset(self) -> Saved:
+        before = self.begun.workers
+        assert before is not None
+        if self.ledger is not None:
+            workers = Workers.uncounted(before.num_workers, self.ledger.position(self.returned()).batches)
+        else:
+            assert self.dataset is not None
+            workers = self.dataset.saved()
+            if self.dataset.to_drop:
+                return self.begun
+        batches = workers.batches()
+        if self._resumes:
+            batches += self.begun.num_yielded - before.batches()
+        return dataclasses.replace(
+            self.begun,
+            num_yielded=batches,
+            batches=batches,
+            is_finished=self._is_finished,
+            bad_samples=self._bad_samples(),
+            workers=workers,
+        )
+
+    def position(self) -> Saved:
+        """Returns the state without that of the dataset."""
+        assert self._order is not None
+        assert self.ledger is not None
+        while True:
+            settled, is_finished = self.ledger.tasks, self._is_finished
+            found = self.ledger.position(self.returned())
+            try:
+                state, ended = self._order.state_after(found.tasks, is_finished)
+                break
+            except KeyError:
+                # Another thread has gone on meanwhile.
+                if self.ledger.tasks == settled:
+                    raise
+        ranges = found.ranges
+        samples = ranges.pop(0)[1] if ranges and ranges[0][0] == 0 else 0
+        return dataclasses.replace(
+            self.begun,
+            drawn=self._order.drawn(),
+            num_yielded=found.batches,
+            is_finished=is_finished,
+            batches=found.batches,
+            samples=samples,
+            overtaken=tuple(itertools.chain.from_iterable(ranges)),
+            passed=found.passed,
+            fingerprint=found.fingerprint,
+            bad_samples=self._bad_samples(),
+            sampler_state=state,
+            sampler_ended=ended,
+        )
+
+    def _bad_samples(self) -> int:
+        return 0 if self._collecting is None else self._collecting.number
+
+    def fingerprint(self) -> int | None:
+        """Returns the fingerprint of the samples that were returned."""
+        return None if self.ledger is None else self.ledger.position(self.returned()).fingerprint

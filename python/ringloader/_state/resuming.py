@@ -1,0 +1,179 @@
+"""The beginning of an epoch: of a new one, or of one that goes on from a loaded state."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch.utils.data import IterDataPipe
+
+from ringloader._log import logger
+from ringloader._options import epochs
+from ringloader._sources import samplers
+from ringloader._state import datasets
+from ringloader._state.epoch import Epoch
+from ringloader._state.order import NativeOrder, draw_base_seed
+from ringloader._state.parts import Workers
+from ringloader._state.reading import ReadOrder
+from ringloader._state.saved import Saved
+from ringloader._torch import select_path
+
+
+def resumed(
+    loader: Any,
+    iterator: Any,
+    number: int | None,
+    order: NativeOrder | ReadOrder | None,
+    loaded: Saved,
+    are_same: bool,
+    is_torchs: bool,
+) -> Epoch:
+    """Begins an epoch that goes on from a state."""
+    named = None if order is None else order.named_epoch()
+    _restore_generator(loader, loaded, are_same)
+    if order is not None:
+        order.restore(loaded)
+    workers = loaded.workers
+    if loaded.is_finished or not loaded.has_begun:
+        if loaded.is_finished:
+            if order is not None:
+                order.pass_epoch(loaded)
+            workers = None if workers is None else workers.next_epoch(datasets.lives_on(loader))
+        order = order_of(loader)
+        dataset = None if is_torchs else datasets.state_for(loader, workers)
+        epoch = Epoch(beginning(loader, order, number), iterator, order, dataset)
+        if loaded.is_finished and loader.persistent_workers:
+            # Workers that had lived on would have their seed from before.
+            epoch.given_seed = loaded.base_seed
+        return epoch
+    if order is None:
+        rest = _rest_of_dataset(loader, loaded, is_torchs)
+    else:
+        rest = _rest_of_order(order, loaded, named, is_torchs)
+        rest = dataclasses.replace(rest, batch_size=beginning(loader, order).batch_size)
+    return Epoch(rest, iterator, order, None if is_torchs else datasets.state_for(loader, rest.workers))
+
+
+def _rest_of_order(
+    order: NativeOrder | ReadOrder, loaded: Saved, named: int | None, is_torchs: bool
+) -> Saved:
+    """Returns the state from which an epoch goes on whose samples come in an order."""
+    if named != loaded.epoch:
+        select_path.say_once(
+            f"the rest of an epoch is that of epoch {loaded.epoch}, which the loaded state names; "
+            f"set_epoch({named}) counts from the next one on"
+        )
+    drop = 0 if loaded.workers is None else loaded.workers.drop
+    if is_torchs:
+        # Without the state of a map-style dataset: batches that came since are passed over.
+        loaded = dataclasses.replace(loaded, batches=loaded.batches - drop, workers=None)
+    rest = order.resumed(loaded)
+    if drop and not is_torchs:
+        # The position at which the states were taken.
+        batches = max(0, rest.batches - drop)
+        rest = dataclasses.replace(rest, num_yielded=batches, batches=batches)
+    return rest
+
+
+def _rest_of_dataset(loader: Any, loaded: Saved, is_torchs: bool) -> Saved:
+    """Returns the state from which the epoch of an iterable dataset goes on. Logs what is read again."""
+    before = loaded.workers
+    assert before is not None
+    why = None if before.is_stateful else _NO_STATE
+    workers = before.moved(loaded.num_yielded - loaded.batches)
+    if is_torchs:
+        why, workers = _TORCHS, Workers.uncounted(before.num_workers, loaded.num_yielded)
+    elif workers.reads_again() > before.reads_again():
+        why = why or _MOVED
+    batches = workers.reads_again()
+    if batches and why is not None:
+        logger.warning(
+            "load_state_dict(): %d batches of the %s are read again and dropped, because %s",
+            batches,
+            type(loader.dataset).__name__,
+            why,
+        )
+    return dataclasses.replace(loaded, batches=loaded.num_yielded, workers=workers)
+
+
+_NO_STATE = (
+    "it has no state: give it, or the iterator that its __iter__ returns, the methods state_dict and "
+    "load_state_dict"
+)
+_TORCHS = "torch's own loader runs, where no state of a worker can be had"
+_MOVED = "the position was moved back before the last state"
+
+
+def _restore_generator(loader: Any, loaded: Saved, are_same: bool) -> None:
+    """Puts the loader's generator to where the epoch's draws of seeds had left it."""
+    if loaded.loader_generator is not None:
+        loader.generator.set_state(loaded.loader_generator)
+    is_pipe = isinstance(loader.dataset, IterDataPipe)
+    if not loaded.has_begun:
+        # An iterator that is made draws its base seed, and a pipe's seed once more.
+        draws = (1 + is_pipe) * are_same
+    elif loaded.loader_generator is None:
+        return
+    else:
+        draws = int(loaded.base_seed_drawn)
+        if is_pipe and loaded.workers is not None and loaded.workers.shared_seed is not None:
+            # The iterator's constructor draws, and with workers its first epoch does too.
+            draws += 2 if loaded.base_seed_drawn and loaded.workers.num_workers else 1
+    for _ in range(draws):
+        draw_base_seed(loader.generator)
+
+
+def order_of(loader: Any) -> NativeOrder | ReadOrder | None:
+    """Returns the order of a loader's samples; None if its dataset decides."""
+    if datasets.decides(loader):
+        return None
+    draws = samplers.draws_of(loader._index_sampler, in_iter=True)
+    return ReadOrder(loader) if draws is None else NativeOrder(loader, draws)
+
+
+def beginning(loader: Any, order: NativeOrder | ReadOrder | None, number: int | None = None) -> Saved:
+    """Returns the state before an epoch: the one with this number, or the next one. Draws nothing."""
+    generator = loader.generator
+    # torch refuses what is no generator when it draws.
+    has_own = isinstance(generator, torch.Generator) and generator is not torch.default_generator
+    return dataclasses.replace(
+        datasets.beginning(loader) if order is None else order.beginning(),
+        number=epochs.next_of(loader) if number is None else number,
+        loader_generator=generator.get_state() if has_own else None,
+    )
+
+
+def check_alike(found: Saved, now: Saved) -> None:
+    if found.sampler != now.sampler:
+        raise ValueError(
+            f"load_state_dict(): the state is that of {found.sampler}, and this loader has "
+            f"{now.sampler}: its samples come in another order"
+        )
+    for name, whose in (("loader_generator", "argument generator"), ("sampler_generator", "own generator")):
+        had, has = getattr(found, name) is not None, getattr(now, name) is not None
+        if had != has:
+            raise ValueError(
+                f"load_state_dict(): the state has {'an' if had else 'no'} {whose}, and this loader "
+                f"has {'one' if has else 'none'}: its samples come in another order"
+            )
+    if (found.rest is None) != (now.rest is None):
+        raise ValueError(
+            "load_state_dict(): last_batch='rollover' keeps samples for the next epoch, and only one of the "
+            "two loaders, that of the state and this one, has it"
+        )
+    if (
+        found.rest is not None
+        and found.batch_size != now.batch_size
+        and (found.is_finished or len(found.rest) >= now.batch_size)
+    ):
+        raise ValueError(
+            f"load_state_dict(): with last_batch='rollover', batches of {now.batch_size} in place of "
+            f"{found.batch_size} would leave another remainder for the next epoch: give batch_size="
+            f"{found.batch_size}, and change it in the next epoch"
+        )
+    if found.overtaken and (found.rank, found.num_replicas) != (now.rank, now.num_replicas):
+        raise ValueError(
+            "load_state_dict(): with in_order=False a state serves its own rank only: this one is of rank "
+            f"{found.rank} of {found.num_replicas}, and this is rank {now.rank} of {now.num_replicas}"
+        )

@@ -1,0 +1,28 @@
+"""The states of ``StatefulDataLoader``, as iterators find them. MIRRORS _common/states.py::States."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ringloader._state.datasets import is_asked as ask_dataset
+from ringloader._state.datasets import option_for as worker_option
+from ringloader._state.objects import through
+from ringloader._state.torchs import begin as begin_torchs
+from ringloader._state.tracked import begin, has_begun, loaded_of, note, noted
+
+__all__ = [
+    "ask_dataset",
+    "begin",
+    "begin_torchs",
+    "has_begun",
+    "is_loaded",
+    "note",
+    "noted",
+    "through",
+    "worker_option",
+]
+
+
+def is_loaded(loader: Any) -> bool:
+    """True if a state was loaded, with which the next epoch begins."""
+    return loaded_of(loader) is not None

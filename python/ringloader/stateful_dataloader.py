@@ -1,0 +1,150 @@
+"""The loader whose position can be saved and loaded again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from multiprocessing.context import BaseContext
+from typing import Any, ClassVar, Literal, TypeVar
+
+import torch
+from torch.utils.data import Dataset, Sampler
+
+import ringloader.rollover as rollover
+from ringloader._common.states import States
+from ringloader._options import kept
+from ringloader._pool.pool import WorkerPool
+from ringloader._state import states, tracked
+from ringloader.bad_samples import RAISE, OnError
+from ringloader.dataloader import DataLoader
+from ringloader.seeds import Seeds
+
+_T_co = TypeVar("_T_co", covariant=True)
+
+
+class StatefulDataLoader(DataLoader[_T_co]):
+    """A ``ringloader.DataLoader`` with torchdata's ``state_dict`` and ``load_state_dict``.
+
+    It gives the same batches as ``ringloader.DataLoader``, with all its options. In addition it asks samplers
+    and datasets for their own states, which costs time: a sampler with ``state_dict`` and ``load_state_dict``
+    after each batch, and a dataset, or its iterator, after ``snapshot_every_n_steps`` batches. An
+    ``nn.Module`` is not asked: its weights are no position. The first ``iter`` logs whose states it takes, at
+    level INFO of the logger ``ringloader``. The page *Resume from a checkpoint* says what a state keeps.
+
+    Args:
+        snapshot_every_n_steps: After how many batches workers take the state of a dataset, or its iterator,
+            that has ``state_dict`` and ``load_state_dict`` (default: 1). An epoch that goes on reads batches
+            again that came since. None: never, and the dataset counts as one without a state.
+        **others: The arguments of ``ringloader.DataLoader``.
+
+    Raises:
+        ValueError: As ``ringloader.DataLoader``.
+        TypeError: As ``ringloader.DataLoader``.
+    """
+
+    _ringloader_states: ClassVar[States] = states
+
+    def __init__(
+        self,
+        dataset: Dataset[_T_co],
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Sampler[Any] | Iterable[Any] | None = None,
+        batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: str | BaseContext | None = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        max_shared_bytes: int | None = None,
+        device: torch.device | str | int | None = None,
+        device_prefetch: int = 2,
+        device_transform: Callable[[Any], Any] | None = None,
+        worker_pool: WorkerPool | None = None,
+        worker_prefetch: int | None = None,
+        main_prefetch: int = 0,
+        worker_method: str = "multiprocessing",
+        last_batch: rollover.LastBatch | None = None,
+        worker_reset_fn: Callable[[Any, Any, Seeds], Any] | None = None,
+        reseed_workers: bool = False,
+        seeding: Literal["torch", "sample", "batch"] = "torch",
+        seed: int | None = None,
+        restart_workers: int = 0,
+        on_error: OnError = RAISE,
+        max_errors: int | None = None,
+        watchdog: float | None = None,
+        stats: bool = False,
+        snapshot_every_n_steps: int | None = 1,
+        prefetch_epochs: bool = False,
+    ) -> None:
+        arguments = dict(locals())
+        del arguments["self"], arguments["__class__"], arguments["snapshot_every_n_steps"]
+        vars(self)[kept.attribute("snapshot_every_n_steps")] = snapshot_every_n_steps
+        super().__init__(**arguments)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the position in the epoch: of the batches that ``next`` has returned, and no others.
+
+        Batches that workers have ready do not count. The dict is a copy, and JSON and
+        ``torch.load(weights_only=True)`` take it. Nothing is drawn, started or waited for. Of two iterators,
+        it is the state of the one that was made last; after :meth:`load_state_dict`, the loaded state until
+        the next ``iter``.
+
+        Returns:
+            The state. It is ``{}`` where there is none: in some cases where torch's own loader runs, such as
+            ``in_order=False``. The logger ``ringloader`` says so once.
+
+        Raises:
+            RuntimeError: If several threads share a dataset that has a state, or if taking it failed.
+        """
+        return tracked.state_of(self)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Has the next ``iter`` go on from a state, with what its epoch has drawn: no sample is read again.
+
+        An iterator that runs is left alone. ``num_workers``, ``batch_size`` and other options may be others
+        than when the state was taken. The generators of the loader and its sampler are put back to where they
+        were when the epoch began. ``{}`` does nothing. The indices that are passed over must be those that
+        were returned, else ``iter`` raises a ``ValueError``.
+
+        Args:
+            state_dict: The dict that :meth:`state_dict` has returned.
+
+        Raises:
+            TypeError: If it is no dict.
+            ValueError: If its version is unknown, a key is missing or has a bad value, or it is the state of
+                a loader with another kind of sampler.
+        """
+        tracked.load(self, state_dict)
+
+    def fingerprint(self) -> int | None:
+        """Returns a sum over the samples that ``next`` has returned in this epoch: equal sums, equal samples.
+
+        It is the sum, modulo ``2**64``, of a hash of each sample's place in the epoch and its index. With a
+        ``DistributedSampler`` the places are those of all ranks, so that the sums of the ranks add up to that
+        of one process. They do so across :meth:`load_state_dict` too. Another number of ranks begins a new
+        sum, from 0, which adds up with that of the ranks before.
+
+        The hash ``z`` of an index at a place, both from 0 on, modulo ``2**64``::
+
+            z = (place + 1) * 0x9e3779b97f4a7c15 + index
+            z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9
+            z = (z ^ (z >> 27)) * 0x94d049bb133111eb
+            z = z ^ (z >> 31)
+
+        A batch sampler that is not torch's has places of its own: ``batch * 2**32`` plus the place in the
+        batch.
+        With ``on_error`` all samples of a batch count, the bad ones too.
+
+        Returns:
+            The sum; 0 before the first epoch; None for an iterable dataset, where an index was no int, and
+            where there is no state.
+        """
+        return tracked.fingerprint_of(self)
