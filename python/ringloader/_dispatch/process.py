@@ -111,6 +111,8 @@ def run_dispatcher(
         most_held: Bytes of items that may be held here for workers that are full, while another is hungry;
             None where nothing need be held.
     """
+    # The parent's would run the parent's handlers for the signals of this process.
+    signal.set_wakeup_fd(-1)
     # The main process has the interrupt, and ends this one.
     signal.signal(signal.SIGINT, _do_nothing)
     with contextlib.suppress(_StopError):

@@ -10,6 +10,7 @@ import contextlib
 import multiprocessing
 import os
 import random
+import signal
 from collections.abc import Iterable
 from typing import Any
 
@@ -43,6 +44,8 @@ def run_worker(worker_end: WorkerEndpoint | SentEndpoint, work: Iterable[Any]) -
 
 def attach(worker_end: WorkerEndpoint | SentEndpoint) -> _native.Port:
     """Returns a worker's end of the transport, in the worker."""
+    # The parent's, such as asyncio's: it would run the parent's handlers for the signals of this process.
+    signal.set_wakeup_fd(-1)
     held_memory.tell_of_forks()
     port = worker_end.attach()
     # Else it ends once it comes back to the loop.
