@@ -298,6 +298,44 @@ class Prints(Numbers):
         return index
 
 
+@pytest.mark.rings_only
+def test_another_executable_makes_another_server(loader_class, tmp_path):
+    loader = spawned(loader_class)
+    assert from_server(loader)
+    first = servers()
+    wrapper = tmp_path / "python"
+    wrapper.write_text(f'#!/bin/sh\ntouch "$0.ran"\nexec {sys.executable} "$@"\n')
+    wrapper.chmod(0o755)
+    executable = multiprocessing.spawn.get_executable()
+    multiprocessing.set_executable(str(wrapper))
+    try:
+        assert from_server(loader)
+        assert wrapper.with_name("python.ran").exists()
+        assert servers() != first
+        multiprocessing.set_executable("/no/such")
+        with pytest.raises((RuntimeError, OSError)):
+            list(loader)
+    finally:
+        multiprocessing.set_executable(executable)
+
+
+@pytest.mark.rings_only
+def test_another_priority_makes_another_server(tmp_path):
+    body = """
+        class Nice(Numbers):
+            def __getitem__(self, index):
+                return os.getpriority(os.PRIO_PROCESS, 0)
+        if __name__ == "__main__":
+            loader = DataLoader(Nice(1), num_workers=1, batch_size=None, multiprocessing_context="spawn")
+            found = [*loader]
+            os.nice(3)
+            print([*found, *loader])
+    """
+    ended = run_script("ringloader", body, tmp_path)
+    nice = os.getpriority(os.PRIO_PROCESS, 0)
+    assert (ended.err, ended.out) == ("", f"{[nice, nice + 3]}\n")
+
+
 class OwnProcess(context.SpawnProcess):
     pass
 

@@ -69,8 +69,24 @@ _failures: list[str] = []
 def _inherited() -> tuple[Any, ...]:
     """Returns what a child of this process begins with. A server begins with the same as a worker must."""
     limits, status = (Path("/proc/thread-self", name).read_text() for name in ("limits", "status"))
-    kept = "Umask", "Uid", "Gid", "Groups", "SigBlk", "SigIgn", "Cap", "NoNewPrivs", "Cpus_allowed"
-    return dict(os.environb), limits, [line for line in status.splitlines() if line.startswith(kept)]
+    kept = (
+        "Umask",
+        "Uid",
+        "Gid",
+        "Groups",
+        "NSpgid",
+        "NSsid",
+        "SigBlk",
+        "SigIgn",
+        "Cap",
+        "NoNewPrivs",
+        "Seccomp",
+        "Cpus_allowed",
+    )
+    lines = [line for line in status.splitlines() if line.startswith(kept)]
+    priority = os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0)
+    command = spawn.get_executable(), util._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    return dict(os.environb), limits, lines, priority, command
 
 
 class _Modules(list[str]):
