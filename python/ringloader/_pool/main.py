@@ -141,6 +141,11 @@ class Assignments:
             held.put(things)
             return assignment
 
+    def close(self) -> None:
+        """Closes what it has, at the end of the process."""
+        self._channel.close()
+        os.close(self._parent)
+
     def say_left(self) -> bool:
         """Tells the main process that this one has left the iterator's memory. False: it has ended."""
         try:
@@ -281,6 +286,13 @@ def main(assignments: Assignments, inherited: dict[int, Any]) -> None:
     held = Held()
     held.put(inherited.items())
     inherited.clear()
+    try:
+        _work(assignments, held)
+    finally:
+        assignments.close()
+
+
+def _work(assignments: Assignments, held: Held) -> None:
     before = signal.getsignal(signal.SIGINT)
 
     def on_interrupt(handler: Any) -> None:
