@@ -175,7 +175,7 @@ def test_the_log_says_what_the_worker_was_in(tmp_path, caplog):
 
 
 class DiesBehind(Dies):
-    """The worker ends only once the batches before were taken. Else a slower worker's comes after the error."""
+    """The worker ends once the batches before were taken. Else a slower worker's comes after the error."""
 
     def __init__(self, taken: Path) -> None:
         super().__init__(12, 6, "kill")

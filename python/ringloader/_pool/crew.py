@@ -321,9 +321,11 @@ class Crew:
         Those that iterators still have end with these, which wait for them.
         """
         if not self.is_inherited():
-            for process in self._processes:
+            processes, returned = list(self._processes), list(self._returned)
+            for process in processes:
                 process.end()
-            _wait_for([*self._ending, *(process for process in self._processes if not process.is_lent)])
+            idle = [process for process in processes if not process.is_lent or process in returned]
+            _wait_for([*self._ending, *idle])
 
     def shut_down(self) -> None:
         if self._holder == threading.get_ident():

@@ -315,6 +315,7 @@ def main(assignments: Assignments, inherited: dict[int, Any]) -> None:
         assignments: This process's end of what the main process sends.
         inherited: What a forked process holds from the beginning, by number.
     """
+    entry.drop_what_it_began_with()
     assignments.begin()
     held = Held()
     held.put(inherited.items())
