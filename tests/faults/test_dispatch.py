@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -144,6 +145,33 @@ def test_a_source_that_will_not_end_is_killed(tmp_path, snapshot):
     assert wait_until((tmp_path / str(pid)).exists, 20)
     del iterator
     assert not is_running(pid)
+    snapshot.assert_nothing_left()
+
+
+class NotToBeSent:
+    """A source whose pickling raises the errors by which memory is refused too."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def __iter__(self):
+        return iter(range(4))
+
+    def __reduce__(self):
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [ValueError("a pointer"), OSError(12, "mine")], ids=repr)
+def test_a_source_that_cannot_be_sent_is_its_own_error(error, snapshot):
+    """Nothing is said of memory."""
+    loader = DataLoader(Dispatch(NotToBeSent(error)), num_workers=1, multiprocessing_context="forkserver")
+    for _ in range(2):
+        with pytest.raises(type(error)) as raised:
+            iter(loader)
+        assert raised.value is error
+    error.__traceback__ = None
+    del raised, loader
+    gc.collect()
     snapshot.assert_nothing_left()
 
 

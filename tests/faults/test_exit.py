@@ -222,3 +222,31 @@ def test_forked_child_has_its_own_loader(loader_class):
     code, _ = in_child(own)
     assert code == 0
     assert len(list(iterator)) == 29
+
+
+@pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_what_a_process_was_sent_is_finalised_where_it_ends(tmp_path, method):
+    """Torch's workers do so from 2.14 on; a forked one still has what its parent's loader holds."""
+    body = f"""
+        class Finalised(Numbers):
+            def __iter__(self):
+                return iter(range(4))
+            def __del__(self):
+                if multiprocessing.parent_process():
+                    os.write(1, b"finalised ")
+
+        if __name__ == "__main__":
+            from ringloader import Dispatch, WorkerPool
+            def run(dataset, **options):
+                assert len(list(DataLoader(dataset, num_workers=2, **options))) == 4
+                os.write(1, b"\\n")
+            run(Finalised(4), multiprocessing_context="{method}")
+            run(Dispatch(Finalised(4)), multiprocessing_context="{method}")
+            with WorkerPool(2, "{method}") as pool:
+                run(Finalised(4), worker_pool=pool)
+    """
+    ended = run_script("ringloader", body, tmp_path)
+    assert ended.err == ""
+    # A pool's process drops its dataset with the loader, or when it ends.
+    of_loader, of_dispatch, *of_pool = [len(line.split()) for line in ended.out.split("\n")]
+    assert (of_loader, of_dispatch, sum(of_pool)) == (2, 1, 2)

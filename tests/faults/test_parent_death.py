@@ -11,7 +11,7 @@ import pytest
 from torch.utils.data import Dataset
 
 from faults.proc import descendants, is_running, wait_until
-from faults.script import start
+from faults.script import run_script, start
 from ringloader import DataLoader, _native
 
 pytestmark = pytest.mark.rings_only
@@ -232,3 +232,65 @@ def test_a_sleep_in_a_worker_is_as_long_as_it_was_where_the_thread_that_forked_e
     program = start("ringloader", body, tmp_path)
     out, err = program.communicate(timeout=40)
     assert out == "[True, True]\n", err
+
+
+def test_the_end_of_the_thread_that_forked_runs_no_handler_of_the_program(tmp_path: Path) -> None:
+    body = """
+        import threading
+
+        seen = []
+        signal.signal(signal.SIGCONT, lambda *_: seen.append(os.getpid()))
+
+        class Seen(Numbers):
+            def __getitem__(self, index):
+                time.sleep(0.2)
+                return list(seen)
+
+        def run():
+            global batches
+            batches = iter(DataLoader(Seen(5), batch_size=None, num_workers=1, collate_fn=list))
+            # By then the worker has begun.
+            next(batches)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+        print(list(batches), seen, flush=True)
+    """
+    ended = run_script("ringloader", body, tmp_path)
+    assert ended.out == "[[], [], [], []] []\n", ended.err
+
+
+def test_no_worker_writes_to_its_parents_wake_up_descriptor(tmp_path: Path) -> None:
+    """Such a descriptor is asyncio's, which would run handlers of the main process for a worker's signals."""
+    body = f"""
+        from ringloader import WorkerPool
+
+        class Signalled(Numbers):
+            def __getitem__(self, index):
+                os.kill(os.getpid(), signal.SIGUSR1)
+                # One that a worker sets is its own, and none of the pool's next iterator.
+                return signal.set_wakeup_fd(own)
+
+        def begin(worker):
+            signal.set_wakeup_fd(own)
+
+        theirs, ours = os.pipe()
+        os.set_blocking(ours, False)
+        os.set_blocking(theirs, False)
+        own = os.open({str(tmp_path / "written")!r}, os.O_CREAT | os.O_WRONLY | os.O_NONBLOCK)
+        signal.signal(signal.SIGUSR1, lambda *_: None)
+        signal.set_wakeup_fd(ours)
+        with WorkerPool(1) as pool:
+            for more in ({{}}, {{"worker_pool": pool}}, {{"worker_pool": pool}}, {{"worker_init_fn": begin}}):
+                found = list(DataLoader(Signalled(2), batch_size=None, num_workers=1, collate_fn=int, **more))
+                print(found == [own if "worker_init_fn" in more else -1, own])
+        assert signal.set_wakeup_fd(-1) == ours
+        try:
+            print(os.read(theirs, 100))
+        except BlockingIOError:
+            print("nothing")
+    """
+    ended = run_script("ringloader", body, tmp_path)
+    assert ended.out.split() == ["True"] * 4 + ["nothing"], ended.err
+    assert len((tmp_path / "written").read_bytes()) == 5

@@ -115,6 +115,31 @@ def test_a_process_that_is_lost_as_it_is_given_work(lost, tidies, monkeypatch):
         assert len(workers(pool)) == 2
 
 
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_a_pool_that_is_dropped_leaves_no_zombies(method):
+    pool = WorkerPool(2, method)
+    loader = DataLoader(Numbers(8), worker_pool=pool)
+    numbers(loader)
+    mine = workers(pool)
+    assert len(mine) == 2
+    del pool, loader
+    gc.collect()
+    assert not [pid for pid in mine if Path(f"/proc/{pid}").exists()]
+
+
+def test_processes_that_are_replaced_leave_no_zombies():
+    with WorkerPool(2, "fork") as pool:
+        first = DataLoader(Numbers(8), worker_pool=pool)
+        numbers(first)
+        mine = workers(pool)
+        later = DataLoader(Numbers(9), worker_pool=pool)
+        numbers(later)
+        assert not set(mine) & set(workers(pool))
+        assert wait_until(lambda: not any(map(is_running, mine)), 10)
+        DataLoader(Numbers(1), worker_pool=pool)
+        assert not [pid for pid in mine if Path(f"/proc/{pid}").exists()]
+
+
 def fails(_worker):
     raise ValueError("not this one")
 

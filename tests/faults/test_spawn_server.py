@@ -8,9 +8,10 @@ import os
 import resource
 import signal
 import sys
+import textwrap
 import threading
 import time
-from multiprocessing import context, popen_spawn_posix
+from multiprocessing import connection, context, popen_spawn_posix
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from faults.proc import Snapshot, command_line, descendants, is_running, wait_un
 from faults.script import finish, run_script, start
 from parity.datasets import identity
 from ringloader._start import spawn
+from ringloader._transport.processes import ProcessTransport
 
 pytestmark = pytest.mark.limit(120)
 
@@ -101,6 +103,79 @@ def test_a_server_that_was_killed_is_replaced(loader_class):
     assert wait_until(lambda: not servers(), 20)
     assert from_server(loader)
     assert len(servers()) == 1 and servers() != first
+
+
+class Sleeps(Numbers):
+    def __getitem__(self, index):
+        if index:
+            time.sleep(60)
+        return index
+
+
+@pytest.mark.rings_only
+def test_workers_outlive_a_server_that_was_killed(loader_class, monkeypatch):
+    """They are known to live, and end with their iterator, which knows their ends too."""
+    monkeypatch.setattr(ProcessTransport, "_join_seconds", 0.5)
+    loader = spawned(loader_class, Sleeps(2))
+    assert from_server(spawned(loader_class))
+    (server,) = servers()
+    iterator = iter(loader)
+    assert next(iterator) == 0
+    (worker,) = iterator._workers
+    os.kill(server, signal.SIGKILL)
+    assert wait_until(lambda: not is_running(server), 20)
+    assert worker.is_alive() and worker.exitcode is None
+    assert not connection.wait([worker.sentinel], 0.1)
+    begun = time.monotonic()
+    del iterator
+    gc.collect()
+    assert 0.4 < time.monotonic() - begun < 5.0
+    assert not is_running(worker.pid) and not worker.is_alive()
+
+
+SENT_TO_GROUP = """
+    # In workers too, which run the main module.
+    sent = [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGRTMAX]
+    for number in sent:
+        signal.signal(number, lambda *_: None)
+
+    if __name__ == "__main__":
+        from faults.proc import is_running
+        from ringloader._start import spawn
+        def loader(data=Numbers):
+            return DataLoader(data(8), num_workers=1, multiprocessing_context="spawn")
+        kept = loader()
+        (server,) = [one._forkserver_pid for one in spawn._servers]
+        # torch's handler ends a worker by this one.
+        os.killpg(0, sent[0])
+        iterator = iter(kept)
+        assert len(next(iterator)) == 1
+        for number in sent[1:]:
+            os.killpg(0, number)
+            time.sleep(0.05)
+        (worker,) = iterator._workers
+        print(worker.is_alive(), len(list(iterator)), len(list(loader())))
+        print([one._forkserver_pid for one in spawn._servers] == [server], is_running(server))
+        # No worker has what the server has blocked.
+        print({text for (text,) in loader(Blocked)})
+        iterator = iter(loader())
+        iterator._workers[0].terminate()
+        iterator._workers[0].join()
+        print(iterator._workers[0].exitcode)
+"""
+
+
+@pytest.mark.rings_only
+def test_what_is_sent_to_the_programs_group_leaves_the_server(tmp_path):
+    blocked = """
+    class Blocked(Numbers):
+        def __getitem__(self, index):
+            return ",".join(str(int(number)) for number in signal.pthread_sigmask(signal.SIG_BLOCK, []))
+    """
+    ended = run_script("ringloader", textwrap.dedent(blocked) + textwrap.dedent(SENT_TO_GROUP), tmp_path)
+    # multiprocessing's resource tracker says that it was ended.
+    assert (ended.code, "Traceback" in ended.err) == (0, False)
+    assert ended.out.splitlines() == ["True 7 8", "True True", "{''}", "-15"]
 
 
 @pytest.mark.slow
@@ -221,6 +296,44 @@ class Prints(Numbers):
     def __getitem__(self, index):
         sys.stdout.write("made\n")
         return index
+
+
+@pytest.mark.rings_only
+def test_another_executable_makes_another_server(loader_class, tmp_path):
+    loader = spawned(loader_class)
+    assert from_server(loader)
+    first = servers()
+    wrapper = tmp_path / "python"
+    wrapper.write_text(f'#!/bin/sh\ntouch "$0.ran"\nexec {sys.executable} "$@"\n')
+    wrapper.chmod(0o755)
+    executable = multiprocessing.spawn.get_executable()
+    multiprocessing.set_executable(str(wrapper))
+    try:
+        assert from_server(loader)
+        assert wrapper.with_name("python.ran").exists()
+        assert servers() != first
+        multiprocessing.set_executable("/no/such")
+        with pytest.raises((RuntimeError, OSError)):
+            list(loader)
+    finally:
+        multiprocessing.set_executable(executable)
+
+
+@pytest.mark.rings_only
+def test_another_priority_makes_another_server(tmp_path):
+    body = """
+        class Nice(Numbers):
+            def __getitem__(self, index):
+                return os.getpriority(os.PRIO_PROCESS, 0)
+        if __name__ == "__main__":
+            loader = DataLoader(Nice(1), num_workers=1, batch_size=None, multiprocessing_context="spawn")
+            found = [*loader]
+            os.nice(3)
+            print([*found, *loader])
+    """
+    ended = run_script("ringloader", body, tmp_path)
+    nice = os.getpriority(os.PRIO_PROCESS, 0)
+    assert (ended.err, ended.out) == ("", f"{[nice, nice + 3]}\n")
 
 
 class OwnProcess(context.SpawnProcess):
@@ -381,6 +494,48 @@ def test_an_interrupt_is_for_the_main_process(tmp_path):
     os.killpg(process.pid, signal.SIGINT)
     ended = finish(process, 50)
     assert (ended.code, ended.out, ended.err) == (0, "4\n", "")
+
+
+@pytest.mark.rings_only
+@pytest.mark.parametrize("after", [0.0, 0.05, 0.8])
+def test_an_interrupt_while_the_server_starts(tmp_path, after):
+    """It is the main process's alone. The server imports for two seconds, and would print where it was."""
+    body = f"""
+        from ringloader._start import spawn
+        if __name__ == "__main__":
+            loader = DataLoader(Numbers(4), num_workers=1, multiprocessing_context="spawn")
+            (server,) = [one._forkserver_pid for one in spawn._servers]
+            try:
+                time.sleep({after})
+                os.killpg(0, signal.SIGINT)
+                time.sleep(600)
+            except KeyboardInterrupt:
+                print(len(list(loader)), [one._forkserver_pid for one in spawn._servers] == [server])
+    """
+    ended = run_script("ringloader", body, tmp_path)
+    assert (ended.code, ended.out, ended.err) == (0, "4 True\n", "")
+
+
+@pytest.mark.rings_only
+def test_an_interrupt_within_the_start_of_the_server_is_not_lost(tmp_path):
+    body = """
+        from multiprocessing import util
+        spawnv = util.spawnv_passfds
+        def interrupted(*args):
+            os.kill(os.getpid(), signal.SIGINT)
+            return spawnv(*args)
+        if __name__ == "__main__":
+            multiprocessing.resource_tracker.ensure_running()
+            util.spawnv_passfds = interrupted
+            try:
+                DataLoader(Numbers(4), num_workers=1, multiprocessing_context="spawn")
+            except KeyboardInterrupt:
+                util.spawnv_passfds = spawnv
+                print(len(list(DataLoader(Numbers(4), num_workers=1, multiprocessing_context="spawn"))))
+            print(signal.pthread_sigmask(signal.SIG_BLOCK, []))
+    """
+    ended = run_script("ringloader", body, tmp_path)
+    assert (ended.code, ended.out, ended.err) == (0, "4\nset()\n", "")
 
 
 @pytest.mark.rings_only

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import Dataset
 from torch.utils.data import dataloader as torch_dataloader
 
 from parity import harness
@@ -82,6 +83,32 @@ def test_a_batch_is_sent_on_as_a_copy(batches):
     process.join()
     assert moved == [False, True]
     assert [int(batch[0][0]) for batch in batches] == [9, 9]
+
+
+class Rows(Dataset):
+    def __init__(self):
+        self.data = torch.zeros(2, 3).share_memory_()
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return self.data[index]
+
+
+@pytest.mark.rings_only
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_rows_of_a_tensor_in_shared_memory_are_copies(loader_class, method):
+    """As a batch of their own. Where they are stacked, both copy them."""
+    seen = []
+    for kind in (torch.utils.data.DataLoader, loader_class):
+        dataset = Rows()
+        row = next(iter(kind(dataset, batch_size=None, num_workers=1, multiprocessing_context=method)))
+        dataset.data[0] = 7
+        then = row.tolist()
+        row += 1
+        seen.append((then, dataset.data[0].tolist()))
+    assert seen == [([7.0] * 3, [8.0] * 3), ([0.0] * 3, [7.0] * 3)]
 
 
 @pytest.mark.rings_only

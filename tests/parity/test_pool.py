@@ -6,6 +6,7 @@ import gc
 import os
 import random
 import re
+import signal
 import weakref
 from pathlib import Path
 
@@ -430,3 +431,49 @@ def test_a_loader_that_is_shut_down_leaves_the_others_their_processes():
         assert values(stays) == list(range(100, 140))
         assert [process.process.pid for process in pool._crew._processes] == processes
         assert values(began[:1]) == [0]
+
+
+def state_of_process():
+    os.umask(umask := os.umask(0o077))
+    blocked = sorted(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ())))
+    return os.sched_getaffinity(0), umask, os.getpriority(os.PRIO_PROCESS, 0), blocked
+
+
+class StateOfProcess(Dataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return state_of_process()
+
+
+def set_state_of_process(_worker):
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    os.umask(0o007)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+
+
+def raise_niceness(_worker):
+    os.nice(3)
+
+
+@pytest.mark.limit(90)
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_what_worker_init_fn_sets_for_the_process(method):
+    ours = state_of_process()
+    with WorkerPool(1, method) as pool:
+
+        def loader(init_fn=None):
+            options = {"batch_size": None, "collate_fn": list, "worker_init_fn": init_fn}
+            return DataLoader(StateOfProcess(), worker_pool=pool, **options)
+
+        plain, sets, raises = loader(), loader(set_state_of_process), loader(raise_niceness)
+        assert list(plain) == [list(ours)] * 2
+        processes = list(pool._crew._processes)
+        (cores, *rest), _ = list(sets)
+        assert (len(cores), *rest) == (1, 0o007, ours[2], [signal.SIGUSR1])
+        assert list(plain) == [list(ours)] * 2
+        assert pool._crew._processes == processes
+        assert [niceness for _, _, niceness, _ in raises] == [ours[2] + 3] * 2
+        assert list(plain) == [list(ours)] * 2
+        assert pool._crew._processes != processes, "a niceness cannot be put back"

@@ -23,6 +23,7 @@ from ringloader._dispatch import dataset, stream
 from ringloader._dispatch.consumers import WHERE, Consumer, Holding
 from ringloader._start import main_module, processes, spawn
 from ringloader._torch import internals
+from ringloader._worker import entry
 
 # Bytes that items may take in the dispatching process, where a share is less.
 _LEAST_HELD = 64 << 20
@@ -111,6 +112,7 @@ def run_dispatcher(
         most_held: Bytes of items that may be held here for workers that are full, while another is hungry;
             None where nothing need be held.
     """
+    entry.drop_what_it_began_with()
     # The main process has the interrupt, and ends this one.
     signal.signal(signal.SIGINT, _do_nothing)
     with contextlib.suppress(_StopError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -232,7 +231,8 @@ def _with_processes(loader: Any, options: Options) -> Any:
         ):
             worker_options = (*epochs.telling_for(loader), *worker_options)
             # Before the memory, which a process that is forked now would have too.
-            lease = options.worker_pool._lend(loader)
+            with budget.asking(OSError):
+                lease = options.worker_pool._lend(loader)
         transport = processes.make_transport(
             loader,
             options,
@@ -241,14 +241,13 @@ def _with_processes(loader: Any, options: Options) -> Any:
             lease,
             in_turn=keys is None or not keys.balances,
         )
-    except (OSError, ValueError) as error:
+    except BaseException as error:
         if lease is not None:
             lease.close()
-        if _is_for_descriptors(error):
-            # torch's transport needs no fewer of them, and leaves workers behind where its start fails.
-            raise
-        reason = f"shared memory could not be had: {error}{budget.limits_behind(error)}"
-        return Reason(reason, f"{reason}; batches travel by torch's own transport")
+        if isinstance(error, budget.RefusedError):
+            return Reason(str(error), f"{error}; batches travel by torch's own transport")
+        _note_descriptors(error)
+        raise
     if delivery.recording is not None:
         delivery.recording.shared_bytes = transport.engine.share * loader.num_workers
     if delivery.moving is not None:
@@ -263,7 +262,7 @@ def _with_processes(loader: Any, options: Options) -> Any:
             loader, transport, delivery, options.main_prefetch, restarting, keys, next_epoch, epoch
         )
     except OSError as error:
-        _is_for_descriptors(error)
+        _note_descriptors(error)
         raise
     return _noted(loader, made, transport, delivery)
 
@@ -284,12 +283,14 @@ def _noted(loader: Any, made: Any, transport: Transport, delivery: Delivery) -> 
     return made
 
 
-def _is_for_descriptors(error: Exception) -> bool:
-    """True if too many files are open, which the error then says to the user."""
-    if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
-        return False
-    error.add_note("Too few file descriptors are left: raise the limit (ulimit -n), or use fewer workers.")
-    return True
+def _note_descriptors(error: BaseException) -> None:
+    """Has the error say to the user what to change if too many files are open."""
+    from ringloader._transport import budget
+
+    if budget.is_for_descriptors(error):
+        error.add_note(
+            "Too few file descriptors are left: raise the limit (ulimit -n), or use fewer workers."
+        )
 
 
 def _counters(transport: Any, others: Callable[[], Mapping[str, int]]) -> Mapping[str, int]:

@@ -119,6 +119,8 @@ class Crew:
         self._lock = threading.Lock()
         self._holder: int | None = None
         self._processes: list[PoolProcess] = []
+        # Processes that were told to end, and are still to be waited for.
+        self._ending: list[PoolProcess] = []
         # Asked for while the same thread held the lock, below a finalizer or a signal's handler.
         self._returned: list[PoolProcess] = []
         self._ends_idle = False
@@ -181,6 +183,8 @@ class Crew:
                 process.process.join(_ENDS_WITHIN)
             elif dropped:
                 process.drop(dropped)
+        # So that they are no zombies until another process is started.
+        self._ending = [process for process in self._ending if process.is_alive()]
         keep = 0 if self.is_shut_down else 2 * self._num_workers
         for process in self._idle()[keep:]:
             self._end(process)
@@ -194,6 +198,7 @@ class Crew:
     def _end(self, process: PoolProcess) -> None:
         process.end()
         self._processes.remove(process)
+        self._ending.append(process)
 
     def _note_gone(self, loader: int) -> None:
         self.objects.note_gone(loader)
@@ -311,10 +316,16 @@ class Crew:
                 self._end(process)
 
     def end(self) -> None:
-        """Has all processes end. Called from a finalizer: the pool has gone."""
+        """Ends all processes. Called from a finalizer: the pool has gone.
+
+        Those that iterators still have end with these, which wait for them.
+        """
         if not self.is_inherited():
-            for process in self._processes:
+            processes, returned = list(self._processes), list(self._returned)
+            for process in processes:
                 process.end()
+            idle = [process for process in processes if not process.is_lent or process in returned]
+            _wait_for([*self._ending, *idle])
 
     def shut_down(self) -> None:
         if self._holder == threading.get_ident():
@@ -327,13 +338,19 @@ class Crew:
         with self._held():
             self.is_shut_down = True
             processes, self._processes = self._processes, []
+            ending, self._ending = self._ending, []
             # The pickles of all objects go too.
             self.objects = PoolObjects()
         for process in processes:
             if process.is_lent:
                 process.process.terminate()
             process.end()
-        group = Group([process.process for process in processes])
-        for process in processes:
-            group.join(process.process, _ENDS_WITHIN)
-        group.kill()
+        _wait_for([*processes, *ending])
+
+
+def _wait_for(processes: list[PoolProcess]) -> None:
+    """Waits for processes that were told to end, and kills those that are left."""
+    group = Group([process.process for process in processes])
+    for process in processes:
+        group.join(process.process, _ENDS_WITHIN)
+    group.kill()

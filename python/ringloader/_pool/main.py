@@ -5,6 +5,7 @@ The next iterator finds objects, and the process, in the state in which they wer
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import io
@@ -21,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing import reduction
 from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import torch
 import torch.utils.data
@@ -45,6 +46,7 @@ MOST_DROPPED = 512
 _LONGEST = 1 + MOST_BYTES
 # A dataset of more parts is not searched for datasets.
 _MOST_PARTS = 1000
+_T = TypeVar("_T")
 
 
 class SentFd:
@@ -140,6 +142,11 @@ class Assignments:
             things, assignment = _Unpickler(file, held).load()
             held.put(things)
             return assignment
+
+    def close(self) -> None:
+        """Closes what it has, at the end of the process."""
+        self._channel.close()
+        os.close(self._parent)
 
     def say_left(self) -> bool:
         """Tells the main process that this one has left the iterator's memory. False: it has ended."""
@@ -243,9 +250,19 @@ class ProcessState:
         self._dtype = torch.get_default_dtype()
         self._grad = torch.is_grad_enabled()
         self._parts = stand_ins.WorkerParts()
+        self._blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        # There is no other way to ask for it. No thread of the user's makes files yet.
+        os.umask(umask := os.umask(0o077))
+        self._umask = umask
+        self._cores = _unless_refused(lambda: os.sched_getaffinity(0))
+        self._niceness = _niceness()
 
-    def restore(self) -> None:
-        """Restores that state. Leaves out what C code changes by itself."""
+    def restore(self) -> bool:
+        """Restores that state. Leaves out what C code changes by itself.
+
+        Returns:
+            False if the process has something that it may not put back.
+        """
         if dict(os.environ) != self._environment:
             os.environ.clear()
             os.environ.update(self._environment)
@@ -261,6 +278,27 @@ class ProcessState:
         torch.set_grad_enabled(self._grad)
         self._parts.restore()
         stacks.forget()
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._blocked)
+        os.umask(self._umask)
+        if self._cores is not None and _unless_refused(lambda: os.sched_getaffinity(0)) != self._cores:
+            try:
+                os.sched_setaffinity(0, self._cores)
+            except OSError:
+                # Those cores are not the process's any more.
+                return False
+        # To lower it takes privileges.
+        return _niceness() == self._niceness
+
+
+def _niceness() -> int | None:
+    return _unless_refused(lambda: os.getpriority(os.PRIO_PROCESS, 0))
+
+
+def _unless_refused(ask: Callable[[], _T]) -> _T | None:
+    """Returns what the system answers; None where a sandbox refuses the question."""
+    with contextlib.suppress(OSError):
+        return ask()
+    return None
 
 
 def _directory() -> Path | None:
@@ -277,10 +315,18 @@ def main(assignments: Assignments, inherited: dict[int, Any]) -> None:
         assignments: This process's end of what the main process sends.
         inherited: What a forked process holds from the beginning, by number.
     """
+    entry.drop_what_it_began_with()
     assignments.begin()
     held = Held()
     held.put(inherited.items())
     inherited.clear()
+    try:
+        _work(assignments, held)
+    finally:
+        assignments.close()
+
+
+def _work(assignments: Assignments, held: Held) -> None:
     before = signal.getsignal(signal.SIGINT)
 
     def on_interrupt(handler: Any) -> None:
@@ -312,7 +358,7 @@ def main(assignments: Assignments, inherited: dict[int, Any]) -> None:
         if port.parent_ended:
             # Also in a child of the dataset's that has come back to the loop.
             return
-        state.restore()
+        is_as_before = state.restore()
         held.restore()
         is_free, unmapped = port.leave(), weakref.ref(port)
         del port, worker_end
@@ -321,7 +367,7 @@ def main(assignments: Assignments, inherited: dict[int, Any]) -> None:
             gc.collect()
         # INVARIANT: the main process uses the memory again once it is told that this one has left.
         # A dataset that keeps what was collated keeps the memory: the process ends instead.
-        if not is_free or unmapped() is not None or not assignments.say_left():
+        if not is_as_before or not is_free or unmapped() is not None or not assignments.say_left():
             return
 
 

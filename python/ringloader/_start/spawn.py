@@ -17,7 +17,17 @@ import os
 import signal
 import sys
 import weakref
-from multiprocessing import context, forkserver, popen_forkserver, popen_spawn_posix, reduction, spawn, util
+from multiprocessing import (
+    connection,
+    context,
+    forkserver,
+    popen_forkserver,
+    popen_spawn_posix,
+    reduction,
+    resource_tracker,
+    spawn,
+    util,
+)
 from multiprocessing.process import current_process
 from pathlib import Path
 from typing import Any
@@ -29,6 +39,23 @@ from ringloader._common.weak_registry import WeakRegistry
 from ringloader._log import logger
 
 SWITCH = "RINGLOADER_SPAWN_SERVER"
+
+# All that may be sent to the program's group. A server has them blocked from its first moment: it ends by
+# none, and a worker that has not begun loses none. The rest tell of faults, and of its children.
+_BLOCKED = signal.valid_signals() - {
+    signal.SIGABRT,
+    signal.SIGBUS,
+    signal.SIGCHLD,
+    signal.SIGFPE,
+    signal.SIGILL,
+    signal.SIGSEGV,
+    signal.SIGSYS,
+    signal.SIGTRAP,
+}
+# Seconds in which a server tells the exit code of a worker that has ended. One that was stopped does not.
+_TOLD_WITHIN = 2.0
+# Of a worker whose server was killed, as multiprocessing has it.
+_NOT_TOLD = 255
 
 # Others' code that torch imports. It may start threads or a device, which a fork misses.
 _backends = functools.cache(functools.partial(importlib.metadata.entry_points, group="torch.backends"))
@@ -42,8 +69,24 @@ _failures: list[str] = []
 def _inherited() -> tuple[Any, ...]:
     """Returns what a child of this process begins with. A server begins with the same as a worker must."""
     limits, status = (Path("/proc/thread-self", name).read_text() for name in ("limits", "status"))
-    kept = "Umask", "Uid", "Gid", "Groups", "SigBlk", "SigIgn", "Cap", "NoNewPrivs", "Cpus_allowed"
-    return dict(os.environb), limits, [line for line in status.splitlines() if line.startswith(kept)]
+    kept = (
+        "Umask",
+        "Uid",
+        "Gid",
+        "Groups",
+        "NSpgid",
+        "NSsid",
+        "SigBlk",
+        "SigIgn",
+        "Cap",
+        "NoNewPrivs",
+        "Seccomp",
+        "Cpus_allowed",
+    )
+    lines = [line for line in status.splitlines() if line.startswith(kept)]
+    priority = os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0)
+    command = spawn.get_executable(), util._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    return dict(os.environb), limits, lines, priority, command
 
 
 class _Modules(list[str]):
@@ -66,6 +109,16 @@ class _Server(forkserver.ForkServer):
         # After `multiprocessing` has joined the workers.
         util.Finalize(None, _end_servers, exitpriority=-100)
 
+    def ensure_running(self) -> None:
+        # Else it would be started below, and unblock what it has blocked for its own start.
+        resource_tracker.ensure_running()
+        # The main process gets those that come meanwhile in another thread, or where they are unblocked.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
+        try:
+            super().ensure_running()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
     def __del__(self) -> None:
         if self._forkserver_pid is not None:  # type: ignore[has-type]
             with contextlib.suppress(ChildProcessError), contextlib.ExitStack() as at_last:
@@ -78,13 +131,17 @@ class _Server(forkserver.ForkServer):
 
 
 class _Popen(popen_forkserver.Popen):
-    """A worker from the server, as a process object that would be spawned has it."""
+    """A worker from the server, as a process object that would be spawned has it.
+
+    A pidfd tells that it has ended, also where the server was killed, which tells its exit code.
+    """
 
     def __init__(self, server: _Server, process_obj: Any) -> None:
         # It would travel with the process object.
         del process_obj._Popen
         # The worker's exit code comes from the server.
         self._server: Any = server
+        self._own_fds: list[int] = []
         super().__init__(process_obj)
 
     def _launch(self, process_obj: Any) -> None:
@@ -92,18 +149,24 @@ class _Popen(popen_forkserver.Popen):
         data, preparation = io.BytesIO(), spawn.get_preparation_data(process_obj._name)
         context.set_spawning_popen(self)
         try:
-            # The call comes before the rest is looked at.
-            reduction.dump({"_begin": _Call((_begin,))} | preparation, data)
+            # The call comes before the rest is looked at. Signals are blocked in a worker that are so here.
+            blocked = list(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ())))
+            reduction.dump({"_begin": _Call((_begin, blocked))} | preparation, data)
             reduction.dump(process_obj, data)
         finally:
             context.set_spawning_popen(None)
         try:
-            self.sentinel, feed = self._server.connect_to_new_process([*self._fds, 0, 1, 2])  # type: ignore[attr-defined]
-            self.finalizer = util.Finalize(self, util.close_fds, (self.sentinel, feed))  # type: ignore[attr-defined]
-            self.pid = forkserver.read_signed(self.sentinel)
+            self._own_fds += self._server.connect_to_new_process([*self._fds, 0, 1, 2])  # type: ignore[attr-defined]
+            self.finalizer = util.Finalize(self, _close_all, (self._own_fds,))
+            self._status, feed = self._own_fds
+            self.pid = forkserver.read_signed(self._status)
+            # It waits for its data, so the number is still its own.
+            self.sentinel = os.pidfd_open(self.pid)
+            self._own_fds.append(self.sentinel)
             with open(feed, "wb", closefd=False) as file:
                 file.write(data.getbuffer())
         except (OSError, EOFError, ValueError) as error:
+            _close_all(self._own_fds)
             # The error itself would keep this frame, and the worker.
             _failures.append(str(error))
             logger.info("workers are spawned one by one: %s", *_failures[-1:])
@@ -111,9 +174,33 @@ class _Popen(popen_forkserver.Popen):
             self.__init__(process_obj)  # type: ignore[misc]
 
     def poll(self, flag: int = os.WNOHANG) -> int | None:
-        if (code := super().poll(flag)) is not None:
+        has_ended = self.returncode is None and connection.wait(
+            [self.sentinel], 0 if flag == os.WNOHANG else None
+        )
+        if has_ended:
+            with contextlib.suppress(OSError, EOFError):
+                if connection.wait([self._status], _TOLD_WITHIN):
+                    self.returncode = forkserver.read_signed(self._status)
+            # Another thread may have read it.
+            self.returncode = _NOT_TOLD if self.returncode is None else self.returncode
             self._server = None
-        return code
+        return self.returncode
+
+    def _send_signal(self, sig: int) -> None:
+        # The number may be another process's where the server was killed.
+        if self.returncode is None:
+            try:
+                signal.pidfd_send_signal(self.sentinel, sig)
+            except ProcessLookupError:
+                pass
+            except OSError:
+                # A sandbox may refuse the call.
+                super()._send_signal(sig)  # type: ignore[misc]
+
+
+def _close_all(fds: list[int]) -> None:
+    while fds:
+        os.close(fds.pop())
 
 
 class _Call(tuple[Any, ...]):
@@ -123,8 +210,9 @@ class _Call(tuple[Any, ...]):
         return self[0], self[1:]
 
 
-def _begin() -> None:
+def _begin(blocked: list[int]) -> None:
     """Has a worker begin as a spawned one, before it imports the main module."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
     for number, fd in enumerate((forkserver.get_inherited_fds() or [])[-3:]):
         os.dup2(fd, number)
@@ -176,7 +264,10 @@ def _is_served(kind: Any) -> bool:
 
 def _running() -> _Server | None:
     """Returns a server that began with what workers begin with now."""
-    return next((server for server in list(_servers) if server.inherited == _inherited()), None)
+    with contextlib.suppress(OSError):
+        inherited = _inherited()
+        return next((server for server in list(_servers) if server.inherited == inherited), None)
+    return None
 
 
 def prepare(loader: Any) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import resource
+from collections.abc import Iterator
 
 from ringloader._common.proc import local_world_size
 from ringloader._log import logger, mib
@@ -25,7 +27,34 @@ def share_per_worker(num_workers: int, max_shared_bytes: int | None, available: 
     return max(max_shared_bytes // num_workers, 1)
 
 
-def limits_behind(error: BaseException) -> str:
+class RefusedError(Exception):
+    """The system refuses shared memory, or another part of the transport. The text is for people."""
+
+
+@contextlib.contextmanager
+def asking(*errors: type[Exception]) -> Iterator[None]:
+    """Raises a :class:`RefusedError` for errors of calls that ask the system, and run no code of the user's.
+
+    Too many open files are an error as they are: torch's transport needs no fewer of them, and leaves workers
+    behind where its start fails.
+
+    Args:
+        errors: What the calls raise where they are refused.
+    """
+    try:
+        yield
+    except errors as error:
+        if is_for_descriptors(error):
+            raise
+        raise RefusedError(f"shared memory could not be had: {error}{_limits_behind(error)}") from error
+
+
+def is_for_descriptors(error: BaseException) -> bool:
+    """True if too many files are open."""
+    return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
+
+
+def _limits_behind(error: BaseException) -> str:
     """Returns the limit that a refusal of memory may come from, to end its text; empty if none is known."""
     named = {errno.ENOMEM: ("AS", "v"), errno.EFBIG: ("FSIZE", "f")}.get(getattr(error, "errno", None) or 0)
     if named is None:

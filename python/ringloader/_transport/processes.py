@@ -274,8 +274,10 @@ def make_transport(
         in_turn: False if tasks go to the worker that has the fewest, and not by torch's rule.
 
     Raises:
-        OSError: When shared memory or descriptors cannot be had. Nothing is left then.
-        ValueError: When so many workers with so many tasks have no room in the address space.
+        RefusedError: When shared memory cannot be had, or so many workers with so many tasks have no room in
+            the address space.
+        Exception: What starting a dispatching process raises; ``OSError`` where no descriptor is left.
+            Nothing is left then.
     """
     workers = loader.num_workers
     context = loader.multiprocessing_context or torch.multiprocessing
@@ -288,8 +290,15 @@ def make_transport(
     cache = SegmentCache(loader, workers, (most_tasks, options.max_shared_bytes, device_type))
     available = _native.available_memory() + cache.resident
     share = budget.share_per_worker(workers, options.max_shared_bytes, available)
-    engine, registrations = cache.take(share) or (_native.Engine(workers, most_tasks, share), None)
-    dispatching = dispatching_for(loader, context, share)
+    with budget.asking(OSError, ValueError):
+        engine, registrations = cache.take(share) or (_native.Engine(workers, most_tasks, share), None)
+    try:
+        dispatching = dispatching_for(loader, context, share)
+    except BaseException:
+        engine.close()
+        if registrations is not None:
+            registrations.close()
+        raise
     if dispatching is not None:
         # First: the others must find it there when they raise.
         worker_options = (dispatching.option, *worker_options)

@@ -10,6 +10,7 @@ import contextlib
 import multiprocessing
 import os
 import random
+import signal
 from collections.abc import Iterable
 from typing import Any
 
@@ -43,12 +44,21 @@ def run_worker(worker_end: WorkerEndpoint | SentEndpoint, work: Iterable[Any]) -
 
 def attach(worker_end: WorkerEndpoint | SentEndpoint) -> _native.Port:
     """Returns a worker's end of the transport, in the worker."""
+    drop_what_it_began_with()
     held_memory.tell_of_forks()
     port = worker_end.attach()
     # Else it ends once it comes back to the loop.
     with contextlib.suppress(OSError):
         port.end_with_parent(_pipe_of_parent())
     return port
+
+
+def drop_what_it_began_with() -> None:
+    """Drops in a process what the parent has given it for its start alone."""
+    # The parent's, such as asyncio's: it would run the parent's handlers for the signals of this process.
+    signal.set_wakeup_fd(-1)
+    # Kept there, a dataset would not be finalised where the process ends.
+    vars(multiprocessing.current_process())["_args"] = ()
 
 
 def _pipe_of_parent() -> int | None:

@@ -34,7 +34,7 @@ struct Watch {
     again: Timer,
     /// The number of times that `again` was started; the highest number once `end` was started.
     looks: AtomicU64,
-    /// The handler before this one, which runs as before.
+    /// The handler before this one, which runs for what programs send.
     replaced: libc::sigaction,
 }
 
@@ -150,12 +150,11 @@ extern "C" fn on_signal(signal: libc::c_int, info: *mut libc::siginfo_t, context
     look();
     // SAFETY: as above.
     unsafe { *errno = before };
+    let Some(Watch { replaced, forked_by, .. }) = watch() else { return };
     // SAFETY: the system gives a handler with SA_SIGINFO the address of one.
-    if unsafe { (*info).si_code } == libc::SI_TIMER {
-        // This module's own.
+    if !unsafe { was_sent(&*info, *forked_by) } {
         return;
     }
-    let Some(Watch { replaced, .. }) = watch() else { return };
     if replaced.sa_sigaction == libc::SIG_DFL || replaced.sa_sigaction == libc::SIG_IGN {
         return;
     }
@@ -168,6 +167,21 @@ extern "C" fn on_signal(signal: libc::c_int, info: *mut libc::siginfo_t, context
         let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) =
             unsafe { std::mem::transmute(replaced.sa_sigaction) };
         handler(signal, info, context);
+    }
+}
+
+/// Returns true for a signal that a program has sent: not one of this module's timers, of the pipe, or of the end of the
+/// thread that forked this process. The system sends the last as if the process `forked_by` had called `kill`, so what
+/// that process sends in this way is taken for one too.
+///
+/// # Safety
+/// `info` is what a handler was given.
+unsafe fn was_sent(info: &libc::siginfo_t, forked_by: i32) -> bool {
+    match info.si_code {
+        libc::SI_TIMER => false,
+        // SAFETY: the system fills it in for this code.
+        libc::SI_USER => unsafe { info.si_pid() != forked_by },
+        code => code < 0,
     }
 }
 
