@@ -93,7 +93,8 @@ class LoaderIterator(Pausing):
 
     _dataset: Any
     _num_workers: int
-    _num_yielded: int
+    # Until torch's constructor sets it: another thread may ask for the state meanwhile.
+    _num_yielded: int = 0
     _base_seed: Any
     _index_sampler: Any
     _profile_name: str
