@@ -232,6 +232,7 @@ class Epoch:
         return dataclasses.replace(
             self.begun,
             drawn=self._order.drawn(),
+            rest=self._order.rest_after(is_finished),
             num_yielded=found.batches,
             is_finished=is_finished,
             batches=found.batches,

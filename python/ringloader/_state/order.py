@@ -41,6 +41,8 @@ class Order:
         self._key = own_generator
         found = self._index_sampler
         self._rolling = found if isinstance(found, RolloverBatchSampler) else None
+        # The epoch's beginning.
+        self._saved: Saved
 
     @property
     def kind(self) -> str:
@@ -65,6 +67,10 @@ class Order:
     def _rest(self) -> tuple[Any, ...] | None:
         """Returns the indices that open the next epoch; None without ``rollover``."""
         return None if self._rolling is None else tuple(self._rolling.rest())
+
+    def rest_after(self, _is_finished: bool) -> tuple[Any, ...] | None:
+        """Returns the indices that ``rollover`` had kept before the epoch, which makes its own again."""
+        return self._saved.rest
 
     def set_epoch(self, epoch: int) -> None:
         """Has the sampler shuffle by the epoch of a state."""

@@ -74,6 +74,13 @@ class ReadOrder(Order):
             if state is not None:
                 self._sampler.load_state_dict(copy.deepcopy(state))
 
+    def rest_after(self, is_finished: bool) -> tuple[Any, ...] | None:
+        """Returns the indices that ``rollover`` had kept before the epoch, or has kept after it.
+
+        A sampler with a state is not read again: then what a finished epoch leaves is in its state.
+        """
+        return self._rest() if is_finished and self._has_state else super().rest_after(is_finished)
+
     def whose_states(self) -> list[str]:
         """Returns texts that say whose own states are taken, and when."""
         return [f"of the {self.kind} after each batch"] if self._has_state else []

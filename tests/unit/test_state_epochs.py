@@ -1,0 +1,275 @@
+"""The number and the generators of a resumed epoch and of those after it, and datasets that live on."""
+
+import itertools
+import json
+import multiprocessing
+import random
+
+import pytest
+import torch
+from torch.utils.data import (
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+
+from ringloader import StatefulDataLoader
+
+pytestmark = [pytest.mark.rings_only, pytest.mark.filterwarnings("ignore:This DataLoader will create")]
+
+N = 24
+
+
+class Drawing(Dataset):
+    """Gives the epoch that ``worker_reset_fn`` was told, and a random number."""
+
+    epoch = None
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, index):
+        return int(index), self.epoch, random.random()
+
+
+def reset(dataset, _info, seeds):
+    dataset.epoch = seeds.epoch
+
+
+def flat(batches):
+    return list(itertools.chain.from_iterable(batches))
+
+
+def through_json(loader):
+    return json.loads(json.dumps(loader.state_dict()))
+
+
+WAYS = {
+    "none": {},
+    "two": {"num_workers": 2},
+    "persistent": {"num_workers": 2, "persistent_workers": True},
+    "threads": {"num_workers": 1, "worker_method": "thread", "persistent_workers": True},
+}
+
+
+@pytest.mark.parametrize("stop_in", [0, 2])
+@pytest.mark.parametrize("batches", [0, 2, None])
+@pytest.mark.parametrize("way", WAYS)
+def test_seeds_count_the_resumed_epoch_and_the_next_ones(way, batches, stop_in):
+    def made():
+        return StatefulDataLoader(
+            Drawing(), 4, collate_fn=list, worker_reset_fn=reset, seed=3, shuffle=True, **WAYS[way]
+        )
+
+    first = made()
+    for _ in range(stop_in):
+        flat(first)
+    iterator = iter(first)
+    taken = flat(itertools.islice(iterator, batches))
+    assert {epoch for _, epoch, _ in taken} <= {stop_in}
+    again = made()
+    again.load_state_dict(through_json(first))
+    begins_next = batches is None
+    for epoch in range(stop_in + begins_next, stop_in + 3):
+        assert {told for _, told, _ in flat(again)} == {epoch}
+
+
+class Wrapper(Sampler):
+    """Around another sampler, as frameworks put it."""
+
+    def __init__(self, sampler):
+        self.sampler = sampler
+
+    def __len__(self):
+        return len(self.sampler)
+
+    def __iter__(self):
+        return iter(self.sampler)
+
+
+class WithEpoch(Sampler):
+    """Shuffles by its epoch."""
+
+    counts = False
+
+    def __init__(self):
+        self.epoch = 0
+
+    def __len__(self):
+        return N
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        order = torch.randperm(N, generator=torch.Generator().manual_seed(self.epoch)).tolist()
+        self.epoch += self.counts
+        return iter(order)
+
+
+class Counting(WithEpoch):
+    """Counts its epochs itself, where torch asks for its iterator."""
+
+    counts = True
+
+
+@pytest.mark.parametrize("way", ["none", "two", "persistent"])
+@pytest.mark.parametrize("levels", [0, 1, 2])
+@pytest.mark.parametrize("cls", [WithEpoch, Counting])
+def test_seeding_goes_on_with_the_epoch_of_a_sampler_inside_others(cls, levels, way):
+    def made():
+        sampler = cls()
+        given = sampler
+        for _ in range(levels):
+            given = Wrapper(given)
+        loader = StatefulDataLoader(
+            Drawing(), 4, sampler=given, collate_fn=list, seeding="sample", seed=3, **WAYS[way]
+        )
+        return loader, sampler
+
+    whole, sampler = made()
+    epochs = []
+    for epoch in range(3):
+        if cls is WithEpoch:
+            sampler.set_epoch(epoch)
+        epochs.append(flat(whole))
+    # Each epoch has seeds of its own.
+    assert len({draw for epoch in epochs for _, _, draw in epoch}) == 3 * N
+    first, sampler = made()
+    if cls is WithEpoch:
+        sampler.set_epoch(1)
+    else:
+        flat(first)
+    iterator = iter(first)
+    taken = flat(itertools.islice(iterator, 2))
+    again, sampler = made()
+    again.load_state_dict(through_json(first))
+    assert taken + flat(again) == epochs[1]
+    if cls is WithEpoch:
+        sampler.set_epoch(2)
+    assert flat(again) == epochs[2]
+
+
+@pytest.mark.parametrize("way", ["none", "two", "persistent"])
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        lambda _, generator: {"shuffle": True, "generator": generator},
+        lambda data, generator: {"sampler": RandomSampler(data, generator=generator)},
+        lambda _, generator: {"sampler": SubsetRandomSampler(range(N), generator=generator)},
+        lambda _, generator: {"sampler": WeightedRandomSampler([1.0] * N, N, generator=generator)},
+    ],
+)
+def test_the_programs_generator_passed_as_generator(sampler, way):
+    def made():
+        data = list(range(N))
+        return StatefulDataLoader(data, 4, **sampler(data, torch.default_generator), **WAYS[way])
+
+    torch.manual_seed(5)
+    first = made()
+    iterator = iter(first)
+    taken = torch.cat(list(itertools.islice(iterator, 2))).tolist()
+    state = through_json(first)
+    rest = torch.cat(list(iterator)).tolist()
+    torch.manual_seed(6)
+    again = made()
+    again.load_state_dict(state)
+    assert torch.cat(list(again)).tolist() == rest
+    assert len(taken + rest) == N
+
+
+@pytest.mark.parametrize("way", ["none", "two", "persistent"])
+@pytest.mark.parametrize("loops", [False, True])
+def test_set_epoch_between_load_and_iter_counts_from_the_next_epoch_on(loops, way):
+    def made():
+        sampler = WithEpoch()
+        return StatefulDataLoader(list(range(N)), 4, sampler=sampler, **WAYS[way]), sampler
+
+    def numbers(batches):
+        return torch.cat(list(batches)).tolist()
+
+    def order(epoch):
+        return torch.randperm(N, generator=torch.Generator().manual_seed(epoch)).tolist()
+
+    first, sampler = made()
+    sampler.set_epoch(2)
+    taken = numbers(itertools.islice(iter(first), 2))
+    again, sampler = made()
+    again.load_state_dict(first.state_dict())
+    sampler.set_epoch(7)
+    assert taken + numbers(again) == order(2)
+    if loops:
+        # The program names each epoch.
+        sampler.set_epoch(8)
+    assert numbers(again) == order(8 if loops else 7)
+    assert numbers(again) == order(8 if loops else 7)
+
+
+class Stream(IterableDataset):
+    """Has a state, and goes on from where it is; fails once at a sample."""
+
+    def __init__(self, bad=None):
+        self.at = 0
+        self.failures = multiprocessing.Value("i", 0)
+        self.bad = bad
+
+    def __iter__(self):
+        while self.at < N:
+            self.at += 1
+            if self.at - 1 == self.bad and not self.failures.value:
+                self.failures.value = 1
+                raise ValueError("a bad sample")
+            yield self.at - 1
+        self.at = 0
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+@pytest.mark.parametrize("bad", [1, 5, 10])
+def test_a_state_without_one_of_the_dataset_begins_at_its_beginning(bad):
+    """After an error in a batch the state of the dataset is one in its midst."""
+    loader = StatefulDataLoader(Stream(bad), 4, collate_fn=list)
+    iterator, taken = iter(loader), []
+    with pytest.raises(ValueError, match="a bad sample"):
+        taken += flat(iterator)
+    state = loader.state_dict()
+    del iterator
+    loader.load_state_dict(state)
+    many = 4 * state["_num_yielded"]
+    assert flat(loader) == list(range(many, N))
+    assert flat(loader) == list(range(N))
+
+
+@pytest.mark.parametrize("batches", range(7))
+@pytest.mark.parametrize("every", [2, 5])
+@pytest.mark.parametrize("way", ["persistent", "one", "none", "threads"])
+def test_a_state_from_before_the_first_snapshot_loaded_where_the_dataset_lives_on(way, every, batches):
+    options = {"num_workers": 1, "persistent_workers": True} if way in ("one", "persistent") else WAYS[way]
+    loader = StatefulDataLoader(Stream(), 4, collate_fn=list, snapshot_every_n_steps=every, **options)
+    iterator = iter(loader)
+    taken = flat(itertools.islice(iterator, batches))
+    state = through_json(loader)
+    # On, so that the dataset is elsewhere.
+    flat(itertools.islice(iterator, 2))
+    del iterator
+    for _ in range(2):
+        loader.load_state_dict(state)
+        assert taken + flat(loader) == list(range(N))
+    assert flat(loader) == list(range(N))
+
+
+@pytest.mark.parametrize("way", ["none", "persistent", "threads"])
+def test_the_beginning_of_the_first_epoch_loaded_where_the_dataset_lives_on(way):
+    loader = StatefulDataLoader(Stream(), 4, collate_fn=list, **WAYS[way])
+    state = through_json(loader)
+    whole = flat(loader)
+    flat(itertools.islice(loader, 2))
+    loader.load_state_dict(state)
+    assert flat(loader) == whole
