@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use pyo3::exceptions::PyZeroDivisionError;
+use pyo3::exceptions::{PyValueError, PyZeroDivisionError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
@@ -15,6 +15,7 @@ use super::passing::Passing;
 use crate::gil::exception;
 use crate::index::codec::{decode_index, encode_index_or_pickle};
 use crate::index::tensor::TensorIndices;
+use crate::lock::DetachedLock;
 use crate::objects;
 use crate::python::Draws;
 
@@ -41,9 +42,11 @@ impl BatchRule {
 }
 
 /// The indices of one of torch's samplers, over numbers that torch draws.
-#[pyclass(frozen, module = "ringloader._native")]
+#[pyclass(frozen, weakref, module = "ringloader._native")]
 pub(crate) struct Stream {
     core: Mutex<ringloader_core::plan::Stream>,
+    /// Held by a thread of the caller's for a whole request, draws included: threads may share an iterator.
+    request: DetachedLock<()>,
     /// The batch sampler, where torch looks at its size before each batch.
     resizable: Option<Py<PyAny>>,
     /// The sampler in whose `indices` the numbers are positions.
@@ -129,9 +132,13 @@ impl Stream {
         Ok(())
     }
 
-    /// The next index or batch of indices, with `draws` asked for what torch draws.
+    /// The next index or batch of indices, with `draws` asked for what torch draws. Other threads wait.
+    ///
+    /// Raises torch's `ValueError` where this thread is in the middle of a request: below a sampler's `len`, say.
     fn next(&self, draws: &Bound<'_, PyAny>) -> PyResult<Option<Py<PyAny>>> {
         let py = draws.py();
+        let request = self.request.lock_unless_held(py)?;
+        let _request = request.ok_or_else(|| PyValueError::new_err("generator already executing"))?;
         let read = self.read(&Draws(draws), false)?;
         read.map(|((kind, bytes), _)| decode_index(py, kind, &bytes).map(Bound::unbind)).transpose()
     }
@@ -160,6 +167,7 @@ impl Stream {
         let resizable = resizable.map(|sampler| Python::attach(|py| sampler.clone_ref(py)));
         Ok(Self {
             core: Mutex::new(core),
+            request: DetachedLock::new(()),
             resizable,
             through: None,
             carried: OnceLock::new(),
