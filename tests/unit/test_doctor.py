@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import random
+import re
 import resource
 import subprocess
 import sys
+from typing import NoReturn
 
 import pytest
 import torch
 import torch.utils.data
 
 import ringloader
-from ringloader._doctor import checks
+from ringloader._doctor import checks, doctor
 
 pytestmark = pytest.mark.rings_only
 
@@ -129,6 +132,49 @@ def test_the_command_prints_it_and_says_whether_something_is_wrong() -> None:
     )
     assert limited.returncode == 1, limited.stdout + limited.stderr
     assert "problem: A loader with workers does not run here." in limited.stdout
+
+
+def test_each_loader_is_tried_by_itself(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """torch's queues need semaphores, which a container without a writable /dev/shm has not."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("multiprocessing.synchronize.SemLock.__init__", refuse)
+    found = ringloader.doctor()
+    rate = finding("test loader", found)
+    assert rate.verdict == "note"
+    assert "batches of 1 KiB a second on path native" in rate.value
+    assert rate.value.endswith("; torch's: OSError: [Errno 30] Read-only file system")
+    assert rate.meaning == "torch's loader with workers does not run here, and ringloader's does."
+    assert found.problems == ()
+    assert capsys.readouterr().err == ""
+
+
+def test_the_way_to_torchs_loader_is_named_where_only_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing(doctor.DataLoader):
+        def __iter__(self) -> NoReturn:
+            raise RuntimeError("not today")
+
+    monkeypatch.setattr(doctor, "DataLoader", Failing)
+    rate = finding("test loader", ringloader.doctor())
+    assert rate.verdict == "problem"
+    assert re.fullmatch(r"RuntimeError: not today; torch's: \d+", rate.value)
+    assert "RINGLOADER=off" in rate.meaning
+
+
+@pytest.mark.parametrize("words", ["doctor", "doctor --json", "--version"])
+def test_without_a_standard_output_nothing_is_printed(words: str) -> None:
+    ran = subprocess.run(
+        ["bash", "-c", f'exec "$0" -m ringloader {words} >&-', sys.executable],
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
 
 
 def test_as_json_it_is_the_same() -> None:

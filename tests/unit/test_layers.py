@@ -71,7 +71,7 @@ PYTHON_MAY_USE = {
         "rollover",
         "seeds",
     },
-    "__main__": {"_bench", "_doctor", "_options", "_patch"},
+    "__main__": {"_bench", "_common", "_doctor", "_options", "_patch"},
     "_bench": {
         "_common",
         "_iterator",

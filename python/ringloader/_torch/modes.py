@@ -12,8 +12,8 @@ import torch.overrides
 
 from ringloader._torch import devices, internals
 
-# torch's counts of the modes that have a say in what its functions do, and its answers to the question if what they
-# do is traced or transformed: by `torch.jit.trace`, and by `torch.func`.
+# torch's counts of the modes that have a say in what its functions do, and its answers to the question if
+# `torch.jit.trace` or `torch.func` has one.
 MODES = [
     getattr(torch._C, name)
     for name in (
