@@ -173,7 +173,8 @@ def test_wrapped_before(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     loader = squares()
     with ringloader.installed():
         assert path_of(loader) == "torch"
-        assert ringloader.report(loader).reason == "torch.utils.data.DataLoader._get_iterator was replaced"
+        said = f"torch.utils.data.DataLoader._get_iterator was replaced by {__name__}"
+        assert ringloader.report(loader).reason == said
     assert theirs.asked == [loader]
     assert Loader._get_iterator is theirs.function
 
@@ -281,7 +282,7 @@ def test_a_wrapper_around_the_hook_gets_our_iterator(
         assert path_of(loader) == "torch"
         (record,) = caplog.records
         assert record.message.startswith(
-            "ringloader: torch.utils.data.DataLoader._get_iterator was replaced, so torch"
+            f"ringloader: torch.utils.data.DataLoader._get_iterator was replaced by {__name__}, so torch"
         )
         assert theirs.asked == [loader, loader]
         monkeypatch.undo()

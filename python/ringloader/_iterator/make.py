@@ -51,7 +51,7 @@ def make_iterator(loader: Any, options: Options, without_ours: Any, fall_back: C
     if reason is not None:
         pass
     elif loader.num_workers == 0:
-        reason = select_path.reason_against_own_iterator(without_ours)
+        reason = select_path.reason_against_own_iterator(loader, without_ours)
         if reason is None:
             return _without_workers(loader, options)
     elif options.worker_method == THREAD:
