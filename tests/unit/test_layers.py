@@ -124,7 +124,7 @@ PYTHON_MAY_USE = {
     "_patch": {"_iterator", "_log", "_options", "_pool", "_torch", "bad_samples", "dataloader"},
     "_placement": {"_log", "_native", "_torch"},
     "_pool": {"_common", "_native", "_options", "_start", "_torch", "_worker"},
-    "_report": {"_common"},
+    "_report": {"_common", "_torch"},
     "_sources": {"_native", "_torch", "rollover"},
     "_start": {"_common", "_log", "_worker"},
     "_state": {

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from ringloader._common import weak_registry
+from ringloader._torch import internals, own_iterators
 
 PathName = Literal["native", "threads", "single-process", "torch"]
 
@@ -112,16 +113,24 @@ def report(iterator_or_loader: object) -> PathReport:
 
     Args:
         iterator_or_loader: A ``ringloader.DataLoader``, or any torch loader while ``ringloader.install`` is
-            in effect, or what ``iter`` returned for one of them.
+            in effect, or what ``iter`` returned for one of them. A loader whose class makes its iterators
+            itself, which ``install`` does not reach, has the path ``torch``.
 
     Raises:
         ValueError: If the loader was not iterated yet, or is not one of ringloader's.
     """
     found = noted_behind(iterator_or_loader)
-    if found is None:
-        raise ValueError(
-            f"no path is known for {iterator_or_loader!r:.200}: pass a ringloader.DataLoader after iter() "
-            "was called on it, or what iter() returned; another torch loader only where iter() was called "
-            "after ringloader.install()"
-        )
-    return PathReport(found.path, found.reason, dict(found.counters()))
+    if found is not None:
+        return PathReport(found.path, found.reason, dict(found.counters()))
+    cls = type(iterator_or_loader)
+    about = (
+        "pass a ringloader.DataLoader after iter() was called on it, or what iter() returned; another torch "
+        "loader only where iter() was called after ringloader.install()"
+    )
+    if issubclass(cls, internals.Loader):
+        owner = own_iterators.owner_of(iterator_or_loader, internals.Loader)
+        if owner is not None:
+            return PathReport("torch", own_iterators.reason(owner), {})
+    elif not hasattr(cls, "__next__"):
+        about = f"{cls.__module__}.{cls.__qualname__} is no torch.utils.data.DataLoader; {about}"
+    raise ValueError(f"no path is known for {iterator_or_loader!r:.200}: {about}")
