@@ -8,6 +8,8 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 import ringloader._native as _native
 from ringloader._dispatch.dataset import Dispatch
 from ringloader._iterator.base import Delivery
@@ -47,6 +49,7 @@ def make_iterator(loader: Any, options: Options, without_ours: Any, fall_back: C
         options = dataclasses.replace(options, device=None, device_transform=None)
     conflicts.check(loader, options)
     epochs.say_if_forgotten(loader)
+    _refuse_other_generators(loader)
     reason = select_path.reason_of_user()
     if reason is not None:
         pass
@@ -68,6 +71,23 @@ def make_iterator(loader: Any, options: Options, without_ours: Any, fall_back: C
                 return made
             reason = made
     return _torchs(loader, options, reason, without_ours, fall_back)
+
+
+def _refuse_other_generators(loader: Any) -> None:
+    """Has torch's iterator refuse what is no generator, in its words, when it would draw from it.
+
+    Not by torch's class for workers, whose finaliser then prints an error of its own.
+    """
+    generator = loader.generator
+    if (
+        generator is None
+        or issubclass(type(generator), torch.Generator)
+        or internals.missing_name() is not None
+    ):
+        return
+    if loader.num_workers != 0:
+        loader.check_worker_number_rationality()
+    internals.BaseIterator(loader)
 
 
 def make_as_far_as_it_fits(
