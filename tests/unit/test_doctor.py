@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import io
 import json
 import os
 import random
@@ -11,6 +12,7 @@ import re
 import resource
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import NoReturn
 
 import pytest
@@ -18,6 +20,7 @@ import torch
 import torch.utils.data
 
 import ringloader
+from ringloader._common import output
 from ringloader._doctor import checks, doctor
 
 pytestmark = pytest.mark.rings_only
@@ -163,6 +166,34 @@ def test_the_way_to_torchs_loader_is_named_where_only_that_runs(monkeypatch: pyt
     assert rate.verdict == "problem"
     assert re.fullmatch(r"RuntimeError: not today; torch's: \d+", rate.value)
     assert "RINGLOADER=off" in rate.meaning
+
+
+@pytest.mark.parametrize(
+    ("flags", "value"),
+    [(os.ST_RDONLY, "64 MiB, read-only"), (None, "not to be had (No such file or directory)")],
+)
+def test_shared_memory_that_cannot_be_written_is_said(
+    monkeypatch: pytest.MonkeyPatch, flags: int | None, value: str
+) -> None:
+    def statvfs(_: str) -> SimpleNamespace:
+        if flags is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        return SimpleNamespace(f_frsize=1 << 20, f_blocks=64, f_flag=flags)
+
+    monkeypatch.setattr("os.statvfs", statvfs)
+    found = finding("/dev/shm", ringloader.Diagnosis(tuple(checks.findings())))
+    assert (found.value, found.verdict) == (value, "note")
+    assert "those of torch's own transport do" in found.meaning
+
+
+def test_what_the_terminal_cannot_show_is_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), "ascii"))
+        output.say("\u00e9 \udcff\n")
+        sys.stdout.seek(0)
+        assert sys.stdout.read() == "\\xe9 \\udcff\n"
+    output.say("\u00e9")
+    assert capsys.readouterr().out == "\u00e9"
 
 
 @pytest.mark.parametrize("words", ["doctor", "doctor --json", "--version"])

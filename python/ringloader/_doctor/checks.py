@@ -65,7 +65,9 @@ def findings() -> Iterator[Finding]:
         yield _memory()
     yield _open_files()
     yield from _limits()
-    yield from _kernel()
+    yield from _overcommit()
+    if _native.SUPPORTED:
+        yield _shared_memory()
 
 
 def _noted(subject: str, value: str, meaning: str) -> Finding:
@@ -245,7 +247,7 @@ _OTHER_LIMITS = (
 )
 
 
-def _kernel() -> Iterator[Finding]:
+def _overcommit() -> Iterator[Finding]:
     overcommit = ""
     with contextlib.suppress(OSError):
         overcommit = Path("/proc/sys/vm/overcommit_memory").read_text().strip()
@@ -256,9 +258,17 @@ def _kernel() -> Iterator[Finding]:
             "The kernel counts what is reserved, not what is used: it may refuse to fork a large process, "
             "and to make arrays that would never be touched.",
         )
-    with contextlib.suppress(OSError, AttributeError):
-        of_shm = os.statvfs("/dev/shm")
-        size = of_shm.f_frsize * of_shm.f_blocks
-        small = size < 64 * _MIB + 1
-        meaning = "ringloader's batches do not lie there; those of torch's own transport do." if small else ""
-        yield _noted("/dev/shm", f"{size // _MIB} MiB", meaning)
+
+
+def _shared_memory() -> Finding:
+    """Returns the size of the folder in which torch's batches lie."""
+    theirs = "ringloader's batches do not lie there; those of torch's own transport do."
+    try:
+        found = os.statvfs("/dev/shm")
+    except OSError as error:
+        return _noted("/dev/shm", f"not to be had ({error.strerror})", theirs)
+    size = found.f_frsize * found.f_blocks
+    value = f"{size // _MIB} MiB"
+    if found.f_flag & os.ST_RDONLY:
+        return _noted("/dev/shm", f"{value}, read-only", theirs)
+    return _noted("/dev/shm", value, theirs if size < 64 * _MIB + 1 else "")
