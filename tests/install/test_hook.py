@@ -139,6 +139,19 @@ def test_a_class_that_does_not_is_left_alone(
     assert NotCalling._get_iterator is theirs
 
 
+class Decorated(Loader):
+    @torch.no_grad()
+    def _get_iterator(self) -> Any:
+        return super()._get_iterator()
+
+
+def test_a_decorated_method_that_goes_on_to_torchs_is_reached(caplog: pytest.LogCaptureFixture) -> None:
+    with ringloader.installed(), caplog.at_level("WARNING", "ringloader"):
+        assert path_of(squares(Decorated)) == harness.expected_path
+    assert path_of(ringloader.convert(squares(Decorated))) == harness.expected_path
+    assert not caplog.records
+
+
 def test_a_class_that_does_not_and_comes_later_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
     told = []
     before = vars(Loader).get("__init_subclass__")

@@ -77,7 +77,14 @@ def _is_own(cls: Any) -> bool:
     found = vars(cls).get(_NAME)
     if cls in _watched and found is _watched[cls][0]:
         return True
-    return found is not None and not (isinstance(found, FunctionType) and _NAME in found.__code__.co_names)
+    if found is None:
+        return False
+    # Beneath decorators, too.
+    while isinstance(found, FunctionType):
+        if _NAME in found.__code__.co_names:
+            return False
+        found = getattr(found, "__wrapped__", None)
+    return True
 
 
 def _name(cls: Any) -> str:
