@@ -156,6 +156,25 @@ def test_each_loader_is_tried_by_itself(
     assert capsys.readouterr().err == ""
 
 
+def test_a_default_device_of_the_program_is_not_the_machines() -> None:
+    with torch.device("meta"):
+        found = ringloader.doctor()
+        assert torch.empty(()).is_meta
+    assert finding("test loader", found).verdict == "ok"
+
+
+def test_a_check_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("no driver")
+
+    monkeypatch.setattr("torch.accelerator.is_available", fail)
+    monkeypatch.setattr("torch.utils.data.DataLoader.__init__", fail)
+    found = ringloader.Diagnosis(tuple(checks.findings()))
+    for subject in ("accelerator", "path"):
+        failed = finding(subject, found)
+        assert (failed.value, failed.verdict) == ("RuntimeError: no driver", "problem")
+
+
 def test_the_way_to_torchs_loader_is_named_where_only_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     class Failing(doctor.DataLoader):
         def __iter__(self) -> NoReturn:

@@ -189,6 +189,18 @@ def test_a_loader_that_was_not_iterated_has_no_path():
         ringloader.report([])
 
 
+def test_objects_that_raise_have_no_path():
+    class Raising:
+        def __getattr__(self, name):
+            raise RuntimeError(name)
+
+        def __repr__(self):
+            raise RuntimeError("repr")
+
+    with pytest.raises(ValueError, match=r"no path is known for <.*Raising object at "):
+        ringloader.report(Raising())
+
+
 def test_counters_are_kept_when_the_iterator_is_gone():
     loader = DataLoader(Squares(), batch_size=3, num_workers=1)
     first = next(iter(loader))

@@ -53,21 +53,29 @@ def findings() -> Iterator[Finding]:
     yield Finding("python", f"{platform.python_implementation()} {platform.python_version()}{_build()}")
     yield Finding("torch", torch.__version__)
     yield Finding("numpy", numpy.__version__)
-    yield _accelerator()
-    yield _path()
+    yield from _guarded("accelerator", _accelerator)
+    yield from _guarded("path", _path)
     yield Finding("install()", "not in effect" if hook.current() is None else "in effect")
     yield _environment()
     yield Finding("system", f"{platform.system()} {platform.release()} {platform.machine()}")
-    yield _cores()
+    yield from _guarded("cores", _cores)
     yield _start_methods()
     if _native.SUPPORTED:
-        yield _handles()
-        yield _memory()
-    yield _open_files()
+        yield from _guarded("system calls", _handles)
+        yield from _guarded("memory", _memory)
+    yield from _guarded("open files", _open_files)
     yield from _limits()
     yield from _overcommit()
     if _native.SUPPORTED:
         yield _shared_memory()
+
+
+def _guarded(subject: str, check: Callable[[], Finding]) -> Iterator[Finding]:
+    """Yields the finding of a check, or its error: a driver, or a replaced part of torch, may raise any."""
+    try:
+        yield check()
+    except Exception as error:
+        yield Finding(subject, f"{type(error).__name__}: {error}", "problem", "This check has failed.")
 
 
 def _noted(subject: str, value: str, meaning: str) -> Finding:

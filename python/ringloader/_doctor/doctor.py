@@ -16,7 +16,7 @@ import torch.utils.data
 from ringloader._doctor import checks
 from ringloader._doctor.checks import Finding
 from ringloader._report import report
-from ringloader._torch import hook, internals
+from ringloader._torch import hook, internals, modes
 from ringloader.dataloader import DataLoader
 
 # The test loader's.
@@ -73,7 +73,9 @@ def doctor(*, rate: bool = True) -> Diagnosis:
     """
     findings = [*checks.findings()]
     if rate:
-        findings.append(_rate())
+        # A default device, or another mode of the program's, is not the machine's.
+        with modes.without_modes():
+            findings.append(_rate())
     return Diagnosis(tuple(findings))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -104,7 +105,10 @@ def noted_behind(key: object) -> _Record | None:
     found = noted(key)
     # The attributes where accelerate, Lightning and Ray keep that loader.
     for name in ("base_dataloader", "_dataloader"):
-        found = found or noted(getattr(key, name, None))
+        if found is None:
+            # What is no such wrapper may raise anything.
+            with contextlib.suppress(Exception):
+                found = noted(getattr(key, name))
     return found
 
 
@@ -133,4 +137,8 @@ def report(iterator_or_loader: object) -> PathReport:
             return PathReport("torch", own_iterators.reason(owner), {})
     elif not hasattr(cls, "__next__"):
         about = f"{cls.__module__}.{cls.__qualname__} is no torch.utils.data.DataLoader; {about}"
-    raise ValueError(f"no path is known for {iterator_or_loader!r:.200}: {about}")
+    try:
+        text = repr(iterator_or_loader)
+    except Exception:
+        text = object.__repr__(iterator_or_loader)
+    raise ValueError(f"no path is known for {text:.200}: {about}")
