@@ -9,6 +9,7 @@ import sys
 from typing import NoReturn
 
 import ringloader
+from ringloader._common import output
 from ringloader._options import checks, table
 from ringloader._options.table import TABLE
 from ringloader._patch import on_import, run, stateful
@@ -66,7 +67,7 @@ def main() -> None:
     command.add_argument("arguments", nargs=argparse.REMAINDER, help="the program's own arguments")
     given = vars(parser.parse_args())
     if given.pop("version"):
-        sys.stdout.write(f"ringloader {getattr(ringloader, '__version__', '(not installed as a package)')}\n")
+        output.say(f"ringloader {getattr(ringloader, '__version__', '(not installed as a package)')}\n")
         return
     if not given:
         parser.print_help()
@@ -114,7 +115,7 @@ def _print_diagnosis(as_json: bool) -> None:
 
     found = doctor()
     text = json.dumps(dataclasses.asdict(found), indent=2) if as_json else str(found)
-    sys.stdout.write(f"{text}\n")
+    output.say(f"{text}\n")
     sys.exit(bool(found.problems))
 
 

@@ -17,6 +17,7 @@ FRAMEWORKS = {
     "torchvision": "torchvision",
     "ignite": "pytorch-ignite",
     "skorch": "skorch",
+    "speechbrain": "speechbrain",
     "ray": "ray",
     "torchdata": "torchdata",
     "tensordict": "tensordict",

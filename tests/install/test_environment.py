@@ -73,6 +73,18 @@ except ImportError as error:
     assert (done.stdout, done.stderr) == ("not now\nhooked\n", "")
 
 
+def test_a_finder_of_old_is_passed_over(fake_torch: Python) -> None:
+    text = """
+import sys
+class Old:
+    def find_module(self, name, path=None):
+        return None
+sys.meta_path.insert(1, Old())
+"""
+    done = fake_torch.run("-c", text + STATE, install="1")
+    assert (done.stdout, done.stderr) == ("hooked\n", "")
+
+
 # The flags are about variables of Python's own, the user's own site-packages, and the current folder.
 @pytest.mark.parametrize("flag", ["-E", "-I", "-s", "-P"])
 def test_flags_of_the_interpreter(fake_torch: Python, flag: str) -> None:

@@ -17,7 +17,7 @@ from install.loaders import Calling, Hooked, NotCalling, Plain, Posing, Squares,
 from parity import harness
 from parity.datasets import Samples
 from ringloader._options.table import TABLE, Options
-from ringloader._torch import hook, select_path
+from ringloader._torch import hook, own_iterators, select_path
 from ringloader._transport import processes
 
 Loader = torch.utils.data.DataLoader
@@ -111,12 +111,75 @@ def test_a_class_that_goes_on_to_torchs_is_reached() -> None:
         assert ringloader.report(iter(loader).inner).path == harness.expected_path
 
 
-def test_a_class_that_does_not_is_left_alone() -> None:
-    with ringloader.installed():
-        loader = squares(NotCalling)
-        assert type(iter(loader)) is TORCHS_ITERATOR
-        with pytest.raises(ValueError, match="no path is known"):
-            ringloader.report(loader)
+class NotCallingEither(NotCalling):
+    """Reaches a class that does not call torch's."""
+
+    def _get_iterator(self) -> Any:
+        return super()._get_iterator()
+
+
+@pytest.mark.parametrize("kind", [NotCalling, NotCallingEither])
+def test_a_class_that_does_not_is_left_alone(
+    kind: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_iterators, "_told", set())
+    theirs = NotCalling._get_iterator
+    reason = "install.loaders.NotCalling has a _get_iterator that does not call torch's"
+    with ringloader.installed(), caplog.at_level("WARNING", "ringloader"):
+        loader = squares(kind)
+        assert not caplog.records, "no iterator was made"
+        for _ in range(2):
+            assert type(iter(loader)) is TORCHS_ITERATOR
+            report = ringloader.report(loader)
+            assert (report.path, report.reason, report.counters) == ("torch", reason, {})
+        assert caplog.messages == [
+            f"ringloader: torch's own loader runs: {reason}, so ringloader.install() does not reach it"
+        ], "said once"
+        assert NotCalling._get_iterator is theirs
+    assert NotCalling._get_iterator is theirs
+
+
+class Decorated(Loader):
+    @torch.no_grad()
+    def _get_iterator(self) -> Any:
+        return super()._get_iterator()
+
+
+def test_a_decorated_method_that_goes_on_to_torchs_is_reached(caplog: pytest.LogCaptureFixture) -> None:
+    with ringloader.installed(), caplog.at_level("WARNING", "ringloader"):
+        assert path_of(squares(Decorated)) == harness.expected_path
+    assert path_of(ringloader.convert(squares(Decorated))) == harness.expected_path
+    assert not caplog.records
+
+
+def test_a_class_that_does_not_and_comes_later_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    told = []
+    before = vars(Loader).get("__init_subclass__")
+
+    class Noting(Loader):
+        def __init_subclass__(cls, word: str, **kwargs: Any) -> None:
+            told.append(word)
+            super().__init_subclass__(**kwargs)
+
+    with ringloader.installed(), ringloader.installed(), caplog.at_level("WARNING", "ringloader"):
+
+        class Later(Noting, word="given"):
+            def _get_iterator(self) -> Any:
+                return TORCHS_ITERATOR(self)
+
+        assert type(iter(squares(Later))) is TORCHS_ITERATOR
+        with ringloader.installed():
+            next(iter(squares(Later)))
+    assert told == ["given"]
+    assert len(caplog.records) == 1
+    assert "Later has a _get_iterator" in caplog.text
+    assert vars(Loader).get("__init_subclass__") is before
+
+
+def test_what_makes_its_iterator_itself_is_torchs_without_install_too() -> None:
+    loader = squares()
+    loader._get_iterator = lambda: TORCHS_ITERATOR(loader)
+    assert ringloader.report(loader).reason == "the object has a _get_iterator that does not call torch's"
 
 
 def test_the_path_of_what_stands_in_front_of_a_loader() -> None:
@@ -173,7 +236,8 @@ def test_wrapped_before(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     loader = squares()
     with ringloader.installed():
         assert path_of(loader) == "torch"
-        assert ringloader.report(loader).reason == "torch.utils.data.DataLoader._get_iterator was replaced"
+        said = f"torch.utils.data.DataLoader._get_iterator was replaced by {__name__}"
+        assert ringloader.report(loader).reason == said
     assert theirs.asked == [loader]
     assert Loader._get_iterator is theirs.function
 
@@ -281,7 +345,7 @@ def test_a_wrapper_around_the_hook_gets_our_iterator(
         assert path_of(loader) == "torch"
         (record,) = caplog.records
         assert record.message.startswith(
-            "ringloader: torch.utils.data.DataLoader._get_iterator was replaced, so torch"
+            f"ringloader: torch.utils.data.DataLoader._get_iterator was replaced by {__name__}, so torch"
         )
         assert theirs.asked == [loader, loader]
         monkeypatch.undo()

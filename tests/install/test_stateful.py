@@ -109,7 +109,8 @@ def test_torchs_class_gets_no_new_method(modules: Path) -> None:  # noqa: ARG001
     names = set(vars(torch.utils.data.DataLoader))
     with ringloader.installed(stateful=True):
         torchdata()
-        assert set(vars(torch.utils.data.DataLoader)) == names
+        # Python calls this one, for subclasses that the log is to name.
+        assert set(vars(torch.utils.data.DataLoader)) - {"__init_subclass__"} == names
         assert not hasattr(torch.utils.data.DataLoader([1]), "state_dict")
 
 

@@ -18,6 +18,7 @@ from parity.datasets import (
     init_fails_in_one,
 )
 from parity.harness import Case, compare
+from parity.side_by_side import assert_same
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -37,6 +38,37 @@ def test_first_sample_raises(loader_class, error):
 
     expected, _ = compare(loader_class, Case(build))
     assert len(expected.delivered()) == 5
+
+
+class Noting(torch.utils.data.SequentialSampler):
+    """Notes that it is iterated."""
+
+    def __iter__(self):
+        noted.append("iterated")
+        return super().__iter__()
+
+
+noted = []
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("generator", [42, "seed", object()], ids=["int", "str", "object"])
+def test_a_generator_that_is_none(loader_class, generator, workers):
+    if loader_class is torch.utils.data.DataLoader and workers:
+        pytest.skip("torch's iterator, which is not whole when it dies, prints an error of its own")
+
+    def scenario(kind, told):
+        noted.clear()
+        sampler = Noting(range(6))
+        loader = told.step("loader", lambda: kind(range(6), None, sampler=sampler, generator=generator))
+        loader.num_workers, loader.prefetch_factor = workers, 2 if workers else None
+        told.step("iter", lambda: iter(loader))
+        told.step("noted", lambda: list(noted))
+
+    (_, made, *_), (_, refused, *_), (_, seen, *_) = assert_same(scenario, loader_class)
+    assert (made[0], refused[0]) == ("value", "error")
+    assert "random_() received an invalid combination of arguments" in str(refused)
+    assert "iterated" in str(seen)
 
 
 @pytest.mark.parametrize("error", ["KeyError", "StopIteration"])

@@ -6,6 +6,7 @@ import copy
 import multiprocessing
 import pickle
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -232,6 +233,55 @@ def test_subclasses(loader_class, own, persistent):
         told.step("asked", lambda: getattr(loader, "asked", None))
 
     assert_same(scenario, loader_class)
+
+
+class _SlowLen(torch.utils.data.Dataset):
+    """A dataset whose length takes time, in which other threads run."""
+
+    def __init__(self, length):
+        self._length = length
+
+    def __len__(self):
+        time.sleep(0.002)
+        return self._length
+
+    def __getitem__(self, index):
+        return index
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"shuffle": True}, {"shuffle": True, "generator": torch.Generator()}],
+    ids=["in order", "shuffle", "generator"],
+)
+@pytest.mark.parametrize("length", [40, 1 << 16], ids=["one draw", "word by word"])
+def test_threads_share_an_iterator_without_workers(loader_class, arguments, length):
+    """Each batch comes once. A sampler that Python reads refuses a second thread, which then asks again."""
+    torch.manual_seed(3)
+    iterator = iter(loader_class(_SlowLen(length), batch_size=length // 20, **arguments))
+    batches, errors = [], []
+    begin = threading.Barrier(3)
+
+    def take():
+        begin.wait()
+        while not errors:
+            try:
+                batches.append(next(iterator).tolist())
+            except StopIteration:
+                return
+            except ValueError as error:
+                if str(error) != "generator already executing":
+                    errors.append(error)
+            except Exception as error:
+                errors.append(error)
+
+    threads = [threading.Thread(target=take) for _ in range(begin.parties)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert sorted(index for batch in batches for index in batch) == list(range(length))
 
 
 def test_loaders_in_threads(loader_class):

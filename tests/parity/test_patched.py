@@ -31,6 +31,9 @@ NATIVE = (
 )
 
 
+WHAT_TO_DO = "; for ringloader's, leave out what replaced it, or put torch's back before the epoch"
+
+
 def answers(moment):
     """Returns the answers of all parts, replaced at one moment."""
     program = Path(__file__).with_name("patches.py")
@@ -68,7 +71,8 @@ def wrongs(answer):
     if goes_on and answer["name"] not in NATIVE:
         # Persistent workers that run go on as they began: the batches are the same, the calls need not be.
         ours, torchs = ([epoch[0] for epoch in epochs[:2]] for epochs in (ours, torchs))
-    said = [] if is_native else [f"ringloader: {answer['reason']}, so torch's own loader runs"]
+    advice = WHAT_TO_DO if "was replaced by" in answer["reason"] else ""
+    said = [] if is_native else [f"ringloader: {answer['reason']}, so torch's own loader runs{advice}"]
     expected = (torchs, "native" if is_native else "torch", said)
     found = (ours, answer["path"], answer["said"])
     return "" if found == expected else f"{found}, expected {expected}"

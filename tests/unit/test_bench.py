@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections import namedtuple
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -347,6 +347,11 @@ class Graph:
         self.edges = {"index": torch.zeros(2, 9)}
 
 
+class Textless(Graph):
+    def __repr__(self):
+        raise RuntimeError("it has no text")
+
+
 @pytest.mark.parametrize(
     ("one", "other", "told"),
     [
@@ -364,6 +369,9 @@ class Graph:
         (range(3), range(4), ("batch 1", "range range(0, 3)")),
         (bytearray(b"a"), bytearray(b"b"), ("batch 1", "bytearray bytearray(b'a')")),
         (Path("a"), Path("b"), ("batch 1", "PosixPath PosixPath('a')")),
+        (np.array([Graph(1)]), np.array([Graph(2)]), ("batch 1[0].x", "int 1")),
+        (Textless(1), Textless(2), ("batch 1.x", "int 1")),
+        ({Textless(1): 1}, {Textless(1): 2}, ("batch 1[Textless]", "int 1")),
         (
             torch.eye(2).to_sparse(),
             torch.zeros(2, 2).to_sparse(),
@@ -380,6 +388,24 @@ def test_the_first_difference_is_told(one, other, told):
     assert place == told[0]
     assert expected.startswith(told[1])
     assert got != expected
+
+
+def test_objects_with_their_addresses_are_equal_all_the_same():
+    for kind in (lambda: {Graph(1)}, lambda: np.array([Graph(1)]), lambda: {Graph(1): 1}):
+        first, second = ([list(batches._parts(kind(), ""))] for _ in range(2))
+        assert batches.difference(first, second) is None
+
+
+def test_what_has_no_elements_or_lacks_a_field_is_described():
+    @dataclass
+    class Lacking:
+        there: int = 1
+        missing: int = field(init=False)
+
+    assert list(batches._parts([torch.empty(20, device="meta"), Lacking()], ""))[-1] == (
+        "[1].missing",
+        "NoneType None",
+    )
 
 
 def test_parts_that_lead_back_or_out_end_there():

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import io
 import json
 import os
 import random
+import re
 import resource
 import subprocess
 import sys
+from types import SimpleNamespace
+from typing import NoReturn
 
 import pytest
 import torch
 import torch.utils.data
 
 import ringloader
-from ringloader._doctor import checks
+from ringloader._common import output
+from ringloader._doctor import checks, doctor
 
 pytestmark = pytest.mark.rings_only
 
@@ -129,6 +135,96 @@ def test_the_command_prints_it_and_says_whether_something_is_wrong() -> None:
     )
     assert limited.returncode == 1, limited.stdout + limited.stderr
     assert "problem: A loader with workers does not run here." in limited.stdout
+
+
+def test_each_loader_is_tried_by_itself(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """torch's queues need semaphores, which a container without a writable /dev/shm has not."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("multiprocessing.synchronize.SemLock.__init__", refuse)
+    found = ringloader.doctor()
+    rate = finding("test loader", found)
+    assert rate.verdict == "note"
+    assert "batches of 1 KiB a second on path native" in rate.value
+    assert rate.value.endswith("; torch's: OSError: [Errno 30] Read-only file system")
+    assert rate.meaning == "torch's loader with workers does not run here, and ringloader's does."
+    assert found.problems == ()
+    assert capsys.readouterr().err == ""
+
+
+def test_a_default_device_of_the_program_is_not_the_machines() -> None:
+    with torch.device("meta"):
+        found = ringloader.doctor()
+        assert torch.empty(()).is_meta
+    assert finding("test loader", found).verdict == "ok"
+
+
+def test_a_check_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("no driver")
+
+    monkeypatch.setattr("torch.accelerator.is_available", fail)
+    monkeypatch.setattr("torch.utils.data.DataLoader.__init__", fail)
+    found = ringloader.Diagnosis(tuple(checks.findings()))
+    for subject in ("accelerator", "path"):
+        failed = finding(subject, found)
+        assert (failed.value, failed.verdict) == ("RuntimeError: no driver", "problem")
+
+
+def test_the_way_to_torchs_loader_is_named_where_only_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing(doctor.DataLoader):
+        def __iter__(self) -> NoReturn:
+            raise RuntimeError("not today")
+
+    monkeypatch.setattr(doctor, "DataLoader", Failing)
+    rate = finding("test loader", ringloader.doctor())
+    assert rate.verdict == "problem"
+    assert re.fullmatch(r"RuntimeError: not today; torch's: \d+", rate.value)
+    assert "RINGLOADER=off" in rate.meaning
+
+
+@pytest.mark.parametrize(
+    ("flags", "value"),
+    [(os.ST_RDONLY, "64 MiB, read-only"), (None, "not to be had (No such file or directory)")],
+)
+def test_shared_memory_that_cannot_be_written_is_said(
+    monkeypatch: pytest.MonkeyPatch, flags: int | None, value: str
+) -> None:
+    def statvfs(_: str) -> SimpleNamespace:
+        if flags is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        return SimpleNamespace(f_frsize=1 << 20, f_blocks=64, f_flag=flags)
+
+    monkeypatch.setattr("os.statvfs", statvfs)
+    found = finding("/dev/shm", ringloader.Diagnosis(tuple(checks.findings())))
+    assert (found.value, found.verdict) == (value, "note")
+    assert "those of torch's own transport do" in found.meaning
+
+
+def test_what_the_terminal_cannot_show_is_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), "ascii"))
+        output.say("\u00e9 \udcff\n")
+        sys.stdout.seek(0)
+        assert sys.stdout.read() == "\\xe9 \\udcff\n"
+    output.say("\u00e9")
+    assert capsys.readouterr().out == "\u00e9"
+
+
+@pytest.mark.parametrize("words", ["doctor", "doctor --json", "--version"])
+def test_without_a_standard_output_nothing_is_printed(words: str) -> None:
+    ran = subprocess.run(
+        ["bash", "-c", f'exec "$0" -m ringloader {words} >&-', sys.executable],
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
 
 
 def test_as_json_it_is_the_same() -> None:

@@ -72,7 +72,7 @@ PYTHON_MAY_USE = {
         "seeds",
         "stateful_dataloader",
     },
-    "__main__": {"_bench", "_doctor", "_options", "_patch"},
+    "__main__": {"_bench", "_common", "_doctor", "_options", "_patch"},
     "_bench": {
         "_common",
         "_iterator",
@@ -134,7 +134,7 @@ PYTHON_MAY_USE = {
     },
     "_placement": {"_log", "_native", "_torch"},
     "_pool": {"_common", "_native", "_options", "_start", "_torch", "_worker"},
-    "_report": {"_common"},
+    "_report": {"_common", "_torch"},
     "_sources": {"_common", "_native", "_torch", "rollover"},
     "_start": {"_common", "_log", "_worker"},
     "_state": {

@@ -61,11 +61,15 @@ def _parts(value: Any, place: str, above: tuple[int, ...] = ()) -> Iterator[tupl
         return
     above = (*above, id(value))
     if isinstance(value, (torch.Tensor, np.ndarray)):
-        yield place, f"{name} {value.dtype} {tuple(value.shape)} {_elements(value)}"
+        if isinstance(value, np.ndarray) and value.dtype.hasobject:
+            yield place, f"{name} {value.dtype} {tuple(value.shape)}"
+            yield from _parts(value.tolist(), place, above)
+        else:
+            yield place, f"{name} {value.dtype} {tuple(value.shape)} {_elements(value)}"
     elif isinstance(value, Mapping):
-        yield place, f"{name} {list(value)!r}"
+        yield place, f"{name} [{', '.join(map(_key, value))}]"
         for key, item in value.items():
-            yield from _parts(item, f"{place}[{key!r}]", above)
+            yield from _parts(item, f"{place}[{_key(key)}]", above)
     elif isinstance(value, (list, tuple)):
         yield place, f"{name} of {len(value)}"
         for number, item in enumerate(value):
@@ -73,29 +77,45 @@ def _parts(value: Any, place: str, above: tuple[int, ...] = ()) -> Iterator[tupl
     elif value is None or isinstance(value, (str, bytes, numbers.Number, np.generic)):
         yield place, f"{name} {value!r}"
     elif isinstance(value, (set, frozenset)):
-        yield place, f"{name} {sorted(map(repr, value))}"
+        yield place, f"{name} {sorted(map(_key, value))}"
     elif callable(value):
         # A class or a function: its attributes lead anywhere.
         yield place, getattr(value, "__qualname__", name)
     else:
-        # The text of an object is compared, unless it has the object's address.
-        text = repr(value)
-        yield place, name if " at 0x" in text else f"{name} {text:.200}"
+        yield place, _text(value)
         fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
-        own = {field.name: getattr(value, field.name) for field in fields} | getattr(value, "__dict__", {})
+        own = {field.name: getattr(value, field.name, None) for field in fields}
+        own |= getattr(value, "__dict__", {})
         for attribute, item in own.items():
             yield from _parts(item, f"{place}.{attribute}", above)
 
 
+def _text(value: Any) -> str:
+    """Returns the class of an object with its text, unless this has the object's address or cannot be had."""
+    name = type(value).__qualname__
+    try:
+        text = repr(value)
+    except Exception:
+        return name
+    return name if " at 0x" in text else f"{name} {text:.200}"
+
+
+def _key(key: Any) -> str:
+    """Returns the text of a dict's key, or of an element of a set."""
+    return repr(key) if isinstance(key, (str, numbers.Number)) else _text(key)
+
+
 def _elements(value: Any) -> str:
     if isinstance(value, torch.Tensor):
+        if value.is_meta:
+            return "on meta"
         value = value.detach()
         if value.layout != torch.strided or value.is_nested or value.is_quantized:
             return str(value)
         if value.numel() > _FEW:
             flat = value.cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
             return _digest(flat.view(torch.uint8).numpy())
-    elif value.size > _FEW and not value.dtype.hasobject:
+    elif value.size > _FEW:
         return _digest(value.tobytes())
     return str(value.tolist())
 

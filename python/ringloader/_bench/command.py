@@ -17,6 +17,7 @@ from ringloader._bench import batches, child, measure, results
 from ringloader._bench.arguments import Arguments, Configuration
 from ringloader._bench.results import Row
 from ringloader._bench.target import BenchError, RunError
+from ringloader._common import output
 
 _NAME = "python -m ringloader bench"
 # torch's and ringloader's batches, and torch's again if these differ.
@@ -30,13 +31,13 @@ def run(given: Arguments) -> int:
     try:
         return _Bench(given).run()
     except BenchError as error:
-        sys.stderr.write(f"{error.users}{_NAME}: error: {error.text}\n")
+        output.complain(f"{error.users}{_NAME}: error: {error.text}\n")
         return 2
     except OSError as error:
-        sys.stderr.write(f"{_NAME}: error: {error}\n")
+        output.complain(f"{_NAME}: error: {error}\n")
         return 2
     except KeyboardInterrupt:
-        sys.stderr.write(f"{_NAME}: interrupted\n")
+        output.complain(f"{_NAME}: interrupted\n")
         return 130
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -70,7 +71,7 @@ class _Bench:
         if verdict is not None:
             lines.append(f"Verdict with {best.configuration.in_words}: {verdict['text']}")
         lines.append(f"Recommended: {row.configuration.in_words}: {reason}.")
-        sys.stdout.write("\n".join([*lines, ""]))
+        output.say("\n".join([*lines, ""]))
         if given.json is not None:
             data = results.to_dict(rows, same, row.configuration, verdict)
             Path(given.json).write_text(f"{json.dumps(data, indent=2)}\n")
@@ -161,10 +162,10 @@ def _progress(runs: int) -> Iterator[Callable[[str], None]]:
     Yields:
         A function that is called with the name of each run when it begins.
     """
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():
         yield lambda _: None
     elif importlib.util.find_spec("tqdm") is None:
-        sys.stderr.write(f"{runs} runs; with a progress bar: pip install 'ringloader[bench]'\n")
+        output.complain(f"{runs} runs; with a progress bar: pip install 'ringloader[bench]'\n")
         yield lambda _: None
     else:
         with importlib.import_module("tqdm").tqdm(total=runs, leave=False, unit="run") as bar:

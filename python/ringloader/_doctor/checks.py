@@ -53,19 +53,29 @@ def findings() -> Iterator[Finding]:
     yield Finding("python", f"{platform.python_implementation()} {platform.python_version()}{_build()}")
     yield Finding("torch", torch.__version__)
     yield Finding("numpy", numpy.__version__)
-    yield _accelerator()
-    yield _path()
+    yield from _guarded("accelerator", _accelerator)
+    yield from _guarded("path", _path)
     yield Finding("install()", "not in effect" if hook.current() is None else "in effect")
     yield _environment()
     yield Finding("system", f"{platform.system()} {platform.release()} {platform.machine()}")
-    yield _cores()
+    yield from _guarded("cores", _cores)
     yield _start_methods()
     if _native.SUPPORTED:
-        yield _handles()
-        yield _memory()
-    yield _open_files()
+        yield from _guarded("system calls", _handles)
+        yield from _guarded("memory", _memory)
+    yield from _guarded("open files", _open_files)
     yield from _limits()
-    yield from _kernel()
+    yield from _overcommit()
+    if _native.SUPPORTED:
+        yield _shared_memory()
+
+
+def _guarded(subject: str, check: Callable[[], Finding]) -> Iterator[Finding]:
+    """Yields the finding of a check, or its error: a driver, or a replaced part of torch, may raise any."""
+    try:
+        yield check()
+    except Exception as error:
+        yield Finding(subject, f"{type(error).__name__}: {error}", "problem", "This check has failed.")
 
 
 def _noted(subject: str, value: str, meaning: str) -> Finding:
@@ -245,7 +255,7 @@ _OTHER_LIMITS = (
 )
 
 
-def _kernel() -> Iterator[Finding]:
+def _overcommit() -> Iterator[Finding]:
     overcommit = ""
     with contextlib.suppress(OSError):
         overcommit = Path("/proc/sys/vm/overcommit_memory").read_text().strip()
@@ -256,9 +266,17 @@ def _kernel() -> Iterator[Finding]:
             "The kernel counts what is reserved, not what is used: it may refuse to fork a large process, "
             "and to make arrays that would never be touched.",
         )
-    with contextlib.suppress(OSError, AttributeError):
-        of_shm = os.statvfs("/dev/shm")
-        size = of_shm.f_frsize * of_shm.f_blocks
-        small = size < 64 * _MIB + 1
-        meaning = "ringloader's batches do not lie there; those of torch's own transport do." if small else ""
-        yield _noted("/dev/shm", f"{size // _MIB} MiB", meaning)
+
+
+def _shared_memory() -> Finding:
+    """Returns the size of the folder in which torch's batches lie."""
+    theirs = "ringloader's batches do not lie there; those of torch's own transport do."
+    try:
+        found = os.statvfs("/dev/shm")
+    except OSError as error:
+        return _noted("/dev/shm", f"not to be had ({error.strerror})", theirs)
+    size = found.f_frsize * found.f_blocks
+    value = f"{size // _MIB} MiB"
+    if found.f_flag & os.ST_RDONLY:
+        return _noted("/dev/shm", f"{value}, read-only", theirs)
+    return _noted("/dev/shm", value, theirs if size < 64 * _MIB + 1 else "")

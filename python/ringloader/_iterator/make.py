@@ -7,6 +7,8 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 import ringloader._native as _native
 from ringloader._common import states
 from ringloader._dispatch.dataset import Dispatch
@@ -46,11 +48,12 @@ def make_iterator(loader: Any, options: Options, without_ours: Any, fall_back: C
         options = dataclasses.replace(options, device=None, device_transform=None)
     conflicts.check(loader, options)
     epochs.say_if_forgotten(loader)
+    _refuse_other_generators(loader)
     reason = select_path.reason_of_user()
     if reason is not None:
         pass
     elif loader.num_workers == 0:
-        reason = select_path.reason_against_own_iterator(without_ours)
+        reason = select_path.reason_against_own_iterator(loader, without_ours)
         if reason is None:
             return _without_workers(loader, options)
     elif options.worker_method == THREAD:
@@ -67,6 +70,23 @@ def make_iterator(loader: Any, options: Options, without_ours: Any, fall_back: C
                 return made
             reason = made
     return _torchs(loader, options, reason, without_ours, fall_back)
+
+
+def _refuse_other_generators(loader: Any) -> None:
+    """Has torch's iterator refuse what is no generator, in its words, when it would draw from it.
+
+    Not by torch's class for workers, whose finaliser then prints an error of its own.
+    """
+    generator = loader.generator
+    if (
+        generator is None
+        or issubclass(type(generator), torch.Generator)
+        or internals.missing_name() is not None
+    ):
+        return
+    if loader.num_workers != 0:
+        loader.check_worker_number_rationality()
+    internals.BaseIterator(loader)
 
 
 def make_as_far_as_it_fits(

@@ -5,14 +5,13 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from types import FunctionType
 from typing import Any, TypeVar
 
 import ringloader.bad_samples as bad_samples
 from ringloader._options import conflicts, kept, table
 from ringloader._options.table import TABLE, Options
 from ringloader._pool import pool
-from ringloader._torch import devices, internals
+from ringloader._torch import devices, internals, own_iterators
 from ringloader.dataloader import DataLoader, join_pool
 
 _Loader = TypeVar("_Loader")
@@ -46,9 +45,9 @@ def convert(loader: _Loader, **options: Any) -> _Loader:
             f"convert() takes a torch.utils.data.DataLoader, not {loader!r:.200}"
             + (": convert the loader it stands in front of" if isinstance(loader, internals.Loader) else "")
         )
-    owner = _own_get_iterator(loader)
+    owner = own_iterators.owner_of(loader, internals.Loader)
     if owner is not None:
-        raise TypeError(f"convert() cannot reach it: {owner} has a _get_iterator that does not call torch's")
+        raise TypeError(f"convert() cannot reach it: {own_iterators.reason(owner)}")
     if getattr(loader, "_iterator", None) is not None:
         raise RuntimeError(
             "the loader's persistent workers run already: convert() it before its first iter(), or end them "
@@ -96,22 +95,6 @@ def _theirs(loader: Any) -> tuple[str, ...]:
 def _note_theirs(loader: Any, names: tuple[str, ...]) -> None:
     if names:
         object.__setattr__(loader, kept.THEIRS, names)
-
-
-def _own_get_iterator(loader: Any) -> str | None:
-    """The class or object that makes the iterator without torch's ``_get_iterator``, or None."""
-    if "_get_iterator" in vars(loader):
-        return "the object"
-    for cls in type(loader).__mro__:
-        if cls in (internals.Loader, DataLoader):
-            return None
-        found = cls.__dict__.get("_get_iterator")
-        # A method that goes on to the next class has to name it.
-        if found is not None and not (
-            isinstance(found, FunctionType) and "_get_iterator" in found.__code__.co_names
-        ):
-            return f"{cls.__module__}.{cls.__qualname__}"
-    return None
 
 
 def _converted(cls: Any) -> Any:

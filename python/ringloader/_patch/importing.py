@@ -58,7 +58,9 @@ class _Finder:
         if name != self.name:
             return None
         for finder in sys.meta_path:
-            found = None if finder is self else finder.find_spec(name, path, target)
+            # Finders of old, which Python passes over, have no such method.
+            find_spec = None if finder is self else getattr(finder, "find_spec", None)
+            found: ModuleSpec | None = None if find_spec is None else find_spec(name, path, target)
             if found is not None:
                 self._try(self._then, found.loader)
                 return found

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from ringloader._common import weak_registry
+from ringloader._torch import internals, own_iterators
 
 PathName = Literal["native", "threads", "single-process", "torch"]
 
@@ -103,7 +105,10 @@ def noted_behind(key: object) -> _Record | None:
     found = noted(key)
     # The attributes where accelerate, Lightning and Ray keep that loader.
     for name in ("base_dataloader", "_dataloader"):
-        found = found or noted(getattr(key, name, None))
+        if found is None:
+            # What is no such wrapper may raise anything.
+            with contextlib.suppress(Exception):
+                found = noted(getattr(key, name))
     return found
 
 
@@ -112,16 +117,28 @@ def report(iterator_or_loader: object) -> PathReport:
 
     Args:
         iterator_or_loader: A ``ringloader.DataLoader``, or any torch loader while ``ringloader.install`` is
-            in effect, or what ``iter`` returned for one of them.
+            in effect, or what ``iter`` returned for one of them. A loader whose class makes its iterators
+            itself, which ``install`` does not reach, has the path ``torch``.
 
     Raises:
         ValueError: If the loader was not iterated yet, or is not one of ringloader's.
     """
     found = noted_behind(iterator_or_loader)
-    if found is None:
-        raise ValueError(
-            f"no path is known for {iterator_or_loader!r:.200}: pass a ringloader.DataLoader after iter() "
-            "was called on it, or what iter() returned; another torch loader only where iter() was called "
-            "after ringloader.install()"
-        )
-    return PathReport(found.path, found.reason, dict(found.counters()))
+    if found is not None:
+        return PathReport(found.path, found.reason, dict(found.counters()))
+    cls = type(iterator_or_loader)
+    about = (
+        "pass a ringloader.DataLoader after iter() was called on it, or what iter() returned; another torch "
+        "loader only where iter() was called after ringloader.install()"
+    )
+    if issubclass(cls, internals.Loader):
+        owner = own_iterators.owner_of(iterator_or_loader, internals.Loader)
+        if owner is not None:
+            return PathReport("torch", own_iterators.reason(owner), {})
+    elif not hasattr(cls, "__next__"):
+        about = f"{cls.__module__}.{cls.__qualname__} is no torch.utils.data.DataLoader; {about}"
+    try:
+        text = repr(iterator_or_loader)
+    except Exception:
+        text = object.__repr__(iterator_or_loader)
+    raise ValueError(f"no path is known for {text:.200}: {about}")

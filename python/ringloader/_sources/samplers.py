@@ -9,6 +9,8 @@ from __future__ import annotations
 import itertools
 import operator
 import sys
+import threading
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -111,6 +113,10 @@ class TorchDraws(randperm.Draws):
         self.start = 0
         # The rank and the number of ranks, in place of the sampler's own.
         self.division: tuple[int, int] | None = None
+        # Threads that share an iterator open one stream. A dataset's length may ask the same iterator.
+        self._opening = threading.RLock()
+        # Weakly: an order is kept longer than its iterator, whose permutation may be large.
+        self._opened: weakref.ref[_native.Stream] | None = None
 
     def is_plain(self) -> bool:
         """True if this very sampler can be read natively. Reads nothing that torch reads later."""
@@ -121,11 +127,19 @@ class TorchDraws(randperm.Draws):
         return False
 
     def open(self) -> _native.Stream | None:
-        """Reads what torch's generator reads before it yields, and makes the native stream.
+        """Reads what torch's generator reads before it yields, and makes the epoch's native stream, once.
 
         Returns None for a sampler that torch is about to refuse, in words of its own, and for numbers that
         are too big. Python then iterates it.
         """
+        with self._opening:
+            made = None if self._opened is None else self._opened()
+            if made is None:
+                made = self._open()
+                self._opened = None if made is None else weakref.ref(made)
+            return made
+
+    def _open(self) -> _native.Stream | None:
         try:
             made = self._make()
             if self.rolling is not None:

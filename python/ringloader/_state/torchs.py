@@ -58,9 +58,9 @@ def _why_not(loader: Any, get_iterator: Any, loaded: Saved | None) -> str | None
         return "this build or torch lacks what a state needs"
     if not isinstance(loader.num_workers, int):
         return "num_workers is no int"
-    replaced = select_path.replaced_reading(loader, get_iterator)
-    if replaced is not None:
-        return f"{replaced} was replaced, which need not read the sampler"
+    why_not = select_path.reason_against_reading(loader, get_iterator)
+    if why_not is not None:
+        return why_not
     if loader.num_workers > 1 and not loader.in_order:
         return "with in_order=False it does not say which batches it has given"
     if isinstance(loader.dataset, IterDataPipe):

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ringloader._torch import own_iterators
+
 # Makes a loader's iterator; its second argument is what the hook stands in front of.
 Make = Callable[[Any, Callable[[Any], Any]], Any]
 
@@ -44,6 +46,7 @@ def put(loader_class: Any, make: Make | None) -> None:
         loader_class._get_iterator = _hook(found)
     elif make is None and _is_hook(found):
         loader_class._get_iterator = found.__wrapped__
+    own_iterators.watch(loader_class, make is not None)
 
 
 def beneath(function: Any) -> Any:

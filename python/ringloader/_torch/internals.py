@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import inspect
 import os
 from collections.abc import Callable
 from types import FunctionType
@@ -201,7 +202,7 @@ def counts_tasks_per_worker() -> bool:
 
 def pins_for_named_device() -> bool:
     """True if torch pins for ``pin_memory_device``: newer ones pin for the current accelerator."""
-    return "current_accelerator" not in BaseIterator.__init__.__code__.co_names
+    return "current_accelerator" not in inspect.unwrap(BaseIterator.__init__).__code__.co_names
 
 
 @functools.cache

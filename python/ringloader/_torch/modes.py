@@ -12,10 +12,16 @@ import torch.overrides
 
 from ringloader._torch import devices, internals
 
-# torch's counts of the modes that have a say in what its functions do.
+# torch's counts of the modes that have a say in what its functions do, and its answers to the question if
+# `torch.jit.trace` or `torch.func` has one.
 MODES = [
     getattr(torch._C, name)
-    for name in ("_len_torch_function_stack", "_len_torch_dispatch_stack")
+    for name in (
+        "_len_torch_function_stack",
+        "_len_torch_dispatch_stack",
+        "_is_tracing",
+        "_are_functorch_transforms_active",
+    )
     if hasattr(torch._C, name)
 ]
 
@@ -23,7 +29,7 @@ _pop_function_mode: Any = getattr(torch.overrides, "_pop_mode_temporarily", None
 
 
 def is_in_modes() -> bool:
-    """True if modes of this thread have a say in what torch's functions do."""
+    """True if modes, a trace or a transform of this thread have a say in what torch's functions do."""
     return any(count() for count in MODES)
 
 

@@ -18,6 +18,7 @@ from torch.utils.data import dataloader as torch_dataloader
 import ringloader._native as _native
 from ringloader._log import logger
 from ringloader._torch import internals
+from ringloader._torch.replaced import Replaced, is_speechbrains, recovers, replaced
 
 _said: set[str] = set()
 
@@ -41,6 +42,7 @@ _WITH_WORKERS = (
 _WITHOUT_WORKERS = ("__init__", "_next_index", "_next_data")
 _DATALOADER = torch_dataloader.__name__
 _GET_ITERATOR = "torch.utils.data.DataLoader._get_iterator"
+_RECOVERS = "speechbrain goes on within this epoch, by torch's own iterator"
 
 
 def say_once(text: str) -> None:
@@ -100,13 +102,15 @@ def reason_for_torch(loader: Any, get_iterator: Any) -> Reason | None:
     return None
 
 
-def reason_against_own_iterator(get_iterator: Any) -> Reason | None:
+def reason_against_own_iterator(loader: Any, get_iterator: Any) -> Reason | None:
     """Returns why a loader without workers must be torch's own, or None."""
     missing = internals.missing_name()
     if missing is not None:
         return Reason(f"num_workers is 0, and this torch has no {missing}, which ringloader needs")
-    replaced = _replaced_without_workers(get_iterator)
-    return None if replaced is None else Reason(f"num_workers is 0, and {replaced} was replaced")
+    found = _replaced_without_workers(get_iterator)
+    if found is not None:
+        return Reason(f"num_workers is 0, and {found}")
+    return Reason(_RECOVERS) if recovers(loader) else None
 
 
 def _obstacle(loader: Any, get_iterator: Any, is_for_threads: bool = False) -> Reason | None:
@@ -122,17 +126,23 @@ def _obstacle(loader: Any, get_iterator: Any, is_for_threads: bool = False) -> R
     missing = internals.missing_name()
     if missing is not None:
         return _surprising(f"this torch has no {missing}, which ringloader needs")
-    replaced = _replaced_for_threads() if is_for_threads else None
-    replaced = replaced or _replaced_part(loader, get_iterator)
-    if replaced is not None:
-        return _surprising(f"{replaced} was replaced")
+    found = _replaced_for_threads() if is_for_threads else None
+    found = found or _replaced_part(loader, get_iterator)
+    if found is not None:
+        return _surprising(str(found), f"; for ringloader's, {_WHAT_TO_DO}")
+    if recovers(loader):
+        return Reason(_RECOVERS)
     if loader.pin_memory and loader.pin_memory_device and internals.pins_for_named_device():
         return Reason("torch's own thread pins for the device that pin_memory_device names")
     return None
 
 
-def _surprising(reason: str) -> Reason:
-    return Reason(reason, f"{reason}, so torch's own loader runs")
+# With a part of torch that was replaced.
+_WHAT_TO_DO = "leave out what replaced it, or put torch's back before the epoch"
+
+
+def _surprising(reason: str, what_to_do: str = "") -> Reason:
+    return Reason(reason, f"{reason}, so torch's own loader runs{what_to_do}")
 
 
 def reason_against_threads(loader: Any, get_iterator: Any) -> str | None:
@@ -141,16 +151,16 @@ def reason_against_threads(loader: Any, get_iterator: Any) -> str | None:
     return None if found is None else found.text
 
 
-def _replaced_for_threads() -> str | None:
+def _replaced_for_threads() -> Replaced | None:
     """Returns the replaced part of torch that threads as workers cannot do without, or None."""
     function: Any = getattr(internals.worker_module, "get_worker_info", None)
     # Torch's, which reads what it is known to read; or ours already.
     if internals.is_torchs_own(function, "get_worker_info") and "_worker_info" in function.__code__.co_names:
         return None
-    return f"{internals.worker_module.__name__}.get_worker_info"
+    return replaced(f"{internals.worker_module.__name__}.get_worker_info", function)
 
 
-def _replaced_part(loader: Any, get_iterator: Any) -> str | None:
+def _replaced_part(loader: Any, get_iterator: Any) -> Replaced | None:
     """Returns a replaced part of torch that ringloader mirrors for loaders with workers, or None.
 
     Args:
@@ -164,42 +174,49 @@ def _replaced_part(loader: Any, get_iterator: Any) -> str | None:
     if loader.pin_memory:
         functions += [(internals.pin_memory_module, name) for name in ("_pin_memory_loop", "pin_memory")]
     for module, name in functions:
-        if not internals.is_torchs_own(getattr(module, name, None), name):
-            return f"{module.__name__}.{name}"
+        function = getattr(module, name, None)
+        if not internals.is_torchs_own(function, name):
+            return replaced(f"{module.__name__}.{name}", function)
     return None
 
 
-def _replaced_without_workers(get_iterator: Any) -> str | None:
+def _replaced_without_workers(get_iterator: Any) -> Replaced | None:
     """Returns a replaced part of torch that ringloader mirrors for loaders without workers, or None."""
     name, cls = "_SingleProcessDataLoaderIter", internals.SingleIterator
     return _replaced_class(name, cls, _WITHOUT_WORKERS, get_iterator)
 
 
-def replaced_reading(loader: Any, get_iterator: Any) -> str | None:
-    """Returns a replaced part of torch without which its own loader need not read the sampler, or None."""
+def reason_against_reading(loader: Any, get_iterator: Any) -> str | None:
+    """Returns why torch's own loader need not read the sampler as ours would, or None."""
     name = "_MultiProcessingDataLoaderIter" if loader.num_workers else "_SingleProcessDataLoaderIter"
     cls = getattr(torch_dataloader, name)
     if not (isinstance(cls, type) and issubclass(cls, internals.BaseIterator)):
-        return f"{_DATALOADER}.{name}"
+        return f"{replaced(f'{_DATALOADER}.{name}', cls)}, which need not read the sampler"
     if not internals.is_torchs_own(get_iterator, "DataLoader._get_iterator"):
-        return _GET_ITERATOR
-    return None
+        return f"{replaced(_GET_ITERATOR, get_iterator)}, which need not read the sampler"
+    return _RECOVERS if recovers(loader) else None
 
 
-def _replaced_class(name: str, cls: Any, methods: Sequence[str], get_iterator: Any) -> str | None:
+def _replaced_class(name: str, cls: Any, methods: Sequence[str], get_iterator: Any) -> Replaced | None:
     # A class that was replaced before the import, perhaps under the same name, has torch's among its bases.
     of_that_name = [one for one in cls.__mro__ if (one.__module__, one.__name__) == (_DATALOADER, name)]
-    if getattr(torch_dataloader, name) is not cls or of_that_name != [cls]:
-        return f"{_DATALOADER}.{name}"
+    found: Any = getattr(torch_dataloader, name)
+    if found is not cls or of_that_name != [cls]:
+        return replaced(f"{_DATALOADER}.{name}", found)
     if not internals.is_torchs_own(get_iterator, "DataLoader._get_iterator"):
-        return _GET_ITERATOR
+        return replaced(_GET_ITERATOR, get_iterator)
     base: Any = internals.BaseIterator
-    if getattr(torch_dataloader, "_BaseDataLoaderIter", None) is not base:
-        return f"{_DATALOADER}._BaseDataLoaderIter"
+    found = getattr(torch_dataloader, "_BaseDataLoaderIter", None)
+    if found is not base:
+        return replaced(f"{_DATALOADER}._BaseDataLoaderIter", found)
     owners: tuple[Any, ...] = (cls, base)
     for method in methods:
         for owner in owners:
             found = owner.__dict__.get(method)
-            if found is not None and not internals.is_torchs_own(found, f"{owner.__name__}.{method}"):
-                return f"{owner.__name__}.{method}"
+            if (
+                found is not None
+                and not internals.is_torchs_own(found, f"{owner.__name__}.{method}")
+                and not is_speechbrains(owner, method, found)
+            ):
+                return replaced(f"{owner.__name__}.{method}", found)
     return None

@@ -44,7 +44,18 @@ impl<T> DetachedLock<T> {
     where
         T: Send,
     {
-        self.lock_until(py, None)?.ok_or_else(|| PyRuntimeError::new_err(held))
+        self.lock_unless_held(py)?.ok_or_else(|| PyRuntimeError::new_err(held))
+    }
+
+    /// `None` when this thread holds it.
+    ///
+    /// # Errors
+    /// The error that a signal handler raises meanwhile.
+    pub(crate) fn lock_unless_held(&self, py: Python<'_>) -> PyResult<Option<Guard<'_, T>>>
+    where
+        T: Send,
+    {
+        self.lock_until(py, None)
     }
 
     /// `None` when this thread holds it, and when another one does for so long.

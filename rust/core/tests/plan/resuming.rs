@@ -175,6 +175,7 @@ fn read(epoch: &Epoch<'_>, leg: &Leg, from: &Position, model: &mut Model) -> Sto
     let mut remaining = model.remaining();
     let (mut tasks, mut settled, mut under_way) = (Vec::<Vec<usize>>::new(), Vec::new(), Vec::new());
     let mut current: Option<(usize, bool)> = None;
+    let mut calls_returned = 0;
     let (mut picks, mut events) = (leg.picks.iter().cycle(), leg.events.iter().cycle());
     let mut is_read = false;
     'calls: for call in 0..leg.calls {
@@ -213,9 +214,14 @@ fn read(epoch: &Epoch<'_>, leg: &Leg, from: &Position, model: &mut Model) -> Sto
             let task = under_way.remove(pick);
             ledger.got(task as u64);
             match events.next().unwrap_or(&Event::Returned) {
-                Event::Returned => current = Some((task, false)),
+                Event::Returned => {
+                    // A call that still runs has returned nothing.
+                    assert_eq!(ledger.position(calls_returned), model.position(&settled, None));
+                    calls_returned += 1;
+                    current = Some((task, false));
+                }
                 Event::Raised => {
-                    ledger.raised();
+                    ledger.raised(calls_returned);
                     current = Some((task, true));
                 }
                 Event::LeftOut => {
@@ -232,14 +238,14 @@ fn read(epoch: &Epoch<'_>, leg: &Leg, from: &Position, model: &mut Model) -> Sto
         }
         if call % 4 == 0 || leg.tasks == 1 {
             let returned = current.filter(|current| !current.1).map(|(task, _)| (task, &*tasks[task]));
-            assert_eq!(ledger.position(), model.position(&settled, returned));
+            assert_eq!(ledger.position(calls_returned), model.position(&settled, returned));
         }
     }
     if let Some((task, false)) = current {
         model.settle(&tasks[task], true);
         settled[task] = true;
     }
-    let position = ledger.position();
+    let position = ledger.position(u64::MAX);
     assert_eq!(position, model.position(&settled, None));
     let has_ended = is_read && under_way.is_empty() && current.is_none_or(|current| !current.1);
     if has_ended {

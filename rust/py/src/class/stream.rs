@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use pyo3::exceptions::PyZeroDivisionError;
+use pyo3::exceptions::{PyValueError, PyZeroDivisionError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
@@ -16,6 +16,7 @@ use crate::gil::exception;
 use crate::index::codec::{decode_index, encode_index_or_pickle};
 use crate::index::tensor::TensorIndices;
 use crate::index::values::{Values, values_of};
+use crate::lock::DetachedLock;
 use crate::objects;
 use crate::python::Draws;
 
@@ -52,9 +53,11 @@ pub(crate) struct Read {
 }
 
 /// The indices of one of torch's samplers, over numbers that torch draws.
-#[pyclass(frozen, module = "ringloader._native")]
+#[pyclass(frozen, weakref, module = "ringloader._native")]
 pub(crate) struct Stream {
     core: Mutex<ringloader_core::plan::Stream>,
+    /// Held by a thread of the caller's for a whole request, draws included: threads may share an iterator.
+    request: DetachedLock<()>,
     /// The batch sampler, where torch looks at its size before each batch.
     resizable: Option<Py<PyAny>>,
     /// The sampler in whose `indices` the numbers are positions.
@@ -140,9 +143,13 @@ impl Stream {
         Ok(())
     }
 
-    /// The next index or batch of indices, with `draws` asked for what torch draws.
+    /// The next index or batch of indices, with `draws` asked for what torch draws. Other threads wait.
+    ///
+    /// Raises torch's `ValueError` where this thread is in the middle of a request: below a sampler's `len`, say.
     fn next(&self, draws: &Bound<'_, PyAny>) -> PyResult<Option<Py<PyAny>>> {
         let py = draws.py();
+        let request = self.request.lock_unless_held(py)?;
+        let _request = request.ok_or_else(|| PyValueError::new_err("generator already executing"))?;
         let read = self.read(&Draws(draws), false, false)?;
         let index = read.map(|Read { index: (kind, bytes), .. }| decode_index(py, kind, &bytes));
         index.map(|index| index.map(Bound::unbind)).transpose()
@@ -172,6 +179,7 @@ impl Stream {
         let resizable = resizable.map(|sampler| Python::attach(|py| sampler.clone_ref(py)));
         Ok(Self {
             core: Mutex::new(core),
+            request: DetachedLock::new(()),
             resizable,
             through: None,
             carried: OnceLock::new(),
