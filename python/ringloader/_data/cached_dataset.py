@@ -58,8 +58,8 @@ class CachedDataset(Dataset[_T], Generic[_T]):
 
     Args:
         dataset: A map-style dataset, with a length. Its keys are ``0`` to ``len(dataset) - 1``.
-        max_bytes: The most bytes of samples over all processes. By default, the cache takes no more than is
-            left beside it: half of what the machine and its control group have, divided by
+        max_bytes: The most bytes of samples and their table over all processes. By default, the cache takes no
+            more than is left beside it: half of what the machine and its control group have, divided by
             ``LOCAL_WORLD_SIZE``; with ``path``, half of what the file system has. It looks again as it grows.
         path: A file for the samples, made if it is not there. Processes of one machine may use it at the same
             time, and the next run finds it again. It has pickles: use only files that you trust.
@@ -277,7 +277,10 @@ def _open(length: int, max_bytes: int | None, path: str | None, version: str) ->
         while True:
             # Python runs a signal's handler between two tries.
             with contextlib.suppress(InterruptedError):
-                return _native.SampleCache.open(fd, length, version, max_bytes)
+                samples = _native.SampleCache.open(fd, length, version, max_bytes)
+                if samples.was_damaged:
+                    logger.warning("the file of cached samples %s was damaged: all are made again", path)
+                return samples
     except ValueError as error:
         raise ValueError(f"the file {path!r} cannot be this cache: {error}") from None
     except OSError as error:

@@ -144,6 +144,12 @@ impl SampleCache {
         (self.max_bytes, self.ranks, self.samples.is_on_disk())
     }
 
+    /// True if the file was found damaged when it was opened, so that all samples are made again.
+    #[getter]
+    fn was_damaged(&self) -> bool {
+        self.samples.was_damaged()
+    }
+
     /// Device and number of the file.
     #[getter]
     fn inode(&self) -> (u64, u64) {
