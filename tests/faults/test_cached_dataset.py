@@ -8,6 +8,7 @@ import random
 import signal
 import stat
 import struct
+import textwrap
 import time
 
 import pytest
@@ -16,6 +17,7 @@ from torch.utils.data import Dataset
 
 import ringloader
 from faults.script import run_script
+from faults.test_limits import NAMESPACE
 from ringloader import CachedDataset
 
 pytestmark = pytest.mark.rings_only
@@ -344,6 +346,28 @@ def test_a_flipped_bit_of_the_header_is_found(tmp_path, first, caplog):
         check_all(cached)
         assert cached.stats()["items"] == 7, bit
     assert all(outcomes.values()), outcomes
+
+
+@pytest.mark.parametrize("bound", [None, 2 << 20])
+def test_a_small_file_system_keeps_what_it_has_room_for(tmp_path, bound):
+    program = NAMESPACE + textwrap.dedent(f"""
+        import ringloader
+        from faults.test_cached_dataset import Rows, check_all
+        mount({str(tmp_path)!r}, 3 << 20)
+        dataset = Rows(100)
+        cached = ringloader.CachedDataset(dataset, {bound}, path={str(tmp_path / "cache")!r})
+        check_all(cached)
+        stats = cached.stats()
+        assert 1 << 20 < stats["max_bytes"] <= 2 << 20, stats
+        assert 1 << 19 < stats["bytes"] <= 2 << 20, stats
+        assert stats["items"] > 20 and stats["full"], stats
+        check_all(cached)
+        """)
+    (tmp_path.parent / "program").mkdir(exist_ok=True)
+    ended = run_script("ringloader", program, tmp_path.parent / "program")
+    if "skip" in ended.out:
+        pytest.skip(ended.out)
+    assert ended.code == 0, ended.err
 
 
 class Mortal(Rows):
