@@ -2,12 +2,14 @@
 
 import contextlib
 import fcntl
+import functools
 import multiprocessing
 import os
 import random
 import signal
 import stat
 import struct
+import sys
 import textwrap
 import time
 
@@ -279,7 +281,7 @@ def test_the_table_of_samples_grows_with_those_that_are_kept(tmp_path, has_path)
     bound = CachedDataset(Endless(), 100_000)
     assert all(bound[index].item() == index for index in indices)
     stats = bound.stats()
-    assert stats["full"] and stats["bytes"] <= 100_000 and 300 < stats["items"]
+    assert stats["full"] and stats["bytes"] <= 100_000 and stats["items"] > 300
     assert CachedDataset(Endless(), 4000)[5].item() == 5
 
 
@@ -370,6 +372,76 @@ def test_a_small_file_system_keeps_what_it_has_room_for(tmp_path, bound):
     assert ended.code == 0, ended.err
 
 
+class Pickled:
+    """Is pickled and unpickled by code of Python's."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __reduce__(self):
+        return Pickled, (self.value,)
+
+
+class Values(Rows):
+    def __getitem__(self, index):
+        self.asked[index] += 1
+        return Pickled(index)
+
+
+class StopError(Exception):
+    """As a notebook's stop button, or a timeout by a signal, raises it between any two instructions."""
+
+
+def interrupted(call, after):
+    """Raises an error after so many instructions of ``call``, and of what it calls. False: it ends before."""
+    left = after
+
+    def trace(frame, event, _argument):
+        nonlocal left
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            left -= 1
+            if left < 0:
+                sys.settrace(None)
+                raise StopError
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except StopError:
+        return True
+    finally:
+        sys.settrace(before)
+    return left < 0
+
+
+@pytest.mark.parametrize("has_path", [False, True])
+def test_an_interrupt_anywhere_loses_no_sample(tmp_path, has_path):
+    dataset = Values(400)
+    cached = CachedDataset(dataset, path=tmp_path / "cache" if has_path else None)
+    read = CachedDataset(dataset)
+    read[0]
+    making = reading = 0
+    while interrupted(functools.partial(cached.__getitem__, making), making):
+        making += 1
+    while interrupted(lambda: read[0], reading):
+        reading += 1
+        assert read._kept(0).value == 0
+    assert making > 50 and reading > 20
+    # Another process can keep each of them, and this one too.
+    child = fork.Process(target=lambda: [cached[index] for index in range(0, making, 2)])
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+    assert all(cached[index].value == index for index in range(making))
+    assert cached.stats()["items"] == making + 1
+    asked = dataset.asked.clone()
+    assert all(cached[index].value == index for index in range(making))
+    assert torch.equal(dataset.asked, asked)
+
+
 class Mortal(Rows):
     """Its first call for some samples kills the process."""
 
@@ -435,7 +507,7 @@ def test_storms_of_kills_leave_every_kept_sample_right(tmp_path, has_path, bound
     stats = cached.stats()
     assert bound is None or stats["bytes"] <= bound
     # Nothing is locked.
-    assert all(cached._samples.claim(index) for index in range(50))
+    assert all(cached._samples.make(index, lambda _, is_mine: is_mine) for index in range(50))
     if bound is None:
         asked = dataset.asked.clone()
         check_all(cached)

@@ -22,9 +22,6 @@ _T = TypeVar("_T")
 _MISSING = object()
 # Methods of a dataset that has epochs, or a state: what is kept belongs to none.
 _OF_EPOCHS = frozenset({"set_epoch", "state_dict", "load_state_dict"})
-# Samples that threads of this process are making. Processes exclude each other by locks, which all threads of
-# a process have. The process is part of the key, because a forked child inherits the dict, not the threads.
-_making: dict[tuple[int, tuple[int, int], int], object] = {}
 _said: set[object] = set()
 # The room for it in a file's header.
 _LONGEST_VERSION = 2048
@@ -58,8 +55,8 @@ class CachedDataset(Dataset[_T], Generic[_T]):
 
     Args:
         dataset: A map-style dataset, with a length. Its keys are ``0`` to ``len(dataset) - 1``.
-        max_bytes: The most bytes of samples and their table over all processes. By default, the cache takes no
-            more than is left beside it: half of what the machine and its control group have, divided by
+        max_bytes: The most bytes of samples and their table, over all processes. By default, the cache takes
+            no more than is left beside it: half of what the machine and its control group have, divided by
             ``LOCAL_WORLD_SIZE``; with ``path``, half of what the file system has. It looks again as it grows.
         path: A file for the samples, made if it is not there. Processes of one machine may use it at the same
             time, and the next run finds it again. It has pickles: use only files that you trust.
@@ -143,8 +140,9 @@ class CachedDataset(Dataset[_T], Generic[_T]):
         Raises:
             OSError: If the disk does not take it: samples may be there again after a crash of the machine.
         """
-        self._samples.clear()
+        # In this order: an interrupt in between forgets no sample for good.
         self._refused.clear()
+        self._samples.clear()
 
     def _kept(self, index: int) -> Any:
         """Returns a copy of the sample that is kept, or ``_MISSING``."""
@@ -155,6 +153,7 @@ class CachedDataset(Dataset[_T], Generic[_T]):
         except MemoryError:
             raise
         except Exception as error:
+            _raise_unless_it_fails_again(error, self._samples.get, index, _MISSING)
             self._refused.add(index)
             path = self._opened[2]
             where = "" if path is None else f" in {path}"
@@ -171,25 +170,20 @@ class CachedDataset(Dataset[_T], Generic[_T]):
         if index in self._refused:
             samples.count_miss()
             return self.dataset[index]
-        key = os.getpid(), samples.inode, index
-        mine = object()
-        if _making.setdefault(key, mine) is not mine:
-            return self._made(index, keeps=False)
-        try:
-            claimed = samples.claim(index)
-            if claimed is None:
-                samples.count_miss()
-                return self.dataset[index]
-            if not claimed:
-                return self._made(index, keeps=False)
-            try:
-                # Another may have kept it between the look and the claim.
-                kept = self._kept(index)
-                return self._made(index, keeps=True) if kept is _MISSING else kept
-            finally:
-                samples.release(index)
-        finally:
-            del _making[key]
+        # Natively, so that no interrupt comes between a claim and its end.
+        return samples.make(index, self._claimed)
+
+    def _claimed(self, index: int, is_mine: bool | None) -> Any:
+        """Returns the sample, which this thread keeps or another one does; None: it cannot be kept."""
+        if is_mine is None:
+            self._samples.count_miss()
+            return self.dataset[index]
+        if is_mine:
+            # Another may have kept it between the look and the claim.
+            kept = self._kept(index)
+            if kept is not _MISSING:
+                return kept
+        return self._made(index, is_mine)
 
     def _made(self, index: int, keeps: bool) -> Any:
         """Returns a copy of the sample: another thread may be about to keep the dataset's own object."""
@@ -201,6 +195,7 @@ class CachedDataset(Dataset[_T], Generic[_T]):
         except MemoryError:
             return sample
         except Exception as error:
+            _raise_unless_it_fails_again(error, samples.put, index, sample, keeps)
             if keeps:
                 samples.refuse(index)
             self._refused.add(index)
@@ -318,6 +313,15 @@ def _check(dataset: object, max_bytes: object, version: object, then: object) ->
         raise ValueError(f"version has {length} bytes, more than {_LONGEST_VERSION}; pass a hash of it")
     if then is not None and not callable(then):
         raise TypeError(f"then must be callable, not {then!r}")
+
+
+def _raise_unless_it_fails_again(error: Exception, call: Callable[..., object], *arguments: object) -> None:
+    """Raises what a signal's handler has raised: then the same call goes well, and what it keeps is kept."""
+    try:
+        call(*arguments)
+    except Exception:
+        return
+    raise error
 
 
 def _say_once(text: str, key: object = None) -> None:
