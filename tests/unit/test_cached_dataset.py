@@ -285,6 +285,9 @@ def test_datasets_that_have_no_indices_are_refused():
         ({"max_bytes": True}, TypeError, "True"),
         ({"version": 3}, TypeError, "3"),
         ({"version": "é" * 1025}, ValueError, "2050 bytes"),
+        ({"version": "\udc80"}, ValueError, r"version must be text .* not '\\udc80'"),
+        ({"path": 3}, TypeError, "path must be .* not 3"),
+        ({"path": "a\0b"}, ValueError, "path must not have a null character"),
         ({"then": 3}, TypeError, "3"),
     ]:
         with pytest.raises(error, match=text):

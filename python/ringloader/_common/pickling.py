@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch.multiprocessing import reductions
 
+from ringloader._common.text import shown
 from ringloader._torch import internals
 
 # The place of a leaf's content, for the native encoder: object to keep, address, bytes, itemsize, whether
@@ -173,7 +174,7 @@ def dumps_index(index: object, again: bool = False) -> bytes:
         return bytes(ForkingPickler.dumps(index))
     except Exception as error:
         raise TypeError(
-            f"the index {index!r:.200} that the sampler yielded cannot be sent to a worker process "
+            f"the index {shown(index, 200)} that the sampler yielded cannot be sent to a worker process "
             f"({type(error).__name__}: {error}); yield something that can be pickled, or use num_workers=0"
         ) from error
 

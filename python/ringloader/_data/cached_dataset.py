@@ -83,7 +83,7 @@ class CachedDataset(Dataset[_T], Generic[_T]):
         _check(dataset, max_bytes, version, then)
         self.dataset = dataset
         self.then = then
-        where = None if path is None else str(Path(os.fsdecode(path)).absolute())
+        where = None if path is None else _path(path)
         most = None if max_bytes is None else min(operator.index(max_bytes), _MOST_BYTES)
         self._opened = len(cast(Sized, dataset)), most, where, version
         self._samples = _open(*self._opened)
@@ -309,7 +309,11 @@ def _check(dataset: object, max_bytes: object, version: object, then: object) ->
             raise ValueError(f"max_bytes must not be negative: {max_bytes}")
     if not isinstance(version, str):
         raise TypeError(f"version must be a string, not {version!r}; for example version=str(...)")
-    if (length := len(version.encode())) > _LONGEST_VERSION:
+    try:
+        length = len(version.encode())
+    except UnicodeEncodeError as error:
+        raise ValueError(f"version must be text that UTF-8 can encode, not {version!r}: {error}") from None
+    if length > _LONGEST_VERSION:
         raise ValueError(f"version has {length} bytes, more than {_LONGEST_VERSION}; pass a hash of it")
     if then is not None and not callable(then):
         raise TypeError(f"then must be callable, not {then!r}")
@@ -322,6 +326,15 @@ def _raise_unless_it_fails_again(error: Exception, call: Callable[..., object], 
     except Exception:
         return
     raise error
+
+
+def _path(path: object) -> str:
+    if not isinstance(path, (str, bytes, os.PathLike)):
+        raise TypeError(f"path must be a string, bytes, a path or None, not {path!r}")
+    name = os.fsdecode(path)
+    if "\0" in name:
+        raise ValueError(f"path must not have a null character: {name!r}")
+    return str(Path(name).absolute())
 
 
 def _say_once(text: str, key: object = None) -> None:
