@@ -343,7 +343,7 @@ class SharedSequence(SharedItems):
 
 @final
 class Leaves:
-    def __call__(self, object: object) -> int | None: ...
+    def __call__(self, object: object) -> Any: ...
 
 @type_check_only
 class Draws(Protocol):

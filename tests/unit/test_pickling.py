@@ -4,7 +4,9 @@ import collections
 import pickle
 import re
 import sys
+import types
 import typing
+from collections import UserDict
 from pathlib import Path
 
 import numpy as np
@@ -148,9 +150,48 @@ def test_other_tuples_are_pickled():
 def test_leaves_travel_beside_the_pickle():
     array = np.arange(3)
     batch = {"a": array, "b": [array, {1, 2}]}
-    data = pickling.dumps(batch, lambda found: 7 if found is array else None)
+    data = pickling.dumps(batch, lambda found: (pickling.leaf, (7,)) if found is array else NotImplemented)
     back = pickling.loads(data, [None] * 7 + ["leaf"])
     assert back == {"a": "leaf", "b": ["leaf", {1, 2}]}
+
+
+@pytest.mark.parametrize("dumps", [pickling.dumps, pickling.exact_dumps])
+def test_numbers_strings_and_plain_containers_are_not_asked_for(dumps):
+    """A call for each of them took longer than to pickle them."""
+    asked = []
+
+    def leaves(found):
+        asked.append(found)
+        return NotImplemented
+
+    batch = [UserDict(a=[1, 2**70, 2.5, None, True], b={"c": ("text", b"bytes")}), np.float32(1), types]
+    with pytest.raises(TypeError, match="module"):
+        dumps(batch, leaves)
+    kinds = (int, float, bool, str, bytes, list, tuple, dict, type(None))
+    assert UserDict in [type(found) for found in asked] and np.float32 in [type(found) for found in asked]
+    assert not [found for found in asked if type(found) in kinds]
+
+
+class OwnArray(np.ndarray):
+    pass
+
+
+class OwnTensor(torch.Tensor):
+    pass
+
+
+def test_leaves_in_objects_of_any_class_are_found():
+    """Once each, also within subclasses of tensors and arrays."""
+    array, tensor = np.arange(1000), torch.arange(1000)
+    batch = UserDict(
+        a=[array, tensor, array], b=array.view(OwnArray), c=tensor.as_subclass(OwnTensor), d={array.tobytes()}
+    )
+    loader = DataLoader([batch], batch_size=None, collate_fn=lambda found: found, num_workers=1)
+    (back,) = loader
+    assert back["a"][0] is back["a"][2] and np.array_equal(back["a"][0], array)
+    assert torch.equal(back["a"][1], tensor) and type(back["c"]) is OwnTensor and type(back["b"]) is OwnArray
+    assert torch.equal(back["c"].as_subclass(torch.Tensor), tensor) and np.array_equal(back["b"], array)
+    assert back["d"] == {array.tobytes()}
 
 
 def test_an_index_that_cannot_be_pickled_names_the_cause():
