@@ -122,7 +122,7 @@ PYTHON_MAY_USE = {
         "seeds",
     },
     "_patch": {"_iterator", "_log", "_options", "_pool", "_torch", "bad_samples", "dataloader"},
-    "_placement": {"_log", "_native", "_torch"},
+    "_placement": {"_common", "_log", "_native", "_torch"},
     "_pool": {"_common", "_native", "_options", "_start", "_torch", "_worker"},
     "_report": {"_common"},
     "_sources": {"_native", "_torch", "rollover"},

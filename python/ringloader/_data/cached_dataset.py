@@ -14,6 +14,7 @@ from typing import Any, Generic, Self, SupportsIndex, TypeVar, cast
 from torch.utils.data import Dataset, IterableDataset
 
 import ringloader._native as _native
+from ringloader._common.looking import has_method
 from ringloader._common.proc import local_world_size
 from ringloader._log import logger, mib
 
@@ -90,7 +91,7 @@ class CachedDataset(Dataset[_T], Generic[_T]):
         # Indices of samples that this process could not pickle, or unpickle.
         self._refused: set[int] = set()
         for name in sorted(_OF_EPOCHS):
-            if callable(getattr(dataset, name, None)):
+            if has_method(dataset, name):
                 kind = type(dataset).__name__
                 _say_once(
                     f"CachedDataset does not pass {name} on to {kind}: the samples that it keeps belong to "
@@ -299,7 +300,7 @@ def _check(dataset: object, max_bytes: object, version: object, then: object) ->
             f"CachedDataset takes a map-style dataset, not the iterable-style {kind}: it keeps samples by "
             "their index, and those of a stream have none"
         )
-    if not (hasattr(dataset, "__getitem__") and isinstance(dataset, Sized)):
+    if not (has_method(dataset, "__getitem__") and isinstance(dataset, Sized)):
         raise TypeError(f"CachedDataset takes a dataset with __getitem__ and __len__, and {kind} lacks one")
     if max_bytes is not None:
         if isinstance(max_bytes, bool) or not isinstance(max_bytes, SupportsIndex):

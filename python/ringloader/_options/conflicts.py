@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import ringloader.bad_samples as bad_samples
+from ringloader._common.looking import has_method
 from ringloader._dispatch.dataset import Dispatch
 from ringloader._options import epochs
 from ringloader._options.checks import THREAD
@@ -95,7 +96,7 @@ def _of_threads(loader: Any) -> Iterator[_Rule]:
 def _of_next_epoch(loader: Any, options: Options) -> Iterator[_Rule]:
     names = ("prefetch_epochs",)
     dataset = loader.dataset
-    has_state = all(callable(getattr(dataset, name, None)) for name in ("state_dict", "load_state_dict"))
+    has_state = all(has_method(dataset, name) for name in ("state_dict", "load_state_dict"))
     if not (loader.persistent_workers and loader.num_workers > 0):
         yield (
             names,

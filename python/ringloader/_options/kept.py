@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ringloader._common.looking import has
 from ringloader._options.table import TABLE, Options
 
 # The attribute of a converted loader that names its own attributes which have an option's name.
@@ -56,7 +57,7 @@ def _has(loader: object, name: str) -> bool:
 
     It may need what the constructor of a subclass sets later.
     """
-    return hasattr(type(loader), name) or hasattr(loader, name)
+    return has(loader, name)
 
 
 def callables_of(loader: object) -> list[Any]:

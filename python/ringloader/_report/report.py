@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from ringloader._common import weak_registry
+from ringloader._common.looking import attribute
 
 PathName = Literal["native", "threads", "single-process", "torch"]
 
@@ -103,7 +104,7 @@ def noted_behind(key: object) -> _Record | None:
     found = noted(key)
     # The attributes where accelerate, Lightning and Ray keep that loader.
     for name in ("base_dataloader", "_dataloader"):
-        found = found or noted(getattr(key, name, None))
+        found = found or noted(attribute(key, name))
     return found
 
 
