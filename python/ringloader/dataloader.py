@@ -18,7 +18,7 @@ from ringloader._iterator import pausing
 from ringloader._iterator.base import Delivery
 from ringloader._iterator.make import make_iterator
 from ringloader._iterator.torchs import TorchsIterator
-from ringloader._options import conflicts, epochs, kept
+from ringloader._options import conflicts, epochs, kept, read_only
 from ringloader._options.checks import THREAD
 from ringloader._options.table import TABLE, Options
 from ringloader._pool import pool
@@ -405,6 +405,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def __exit__(self, *_: object) -> None:
         self.shutdown()
 
+
+read_only.protect(DataLoader)
 
 # torch's arguments behind the dataset, with their defaults.
 _TORCHS = {

@@ -49,7 +49,8 @@ def put(loader: object, options: Options, before: Options | None = None) -> None
         has_other = not is_ours and _has(loader, name)
         setattr(loader, attribute(name), getattr(options, name))
         if not has_other:
-            setattr(loader, name, getattr(options, name))
+            # Past `read_only`, and past a framework that replays what is set on a loader.
+            own[name] = getattr(options, name)
 
 
 def _has(loader: object, name: str) -> bool:
