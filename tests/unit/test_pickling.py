@@ -225,3 +225,34 @@ def test_memory_of_one_huge_batch_is_not_kept(monkeypatch):
     found = list(DataLoader(OneHuge(), batch_size=None, num_workers=1))
     assert len(found[2].content) == 1_000_000
     assert found[-1] < found[0] + 45, "its pickle has some 60 MB"
+
+
+def test_lists_of_integers_arrive_as_they_are():
+    """They are one token, with as few bytes for each as all need."""
+    edges = [
+        sign * 2**bits + more for bits in (7, 8, 15, 16, 31, 32, 62) for sign in (-1, 1) for more in (-1, 0)
+    ]
+    lists = [[number, 0, 1, 2] for number in [*edges, 2**63 - 1, -(2**63)]]
+    same = list(range(100))
+    itself = [1, 2, 3, 4]
+    itself.append(itself)
+    others = [
+        [1, 2, 3, True],
+        [1, 2, 3, 4.0],
+        [1, 2, 3, 2**63],
+        [1, 2, 3, None],
+        [],
+        [5],
+        [same, same],
+        itself,
+    ]
+    (back,) = DataLoader([[lists, others]], batch_size=None, collate_fn=identity, num_workers=1)
+    assert back[0] == lists
+    for found, expected in zip(back[1][:-2], others[:-2], strict=True):
+        assert found == expected and list(map(type, found)) == list(map(type, expected))
+    assert back[1][-2] == [same, same] and back[1][-2][0] is back[1][-2][1]
+    assert back[1][-1][:4] == itself[:4] and back[1][-1][4] is back[1][-1]
+    repeated = DataLoader([[list(range(200, 300))]] * 5, batch_size=None, collate_fn=identity, num_workers=1)
+    batches = list(repeated)
+    assert batches == [[list(range(200, 300))]] * 5
+    assert len({id(batch[0]) for batch in batches}) == 5
