@@ -74,6 +74,8 @@ FAULTS=(
   'loom_cache|two_that_make_one_sample_keep_one|there_load_relaxed|Causality violation'
   'loom_cache|two_that_make_one_sample_keep_one|reserved_by_store|Causality violation'
   'loom_cache|two_that_make_one_sample_keep_one|published_by_store|a kept sample was replaced'
+  'loom_cache|two_that_add_a_table_use_one|table_by_store|bytes are left'
+  'loom_cache|two_indices_of_one_bucket_have_an_entry_each|key_by_store|an index is taken for another'
   'loom_cache|clearing_leaves_no_bytes_and_no_sample_of_before|floor_ignored|a sample of before is there'
   'loom_cache|clearing_leaves_no_bytes_and_no_sample_of_before|cleared_bytes_ignored|bytes are left'
   'loom_pool|counts_cover_the_memory_at_any_death|uncounted_before_punch|bytes are there'

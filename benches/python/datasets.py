@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import UserDict
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +74,50 @@ class Tabular(Dataset[tuple[torch.Tensor, int]]):
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         return self.rows[index % 4096], index % 10
+
+
+@dataclass
+class Passage:
+    """A sample of a class of its own."""
+
+    name: str
+    tokens: list[int]
+    spans: list[tuple[int, int]]
+
+
+def passage(index: int) -> Passage:
+    """Words and numbers, as a tokenizer gives them."""
+    tokens = list(range(index % 1000 + 1000, index % 1000 + 1512))
+    return Passage(f"passage {index}", tokens, [(at, at + index % 7) for at in range(0, 32, 4)])
+
+
+class Objects(Dataset[Any]):
+    """Samples that are Python objects: what ``make`` makes of a passage. No batch has a tensor."""
+
+    def __init__(self, length: int, make: Callable[[Passage], Any]) -> None:
+        self.length = length
+        self.make = make
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        return self.make(passage(index))
+
+
+def as_user_dict(one: Passage) -> UserDict[str, Any]:
+    """As a ``BatchEncoding`` of transformers."""
+    return UserDict(input_ids=one.tokens, attention_mask=[1] * len(one.tokens))
+
+
+def as_dict(one: Passage) -> dict[str, Any]:
+    """As a row of a dataset that was not made tensors."""
+    return {"name": one.name, "input_ids": one.tokens, "spans": one.spans}
+
+
+def as_sequences(one: Passage) -> list[Any]:
+    """Nested lists, and tuples of numbers and strings."""
+    return [[one.tokens[:64], one.tokens[64:96]], one.spans, (one.name, len(one.tokens), 0.5)]
 
 
 class TokenWindows(Dataset[dict[str, torch.Tensor]]):

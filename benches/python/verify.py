@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections import deque
+from collections import UserDict, deque
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,7 @@ def _add(digest: Any, value: object) -> None:
     elif isinstance(value, np.ndarray):
         digest.update(f"{value.dtype} {value.shape} {value.strides}".encode())
         digest.update(value.tobytes())
-    elif isinstance(value, dict):
+    elif isinstance(value, (dict, UserDict)):
         for key, item in value.items():
             _add(digest, key)
             _add(digest, item)

@@ -62,6 +62,19 @@ def _fresh(size_bytes: int) -> Callable[[], Dataset[Any]]:
     return lambda: datasets.Fresh(ENDLESS, size_bytes)
 
 
+def _objects(name: str, text: str, make: Callable[[datasets.Passage], Any]) -> list[Workload]:
+    """Batches without a tensor, with one worker and with two: the main process has as much to do as they."""
+    return [
+        Workload(
+            f"{name}-{workers}",
+            f"{text}, {workers} worker{'s' * (workers > 1)}",
+            lambda: datasets.Objects(ENDLESS, make),
+            {"batch_size": 16, "collate_fn": list, "num_workers": workers},
+        )
+        for workers in (1, 2)
+    ]
+
+
 WORKLOADS = [
     Workload("tensor-1kb", "one tensor of 1 KB", _fresh(1024), {"batch_size": None}),
     Workload(
@@ -124,6 +137,10 @@ WORKLOADS = [
         lambda: datasets.Graphs(ENDLESS),
         {"batch_size": 32, "collate_fn": datasets.collate_graphs},
     ),
+    *_objects("user-dicts", "16 UserDicts of two lists of 512 ints", datasets.as_user_dict),
+    *_objects("dataclasses", "16 objects of a dataclass, with 512 ints", lambda one: one),
+    *_objects("dicts", "16 dicts of a string, 512 ints and 8 tuples", datasets.as_dict),
+    *_objects("sequences", "16 nested lists of 96 ints, tuples and a string", datasets.as_sequences),
     Workload(
         "collated-10mb",
         "16 float32 samples, 10 MB collated",

@@ -14,6 +14,8 @@ from ringloader._options import checks, table
 from ringloader._options.table import TABLE
 from ringloader._patch import on_import, run, stateful
 
+# Not the docstring, which `python -OO` leaves out.
+_ABOUT = "runs a program with ringloader, measures a loader, or says what is here."
 _HELP = """\
 Runs a program as python does, and every torch DataLoader in it over ringloader. Forked children are
 reached too. Processes that start a Python of their own (spawn, forkserver, subprocess, torchrun) are reached
@@ -26,7 +28,7 @@ def main() -> None:
     """Parses the command line and runs what it names."""
     if sys.argv[1:2] == ["bench"]:
         _bench(sys.argv[2:])
-    parser = argparse.ArgumentParser(prog="python -m ringloader", description=__doc__.partition(": ")[2])
+    parser = argparse.ArgumentParser(prog="python -m ringloader", description=_ABOUT)
     parser.add_argument("--version", action="store_true", help="prints the version of ringloader")
     commands = parser.add_subparsers(title="commands", metavar="run|bench|doctor")
     doctor = commands.add_parser(

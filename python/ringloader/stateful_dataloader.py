@@ -11,7 +11,7 @@ from torch.utils.data import Dataset, Sampler
 
 import ringloader.rollover as rollover
 from ringloader._common.states import States
-from ringloader._options import kept
+from ringloader._options import kept, read_only
 from ringloader._pool.pool import WorkerPool
 from ringloader._state import states, tracked
 from ringloader.bad_samples import RAISE, OnError
@@ -148,3 +148,6 @@ class StatefulDataLoader(DataLoader[_T_co]):
             where there is no state.
         """
         return tracked.fingerprint_of(self)
+
+
+read_only.protect(StatefulDataLoader, ["snapshot_every_n_steps"])

@@ -2,12 +2,15 @@
 
 import contextlib
 import fcntl
+import functools
 import multiprocessing
 import os
 import random
 import signal
 import stat
 import struct
+import sys
+import textwrap
 import time
 
 import pytest
@@ -16,6 +19,7 @@ from torch.utils.data import Dataset
 
 import ringloader
 from faults.script import run_script
+from faults.test_limits import NAMESPACE
 from ringloader import CachedDataset
 
 pytestmark = pytest.mark.rings_only
@@ -121,12 +125,12 @@ def test_a_file_that_cannot_be_used_is_an_error_at_once(tmp_path):
     CachedDataset(dataset, path=newer)
     with newer.open("r+b") as file:
         file.seek(8)
-        file.write(bytes([2]))
+        file.write(bytes([3]))
     os.mkfifo(tmp_path / "fifo")
     for name, text in [
         ("foreign", "no file of cached samples"),
         ("short", "cut off"),
-        ("newer", "format 2"),
+        ("newer", "format 3"),
         ("fifo", "no regular file"),
     ]:
         with pytest.raises(ValueError, match=text) as raised:
@@ -193,6 +197,7 @@ def test_a_flipped_bit_or_a_missing_end_is_made_again(tmp_path):
     whole = path.read_bytes()
     chance = random.Random(1)
     records = 8192
+    first_word = next(at for at in range(4104, 8192, 16) if any(whole[at : at + 8]))
     for _ in range(60):
         damaged = bytearray(whole)
         kind = chance.randrange(4)
@@ -200,10 +205,11 @@ def test_a_flipped_bit_or_a_missing_end_is_made_again(tmp_path):
             # Anywhere among the records.
             damaged[chance.randrange(records, len(whole))] ^= 1 << chance.randrange(8)
         elif kind == 1:
-            # A word of the table: another sample's place, a wild one, or nothing.
-            at = 4096 + 8 * chance.randrange(30)
+            # A word or key of the table: another sample's place, a wild one, or nothing.
+            at = 4096 + 8 * chance.randrange(512)
+            other = whole[first_word : first_word + 8]
             damaged[at : at + 8] = chance.choice(
-                [damaged[4096:4104], os.urandom(8), bytes(8), b"\xff" * 8, (1 << 62).to_bytes(8, "little")]
+                [other, os.urandom(8), bytes(8), b"\xff" * 8, (1 << 62).to_bytes(8, "little")]
             )
         elif kind == 2:
             # The words of the header behind the first five.
@@ -234,13 +240,206 @@ def test_a_full_disk_is_a_full_cache(tmp_path):
         print(stats["full"], 0 < stats["items"] < 30, dataset.asked.eq(1).sum().item() == stats["items"])
         cached.clear()
         check_all(cached)
+        many = ringloader.CachedDataset(range(10**6), path={str(tmp_path / "many")!r})
+        assert all(many[index] == index for index in range(0, 10**6, 1000))
+        print(many.stats()["items"], many.stats()["full"])
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))
         try:
-            ringloader.CachedDataset(range(10**6), path={str(tmp_path / "table")!r})
+            ringloader.CachedDataset(dataset, path={str(tmp_path / "header")!r})
         except OSError as error:
             print(error.filename, os.path.getsize(error.filename))
         """
     ended = run_script("ringloader", program, tmp_path)
-    assert ended.out == f"True True True\n{tmp_path / 'table'} 0\n", ended.err
+    assert ended.out == f"True True True\n1000 False\n{tmp_path / 'header'} 0\n", ended.err
+
+
+class Endless(Dataset):
+    """As many samples as any index says."""
+
+    def __len__(self):
+        return 2**40
+
+    def __getitem__(self, index):
+        return torch.tensor([index])
+
+
+@pytest.mark.parametrize("has_path", [False, True])
+def test_the_table_of_samples_grows_with_those_that_are_kept(tmp_path, has_path):
+    chance = random.Random(3)
+    indices = [0, 2**40 - 1, *(chance.randrange(2**40) for _ in range(3000))]
+    cached = CachedDataset(Endless(), path=tmp_path / "cache" if has_path else None)
+    assert os.fstat(cached._samples.fileno()).st_blocks * 512 <= 8192
+    for _ in range(2):
+        assert all(cached[index].item() == index for index in indices)
+    stats = cached.stats()
+    assert stats["items"] == len(indices) and stats["misses"] == len(indices)
+    taken = os.fstat(cached._samples.fileno()).st_blocks * 512
+    assert taken <= stats["bytes"] + (64 << 10) and stats["bytes"] < 400 * len(indices)
+    cached.clear()
+    assert os.fstat(cached._samples.fileno()).st_blocks * 512 <= 16384
+    # The table counts.
+    bound = CachedDataset(Endless(), 100_000)
+    assert all(bound[index].item() == index for index in indices)
+    stats = bound.stats()
+    assert stats["full"] and stats["bytes"] <= 100_000 and stats["items"] > 300
+    assert CachedDataset(Endless(), 4000)[5].item() == 5
+
+
+def _keep(cached, seed):
+    """Keeps samples, some of which others keep at the same moment."""
+    chance = random.Random(seed)
+    for _ in range(3):
+        indices = list(range(0, 2**30, 2**18))
+        chance.shuffle(indices)
+        assert all(cached[index].item() == index for index in indices)
+
+
+def test_processes_that_add_tables_at_once_keep_each_sample_once():
+    cached = CachedDataset(Endless())
+    processes = [fork.Process(target=_keep, args=(cached, seed)) for seed in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+    assert cached.stats()["items"] == 4096
+
+
+_HEADER_BITS = 8 * 4096
+
+
+@pytest.mark.parametrize(
+    "first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(1, 20))]
+)
+def test_a_flipped_bit_of_the_header_is_found(tmp_path, first, caplog):
+    """No sample is wrong, and the samples are kept again; or the file is refused with its name."""
+    path = tmp_path / "cache"
+    caplog.set_level("WARNING", "ringloader")
+    check_all(CachedDataset(Rows(7), path=path, version="one"))
+    whole = path.read_bytes()
+    outcomes = {"refused": 0, "made again": 0, "as it was": 0}
+    # Each bit that says something, and some of the others.
+    bits = [*range(first, 8 * 560, 20), *range(8 * 1024 + first, 8 * 1027, 20)]
+    bits += range(8 * 560 + first, _HEADER_BITS, 20 * 50)
+    for bit in bits:
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        dataset = Rows(7)
+        caplog.clear()
+        try:
+            cached = CachedDataset(dataset, path=path, version="one")
+        except ValueError as error:
+            assert str(path) in str(error) and bit // 64 in (0, 1, 2, 3, 4, 128), (bit, error)
+            outcomes["refused"] += 1
+            continue
+        is_new = cached.stats()["items"] == 0
+        assert is_new == any(str(path) in message and "damaged" in message for message in caplog.messages)
+        outcomes["made again" if is_new else "as it was"] += 1
+        for _ in range(2):
+            check_all(cached)
+        stats = cached.stats()
+        assert stats["items"] == 7 and stats["bytes"] < 2_000_000, bit
+        assert dataset.asked.sum() == 7 * is_new, bit
+        # Kept for the next run too.
+        check_all(CachedDataset(dataset, path=path, version="one"))
+        assert dataset.asked.sum() == 7 * is_new, bit
+        cached.clear()
+        check_all(cached)
+        assert cached.stats()["items"] == 7, bit
+    assert all(outcomes.values()), outcomes
+
+
+@pytest.mark.parametrize("bound", [None, 2 << 20])
+def test_a_small_file_system_keeps_what_it_has_room_for(tmp_path, bound):
+    program = NAMESPACE + textwrap.dedent(f"""
+        import ringloader
+        from faults.test_cached_dataset import Rows, check_all
+        mount({str(tmp_path)!r}, 3 << 20)
+        dataset = Rows(100)
+        cached = ringloader.CachedDataset(dataset, {bound}, path={str(tmp_path / "cache")!r})
+        check_all(cached)
+        stats = cached.stats()
+        assert 1 << 20 < stats["max_bytes"] <= 2 << 20, stats
+        assert 1 << 19 < stats["bytes"] <= 2 << 20, stats
+        assert stats["items"] > 20 and stats["full"], stats
+        check_all(cached)
+        """)
+    (tmp_path.parent / "program").mkdir(exist_ok=True)
+    ended = run_script("ringloader", program, tmp_path.parent / "program")
+    if "skip" in ended.out:
+        pytest.skip(ended.out)
+    assert ended.code == 0, ended.err
+
+
+class Pickled:
+    """Is pickled and unpickled by code of Python's."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def __reduce__(self):
+        return Pickled, (self.value,)
+
+
+class Values(Rows):
+    def __getitem__(self, index):
+        self.asked[index] += 1
+        return Pickled(index)
+
+
+class StopError(Exception):
+    """As a notebook's stop button, or a timeout by a signal, raises it between any two instructions."""
+
+
+def interrupted(call, after):
+    """Raises an error after so many instructions of ``call``, and of what it calls. False: it ends before."""
+    left = after
+
+    def trace(frame, event, _argument):
+        nonlocal left
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            left -= 1
+            if left < 0:
+                sys.settrace(None)
+                raise StopError
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except StopError:
+        return True
+    finally:
+        sys.settrace(before)
+    return left < 0
+
+
+@pytest.mark.parametrize("has_path", [False, True])
+def test_an_interrupt_anywhere_loses_no_sample(tmp_path, has_path):
+    dataset = Values(400)
+    cached = CachedDataset(dataset, path=tmp_path / "cache" if has_path else None)
+    read = CachedDataset(dataset)
+    read[0]
+    making = reading = 0
+    while interrupted(functools.partial(cached.__getitem__, making), making):
+        making += 1
+    while interrupted(lambda: read[0], reading):
+        reading += 1
+        assert read._kept(0).value == 0
+    assert making > 50 and reading > 20
+    # Another process can keep each of them, and this one too.
+    child = fork.Process(target=lambda: [cached[index] for index in range(0, making, 2)])
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+    assert all(cached[index].value == index for index in range(making))
+    assert cached.stats()["items"] == making + 1
+    asked = dataset.asked.clone()
+    assert all(cached[index].value == index for index in range(making))
+    assert torch.equal(dataset.asked, asked)
 
 
 class Mortal(Rows):
@@ -308,7 +507,7 @@ def test_storms_of_kills_leave_every_kept_sample_right(tmp_path, has_path, bound
     stats = cached.stats()
     assert bound is None or stats["bytes"] <= bound
     # Nothing is locked.
-    assert all(cached._samples.claim(index) for index in range(50))
+    assert all(cached._samples.make(index, lambda _, is_mine: is_mine) for index in range(50))
     if bound is None:
         asked = dataset.asked.clone()
         check_all(cached)

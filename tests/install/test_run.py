@@ -133,6 +133,12 @@ def test_without_a_command_the_usage_is_printed(fake_torch: Python, without_hook
         assert answer in " ".join(python.run("-m", "ringloader", "run", "-h").stdout.split())
 
 
+@pytest.mark.parametrize("words", [["-h"], ["run", "program.py"], ["doctor", "-h"], ["--version"]])
+def test_without_docstrings(fake_torch: Python, folder: Path, words: list[str]) -> None:
+    done = fake_torch.run("-OO", "-m", "ringloader", *words, cwd=folder)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_only_options_that_a_text_can_give_are_offered(fake_torch: Python) -> None:
     offered = set(re.findall(r"--([a-z-]+) VALUE", fake_torch.run("-m", "ringloader", "run", "-h").stdout))
     hidden = {name for name in TABLE if name.replace("_", "-") not in offered}

@@ -285,6 +285,9 @@ def test_datasets_that_have_no_indices_are_refused():
         ({"max_bytes": True}, TypeError, "True"),
         ({"version": 3}, TypeError, "3"),
         ({"version": "é" * 1025}, ValueError, "2050 bytes"),
+        ({"version": "\udc80"}, ValueError, r"version must be text .* not '\\udc80'"),
+        ({"path": 3}, TypeError, "path must be .* not 3"),
+        ({"path": "a\0b"}, ValueError, "path must not have a null character"),
         ({"then": 3}, TypeError, "3"),
     ]:
         with pytest.raises(error, match=text):
@@ -431,7 +434,8 @@ def test_threads_that_want_one_sample_at_once_all_get_it():
     with ThreadPoolExecutor(3) as pool:
         assert all(label == 0 for _, label in pool.map(cached.__getitem__, [0] * 3))
     stats = cached.stats()
-    assert (stats["items"], stats["misses"]) == (1, 3) and not ringloader._data.cached_dataset._making
+    assert (stats["items"], stats["misses"]) == (1, 3)
+    assert cached._samples.make(0, lambda _, is_mine: is_mine)
 
 
 class Mirrored(Rows):

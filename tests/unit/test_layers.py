@@ -132,7 +132,7 @@ PYTHON_MAY_USE = {
         "dataloader",
         "stateful_dataloader",
     },
-    "_placement": {"_log", "_native", "_torch"},
+    "_placement": {"_common", "_log", "_native", "_torch"},
     "_pool": {"_common", "_native", "_options", "_start", "_torch", "_worker"},
     "_report": {"_common", "_torch"},
     "_sources": {"_common", "_native", "_torch", "rollover"},

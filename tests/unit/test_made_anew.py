@@ -1,6 +1,8 @@
 """Loaders that a framework makes anew of their attributes, by the signature of their constructor."""
 
+import copy
 import inspect
+import pickle
 
 import pytest
 import torch
@@ -92,6 +94,91 @@ def test_a_second_convert_replaces_the_attributes():
     ringloader.convert(loader, on_error="retry")
     assert loader.on_error == "retry"
     assert kept.kept_on(made_anew(loader))["on_error"] == "retry"
+
+
+@pytest.mark.parametrize("kind", ["constructed", "converted", "converted subclass"])
+def test_the_attribute_of_an_option_cannot_be_set(kind):
+    loader = loader_of(kind, {"on_error": "skip"})
+    for name, about in TABLE.items():
+        if about.is_of_states:
+            continue
+        if name == "max_shared_bytes":
+            loader.max_shared_bytes = 1 << 20
+            continue
+        text = f"{name} of a loader cannot be set.*" + (
+            "make a new" if about.instead else rf"convert\(loader, {name}="
+        )
+        with pytest.raises(AttributeError, match=text):
+            setattr(loader, name, "another")
+        with pytest.raises(AttributeError, match=text):
+            delattr(loader, name)
+        # What it is already, as code sets that copies attributes.
+        setattr(loader, name, getattr(loader, name))
+    assert loader.on_error == "skip" and "on_error" in vars(loader)
+    for copied in (copy.copy(loader), pickle.loads(pickle.dumps(loader))):
+        assert vars(copied)["on_error"] == copied.on_error == "skip"
+        with pytest.raises(AttributeError, match="on_error"):
+            copied.on_error = "raise"
+    assert not hasattr(ringloader.DataLoader, "on_error")
+    stateful = ringloader.StatefulDataLoader([1], snapshot_every_n_steps=2)
+    for name in ("on_error", "snapshot_every_n_steps"):
+        with pytest.raises(AttributeError, match=f"{name} of a loader cannot be set"):
+            setattr(stateful, name, 3)
+
+
+class Before(ringloader.DataLoader):
+    def __init__(self, dataset, device="mine", **kwargs):
+        self.device = device
+        super().__init__(dataset, **kwargs)
+
+
+class After(ringloader.DataLoader):
+    def __init__(self, dataset, device="mine", **kwargs):
+        super().__init__(dataset, **kwargs)
+        self.device = device
+
+    def move(self, device):
+        self.device = device
+
+
+class Property(ringloader.DataLoader):
+    device = property(lambda self: self.place, lambda self, value: setattr(self, "place", value))
+
+    def __init__(self, dataset, device="mine", **kwargs):
+        self.place = device
+        super().__init__(dataset, **kwargs)
+
+
+@pytest.mark.parametrize("kind", [Before, After, Property])
+def test_an_attribute_that_a_subclass_sets_is_its_own(kind):
+    loader = kind([1, 2])
+    assert loader.device == "mine" and torch.cat(list(loader)).tolist() == [1, 2]
+    loader.device = "another"
+    assert loader.device == copy.copy(loader).device == pickle.loads(pickle.dumps(loader)).device == "another"
+    assert ringloader.convert(loader, on_error="skip").device == "another"
+    if kind is not Property:
+        del loader.device
+        assert not hasattr(loader, "device")
+    with pytest.raises(AttributeError, match="on_error"):
+        loader.on_error = "raise"
+
+
+def test_an_attribute_that_a_method_of_a_subclass_names_is_its_own():
+    class Moved(ringloader.DataLoader):
+        def move(self, device):
+            self.device = device
+
+    class Plain(ringloader.DataLoader):
+        def move(self, device):
+            return device
+
+    loader = Moved([1])
+    loader.move("mine")
+    assert loader.device == "mine"
+    loader.device = "cpu"
+    assert loader.device == "cpu"
+    with pytest.raises(AttributeError, match="device of a loader cannot be set"):
+        Plain([1]).device = "cpu"
 
 
 def test_an_attribute_of_the_class_stays():

@@ -47,6 +47,17 @@ def machine(monkeypatch):
 WRONG = [
     ({"device": 1.5}, TypeError, r"device must be a torch.device, .* an index or None, not 1.5"),
     ({"device": True}, TypeError, "device must be a torch.device, .* not True"),
+    ({"device": 2**70}, ValueError, f"device must be an index below 128, as torch has them, not {2**70}"),
+    ({"device": 200}, ValueError, "device must be an index below 128"),
+    *(
+        ({name: 2**value}, ValueError, f"{name} must be less than {2**63}, not {2**value}")
+        for name, value in [
+            ("max_shared_bytes", 64),
+            ("main_prefetch", 70),
+            ("device_prefetch", 63),
+            ("restart_workers", 99),
+        ]
+    ),
     ({"device": -1}, ValueError, "device must be an index of 0 or more, not -1"),
     ({"device": "cpu", "device_prefetch": -1}, ValueError, "device_prefetch must be 0 or more, not -1"),
     ({"device": "cpu", "device_prefetch": 1.0}, TypeError, "device_prefetch must be an int, not 1.0"),

@@ -4,7 +4,9 @@ import collections
 import pickle
 import re
 import sys
+import types
 import typing
+from collections import UserDict
 from pathlib import Path
 
 import numpy as np
@@ -148,9 +150,48 @@ def test_other_tuples_are_pickled():
 def test_leaves_travel_beside_the_pickle():
     array = np.arange(3)
     batch = {"a": array, "b": [array, {1, 2}]}
-    data = pickling.dumps(batch, lambda found: 7 if found is array else None)
+    data = pickling.dumps(batch, lambda found: (pickling.leaf, (7,)) if found is array else NotImplemented)
     back = pickling.loads(data, [None] * 7 + ["leaf"])
     assert back == {"a": "leaf", "b": ["leaf", {1, 2}]}
+
+
+@pytest.mark.parametrize("dumps", [pickling.dumps, pickling.exact_dumps])
+def test_numbers_strings_and_plain_containers_are_not_asked_for(dumps):
+    """A call for each of them took longer than to pickle them."""
+    asked = []
+
+    def leaves(found):
+        asked.append(found)
+        return NotImplemented
+
+    batch = [UserDict(a=[1, 2**70, 2.5, None, True], b={"c": ("text", b"bytes")}), np.float32(1), types]
+    with pytest.raises(TypeError, match="module"):
+        dumps(batch, leaves)
+    kinds = (int, float, bool, str, bytes, list, tuple, dict, type(None))
+    assert UserDict in [type(found) for found in asked] and np.float32 in [type(found) for found in asked]
+    assert not [found for found in asked if type(found) in kinds]
+
+
+class OwnArray(np.ndarray):
+    pass
+
+
+class OwnTensor(torch.Tensor):
+    pass
+
+
+def test_leaves_in_objects_of_any_class_are_found():
+    """Once each, also within subclasses of tensors and arrays."""
+    array, tensor = np.arange(1000), torch.arange(1000)
+    batch = UserDict(
+        a=[array, tensor, array], b=array.view(OwnArray), c=tensor.as_subclass(OwnTensor), d={array.tobytes()}
+    )
+    loader = DataLoader([batch], batch_size=None, collate_fn=lambda found: found, num_workers=1)
+    (back,) = loader
+    assert back["a"][0] is back["a"][2] and np.array_equal(back["a"][0], array)
+    assert torch.equal(back["a"][1], tensor) and type(back["c"]) is OwnTensor and type(back["b"]) is OwnArray
+    assert torch.equal(back["c"].as_subclass(torch.Tensor), tensor) and np.array_equal(back["b"], array)
+    assert back["d"] == {array.tobytes()}
 
 
 def test_an_index_that_cannot_be_pickled_names_the_cause():
@@ -184,3 +225,34 @@ def test_memory_of_one_huge_batch_is_not_kept(monkeypatch):
     found = list(DataLoader(OneHuge(), batch_size=None, num_workers=1))
     assert len(found[2].content) == 1_000_000
     assert found[-1] < found[0] + 45, "its pickle has some 60 MB"
+
+
+def test_lists_of_integers_arrive_as_they_are():
+    """They are one token, with as few bytes for each as all need."""
+    edges = [
+        sign * 2**bits + more for bits in (7, 8, 15, 16, 31, 32, 62) for sign in (-1, 1) for more in (-1, 0)
+    ]
+    lists = [[number, 0, 1, 2] for number in [*edges, 2**63 - 1, -(2**63)]]
+    same = list(range(100))
+    itself = [1, 2, 3, 4]
+    itself.append(itself)
+    others = [
+        [1, 2, 3, True],
+        [1, 2, 3, 4.0],
+        [1, 2, 3, 2**63],
+        [1, 2, 3, None],
+        [],
+        [5],
+        [same, same],
+        itself,
+    ]
+    (back,) = DataLoader([[lists, others]], batch_size=None, collate_fn=identity, num_workers=1)
+    assert back[0] == lists
+    for found, expected in zip(back[1][:-2], others[:-2], strict=True):
+        assert found == expected and list(map(type, found)) == list(map(type, expected))
+    assert back[1][-2] == [same, same] and back[1][-2][0] is back[1][-2][1]
+    assert back[1][-1][:4] == itself[:4] and back[1][-1][4] is back[1][-1]
+    repeated = DataLoader([[list(range(200, 300))]] * 5, batch_size=None, collate_fn=identity, num_workers=1)
+    batches = list(repeated)
+    assert batches == [[list(range(200, 300))]] * 5
+    assert len({id(batch[0]) for batch in batches}) == 5

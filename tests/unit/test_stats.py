@@ -457,3 +457,35 @@ assert took - stats.startup < 0.1 * took, (took, stats)
 def test_the_first_epoch_of_a_process_begins_with_iter(workers):
     """What is imported then takes the caller's time."""
     subprocess.run([sys.executable, "-c", FIRST_EPOCH.format(workers=workers)], check=True)
+
+
+class Unshown:
+    """An index whose text cannot be had."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def __repr__(self):
+        raise KeyError(self.number)
+
+    def tolist(self):
+        raise OSError
+
+
+class Keyed(Dataset):
+    def __getitem__(self, index):
+        if index.number == 2:
+            raise LookupError("not there")
+        return index.number
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_index_that_cannot_be_shown_stops_nothing(workers):
+    sampler = [[Unshown(number)] for number in range(4)]
+    loader = DataLoader(
+        Keyed(), batch_sampler=sampler, num_workers=workers, stats=True, on_error="skip", watchdog=100
+    )
+    assert [batch.tolist() for batch in loader] == [[0], [1], [3]]
+    stats = loader.epoch_stats()
+    assert str(stats) and "cannot be shown (KeyError)" in json.dumps(stats.to_dict())
+    assert len(loader.errors) == 1

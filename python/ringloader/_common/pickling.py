@@ -17,11 +17,14 @@ import numpy as np
 import torch
 from torch.multiprocessing import reductions
 
+from ringloader._common.text import shown
 from ringloader._torch import internals
 
 # The place of a leaf's content, for the native encoder: object to keep, address, bytes, itemsize, whether
 # column-major and whether read-only, dtype tag, shape.
 _ArrayParts = tuple[object, int, int, int, tuple[bool, bool], bytes, list[int]]
+
+Leaves = Callable[[object], Any]
 
 # The protocol of a queue's pickles. Some objects arrive different with another one.
 _PROTOCOL = pickle.DEFAULT_PROTOCOL
@@ -33,12 +36,13 @@ _BY_PICKLE = b"p"
 class _BatchPickler(ForkingPickler):
     """Pickles a batch whose tensors, arrays and storages travel beside it, as numbered leaves."""
 
-    def __init__(self, file: io.BytesIO, leaves: Callable[[object], int | None]) -> None:
+    def __init__(self, file: io.BytesIO, leaves: Leaves) -> None:
         super().__init__(file, _PROTOCOL)
         if self.dispatch_table.get(torch.Tensor) is reductions.reduce_tensor:
             self.dispatch_table = {**self.dispatch_table, torch.Tensor: _reduce_tensor}
-        # An attribute of the instance is called by the C pickler without a Python frame in between.
-        self.persistent_id = leaves  # type: ignore[method-assign]
+        # An attribute of the instance is called by the C pickler without a Python frame in between. Not its
+        # `persistent_id`, which is asked for each number and string too.
+        self.reducer_override = leaves  # type: ignore[method-assign]
 
 
 def _reduce_tensor(tensor: Any) -> Any:
@@ -48,18 +52,29 @@ def _reduce_tensor(tensor: Any) -> Any:
     return reductions.reduce_tensor(tensor)  # type: ignore[no-untyped-call]
 
 
+def leaf(number: int) -> object:
+    """The leaf of that number, in a pickle. The unpickler puts a function of its own in its place."""
+    raise pickle.UnpicklingError(f"leaf {number} of a batch is not in its pickle")
+
+
 class _BatchUnpickler(pickle.Unpickler):
     def __init__(self, file: io.BytesIO, leaves: list[object]) -> None:
         super().__init__(file)
-        self.persistent_load = leaves.__getitem__  # type: ignore[method-assign]
+        self._leaf = leaves.__getitem__
+
+    def find_class(self, module: str, name: str) -> Any:
+        if name == "leaf" and module == __name__:
+            return self._leaf
+        return super().find_class(module, name)
 
 
-def dumps(batch: object, leaves: Callable[[object], int | None]) -> bytes:
+def dumps(batch: object, leaves: Leaves) -> bytes:
     """Pickles ``batch``.
 
     Args:
         batch: Any object that ``multiprocessing`` can pickle.
-        leaves: Asked for each object that comes up: the number of the leaf that stands for it, or None.
+        leaves: Asked for each object but numbers, strings and plain containers: how the leaf that stands for
+            it is pickled, which is :func:`leaf` with its number, or NotImplemented.
 
     Raises:
         Exception: What pickling raises for what cannot be pickled.
@@ -119,14 +134,14 @@ def whole(wrapper: Any, is_sent: bool = True) -> Any:
 class _ExactPickler(pickle.Pickler):
     """Pickles a sample beside its leaves: by value, so that any process can unpickle it, again and again."""
 
-    def __init__(self, file: io.BytesIO, leaves: Callable[[object], int | None]) -> None:
+    def __init__(self, file: io.BytesIO, leaves: Leaves) -> None:
         super().__init__(file, 5)
         # So the storage in a tensor of another class is a leaf. torch's own reduction saves it as a file.
         self.dispatch_table = {**copyreg.dispatch_table, torch.TypedStorage: reductions.reduce_typed_storage}
-        self.persistent_id = leaves  # type: ignore[method-assign]
+        self.reducer_override = leaves  # type: ignore[method-assign]
 
 
-def exact_dumps(sample: object, leaves: Callable[[object], int | None]) -> bytes:
+def exact_dumps(sample: object, leaves: Leaves) -> bytes:
     """Pickles ``sample`` as :func:`dumps` does, but as it is, and by value.
 
     Raises:
@@ -173,7 +188,7 @@ def dumps_index(index: object, again: bool = False) -> bytes:
         return bytes(ForkingPickler.dumps(index))
     except Exception as error:
         raise TypeError(
-            f"the index {index!r:.200} that the sampler yielded cannot be sent to a worker process "
+            f"the index {shown(index, 200)} that the sampler yielded cannot be sent to a worker process "
             f"({type(error).__name__}: {error}); yield something that can be pickled, or use num_workers=0"
         ) from error
 

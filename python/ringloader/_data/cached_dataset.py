@@ -14,6 +14,7 @@ from typing import Any, Generic, Self, SupportsIndex, TypeVar, cast
 from torch.utils.data import Dataset, IterableDataset
 
 import ringloader._native as _native
+from ringloader._common.looking import has_method
 from ringloader._common.proc import local_world_size
 from ringloader._log import logger, mib
 
@@ -22,9 +23,6 @@ _T = TypeVar("_T")
 _MISSING = object()
 # Methods of a dataset that has epochs, or a state: what is kept belongs to none.
 _OF_EPOCHS = frozenset({"set_epoch", "state_dict", "load_state_dict"})
-# Samples that threads of this process are making. Processes exclude each other by locks, which all threads of
-# a process have. The process is part of the key, because a forked child inherits the dict, not the threads.
-_making: dict[tuple[int, tuple[int, int], int], object] = {}
 _said: set[object] = set()
 # The room for it in a file's header.
 _LONGEST_VERSION = 2048
@@ -58,8 +56,8 @@ class CachedDataset(Dataset[_T], Generic[_T]):
 
     Args:
         dataset: A map-style dataset, with a length. Its keys are ``0`` to ``len(dataset) - 1``.
-        max_bytes: The most bytes of samples over all processes. By default, the cache takes no more than is
-            left beside it: half of what the machine and its control group have, divided by
+        max_bytes: The most bytes of samples and their table, over all processes. By default, the cache takes
+            no more than is left beside it: half of what the machine and its control group have, divided by
             ``LOCAL_WORLD_SIZE``; with ``path``, half of what the file system has. It looks again as it grows.
         path: A file for the samples, made if it is not there. Processes of one machine may use it at the same
             time, and the next run finds it again. It has pickles: use only files that you trust.
@@ -86,14 +84,14 @@ class CachedDataset(Dataset[_T], Generic[_T]):
         _check(dataset, max_bytes, version, then)
         self.dataset = dataset
         self.then = then
-        where = None if path is None else str(Path(os.fsdecode(path)).absolute())
+        where = None if path is None else _path(path)
         most = None if max_bytes is None else min(operator.index(max_bytes), _MOST_BYTES)
         self._opened = len(cast(Sized, dataset)), most, where, version
         self._samples = _open(*self._opened)
         # Indices of samples that this process could not pickle, or unpickle.
         self._refused: set[int] = set()
         for name in sorted(_OF_EPOCHS):
-            if callable(getattr(dataset, name, None)):
+            if has_method(dataset, name):
                 kind = type(dataset).__name__
                 _say_once(
                     f"CachedDataset does not pass {name} on to {kind}: the samples that it keeps belong to "
@@ -143,8 +141,9 @@ class CachedDataset(Dataset[_T], Generic[_T]):
         Raises:
             OSError: If the disk does not take it: samples may be there again after a crash of the machine.
         """
-        self._samples.clear()
+        # In this order: an interrupt in between forgets no sample for good.
         self._refused.clear()
+        self._samples.clear()
 
     def _kept(self, index: int) -> Any:
         """Returns a copy of the sample that is kept, or ``_MISSING``."""
@@ -155,6 +154,7 @@ class CachedDataset(Dataset[_T], Generic[_T]):
         except MemoryError:
             raise
         except Exception as error:
+            _raise_unless_it_fails_again(error, self._samples.get, index, _MISSING)
             self._refused.add(index)
             path = self._opened[2]
             where = "" if path is None else f" in {path}"
@@ -171,25 +171,20 @@ class CachedDataset(Dataset[_T], Generic[_T]):
         if index in self._refused:
             samples.count_miss()
             return self.dataset[index]
-        key = os.getpid(), samples.inode, index
-        mine = object()
-        if _making.setdefault(key, mine) is not mine:
-            return self._made(index, keeps=False)
-        try:
-            claimed = samples.claim(index)
-            if claimed is None:
-                samples.count_miss()
-                return self.dataset[index]
-            if not claimed:
-                return self._made(index, keeps=False)
-            try:
-                # Another may have kept it between the look and the claim.
-                kept = self._kept(index)
-                return self._made(index, keeps=True) if kept is _MISSING else kept
-            finally:
-                samples.release(index)
-        finally:
-            del _making[key]
+        # Natively, so that no interrupt comes between a claim and its end.
+        return samples.make(index, self._claimed)
+
+    def _claimed(self, index: int, is_mine: bool | None) -> Any:
+        """Returns the sample, which this thread keeps or another one does; None: it cannot be kept."""
+        if is_mine is None:
+            self._samples.count_miss()
+            return self.dataset[index]
+        if is_mine:
+            # Another may have kept it between the look and the claim.
+            kept = self._kept(index)
+            if kept is not _MISSING:
+                return kept
+        return self._made(index, is_mine)
 
     def _made(self, index: int, keeps: bool) -> Any:
         """Returns a copy of the sample: another thread may be about to keep the dataset's own object."""
@@ -201,6 +196,7 @@ class CachedDataset(Dataset[_T], Generic[_T]):
         except MemoryError:
             return sample
         except Exception as error:
+            _raise_unless_it_fails_again(error, samples.put, index, sample, keeps)
             if keeps:
                 samples.refuse(index)
             self._refused.add(index)
@@ -277,7 +273,10 @@ def _open(length: int, max_bytes: int | None, path: str | None, version: str) ->
         while True:
             # Python runs a signal's handler between two tries.
             with contextlib.suppress(InterruptedError):
-                return _native.SampleCache.open(fd, length, version, max_bytes)
+                samples = _native.SampleCache.open(fd, length, version, max_bytes)
+                if samples.was_damaged:
+                    logger.warning("the file of cached samples %s was damaged: all are made again", path)
+                return samples
     except ValueError as error:
         raise ValueError(f"the file {path!r} cannot be this cache: {error}") from None
     except OSError as error:
@@ -301,7 +300,7 @@ def _check(dataset: object, max_bytes: object, version: object, then: object) ->
             f"CachedDataset takes a map-style dataset, not the iterable-style {kind}: it keeps samples by "
             "their index, and those of a stream have none"
         )
-    if not (hasattr(dataset, "__getitem__") and isinstance(dataset, Sized)):
+    if not (has_method(dataset, "__getitem__") and isinstance(dataset, Sized)):
         raise TypeError(f"CachedDataset takes a dataset with __getitem__ and __len__, and {kind} lacks one")
     if max_bytes is not None:
         if isinstance(max_bytes, bool) or not isinstance(max_bytes, SupportsIndex):
@@ -311,10 +310,32 @@ def _check(dataset: object, max_bytes: object, version: object, then: object) ->
             raise ValueError(f"max_bytes must not be negative: {max_bytes}")
     if not isinstance(version, str):
         raise TypeError(f"version must be a string, not {version!r}; for example version=str(...)")
-    if (length := len(version.encode())) > _LONGEST_VERSION:
+    try:
+        length = len(version.encode())
+    except UnicodeEncodeError as error:
+        raise ValueError(f"version must be text that UTF-8 can encode, not {version!r}: {error}") from None
+    if length > _LONGEST_VERSION:
         raise ValueError(f"version has {length} bytes, more than {_LONGEST_VERSION}; pass a hash of it")
     if then is not None and not callable(then):
         raise TypeError(f"then must be callable, not {then!r}")
+
+
+def _raise_unless_it_fails_again(error: Exception, call: Callable[..., object], *arguments: object) -> None:
+    """Raises what a signal's handler has raised: then the same call goes well, and what it keeps is kept."""
+    try:
+        call(*arguments)
+    except Exception:
+        return
+    raise error
+
+
+def _path(path: object) -> str:
+    if not isinstance(path, (str, bytes, os.PathLike)):
+        raise TypeError(f"path must be a string, bytes, a path or None, not {path!r}")
+    name = os.fsdecode(path)
+    if "\0" in name:
+        raise ValueError(f"path must not have a null character: {name!r}")
+    return str(Path(name).absolute())
 
 
 def _say_once(text: str, key: object = None) -> None:

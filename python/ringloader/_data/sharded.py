@@ -9,6 +9,8 @@ from typing import Any
 import torch.distributed
 import torch.utils.data
 
+from ringloader._common.looking import has_method
+
 _UNEVEN = ("keep", "drop", "pad")
 
 
@@ -54,7 +56,7 @@ class Sharded(torch.utils.data.IterableDataset[Any]):
             raise TypeError(f"Sharded needs an iterable, and {type(iterable).__name__} is none")
         if uneven not in _UNEVEN:
             raise ValueError(f"uneven must be one of {', '.join(map(repr, _UNEVEN))}, and is {uneven!r}")
-        self._shards_itself = callable(getattr(iterable, "shard", None))
+        self._shards_itself = has_method(iterable, "shard")
         if self._shards_itself and uneven != "keep":
             raise ValueError(
                 f"uneven={uneven!r} is for items that are dealt out one by one, and the source has its own "

@@ -17,6 +17,11 @@ THREAD = "thread"
 
 Check = Callable[[str, Any], None]
 
+# Native code counts in 64 bits, and Python's lengths have a sign.
+_END = 1 << 63
+# torch takes a larger index of a device for another one.
+_DEVICES = 128
+
 
 def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
@@ -34,6 +39,8 @@ def integer(lowest: int, or_none: bool = False) -> Check:
             raise TypeError(f"{name} must be {kind}, not {value!r}")
         if value < lowest:
             raise ValueError(f"{name} must be {least}, not {value}")
+        if value >= _END:
+            raise ValueError(f"{name} must be less than {_END}, not {value}")
 
     return check
 
@@ -75,6 +82,8 @@ def device(name: str, value: Any) -> None:
         )
     if value < 0:
         raise ValueError(f"{name} must be an index of 0 or more, not {value}")
+    if value >= _DEVICES:
+        raise ValueError(f"{name} must be an index below {_DEVICES}, as torch has them, not {value}")
 
 
 def worker_pool(name: str, value: Any) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from ringloader._common import errors as kept_errors
 from ringloader._common import pickling
+from ringloader._common.text import shown
 from ringloader._common.weak_registry import WeakRegistry
 from ringloader._log import logger
 from ringloader._options.checks import THREAD
@@ -163,7 +164,7 @@ def _is_power_of_ten(number: int) -> bool:
 
 def packed(bad: BadSample) -> Packed:
     """Returns a bad sample that leaves the process, in parts."""
-    texts = repr(bad.index), type(bad.error).__name__
+    texts = shown(bad.index), type(bad.error).__name__
     return _pickled(bad.index), _pickled(bad.error), *texts, bad.worker_id, bad.traceback, bad.handling
 
 

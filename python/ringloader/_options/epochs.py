@@ -13,7 +13,7 @@ import torch.distributed
 from torch.utils.data import get_worker_info
 from torch.utils.data.distributed import DistributedSampler
 
-from ringloader._common.attributes import has_method, stored
+from ringloader._common.looking import has_method, stored
 from ringloader._common.weak_registry import WeakRegistry
 from ringloader._options.table import Options
 from ringloader._torch import internals, select_path

@@ -24,6 +24,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from ringloader._common import errors as kept_errors
+from ringloader._common.text import shown
 from ringloader._options import collecting
 from ringloader._options.seeding import Samples
 from ringloader._options.table import Options
@@ -156,7 +157,9 @@ class _Rule:
             instead = self._then(index, error)
         except StopIteration as stop:
             # Else it would be taken for the end of the epoch.
-            raise RuntimeError(f"on_error={self._then!r} raised StopIteration for sample {index!r}") from stop
+            raise RuntimeError(
+                f"on_error={shown(self._then)} raised StopIteration for sample {shown(index)}"
+            ) from stop
         errors.append(self.note(error, index, "replaced", outer))
         return [instead]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ringloader._common import states
+from ringloader._common.looking import has
 from ringloader._options.table import TABLE, Options
 
 # The attribute of a converted loader that names its own attributes which have an option's name.
@@ -49,7 +50,8 @@ def put(loader: object, options: Options, before: Options | None = None) -> None
         has_other = not is_ours and _has(loader, name)
         setattr(loader, attribute(name), getattr(options, name))
         if not has_other:
-            setattr(loader, name, getattr(options, name))
+            # Past `read_only`, and past a framework that replays what is set on a loader.
+            own[name] = getattr(options, name)
 
 
 def _has(loader: object, name: str) -> bool:
@@ -57,7 +59,7 @@ def _has(loader: object, name: str) -> bool:
 
     It may need what the constructor of a subclass sets later.
     """
-    return hasattr(type(loader), name) or hasattr(loader, name)
+    return has(loader, name)
 
 
 def callables_of(loader: object) -> list[Any]:

@@ -6,6 +6,8 @@ import signal
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ringloader._common.text import shown
+
 # Dataset indices, and workers, that a message names at most.
 _MOST_INDICES = 16
 _MOST_WORKERS = 8
@@ -77,12 +79,5 @@ def batch(number: int | None, index: Any) -> str:
         return "its next batch"
     if isinstance(index, list):
         more = "" if len(index) <= _MOST_INDICES else f" and {len(index) - _MOST_INDICES} more"
-        return f"{which}: dataset indices {_text(index[:_MOST_INDICES])}{more}"
-    return f"{which}: dataset index {_text(index)}"
-
-
-def _text(value: object) -> str:
-    try:
-        return f"{value!r:.500}"
-    except Exception as error:
-        return f"that cannot be shown ({type(error).__name__})"
+        return f"{which}: dataset indices {shown(index[:_MOST_INDICES])}{more}"
+    return f"{which}: dataset index {shown(index)}"

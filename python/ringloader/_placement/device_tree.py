@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from ringloader._common.looking import has_method
+
 
 def leaves(data: Any) -> list[Any]:
     """Returns the leaves of a batch, in order: its tensors, and other objects that have a method ``to``.
@@ -50,12 +52,12 @@ def _is_leaf(data: Any) -> bool:
         # A `UserDict` with a method `to`, as transformers' BatchEncoding is, is no more than its items.
         return not isinstance(data, collections.UserDict)
     # A container's items are moved, and the container is not pinned as one.
-    return callable(getattr(data, "pin_memory", None)) and not isinstance(data, (Mapping, Sequence))
+    return has_method(data, "pin_memory") and not isinstance(data, (Mapping, Sequence))
 
 
 def has_to(leaf: Any) -> bool:
     """True if an object moves itself."""
-    return callable(getattr(leaf, "to", None))
+    return has_method(leaf, "to")
 
 
 def _find(data: Any, found: Callable[[Any], None]) -> None:

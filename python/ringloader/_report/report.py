@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from ringloader._common import weak_registry
+from ringloader._common.looking import attribute
 from ringloader._torch import internals, own_iterators
 
 PathName = Literal["native", "threads", "single-process", "torch"]
@@ -105,10 +105,7 @@ def noted_behind(key: object) -> _Record | None:
     found = noted(key)
     # The attributes where accelerate, Lightning and Ray keep that loader.
     for name in ("base_dataloader", "_dataloader"):
-        if found is None:
-            # What is no such wrapper may raise anything.
-            with contextlib.suppress(Exception):
-                found = noted(getattr(key, name))
+        found = found or noted(attribute(key, name))
     return found
 
 

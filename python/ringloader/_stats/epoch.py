@@ -8,6 +8,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from ringloader._common.text import shown
+
 Kind = Literal["caller", "dataset", "collate", "send", "main", "memory", "order", "startup", "unknown"]
 
 
@@ -204,10 +206,10 @@ def in_words(seconds: float) -> str:
 def _as_json(index: Any) -> Any:
     try:
         return json.loads(json.dumps(index, default=_part_as_json, allow_nan=False))
-    except (TypeError, ValueError, RecursionError):
-        # A key that is no text, NaN, or a list in itself.
-        return repr(index)
+    except Exception:
+        # A key that is no text, NaN, a list in itself, or an object whose own code raises.
+        return shown(index)
 
 
 def _part_as_json(value: Any) -> Any:
-    return value.tolist() if hasattr(value, "tolist") else repr(value)
+    return value.tolist() if hasattr(value, "tolist") else shown(value)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import numbers
 import pickle
 import queue
 import threading
@@ -34,6 +35,8 @@ def call_workers(
     """Implements ``DataLoader.call_workers``, for the iterators of a loader that are under way."""
     if not callable(function):
         raise TypeError(f"call_workers() needs a callable, not {function!r}")
+    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, numbers.Real)):
+        raise TypeError(f"timeout must be a number of seconds or None, not {timeout!r}")
     if timeout is not None and not timeout > 0:
         raise ValueError(f"timeout must be positive or None, not {timeout!r}")
     if loader.num_workers == 0:

@@ -6,7 +6,7 @@ mod support;
 
 use loom::sync::Mutex;
 use ringloader_core::{
-    cache::{ALIGN, State, Table},
+    cache::{ALIGN, FIRST, Room, Seen, State, Table},
     sync::{Arc, AtomicU64, thread},
     testing::crash::killed_after,
 };
@@ -15,50 +15,89 @@ use support::{
     payload::Payload,
 };
 
-/// Places for records.
-const PLACES: usize = 6;
+/// Places for records and tables.
+const PLACES: usize = 8;
+const WORDS: usize = ALIGN as usize / 8;
 
 struct Shared {
     tail: AtomicU64,
     floor: AtomicU64,
     full: AtomicU64,
-    words: [AtomicU64; 1],
+    tables: [AtomicU64; 2],
+    /// The words of each place. Those that were cleared stay, as where the system takes no pages back.
+    words: Vec<AtomicU64>,
     /// A record's bytes, by its place: the place itself.
     records: Vec<Payload>,
     /// Whether a place has blocks. The system changes that of a file under a lock.
     blocks: Mutex<[bool; PLACES]>,
 }
 
+impl Room for Shared {
+    fn words(&self, at: u64, count: usize) -> Option<&[AtomicU64]> {
+        let start = at as usize / 8;
+        self.words.get(start..start + count)
+    }
+
+    fn make(&self, at: u64, _: u64) -> bool {
+        self.blocks.lock().unwrap()[number(at)] = true;
+        true
+    }
+
+    fn give_back(&self, at: u64, _: u64) {
+        self.blocks.lock().unwrap()[number(at)] = false;
+    }
+
+    fn give_back_below(&self, at: u64, floor: u64) {
+        assert!(at < floor, "a page is given back that is used");
+        self.give_back(at, ALIGN);
+    }
+}
+
 impl Shared {
     fn new() -> Arc<Self> {
-        Arc::new(Self {
-            tail: AtomicU64::new(ALIGN),
-            floor: AtomicU64::new(ALIGN),
+        let shared = Self {
+            tail: AtomicU64::new(0),
+            floor: AtomicU64::new(0),
             full: AtomicU64::new(0),
-            words: [AtomicU64::new(0)],
+            tables: [const { 0 }; 2].map(AtomicU64::new),
+            words: (0..PLACES * WORDS).map(|_| AtomicU64::new(0)).collect(),
             records: Payload::cells(PLACES),
             blocks: Mutex::new([false; PLACES]),
-        })
+        };
+        shared.table().begin(ALIGN, ALIGN);
+        Arc::new(shared)
     }
 
-    fn table(&self) -> Table<'_> {
-        Table { tail: &self.tail, floor: &self.floor, full: &self.full, words: &self.words }
+    /// With the first table.
+    fn with_table() -> Arc<Self> {
+        let shared = Self::new();
+        let _ = shared.table().enter(0, |_| u64::MAX).expect("there is room");
+        shared
     }
 
-    /// Makes the record of the only index. Returns whether it is kept; `false` too where one is there.
-    fn store(&self) -> Option<bool> {
-        let (state, seen) = self.table().look(0);
+    fn table(&self) -> Table<'_, Self> {
+        Table { tail: &self.tail, floor: &self.floor, full: &self.full, tables: &self.tables, room: self }
+    }
+
+    /// Makes the record of an index. Returns whether it is kept; `false` too where one is there.
+    fn store(&self, index: usize) -> Option<bool> {
+        let (state, seen) = self.table().enter(index, |_| u64::MAX)?;
         if matches!(state, State::At(_)) {
             return Some(false);
         }
         let at = self.table().reserve(ALIGN, u64::MAX)?;
         self.records[number(at)].write(at);
-        Some(self.table().publish(0, seen, at))
+        self.blocks.lock().unwrap()[number(at)] = true;
+        let is_kept = self.table().publish(seen, at);
+        if !is_kept {
+            self.give_back(at, ALIGN);
+        }
+        Some(is_kept)
     }
 
     /// The place of the record that is found, which is whole.
-    fn read(&self) -> Option<u64> {
-        let State::At(at) = self.table().look(0).0 else { return None };
+    fn read(&self, index: usize) -> Option<u64> {
+        let State::At(at) = self.table().look(index).0 else { return None };
         assert_eq!(self.records[number(at)].read(), at, "a torn record");
         Some(at)
     }
@@ -68,29 +107,78 @@ fn number(at: u64) -> usize {
     (at / ALIGN) as usize
 }
 
+/// Two indices whose entry in the first table is the same.
+fn colliding() -> (usize, usize) {
+    assert_eq!(FIRST, ALIGN, "a table is one place");
+    let first_of = |index| {
+        let shared = Shared::new();
+        let seen: Seen = shared.table().enter(index, |_| u64::MAX).expect("there is room").1;
+        format!("{seen:?}")
+    };
+    let first = first_of(0);
+    (0, (1..).find(|&index| first_of(index) == first).expect("few entries"))
+}
+
 #[test]
 fn two_that_make_one_sample_keep_one() {
     explore_all("two_that_make_one_sample_keep_one", &["read", "missing", "both stored"], |seen| {
-        let shared = Shared::new();
+        let shared = Shared::with_table();
         let peer = Arc::clone(&shared);
-        let other = thread::spawn(move || peer.store());
+        let other = thread::spawn(move || peer.store(0));
         let reader = {
             let (peer, seen) = (Arc::clone(&shared), seen.clone());
             thread::spawn(move || {
-                let found = peer.read();
+                let found = peer.read(0);
                 seen.note(if found.is_some() { "read" } else { "missing" });
                 found
             })
         };
-        let mine = shared.store().expect("there is room");
+        let mine = shared.store(0).expect("there is room");
         let theirs = other.join().expect("no panic").expect("there is room");
         let found = reader.join().expect("no panic");
-        let kept = shared.read().expect("one of two is kept");
+        let kept = shared.read(0).expect("one of two is kept");
         assert!(found.is_none_or(|found| found == kept), "a kept sample was replaced");
         assert!(mine || theirs, "both were refused");
-        if shared.table().used() == 2 * ALIGN {
+        if shared.table().used() == 3 * ALIGN {
             seen.note("both stored");
         }
+    });
+}
+
+#[test]
+fn two_that_add_a_table_use_one() {
+    let situations = ["both made one", "one made one"];
+    explore_all("two_that_add_a_table_use_one", &situations, |seen| {
+        let shared = Shared::new();
+        let peer = Arc::clone(&shared);
+        let other = thread::spawn(move || peer.table().enter(0, |_| u64::MAX).expect("there is room").1);
+        let mine = shared.table().enter(0, |_| u64::MAX).expect("there is room").1;
+        assert_eq!(mine, other.join().expect("no panic"), "one index has two entries");
+        assert_eq!(shared.blocks.lock().unwrap().iter().filter(|&&has| has).count(), 1, "bytes are left");
+        seen.note(if shared.table().used() == FIRST { "one made one" } else { "both made one" });
+    });
+}
+
+#[test]
+fn two_indices_of_one_bucket_have_an_entry_each() {
+    // In a model of its own: loom's atomics are nowhere else, and each execution has to have the same.
+    static PAIR: std::sync::OnceLock<(usize, usize)> = std::sync::OnceLock::new();
+    loom::model(|| {
+        PAIR.get_or_init(colliding);
+    });
+    explore("two_indices_of_one_bucket_have_an_entry_each", || {
+        let &(one, two) = PAIR.get().expect("the model above");
+        let shared = Shared::new();
+        let peer = Arc::clone(&shared);
+        // The first table, with no entry taken in this bucket.
+        let other_bucket = (1..).find(|index| ![one, two].contains(index)).expect("indices");
+        let _ = shared.table().enter(other_bucket, |_| u64::MAX);
+        let other = thread::spawn(move || peer.store(one));
+        let stored = [shared.store(two), other.join().expect("no panic")];
+        assert_eq!(stored, [Some(true); 2], "an index is taken for another");
+        let found = [one, two].map(|index| shared.read(index).expect("both are kept"));
+        assert_ne!(found[0], found[1], "two indices have one entry");
+        assert_eq!(shared.table().items(), 2);
     });
 }
 
@@ -98,25 +186,18 @@ fn two_that_make_one_sample_keep_one() {
 fn clearing_leaves_no_bytes_and_no_sample_of_before() {
     let situations = ["kept", "cleared"];
     explore_all("clearing_leaves_no_bytes_and_no_sample_of_before", &situations, |seen| {
-        let shared = Shared::new();
+        let shared = Shared::with_table();
         let peer = Arc::clone(&shared);
-        let maker = thread::spawn(move || {
-            let table = peer.table();
-            let (_, seen) = table.look(0);
-            let at = table.reserve(ALIGN, u64::MAX).expect("there is room");
-            peer.blocks.lock().unwrap()[number(at)] = true;
-            if !table.publish(0, seen, at) {
-                peer.blocks.lock().unwrap()[number(at)] = false;
-            }
-        });
-        let cleared = shared.table().clear();
+        let maker = thread::spawn(move || peer.store(0));
+        let cleared = shared.table().clear(0);
         shared.blocks.lock().unwrap()[number(cleared.start)..number(cleared.end)].fill(false);
-        maker.join().expect("no panic");
+        let is_kept = maker.join().expect("no panic") == Some(true);
         let blocks = *shared.blocks.lock().unwrap();
         match shared.table().look(0).0 {
             State::At(at) => {
                 assert!(at >= cleared.end, "a sample of before is there");
                 assert!(blocks[number(at)], "a kept sample has no bytes");
+                assert!(is_kept, "a sample is there that is not kept");
                 seen.note("kept");
             }
             _ => seen.note("cleared"),
@@ -127,17 +208,17 @@ fn clearing_leaves_no_bytes_and_no_sample_of_before() {
 
 #[test]
 fn a_maker_may_die_before_any_store() {
-    // Its stores: the tail, and the word.
-    for stores in 0..3 {
+    // Its stores: the tail, a table, a key, the tail, and the word.
+    for stores in 0..6 {
         explore(&format!("a_maker_may_die_before_any_store, after {stores}"), move || {
             let shared = Shared::new();
             let peer = Arc::clone(&shared);
-            let maker = thread::spawn(move || killed_after(stores, || peer.store()));
-            let kept = shared.store().expect("there is room");
+            let maker = thread::spawn(move || killed_after(stores, || peer.store(0)));
+            let kept = shared.store(0).expect("there is room");
             maker.join().expect("no panic");
-            assert!(kept || shared.read().is_some(), "a dead maker is in the way");
-            assert!(shared.read().is_some(), "a kept sample is lost");
-            assert!(shared.table().used() <= 2 * ALIGN, "more was lost than what it had reserved");
+            assert!(kept || shared.read(0).is_some(), "a dead maker is in the way");
+            assert!(shared.read(0).is_some(), "a kept sample is lost");
+            assert!(shared.table().used() <= 4 * ALIGN, "more was lost than what it had reserved");
         });
     }
 }

@@ -2,7 +2,8 @@
 //! The tree around the leaves, as a flat stream of tokens in prefix order.
 //!
 //! A token is one byte that says which it is, then its fields: lengths and indices as shortest LEB128, integers
-//! zigzag first, floats as eight bytes, text and bytes after their length. One value makes a skeleton; a container
+//! zigzag first, floats as eight bytes, text and bytes after their length. A list of integers is one token, with as few
+//! bytes for each as all of them need: text that was made numbers has thousands of them. One value makes a skeleton; a container
 //! is followed by its items. Nothing is nested in the encoding, so how deep a reader recurses is its own concern:
 //! the depth is bounded only by the bytes.
 //!
@@ -32,6 +33,13 @@ pub enum Token<'a> {
     False,
     /// An exact `int` of 64 bits.
     Int(i64),
+    /// A list whose items are all exact `int`s of 64 bits, at least one: see [`integers`]. Memoised.
+    Ints {
+        /// Bytes of an item: 1, 2, 4 or 8, the fewest that all of them need.
+        width: u8,
+        /// The items.
+        bytes: &'a [u8],
+    },
     /// An exact `float`, bit for bit.
     Float(f64),
     /// An exact `str`. Memoised.
@@ -59,6 +67,28 @@ pub enum Token<'a> {
     Pickle(&'a [u8]),
 }
 
+/// The items of [`Token::Ints`].
+pub fn integers(width: u8, bytes: &[u8]) -> impl ExactSizeIterator<Item = i64> {
+    bytes.chunks_exact(usize::from(width.max(1))).map(|item| match *item {
+        [one] => i64::from(one as i8),
+        [one, two] => i64::from(i16::from_le_bytes([one, two])),
+        [one, two, three, four] => i64::from(i32::from_le_bytes([one, two, three, four])),
+        _ => item.first_chunk().map_or(0, |item| i64::from_le_bytes(*item)),
+    })
+}
+
+/// The fewest bytes for each of these integers.
+fn width_of(values: impl Iterator<Item = i64>) -> u8 {
+    // A sign, and the bits that differ from it.
+    let bits = values.fold(0, |bits, value| bits | value ^ value >> 63);
+    match bits {
+        ..0x80 => 1,
+        0x80..0x8000 => 2,
+        0x8000..0x8000_0000 => 4,
+        _ => 8,
+    }
+}
+
 mod tag {
     pub(super) const NONE: u8 = 0;
     pub(super) const TRUE: u8 = 1;
@@ -75,4 +105,5 @@ mod tag {
     pub(super) const LEAF: u8 = 12;
     pub(super) const MEMO: u8 = 13;
     pub(super) const PICKLE: u8 = 14;
+    pub(super) const INTS: u8 = 15;
 }

@@ -1,18 +1,24 @@
-//! A table of the samples that are kept: a word for each index, and two for the room that is used.
+//! Which samples are kept, and where: a word for each of them, and a few for the room that is used.
 //!
 //! ```text
-//!   0                       floor                                    tail
-//!   | cleared, not used again | record | record | lost | record | ... | nothing yet
-//!                               ^ word of an index            ^
+//!   0                       floor                                               tail
+//!   | cleared, not used again | table | record | record | lost | table | ... | nothing yet
+//!                               |       ^ word of an index       ^
+//!                               +--- the word of an index is in its entry of a table: see `entries`
 //! ```
 //!
-//! A record is written once, behind all others, and its place is never used again. So a reader that has begun finds the
-//! record, or after [`Table::clear`] bytes that are none. A word says where the record of its index begins, or that
-//! its sample cannot be kept; a place below `floor` says nothing, so one store clears all words.
+//! Records and tables are each written behind all others, and their places are never used again. So a reader that has
+//! begun finds the record, or after [`Table::clear`] bytes that are none. A word says where the record of its index begins,
+//! or that its sample cannot be kept; a place below `floor` says nothing, so one store clears all words and all tables.
 //!
 //! A process may die anywhere: what it had reserved is lost until the table is cleared, and nothing else.
 
-use crate::sync::{AtomicU64, Ordering, acquire_unless, release_unless};
+mod entries;
+mod sealed;
+
+pub use entries::{FIRST, TABLES};
+
+use crate::sync::{AtomicU64, Ordering, release_unless};
 use crate::testing::failpoint::failpoint;
 use crate::testing::fault::fault;
 
@@ -22,9 +28,13 @@ pub const ALIGN: u64 = 64;
 /// The bit of a word that says that its sample cannot be kept.
 const REFUSED: u64 = 1;
 
-/// The word of an index, as it was seen.
+/// The entry of an index, and its word as it was seen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Seen(u64);
+pub struct Seen {
+    /// Where the entry begins; zero: the index has none.
+    entry: u64,
+    word: u64,
+}
 
 /// The state of an index, as its word says it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,40 +47,57 @@ pub enum State {
     Refused,
 }
 
+/// What lies at the places of a table.
+pub trait Room {
+    /// The words from `at` on, which lie in one table. `None`: they cannot be had.
+    fn words(&self, at: u64, count: usize) -> Option<&[AtomicU64]>;
+
+    /// Makes bytes zero, and such that no store to them can fail. `false`: there is no room.
+    fn make(&self, at: u64, len: u64) -> bool;
+
+    /// Gives bytes back to the system that nobody uses. Who still reads them finds zeros.
+    fn give_back(&self, at: u64, len: u64);
+
+    /// Gives the page back in which a word was written after it was cleared, if nothing in it lies above `floor`.
+    fn give_back_below(&self, at: u64, floor: u64);
+}
+
 /// The table. All processes have the same words.
 ///
-/// INVARIANT: `floor` and `tail` are multiples of [`ALIGN`] that only grow, and `floor <= tail`. Each range of
-/// records is reserved once.
-#[derive(Debug, Clone, Copy)]
-pub struct Table<'a> {
+/// INVARIANT: `floor` and `tail` are multiples of [`ALIGN`] that only grow, and `floor <= tail`. Each range is reserved
+/// once. `floor` was the tail once, so no range lies on both sides of it.
+///
+/// These words and those of `tables` show a flipped bit. A damaged one has no room, until [`clear`](Self::clear) is called.
+#[derive(Debug)]
+pub struct Table<'a, R> {
     /// The end of what was reserved.
     pub tail: &'a AtomicU64,
     /// The end of what was cleared.
     pub floor: &'a AtomicU64,
     /// The tail at which a sample last had no room, and one more.
     pub full: &'a AtomicU64,
-    /// By index.
-    pub words: &'a [AtomicU64],
+    /// Where each of at most [`TABLES`] tables begins.
+    pub tables: &'a [AtomicU64],
+    /// What lies at the places.
+    pub room: &'a R,
 }
 
-impl Table<'_> {
-    /// Returns the state of an index, and the word that says it.
-    ///
-    /// # Panics
-    /// When there is no such index.
-    #[must_use]
-    pub fn look(&self, index: usize) -> (State, Seen) {
-        // ORDERING there: a record that the word names is whole.
-        let word = self.words[index].load(acquire_unless("there_load_relaxed"));
+impl<R: Room> Table<'_, R> {
+    /// Begins at `start`, if the table did not begin further on, behind all that is there.
+    pub fn begin(&self, start: u64, end: u64) {
+        sealed::raise(self.tail, end.max(start));
+        sealed::raise(self.floor, start);
+    }
+
+    fn state_of(&self, word: u64) -> State {
         let place = word & !(ALIGN - 1);
-        let state = if place < self.floor() || word == 0 {
+        if place < self.floor() || word == 0 {
             State::Missing
         } else if word & REFUSED != 0 {
             State::Refused
         } else {
             State::At(place)
-        };
-        (state, Seen(word))
+        }
     }
 
     /// Reserves `len` bytes, if no more than `bound` are used then. `None`: there is no room.
@@ -78,20 +105,26 @@ impl Table<'_> {
     /// The bytes are the caller's, until it names them by [`publish`](Self::publish).
     #[must_use]
     pub fn reserve(&self, len: u64, bound: u64) -> Option<u64> {
+        self.reserve_at(len, ALIGN, bound)
+    }
+
+    fn reserve_at(&self, len: u64, align: u64, bound: u64) -> Option<u64> {
         let len = len.checked_next_multiple_of(ALIGN)?;
         loop {
-            let at = self.tail.load(Ordering::Relaxed);
-            let end = at.checked_add(len)?;
+            let seen = self.tail.load(Ordering::Relaxed);
+            let at = sealed::open(seen)?.next_multiple_of(align);
+            let end = at.checked_add(len).filter(|&end| end < sealed::END)?;
             if end.saturating_sub(self.floor()) > bound {
                 self.note_full();
                 return None;
             }
             if fault("reserved_by_store") {
-                self.tail.store(end, Ordering::Relaxed);
+                self.tail.store(sealed::seal(end), Ordering::Relaxed);
                 return Some(at);
             }
             // Relaxed: the range is all that the tail says.
-            if self.tail.compare_exchange(at, end, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            let order = Ordering::Relaxed;
+            if self.tail.compare_exchange(seen, sealed::seal(end), order, order).is_ok() {
                 return Some(at);
             }
         }
@@ -99,73 +132,108 @@ impl Table<'_> {
 
     /// Notes that a sample had no room.
     pub fn note_full(&self) {
-        self.full.store(self.tail.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        self.full.store(sealed::seal(self.tail() + 1), Ordering::Relaxed);
     }
 
     /// Gives the bytes back that were reserved last, if nothing was reserved since.
     pub fn unreserve(&self, at: u64, len: u64) {
         let end = at + len.next_multiple_of(ALIGN);
+        let (end, at) = (sealed::seal(end), sealed::seal(at));
         let _ = self.tail.compare_exchange(end, at, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// Makes a record that is written the one of its index. `false`: another is, or the table was cleared meanwhile; the
-    /// record's bytes are then nobody's, and the caller gives them back to the system.
+    /// Makes a record that is written the one of the index whose entry was seen. `false`: another is, or the table was
+    /// cleared meanwhile; the record's bytes are then nobody's, and the caller gives them back to the system.
     #[must_use]
-    pub fn publish(&self, index: usize, seen: Seen, at: u64) -> bool {
+    pub fn publish(&self, seen: Seen, at: u64) -> bool {
         failpoint("sample-written");
+        let Some(word) = self.word(seen) else { return false };
         // ORDERING there: the record is whole before the word names it.
         let order = release_unless("there_relaxed");
         if fault("published_by_store") {
-            self.words[index].store(at, order);
+            word.store(at, order);
             return true;
         }
-        if self.words[index].compare_exchange(seen.0, at, order, Ordering::Relaxed).is_err() {
+        if word.compare_exchange(seen.word, at, order, Ordering::Relaxed).is_err() {
             return false;
         }
         failpoint("sample-published");
         // A table that is cleared gives back what lies below its floor after it has raised the floor. The system
-        // orders that with the writing of the record: whichever comes later sees what the other has done.
-        fault("cleared_bytes_ignored") || at >= self.floor()
+        // orders that with the writing of the record, and of the word: whichever comes later sees what the other has
+        // done.
+        if fault("cleared_bytes_ignored") || at.min(seen.entry) >= self.floor() {
+            return true;
+        }
+        self.room.give_back_below(seen.entry, self.floor());
+        false
     }
 
-    /// Notes that the sample of an index cannot be kept.
-    pub fn refuse(&self, index: usize, seen: Seen) {
-        let word = self.tail.load(Ordering::Relaxed) | REFUSED;
-        let _ = self.words[index].compare_exchange(seen.0, word, Ordering::Relaxed, Ordering::Relaxed);
+    /// Notes that the sample of an index cannot be kept, whose entry was seen.
+    pub fn refuse(&self, seen: Seen) {
+        if let Some(word) = self.word(seen) {
+            let refused = self.tail() | REFUSED;
+            let _ = word.compare_exchange(seen.word, refused, Ordering::Relaxed, Ordering::Relaxed);
+        }
     }
 
     /// Forgets a record that was found damaged.
-    pub fn forget(&self, index: usize, seen: Seen) {
-        let _ = self.words[index].compare_exchange(seen.0, 0, Ordering::Relaxed, Ordering::Relaxed);
+    pub fn forget(&self, seen: Seen) {
+        if let Some(word) = self.word(seen) {
+            let _ = word.compare_exchange(seen.word, 0, Ordering::Relaxed, Ordering::Relaxed);
+        }
     }
 
-    /// Forgets all records. Returns the range of their bytes, which the caller gives back to the system.
-    pub fn clear(&self) -> std::ops::Range<u64> {
-        // One step further: what was noted at the tail lies below the floor.
-        let end = self.tail.fetch_add(ALIGN, Ordering::Relaxed) + ALIGN;
-        let start = self.floor.fetch_max(end, Ordering::Relaxed);
+    fn word(&self, seen: Seen) -> Option<&AtomicU64> {
+        self.room.words(seen.entry, 2).filter(|_| seen.entry > 0).map(|words| &words[1])
+    }
+
+    /// Forgets all records and tables. Returns the range of their bytes, which the caller gives back to the system. `end` is
+    /// behind all bytes that are there: a damaged tail does not say it.
+    pub fn clear(&self, end: u64) -> std::ops::Range<u64> {
+        let end = loop {
+            let seen = self.tail.load(Ordering::Relaxed);
+            // One step further: what was noted at the tail lies below the floor.
+            let end = sealed::open(seen).unwrap_or(0).max(end).next_multiple_of(ALIGN) + ALIGN;
+            let order = Ordering::Relaxed;
+            if self.tail.compare_exchange(seen, sealed::seal(end), order, order).is_ok() {
+                break end;
+            }
+        };
+        let start = sealed::raise(self.floor, end).unwrap_or(0);
+        for word in self.tables.iter().chain([self.full]) {
+            // Mends a damaged one.
+            sealed::raise(word, 0);
+        }
         start..end.max(start)
     }
 
-    /// Bytes that are used: records, and what was lost by deaths.
+    /// True if what lies there was cleared.
+    #[must_use]
+    pub fn is_cleared(&self, at: u64) -> bool {
+        at < self.floor()
+    }
+
+    /// Bytes that are used: records and tables, and what was lost by deaths.
     #[must_use]
     pub fn used(&self) -> u64 {
-        self.tail.load(Ordering::Relaxed).saturating_sub(self.floor())
+        self.tail().saturating_sub(self.floor())
     }
 
     /// True if a sample had no room since the table was cleared.
     #[must_use]
     pub fn is_full(&self) -> bool {
-        self.full.load(Ordering::Relaxed) > self.floor()
+        sealed::open(self.full.load(Ordering::Relaxed)).is_some_and(|full| full > self.floor())
     }
 
-    /// Records that are there.
+    /// The end of what was reserved.
     #[must_use]
-    pub fn items(&self) -> usize {
-        (0..self.words.len()).filter(|&index| matches!(self.look(index).0, State::At(_))).count()
+    pub fn tail(&self) -> u64 {
+        sealed::open(self.tail.load(Ordering::Relaxed)).unwrap_or(0)
     }
 
     fn floor(&self) -> u64 {
-        if fault("floor_ignored") { 0 } else { self.floor.load(Ordering::Relaxed) }
+        // Above all places while it is damaged: nothing is there.
+        let floor = sealed::open(self.floor.load(Ordering::Relaxed)).unwrap_or(u64::MAX);
+        if fault("floor_ignored") { 0 } else { floor }
     }
 }

@@ -4,8 +4,8 @@
 //! |---|---|
 //! | [`segment`] | one memfd, mapped |
 //! | [`frozen`] | one memfd, written once and then only read |
-//! | [`word_file`] | a file whose first words are atomics, and whose other bytes are read and written |
-//! | `windows` | a file that grows, mapped as far as it is read |
+//! | [`word_file`] | a file of which words are atomics, and whose other bytes are read and written |
+//! | `windows` | a file that grows, mapped as far as it is used |
 //! | [`record_lock`] | locks on single bytes of a file, which end with their process |
 //! | [`clock`] | clocks |
 //! | [`memory`] | what the machine has left |

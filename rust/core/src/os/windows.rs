@@ -1,9 +1,9 @@
-//! A file in memory that grows, mapped as far as it is read.
+//! A file that grows, mapped as far as it is used: words of it, and bytes of one in memory.
 //!
 //! A read by a system call takes three times as long: it looks every page up. Mapped memory that was read counts as each
 //! reader's own in what the system says of a process, though it is there once.
 //!
-//! INVARIANT: the file cannot shrink, and a range is read only after it was written, so no access raises SIGBUS.
+//! INVARIANT: a range is used only after it was written. A file in memory cannot shrink, so no access to it raises SIGBUS.
 
 use std::mem::MaybeUninit;
 use std::os::fd::BorrowedFd;
@@ -15,16 +15,19 @@ use crate::error::Result;
 use crate::sync::{AtomicUsize, Ordering};
 
 /// The first window has so many bytes, and each later one as many as all before it.
-const FIRST: u64 = 1 << 30;
-const COUNT: usize = 17;
+const FIRST: u64 = 1 << 20;
+const COUNT: usize = 29;
 /// A window that the system has refused.
 const REFUSED: usize = 1;
 
-/// Mappings of the file's parts, made when they are first read.
-///
-/// Addresses, not locks: a child may be forked while another thread maps.
-#[derive(Debug, Default)]
-pub(super) struct Windows([AtomicUsize; COUNT]);
+/// Mappings of the file's parts, made when they are first used.
+#[derive(Debug)]
+pub(super) struct Windows {
+    /// Addresses, not locks: a child may be forked while another thread maps.
+    places: [AtomicUsize; COUNT],
+    /// True if bytes are read from mappings.
+    reads: bool,
+}
 
 /// Start and length of the window in which `at` lies, and its number.
 fn window(at: u64) -> (u64, u64, usize) {
@@ -35,6 +38,26 @@ fn window(at: u64) -> (u64, u64, usize) {
 }
 
 impl Windows {
+    /// Those of a file, which is in memory or not.
+    pub(super) fn new(in_memory: bool) -> Self {
+        // A bound of the address space would be filled by what is hardly used.
+        let reads = in_memory && super::memory::address_space_left().is_none();
+        Self { places: [const { AtomicUsize::new(0) }; COUNT], reads }
+    }
+
+    /// The address of `len` bytes of the file from `at` on. `None`: they cannot be mapped, or lie in two windows. `fd` is
+    /// asked for when a window is made.
+    pub(super) fn address<'a>(
+        &self,
+        fd: impl Fn() -> Result<BorrowedFd<'a>>,
+        at: u64,
+        len: u64,
+    ) -> Option<usize> {
+        let (start, size, number) = window(at);
+        let base = self.mapped(fd, start, size, number)?;
+        (at - start + len <= size).then_some(base + (at - start) as usize)
+    }
+
     /// Copies bytes of the file from `at` on. `false`: they cannot be mapped. `fd` is asked for when a window is made.
     ///
     /// # Safety
@@ -46,6 +69,9 @@ impl Windows {
         at: u64,
     ) -> bool {
         let mut done = 0;
+        if !self.reads {
+            return false;
+        }
         while done < into.len() {
             let from = at + done as u64;
             let (start, len, number) = window(from);
@@ -69,7 +95,7 @@ impl Windows {
         len: u64,
         number: usize,
     ) -> Option<usize> {
-        let place = self.0.get(number)?;
+        let place = self.places.get(number)?;
         // ORDERING window: the mapping is there before its address is.
         let mut base = place.load(Ordering::Acquire);
         if base == 0 {
@@ -88,21 +114,18 @@ impl Drop for Windows {
     fn drop(&mut self) {
         for number in 0..COUNT {
             let len = if number == 0 { FIRST } else { FIRST << (number - 1) };
-            unmap(self.0[number].load(Ordering::Relaxed), len);
+            unmap(self.places[number].load(Ordering::Relaxed), len);
         }
     }
 }
 
 fn map(fd: BorrowedFd<'_>, start: u64, len: u64) -> Option<usize> {
-    // A bound of the address space would be filled by what is hardly used.
-    if super::memory::address_space_left().is_some() {
-        return None;
-    }
     let len = usize::try_from(len).ok()?;
     let flags = MapFlags::SHARED | MapFlags::NORESERVE;
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory; the advice is for it alone.
     unsafe {
-        let base = rustix::mm::mmap(ptr::null_mut(), len, ProtFlags::READ, flags, fd, start).ok()?;
+        let base = rustix::mm::mmap(ptr::null_mut(), len, protection, flags, fd, start).ok()?;
         let _ = rustix::mm::madvise(base, len, Advice::LinuxDontDump);
         Some(base as usize)
     }
@@ -136,7 +159,7 @@ mod tests {
     fn a_range_over_two_windows_is_copied_whole() {
         let fd = crate::os::memfd("test").unwrap();
         rustix::io::pwrite(&fd, b"left and right", FIRST - 4).unwrap();
-        let windows = Windows::default();
+        let windows = Windows::new(true);
         let mut into = [MaybeUninit::uninit(); 14];
         // SAFETY: written before.
         assert!(unsafe { windows.copy_out(|| Ok(fd.as_fd()), &mut into, FIRST - 4) });

@@ -1,9 +1,10 @@
-//! A file whose first words are mapped as atomics. All other bytes are written by system calls, which can say no: a full
-//! disk, a limit. They are read by system calls too, but for those of a file in memory, which cannot be cut off.
+//! A file of which words are mapped as atomics: the first ones, and those of ranges that were made for words. All other
+//! bytes are written by system calls, which can say no: a full disk, a limit. They are read by system calls too, but for
+//! those of a file in memory, which cannot be cut off.
 //!
-//! INVARIANT: `base .. base + 8 * count` is one shared mapping of the file for as long as the `WordFile` lives, and the
-//! file's blocks for it are allocated, so that no store to it raises SIGBUS. A memfd is sealed against shrinking. Any
-//! program that may write to a file with a name can cut it off.
+//! INVARIANT: `base .. base + 8 * count` is one shared mapping of the file for as long as the `WordFile` lives. The file's
+//! blocks for it, and for other words, are allocated, so that no store to them raises SIGBUS. A memfd is sealed against
+//! shrinking. Any program that may write to a file with a name can cut it off.
 
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -25,8 +26,7 @@ pub struct WordFile {
     count: usize,
     fd: ManuallyDrop<OwnedFd>,
     inode: (u64, u64),
-    /// Of a file in memory.
-    windows: Option<Windows>,
+    windows: Windows,
     /// Bytes that the file is known to have. Of a file in memory, that stays true.
     known: AtomicU64,
 }
@@ -43,7 +43,7 @@ impl WordFile {
     /// [`Error::Os`] when the system refuses.
     pub fn in_memory(name: &str, count: usize) -> Result<Self> {
         let fd = super::memfd(name)?;
-        allocate(&fd, count)?;
+        allocate(&fd, 0, (count * size_of::<AtomicU64>()) as u64)?;
         rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK)
             .map_err(|errno| Error::os("sealing the memfd", errno))?;
         Self::map(fd, count)
@@ -67,7 +67,7 @@ impl WordFile {
         let base = NonNull::new(base.cast()).ok_or_else(|| Error::os("mmap", Errno::NOMEM))?;
         // Only files in memory have seals.
         let seals = rustix::fs::fcntl_get_seals(&fd).unwrap_or(SealFlags::empty());
-        let windows = seals.contains(SealFlags::SHRINK).then(Windows::default);
+        let windows = Windows::new(seals.contains(SealFlags::SHRINK));
         let (fd, inode) = (ManuallyDrop::new(fd), (stat.st_dev, stat.st_ino));
         Ok(Self { base, count, fd, inode, windows, known: AtomicU64::new(0) })
     }
@@ -80,6 +80,32 @@ impl WordFile {
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.count) }
     }
 
+    /// The words from `at` on. `None`: the file is shorter, or they cannot be mapped. They lie in a range that was made for
+    /// words by [`make_words`](Self::make_words), at a multiple of 4096; a range that was given back since holds zeros.
+    #[must_use]
+    pub fn words_at(&self, at: u64, count: usize) -> Option<&[AtomicU64]> {
+        let len = count * size_of::<AtomicU64>();
+        if !at.is_multiple_of(size_of::<AtomicU64>() as u64) || !self.has(at, len).ok()? {
+            return None;
+        }
+        let address = self.windows.address(|| self.fd(), at, len as u64)?;
+        // SAFETY: mapped while `self` lives, within the file and aligned; every value of an atomic is valid. Bytes are copied
+        // from the same mapping as if nobody wrote to them, and those are records, which nobody takes for words in a file
+        // in memory.
+        Some(unsafe { std::slice::from_raw_parts(address as *const AtomicU64, count) })
+    }
+
+    /// Makes a range zero, with the blocks for it.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the system refuses: a full disk.
+    pub fn make_words(&self, at: u64, len: u64) -> Result<()> {
+        let fd = self.fd()?;
+        allocate(fd, at, len)?;
+        // A record that had no room may have been written there in part.
+        zero(fd, at, len)
+    }
+
     /// Reads bytes from `at` on, and returns them; fewer at the end of the file.
     ///
     /// # Errors
@@ -87,10 +113,10 @@ impl WordFile {
     pub fn read_at<'a>(&self, into: &'a mut [MaybeUninit<u8>], at: u64) -> Result<&'a mut [u8]> {
         let len = into.len();
         let mut done = 0;
-        if let Some(windows) = &self.windows
-            && self.has(at, len)?
-            // SAFETY: the file is sealed, and at least so long; `fd` is that file's, or there is no window yet and an error.
-            && unsafe { windows.copy_out(|| self.fd(), into, at) }
+        if self.has(at, len)?
+            // SAFETY: the file is at least so long, and sealed, or nothing is copied; `fd` is that file's, or there is no
+            // window yet and an error.
+            && unsafe { self.windows.copy_out(|| self.fd(), into, at) }
         {
             done = len;
         }
@@ -206,23 +232,28 @@ pub fn empty(fd: &OwnedFd) -> Result<()> {
     rustix::fs::ftruncate(fd, 0).map_err(|errno| Error::os("ftruncate", errno))
 }
 
-/// Makes a shorter file one of `count` words, those behind its end zero, with the blocks for them.
+/// Gives a range of a file its blocks; what lies behind the file's end becomes zero.
 ///
 /// # Errors
 /// [`Error::Os`] when the system refuses: a full disk.
-pub fn allocate(fd: &OwnedFd, count: usize) -> Result<()> {
-    let len = (count * size_of::<AtomicU64>()) as u64;
-    match rustix::fs::fallocate(fd, FallocateFlags::empty(), 0, len) {
+pub fn allocate(fd: impl AsFd, at: u64, len: u64) -> Result<()> {
+    let fd = fd.as_fd();
+    match rustix::fs::fallocate(fd, FallocateFlags::empty(), at, len) {
         // A file system that cannot: zeros take the blocks as well.
         Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
-            let zeros = vec![0; 1 << 20];
-            let start = rustix::fs::fstat(fd).map_err(|errno| Error::os("fstat", errno))?.st_size as u64;
-            (start..len)
-                .step_by(zeros.len())
-                .try_for_each(|at| write_at(fd.as_fd(), &zeros[..zeros.len().min((len - at) as usize)], at))
+            let stat = rustix::fs::fstat(fd).map_err(|errno| Error::os("fstat", errno))?;
+            let start = at.max(stat.st_size as u64).min(at + len);
+            zero(fd, start, at + len - start)
         }
-        other => other.map_err(|errno| Error::os("allocating the table of samples", errno)),
+        other => other.map_err(|errno| Error::os("allocating a table of samples", errno)),
     }
+}
+
+fn zero(fd: BorrowedFd<'_>, at: u64, len: u64) -> Result<()> {
+    let zeros = vec![0; len.min(1 << 20) as usize];
+    (0..len)
+        .step_by(1 << 20)
+        .try_for_each(|done| write_at(fd, &zeros[..zeros.len().min((len - done) as usize)], at + done))
 }
 
 /// True if `fd` is a file that can have blocks: no folder, pipe or device.
@@ -289,6 +320,22 @@ mod tests {
         other.punch(at, page_size());
         assert_eq!(other.read_at(&mut into[..6], at).unwrap(), [0; 6]);
         assert!(WordFile::map(one.fd().unwrap().try_clone_to_owned().unwrap(), 1 << 20).is_err());
+    }
+
+    #[test]
+    fn words_that_are_made_are_zero_and_shared() {
+        let one = WordFile::in_memory("test", 512).unwrap();
+        let other = WordFile::map(one.fd().unwrap().try_clone_to_owned().unwrap(), 512).unwrap();
+        let at = (1 << 20) - 4096;
+        assert!(one.words_at(at, 2).is_none(), "the file is shorter");
+        one.write_at(&[7; 100], at).unwrap();
+        one.make_words(at, 8192).unwrap();
+        assert!(one.words_at(at, 1024).is_none(), "two windows");
+        for at in [at, at + 4096] {
+            one.words_at(at, 512).unwrap()[5].store(at, Ordering::Relaxed);
+            let theirs = other.words_at(at, 512).unwrap();
+            assert_eq!((theirs[5].load(Ordering::Relaxed), theirs[6].load(Ordering::Relaxed)), (at, 0));
+        }
     }
 
     #[test]

@@ -4,8 +4,9 @@ use crate::os::memory::MemoryProbe;
 use crate::os::word_file::WordFile;
 use crate::sync::{AtomicU64, Ordering};
 
-/// Bytes between two looks at what the system has left.
+/// The most bytes between two looks at what the system has left, and which part of that they are at most.
 const LOOK: u64 = 16 << 20;
+const LOOK_PART: u64 = 16;
 /// Samples that have no room between two such looks.
 const TURNED_AWAY: u64 = 64;
 
@@ -19,9 +20,10 @@ pub struct Bound {
     /// True if the samples lie in a file with a name.
     on_disk: bool,
     probe: MemoryProbe,
-    /// The bound by the last look, and what was used then.
+    /// The bound by the last look, what was used then, and bytes until the next.
     limit: AtomicU64,
     looked_at: AtomicU64,
+    step: AtomicU64,
     turned_away: AtomicU64,
 }
 
@@ -41,8 +43,8 @@ impl Bound {
 
     fn new(given: Option<u64>, ranks: u64, on_disk: bool) -> Self {
         let ranks = ranks.max(1);
-        let [limit, looked_at, turned_away] = [0; 3].map(AtomicU64::new);
-        Self { given, ranks, on_disk, probe: MemoryProbe::new(), limit, looked_at, turned_away }
+        let [limit, looked_at, step, turned_away] = [0; 4].map(AtomicU64::new);
+        Self { given, ranks, on_disk, probe: MemoryProbe::new(), limit, looked_at, step, turned_away }
     }
 
     pub(super) fn is_on_disk(&self) -> bool {
@@ -59,7 +61,7 @@ impl Bound {
         let limit = self.limit.load(Ordering::Relaxed);
         let has_room = used.saturating_add(len) <= limit;
         let is_due = if has_room {
-            used.abs_diff(self.looked_at.load(Ordering::Relaxed)) >= LOOK
+            used.abs_diff(self.looked_at.load(Ordering::Relaxed)) >= self.step.load(Ordering::Relaxed)
         } else {
             self.turned_away.fetch_add(1, Ordering::Relaxed).is_multiple_of(TURNED_AWAY)
         };
@@ -76,15 +78,21 @@ impl Bound {
         let limit = limit(self.given, self.ranks, used, left, disk.1);
         self.limit.store(limit, Ordering::Relaxed);
         self.looked_at.store(used, Ordering::Relaxed);
+        self.step.store(step(left), Ordering::Relaxed);
         limit
     }
+}
+
+/// The bytes that are taken before the next look, where `left` are left.
+fn step(left: u64) -> u64 {
+    LOOK.min(left.div_ceil(LOOK_PART))
 }
 
 /// The bytes that may be used, if `used` are and the system has `left` more. At the limit of a control group's memory a
 /// process is killed, so some of that are spared.
 fn limit(given: Option<u64>, ranks: u64, used: u64, left: u64, is_memory: bool) -> u64 {
     match given {
-        Some(given) if is_memory => given.min(used.saturating_add(left.saturating_sub(LOOK))),
+        Some(given) if is_memory => given.min(used.saturating_add(left - step(left))),
         Some(given) => given,
         None => (used.saturating_mul(ranks).saturating_add(left)) / 2 / ranks,
     }
@@ -115,5 +123,13 @@ mod tests {
         assert_eq!(limit(Some(10 * GIB), 1, GIB, 2 * GIB, true), 3 * GIB - LOOK);
         assert_eq!(limit(Some(10 * GIB), 1, GIB, 2 * GIB, false), 10 * GIB);
         assert_eq!(limit(Some(GIB), 1, 0, 1, true), 0);
+        assert_eq!(limit(Some(GIB), 1, 0, 0, true), 0);
+    }
+
+    #[test]
+    fn a_step_is_a_part_of_what_is_left() {
+        const MIB: u64 = 1 << 20;
+        assert_eq!(limit(Some(GIB), 1, MIB, 3 * MIB, true), 4 * MIB - 3 * MIB / 16);
+        assert_eq!((step(GIB), step(3 * MIB), step(0)), (LOOK, 3 * MIB / 16, 0));
     }
 }

@@ -2,12 +2,12 @@
 //!
 //! | bytes | hold |
 //! |---|---|
-//! | 0..4096 | the header: magic, format, number of samples, length of the version, 1 once the file is whole; from 64 on `tail`, `floor` and `full` of the [table](crate::cache); from 128 on hits, from 192 on misses; from 1024 on the version |
-//! | 8 for each index | the table's words |
-//! | from the next multiple of 4096 on | the records, each at a multiple of 64: see [`record`] |
+//! | 0..4096 | the header: magic, format, number of samples, length of the version, XXH3 (64 bits) of these and the version once the file is whole; from 64 on `tail`, `floor` and `full` of the [table](crate::cache); from 128 on hits, from 192 on misses; from 256 on where the tables begin; from 1024 on the version |
+//! | from 4096 on | the tables, each at a multiple of 4096, and the records, each at a multiple of 64: see [`record`] |
 //!
-//! Words are `u64` in the machine's order, so a file of another machine is none. Table and header are mapped; records
-//! are written by system calls. In a file with a name they are believed once their checksum is right.
+//! Words are `u64` in the machine's order, so a file of another machine is none. Header and tables are mapped; records
+//! are written by system calls. In a file with a name they are believed once their checksum is right. The words of the
+//! header that change show a flipped bit by themselves; hits and misses do not, and nothing depends on them.
 
 #![forbid(unsafe_code)]
 
@@ -18,12 +18,12 @@ pub mod record;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use crate::cache::{Seen, State, Table};
+use crate::cache::{FIRST, Room, Seen, State, TABLES, Table};
 use crate::error::{Error, Result};
 use crate::os::record_lock;
 use crate::os::segment::page_size;
 use crate::os::word_file::WordFile;
-use crate::sync::{Ordering, fence};
+use crate::sync::{AtomicU64, Ordering, fence};
 use crate::testing::failpoint::failpoint;
 use crate::testing::fault::fault;
 
@@ -32,6 +32,8 @@ pub use bound::Bound;
 const WORD: usize = 8;
 const PAGE: usize = 4096;
 const HEADER_WORDS: usize = PAGE / WORD;
+/// Bytes of the header.
+const HEADER: u64 = PAGE as u64;
 
 /// Words of the header.
 mod at {
@@ -39,12 +41,13 @@ mod at {
     pub(super) const FORMAT: usize = 1;
     pub(super) const LEN: usize = 2;
     pub(super) const VERSION_BYTES: usize = 3;
-    pub(super) const WHOLE: usize = 4;
+    pub(super) const SUM: usize = 4;
     pub(super) const TAIL: usize = 8;
     pub(super) const FLOOR: usize = 9;
     pub(super) const FULL: usize = 10;
     pub(super) const HITS: usize = 16;
     pub(super) const MISSES: usize = 24;
+    pub(super) const TABLES: usize = 32;
 }
 
 /// Byte of the header where the version begins, and the most bytes that it has.
@@ -58,6 +61,26 @@ pub struct Samples {
     file: WordFile,
     len: usize,
     bound: Bound,
+    was_damaged: bool,
+}
+
+impl Room for WordFile {
+    fn words(&self, at: u64, count: usize) -> Option<&[AtomicU64]> {
+        self.words_at(at, count)
+    }
+
+    fn make(&self, at: u64, len: u64) -> bool {
+        self.make_words(at, len).is_ok()
+    }
+
+    fn give_back(&self, at: u64, len: u64) {
+        self.punch(at, len);
+    }
+
+    fn give_back_below(&self, at: u64, floor: u64) {
+        let start = (at / page_size() * page_size()).max(HEADER);
+        self.punch(start, floor.saturating_sub(start).min(page_size()));
+    }
 }
 
 /// A record that the table names, and how long it says to be.
@@ -117,23 +140,27 @@ impl Samples {
     /// # Errors
     /// [`Error::Os`] when the system refuses.
     pub fn in_memory(len: usize, bound: Bound) -> Result<Self> {
-        let file = WordFile::in_memory("ringloader-samples", HEADER_WORDS + len)?;
-        let header =
-            [(at::MAGIC, open::MAGIC), (at::FORMAT, open::FORMAT), (at::LEN, len as u64), (at::WHOLE, 1)];
-        for (word, value) in header {
-            file.words()[word].store(value, Ordering::Relaxed);
+        let file = WordFile::in_memory("ringloader-samples", HEADER_WORDS)?;
+        let header = open::header_of(len, "");
+        for (word, value) in file.words().iter().zip(header) {
+            word.store(value, Ordering::Relaxed);
         }
         Ok(Self::over(file, len, bound))
     }
 
     fn over(file: WordFile, len: usize, bound: Bound) -> Self {
-        let samples = Self { file, len, bound };
+        let samples = Self { file, len, bound, was_damaged: false };
         // A machine that stopped may have written records, and not the tail behind them.
-        let end = samples.file.file_len().unwrap_or(0).max(records_at(len)).next_multiple_of(PAGE as u64);
-        samples.table().tail.fetch_max(end, Ordering::Relaxed);
-        samples.table().floor.fetch_max(records_at(len), Ordering::Relaxed);
+        let end = samples.file.file_len().unwrap_or(0).next_multiple_of(HEADER);
+        samples.table().begin(HEADER, end);
         samples.bound.look(samples.table().used(), &samples.file);
         samples
+    }
+
+    /// True if the file was found damaged when it was opened, so that all samples are made again.
+    #[must_use]
+    pub fn was_damaged(&self) -> bool {
+        self.was_damaged
     }
 
     /// Samples that the dataset has.
@@ -157,7 +184,7 @@ impl Samples {
         let header = self.file.read_at(&mut header, at).ok()?;
         let len = record::len(header, index);
         let found = Found { index, seen, at, len: len.unwrap_or(0) };
-        let tail = self.table().tail.load(Ordering::Relaxed);
+        let tail = self.table().tail();
         if len.is_none() || at.checked_add(found.len).is_none_or(|end| end > tail) {
             self.forget(&found);
             return None;
@@ -191,7 +218,7 @@ impl Samples {
         // ORDERING floor: this look comes after the bytes are read: `clear` raises the floor before it gives the bytes
         // back, and the system orders that with the fault of whoever reads them first, maybe another thread of ours.
         fence(Ordering::Acquire);
-        let is_there = found.at >= self.table().floor.load(Ordering::Relaxed) || fault("cleared_while_read");
+        let is_there = !self.table().is_cleared(found.at) || fault("cleared_while_read");
         if whole.is_none() || !is_there {
             self.forget(found);
             return None;
@@ -200,11 +227,10 @@ impl Samples {
     }
 
     fn forget(&self, found: &Found) {
-        self.table().forget(found.index, found.seen);
-        let cleared = self.table().floor.load(Ordering::Relaxed).saturating_sub(found.at);
-        if cleared > 0 {
+        self.table().forget(found.seen);
+        if self.table().is_cleared(found.at) {
             // The record was cleared while it was read. Reading a mapping has brought pages back.
-            self.file.punch(found.at, cleared.min(found.len));
+            self.file.punch(found.at, found.len);
         }
     }
 
@@ -230,18 +256,20 @@ impl Samples {
     /// Keeps a sealed record as that of an index.
     #[must_use]
     pub fn store(&self, index: usize, record: &[u8]) -> Stored {
-        let (state, seen) = self.table().look(index);
+        let len = record.len() as u64;
+        // Where it is the only one, its table has to be there too.
+        if self.bound.is_below(len + FIRST) {
+            return Stored::TooLarge;
+        }
+        let Some((state, seen)) = self.table().enter(index, |len| self.allowed(len)) else {
+            return Stored::Full;
+        };
         if matches!(state, State::At(_)) {
             return Stored::There;
         }
-        let len = record.len() as u64;
-        let bound = self.bound.allowed(self.table().used(), len, &self.file);
-        if self.bound.is_below(len) {
-            return Stored::TooLarge;
-        }
-        let Some(at) = self.table().reserve(len, bound) else { return Stored::Full };
+        let Some(at) = self.table().reserve(len, self.allowed(len)) else { return Stored::Full };
         failpoint("sample-reserved");
-        if fault("published_before_written") && self.table().publish(index, seen, at) {
+        if fault("published_before_written") && self.table().publish(seen, at) {
             let _ = self.file.write_at(record, at);
             return Stored::There;
         }
@@ -252,10 +280,14 @@ impl Samples {
             self.table().note_full();
             return Stored::Full;
         }
-        if !self.table().publish(index, seen, at) {
+        if !self.table().publish(seen, at) {
             self.file.punch(at, len);
         }
         Stored::There
+    }
+
+    fn allowed(&self, len: u64) -> u64 {
+        self.bound.allowed(self.table().used(), len, &self.file)
     }
 
     /// Notes that the sample of an index cannot be kept, or that a kept one cannot be made an object again. A file with a
@@ -264,8 +296,9 @@ impl Samples {
         if self.is_on_disk() {
             return;
         }
-        let (_, seen) = self.table().look(index);
-        self.table().refuse(index, seen);
+        if let Some((_, seen)) = self.table().enter(index, |len| self.allowed(len)) {
+            self.table().refuse(seen);
+        }
     }
 
     /// Forgets all samples and gives their memory, or blocks, back.
@@ -274,11 +307,11 @@ impl Samples {
     /// [`Error::Os`] when the disk does not take it: the samples may be there again after the machine has stopped.
     pub fn clear(&self) -> Result<()> {
         // ORDERING floor: it is raised before the bytes are given back.
-        let cleared = self.table().clear();
+        let cleared = self.table().clear(self.file.file_len().unwrap_or(0));
         let synced = if self.bound.is_on_disk() { self.file.sync() } else { Ok(()) };
-        // The page in which the floor was is given back too, but for the table's.
-        let start = (cleared.start / page_size() * page_size()).max(records_at(self.len));
-        self.file.punch(start, cleared.end - start);
+        // The page in which the floor was is given back too, but for the header's.
+        let start = (cleared.start / page_size() * page_size()).max(HEADER.next_multiple_of(page_size()));
+        self.file.punch(start, cleared.end.saturating_sub(start));
         synced
     }
 
@@ -327,18 +360,14 @@ impl Samples {
         self.bound.is_on_disk()
     }
 
-    fn table(&self) -> Table<'_> {
+    fn table(&self) -> Table<'_, WordFile> {
         let words = self.file.words();
         Table {
             tail: &words[at::TAIL],
             floor: &words[at::FLOOR],
             full: &words[at::FULL],
-            words: &words[HEADER_WORDS..],
+            tables: &words[at::TABLES..at::TABLES + TABLES],
+            room: &self.file,
         }
     }
-}
-
-/// The start of the first record.
-fn records_at(len: usize) -> u64 {
-    ((HEADER_WORDS + len) * WORD).next_multiple_of(PAGE) as u64
 }

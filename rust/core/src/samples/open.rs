@@ -1,17 +1,19 @@
 //! Samples in a file with a name, or of another process.
 //!
 //! The first process that opens a file makes it. The others wait for a lock, which the death of the first frees. The magic is written
-//! first and [`WHOLE`](super::at::WHOLE) last: a file that was left in between is made again.
+//! first and the header's sum last: a file that was left in between is made again.
+
+use twox_hash::XxHash3_64;
 
 use super::*;
 use crate::os::record_lock::Making;
 use crate::os::word_file;
 
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"RLsample");
-pub(super) const FORMAT: u64 = 1;
+pub(super) const FORMAT: u64 = 2;
 
-/// The header of a file: the words up to [`at::WHOLE`].
-type Words = [u64; at::WHOLE + 1];
+/// The words of a header that never change: up to [`at::SUM`].
+type Words = [u64; at::SUM + 1];
 
 impl Samples {
     /// Opens the samples of a dataset of `len` and `version`, for which the file was opened by its name; makes the file
@@ -27,11 +29,19 @@ impl Samples {
         {
             let _making = Making::wait(&fd)?;
             match header(&fd)? {
-                Some(found) if found[at::WHOLE] == 1 => check(&fd, &found, len, version)?,
+                Some(found) if found[at::SUM] != 0 => check(&fd, &found, len, version)?,
                 Some(_) | None => make(&fd, len, version)?,
             }
         }
-        Ok(Self::over(WordFile::map(fd, HEADER_WORDS + len).map_err(cut_off)?, len, bound))
+        let file = WordFile::map(fd, HEADER_WORDS).map_err(cut_off)?;
+        let mut samples = Self { file, len, bound, was_damaged: false };
+        samples.was_damaged = !samples.table().is_whole(|| samples.file.file_len().unwrap_or(0));
+        if samples.was_damaged {
+            // Two who find that clear twice, which loses what the first has made in between.
+            samples.clear()?;
+        }
+        let Self { file, len, bound, was_damaged } = samples;
+        Ok(Self { was_damaged, ..Self::over(file, len, bound) })
     }
 
     /// Shares the samples of another process, by its descriptor.
@@ -39,12 +49,26 @@ impl Samples {
     /// # Errors
     /// As [`open`](Self::open).
     pub fn attach(fd: OwnedFd, bound: Bound) -> Result<Self> {
-        let Some([.., len, _, 1]) = header(&fd)? else {
+        let Some([.., len, _, _]) = header(&fd)?.filter(|header| header[at::SUM] != 0) else {
             return Err(Error::Corrupt("the descriptor is no whole file of samples".into()));
         };
         let len = usize::try_from(len).map_err(|_| Error::Corrupt(format!("{len} samples")))?;
-        Ok(Self::over(WordFile::map(fd, HEADER_WORDS + len)?, len, bound))
+        Ok(Self::over(WordFile::map(fd, HEADER_WORDS)?, len, bound))
     }
+}
+
+/// The header of new samples.
+pub(super) fn header_of(len: usize, version: &str) -> Words {
+    let mut words = [MAGIC, FORMAT, len as u64, version.len() as u64, 0];
+    words[at::SUM] = sum(&words, version.as_bytes());
+    words
+}
+
+/// The sum of a header, which is not zero.
+fn sum(header: &Words, version: &[u8]) -> u64 {
+    let mut bytes = header[..at::SUM].iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<u8>>();
+    bytes.extend_from_slice(version);
+    XxHash3_64::oneshot(&bytes).max(1)
 }
 
 /// The header of a file that is there; `None` of an empty file.
@@ -67,15 +91,19 @@ fn header(fd: &OwnedFd) -> Result<Option<Words>> {
 fn make(fd: &OwnedFd, len: usize, version: &str) -> Result<()> {
     let made = (|| {
         word_file::empty(fd)?;
-        let header = [MAGIC, FORMAT, len as u64, version.len() as u64, 0];
-        word_file::write_at(fd.as_fd(), &header.map(u64::to_ne_bytes).concat(), 0)?;
+        let header = header_of(len, version);
+        word_file::write_at(
+            fd.as_fd(),
+            &header[..at::SUM].iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<_>>(),
+            0,
+        )?;
         failpoint("samples-half-made");
-        word_file::allocate(fd, HEADER_WORDS + len)?;
+        word_file::allocate(fd, 0, HEADER)?;
         word_file::write_at(fd.as_fd(), version.as_bytes(), VERSION_AT)?;
-        word_file::write_at(fd.as_fd(), &1u64.to_ne_bytes(), (at::WHOLE * WORD) as u64)
+        word_file::write_at(fd.as_fd(), &header[at::SUM].to_ne_bytes(), (at::SUM * WORD) as u64)
     })();
     if made.is_err() {
-        // A disk without room for the table: nothing is left on it.
+        // A disk without room for the header: nothing is left on it.
         let _ = word_file::empty(fd);
     }
     made
@@ -86,6 +114,9 @@ fn check(fd: &OwnedFd, header: &Words, len: usize, version: &str) -> Result<()> 
     let mut text = [0; LONGEST_VERSION];
     let bytes = text.len().min(header[at::VERSION_BYTES] as usize);
     let read = word_file::read_at(fd, &mut text[..bytes], VERSION_AT)?;
+    if header[at::SUM] != sum(header, &text[..read]) {
+        return Err(Error::Config("its header is damaged; remove it".into()));
+    }
     let theirs = String::from_utf8_lossy(&text[..read]);
     if (header[at::LEN], &*theirs) == (len as u64, version) {
         return Ok(());

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use ringloader_core::Error;
-use ringloader_core::batch::{SkeletonReader, SkeletonWriter, Token};
+use ringloader_core::batch::{SkeletonReader, SkeletonWriter, Token, integers};
 
 const LEAVES: u32 = 5;
 
@@ -38,6 +38,10 @@ fn write(value: &Value, out: &mut SkeletonWriter) {
         Value::Memo(pick) => return out.memo(pick % next),
         Value::Str(value) => out.str(value),
         Value::Leaf(index) => out.leaf(*index),
+        Value::List(items) if items.len() > 1 && items.iter().all(|item| matches!(item, Value::Int(_))) => {
+            let values = items.iter().map(|item| if let Value::Int(value) = item { *value } else { 0 });
+            out.ints(&values.collect::<Vec<i64>>())
+        }
         Value::List(items) => {
             let taken = out.list(items.len() as u32);
             items.iter().for_each(|item| write(item, out));
@@ -79,6 +83,7 @@ fn read(reader: &mut SkeletonReader<'_>) -> Result<Value, Error> {
         Token::Bytes(value) => Value::Bytes(value.to_vec()),
         Token::Pickle(value) => Value::Pickle(value.to_vec()),
         Token::List(len) => Value::List(items(len, reader)?),
+        Token::Ints { width, bytes } => Value::List(integers(width, bytes).map(Value::Int).collect()),
         Token::Tuple(len) => Value::Tuple(items(len, reader)?),
         Token::Dict(len) => {
             let pair = |_| Ok((read(reader)?, read(reader)?));
@@ -142,6 +147,9 @@ fn tree() -> impl Strategy<Value = Value> {
         let items = prop::collection::vec(value.clone(), 0..8);
         prop_oneof![
             items.clone().prop_map(Value::List),
+            (prop::collection::vec(any::<i64>(), 2..20), 0..64u32).prop_map(|(items, shift)| {
+                Value::List(items.into_iter().map(|item| Value::Int(item >> shift)).collect())
+            }),
             items.clone().prop_map(Value::Tuple),
             prop::collection::vec((value.clone(), value), 0..5).prop_map(Value::Dict),
             ("[mn]", "[PQ]", items)
@@ -178,6 +186,10 @@ fn check_stream(bytes: &[u8]) -> Option<Vec<Token<'_>>> {
                 (0, false)
             }
             Token::Str(_) => (0, true),
+            Token::Ints { width, bytes } => {
+                assert!(!bytes.is_empty() && bytes.len() % usize::from(width) == 0);
+                (0, true)
+            }
             _ => (0, false),
         };
         owed = owed - 1 + items;
@@ -210,6 +222,9 @@ fn assert_has_no_other_form(bytes: &[u8], tokens: &[Token<'_>], reader: &Skeleto
             Token::Memo(number) => writer.memo(number),
             Token::Str(value) => _ = writer.str(value),
             Token::List(len) => _ = writer.list(len),
+            Token::Ints { width, bytes } => {
+                _ = writer.ints(&integers(width, bytes).collect::<Vec<i64>>());
+            }
             Token::Tuple(len) => _ = writer.tuple(len),
             Token::Dict(len) => _ = writer.dict(len),
             Token::Leaf(index) => _ = writer.leaf(index),

@@ -159,15 +159,16 @@ pub(crate) fn kills(effort: Effort) -> Seen {
             assert!(read(&samples, index) || store(&samples, index) == Stored::There);
             assert!(read(&samples, index), "a sample cannot be kept");
         }
-        assert_eq!(samples.stats().items, LEN as u64);
+        // A key that was flipped, and flipped back, is there twice.
+        assert!(samples.stats().items >= LEN as u64);
     }
     seen
 }
 
-/// Flips a bit of some record.
+/// Flips a bit of some record or table.
 fn flip(path: &Path, random: &mut Random) {
     let file = file(path);
-    let at = 8192 + random.below(file.metadata().unwrap().len().max(8193) - 8192);
+    let at = 4096 + random.below(file.metadata().unwrap().len().max(4097) - 4096);
     let mut byte = [0];
     if file.read_at(&mut byte, at).unwrap() == 1 {
         file.write_at(&[byte[0] ^ 1 << random.below(8)], at).unwrap();
@@ -181,6 +182,8 @@ pub(crate) fn deaths(_: Effort) -> Seen {
     let mut seen = Seen::default();
     for (point, is_kept) in [
         ("samples-half-made", false),
+        ("table-reserved", false),
+        ("table-made", false),
         ("sample-reserved", false),
         ("sample-written", false),
         ("sample-published", true),

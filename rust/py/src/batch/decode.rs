@@ -7,7 +7,9 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyTuple};
-use ringloader_core::batch::{ArrayFlags, Leaf, LeafKind, Meta, SkeletonReader, StorageRecord, Token};
+use ringloader_core::batch::{
+    ArrayFlags, Leaf, LeafKind, Meta, SkeletonReader, StorageRecord, Token, integers,
+};
 use ringloader_core::transport::delivery::Delivery;
 
 use super::limits::{MOST_DEPTH_READ, SMALL};
@@ -244,6 +246,11 @@ impl<'py> Tree<'_, 'py> {
                     list.append(self.value(py)?)?;
                 }
                 list.into_any()
+            }
+            Token::Ints { width, bytes } => {
+                let items = integers(width, bytes).map(|item| objects::int(py, item).map(Bound::into_any));
+                let list = objects::list(py, items)?.into_any();
+                self.remember(list)?
             }
             Token::Dict(len) => {
                 let dict = objects::dict(py)?;

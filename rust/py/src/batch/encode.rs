@@ -16,7 +16,7 @@ use ringloader_core::batch::MetaWriter;
 
 use super::groups::Groups;
 use super::leaves::{Drafts, Found, changed};
-use super::limits::{INLINE_BYTES, LONGEST_TABLE_KEPT, MOST_DEPTH_WRITTEN};
+use super::limits::{FEWEST_INTEGERS, INLINE_BYTES, LONGEST_TABLE_KEPT, MOST_DEPTH_WRITTEN};
 use super::pickling::Leaves;
 use crate::identity::ByIdentity;
 use crate::torch::names::Torch;
@@ -184,6 +184,11 @@ impl Walk<'_> {
     fn container(&mut self, key: usize, object: &Bound<'_, PyAny>) -> PyResult<bool> {
         if let Ok(list) = object.cast_exact::<PyList>() {
             let len = list.len();
+            if let Some(values) = integers(list) {
+                let number = self.to.meta.skeleton().ints(&values);
+                self.to.memo.insert(key, Some(number));
+                return Ok(true);
+            }
             let number = self.to.meta.skeleton().list(len as u32);
             self.to.memo.insert(key, Some(number));
             for item in list.iter() {
@@ -230,4 +235,20 @@ impl Walk<'_> {
         self.to.memo.insert(key, Some(number));
         Ok(true)
     }
+}
+
+/// The items of a list of integers only, if there are enough of them to be written as one token.
+fn integers(list: &Bound<'_, PyList>) -> Option<Vec<i64>> {
+    let len = list.len();
+    let first = if len < FEWEST_INTEGERS { None } else { list.get_item(0).ok() };
+    first.filter(|item| item.is_exact_instance_of::<PyInt>())?;
+    let mut values = Vec::new();
+    values.try_reserve_exact(len).ok()?;
+    for item in list.iter() {
+        if !item.is_exact_instance_of::<PyInt>() {
+            return None;
+        }
+        values.push(item.extract().ok()?);
+    }
+    Some(values)
 }

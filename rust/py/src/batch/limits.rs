@@ -23,3 +23,6 @@ pub(crate) const LONGEST_TABLE_KEPT: usize = 256 << 10;
 
 /// Longer `bytes` are leaves, shorter ones lie in the skeleton.
 pub(crate) const INLINE_BYTES: usize = 4096;
+
+/// The fewest integers of a list that are written as one token.
+pub(super) const FEWEST_INTEGERS: usize = 4;

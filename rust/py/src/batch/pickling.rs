@@ -1,14 +1,14 @@
-//! Answers the pickler's question for each object of a batch that must be pickled.
+//! Answers the pickler's question for the objects of a batch that must be pickled.
 
 use std::sync::{Mutex, PoisonError};
 
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
 
 use super::leaves::Drafts;
 use crate::torch::names::Torch;
 
-/// Answers the pickler's question for each object: is it a leaf?
+/// Answers the pickler's question for each object that it does not write by itself: is it a leaf? It is its
+/// `reducer_override`, which numbers, strings and exact containers pass by.
 #[pyclass(frozen, module = "ringloader._native")]
 #[derive(Default)]
 pub(crate) struct Leaves {
@@ -17,9 +17,10 @@ pub(crate) struct Leaves {
 
 #[pymethods]
 impl Leaves {
-    /// The number of the leaf that stands for `object`; `None` if it must be pickled.
-    fn __call__(&self, object: &Bound<'_, PyAny>) -> PyResult<Option<u32>> {
-        let torch = Torch::get(object.py())?;
+    /// How the leaf that stands for `object` is pickled; `NotImplemented` where there is none.
+    fn __call__(&self, object: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
+        let py = object.py();
+        let torch = Torch::get(py)?;
         // Taken out and put back: what is asked of torch meanwhile may run any code.
         let mut drafts = self.take();
         let number = match drafts.known.get(&(object.as_ptr() as usize)) {
@@ -29,26 +30,17 @@ impl Leaves {
                     drafts.known.insert(object.as_ptr() as usize, number);
                     Ok(Some(number))
                 }
-                Ok(None) if !is_inert(object) => drafts.secure(torch, object.py()).map(|()| None),
+                // Anybody's code is called for it.
+                Ok(None) => drafts.secure(torch, py).map(|()| None),
                 other => other,
             },
         };
         *self.drafts.lock().unwrap_or_else(PoisonError::into_inner) = drafts;
-        number
+        match number? {
+            Some(number) => Ok((&torch.leaf, (number,)).into_pyobject(py)?.into_any().unbind()),
+            None => Ok(py.NotImplemented()),
+        }
     }
-}
-
-/// Returns true if the pickler itself writes the object, without anybody else's code.
-fn is_inert(object: &Bound<'_, PyAny>) -> bool {
-    object.is_none()
-        || object.is_exact_instance_of::<PyString>()
-        || object.is_exact_instance_of::<PyInt>()
-        || object.is_exact_instance_of::<PyFloat>()
-        || object.is_exact_instance_of::<PyBool>()
-        || object.is_exact_instance_of::<PyBytes>()
-        || object.is_exact_instance_of::<PyDict>()
-        || object.is_exact_instance_of::<PyList>()
-        || object.is_exact_instance_of::<PyTuple>()
 }
 
 impl Leaves {

@@ -9,7 +9,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyTuple};
-use ringloader_core::batch::{Meta, SkeletonReader, Token};
+use ringloader_core::batch::{Meta, SkeletonReader, Token, integers};
 use ringloader_core::sync::Arc;
 use ringloader_core::transport::delivery::Delivery;
 
@@ -274,6 +274,14 @@ impl Reader<'_> {
             }
             Token::Leaf(number) => Ok(self.tensor(number)),
             Token::List(len) => Ok(self.nodes(py, len)?.map(Node::List)),
+            Token::Ints { width, bytes } => {
+                let mut items = Vec::new();
+                for item in integers(width, bytes) {
+                    let item = objects::int(py, item)?.into_any().unbind();
+                    objects::push(py, &mut items, Node::Value(item))?;
+                }
+                Ok(Some(Node::List(items)))
+            }
             Token::Tuple(len) => Ok(self.nodes(py, len)?.map(Node::Tuple)),
             Token::NamedTuple { class, len } => {
                 let Some(name) = self.skeleton.class(class) else { return Ok(None) };

@@ -6,6 +6,7 @@ use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use ringloader_core::samples::{Bound as Limit, Samples, Stored};
 
+use super::claim::Claim;
 use super::record::{Record, Spare};
 use crate::fds::duplicate;
 use crate::gil::{exception, without_interpreter};
@@ -83,14 +84,17 @@ impl SampleCache {
         }
     }
 
-    /// Tries to become the process that makes a sample and keeps it. None: it cannot be kept.
-    fn claim(&self, index: usize) -> PyResult<Option<bool>> {
-        Ok(self.samples.claim(self.index(index)?))
-    }
-
-    /// Lets others claim the sample.
-    fn release(&self, index: usize) {
-        self.samples.release(index);
+    /// Returns `made(index, is_mine)`: whether this thread is the one that makes the sample and keeps it. None: the sample
+    /// cannot be kept. No code of Python's is between the claim and the call, nor between the call and the claim's end: a
+    /// signal's handler that raises leaves no claim.
+    fn make<'py>(&self, index: usize, made: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        let index = self.index(index)?;
+        let claim = Claim::of(&self.samples, index);
+        let is_mine = match &claim {
+            Some(claim) => claim.is_mine(),
+            None => Some(false),
+        };
+        made.call1((index, is_mine))
     }
 
     /// Returns a copy of `sample`, of which nobody else knows, and whether it is too large to be kept. Keeps it, if
@@ -142,6 +146,12 @@ impl SampleCache {
     #[getter]
     fn terms(&self) -> (Option<u64>, u64, bool) {
         (self.max_bytes, self.ranks, self.samples.is_on_disk())
+    }
+
+    /// True if the file was found damaged when it was opened, so that all samples are made again.
+    #[getter]
+    fn was_damaged(&self) -> bool {
+        self.samples.was_damaged()
     }
 
     /// Device and number of the file.

@@ -54,6 +54,8 @@ pub(crate) struct Torch {
     pub(crate) dumps: Py<PyAny>,
     pub(crate) exact_dumps: Py<PyAny>,
     pub(crate) loads: Py<PyAny>,
+    /// Stands for a leaf in a pickle.
+    pub(crate) leaf: Py<PyAny>,
     pub(crate) dumps_index: Py<PyAny>,
     pub(crate) loads_index: Py<PyAny>,
     pub(crate) array_tag: Py<PyAny>,
@@ -133,6 +135,7 @@ impl Torch {
             dumps: get(&pickling, "dumps")?,
             exact_dumps: get(&pickling, "exact_dumps")?,
             loads: get(&pickling, "loads")?,
+            leaf: get(&pickling, "leaf")?,
             dumps_index: get(&pickling, "dumps_index")?,
             loads_index: get(&pickling, "loads_index")?,
             array_tag: get(&pickling, "array_tag")?,

@@ -1,7 +1,7 @@
 #![forbid(unsafe_code)]
 //! Reading tokens.
 
-use super::{Token, tag};
+use super::{Token, integers, tag, width_of};
 use crate::batch::varint;
 use crate::{Error, Result};
 
@@ -95,11 +95,13 @@ impl<'a> SkeletonReader<'a> {
             tag::LEAF => Token::Leaf(self.below(u64::from(self.leaves), "leaf")?),
             tag::MEMO => Token::Memo(self.below(u64::from(self.memo), "memo number")?),
             tag::PICKLE => Token::Pickle(self.blob()?),
+            tag::INTS => self.ints()?,
             _ => return Err(self.corrupt(&format!("{tag} is no token"))),
         };
         self.owed -= 1;
         if let Token::Str(_)
         | Token::List(_)
+        | Token::Ints { .. }
         | Token::Tuple(_)
         | Token::Dict(_)
         | Token::NamedTuple { .. }
@@ -146,6 +148,21 @@ impl<'a> SkeletonReader<'a> {
         let length = self.number()?;
         let blob = usize::try_from(length).ok().and_then(|length| self.rest.split_off(..length));
         blob.ok_or_else(|| self.corrupt(&format!("a length of {length} with {} bytes left", self.rest.len())))
+    }
+
+    fn ints(&mut self) -> Result<Token<'a>> {
+        let len = self.number()?;
+        let Some((&width, rest)) = self.rest.split_first() else {
+            return Err(self.corrupt("a list of integers is cut off"));
+        };
+        self.rest = rest;
+        let bytes = len.checked_mul(u64::from(width)).and_then(|bytes| usize::try_from(bytes).ok());
+        let bytes = bytes.filter(|_| len > 0 && matches!(width, 1 | 2 | 4 | 8));
+        let bytes = bytes.and_then(|bytes| self.rest.split_off(..bytes));
+        match bytes {
+            Some(bytes) if width_of(integers(width, bytes)) == width => Ok(Token::Ints { width, bytes }),
+            _ => Err(self.corrupt(&format!("{len} integers of {width} bytes"))),
+        }
     }
 
     fn text(&mut self) -> Result<&'a str> {

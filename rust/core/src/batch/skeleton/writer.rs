@@ -1,7 +1,7 @@
 #![forbid(unsafe_code)]
 //! Writing tokens.
 
-use super::tag;
+use super::{tag, width_of};
 use crate::batch::varint;
 use std::ops::Range;
 
@@ -80,6 +80,20 @@ impl SkeletonWriter {
     /// A list; `len` values must follow. Returns its memo number.
     pub fn list(&mut self, len: u32) -> u32 {
         self.number(tag::LIST, u64::from(len));
+        self.take_memo()
+    }
+
+    /// A list of integers, at least one. Returns its memo number.
+    pub fn ints(&mut self, values: &[i64]) -> u32 {
+        let width = width_of(values.iter().copied());
+        self.number(tag::INTS, values.len() as u64);
+        self.bytes.push(width);
+        match width {
+            1 => self.bytes.extend(values.iter().map(|&value| value as u8)),
+            2 => self.bytes.extend(values.iter().flat_map(|&value| (value as i16).to_le_bytes())),
+            4 => self.bytes.extend(values.iter().flat_map(|&value| (value as i32).to_le_bytes())),
+            _ => self.bytes.extend(values.iter().flat_map(|&value| value.to_le_bytes())),
+        }
         self.take_memo()
     }
 

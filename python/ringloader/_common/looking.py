@@ -1,0 +1,48 @@
+"""Looks at the program's objects, whose attributes may raise anything. torch does not look there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def attribute(thing: object, name: str, default: Any = None) -> Any:
+    """Returns an attribute of ``thing``, or ``default`` if it has none, or its own code raises.
+
+    A ``__getattr__`` that is ``self.fields[name]`` raises a ``KeyError``, and a property what it likes.
+    """
+    try:
+        return getattr(thing, name, default)
+    except Exception:
+        return default
+
+
+def stored(thing: object, name: str, default: Any = None) -> Any:
+    """Returns an attribute that an instance or its class stores as a plain value; runs no code of theirs."""
+    try:
+        found: dict[str, Any] = object.__getattribute__(thing, "__dict__")
+    except AttributeError:
+        found = {}
+    if type(found) is dict and name in found:
+        return found[name]
+    for cls in type(thing).__mro__:
+        if name in cls.__dict__:
+            value = cls.__dict__[name]
+            # A property, or a slot, would run code.
+            return default if hasattr(type(value), "__get__") else value
+    return default
+
+
+def has(thing: object, name: str) -> bool:
+    """True if ``thing`` has an attribute of that name. A property of its class is not called."""
+    missing = object()
+    return any(attribute(one, name, missing) is not missing for one in (type(thing), thing))
+
+
+def has_method(thing: object, name: str) -> bool:
+    """True if ``thing`` has a callable attribute of that name."""
+    return callable(attribute(thing, name))
+
+
+def class_has_method(thing: object, name: str) -> bool:
+    """True if the class of ``thing`` has a method of that name; runs no code of the class."""
+    return any(callable(cls.__dict__.get(name)) for cls in type(thing).__mro__)
