@@ -24,17 +24,17 @@ _T_co = TypeVar("_T_co", covariant=True)
 class StatefulDataLoader(DataLoader[_T_co]):
     """A ``ringloader.DataLoader`` with torchdata's ``state_dict`` and ``load_state_dict``.
 
-    It gives the same batches as ``ringloader.DataLoader``, with all its options. In addition it asks samplers
-    and datasets for their own states, which costs time: a sampler with ``state_dict`` and ``load_state_dict``
-    after each batch, and a dataset, or its iterator, after ``snapshot_every_n_steps`` batches. An
-    ``nn.Module`` is not asked: its weights are no position. The first ``iter`` logs whose states it takes, at
-    level INFO of the logger ``ringloader``. The page *Resume from a checkpoint* says what a state keeps.
+    It gives the same batches as ``ringloader.DataLoader``, and takes all its arguments. In addition it asks
+    samplers and datasets for their own states, which costs time: a sampler with ``state_dict`` and
+    ``load_state_dict`` after each batch, and a dataset, or its iterator, after ``snapshot_every_n_steps``
+    batches. An ``nn.Module`` is not asked: its weights are no position. The first ``iter`` logs whose states
+    it takes, at level INFO of the logger ``ringloader``. The page *Resume from a checkpoint* says what a
+    state keeps.
 
     Args:
         snapshot_every_n_steps: After how many batches workers take the state of a dataset, or its iterator,
             that has ``state_dict`` and ``load_state_dict`` (default: 1). An epoch that goes on reads batches
             again that came since. None: never, and the dataset counts as one without a state.
-        **others: The arguments of ``ringloader.DataLoader``.
 
     Raises:
         ValueError: As ``ringloader.DataLoader``.

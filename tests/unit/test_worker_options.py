@@ -9,7 +9,7 @@ from torch.utils.data import Dataset, IterableDataset
 from ringloader import DataLoader
 from ringloader._iterator import make
 from ringloader._worker import options as worker_options
-from ringloader._worker.options import WorkerOption
+from ringloader._worker.options import EpochStart, WorkerOption
 
 pytestmark = pytest.mark.rings_only
 
@@ -71,7 +71,7 @@ class Fails(WorkerOption):
         self.method = method
         self.begun = 0
 
-    def begin(self, dataset):
+    def begin(self, dataset, _start):
         self.begun += 1
         self._fail("begin")
         return dataset
@@ -135,7 +135,7 @@ class Told(WorkerOption):
     def __init__(self):
         self.calls = []
 
-    def begin(self, dataset):
+    def begin(self, dataset, _start):
         self.calls.append("begin")
         return dataset
 
@@ -157,7 +157,7 @@ class Told(WorkerOption):
 def test_the_others_are_told_of_an_epoch_that_cannot_start(method, then, is_iterable):
     told = Told()
     fetcher = worker_options.begin_epoch(
-        (told, Fails(1, method)), lambda _: _Counting(None, 0), Numbers(), is_iterable
+        (told, Fails(1, method)), lambda _: _Counting(None, 0), Numbers(), EpochStart(), is_iterable
     )
     assert told.calls == then
     with pytest.raises(LookupError, match="no epoch can start"):

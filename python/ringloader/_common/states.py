@@ -35,11 +35,8 @@ class DatasetStates(Protocol):
     def around(self, take: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Returns ``take`` for batches that may come with states."""
 
-    def start_of(self, worker: int) -> Any:
-        """Returns where a worker begins; None: at the beginning of the epoch."""
-
-    def succeed(self, worker: int) -> bool:
-        """Prepares the successor of a lost worker. False: the state to begin from is not known."""
+    def succeed(self, worker: int) -> tuple[bool, Any]:
+        """Returns where the successor of a lost worker begins. False first: the state for it is not known."""
 
 
 class Epoch(Protocol):
@@ -58,8 +55,8 @@ class Epoch(Protocol):
     def rest(self) -> Rest | None:
         """The part that is still to be read; None for an epoch that begins."""
 
-    def give_starts(self, options: Sequence[Any]) -> None:
-        """Tells the options of workers that are about to begin where the epoch goes on."""
+    def start_of(self, worker: int) -> Any:
+        """Returns where a worker begins; None: at the beginning of the epoch."""
 
     def begin(self, iterator: Any, drawn: bool) -> None:
         """Notes the seeds of an iterator, and whether this epoch has drawn them."""
@@ -67,8 +64,8 @@ class Epoch(Protocol):
     def index_source(self, iterator: Any, places: _native.Places | None) -> _native.IndexSource:
         """Returns the source of the tasks of an iterator with workers."""
 
-    def read(self, iterator: Any) -> None:
-        """Makes an iterator without workers read the epoch from where it is."""
+    def read(self, iterator: Any, options: Sequence[Any]) -> None:
+        """Makes an iterator without workers, which has these options, read the epoch from where it is."""
 
     def next_index(self, read: Callable[[], Any]) -> Any:
         """Returns the index that ``read`` gives an iterator without workers."""

@@ -11,6 +11,9 @@ import torch
 
 from ringloader._common import states
 from ringloader._iterator.pausing import Pausing
+from ringloader._iterator.plan import EpochPlan
+from ringloader._options import epochs
+from ringloader._sources import inside
 from ringloader._torch import internals
 from ringloader._worker.options import InFront
 
@@ -99,8 +102,9 @@ class LoaderIterator(Pausing):
     _index_sampler: Any
     _profile_name: str
     _IterableDataset_len_called: int | None
-    # The epoch, if its state can be asked for; None for a loader whose class has no states.
-    _epoch: states.Epoch | None = None
+    _plan = EpochPlan()
+    # True if an option needs the numbers of epochs.
+    _counts_epochs = False
 
     def __next__(self) -> Any:
         """Returns the next batch. MIRRORS torch dataloader.py::_BaseDataLoaderIter.__next__."""
@@ -115,8 +119,8 @@ class LoaderIterator(Pausing):
             else:
                 data = self._take_next(self)
         except BaseException as error:
-            if self._epoch is not None:
-                self._epoch.note_raised(self, error)
+            if self._plan.epoch is not None:
+                self._plan.epoch.note_raised(self, error)
             raise
         if self._IterableDataset_len_called is not None:
             self._check_length(self._IterableDataset_len_called)
@@ -129,9 +133,24 @@ class LoaderIterator(Pausing):
         """Batches that calls of ``next`` have returned; one that still runs does not count."""
         return self._num_yielded
 
+    def _decide(self, loader: Any, told: int | None = None, are_same: bool = False) -> EpochPlan:
+        """Decides the epoch that begins, before anything is drawn for it.
+
+        Args:
+            loader: The loader.
+            told: The epoch that ``set_epoch`` of the loader has named.
+            are_same: True if the workers are those of the epoch before.
+        """
+        number = epochs.take_next(loader) if self._counts_epochs else None
+        # Before the sampler is iterated, which may count epochs itself.
+        named = inside.epoch_of(loader._index_sampler) if self._counts_epochs else None
+        kept = states.of(loader)
+        epoch = None if kept is None else kept.begin(loader, self, number, are_same)
+        return EpochPlan(number, number if named is None else named, told, epoch)
+
     def _init_base(self, loader: Any) -> None:
         """Calls the constructor of torch's base, which draws the base seed unless it is known."""
-        epoch = self._epoch
+        epoch = self._plan.epoch
         if epoch is None or epoch.given_seed is None:
             internals.BaseIterator.__init__(self, loader)
         else:
@@ -142,12 +161,13 @@ class LoaderIterator(Pausing):
 
     def _places(self, keys: Keys) -> _native.Places:
         """Returns what gives tasks their places in the epoch that begins."""
-        rest = None if self._epoch is None else self._epoch.rest
-        return keys.places(self._index_sampler, self._base_seed, rest)
+        rest = None if self._plan.epoch is None else self._plan.epoch.rest
+        assert self._plan.key_number is not None
+        return keys.places(self._index_sampler, self._base_seed, self._plan.key_number, rest)
 
     def _drawing(self, loader: Any) -> Any:
         """Returns the loader for torch's ``_reset``; in front of it for an epoch that has drawn before."""
-        has_drawn = self._epoch is not None and self._epoch.is_drawn
+        has_drawn = self._plan.epoch is not None and self._plan.epoch.is_drawn
         return WithoutDrawing(loader) if has_drawn else loader
 
     def _next_data(self) -> Any:

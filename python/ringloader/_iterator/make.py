@@ -173,13 +173,12 @@ def _delivery(loader: Any, options: Options) -> Delivery:
     return Delivery(moving, bad_samples, recording=recorded)
 
 
-def _worker_options(loader: Any, options: Options, epoch: int | None, timed: Any) -> Sequence[WorkerOption]:
+def _worker_options(loader: Any, options: Options, timed: Any) -> Sequence[WorkerOption]:
     """Returns the options that take part where batches are made: in workers, or without them here.
 
     Args:
         loader: The loader.
         options: Its options.
-        epoch: The number of the first epoch.
         timed: The option that notes times there, with ``stats``.
     """
     from ringloader._options import handling, seeding
@@ -189,7 +188,7 @@ def _worker_options(loader: Any, options: Options, epoch: int | None, timed: Any
     found = (
         gather.option_for(loader),
         handling.option_for(options),
-        epochs.option_for(loader, options, epoch),
+        epochs.option_for(loader, options),
         # Behind that, so that states are of the epoch's dataset, and go beside what the others make.
         None if kept is None else kept.worker_option(loader),
         timed if options.stats else None,
@@ -204,14 +203,13 @@ def _without_workers(loader: Any, options: Options) -> Any:
     from ringloader._iterator.without_workers import SingleProcessIterator
     from ringloader._options import seeding
 
-    epoch = epochs.count(loader, options)
     timed = None
     if delivery.recording is not None:
         is_iterable = loader._dataset_kind == internals.ITERABLE
         timed = timing.TimingHere(delivery.recording.recorder, is_iterable)
-    worker_options = _worker_options(loader, options, epoch, timed)
+    worker_options = _worker_options(loader, options, timed)
     keys = seeding.keys_for(loader, options)
-    made = SingleProcessIterator(loader, worker_options, delivery, keys, epoch)
+    made = SingleProcessIterator(loader, worker_options, delivery, keys, epochs.are_counted(loader, options))
     report.record(loader, made, "single-process", "num_workers is 0", delivery.counters, delivery.recording)
     return made
 
@@ -222,13 +220,17 @@ def _with_threads(loader: Any, options: Options) -> Any:
     from ringloader._options import seeding
     from ringloader._transport import threads
 
-    epoch = epochs.count(loader, options)
     clocks = [_native.WorkerClock() for _ in range(loader.num_workers if options.stats else 0)]
-    worker_options = _worker_options(loader, options, epoch, timing.Timing(clocks))
+    worker_options = _worker_options(loader, options, timing.Timing(clocks))
     transport = threads.make_transport(loader, options, worker_options, clocks)
     keys = seeding.keys_for(loader, options)
     made = WorkersIterator(
-        loader, transport, delivery, keys=keys, next_epoch=_next_epoch(loader, options), number=epoch
+        loader,
+        transport,
+        delivery,
+        keys=keys,
+        next_epoch=_next_epoch(loader, options),
+        counts_epochs=epochs.are_counted(loader, options),
     )
     return _noted(loader, made, transport, delivery)
 
@@ -241,15 +243,14 @@ def _with_processes(loader: Any, options: Options) -> Any:
     from ringloader._options import seeding
     from ringloader._transport import budget, processes
 
-    epoch = epochs.count(loader, options)
-    worker_options = _worker_options(loader, options, epoch, timing.Timing())
+    worker_options = _worker_options(loader, options, timing.Timing())
     keys = seeding.keys_for(loader, options)
-    lease = None
+    lease = told = None
     try:
         if options.worker_pool is not None and pool.takes(
             options.worker_pool, loader, options.prefetch_epochs
         ):
-            worker_options = (*epochs.telling_for(loader), *worker_options)
+            told = epochs.told_in_pool(loader)
             # Before the memory, which a process that is forked now would have too.
             with budget.asking(OSError):
                 lease = options.worker_pool._lend(loader)
@@ -279,7 +280,15 @@ def _with_processes(loader: Any, options: Options) -> Any:
     next_epoch = _next_epoch(loader, options)
     try:
         made = WorkersIterator(
-            loader, transport, delivery, options.main_prefetch, restarting, keys, next_epoch, epoch
+            loader,
+            transport,
+            delivery,
+            options.main_prefetch,
+            restarting,
+            keys,
+            next_epoch,
+            epochs.are_counted(loader, options),
+            told,
         )
     except OSError as error:
         _note_descriptors(error)

@@ -25,7 +25,6 @@ from torch.utils.data.distributed import DistributedSampler
 from ringloader._common import errors, states
 from ringloader._common.looking import stored
 from ringloader._options import epochs
-from ringloader._options.epochs import EpochOption
 from ringloader._sources import inside
 from ringloader._torch import internals, select_path
 from ringloader._worker.telling import epoch_listeners
@@ -44,7 +43,7 @@ _KNOWN = {
     *(internals.InfiniteConstantSampler, list, range, tuple),
 }
 # Attributes of an iterator that are of its epoch.
-_OF_EPOCH = ("_epoch", "_epoch_to_tell", "_num_yielded", "_number", "_sampler_iter")
+_OF_EPOCH = ("_plan", "_epoch_to_tell", "_num_yielded", "_sampler_iter")
 
 
 class NextEpoch:
@@ -151,9 +150,6 @@ class _Shown:
         kept = states.of(loader)
         self._noted = None if kept is None else kept.noted(loader)
         self._of_iterator = {name: getattr(iterator, name) for name in _OF_EPOCH}
-        # A successor of a worker has the number of the epoch that is under way.
-        options = (option for option in iterator._transport.options if isinstance(option, EpochOption))
-        self._of_options = [(option, option.next_number) for option in options]
 
     def put(self, iterator: Any, loader: Any) -> None:
         """Has both show this epoch."""
@@ -165,8 +161,6 @@ class _Shown:
             loader._index_sampler.set_rest(self.rest)
         for name, value in self._of_iterator.items():
             setattr(iterator, name, value)
-        for option, number in self._of_options:
-            option.count_from(number)
 
 
 class _Begun:
@@ -305,7 +299,7 @@ class _Names:
     def name_next(self, iterator: Any, loader: Any) -> None:
         """Names the next epoch as the program is expected to name it."""
         number = epochs.next_of(loader)
-        if not epochs.counts(iterator) and number == self._number:
+        if not iterator._counts_epochs and number == self._number:
             number += self._number_step
             epochs.count_from(loader, number)
         if iterator._epoch_to_tell is None and self._is_named:

@@ -8,6 +8,7 @@ from typing import Any
 from ringloader._log import logger
 from ringloader._options import overdue
 from ringloader._transport.processes import ProcessTransport
+from ringloader._worker.options import EpochStart
 
 # Seconds for which a successor waits for processes that its predecessor forked.
 _ORPHANS_END_WITHIN = 2.0
@@ -44,12 +45,13 @@ class Restarting:
         else:
             self._unknown.add(worker)
 
-    def successor(self, lost: Any, worker: int, in_hand: overdue.Late | None) -> Any:
+    def successor(self, lost: Any, worker: int, start: EpochStart, in_hand: overdue.Late | None) -> Any:
         """The process of a worker's successor, which runs; None if there may be none.
 
         Args:
             lost: The process that has ended.
             worker: The worker's number.
+            start: The beginning of the successor's part of the epoch.
             in_hand: What it was in.
         """
         if worker in self._not_again:
@@ -64,7 +66,7 @@ class Restarting:
         self._left -= 1
         self._say(lost, worker, in_hand)
         try:
-            return self._transport.restart(worker)
+            return self._transport.restart(worker, start)
         except BaseException:
             # INVARIANT: no two processes are at the rings of one worker. This one may run unknown.
             self._not_again.add(worker)

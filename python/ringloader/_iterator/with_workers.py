@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -17,7 +18,8 @@ from ringloader._placement.lookahead import Placement
 from ringloader._sources import samplers
 from ringloader._torch import data_pipes, devices, internals
 from ringloader._transport.protocol import Transport
-from ringloader._worker.loop import Resume, Work
+from ringloader._worker.loop import Work
+from ringloader._worker.options import EpochStart
 
 if TYPE_CHECKING:
     from ringloader._options.seeding import Keys
@@ -42,7 +44,8 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         restarting: Starts successors of workers that were lost.
         keys: Makes the keys and places of each epoch's samples, for workers that seed generators by them.
         next_epoch: Begins the next epoch before ``iter`` does.
-        number: The number of the first epoch, if an option counts epochs.
+        counts_epochs: True if an option needs the numbers of epochs.
+        told: The epoch that the dataset of a pool's workers is told.
     """
 
     # The module itself: an iterator that lives on while modules are torn down finds their names None.
@@ -68,7 +71,8 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         restarting: Restarting | None = None,
         keys: Keys | None = None,
         next_epoch: NextEpoch | None = None,
-        number: int | None = None,
+        counts_epochs: bool = False,
+        told: int | None = None,
     ) -> None:
         self._transport = transport
         self._delivery = delivery
@@ -76,18 +80,13 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         self._restarting = restarting
         self._keys = keys
         self._next_epoch = next_epoch
-        self._number = number
+        self._counts_epochs = counts_epochs
         self._workers: list[Any] = []
         self._workers_status = [True] * loader.num_workers
         self._persistent_workers = loader.persistent_workers
         try:
             loader.check_worker_number_rationality()
-            kept = states.of(loader)
-            if kept is not None:
-                self._epoch = kept.begin(loader, self, number)
-                self._epoch.give_starts(transport.options)
-            if keys is not None:
-                keys.begin(loader._index_sampler, number)
+            self._plan = self._decide(loader, told)
             self._init_base(loader)
             if delivery.moving is not None:
                 self._pin_memory = False
@@ -118,7 +117,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
                 self._worker_init_fn,
                 worker,
                 self._num_workers,
-                self._shared_seed,
+                self._start_of(worker),
                 (),
             )
             self._workers.append(self._transport.start(work))
@@ -148,7 +147,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
             if source is not None:
                 self._scheduler.reset(source)
         self._workers_status = [True] * self._num_workers
-        dataset = None if self._epoch is None else self._epoch.dataset
+        dataset = self._dataset_states()
         if first_iter or dataset is not None:
             take = self._take if dataset is None else dataset.around(self._take)
             self._take_next = self._delivery.around(take)
@@ -157,37 +156,38 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
                 self._scheduler.put_index(self)
         kept = states.of(loader)
         if kept is not None:
-            kept.has_begun(loader, self._epoch, self._delivery.collecting)
+            kept.has_begun(loader, self._plan.epoch, self._delivery.collecting)
 
     def _draw(self, loader: Any) -> None:
         """Begins another epoch in this process."""
-        self._number = epochs.count_again(self, loader)
-        kept = states.of(loader)
-        if kept is not None:
-            self._epoch = kept.begin(loader, self, self._number, are_same=True)
-        if self._keys is not None:
-            self._keys.begin(loader._index_sampler, self._number)
+        told, self._epoch_to_tell = self._epoch_to_tell, None
+        self._plan = self._decide(loader, told, are_same=True)
         internals.BaseIterator._reset(self, self._drawing(loader))
-        if self._epoch is not None:
-            self._epoch.begin(self, False)
-            self._epoch.give_starts(self._transport.options)
+        if self._plan.epoch is not None:
+            self._plan.epoch.begin(self, False)
 
     def _tell(self) -> _native.IndexSource:
         """Tells the workers of another epoch, and returns the source of its tasks."""
-        dataset = None if self._epoch is None else self._epoch.dataset
-        number, named, self._epoch_to_tell = self._number, self._epoch_to_tell, None
         # Behind the tasks of an abandoned epoch, which still run, as torch's do. They are not waited for:
         # their results are told by their epoch.
         for worker in range(self._num_workers):
-            start = None if dataset is None else dataset.start_of(worker)
-            self._transport.send(worker, Resume(self._shared_seed, number, named, start))
+            self._transport.send(worker, self._start_of(worker))
         return self._index_source()
+
+    def _dataset_states(self) -> states.DatasetStates | None:
+        """Returns the states of the dataset in this epoch, if it may have any."""
+        return None if self._plan.epoch is None else self._plan.epoch.dataset
+
+    def _start_of(self, worker: int) -> EpochStart:
+        """Returns the beginning of a worker's part of the epoch."""
+        position = None if self._plan.epoch is None else self._plan.epoch.start_of(worker)
+        return EpochStart(self._plan.number, self._plan.told, self._shared_seed, position=position)
 
     def _index_source(self) -> _native.IndexSource:
         places = None if self._keys is None else self._places(self._keys)
-        if self._epoch is None:
+        if self._plan.epoch is None:
             return samplers.index_source(self._index_sampler, places)
-        return self._epoch.index_source(self, places)
+        return self._plan.epoch.index_source(self, places)
 
     def _make_scheduler(self, source: _native.IndexSource) -> Any:
         made = self._transport.scheduler(
@@ -306,9 +306,12 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         """Starts a successor of a worker that has ended, if there may be one."""
         successor = None
         if self._restarting is not None:
-            dataset = None if self._epoch is None else self._epoch.dataset
-            self._restarting.note_state(worker_id, dataset is None or dataset.succeed(worker_id))
-            successor = self._restarting.successor(self._workers[worker_id], worker_id, in_hand)
+            start, dataset, is_known = self._start_of(worker_id), self._dataset_states(), True
+            if dataset is not None:
+                is_known, position = dataset.succeed(worker_id)
+                start = dataclasses.replace(start, position=position)
+            self._restarting.note_state(worker_id, is_known)
+            successor = self._restarting.successor(self._workers[worker_id], worker_id, start, in_hand)
         if successor is None:
             return False
         self._workers[worker_id] = successor

@@ -7,12 +7,11 @@ from typing import Any
 
 from ringloader._common import states
 from ringloader._iterator.base import Delivery, LoaderIterator
-from ringloader._options.epochs import EpochOption
 from ringloader._options.seeding import Keys, Placing
 from ringloader._torch import data_pipes, internals
 from ringloader._worker import collate
 from ringloader._worker import options as worker_options
-from ringloader._worker.options import WorkerOption
+from ringloader._worker.options import EpochStart, WorkerOption
 
 
 class SingleProcessIterator(LoaderIterator, internals.SingleIterator):  # type: ignore[misc]
@@ -25,7 +24,7 @@ class SingleProcessIterator(LoaderIterator, internals.SingleIterator):  # type: 
         options: The options that workers would ask.
         delivery: Options that take part when a batch is handed out.
         keys: Makes the key and the places of the epoch's samples, by which an option seeds generators.
-        number: The number of the epoch, if an option counts epochs.
+        counts_epochs: True if an option needs the numbers of epochs.
     """
 
     def __init__(
@@ -34,14 +33,10 @@ class SingleProcessIterator(LoaderIterator, internals.SingleIterator):  # type: 
         options: Sequence[WorkerOption],
         delivery: Delivery,
         keys: Keys | None = None,
-        number: int | None = None,
+        counts_epochs: bool = False,
     ) -> None:
-        kept = states.of(loader)
-        if kept is not None:
-            self._epoch = kept.begin(loader, self, number)
-            self._epoch.give_starts(options)
-        if keys is not None:
-            keys.begin(loader._index_sampler, number)
+        self._counts_epochs = counts_epochs
+        self._plan = self._decide(loader)
         self._init_base(loader)
         # Analysers of traces look for it.
         self._profile_name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
@@ -50,28 +45,34 @@ class SingleProcessIterator(LoaderIterator, internals.SingleIterator):  # type: 
         if delivery.moving is not None:
             self._pin_memory = False
         data_pipes.shard(self)
-        for option in options:
-            if isinstance(option, EpochOption):
-                option.base_seed = self._base_seed
         self._dataset_fetcher = worker_options.begin_epoch(
             options,
             self._torchs_fetcher,
             self._dataset,
+            self._start(),
             self._dataset_kind == internals.ITERABLE,
             # A worker of torch's sends the batch, and has its memory for it.
             None if internals.is_in_worker() else collate.put_native,
         )
         self._take_next = delivery.moved(internals.SingleIterator._next_data)
-        if self._epoch is not None:
-            self._epoch.read(self)
+        epoch = self._plan.epoch
+        if epoch is not None:
+            epoch.read(self, options)
         if keys is not None:
             self._dataset_fetcher = Placing(self._dataset_fetcher, self._places(keys))
+        kept = states.of(loader)
         if kept is not None:
-            kept.has_begun(loader, self._epoch, delivery.collecting)
+            kept.has_begun(loader, epoch, delivery.collecting)
+
+    def _start(self) -> EpochStart:
+        """Returns the beginning of the epoch, in which this process is the only worker."""
+        position = None if self._plan.epoch is None else self._plan.epoch.start_of(0)
+        # The dataset was told its epoch in this process.
+        return EpochStart(self._plan.number, base_seed=self._base_seed, position=position)
 
     def _next_index(self) -> Any:
         read = super()._next_index
-        return read() if self._epoch is None else self._epoch.next_index(read)
+        return read() if self._plan.epoch is None else self._plan.epoch.next_index(read)
 
     def _torchs_fetcher(self, dataset: Any) -> Any:
         return internals.create_fetcher(

@@ -17,8 +17,8 @@ from ringloader._common.looking import has_method, stored
 from ringloader._common.weak_registry import WeakRegistry
 from ringloader._options.table import Options
 from ringloader._torch import internals, select_path
-from ringloader._worker.options import WorkerOption
-from ringloader._worker.telling import TellingOption, epoch_listeners
+from ringloader._worker.options import EpochStart, WorkerOption
+from ringloader._worker.telling import epoch_listeners
 from ringloader.seeds import Seeds
 
 # Called with the dataset, torch's worker info and the seeds; returns the dataset for the epoch, or None.
@@ -31,8 +31,7 @@ class EpochOption(WorkerOption):
     Args:
         reset_fn: The user's function.
         reseeds: Whether the generators of python, numpy and torch are set anew; in a thread, its own three.
-        seed: What the seeds come from; None for torch's base seed.
-        epoch: The first epoch. The next ones count up, until :meth:`count_from` sets another number.
+        seed: The number that seeds come from; None for torch's base seed.
         rank: This process's, or that of the main process.
         world_size: How many ranks there are.
     """
@@ -42,38 +41,25 @@ class EpochOption(WorkerOption):
         reset_fn: ResetFn | None = None,
         reseeds: bool = False,
         seed: int | None = None,
-        epoch: int = 0,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
         self._reset_fn = reset_fn
         self._reseeds = reseeds
         self._seed = seed
-        self._epoch = epoch
         self._rank = rank
         self._world_size = world_size
-        # The base seed of a loader without workers, which begins epochs as a single worker: code that shares
-        # a dataset out then reads all of it.
-        self.base_seed: int | None = None
 
-    def count_from(self, epoch: int) -> None:
-        """Sets the number of the next epoch."""
-        self._epoch = epoch
-
-    @property
-    def next_number(self) -> int:
-        """The number of the next epoch."""
-        return self._epoch
-
-    def begin(self, dataset: Any) -> Any:
+    def begin(self, dataset: Any, start: EpochStart) -> Any:
         """Begins an epoch. Returns its dataset."""
         info: Any = get_worker_info()
-        if self.base_seed is not None:
-            info = internals.WorkerInfo(id=0, num_workers=1, seed=self.base_seed, dataset=dataset)
-        epoch, self._epoch = self._epoch, self._epoch + 1
+        if start.base_seed is not None:
+            # A single worker: code that shares a dataset out then reads all of it.
+            info = internals.WorkerInfo(id=0, num_workers=1, seed=start.base_seed, dataset=dataset)
+        assert start.number is not None
         agreed = self._seed is not None or self._world_size == 1
         seed = info.seed - info.id if self._seed is None else self._seed
-        seeds = Seeds(seed, epoch=epoch, rank=self._rank, shared_by_all=agreed).spawn(info.id)
+        seeds = Seeds(seed, epoch=start.number, rank=self._rank, shared_by_all=agreed).spawn(info.id)
         if self._reseeds:
             _set_generators(seeds, info)
         if self._reset_fn is None:
@@ -115,27 +101,17 @@ _told_last: WeakRegistry[int] = WeakRegistry()
 _shuffled_last: WeakRegistry[int] = WeakRegistry()
 
 
-def count(loader: Any, options: Options) -> int | None:
-    """Returns the number of the epoch that begins, and counts it; None if no option needs it."""
-    needs = _begins(loader, options) or options.seeding != "torch"
-    return _take_next(loader) if needs else None
+def are_counted(loader: Any, options: Options) -> bool:
+    """True if an option needs the numbers of epochs."""
+    return _begins(loader, options) or options.seeding != "torch"
 
 
-def option_for(loader: Any, options: Options, epoch: int | None) -> EpochOption | None:
-    """Returns the option that begins epochs, if there is work to do then.
-
-    Args:
-        loader: The loader.
-        options: Its options.
-        epoch: What :func:`count` has returned for the first epoch.
-    """
+def option_for(loader: Any, options: Options) -> EpochOption | None:
+    """Returns the option that begins epochs, if there is work to do then."""
     if not _begins(loader, options):
         return None
-    assert epoch is not None
     rank, world_size = ranks()
-    return EpochOption(
-        options.worker_reset_fn, _reseeds(loader, options), options.seed, epoch, rank, world_size
-    )
+    return EpochOption(options.worker_reset_fn, _reseeds(loader, options), options.seed, rank, world_size)
 
 
 def _begins(loader: Any, options: Options) -> bool:
@@ -153,14 +129,14 @@ def take_over(loader: Any) -> None:
         setattr(loader, _TOLD, _last_of(loader))
 
 
-def telling_for(loader: Any) -> tuple[TellingOption, ...]:
-    """Returns the option for a pool's workers: the loader's epoch, whatever their dataset was told before."""
+def told_in_pool(loader: Any) -> int | None:
+    """Returns the epoch that a pool's workers tell their dataset, whatever it was told before; None: none."""
     take_over(loader)
-    told = getattr(loader, _TOLD)
+    told: int | None = getattr(loader, _TOLD)
     if told is None and _last_of(loader) is not None:
         # Another loader's epoch, which the dataset may have, is not this one's.
-        told = 0
-    return () if told is None else (TellingOption(told),)
+        return 0
+    return told
 
 
 def _last_of(loader: Any) -> int | None:
@@ -191,7 +167,8 @@ def count_from(loader: Any, epoch: int) -> None:
     setattr(loader, _NEXT, epoch)
 
 
-def _take_next(loader: Any) -> int:
+def take_next(loader: Any) -> int:
+    """Returns that number, and counts it."""
     epoch = next_of(loader)
     setattr(loader, _NEXT, epoch + 1)
     return epoch
@@ -237,23 +214,6 @@ def told(loader: Any) -> int | None:
 def was_named(loader: Any) -> bool:
     """True if ``set_epoch`` of the loader was called, or a state loaded, or an epoch counted."""
     return hasattr(loader, _NEXT)
-
-
-def counts(iterator: Any) -> bool:
-    """True if an iterator counts the epochs of its loader."""
-    has_option = any(isinstance(option, EpochOption) for option in iterator._transport.options)
-    return has_option or iterator._keys is not None
-
-
-def count_again(iterator: Any, loader: Any) -> int | None:
-    """Returns the number of another epoch of the same workers, and counts it; None if no option needs it."""
-    if not counts(iterator):
-        return None
-    number = _take_next(loader)
-    for option in iterator._transport.options:
-        # A worker that is restarted has this one.
-        option.count_from(number)
-    return number
 
 
 def say_if_forgotten(loader: Any) -> None:

@@ -28,7 +28,7 @@ from ringloader._options.table import Options
 from ringloader._sources import inside, samplers
 from ringloader._torch import internals
 from ringloader._worker import gather
-from ringloader._worker.options import CountsSamples, Failing, Fetcher, InFront, WorkerOption
+from ringloader._worker.options import CountsSamples, EpochStart, Failing, Fetcher, InFront, WorkerOption
 
 _MASK = (1 << 64) - 1
 
@@ -54,32 +54,23 @@ class Keys:
         self._rank, _ = epochs.ranks()
         # True if an index is a batch's.
         self._batches = loader._auto_collation
-        self._number = 0
         kept = states.of(loader)
         has_state = kept is not None and kept.ask_dataset(loader)
         # True if any worker may make any batch.
         self.balances = loader._dataset_kind != internals.ITERABLE and not has_state
 
-    def begin(self, index_sampler: Any, number: int | None) -> None:
-        """Begins an epoch, before its sampler is iterated, which may count epochs itself.
-
-        Args:
-            index_sampler: The loader's.
-            number: The number of the epoch, as ``Seeds`` count. The epoch of a sampler takes precedence.
-        """
-        assert number is not None
-        epoch = inside.epoch_of(index_sampler)
-        self._number = number if epoch is None else epoch
-
-    def places(self, index_sampler: Any, base_seed: int, rest: states.Rest | None) -> _native.Places:
+    def places(
+        self, index_sampler: Any, base_seed: int, number: int, rest: states.Rest | None
+    ) -> _native.Places:
         """Returns the object that gives tasks their places in the epoch that begins.
 
         Args:
             index_sampler: The iterator's.
             base_seed: Torch's for the iterator's workers.
+            number: The number of the epoch, for keys.
             rest: The rest of an epoch that goes on; None for one that begins.
         """
-        number, passed, start = (self._number, (), 0) if rest is None else rest
+        number, passed, start = (number, (), 0) if rest is None else rest
         first, step, rank = 0, 1, self._rank
         for sampler in itertools.islice(inside.samplers_in(index_sampler), 2):
             if issubclass(type(sampler), DistributedSampler):
@@ -189,7 +180,7 @@ class Seeding(WorkerOption):
         # Without indices a worker's samples are its own.
         self._worker = worker if self._is_iterable else 0
 
-    def begin(self, dataset: Any) -> Any:
+    def begin(self, dataset: Any, start: EpochStart) -> Any:  # noqa: ARG002
         self._turn = Turn(_generators())
         if self._is_iterable:
             return _Stream(dataset, self._turn, self._before == "sample")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import Any
 
 import ringloader._native as _native
@@ -13,7 +13,6 @@ from ringloader._state.objects import Sent
 from ringloader._state.parts import Part, Workers
 from ringloader._state.saved import Saved
 from ringloader._state.snapshots import Asked, Snapshots, Start
-from ringloader._worker.options import WorkerOption
 
 # More batches than any epoch has.
 _MOST = (1 << 64) - 1
@@ -57,8 +56,8 @@ class DatasetState:
         self._outlive = [False] * many
         # The worker whose state came last, and the one that it had before.
         self._replaced: tuple[int, Sent | None] = (0, None)
-        self._size = 1
-        self._option: Snapshots | None = None
+        # The samples of a batch that is read again.
+        self.size = 1
         # Without workers, the fetcher that has the state. It goes with its iterator.
         self._asked: weakref.ref[Asked] | None = None
         # The positions when the epoch ended.
@@ -66,44 +65,30 @@ class DatasetState:
         # True until another epoch begins.
         self._is_last: bool = True
 
-    def give_starts(self, options: Sequence[WorkerOption], size: int) -> None:
-        """Has workers that are about to start begin where the epoch goes on.
-
-        Args:
-            options: The options of the workers.
-            size: The samples of a batch that is read again.
-        """
-        self._size = size
-        self._option = next((one for one in options if isinstance(one, Snapshots)), None)
-        if self._option is not None:
-            starts = {worker: self.start_of(worker) for worker in range(len(self._begun))}
-            self._option.starts = {worker: start for worker, start in starts.items() if start is not None}
-
     def start_of(self, worker: int) -> Start | None:
         """Returns where a worker begins; None: at the beginning of the epoch."""
         if worker in self._told:
-            return Start(self._begun[worker], 0, self._first, self._size)
+            return Start(self._begun[worker], 0, self._first, self.size)
         return Start(first=self._first) if self._first else None
 
-    def succeed(self, worker: int) -> bool:
-        """Has the successor of a lost worker begin behind its last answer. False: the state is not known."""
-        answered, passed = self.turns.when_lost(worker)
-        assert self._option is not None
-        start = self.start_of(worker)
-        if answered:
-            last = self._last[worker]
-            if last is None or not last.asked == answered == passed:
-                return False
-            start = Start(Part(snapshot=last.snapshot), answered, self._first)
-        self._option.starts = {} if start is None else {worker: start}
-        return True
+    def succeed(self, worker: int) -> tuple[bool, Start | None]:
+        """Returns where the successor of a lost worker begins: after its last answer.
 
-    def ask_here(self) -> None:
+        Returns:
+            False if the state after that answer is not known, and the beginning.
+        """
+        answered, passed = self.turns.when_lost(worker)
+        if not answered:
+            return True, self.start_of(worker)
+        last = self._last[worker]
+        if last is None or not last.asked == answered == passed:
+            return False, None
+        return True, Start(Part(snapshot=last.snapshot), answered, self._first)
+
+    def ask_here(self, option: Snapshots) -> None:
         """Notes the fetcher of an iterator without workers, if that has a state."""
-        asked = None if self._option is None else self._option.here
+        asked, option.here = option.here, None
         if asked is not None:
-            assert self._option is not None
-            self._option.here = None
             self._is_stateful = True
             self._asked = weakref.ref(asked)
             asked.leave = self._leave
@@ -269,7 +254,7 @@ class MapDatasetState(DatasetState):
 
     def _hold(self, iterator: Any) -> None:
         if not self._behind:
-            self._held = iterator._epoch.position(), super().saved()
+            self._held = iterator._plan.epoch.position(), super().saved()
 
     def _note(self, found: Sent) -> None:
         super()._note(found)

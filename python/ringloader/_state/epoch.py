@@ -16,6 +16,7 @@ from ringloader._state.order import NativeOrder
 from ringloader._state.parts import Workers
 from ringloader._state.reading import ReadOrder
 from ringloader._state.saved import Saved
+from ringloader._state.snapshots import Snapshots, Start
 from ringloader._torch import data_pipes
 from ringloader._worker.options import WorkerOption
 
@@ -54,6 +55,8 @@ class Epoch:
             self.attach(iterator)
         if dataset is not None:
             dataset.returned = self.returned
+            # A batch that is read again has as many samples.
+            dataset.size = begun.batch_size
         self.dataset = dataset
         self.why_not = why_not
         # The seed of the workers, which the iterator then does not draw.
@@ -115,16 +118,16 @@ class Epoch:
             iterator._dataset = data_pipes.seeded(iterator._dataset, iterator._shared_seed)
         self.dataset.shared_seed = iterator._shared_seed
 
-    def give_starts(self, options: Sequence[WorkerOption]) -> None:
-        """Has workers that are about to begin go on where the epoch does."""
-        if self.dataset is not None:
-            self.dataset.give_starts(options, self.begun.batch_size)
+    def start_of(self, worker: int) -> Start | None:
+        """Returns where a worker begins; None: at the beginning of the epoch."""
+        return None if self.dataset is None else self.dataset.start_of(worker)
 
-    def read(self, iterator: Any) -> None:
-        """Has an iterator without workers read the epoch from where it is."""
+    def read(self, iterator: Any, options: Sequence[WorkerOption]) -> None:
+        """Makes an iterator without workers, which has these options, read the epoch from where it is."""
         iterator._sampler_iter = self.indices(iterator._sampler_iter, at_once=True)
-        if self.dataset is not None:
-            self.dataset.ask_here()
+        option = next((one for one in options if isinstance(one, Snapshots)), None)
+        if self.dataset is not None and option is not None:
+            self.dataset.ask_here(option)
 
     def indices(self, made: Any, at_once: bool = False) -> Any:
         """Returns an iterator of the epoch's indices.

@@ -12,7 +12,7 @@ from ringloader._options import seeding
 from ringloader._state.beginning import Beginning, CheckingFirst, NotingFirst
 from ringloader._state.objects import Objects, Rule, Sent, read_sent
 from ringloader._state.parts import Part, has_state
-from ringloader._worker.options import Failing, Fetcher, WorkerOption
+from ringloader._worker.options import EpochStart, Failing, Fetcher, WorkerOption
 
 
 class Start(NamedTuple):
@@ -43,8 +43,6 @@ class Snapshots(WorkerOption):
     def __init__(self, rule: Rule, beginning: Beginning | None = None) -> None:
         self._rule = rule
         self._beginning = Beginning(rule.of_dataset) if beginning is None else beginning
-        # By worker: where the epoch begins.
-        self.starts: dict[int, Start] = {}
         # Without workers: the fetcher that knows the state.
         self.here: Asked | None = None
         self._worker = 0
@@ -59,14 +57,8 @@ class Snapshots(WorkerOption):
     def join(self, worker: int, port: _native.Port | None) -> None:  # noqa: ARG002
         self._worker = worker
 
-    def begin_at(self, start: Start) -> None:
-        self.starts = {self._worker: start}
-
-    def miss(self) -> None:
-        self.starts.pop(self._worker, None)
-
-    def begin(self, dataset: Any) -> Any:
-        self._start = self.starts.pop(self._worker, Start())
+    def begin(self, dataset: Any, start: EpochStart) -> Any:
+        self._start = Start() if start.position is None else start.position
         part, beginning = self._start.part, self._beginning
         beginning.take(dataset)
         self._dataset = dataset = beginning.dataset_of_epoch(dataset)

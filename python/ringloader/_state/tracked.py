@@ -29,14 +29,21 @@ _HAS_LOGGED = "_ringloader_has_logged_states"
 
 def state_of(loader: Any) -> dict[str, Any]:
     """Implements ``StatefulDataLoader.state_dict``."""
-    found, epoch = loaded_of(loader), noted(loader)
-    if found is None and epoch is not None and epoch.why_not is not None:
+    found = loaded_of(loader)
+    if found is not None:
+        return saved.to_dict(found)
+    if noted(loader) is None:
+        found = beginning(loader, order_of(loader))
+    # Asked again: another thread may have begun the first epoch meanwhile, and have read its sampler.
+    epoch = noted(loader)
+    if epoch is not None and epoch.why_not is not None:
         select_path.say_once(
             f"state_dict() returns {{}}, by which a run begins its epoch anew: {epoch.why_not}"
         )
         return {}
-    if found is None:
-        found = beginning(loader, order_of(loader)) if epoch is None else epoch.saved()
+    if epoch is not None:
+        found = epoch.saved()
+    assert found is not None
     return saved.to_dict(found)
 
 

@@ -28,7 +28,7 @@ from ringloader._transport.protocol import Transport
 from ringloader._transport.segment_cache import SegmentCache
 from ringloader._worker import channel, entry
 from ringloader._worker.loop import Work
-from ringloader._worker.options import WorkerOption
+from ringloader._worker.options import EpochStart, WorkerOption
 
 # torch's, in dataloader.py::_MultiProcessingDataLoaderIter.__init__.
 _PICKLE_WARNING = (
@@ -131,17 +131,21 @@ class ProcessTransport(Transport):
         """Keeps the work of each worker for :meth:`restart`. Called before they start."""
         self._keeps_work = True
 
-    def restart(self, worker: int) -> Any:
+    def restart(self, worker: int, start: EpochStart) -> Any:
         """Starts a successor of a worker that has ended, whose results were taken.
 
         Its tasks must be sent again. It gets the dataset as it is now in this process.
+
+        Args:
+            worker: The worker's number.
+            start: The beginning of its part of the epoch.
 
         Raises:
             BaseException: An error of the start. The worker is not to be started again then.
         """
         self.sound = False
         worker_end = channel.WorkerEndpoint(self.engine, worker, self.options, self.engine.succeed(worker))
-        process = self._process(worker_end, self._work[worker])
+        process = self._process(worker_end, self._work[worker]._replace(start=start))
         process.daemon = True
         try:
             with processes.one_start_at_a_time():

@@ -9,8 +9,8 @@ from typing import Any
 import ringloader._native as _native
 from ringloader._options.watchdog import Watchdog
 from ringloader._report.report import PathName
-from ringloader._worker.loop import Resume, Work
-from ringloader._worker.options import WorkerOption
+from ringloader._worker.loop import Work
+from ringloader._worker.options import EpochStart, WorkerOption
 
 
 class Transport(abc.ABC):
@@ -55,7 +55,7 @@ class Transport(abc.ABC):
             BaseException: An error of the start. No worker runs then.
         """
 
-    def send(self, worker: int, message: Resume | None) -> None:
+    def send(self, worker: int, message: EpochStart | None) -> None:
         """Sends a message behind the tasks of a worker: None to end it. Never waits."""
         self.engine.put(worker, message)
         if message is None:

@@ -28,7 +28,7 @@ from ringloader._torch import internals, modes, stand_ins
 from ringloader._transport.protocol import Transport
 from ringloader._worker import collate, loop
 from ringloader._worker.loop import Work
-from ringloader._worker.options import WorkerOption
+from ringloader._worker.options import EpochStart, WorkerOption
 
 # The worker that a thread is, as `noted`.
 _local = threading.local()
@@ -63,7 +63,7 @@ class ThreadChannel:
     def get(self) -> Any:
         while True:
             message = self._queues.get(self._worker)
-            if message is None or isinstance(message, (tuple, loop.Resume)):
+            if message is None or isinstance(message, (tuple, EpochStart)):
                 return message
             # A call, which answers where it wants to.
             message()
@@ -240,7 +240,7 @@ class ThreadTransport(Transport):
 
     def start(self, work: Work) -> WorkerThread:
         """Starts the thread of a worker."""
-        # Copies: an option that counts epochs counts those of one worker.
+        # Copies: an option keeps what it has of the worker's epoch.
         work = work._replace(options=tuple(map(copy.copy, self.options)))
         thread = WorkerThread(self.engine, modes.OfThread(), work)
         self._threads[work.worker] = thread

@@ -100,7 +100,7 @@ def _run_as_torchs(channel: ProcessChannel, work: loop.Work) -> None:
             import numpy
 
             numpy.random.seed(internals.generate_state(work.base_seed, work.worker))
-        work = work._replace(dataset=data_pipes.seeded(work.dataset, work.shared_seed))
+        work = work._replace(dataset=data_pipes.seeded(work.dataset, work.start.shared_seed))
         internals.worker_module._worker_info = internals.WorkerInfo(
             id=work.worker, num_workers=work.workers, seed=seed, dataset=work.dataset
         )

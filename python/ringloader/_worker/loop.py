@@ -8,8 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 from ringloader._torch import data_pipes, internals
 from ringloader._worker import options as worker_options
-from ringloader._worker.options import Fetcher, WorkerOption
-from ringloader._worker.telling import TellingOption
+from ringloader._worker.options import EpochStart, Fetcher, WorkerOption
 
 
 class Channel(Protocol):
@@ -22,35 +21,18 @@ class Channel(Protocol):
         """Waits for the next message, and makes the calls that come before it.
 
         Returns:
-            A task, which is its number and its index; a :class:`Resume`; or None: the worker is to end, or
-            its main process has ended.
+            A task, which is its number and its index; an :class:`EpochStart`; or None: the worker is to
+            end, or its main process has ended.
         """
 
     def put(self, message: tuple[Any, Any], /) -> None:
-        """Sends a result: the number of a task and its batch, or a :class:`Resume` and None."""
+        """Sends a result: the number of a task and its batch, or an :class:`EpochStart` and None."""
 
     def is_done(self) -> bool:
         """True once nothing more is wanted of the workers."""
 
     def failure(self) -> Any:
         """Wraps the error that is being handled, to be a task's result."""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Resume:
-    """Tells a persistent worker to begin its next epoch.
-
-    Args:
-        seed: The shared seed of DataPipes; None for other datasets.
-        number: The number of the epoch; None if no option counts epochs.
-        epoch: The epoch that ``set_epoch`` has named, which the dataset is told; None if it was not called.
-        start: Where the worker begins, as the option that takes states has it; None: at the beginning.
-    """
-
-    seed: int | None
-    number: int | None = None
-    epoch: int | None = None
-    start: Any = None
 
 
 class Work(NamedTuple):
@@ -65,7 +47,7 @@ class Work(NamedTuple):
     init_fn: Callable[[int], object] | None
     worker: int
     workers: int
-    shared_seed: int | None
+    start: EpochStart
     options: Sequence[WorkerOption]
 
 
@@ -89,35 +71,28 @@ def run(channel: Channel, work: Work, finish: Callable[[Any], None] | None = Non
             work.dataset_kind, dataset, work.auto_collation, work.collate_fn, work.drop_last
         )
 
-    def begin(dataset: Any, options: Sequence[WorkerOption]) -> Fetcher:
-        return worker_options.begin_epoch(options, make, dataset, is_iterable, finish)
+    def begin(dataset: Any, start: EpochStart) -> Fetcher:
+        if channel.shares_dataset:
+            # The main process has told its own dataset already.
+            start = dataclasses.replace(start, told=None)
+        return worker_options.begin_epoch(options, make, dataset, start, is_iterable, finish)
 
     init_exception: Any = None
     try:
         if work.init_fn is not None:
             work.init_fn(work.worker)
-        fetcher = begin(dataset, options)
+        fetcher = begin(dataset, work.start)
     except Exception:
         init_exception = channel.failure()
         for option in options:
             option.miss()
     has_ended = False
     while (message := channel.get()) is not None:
-        if isinstance(message, Resume):
+        if isinstance(message, EpochStart):
             channel.put((message, None))
             has_ended = False
-            dataset = data_pipes.seeded(dataset, message.seed)
-            if message.number is not None:
-                for option in options:
-                    option.count_from(message.number)
-            if message.start is not None:
-                for option in options:
-                    option.begin_at(message.start)
-            telling: tuple[WorkerOption, ...] = ()
-            # The main process has told its own dataset already.
-            if message.epoch is not None and not channel.shares_dataset:
-                telling = (TellingOption(message.epoch),)
-            fetcher = begin(dataset, (*telling, *options))
+            dataset = data_pipes.seeded(dataset, message.shared_seed)
+            fetcher = begin(dataset, message)
             continue
         if has_ended or channel.is_done():
             continue

@@ -6,10 +6,12 @@ there is.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import ringloader._native as _native
+from ringloader._worker.telling import epoch_listeners
 
 
 class Fetcher(Protocol):
@@ -42,6 +44,25 @@ class CountsSamples:
     samples_asked: int
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class EpochStart:
+    """The beginning of an epoch in one worker, and the message that makes a persistent worker begin it.
+
+    Attributes:
+        number: The number of the epoch, as ``Seeds`` count; None if no option counts epochs.
+        told: The epoch that datasets with a ``set_epoch`` are told; None: they are not.
+        shared_seed: The seed of DataPipes that all workers share; None for other datasets.
+        base_seed: torch's base seed, where there are no workers and torch tells none of it.
+        position: Where the worker goes on, as the option that takes states has it; None: at the beginning.
+    """
+
+    number: int | None = None
+    told: int | None = None
+    shared_seed: int | None = None
+    base_seed: int | None = None
+    position: Any = None
+
+
 class WorkerOption:
     """One option, in each worker. Made in the main process; pickled for workers that do not fork."""
 
@@ -53,7 +74,7 @@ class WorkerOption:
             port: The process's end of the transport; None in a thread.
         """
 
-    def begin(self, dataset: Any) -> Any:
+    def begin(self, dataset: Any, start: EpochStart) -> Any:  # noqa: ARG002
         """Begins an epoch, before torch makes its fetcher. Returns the dataset of the epoch."""
         return dataset
 
@@ -66,12 +87,6 @@ class WorkerOption:
 
     def finish(self, fetcher: Any) -> None:
         """Gets torch's fetcher of the epoch again, once its collation is in place."""
-
-    def count_from(self, epoch: int) -> None:
-        """Notes the number of the epoch that begins next."""
-
-    def begin_at(self, start: Any) -> None:
-        """Sets where the epoch begins that begins next, if that is not its beginning."""
 
     def leave(self) -> None:
         """Ends an epoch in which nothing is fetched, after :meth:`begin`."""
@@ -104,6 +119,7 @@ def begin_epoch(
     options: Sequence[WorkerOption],
     make: Callable[[Any], Fetcher],
     dataset: Any,
+    start: EpochStart,
     is_iterable: bool,
     finish: Callable[[Any], None] | None = None,
 ) -> Fetcher:
@@ -113,12 +129,16 @@ def begin_epoch(
         options: The options of the iterator.
         make: Makes torch's fetcher of a dataset. The caller gets its errors.
         dataset: The dataset.
+        start: The beginning of the epoch.
         is_iterable: True for a dataset that ends by itself.
         finish: Called with torch's fetcher, once the options have wrapped it.
     """
     try:
+        if start.told is not None:
+            for listener in epoch_listeners(dataset):
+                listener.set_epoch(start.told)
         for option in options:
-            dataset = option.begin(dataset)
+            dataset = option.begin(dataset, start)
     except Exception as error:
         for option in options:
             option.miss()

@@ -1,4 +1,4 @@
-"""``set_epoch`` of datasets: which ones are told the number of an epoch, and the option that tells them."""
+"""``set_epoch`` of datasets: which ones are told the number of an epoch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 from torch.utils.data import ChainDataset, ConcatDataset, StackDataset, Subset
 
 from ringloader._common.looking import has_method
-from ringloader._worker.options import WorkerOption
 
 
 def epoch_listeners(dataset: Any) -> list[Any]:
@@ -34,20 +33,3 @@ def epoch_listeners(dataset: Any) -> list[Any]:
             parts = list(inner.values() if isinstance(inner, Mapping) else inner)
             pending.extend(reversed(parts))
     return found
-
-
-class TellingOption(WorkerOption):
-    """Tells the dataset of a worker the epoch of its loader.
-
-    Args:
-        epoch: The epoch.
-    """
-
-    def __init__(self, epoch: int) -> None:
-        self._epoch = epoch
-
-    def begin(self, dataset: Any) -> Any:
-        """Begins an epoch in a worker. Returns its dataset."""
-        for listener in epoch_listeners(dataset):
-            listener.set_epoch(self._epoch)
-        return dataset

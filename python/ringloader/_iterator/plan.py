@@ -1,0 +1,24 @@
+"""An epoch of an iterator, as it was decided before its first index is read."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ringloader._common import states
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EpochPlan:
+    """All that tells one epoch from another. Iterators, workers, seeds and states only read it.
+
+    Attributes:
+        number: The number of the epoch, as ``Seeds`` count; None if no option counts epochs.
+        key_number: The number from which ``seeding`` makes keys: the sampler's epoch, or ``number``.
+        told: The epoch that ``set_epoch`` of the loader has named for it; None: it was not called.
+        epoch: The epoch as a state knows it; None for a loader without states.
+    """
+
+    number: int | None = None
+    key_number: int | None = None
+    told: int | None = None
+    epoch: states.Epoch | None = None
