@@ -222,10 +222,10 @@ def say_if_forgotten(loader: Any) -> None:
     if not issubclass(type(sampler), DistributedSampler):
         # Torch makes a sampler too where the program has made a batch sampler.
         sampler = stored(stored(loader, "batch_sampler"), "sampler")
-    if not issubclass(type(sampler), DistributedSampler) or not sampler.shuffle:
+    if not issubclass(type(sampler), DistributedSampler):
         return
     # A subclass with an order of its own may count epochs in its own way.
-    if type(sampler).__iter__ is not DistributedSampler.__iter__:
+    if type(sampler).__iter__ is not DistributedSampler.__iter__ or not sampler.shuffle:
         return
     if _shuffled_last.get(loader) == sampler.epoch:
         select_path.say_once(

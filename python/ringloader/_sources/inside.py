@@ -1,4 +1,4 @@
-"""Samplers inside samplers: those that attributes of instances store, and their epochs and ranks.
+"""Samplers inside samplers, as stored in attributes of instances, and their epochs and ranks.
 
 A sampler may be any object. No code of its class runs here: attributes are read from instances' dicts, and an
 attribute that is found in no other way counts as not known.
@@ -39,7 +39,7 @@ def has_epoch(sampler: Any) -> bool:
 
 
 def epoch_of(outermost: Any) -> int | None:
-    """Returns the epoch by which a sampler shuffles next; None for one without."""
+    """Returns a sampler's next epoch; None for a sampler without epochs."""
     sampler = with_epoch(outermost)
     return None if sampler is None else int(stored(sampler, "epoch"))
 

@@ -19,7 +19,7 @@ _MOST = (1 << 64) - 1
 
 
 def _all() -> int:
-    """Returns a number of batches by which all count that were handed out."""
+    """Returns more batches than any epoch has: all that were handed out count as returned."""
     return _MOST
 
 
@@ -94,7 +94,7 @@ class DatasetState:
             asked.leave = self._leave
 
     def around(self, take: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Returns ``take`` for batches behind which there may be states."""
+        """Returns ``take`` for batches that may come with states."""
 
         def take_next(iterator: Any) -> Any:
             if self.to_drop:
@@ -121,10 +121,10 @@ class DatasetState:
             except StopIteration:
                 raise
             except Exception:
-                # It was raised before, in its turn.
+                # The caller got this error before, in the batch's turn.
                 pass
             self.to_drop -= 1
-        # They are passed, and were not returned.
+        # The dropped batches are passed, and were not returned.
         self.turns.raised(iterator._num_yielded)
 
     def _before_batch(self, iterator: Any) -> None:
@@ -155,7 +155,7 @@ class DatasetState:
         asked = None if self._asked is None else self._asked()
         if asked is not None:
             passed, _ = self.turns.position(self.returned())
-            # A dataset whose part was at its end when the epoch began has not got its state.
+            # A dataset whose part was at its end when the epoch began did not load the state.
             if passed[0] or not self._begun[0].is_at_end():
                 self._last[0] = asked.taken(passed[0], at_end=True)
         self._final = self.parts()
@@ -176,7 +176,7 @@ class DatasetState:
         return [self._part(worker, many) for worker, many in enumerate(passed)]
 
     def _look_at(self, asked: Asked) -> None:
-        """Takes the state of a dataset in this process, if it is that behind the batches that are passed."""
+        """Takes the state of a dataset in this process, if it has made no more than the passed batches."""
         passed, _ = self.turns.position(self.returned())
         last = self._last[0]
         if passed[0] and asked.is_behind(passed[0]) and (last is None or last.asked != passed[0]):
@@ -186,7 +186,7 @@ class DatasetState:
         begun, last = self._begun[worker], self._last[worker]
         batches = begun.batches + passed
         if last is not None and last.asked > passed and self._replaced[0] == worker:
-            # The batch that came last has raised behind the worker.
+            # The last batch raised after the worker had made it.
             last = self._replaced[1]
         if last is not None and last.asked <= passed:
             return Part(batches, passed - last.asked, last.snapshot, outlives=last.outlives)
@@ -196,9 +196,9 @@ class DatasetState:
         )
 
     def next_epoch(self) -> tuple[Workers, set[int]]:
-        """Returns the positions of the workers when the next epoch begins, and those that must be told."""
+        """Returns the workers' positions at the start of the next epoch, and the workers to tell."""
         parts = [part.next_epoch(self._final is not None) for part in self.parts()]
-        # A dataset whose part was at its end when this epoch began did not get its state.
+        # A dataset whose part was at its end when this epoch began did not load its state.
         untold = {
             worker for worker in self._told if self._begun[worker].is_at_end() and self._last[worker] is None
         }
@@ -232,7 +232,7 @@ class DatasetState:
 
 
 class MapDatasetState(DatasetState):
-    """The states of a map-style dataset in one epoch, beside the position of its sampler.
+    """The states of a map-style dataset in one epoch, which come in addition to the sampler's position.
 
     With ``snapshot_every_n_steps=n`` each worker takes its state before every n-th step. Between two such
     steps, the state is the position at the first of them, and the batches since are read again.
@@ -272,7 +272,7 @@ class MapDatasetState(DatasetState):
 
     def _look_at(self, asked: Asked) -> None:
         passed, _ = self.turns.position(self.returned())
-        # Also behind a batch that raised: its sample is asked for again.
+        # After a batch that raised, too: its sample is asked for again.
         self._last[0] = asked.taken(passed[0])
 
     def _part(self, worker: int, passed: int) -> Part:

@@ -100,7 +100,7 @@ def state_for(
 
 
 def state_behind(loader: Any, before: DatasetState | None, are_same: bool) -> DatasetState | None:
-    """Returns the states of a loader's dataset in an epoch that begins behind another one.
+    """Returns the states of a loader's dataset in an epoch that follows another one.
 
     Args:
         loader: The loader.

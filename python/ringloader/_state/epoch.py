@@ -80,7 +80,7 @@ class Epoch:
 
     @property
     def rest(self) -> Rest | None:
-        """The part that is still to be read; None for an epoch that began anew."""
+        """The part that is still to be read; None for an epoch from its beginning."""
         if not self._resumes:
             return None
         begun = self.begun
@@ -163,7 +163,7 @@ class Epoch:
         return index
 
     def count_errors(self, collecting: Collecting) -> None:
-        """Has the bad samples of the whole epoch count, and the batches that are left out be passed."""
+        """Counts the bad samples of the whole epoch, and passes over batches that are left out."""
         collecting.number = self.begun.bad_samples
         collecting.has_given = self._resumes and self.begun.num_yielded > 0
         collecting.leave_out = None if self.ledger is None else self.ledger.left_out

@@ -16,7 +16,7 @@ from ringloader._sources import inside, samplers
 from ringloader._state.saved import Saved
 from ringloader.rollover import RolloverBatchSampler
 
-# Behind the last sample of any epoch.
+# One past the last sample of any epoch.
 _ALL = (1 << 63) - 1
 
 
@@ -73,13 +73,13 @@ class Order:
         return self._saved.rest
 
     def set_epoch(self, epoch: int) -> None:
-        """Has the sampler shuffle by the epoch of a state."""
+        """Sets the epoch of a state, by which the sampler shuffles."""
         sampler = inside.with_epoch(self._sampler)
         if sampler is not None and sampler.epoch != epoch:
             sampler.set_epoch(epoch)
 
     def named_epoch(self) -> int | None:
-        """Returns the epoch by which the sampler shuffles next; None for a sampler without one."""
+        """Returns the sampler's next epoch; None for a sampler without epochs."""
         return inside.epoch_of(self._sampler)
 
     def whose_states(self) -> list[str]:

@@ -189,13 +189,13 @@ class Workers:
 
     @classmethod
     def uncounted(cls, num_workers: int, batches: int) -> Workers:
-        """Returns the position behind so many batches of all workers, which are read again."""
+        """Returns the position after ``batches`` batches of all workers, which are read again."""
         if num_workers <= 1:
             return cls(num_workers, (Part(batches, batches),))
         return cls(num_workers, (Part(),) * num_workers, drop=batches, is_counted=False)
 
     def moved(self, batches: int) -> Workers:
-        """Returns the positions so many batches further, or before."""
+        """Returns the positions ``batches`` batches later, or earlier if negative."""
         if not self.is_counted:
             return dataclasses.replace(self, drop=max(0, self.drop + batches))
         parts, end = list(self.parts), self.next + batches
@@ -219,7 +219,7 @@ class Workers:
         return sum(part.batches for part in self.parts) if self.is_counted else self.drop
 
     def reads_again(self) -> int:
-        """Returns how many batches are read again because there is no state behind which they came."""
+        """Returns the number of batches that are read again because no state was taken before them."""
         if not self.is_counted:
             return self.drop
         return sum(part.batches for part in self.parts if part.snapshot is None)

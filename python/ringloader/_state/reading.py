@@ -198,7 +198,7 @@ class ReadOrder(Order):
         self._has_ended = True
 
     def _rest_of(self, indices: Iterator[Any], keeps: bool) -> Iterator[Any]:
-        """Returns the rest of the indices: of those that rollover has kept, and of the sampler's.
+        """Returns the indices that are left: kept by rollover, then of the sampler.
 
         Args:
             indices: The iterator of the sampler.
@@ -242,7 +242,7 @@ class ReadOrder(Order):
                     passing.finish()
                     yield from held
                     return
-                # As the ledger notes them: one index at each place, or one batch.
+                # The ledger notes one index at each place, or one batch.
                 index: Any = block if self.batches is not None else block[0]
                 is_whole = self.batches is None and isinstance(index, list)
                 passing.note(index, at << 32 if is_whole else at, len(block))

@@ -36,7 +36,7 @@ def _state(value: object) -> torch.Tensor:
     except binascii.Error as error:
         raise ValueError(f"it must be the state of a generator, in base64 ({error})") from None
     made = torch.frombuffer(bytearray(raw), dtype=torch.uint8)
-    # It checks the state.
+    # Raises for a bad state.
     torch.Generator().set_state(made)
     return made
 

@@ -132,7 +132,7 @@ class TorchsEpoch:
         except StopIteration:
             raise
         except BaseException:
-            # Else no batch has raised, but the wait for one.
+            # Without a batch, the wait for one has raised.
             if self._consumed(iterator) > before:
                 self._note()
             raise
