@@ -195,7 +195,7 @@ def test_on_torchs_path_an_epoch_goes_on_too(tmp_path, monkeypatch):
 def test_a_prepared_loader_over_torchdatas_name_is_ours(forget_accelerates_state):  # noqa: ARG001
     with ringloader.installed(stateful=True):
         _, prepared = accelerate_resuming.prepared(2, {})
-        assert type(prepared.base_dataloader) is ringloader.DataLoader
+        assert type(prepared.base_dataloader) is ringloader.StatefulDataLoader
         assert len(list(prepared)) == 10
         assert ringloader.report(prepared.base_dataloader).path == harness.expected_path
     _, prepared = accelerate_resuming.prepared(2, {})

@@ -212,13 +212,13 @@ def numbers(cls=ringloader.StatefulDataLoader, seed=3, **options):
     return cls(training.Numbers(), batch_size=4, shuffle=True, generator=generator, **options)
 
 
-def fit(folder, model, loaders, every, from_step=None, **options):
+def fit(folder, model, loaders, every, from_step=None, ckpt_path=None, **options):
     """Runs the trainer, which saves a checkpoint every so many steps, perhaps from one of those."""
     saving = ModelCheckpoint(folder, "{step}", save_top_k=-1, **every)
     quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
     torch.manual_seed(1 if from_step is None else 99)
     ours = lightning.Trainer(max_epochs=EPOCHS, accelerator="cpu", callbacks=[saving], **quiet, **options)
-    path = None if from_step is None else folder / f"step={from_step}.ckpt"
+    path = ckpt_path if from_step is None else folder / f"step={from_step}.ckpt"
     ours.fit(model, *loaders, ckpt_path=path)
     return model
 
@@ -324,3 +324,77 @@ def test_ddp_goes_on_from_the_state_of_rank_0(tmp_path):
     for rank in ranks:
         assert rank["resumed"] == rank["whole"][3:]
     assert ranks[0]["whole"] != ranks[1]["whole"]
+
+
+class WarmingUp(lightning_module.Watching):
+    """Asks for the number of steps, as schedules do."""
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        steps = self.trainer.estimated_stepping_batches
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=steps)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("saved", [4, 14])
+def test_a_model_that_asks_for_the_number_of_steps_needs_the_state_before_fit(tmp_path, workers, saved):
+    """Lightning then sets its loaders up before it knows of a state, and never loads that."""
+    every = {"every_n_train_steps": saved}
+    whole = fit(tmp_path, WarmingUp(), [numbers(num_workers=workers)], every)
+    path = tmp_path / f"step={saved}.ckpt"
+    resumed = fit(tmp_path / "lost", WarmingUp(), [numbers(num_workers=workers)], every, ckpt_path=path)
+    assert resumed.seen != whole.seen[saved:]
+    loader = numbers(seed=50, num_workers=workers)
+    loops = torch.load(path, weights_only=True)["loops"]
+    loader.load_state_dict(loops["fit_loop"]["state_dict"]["combined_loader"][0])
+    resumed = fit(tmp_path / "again", WarmingUp(), [loader], every, ckpt_path=path)
+    assert resumed.seen == whole.seen[saved:]
+    assert training.weights(resumed) == training.weights(whole)
+
+
+class From(torch.utils.data.Sampler):
+    """Begins at a place that its constructor gets."""
+
+    def __init__(self, start=0):
+        self.start = start
+
+    def __iter__(self):
+        start, self.start = self.start, 0
+        return iter(range(start, 40))
+
+    def __len__(self):
+        return 40
+
+
+class Remembering(From):
+    """Has the place in a state, which a program may restore itself."""
+
+    def __iter__(self):
+        for place in range(self.start, 40):
+            self.start = (place + 1) % 40
+            yield place
+
+    def state_dict(self):
+        return {"start": self.start}
+
+    def load_state_dict(self, state):
+        self.start = state["start"]
+
+
+def test_a_sampler_that_begins_at_its_own_place(tmp_path):
+    def run(folder, sampler, **options):
+        loader = ringloader.StatefulDataLoader(training.Numbers(), batch_size=4, sampler=sampler)
+        every = {"every_n_train_steps": 4}
+        return fit(tmp_path / folder, lightning_module.Watching(), [loader], every, **options).seen
+
+    whole = run("from", From())
+    checkpoint = tmp_path / "from/step=4.ckpt"
+    assert run("1", From(), ckpt_path=checkpoint) == whole[4:]
+    with pytest.raises(ValueError, match="are not those that the From gives now"):
+        run("2", From(16), ckpt_path=checkpoint)
+    # A sampler with a state is brought to where the loader's state has it, wherever it was.
+    assert run("remembering", Remembering()) == whole
+    checkpoint = tmp_path / "remembering/step=4.ckpt"
+    for start in (0, 16):
+        assert run(f"from {start}", Remembering(start), ckpt_path=checkpoint) == whole[4:]

@@ -273,3 +273,39 @@ def test_the_beginning_of_the_first_epoch_loaded_where_the_dataset_lives_on(way)
     flat(itertools.islice(loader, 2))
     loader.load_state_dict(state)
     assert flat(loader) == whole
+
+
+class Reading(Dataset):
+    """Counts its reads, as its state."""
+
+    reads = 0
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, index):
+        self.reads += 1
+        return index
+
+    def state_dict(self):
+        return {"reads": self.reads}
+
+    def load_state_dict(self, state):
+        self.reads = state["reads"]
+
+
+@pytest.mark.parametrize("every", [1, 2, 5])
+@pytest.mark.parametrize("size", [1, 4, 7])
+def test_a_map_style_dataset_with_a_state_goes_on_in_other_batches(size, every):
+    def made(size):
+        return StatefulDataLoader(Reading(), size, num_workers=1, snapshot_every_n_steps=every)
+
+    for batches in range(5):
+        first = made(4)
+        iterator = iter(first)
+        taken = flat(batch.tolist() for batch in itertools.islice(iterator, batches))
+        state = first.state_dict()
+        again = made(size)
+        again.load_state_dict(state)
+        assert taken + flat(batch.tolist() for batch in again) == list(range(N))
+        assert state["workers"]["parts"][0].get("dataset", {"reads": 0}) == {"reads": 4 * batches}

@@ -1,4 +1,4 @@
-"""The state of a dataset before its first epoch, for datasets that live on after an epoch.
+"""The beginning of a dataset's epochs, for datasets that live on after an epoch.
 
 A state that was taken before the dataset had one begins there. So does the epoch after a resumed one, if the
 dataset keeps a loaded state and begins each ``__iter__`` from it, as the streams of Hugging Face do.
@@ -6,18 +6,71 @@ dataset keeps a loaded state and begins each ``__iter__`` from it, as the stream
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
 import weakref
+from collections.abc import Callable
 from typing import Any
 
+from ringloader._common.equality import are_equal
+from ringloader._common.rebound import Rebound
+from ringloader._common.weak_registry import WeakRegistry
 from ringloader._state.objects import Objects
 from ringloader._state.parts import has_state
 from ringloader._worker.options import Fetcher
 
+# In place of a batch that was read from a state which the dataset had kept.
+_KEPT = object()
+
+
+class _First:
+    """The first sample of an epoch, and the state after it.
+
+    It stands before the dataset's iterator until then. The states of some datasets are not quite the same
+    whenever the same sample is read, as threads read ahead: then the samples tell.
+
+    Args:
+        objects: The dataset.
+    """
+
+    def __init__(self, objects: Objects) -> None:
+        self.is_there = False
+        self.sample: bytes | None = None
+        self.state: bytes | None = None
+        self._torchs: Any = objects.torchs
+        self._dataset: Any = objects.dataset
+        self._iterator = self._torchs.dataset_iter
+        self._torchs.dataset_iter = self
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._iterator, name)
+
+    def __iter__(self) -> Any:
+        return self
+
+    def __next__(self) -> Any:
+        iterator = self._iterator
+        dataset = self._dataset
+        self.leave()
+        try:
+            found = next(iterator)
+            self.is_there = True
+            with contextlib.suppress(Exception):
+                self.sample = _bytes(found)
+        finally:
+            self.state = _state_of(dataset)
+        return found
+
+    def leave(self) -> None:
+        """Gives the iterator its place back."""
+        if self._torchs is not None and self._torchs.dataset_iter is self:
+            self._torchs.dataset_iter = self._iterator
+        self._torchs = self._dataset = self._iterator = None
+
 
 class Beginning:
-    """The first state of a dataset, where it lives: in a worker, or in the main process.
+    """The beginning of a dataset, where it lives: in a worker, or in the main process.
 
     Args:
         of_dataset: False if several workers share the dataset, whose state is then no worker's.
@@ -26,139 +79,249 @@ class Beginning:
     def __init__(self, of_dataset: bool) -> None:
         self._of_dataset = of_dataset
         self._dataset: weakref.ref[Any] | None = None
-        # The state, pickled; None if it cannot be had.
-        self._state: bytes | None = None
+        # The first state, pickled; None if it cannot be had.
+        self._first: bytes | None = None
         # The dataset as it was, if its first state cannot be had.
         self._copy: Any = None
         # True if each epoch gets a copy.
         self._is_replaced = False
-        # True once an epoch has begun.
-        self.is_used = False
-        # The state after the first batch that was read from a loaded state, until another epoch was begun.
-        self.after_first: bytes | None = None
+        # True once an epoch has begun, and while it is the first one.
+        self._is_used = self._is_in_first = False
+        # The first sample of the first epoch, if no state was loaded for that.
+        self._first_of_all: _First | None = None
+        # True if the dataset has gone on since its beginning, and may begin there by itself or not.
+        self._may_be_further = False
+        self._rebound = Rebound()
+        # The state that was loaded last, pickled, as long as the dataset may keep it.
+        self._loaded: bytes | None = None
+        # The first sample that was read from there.
+        self._after_load: _First | None = None
+        # The state before the epoch that has begun since.
+        self._before: bytes | None = None
 
     def take(self, dataset: Any) -> None:
         """Takes the state of a dataset that begins its first epoch here."""
         if not self._of_dataset or (self._dataset is not None and self._dataset() is dataset):
             return
-        self._state = self._copy = self.after_first = None
-        self._is_replaced = self.is_used = False
+        self._copy = self._loaded = self._after_load = self._first_of_all = None
+        self._is_in_first = self._may_be_further = False
+        self._rebound = Rebound()
+        self._is_replaced = self._is_used = False
         try:
             self._dataset = weakref.ref(dataset)
         except TypeError:
             self._dataset = None
-        if has_state(dataset):
-            self._state = _pickled(dataset)
+        self._first = _state_of(dataset) if has_state(dataset) else None
 
-    def keep_copy(self, dataset: Any) -> None:
-        """Copies a dataset that is about to load a state, if its first state cannot be had."""
-        if self._of_dataset and not self.is_used and self._state is None and self._copy is None:
+    def load(self, dataset: Any, state: Any) -> None:
+        """Loads a state into the dataset, which may keep it."""
+        if self._of_dataset and not self._is_used and self._first is None and self._copy is None:
             try:
                 self._copy = copy.deepcopy(dataset)
             except Exception:
-                # It is not needed unless the dataset keeps a loaded state.
+                # It is not needed unless the dataset keeps the state.
                 self._copy = None
-
-    def put_back(self, dataset: Any) -> bool:
-        """Loads the first state. False: it cannot be had."""
-        if self._state is None:
-            return False
-        dataset.load_state_dict(pickle.loads(self._state))
-        return True
-
-    def begin_again(self, objects: Objects) -> None:
-        """Begins the epoch of an iterable dataset again, from the dataset's beginning.
-
-        Raises:
-            RuntimeError: If neither the first state nor a copy of the dataset can be had.
-        """
-        dataset = objects.torchs.dataset
-        if not self.put_back(dataset):
-            if self._copy is None:
-                raise RuntimeError(
-                    f"the {type(dataset).__name__} keeps the state that was loaded and begins this epoch "
-                    "from it: samples would be lost. It has no state before its first epoch, and cannot be "
-                    "copied: give it a state_dict() that works before iter(), or begin __iter__ anew once "
-                    "its end was reached"
-                )
-            self._is_replaced = True
-            objects.replace_dataset(self.dataset_of_epoch(objects.dataset))
-        objects.begin_anew()
+        loaded = _bytes(state)
+        self._rebound.load(dataset, state)
+        self._loaded, self._after_load, self._may_be_further = loaded, None, False
 
     def dataset_of_epoch(self, dataset: Any) -> Any:
-        """Returns the dataset for an epoch: a copy of the one that was, if it keeps a loaded state."""
+        """Returns the dataset for an epoch: a copy of the one that was, if that keeps a loaded state."""
         return copy.deepcopy(self._copy) if self._is_replaced else dataset
 
-    def is_kept(self, now: bytes | None) -> bool:
-        """True if an epoch that gave its first batch has begun from the state that an epoch before loaded."""
-        return now is not None and now == self.after_first and now != self._state
+    def begin(self, dataset: Any) -> None:
+        """Notes that an epoch of the dataset begins."""
+        self._is_in_first, self._is_used = not self._is_used, True
+        if self._after_load is not None:
+            self._before = _state_of(dataset)
+
+    def go_back(self, dataset: Any) -> None:
+        """Brings the dataset to its beginning, if it has been used: it may have gone on since."""
+        self._loaded = self._after_load = None
+        if not self._is_used or self._rebound.set_back() or self._first is None:
+            return
+        if self._first_of_all is None:
+            dataset.load_state_dict(pickle.loads(self._first))
+        else:
+            self._may_be_further = True
+
+    def is_to_watch(self, are_taken: bool) -> bool:
+        """True if the first batch of the epoch says something that must be known.
+
+        Args:
+            are_taken: True if states of the dataset are taken.
+        """
+        return self._loaded is not None or self._may_be_further or (self._is_in_first and are_taken)
+
+    def fetch_first(self, fetcher: Fetcher, index: Any, objects: Objects) -> Any:
+        """Returns the first batch of an epoch. Begins it again if it has not begun at the beginning.
+
+        Raises:
+            RuntimeError: If the dataset keeps a loaded state, and cannot be brought to its beginning.
+        """
+        if self._may_be_further:
+            return self._fetch_from_beginning(fetcher, index, objects)
+        if self._loaded is None and not self._is_in_first:
+            return fetcher.fetch(index)
+        first = _First(objects)
+        if self._loaded is None:
+            self._first_of_all = first
+            return _fetched(fetcher, index, first)
+        if self._after_load is None:
+            self._after_load = first
+            return _fetched(fetcher, index, first)
+        data, is_empty = self._fetch(fetcher, index, objects, first, self._is_kept)
+        means: tuple[Callable[[Objects], bool], ...] = (self._set_back, self._load_first, self._replace)
+        was_begun = False
+        for begin in means:
+            if data is not _KEPT:
+                break
+            if begin(objects):
+                was_begun = begin != self._set_back
+                objects.begin_anew()
+                objects.begin_batch()
+                first = _First(objects)
+                data, is_empty = self._fetch(fetcher, index, objects, first, self._has_same_state)
+                self._loaded = None if data is not _KEPT else self._loaded
+        if data is not _KEPT:
+            if not self._rebound.holds():
+                self._loaded = self._after_load = None
+            return data
+        dataset = objects.torchs.dataset
+        self._loaded = None
+        if was_begun and is_empty:
+            raise StopIteration
+        raise RuntimeError(
+            f"the {type(dataset).__name__} keeps the state that was loaded and begins this epoch "
+            "from it: samples would be lost. It has no state before its first epoch, and cannot be "
+            "copied: give it a state_dict() that works before iter(), or begin __iter__ anew once "
+            "its end was reached"
+        )
+
+    def _fetch(
+        self, fetcher: Fetcher, index: Any, objects: Objects, first: _First, is_kept: Callable[..., bool]
+    ) -> tuple[Any, bool]:
+        """Returns the batch, or _KEPT, and if there was none."""
+        objects.is_at_beginning = False
+        try:
+            data = _fetched(fetcher, index, first)
+        except Exception as error:
+            is_empty = isinstance(error, StopIteration)
+            if not is_kept(first, is_empty):
+                raise
+            return _KEPT, is_empty
+        return _KEPT if is_kept(first, False) else data, False
+
+    def _fetch_from_beginning(self, fetcher: Fetcher, index: Any, objects: Objects) -> Any:
+        """Returns the first batch. Loads the first state only if the epoch begins elsewhere by itself.
+
+        Some datasets take their first state for one of another epoch, or of another worker.
+        """
+        self._may_be_further = False
+        first, known = _First(objects), self._first_of_all
+        assert known is not None
+        try:
+            data = _fetched(fetcher, index, first)
+        except Exception:
+            data = _KEPT
+        if data is not _KEPT and (
+            are_equal(first.state, known.state) or are_equal(first.sample, known.sample)
+        ):
+            return data
+        self._load_first(objects)
+        objects.begin_anew()
+        objects.begin_batch()
+        objects.is_at_beginning = False
+        return fetcher.fetch(index)
+
+    def _is_kept(self, first: _First, is_empty: bool) -> bool:
+        """True if an epoch has begun from the loaded state: with its first sample, or at its end."""
+        if self._has_same_state(first, is_empty):
+            return True
+        known = self._after_load
+        assert known is not None
+        is_same = not known.is_there if is_empty else are_equal(first.sample, known.sample)
+        return is_same and self._rebound.holds()
+
+    def _has_same_state(self, first: _First, is_empty: bool) -> bool:
+        """True if the state is the one that came after the loaded one.
+
+        A dataset that was there by itself when the epoch began is not meant.
+        """
+        assert self._after_load is not None
+        if not are_equal(first.state, self._after_load.state) or are_equal(first.state, self._first):
+            return False
+        return is_empty or not are_equal(self._before, self._loaded)
+
+    def _set_back(self, objects: Objects) -> bool:  # noqa: ARG002
+        return self._rebound.set_back()
+
+    def _load_first(self, objects: Objects) -> bool:
+        if self._first is None:
+            return False
+        objects.torchs.dataset.load_state_dict(pickle.loads(self._first))
+        return True
+
+    def _replace(self, objects: Objects) -> bool:
+        if self._copy is None:
+            return False
+        self._is_replaced = True
+        objects.replace_dataset(copy.deepcopy(self._copy))
+        return True
 
 
-def _pickled(dataset: Any) -> bytes | None:
+# Of datasets in this process: loaders that have the same one share its beginning.
+_here: WeakRegistry[Beginning] = WeakRegistry()
+
+
+def beginning_here(dataset: Any) -> Beginning:
+    """Returns the beginning of a dataset in this process that no workers share."""
+    found = _here.get(dataset)
+    if found is None:
+        found = Beginning(of_dataset=True)
+        _here.put(dataset, found)
+    return found
+
+
+def _fetched(fetcher: Fetcher, index: Any, first: _First) -> Any:
     try:
-        # Twice: equal states are equal bytes, whatever objects in them are one.
-        state = pickle.loads(pickle.dumps(dataset.state_dict(), pickle.HIGHEST_PROTOCOL))
-        return None if state is None else pickle.dumps(state, pickle.HIGHEST_PROTOCOL)
+        return fetcher.fetch(index)
+    finally:
+        first.leave()
+
+
+def _state_of(dataset: Any) -> bytes | None:
+    try:
+        return _bytes(dataset.state_dict())
     except Exception:
         return None
 
 
-class NotingFirst:
-    """The fetcher of an epoch whose dataset has loaded a state: notes the state after the first batch.
+def _bytes(state: Any) -> bytes | None:
+    # Twice: equal states are mostly equal bytes then, whatever objects in them are one.
+    state = pickle.loads(pickle.dumps(state, pickle.HIGHEST_PROTOCOL))
+    return None if state is None else pickle.dumps(state, pickle.HIGHEST_PROTOCOL)
+
+
+class Watching:
+    """The fetcher of an epoch whose dataset may keep a loaded state.
 
     Args:
         fetcher: The fetcher.
-        beginning: Keeps the state.
+        beginning: The dataset's beginning.
         objects: The dataset.
     """
 
     def __init__(self, fetcher: Fetcher, beginning: Beginning, objects: Objects) -> None:
         self._fetcher = fetcher
-        self._objects: Objects | None = objects
         self._beginning = beginning
+        # They have this fetcher: without a cycle the dataset's iterator goes with it.
+        self._objects = weakref.ref(objects)
+        self._until_first: Objects | None = objects
 
     def fetch(self, index: Any, /) -> Any:
-        try:
+        objects, self._until_first = self._objects(), None
+        if objects is None or not objects.is_at_beginning:
             return self._fetcher.fetch(index)
-        finally:
-            if self._objects is not None:
-                self._beginning.after_first = _pickled(self._objects.dataset)
-                self._objects = None
-
-
-class CheckingFirst:
-    """The fetcher of the epoch after that: begins it again if the dataset began from the loaded state.
-
-    Args:
-        fetcher: The fetcher.
-        beginning: Has the state after the first batch of the epoch before.
-        objects: The dataset.
-    """
-
-    def __init__(self, fetcher: Fetcher, beginning: Beginning, objects: Objects) -> None:
-        self._fetcher = fetcher
-        self._objects: Objects | None = objects
-        self._beginning = beginning
-
-    def fetch(self, index: Any, /) -> Any:
-        if self._objects is None:
-            return self._fetcher.fetch(index)
-        objects, self._objects = self._objects, None
-        try:
-            data = self._fetcher.fetch(index)
-        except StopIteration:
-            raise
-        except Exception:
-            if not self._is_kept(objects):
-                raise
-        else:
-            if not self._is_kept(objects):
-                return data
-        self._beginning.begin_again(objects)
-        objects.begin_batch()
-        return self._fetcher.fetch(index)
-
-    def _is_kept(self, objects: Objects) -> bool:
-        is_kept = self._beginning.is_kept(_pickled(objects.dataset))
-        self._beginning.after_first = None
-        return is_kept
+        objects.is_at_beginning = False
+        return self._beginning.fetch_first(self._fetcher, index, objects)

@@ -31,15 +31,11 @@ class DatasetState:
         begun: The positions of the workers when the epoch begins.
         told: Workers that must be told their position.
         is_shared: True if several threads share the dataset, and it has a state.
-        every: After how many batches states are taken; None: never.
     """
 
-    def __init__(
-        self, loader: Any, begun: Workers, told: Collection[int], is_shared: bool, every: int | None
-    ) -> None:
+    def __init__(self, loader: Any, begun: Workers, told: Collection[int], is_shared: bool) -> None:
         # Returns the number of batches that the iterator has returned.
         self.returned: Callable[[], int] = _all
-        self._every = every or 1
         self._resumed = begun
         self.workers: int = loader.num_workers
         self._is_in_order = loader.in_order or self.workers <= 1
@@ -99,7 +95,6 @@ class DatasetState:
         def take_next(iterator: Any) -> Any:
             if self.to_drop:
                 self._drop(take, iterator)
-            self._before_batch(iterator)
             found = take(iterator)
             if objects.is_sent(found):
                 self._note(objects.read_sent(found[1]))
@@ -126,9 +121,6 @@ class DatasetState:
             self.to_drop -= 1
         # The dropped batches are passed, and were not returned.
         self.turns.raised(iterator._num_yielded)
-
-    def _before_batch(self, iterator: Any) -> None:
-        """Prepares for a batch."""
 
     def _has_none(self, iterator: Any) -> bool:
         """True if each worker has sent a batch without a state: then none sends one in this epoch."""
@@ -234,41 +226,13 @@ class DatasetState:
 class MapDatasetState(DatasetState):
     """The states of a map-style dataset in one epoch, which come in addition to the sampler's position.
 
-    With ``snapshot_every_n_steps=n`` each worker takes its state before every n-th step. Between two such
-    steps, the state is the position at the first of them, and the batches since are read again.
+    Each batch of a worker comes with the state after it: to read batches again that came since a state would
+    need the batches as they were.
     """
 
-    def __init__(
-        self, loader: Any, begun: Workers, told: Collection[int], is_shared: bool, every: int | None
-    ) -> None:
-        super().__init__(loader, begun, told, is_shared, every)
+    def __init__(self, loader: Any, begun: Workers, told: Collection[int], is_shared: bool) -> None:
+        super().__init__(loader, begun, told, is_shared)
         self._is_stateful = not self._is_shared
-        # Workers whose last state is older than their last batch.
-        self._behind: set[int] = set()
-        # If some states are older: the last position at which all were taken, of the sampler and of workers.
-        self._held: tuple[Saved, Workers] | None = None
-
-    def _before_batch(self, iterator: Any) -> None:
-        if self._every > 1 and self.workers and self._is_in_order:
-            self._hold(iterator)
-
-    def _hold(self, iterator: Any) -> None:
-        if not self._behind:
-            self._held = iterator._plan.epoch.position(), super().saved()
-
-    def _note(self, found: Sent) -> None:
-        super()._note(found)
-        if found.snapshot is None:
-            self._behind.add(found.worker)
-        else:
-            self._behind.discard(found.worker)
-
-    def note_raised(self, iterator: Any) -> None:
-        worker = self.turns.raised(iterator._num_yielded)
-        if worker is None or not self.workers or not self._is_in_order:
-            return
-        self._hold(iterator)
-        self._behind.add(worker)
 
     def _look_at(self, asked: Asked) -> None:
         passed, _ = self.turns.position(self.returned())
@@ -281,13 +245,4 @@ class MapDatasetState(DatasetState):
 
     def add_to(self, position: Saved) -> Saved:
         """Returns the position of a sampler, with the states of the dataset."""
-        if not self._behind or self._held is None:
-            return dataclasses.replace(position, workers=self.saved())
-        held, workers = self._held
-        return dataclasses.replace(
-            held,
-            num_yielded=position.num_yielded,
-            batches=position.batches,
-            is_finished=position.is_finished,
-            workers=dataclasses.replace(workers, drop=position.batches - held.batches),
-        )
+        return dataclasses.replace(position, workers=self.saved())

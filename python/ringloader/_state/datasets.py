@@ -7,10 +7,9 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from ringloader._common.own import keep_own, own
 from ringloader._options import kept
 from ringloader._options.checks import THREAD
-from ringloader._state.beginning import Beginning
+from ringloader._state.beginning import beginning_here
 from ringloader._state.dataset_state import DatasetState, MapDatasetState
 from ringloader._state.objects import Rule
 from ringloader._state.parts import Part, Workers, has_state
@@ -19,8 +18,6 @@ from ringloader._state.snapshots import Snapshots
 
 # In place of a sampler's name, in the state of an iterable dataset.
 _KIND = "IterableDataset"
-# The attribute of a loader with the first state of its dataset.
-_BEGINNING = "_ringloader_dataset_beginning"
 
 
 def decides(loader: Any) -> bool:
@@ -57,21 +54,11 @@ def option_for(loader: Any) -> Snapshots | None:
         every=every(loader),
         workers=loader.num_workers,
         is_iterable=is_iterable,
-        in_order=loader.in_order,
         of_dataset=not share_dataset(loader),
         batches=bool(loader._auto_collation),
         is_here=loader.num_workers == 0 or _are_threads(loader),
     )
-    return Snapshots(rule, _beginning_here(loader, rule) if rule.is_here else None)
-
-
-def _beginning_here(loader: Any, rule: Rule) -> Beginning:
-    """Returns the first state of a dataset that this process has, which iterators of its loader share."""
-    found: Beginning | None = own(loader, _BEGINNING)
-    if found is None:
-        found = Beginning(rule.of_dataset)
-        keep_own(loader, _BEGINNING, found)
-    return found
+    return Snapshots(rule, beginning_here(loader.dataset) if rule.is_here and rule.of_dataset else None)
 
 
 def lives_on(loader: Any) -> bool:
@@ -94,9 +81,9 @@ def state_for(
     made = DatasetState if decides(loader) else MapDatasetState
     is_shared = share_dataset(loader) and has_state(loader.dataset)
     if begun is None:
-        return made(loader, _fresh(loader), (), is_shared, every(loader))
+        return made(loader, _fresh(loader), (), is_shared)
     told = range(len(begun.parts)) if told is None else told
-    return made(loader, begun, told, is_shared, every(loader))
+    return made(loader, begun, told, is_shared)
 
 
 def state_behind(loader: Any, before: DatasetState | None, are_same: bool) -> DatasetState | None:

@@ -29,7 +29,6 @@ class Rule(NamedTuple):
         every: Steps of the loader from one state to the next; None: no states.
         workers: The number of workers; 0 for none.
         is_iterable: True for a dataset that each worker reads by itself.
-        in_order: True if batches are handed out in turn.
         of_dataset: False if workers share the dataset, whose state is then no worker's.
         batches: True if an iterator is asked for batches, and not for samples.
         is_here: True if the dataset is the one of the main process.
@@ -39,7 +38,6 @@ class Rule(NamedTuple):
     every: int | None
     workers: int
     is_iterable: bool
-    in_order: bool
     of_dataset: bool
     batches: bool
     is_here: bool
@@ -107,9 +105,15 @@ class Objects:
         # An option may stand in front of the dataset's own.
         own = iterator._behind if isinstance(iterator, InFront) else iterator
         self._has_iterator = has_state(own)
+        # True if the iterator is the dataset itself, and has its state.
+        self.is_own_iterator = own is dataset and self._has_iterator
         self._has_dataset = rule.of_dataset and own is not dataset and has_state(dataset)
         # True if the next epoch finds an object that has the state.
-        self._outlives = self._has_dataset or (own is dataset and self._has_iterator)
+        self._outlives = self._has_dataset or self.is_own_iterator
+        # True until the first batch of an epoch is asked for.
+        self.is_at_beginning = True
+        # The beginning of the dataset's epochs, which is told when another one begins.
+        self.beginning: Any = None
 
     @property
     def have_state(self) -> bool:
@@ -159,6 +163,9 @@ class Objects:
 
     def begin_anew(self) -> None:
         """Begins another epoch of an iterable dataset, with the same fetcher."""
+        if self.beginning is not None:
+            self.beginning.begin(self.dataset)
+        self.is_at_beginning = True
         self.torchs.dataset_iter = iter(self.torchs.dataset)
         self.torchs.ended = False
         self.count_from(0)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import ringloader._native as _native
 from ringloader._options import seeding
-from ringloader._state.beginning import Beginning, CheckingFirst, NotingFirst
+from ringloader._state.beginning import Beginning, Watching
 from ringloader._state.objects import Objects, Rule, Sent, read_sent
 from ringloader._state.parts import Part, has_state
 from ringloader._worker.options import EpochStart, Failing, Fetcher, WorkerOption
@@ -51,8 +51,6 @@ class Snapshots(WorkerOption):
         self._dataset: Any = None
         self._torchs: Any = None
         self._states: dict[str, Any] = {}
-        # True if the dataset has loaded a state for this epoch.
-        self._has_loaded = False
 
     def join(self, worker: int, port: _native.Port | None) -> None:  # noqa: ARG002
         self._worker = worker
@@ -63,18 +61,16 @@ class Snapshots(WorkerOption):
         beginning.take(dataset)
         self._dataset = dataset = beginning.dataset_of_epoch(dataset)
         self._states = {}
-        self._has_loaded = False
         if part is not None and part.snapshot is not None:
             self._states = part.snapshot.states()
             # Else the dataset may be ready for the next epoch: it gets this state when that begins.
             if not part.is_at_end() and "dataset" in self._states:
-                beginning.keep_copy(dataset)
-                _load(dataset, self._states["dataset"], "dataset")
-                self._has_loaded = True
-        elif part is not None and beginning.is_used:
-            # What is passed over comes from the dataset's beginning, and it has gone on since.
-            beginning.put_back(dataset)
-        beginning.is_used = True
+                _load(dataset, self._states["dataset"], "dataset", beginning.load)
+        elif part is not None:
+            # What is passed over comes from the dataset's beginning.
+            beginning.go_back(dataset)
+        if part is None or not part.is_at_end():
+            beginning.begin(dataset)
         return dataset
 
     def meet(self, fetcher: Any) -> None:
@@ -92,10 +88,10 @@ class Snapshots(WorkerOption):
         objects = Objects(self._dataset, self._torchs, fetcher, self._rule)
         part = self._start.part
         if self._rule.is_iterable:
-            if self._has_loaded:
-                objects.fetcher = NotingFirst(fetcher, self._beginning, objects)
-            elif self._beginning.after_first is not None:
-                objects.fetcher = CheckingFirst(fetcher, self._beginning, objects)
+            objects.beginning = self._beginning
+            are_taken = self._rule.every is not None and objects.have_state
+            if self._beginning.is_to_watch(are_taken) or objects.is_own_iterator:
+                objects.fetcher = Watching(fetcher, self._beginning, objects)
             fetcher = objects.fetcher if part is None else self._resumed(part, objects)
         if self._rule.every is None or not objects.have_state:
             return fetcher
@@ -112,13 +108,14 @@ class Snapshots(WorkerOption):
             return objects.fetcher
         was_ended = snapshot is not None and snapshot.is_ended
         if "iterator" in self._states and part.ends >= 0:
-            _load(torchs.dataset_iter, self._states["iterator"], "iterator")
+            load = self._beginning.load if objects.is_own_iterator else None
+            _load(torchs.dataset_iter, self._states["iterator"], "iterator", load)
             if was_ended:
                 objects.begin_anew()
         if snapshot is not None and part.ends == 0:
             objects.count_from(snapshot.samples)
         if part.ends > 0 and was_ended:
-            objects.fetcher = _Again(objects, self._beginning)
+            objects.fetcher = _Again(objects)
         if not any(part.read_again()):
             return objects.fetcher
         return _Later(objects, part, self._start.size, self._worker if self._rule.workers else None)
@@ -161,12 +158,10 @@ class _Again:
 
     Args:
         objects: The fetcher, and what it reads.
-        beginning: The dataset's first state.
     """
 
-    def __init__(self, objects: Objects, beginning: Beginning) -> None:
+    def __init__(self, objects: Objects) -> None:
         self._objects = objects
-        self._beginning = beginning
         self._fetcher = objects.fetcher
         self._is_first = True
 
@@ -177,14 +172,7 @@ class _Again:
         except StopIteration:
             if not is_first:
                 raise
-        self._objects.begin_anew()
-        self._objects.begin_batch()
-        try:
-            return self._fetcher.fetch(index)
-        except StopIteration:
-            # It may keep the state at its end, and begin each epoch there.
-            if not self._beginning.put_back(self._objects.torchs.dataset):
-                raise
+        # If it keeps the state at its end and begins each epoch there, the fetcher knows.
         self._objects.begin_anew()
         self._objects.begin_batch()
         return self._fetcher.fetch(index)
@@ -206,12 +194,8 @@ class _Sending:
         self._objects = objects
         self._worker = worker
         self._asked = start.asked
-        every = rule.every or 1
-        # Of an iterable dataset the worker itself reads again what came since.
-        self._by_step = not rule.is_iterable and rule.in_order and every > 1
-        self._every = every if self._by_step else max(1, every // rule.workers) if rule.is_iterable else 1
-        self._workers = rule.workers
-        self._turn = (worker - start.first) % rule.workers
+        # Batches of an iterable dataset that came since a state are read again by the worker.
+        self._every = max(1, (rule.every or 1) // rule.workers) if rule.is_iterable else 1
         self._since = 0
 
     def fetch(self, index: Any, /) -> Any:
@@ -221,10 +205,6 @@ class _Sending:
         return [data, self._objects.sent(self._worker, self._asked, self._is_due())]
 
     def _is_due(self) -> bool:
-        if self._by_step:
-            # The last batch of this worker before a step at which states are taken.
-            step = (self._asked - 1) * self._workers + self._turn
-            return (step + self._workers) // self._every > step // self._every
         if self._since < self._every:
             return False
         self._since = 0
@@ -263,17 +243,22 @@ class Asked:
         """Takes the state as it is now, behind so many batches."""
         return read_sent(self._objects.sent(0, passed, at_end=at_end))
 
-    def __del__(self) -> None:
-        if self.leave is not None and not sys.is_finalizing():
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # A default: at the interpreter's exit the names of this module may be gone.
+        if self.leave is not None and not is_finalizing():
             self.leave(self)
 
 
-def _load(thing: Any, state: Any, what: str) -> None:
+def _load(thing: Any, state: Any, what: str, load: Callable[[Any, Any], None] | None = None) -> None:
     if not has_state(thing):
         raise RuntimeError(
             f"load_state_dict(): the state has that of the {what}, and the {what} {thing!r:.80} has no "
             "state_dict and load_state_dict"
         )
     # As torchdata's loader: a state of None is that of an object which has none yet.
-    if state is not None:
+    if state is None:
+        return
+    if load is None:
         thing.load_state_dict(state)
+    else:
+        load(thing, state)

@@ -141,7 +141,8 @@ def _log_states(loader: Any, order: NativeOrder | ReadOrder | None, dataset: Dat
     taken = [] if order is None else order.whose_states()
     steps = datasets.every(loader)
     if dataset is not None and steps is not None:
-        when = "when it is asked for" if loader.num_workers == 0 else f"every {steps} batches"
+        when = f"every {steps} batches" if datasets.decides(loader) else "after each batch"
+        when = when if loader.num_workers else "when it is asked for"
         also = " or its iterator" if datasets.decides(loader) else ""
         taken.append(f"of the {type(loader.dataset).__name__}{also}, {when}")
     if taken:
