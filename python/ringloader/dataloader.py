@@ -21,7 +21,6 @@ from ringloader._iterator.torchs import TorchsIterator
 from ringloader._options import conflicts, epochs, kept, read_only
 from ringloader._options.checks import THREAD
 from ringloader._options.table import TABLE, Options
-from ringloader._pool import pool
 from ringloader._pool.pool import WorkerPool
 from ringloader._report import report
 from ringloader._start import spawn
@@ -209,23 +208,16 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         arguments = dict(locals())
         # A subclass has set its own options before.
         options = Options(**(kept.kept_on(self) | {name: arguments[name] for name in _OPTIONS}))
-        if worker_prefetch is not None and prefetch_factor not in (None, worker_prefetch):
-            raise ValueError(
-                f"worker_prefetch={worker_prefetch} and prefetch_factor={prefetch_factor!r} differ, and both "
-                "are the number of batches that a worker has ready or under way: pass one of them"
-            )
         if not internals.is_in_worker():
             devices.resolve(options.device)
         if worker_pool is not None:
-            num_workers = num_workers or worker_pool.num_workers
-            pool.check(worker_pool, num_workers, persistent_workers, multiprocessing_context, prefetch_epochs)
-            arguments["num_workers"] = num_workers
+            arguments["num_workers"] = num_workers or worker_pool.num_workers
             # The next epoch begins in the processes of the one before, which the loader therefore keeps.
             arguments["persistent_workers"] = persistent_workers or prefetch_epochs
         # Only what is not the default: another class behind this one may have its own.
         given = {name: arguments[name] for name in _TORCHS if arguments[name] is not _TORCHS[name]}
         super().__init__(datapipes.translated(dataset), **given)
-        conflicts.check(self, options)
+        conflicts.check_made(self, options, prefetch_factor=prefetch_factor)
         if worker_prefetch is not None:
             self.prefetch_factor = worker_prefetch
         rollover.apply(self, last_batch)

@@ -1,49 +1,22 @@
-"""The table of options: name, type, check and description of each, and options as text. Imports no torch."""
+"""The table of options: all there is to know about each, but for the rules that exclude each other.
+
+Imports no torch. `make generate` writes signatures, docstrings and pages from it.
+"""
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 import ringloader.bad_samples as bad_samples
-from ringloader._options import checks
+from ringloader._options import checks, rules
+from ringloader._options.about import About, Never
 
 if TYPE_CHECKING:
     import torch
 
     from ringloader.seeds import Seeds
-
-# The fate of an option where torch's own loader runs whole, with workers.
-OnTorchs = Literal["works", "is an error", "is left out"]
-
-
-@dataclasses.dataclass(frozen=True)
-class About:
-    """The row of an option.
-
-    Attributes:
-        values: The values that it takes, for people.
-        without: The default, for people.
-        line: What it does, for people.
-        check: Raises for a value of the wrong type or out of range; is called with the name and the value.
-        on_torchs: The fate of the option where torch's own loader runs whole.
-        instead: For an option of the constructor only, what to do where there is no constructor.
-        is_text: False for an option that no text can give.
-        is_called_in_workers: True for a function that workers call: the processes of a pool hold it.
-        is_of_states: True for an option that only ``StatefulDataLoader`` has.
-    """
-
-    values: str
-    without: str
-    line: str
-    check: checks.Check
-    on_torchs: OnTorchs
-    instead: str | None = None
-    is_text: bool = True
-    is_called_in_workers: bool = False
-    is_of_states: bool = False
 
 
 def _option(default: Any, **about: Any) -> Any:
@@ -66,7 +39,11 @@ class Options:
         line="The bytes of shared memory that batches on their way may take, over all workers; "
         "[tuning](tuning.md#max_shared_bytes).",
         check=checks.integer(1, or_none=True),
+        in_threads=Never("threads need no shared memory"),
+        in_pool="leaves nothing",
+        in_worker="works",
         on_torchs="is left out",
+        is_read_again=True,
     )
     device: torch.device | str | int | None = _option(
         None,
@@ -75,6 +52,9 @@ class Options:
         line='The device on which batches arrive, copied on a stream of their own. `"auto"` is the CPU if '
         "there is no accelerator. No effect in worker processes.",
         check=checks.device,
+        in_threads="works",
+        in_pool="leaves nothing",
+        in_worker="is left out",
         on_torchs="works",
     )
     device_prefetch: int = _option(
@@ -84,6 +64,9 @@ class Options:
         line="How many batches to copy before their turn. They wait on the device, which has up to 2 more. "
         "With 0, the copies of a batch begin when it is asked for.",
         check=checks.integer(0),
+        in_threads="works",
+        in_pool="leaves nothing",
+        in_worker="works",
         on_torchs="is left out",
     )
     device_transform: Callable[[Any], Any] | None = _option(
@@ -94,6 +77,9 @@ class Options:
         "batch for the caller. Needs `device`. After out of memory or an interrupt it may be called again "
         "for the same batch. Not as text.",
         check=checks.callable_or_none,
+        in_threads="works",
+        in_pool="leaves nothing",
+        in_worker="is left out",
         on_torchs="works",
         is_text=False,
     )
@@ -104,6 +90,9 @@ class Options:
         without="`None`: each iterator starts its own workers",
         line="A pool of workers that several loaders share; [details](pools.md). Not as text.",
         check=checks.worker_pool,
+        in_threads=Never("a pool has processes"),
+        in_pool="leaves nothing",
+        in_worker="works",
         on_torchs="works",
         is_text=False,
     )
@@ -115,6 +104,9 @@ class Options:
         "in torchdata; [details](iterators.md#worker_prefetch-and-main_prefetch). `ringloader.DataLoader` "
         "only.",
         check=checks.integer(1, or_none=True),
+        in_threads="works",
+        in_pool="leaves nothing",
+        in_worker="works",
         on_torchs="works",
         instead="set torch's prefetch_factor there",
     )
@@ -125,6 +117,9 @@ class Options:
         line="How many batches a thread of the main process decodes before their turn. Not with `device` "
         "or `pin_memory`.",
         check=checks.integer(0),
+        in_threads=Never("what threads make needs no decoding"),
+        in_pool="leaves nothing",
+        in_worker="works",
         on_torchs="is left out",
     )
     worker_method: str = _option(
@@ -135,15 +130,21 @@ class Options:
         "without workers.",
         check=checks.one_of("multiprocessing", checks.THREAD),
         # By `RINGLOADER=off` only. Where a part of torch was replaced, threads are refused before.
+        in_threads="works",
+        in_pool="leaves nothing",
+        in_worker="works",
         on_torchs="is left out",
     )
-    last_batch: str | None = _option(
+    last_batch: Literal["keep", "discard", "rollover"] | None = _option(
         None,
         values='`"keep"`, `"discard"`, `"rollover"`, or `None`',
         without="`None`: as torch's `drop_last` says",
         line="Samples that fill no whole batch at the end of an epoch: kept, discarded, or carried over to "
         "the next epoch; [details](epochs.md#the-last-batch). `ringloader.DataLoader` only.",
         check=checks.last_batch,
+        in_threads="works",
+        in_pool="leaves nothing",
+        in_worker="works",
         on_torchs="works",
         instead="give the loader a ringloader.RolloverBatchSampler",
     )
@@ -154,6 +155,9 @@ class Options:
         line="A function that each worker calls when an epoch begins. It may return another dataset for "
         "that epoch; [details](epochs.md#when-an-epoch-begins). Not as text.",
         check=checks.callable_or_none,
+        in_threads="works",
+        in_pool="leaves nothing",
+        in_worker="is left out by install",
         on_torchs="is an error",
         is_text=False,
         is_called_in_workers=True,
@@ -165,7 +169,10 @@ class Options:
         line="`True`: seed the generators of python, numpy and torch again in each worker when an epoch "
         "begins.",
         check=checks.boolean,
-        on_torchs="is an error",
+        in_threads="works",
+        in_pool="leaves nothing",
+        in_worker="is left out by install",
+        on_torchs="is an error with workers",
     )
     seeding: Literal["torch", "sample", "batch"] = _option(
         "torch",
@@ -175,6 +182,9 @@ class Options:
         "they are set from its place in the epoch: then random augmentation is the same for any number of "
         "workers; [details](epochs.md#the-same-augmentation-for-any-workers).",
         check=checks.one_of("torch", "sample", "batch"),
+        in_threads="works",
+        in_pool="leaves nothing",
+        in_worker="is left out by install",
         on_torchs="is an error",
     )
     seed: int | None = _option(
@@ -184,6 +194,9 @@ class Options:
         line="The number that `ringloader.Seeds`, and the seeds of `seeding`, come from, the same in all "
         "ranks. Needs `worker_reset_fn`, `reseed_workers` or `seeding`.",
         check=checks.seed,
+        in_threads="works",
+        in_pool="leaves nothing",
+        in_worker="is left out by install",
         on_torchs="works",
     )
     restart_workers: int = _option(
@@ -192,6 +205,9 @@ class Options:
         without="0",
         line="How many crashed workers to restart per epoch; [details](restarts.md).",
         check=checks.integer(0),
+        in_threads=Never("a thread is lost only with the process"),
+        in_pool="leaves nothing",
+        in_worker="works",
         on_torchs="is left out",
     )
     on_error: bad_samples.OnError = _option(
@@ -201,6 +217,9 @@ class Options:
         line="Samples that raise: raise their error, skip them, try again, or call a function; "
         "[details](bad_samples.md). A function cannot be given as text.",
         check=bad_samples.check_on_error,
+        in_threads="works",
+        in_pool="leaves nothing",
+        in_worker="works",
         on_torchs="is an error",
         is_called_in_workers=True,
     )
@@ -211,6 +230,9 @@ class Options:
         line="How many samples per epoch `on_error` may skip or replace. Needs `on_error`. A batch that "
         "`collate_fn` cannot make counts as one.",
         check=checks.integer(0, or_none=True),
+        in_threads="works",
+        in_pool="leaves nothing",
+        in_worker="works",
         on_torchs="works",
     )
     watchdog: float | None = _option(
@@ -220,6 +242,9 @@ class Options:
         line="Seconds without a batch after which the log names each late worker, its batch, for how long "
         "it has been in it, and its Python stack; [details](watchdog.md).",
         check=checks.seconds_or_none,
+        in_threads="works",
+        in_pool="is undone",
+        in_worker="works",
         on_torchs="is left out",
     )
 
@@ -230,6 +255,9 @@ class Options:
         line="`True`: note where the time of each epoch goes, for `epoch_stats()`; "
         "[details](guides/is_it_the_loader.md).",
         check=checks.boolean,
+        in_threads="works",
+        in_pool="leaves nothing",
+        in_worker="works",
         on_torchs="works",
     )
     snapshot_every_n_steps: int | None = _option(
@@ -240,6 +268,9 @@ class Options:
         "[details](guides/resuming.md#datasets-with-a-state). `None`: never. "
         "`ringloader.StatefulDataLoader` only.",
         check=checks.integer(1, or_none=True),
+        in_threads="works",
+        in_pool="leaves nothing",
+        in_worker="works",
         on_torchs="is left out",
         instead="use ringloader.StatefulDataLoader, whose loaders have a state",
         is_of_states=True,
@@ -253,80 +284,24 @@ class Options:
         "finds its first batches ready. Needs `persistent_workers` or `worker_pool`; "
         "[details](epochs.md#no-stall-between-epochs).",
         check=checks.boolean,
+        in_threads="works",
+        in_pool="leaves nothing",
+        in_worker="works",
         on_torchs="is left out",
     )
 
     def __post_init__(self) -> None:
         for name, about in TABLE.items():
             about.check(name, getattr(self, name))
-        checks.together(self)
+        rules.check(_GIVEN, self, self.changed())
 
     def changed(self) -> tuple[str, ...]:
         """Returns the names of the options that have another value than their default."""
-        return tuple(name for name in TABLE if getattr(self, name) != getattr(Options, name))
+        return tuple(name for name, default in DEFAULTS.items() if getattr(self, name) != default)
 
 
 # The rows by name, in the order of the constructor's arguments.
 TABLE: dict[str, About] = {field.name: field.metadata["about"] for field in dataclasses.fields(Options)}
-
-# The argument of `install` that is no option of a loader.
-STATEFUL = "stateful"
-
-
-def checked(function: str, given: Mapping[str, Any]) -> Options:
-    """Returns the options that were given to ``function``.
-
-    Raises:
-        TypeError: For a name that is none, or a value of the wrong type.
-        ValueError: For a value that is out of range.
-    """
-    check_names(function, given)
-    return Options(**given)
-
-
-def check_names(function: str, given: Iterable[str]) -> None:
-    """Raises a ``TypeError`` for a name of ``given`` to ``function`` that is no option's."""
-    for name in given:
-        if name not in TABLE:
-            raise TypeError(f"{function} got an unknown option {name!r}; there are: {', '.join(TABLE)}")
-        instead = TABLE[name].instead
-        if instead is not None:
-            raise TypeError(f"{function} cannot take {name}: pass it to DataLoader, or {instead}")
-
-
-def from_text(text: str) -> tuple[Options, bool]:
-    """Returns options as an environment variable or a command line names them.
-
-    Args:
-        text: ``1`` for the defaults, or ``name=value`` with commas between.
-
-    Returns:
-        The options of loaders, and the argument ``stateful`` of ``install``.
-
-    Raises:
-        TypeError: For a name that is none, or a value of the wrong type.
-        ValueError: For a value that is out of range, or a text that says nothing.
-    """
-    given: dict[str, Any] = {}
-    for part in [] if text == "1" else text.split(","):
-        name, equals, value = part.partition("=")
-        if not equals:
-            raise ValueError(f"expected 1, or name=value with commas between, not {text!r}")
-        given[name.strip()] = value_of(value)
-    stateful = given.pop(STATEFUL, False)
-    checks.boolean(STATEFUL, stateful)
-    return checked(repr(text), given), stateful
-
-
-def to_text(options: Options, stateful: bool = False) -> str:
-    """Returns a text of which :func:`from_text` makes the same."""
-    parts = [f"{name}={getattr(options, name)}" for name in options.changed()]
-    return ",".join([*parts, *([f"{STATEFUL}=True"] if stateful else [])]) or "1"
-
-
-def value_of(text: str) -> object:
-    """Returns a number, None or a truth value if ``text`` spells one, else ``text``."""
-    try:
-        return ast.literal_eval(text.strip())
-    except (SyntaxError, ValueError):
-        return text
+DEFAULTS: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Options)}
+RULES = rules.all_of(TABLE, DEFAULTS)
+_GIVEN = rules.checked_when("given", RULES)

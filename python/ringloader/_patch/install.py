@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from ringloader._options import checks, kept, table
+from ringloader._options import checks, kept
 from ringloader._options.table import Options
+from ringloader._patch import by_name
 from ringloader._patch import stateful as stateful_class
 from ringloader._torch import hook
 
@@ -110,8 +110,8 @@ def _put(wanted: _Wanted) -> None:
 def _wanted(function: str, stateful: bool, given: dict[str, Any]) -> _Wanted:
     from ringloader._torch import devices
 
-    checks.boolean(table.STATEFUL, stateful)
-    options = table.checked(function, given)
+    checks.boolean(by_name.STATEFUL, stateful)
+    options = by_name.checked(function, given)
     devices.resolve(options.device)
     if stateful:
         stateful_class.check(function)
@@ -122,6 +122,7 @@ def make_iterator(options: Options, loader: Any, previous: Callable[[Any], Any])
     """Returns the iterator of any torch loader; ``previous`` makes it without ringloader."""
     import ringloader.dataloader as dataloader
     from ringloader._iterator import make as making
+    from ringloader._options import conflicts
     from ringloader._torch import internals
 
     if isinstance(loader, dataloader.DataLoader):
@@ -133,7 +134,5 @@ def make_iterator(options: Options, loader: Any, previous: Callable[[Any], Any])
         if internals.is_in_worker():
             # A loader inside a dataset: the options that work when epochs begin are meant for loaders of the
             # main process.
-            options = dataclasses.replace(
-                options, worker_reset_fn=None, reseed_workers=False, seeding="torch", seed=None
-            )
+            options = conflicts.in_worker(options, is_installed=True)
     return make(loader, options, previous, lambda: previous(loader))
