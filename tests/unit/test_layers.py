@@ -188,7 +188,6 @@ PYTHON_MAY_USE = {
         "_state",
         "bad_samples",
         "dataloader",
-        "rollover",
         "seeds",
     },
 }

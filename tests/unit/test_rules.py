@@ -151,7 +151,7 @@ CASES = {
         "worker_pool=ringloader.WorkerPool(2) and a Dispatch as dataset do not go together",
         "and say num_workers",
     ),
-    ("worker_prefetch", "that is not `prefetch_factor`"): Case(
+    ("worker_prefetch", "other than `prefetch_factor`"): Case(
         {"worker_prefetch": 3},
         {"num_workers": 1, "prefetch_factor": 2},
         "worker_prefetch=3 and prefetch_factor=2 differ",
@@ -208,7 +208,7 @@ CASES = {
         "last_batch='keep' and drop_last=True do not go together",
         "leave drop_last out",
     ),
-    ("last_batch", 'that is `"rollover"` with an `IterableDataset`'): Case(
+    ("last_batch", "with an `IterableDataset`"): Case(
         {"last_batch": "rollover"},
         {"dataset": Stream()},
         "last_batch='rollover' and an IterableDataset do not go together",
@@ -233,7 +233,7 @@ CASES = {
         "on_error='skip' and a Dispatch as dataset do not go together",
         "or leave on_error out",
     ),
-    ("on_error", "that tries again with an `IterableDataset`"): Case(
+    ("on_error", "with an `IterableDataset`"): Case(
         {"on_error": "retry"},
         {"dataset": Stream(), "num_workers": 1},
         "on_error='retry' and an IterableDataset do not go together",

@@ -18,6 +18,8 @@ from ringloader.bad_samples import raises_first, retries
 # then, and again when an epoch begins.
 When = Literal["given", "made", "begun"]
 
+_AS_THREADS = f'"{THREAD}"'
+
 
 class Facts(Protocol):
     """The properties of a loader that rules ask for, in addition to its attributes."""
@@ -64,13 +66,14 @@ class Rule:
 
     Attributes:
         option: The option. Its default goes with everything.
-        what: What it does not go with, for the pages, from "with", "without", "for" or "that" on.
+        what: What it does not go with, for the pages, from "with", "without" or "other than" on.
         when: When the rule is checked.
         is_broken: Called with the options and the facts of a loader. The facts are None for a rule that is
             checked where options are given.
         text: The error, as a format of ``options`` and ``facts``.
         is_left_aside: True if ``install``, whose options are for loaders of all kinds, leaves the option
             aside for such a loader.
+        value: The value that the option must have for it, for the pages; None: any but the default.
     """
 
     option: str
@@ -79,14 +82,22 @@ class Rule:
     is_broken: Callable[[Any, Any], object]
     text: str
     is_left_aside: bool = False
+    value: str | None = None
 
 
-def _of_options(option: str, what: str, is_broken: Callable[[Any], object], text: str) -> Rule:
-    return Rule(option, what, "given", lambda options, _: is_broken(options), text)
+def _of_options(
+    option: str, what: str, is_broken: Callable[[Any], object], text: str, value: str | None = None
+) -> Rule:
+    return Rule(option, what, "given", lambda options, _: is_broken(options), text, value=value)
 
 
 def _of_loader(
-    option: str, what: str, is_broken: Callable[[Any, Facts], object], with_: str, why: str
+    option: str,
+    what: str,
+    is_broken: Callable[[Any, Facts], object],
+    with_: str,
+    why: str,
+    value: str | None = None,
 ) -> Rule:
     """Returns a rule that is checked when epochs begin too, and for which ``install`` leaves options aside.
 
@@ -96,9 +107,10 @@ def _of_loader(
         is_broken: Called with the options and the facts of a loader.
         with_: The same for the error, with its value.
         why: The reason, and what to change.
+        value: The value that the option must have for it, for the pages.
     """
     text = f"{option}={{options.{option}!r}} and {with_} do not go together: {why}"
-    return Rule(option, what, "begun", is_broken, text, is_left_aside=True)
+    return Rule(option, what, "begun", is_broken, text, is_left_aside=True, value=value)
 
 
 def _with_dispatch(option: str, why: str) -> Rule:
@@ -115,6 +127,7 @@ def _with_threads(option: str, default: Any, why: str) -> Rule:
         lambda options: options.worker_method == THREAD and getattr(options, option) != default,
         f"worker_method={THREAD!r} and {option}={{options.{option}!r}} do not go together: {why}; leave one "
         "of them out",
+        _AS_THREADS,
     )
 
 
@@ -210,7 +223,7 @@ _OF_LOADERS = (
     ),
     Rule(
         "worker_prefetch",
-        "that is not `prefetch_factor`",
+        "other than `prefetch_factor`",
         "made",
         lambda options, facts: facts.prefetch_factor not in (None, options.worker_prefetch),
         "worker_prefetch={options.worker_prefetch} and prefetch_factor={facts.prefetch_factor!r} differ, and "
@@ -243,6 +256,7 @@ _OF_LOADERS = (
         lambda options, facts: _has_threads(options, facts) and facts.start_method is not None,
         "multiprocessing_context={facts.start_method!r}",
         "threads are not started by a context; leave one of them out",
+        _AS_THREADS,
     ),
     _of_loader(
         "worker_method",
@@ -250,6 +264,7 @@ _OF_LOADERS = (
         lambda options, facts: _has_threads(options, facts) and facts.is_data_pipe,
         "a DataPipe as dataset",
         "each worker needs a copy of its graph; leave worker_method out, or use a Dataset",
+        _AS_THREADS,
     ),
     _of_loader(
         "worker_method",
@@ -258,6 +273,7 @@ _OF_LOADERS = (
         "a Dispatch as dataset",
         "its items go to worker processes; leave worker_method out, or pass the source itself with "
         "num_workers=1",
+        _AS_THREADS,
     ),
     Rule(
         "last_batch",
@@ -286,11 +302,12 @@ _OF_LOADERS = (
     ),
     Rule(
         "last_batch",
-        'that is `"rollover"` with an `IterableDataset`',
+        "with an `IterableDataset`",
         "made",
         lambda options, facts: options.last_batch == "rollover" and facts.is_iterable,
         "last_batch='rollover' and an IterableDataset do not go together: its samples have no indices that "
         "could wait for the next epoch; use 'keep' or 'discard'",
+        value='"rollover"',
     ),
     _with_dispatch(
         "worker_reset_fn",
@@ -307,10 +324,11 @@ _OF_LOADERS = (
     ),
     _of_loader(
         "on_error",
-        "that tries again with an `IterableDataset`",
+        "with an `IterableDataset`",
         lambda options, facts: facts.is_iterable and retries(options.on_error) is not None,
         "an IterableDataset",
         "its next sample would be another one; use 'skip', or a function of the index and the error",
+        '"retry"',
     ),
     _of_loader(
         "prefetch_epochs",

@@ -22,11 +22,22 @@ def install(*, stateful: bool = False, **options: Any) -> None:
     alone, unless ``stateful`` replaces it. Iterators that exist go on as they are. ``ringloader.report`` says
     which path a loader took, and why.
 
-    With ``device``, loaders in worker processes, which datasets may have, leave their batches on the CPU and
-    call no ``device_transform``: the main process moves what the worker sends.
+    An option is left aside for a loader that it does not go with, and ``ringloader.report`` says so:
 
-    ``worker_method="thread"`` does not reach loaders with a ``multiprocessing_context``, DataPipes or a
-    ``Dispatch``, and ``main_prefetch`` does not reach loaders that pin: ``ringloader.report`` says so.
+    - ``worker_pool`` with ``multiprocessing_context`` or a ``Dispatch``, or with ``persistent_workers``,
+      unless with ``prefetch_epochs``;
+    - ``main_prefetch`` with ``pin_memory``, or without workers;
+    - ``worker_method="thread"`` with ``multiprocessing_context``, a DataPipe or a ``Dispatch``;
+    - ``worker_reset_fn`` with a ``Dispatch``;
+    - ``restart_workers`` with a ``Dispatch``;
+    - ``on_error`` with a ``Dispatch``;
+    - ``on_error="retry"`` with an ``IterableDataset``;
+    - ``prefetch_epochs`` with an ``IterableDataset``, a dataset that has a ``state_dict`` or threads over a
+      dataset that has ``set_epoch``, or without ``persistent_workers`` or ``worker_pool``.
+
+    Loaders in worker processes, which datasets may have, are without ``device`` and ``device_transform``: the
+    main process moves what the worker sends. They are without ``worker_reset_fn``, ``reseed_workers``,
+    ``seeding`` and ``seed`` too, which are for loaders of the main process.
 
     Forked children inherit it. Children that start a Python of their own do not, unless their environment
     says so (see ``docs/without-changing-code.md``). A second call replaces the options of the first.
