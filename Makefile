@@ -31,7 +31,7 @@ DOCS_VENV ?= .venv-docs
 DOCS_PIP := $(DOCS_VENV)/bin/python -m pip --disable-pip-version-check -q
 export TORCH_INDEX
 
-.PHONY: help asan deny test test-long test-fast demo frameworks frameworks-docs bench bench-threads bench-scaling bench-sweep bench-padding bench-profile bench-smoke bench-threads-env bench-rust bench-instructions bench-accelerator gpu lint rust-test python-test python-test-slow python-test-fast parity parity-all accelerator accelerator-slow stubs docs chaos soak loom loom-fast tsan tsan-fast storm storm-fast miri portable wheel wheel-pythons workflows clean
+.PHONY: help generate asan deny test test-long test-fast demo frameworks frameworks-docs bench bench-threads bench-scaling bench-sweep bench-padding bench-profile bench-smoke bench-threads-env bench-rust bench-instructions bench-accelerator gpu lint rust-test python-test python-test-slow python-test-fast parity parity-all accelerator accelerator-slow stubs docs chaos soak loom loom-fast tsan tsan-fast storm storm-fast miri portable wheel wheel-pythons workflows clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -162,7 +162,11 @@ gpu: $(VENV)/.bench $(RELEASE_STAMP) ## the same tests and the benchmark, on the
 bench-accelerator: $(VENV)/.bench $(RELEASE_STAMP) ## the benchmark of make gpu, on the pretend accelerator
 	$(BIN)/python -m benches.python.accelerator --pretend
 
-lint: $(VENV)/.test workflows ## formatting, clippy, rustdoc, ruff, workflows
+generate: ## signatures, docstrings and docs/options.md, from the table of options and the rules
+	$(PYTHON) ci/generate.py
+
+lint: $(VENV)/.test workflows ## formatting, clippy, rustdoc, ruff, workflows, what is generated
+	$(BIN)/python ci/generate.py --check
 	cargo fmt --all --check
 	cargo clippy -q --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc -q --no-deps -p ringloader-core

@@ -10,9 +10,9 @@ from typing import NoReturn
 
 import ringloader
 from ringloader._common import output
-from ringloader._options import checks, table
+from ringloader._options import checks
 from ringloader._options.table import TABLE
-from ringloader._patch import on_import, run, stateful
+from ringloader._patch import by_name, on_import, run, stateful
 
 # Not the docstring, which `python -OO` leaves out.
 _ABOUT = "runs a program with ringloader, measures a loader, or says what is here."
@@ -51,15 +51,15 @@ def main() -> None:
         offered = about.is_text and about.instead is None
         command.add_argument(
             f"--{name.replace('_', '-')}",
-            type=table.value_of,
+            type=by_name.value_of,
             default=argparse.SUPPRESS,
             metavar="VALUE",
             # One that is not offered gets an error that says why.
             help="as the argument of ringloader.DataLoader" if offered else argparse.SUPPRESS,
         )
     command.add_argument(
-        f"--{table.STATEFUL}",
-        type=table.value_of,
+        f"--{by_name.STATEFUL}",
+        type=by_name.value_of,
         default=argparse.SUPPRESS,
         metavar="VALUE",
         help="as the argument of ringloader.install",
@@ -80,10 +80,10 @@ def main() -> None:
     program, arguments = given.pop("program"), given.pop("arguments")
     is_module = given.pop("is_module")
     is_given = bool(given)
-    is_stateful = given.pop(table.STATEFUL, False)
+    is_stateful = given.pop(by_name.STATEFUL, False)
     try:
-        checks.boolean(table.STATEFUL, is_stateful)
-        options = table.checked("ringloader run", given)
+        checks.boolean(by_name.STATEFUL, is_stateful)
+        options = by_name.checked("ringloader run", given)
         if is_stateful:
             stateful.check("ringloader run")
     except (TypeError, ValueError, ModuleNotFoundError) as error:
@@ -91,7 +91,7 @@ def main() -> None:
     if not is_module and not os.path.exists(program):  # noqa: PTH110
         command.error(f"can't open file {program!r}: no such file")
     if is_given or os.environ.get(on_import.VARIABLE, "0") in ("", "0"):
-        os.environ[on_import.VARIABLE] = table.to_text(options, is_stateful)
+        os.environ[on_import.VARIABLE] = by_name.to_text(options, is_stateful)
     on_import.install_with_torch(os.environ[on_import.VARIABLE])
     if is_module:
         run.run_module(program, arguments)

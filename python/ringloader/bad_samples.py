@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 RAISE = "raise"
@@ -98,43 +98,10 @@ def check_on_error(name: str, on_error: object) -> None:
         )
 
 
-def check_together(options: Any) -> None:
-    """Raises a ``ValueError`` for a ``max_errors`` that means nothing beside ``on_error``."""
-    on_error, max_errors = options.on_error, options.max_errors
-    if max_errors is None:
-        return
-    again = retries(on_error)
-    if RAISE in (on_error, again and again.then):
-        raise ValueError(
-            f"max_errors={max_errors} has no effect with on_error={on_error!r}: the first error is raised; "
-            "say with on_error, or with Retry(then=...), what becomes of the others"
-        )
-
-
 def forget_limit(before: dict[str, Any], given: Mapping[str, Any]) -> None:
     """Drops from the options ``before`` a ``max_errors`` that means nothing beside those that are given."""
     if given.get("on_error") == RAISE:
         before.pop("max_errors", None)
-
-
-def conflicts(
-    options: Any, is_iterable: bool, is_dispatch: bool
-) -> Iterator[tuple[tuple[str, ...], str, str]]:
-    """Yields what ``on_error`` does not go with: options to leave aside, the dataset in words, and why."""
-    names = ("on_error", "max_errors")
-    if is_dispatch and options.on_error != RAISE:
-        yield (
-            names,
-            "a Dispatch as dataset",
-            "its items are read in one process for all workers; catch errors in its functions, or leave "
-            "on_error out",
-        )
-    if is_iterable and retries(options.on_error) is not None:
-        yield (
-            names,
-            "an IterableDataset",
-            "its next sample would be another one; use 'skip', or a function of the index and the error",
-        )
 
 
 def _check_replaces(name: str, function: Callable[..., Any]) -> None:
@@ -157,3 +124,9 @@ def retries(on_error: object) -> Retry | None:
     if on_error == RETRY:
         return Retry()
     return on_error if isinstance(on_error, Retry) else None
+
+
+def raises_first(on_error: object) -> bool:
+    """True if the first error that remains is raised."""
+    again = retries(on_error)
+    return RAISE in (on_error, again and again.then)

@@ -21,7 +21,6 @@ from ringloader._iterator.torchs import TorchsIterator
 from ringloader._options import conflicts, epochs, kept, read_only
 from ringloader._options.checks import THREAD
 from ringloader._options.table import TABLE, Options
-from ringloader._pool import pool
 from ringloader._pool.pool import WorkerPool
 from ringloader._report import report
 from ringloader._start import spawn
@@ -61,103 +60,117 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     to private memory, so that workers never wait for you.
 
     Args:
-        max_shared_bytes: Bytes of shared memory that batches on their way may take, over all workers
-            (default: a quarter of what the machine and the control group have left, divided by
-            ``LOCAL_WORLD_SIZE``). Each worker has an equal share. A batch larger than half a share travels
-            more slowly, in memory of its own, which also counts until the main process has taken the batch.
-            A worker with a batch larger than its share has no other batch on its way. Batches that you hold
-            count up to half of each share; copies in private memory do not count.
-        device: Device on which batches arrive: a ``torch.device`` of the current accelerator, its name, an
-            index, or ``"auto"`` (default: batches stay on the CPU). ``"auto"`` is the current accelerator, or
-            the CPU if there is none, or if a fork has made it unusable. Tensors are copied on a stream of
-            their own, and the stream that is current when a batch is returned waits for its copies.
+        max_shared_bytes: Bytes of shared memory that batches on their way may take, over all workers (a
+            positive int, or ``None``; default: ``None``, a quarter of what the machine and the control group
+            have left, divided by ``LOCAL_WORLD_SIZE``). Each worker has an equal share. A batch larger than
+            half a share travels more slowly, in memory of its own, which also counts until the main process
+            has taken the batch. A worker with a batch larger than its share has no other batch on its way.
+            Batches that you hold count up to half of each share; copies in private memory do not count.
+        device: Device on which batches arrive, copied on a stream of their own (a ``torch.device`` of the
+            current accelerator, its name, an index, ``"auto"``, or ``None``; default: ``None``, batches stay
+            on the CPU). ``"auto"`` is the current accelerator, or the CPU if there is none, or if a fork has
+            made it unusable. The stream that is current when a batch is returned waits for its copies.
             ``pin_memory`` then adds nothing. A loader in a worker process leaves its batches on the CPU, and
             calls no ``device_transform``.
-        device_prefetch: How many batches to copy before their turn, beside the one that is returned and the
-            one that the caller still has (default: 2). With 0, the copies of a batch begin when it is asked
-            for. Without workers, and where torch's own loader runs, no batch is copied early.
+        device_prefetch: How many batches to copy before their turn, in addition to the one that is returned
+            and the one that the caller still has (an int, 0 or more; default: 2). With 0, the copies of a
+            batch begin when it is asked for. Without workers, and where torch's own loader runs, no batch is
+            copied early.
         device_transform: Function that gets each batch on the device, on the stream of the copies, and
-            returns the batch for the caller. It may run before the batch's turn, and has the gradient mode,
-            autocast and default device that ``iter()`` was called in. It runs once for each batch, and again
-            if memory was short or the program was interrupted. With ``device="auto"`` and no accelerator it
-            runs on the CPU, in the batch's turn and the modes of ``next()``.
-        worker_pool: A ``ringloader.WorkerPool``, whose processes are the workers (default: each iterator
-            starts its own). ``num_workers=0`` then means as many as the pool has. The loader keeps the pool,
-            and the pool does not keep the loader.
+            returns the batch for the caller (a callable, or ``None``; default: ``None``). It may run before
+            the batch's turn, and has the gradient mode, autocast and default device that ``iter()`` was
+            called in. It runs once for each batch, and again if memory was short or the program was
+            interrupted. With ``device="auto"`` and no accelerator it runs on the CPU, in the batch's turn and
+            the modes of ``next()``.
+        worker_pool: Pool whose processes are the workers, which several loaders share (a
+            ``ringloader.WorkerPool``, or ``None``; default: ``None``, each iterator starts its own workers).
+            ``num_workers=0`` then means as many as the pool has. The loader keeps the pool, and the pool does
+            not keep the loader.
         worker_prefetch: How many batches each worker has ready or under way: torch's ``prefetch_factor`` by
-            its name in torchdata. Both may be given if they are equal.
+            its name in torchdata (a positive int, or ``None``; default: ``None``, torch's
+            ``prefetch_factor``). Both may be given if they are equal.
         main_prefetch: How many of the batches that workers have ready a thread of the main process decodes
-            before their turn (default: 0, ``next`` decodes them). For batches that are slow to unpickle. No
-            effect where torch's own loader runs.
-        worker_method: ``"multiprocessing"``, or ``"thread"`` (default: ``"multiprocessing"``). With
-            ``"thread"`` the workers are threads of this process. All of them use the same dataset object,
-            and a batch is the worker's own object, not a copy. ``get_worker_info().rng`` has generators with
-            torch's seeds for the worker; the global ones are the process's and are not seeded. No effect
-            without workers.
-        last_batch: ``"keep"``, ``"discard"`` or ``"rollover"``: the fate of samples that fill no whole batch
-            at the end of an epoch. ``"keep"`` and ``"discard"`` are torch's ``drop_last=False`` and ``True``;
-            with ``"rollover"`` the samples open the next epoch, and ``len`` counts the epoch that begins
-            next. See ``RolloverBatchSampler``.
+            before their turn (an int, 0 or more; default: 0, ``next`` decodes them). For batches that are
+            slow to unpickle. No effect where torch's own loader runs.
+        worker_method: Kind of workers: processes, or threads of this process (``"multiprocessing"``,
+            ``"thread"``; default: ``"multiprocessing"``). All threads use the same dataset object, and a
+            batch is the worker's own object, not a copy. In a thread, ``get_worker_info().rng`` has
+            generators with torch's seeds for the worker; the global ones are the process's and are not
+            seeded. No effect without workers.
+        last_batch: Use of samples that fill no whole batch at the end of an epoch: kept, discarded, or
+            carried over to the next epoch (``"keep"``, ``"discard"``, ``"rollover"``, or ``None``; default:
+            ``None``, as torch's ``drop_last`` says). ``"keep"`` and ``"discard"`` are torch's
+            ``drop_last=False`` and ``True``; with ``"rollover"`` the samples open the next epoch, and ``len``
+            counts the epoch that begins next. See ``ringloader.RolloverBatchSampler``.
         worker_reset_fn: Function that each worker calls when an epoch begins, before its first batch, as
-            ``worker_reset_fn(dataset, worker_info, seeds)``, with torch's ``WorkerInfo`` and ``Seeds``. It
-            returns the dataset of that epoch, or None for the same one. Its error is the error of the
-            epoch's batches. Without workers the main process calls it, as a single worker 0.
-        reseed_workers: True to seed the generators of python, numpy and torch again in each worker when an
-            epoch begins; in a thread, those of ``get_worker_info().rng``. No effect without workers.
-        seeding: ``"torch"``, ``"sample"`` or ``"batch"`` (default: ``"torch"``, a worker's generators are
-            seeded when it starts). With ``"sample"`` the generators of ``random``, ``numpy.random`` and
-            torch's CPU are set before each sample, from ``seed``, the epoch and the sample's place in it;
-            with ``"batch"`` before each batch, from the place of its first sample. So random augmentation is
-            the same for any number and kind of workers, restarted ones too, and for ``"sample"`` for any
-            ``batch_size``. With a ``DistributedSampler`` a place is that among the samples of all ranks; else
-            each rank has keys of its own. ``collate_fn`` goes on behind the last sample. A dataset with
-            ``__getitems__`` draws for its batch from the key of the first sample. Each worker of an
-            ``IterableDataset`` counts its own samples. Threads set ``get_worker_info().rng``. Without workers
-            the program's generators are put back before ``next`` returns. Each task goes to the worker with
-            the fewest unanswered ones, unless the dataset is iterable or has a ``state_dict``; batches come
-            in their order.
-        seed: Number that ``Seeds`` and ``seeding`` come from, the same in all ranks (default: torch's base
-            seed, which each process draws). The order of the samples does not depend on it.
-        restart_workers: How many crashed workers to restart per epoch (default: 0, the error is torch's). The
-            successor does the tasks that the worker had not delivered, so no batch is lost, and none comes
-            twice. It has the worker's number and seed, and the dataset as it then is in the main process,
-            and calls ``worker_init_fn``; its generators begin anew, so random augmentation may differ.
-            Workers of an ``IterableDataset`` are not restarted.
-        on_error: ``"raise"``, ``"skip"``, ``"retry"``, a ``ringloader.Retry`` or a function, for samples that
-            raise (default: ``"raise"``, torch's). ``"skip"`` leaves the sample out of its batch, and leaves
-            out a batch without samples. The worker calls a function as ``on_error(index, error)``; it
+            ``worker_reset_fn(dataset, worker_info, seeds)``, with torch's ``WorkerInfo`` and
+            ``ringloader.Seeds`` (a callable, or ``None``; default: ``None``). It returns the dataset of that
+            epoch, or None for the same one. Its error is the error of the epoch's batches. Without workers
+            the main process calls it, as a single worker 0.
+        reseed_workers: ``True`` to seed the generators of python, numpy and torch again in each worker when
+            an epoch begins (default: ``False``). In a thread, those of ``get_worker_info().rng`` are seeded.
+            No effect without workers.
+        seeding: When the generators of ``random``, ``numpy.random`` and torch's CPU are seeded (``"torch"``,
+            ``"sample"``, ``"batch"``; default: ``"torch"``, when a worker starts). With ``"sample"`` they are
+            set before each sample, from ``seed``, the epoch and the sample's place in it; with ``"batch"``
+            before each batch, from the place of its first sample. So random augmentation is the same for any
+            number and kind of workers, restarted ones too, and for ``"sample"`` for any ``batch_size``. With
+            a ``DistributedSampler`` a place is that among the samples of all ranks; else each rank has keys
+            of its own. ``collate_fn`` goes on after the last sample. A dataset with ``__getitems__`` draws
+            for its batch from the key of the first sample. Each worker of an ``IterableDataset`` counts its
+            own samples. In a thread, those of ``get_worker_info().rng`` are set. Without workers the
+            program's generators are put back before ``next`` returns. Each task goes to the worker with the
+            fewest unanswered ones, unless the dataset is iterable or has a ``state_dict``; batches come in
+            their order.
+        seed: Number that ``ringloader.Seeds`` and ``seeding`` come from, the same in all ranks (an int, 0 or
+            more, or ``None``; default: ``None``, torch's base seed, which each process draws). The order of
+            the samples does not depend on it.
+        restart_workers: How many crashed workers to restart per epoch (an int, 0 or more; default: 0, the
+            error is torch's). The successor does the tasks that the worker had not delivered, so no batch is
+            lost, and none comes twice. It has the worker's number and seed, and the dataset as it then is in
+            the main process, and calls ``worker_init_fn``; its generators begin anew, so random augmentation
+            may differ. Workers of an ``IterableDataset`` are not restarted.
+        on_error: Handling of samples that raise: raise their error, skip them, try again, or call a function
+            (``"raise"``, ``"skip"``, ``"retry"``, a ``ringloader.Retry``, or a callable, which no text can
+            name; default: ``"raise"``, as torch does). ``"skip"`` leaves the sample out of its batch, and
+            leaves out a batch without samples. The worker calls a function as ``on_error(index, error)``; it
             returns another sample, or raises.
-        max_errors: How many samples per epoch may be skipped or replaced; one more raises its error (default:
-            any number). A batch that ``collate_fn`` cannot make counts as one.
+        max_errors: How many samples per epoch ``on_error`` may skip or replace; one more raises its error (an
+            int, 0 or more, or ``None``; default: ``None``, any number). A batch that ``collate_fn`` cannot
+            make counts as one.
         watchdog: Seconds without a batch after which the logger ``ringloader`` names each late worker, its
-            batch, for how long it has been in it, and its Python stack; again each time the wait has doubled
-            (default: never). No effect without workers.
-        stats: True to note where the time of each epoch goes, for :meth:`epoch_stats` (default: False).
-        prefetch_epochs: True to begin the next epoch of persistent workers when the last indices of this one
-            have been sent, so that ``iter`` finds its first batches ready (default: False, ``iter`` begins
-            it). Its sampler then draws earlier than torch's, also behind the last epoch of the program. With
-            a ``worker_pool`` the loader keeps its processes, as with ``persistent_workers``.
+            batch, for how long it has been in it, and its Python stack (a number of seconds, more than 0, or
+            ``None``; default: ``None``, never). It does so again each time the wait has doubled. No effect
+            without workers.
+        stats: ``True`` to note where the time of each epoch goes, for ``epoch_stats()`` (default: ``False``).
+        prefetch_epochs: ``True`` to begin the next epoch of persistent workers when the last indices of this
+            one have been sent, so that ``iter`` finds its first batches ready (default: ``False``, ``iter``
+            begins it). Its sampler then draws earlier than torch's, also after the last epoch of the program.
+            With a ``worker_pool`` the loader keeps its processes, as with ``persistent_workers``.
 
     Raises:
         ValueError: If torch refuses an argument; if a value is out of range; if ``device`` is missing or not
             of the current accelerator; or if options exclude each other:
 
             - ``device_transform`` without ``device``;
-            - ``worker_prefetch`` that is not ``prefetch_factor``, or without workers;
-            - ``main_prefetch`` without workers, or with ``device`` or ``pin_memory``;
-            - ``worker_method="thread"`` with ``multiprocessing_context``, ``max_shared_bytes``,
-              ``main_prefetch``, ``worker_pool``, ``restart_workers``, a DataPipe or a ``Dispatch``;
-            - ``worker_pool`` with ``multiprocessing_context``, a ``Dispatch``, more workers than it has, or
-              ``persistent_workers``, unless with ``prefetch_epochs``;
-            - ``last_batch`` that contradicts ``drop_last`` or ``batch_sampler``, or with
-              ``batch_size=None``; ``"rollover"`` for an ``IterableDataset``;
+            - ``worker_pool`` with ``multiprocessing_context``, more workers than it has or a ``Dispatch``, or
+              with ``persistent_workers``, unless with ``prefetch_epochs``;
+            - ``worker_prefetch`` other than ``prefetch_factor``, or without workers;
+            - ``main_prefetch`` with ``device`` or ``pin_memory``, or without workers;
+            - ``worker_method="thread"`` with ``max_shared_bytes``, ``worker_pool``, ``main_prefetch``,
+              ``restart_workers``, ``multiprocessing_context``, a DataPipe or a ``Dispatch``;
+            - ``last_batch`` with ``batch_size=None`` or a ``batch_sampler`` that does otherwise, or with
+              ``drop_last``, unless ``"discard"``;
+            - ``last_batch="rollover"`` with an ``IterableDataset``;
+            - ``worker_reset_fn`` with a ``Dispatch``;
             - ``seeding`` with ``reseed_workers``;
-            - ``seed`` without ``worker_reset_fn``, ``reseed_workers`` and ``seeding``;
-            - ``restart_workers`` or ``on_error`` with a ``Dispatch``; a retry of an ``IterableDataset``;
+            - ``seed`` without ``worker_reset_fn``, ``reseed_workers`` or ``seeding``;
+            - ``restart_workers`` with a ``Dispatch``;
+            - ``on_error`` with a ``Dispatch``;
+            - ``on_error="retry"`` with an ``IterableDataset``;
             - ``max_errors`` without ``on_error``;
-            - ``prefetch_epochs`` without ``persistent_workers`` or ``worker_pool``, for an
-              ``IterableDataset`` or a dataset with a ``state_dict``, or with threads over a dataset that has
-              ``set_epoch``.
+            - ``prefetch_epochs`` with an ``IterableDataset``, a dataset that has a ``state_dict`` or threads
+              over a dataset that has ``set_epoch``, or without ``persistent_workers`` or ``worker_pool``.
         TypeError: If a value has the wrong type.
     """
 
@@ -194,7 +207,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         worker_prefetch: int | None = None,
         main_prefetch: int = 0,
         worker_method: str = "multiprocessing",
-        last_batch: rollover.LastBatch | None = None,
+        last_batch: Literal["keep", "discard", "rollover"] | None = None,
         worker_reset_fn: Callable[[Any, Any, Seeds], Any] | None = None,
         reseed_workers: bool = False,
         seeding: Literal["torch", "sample", "batch"] = "torch",
@@ -209,23 +222,16 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         arguments = dict(locals())
         # A subclass has set its own options before.
         options = Options(**(kept.kept_on(self) | {name: arguments[name] for name in _OPTIONS}))
-        if worker_prefetch is not None and prefetch_factor not in (None, worker_prefetch):
-            raise ValueError(
-                f"worker_prefetch={worker_prefetch} and prefetch_factor={prefetch_factor!r} differ, and both "
-                "are the number of batches that a worker has ready or under way: pass one of them"
-            )
         if not internals.is_in_worker():
             devices.resolve(options.device)
         if worker_pool is not None:
-            num_workers = num_workers or worker_pool.num_workers
-            pool.check(worker_pool, num_workers, persistent_workers, multiprocessing_context, prefetch_epochs)
-            arguments["num_workers"] = num_workers
+            arguments["num_workers"] = num_workers or worker_pool.num_workers
             # The next epoch begins in the processes of the one before, which the loader therefore keeps.
             arguments["persistent_workers"] = persistent_workers or prefetch_epochs
         # Only what is not the default: another class behind this one may have its own.
         given = {name: arguments[name] for name in _TORCHS if arguments[name] is not _TORCHS[name]}
         super().__init__(datapipes.translated(dataset), **given)
-        conflicts.check(self, options)
+        conflicts.check_made(self, options, prefetch_factor=prefetch_factor)
         if worker_prefetch is not None:
             self.prefetch_factor = worker_prefetch
         rollover.apply(self, last_batch)

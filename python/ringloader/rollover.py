@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
-from torch.utils.data import BatchSampler, IterableDataset, Sampler
+from torch.utils.data import BatchSampler, Sampler
 
 LastBatch = Literal["keep", "discard", "rollover"]
 
@@ -75,46 +75,13 @@ OWN_ITER = RolloverBatchSampler.__iter__
 
 
 def apply(loader: Any, last_batch: LastBatch | None) -> None:
-    """Has a loader of torch's, which was just made, treat its last batches so.
-
-    Raises:
-        ValueError: Where that does not go together with torch's arguments.
-    """
-    if last_batch is None:
-        return
-    if loader.batch_sampler is None:
-        raise ValueError(
-            f"last_batch={last_batch!r} and batch_size=None do not go together: without batches there is no "
-            "last one; pass a batch_size"
-        )
+    """Has a loader of torch's, which was just made and checked, treat its last batches so."""
     if loader.batch_size is None:
-        _check_batch_sampler(loader.batch_sampler, last_batch)
+        # Its batch sampler does so itself.
         return
-    if loader.drop_last and last_batch != "discard":
-        raise ValueError(
-            f"last_batch={last_batch!r} and drop_last={loader.drop_last!r} do not go together: leave "
-            "drop_last out"
-        )
     if last_batch == "discard":
         # Past torch's `__setattr__`, which refuses it from now on. The batch sampler is the loader's own.
         vars(loader)["drop_last"] = True
         loader.batch_sampler.drop_last = True
     elif last_batch == "rollover":
-        if isinstance(loader.dataset, IterableDataset):
-            raise ValueError(
-                "last_batch='rollover' and an IterableDataset do not go together: its samples have no "
-                "indices that could wait for the next epoch; use 'keep' or 'discard'"
-            )
         vars(loader)["batch_sampler"] = RolloverBatchSampler(loader.sampler, loader.batch_size)
-
-
-def _check_batch_sampler(batch_sampler: Any, last_batch: LastBatch) -> None:
-    does = getattr(batch_sampler, "last_batch", None)
-    if does is None and isinstance(batch_sampler, BatchSampler):
-        does = "discard" if batch_sampler.drop_last else "keep"
-    if does != last_batch:
-        raise ValueError(
-            f"last_batch={last_batch!r} and batch_sampler={batch_sampler!r:.200} do not go together: a batch "
-            "sampler says itself what becomes of its last batch; leave last_batch out, or pass a "
-            "ringloader.RolloverBatchSampler to roll over"
-        )

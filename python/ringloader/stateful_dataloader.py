@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Literal, TypeVar
 import torch
 from torch.utils.data import Dataset, Sampler
 
-import ringloader.rollover as rollover
 from ringloader._common.states import States
 from ringloader._options import kept, read_only
 from ringloader._pool.pool import WorkerPool
@@ -33,8 +32,9 @@ class StatefulDataLoader(DataLoader[_T_co]):
 
     Args:
         snapshot_every_n_steps: After how many batches workers take the state of a dataset, or its iterator,
-            that has ``state_dict`` and ``load_state_dict`` (default: 1). An epoch that goes on reads batches
-            again that came since. None: never, and the dataset counts as one without a state.
+            that has ``state_dict`` and ``load_state_dict`` (a positive int, or ``None``; default: 1). An
+            epoch that goes on reads batches again that came since. With ``None`` never, and the dataset
+            counts as one without a state.
 
     Raises:
         ValueError: As ``ringloader.DataLoader``.
@@ -71,7 +71,7 @@ class StatefulDataLoader(DataLoader[_T_co]):
         worker_prefetch: int | None = None,
         main_prefetch: int = 0,
         worker_method: str = "multiprocessing",
-        last_batch: rollover.LastBatch | None = None,
+        last_batch: Literal["keep", "discard", "rollover"] | None = None,
         worker_reset_fn: Callable[[Any, Any, Seeds], Any] | None = None,
         reseed_workers: bool = False,
         seeding: Literal["torch", "sample", "batch"] = "torch",

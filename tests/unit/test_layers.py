@@ -126,7 +126,6 @@ PYTHON_MAY_USE = {
         "_iterator",
         "_log",
         "_options",
-        "_pool",
         "_torch",
         "bad_samples",
         "dataloader",
@@ -189,7 +188,6 @@ PYTHON_MAY_USE = {
         "_state",
         "bad_samples",
         "dataloader",
-        "rollover",
         "seeds",
     },
 }

@@ -1,7 +1,10 @@
-"""The table of options: what is written elsewhere agrees with it."""
+"""The table of options: what is written elsewhere agrees with it, or is generated from it."""
 
 import inspect
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,13 +13,101 @@ import ringloader
 from ringloader._options.table import TABLE, Options
 
 ROOT = Path(__file__).parents[2]
+# The files that `make generate` writes, each with a word of what is generated, and another one.
+GENERATED = {
+    "python/ringloader/dataloader.py": (
+        "Number that ``ringloader.Seeds``",
+        "The number that ``ringloader.Seeds``",
+    ),
+    "python/ringloader/stateful_dataloader.py": ("device_prefetch: int = 2", "device_prefetch: int = 3"),
+    "python/ringloader/_patch/install.py": ("- ``restart_workers`` with", "- ``restart_workers`` without"),
+    "docs/options.md": ("| `stats` | works |", "| `stats` | works well |"),
+}
+# A row for the table, and a program that looks for the option wherever options are.
+NICE = """\
+    worker_nice: int = _option(
+        0,
+        values="an int, 0 or more",
+        without="0, the niceness stays",
+        line="How much nicer than the main process the workers are.",
+        details="Others go first.",
+        page="tuning.md",
+        check=checks.integer(0),
+        in_threads=Never("a thread has no niceness of its own"),
+        in_pool="is undone",
+        in_worker="is left out by install",
+        on_torchs="is an error",
+    )
+"""
+PROGRAM = """\
+import inspect
+import os
+
+import torch
+
+import ringloader
+from ringloader._options import conflicts
+from ringloader._options.table import Options
+from ringloader._patch import by_name
+
+
+def error_of(call, *args, **kwargs):
+    try:
+        call(*args, **kwargs)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def refuses(text, call, *args, **kwargs):
+    found = error_of(call, *args, **kwargs)
+    assert text in found, found
+
+
+for cls in (ringloader.DataLoader, ringloader.StatefulDataLoader):
+    parameter = inspect.signature(cls).parameters["worker_nice"]
+    assert parameter.default == 0 and str(parameter.annotation) == "int"
+    assert cls([1], worker_nice=3).worker_nice == 3
+    with_threads = {"worker_nice": 3, "worker_method": "thread"}
+    text = "ValueError: worker_method='thread' and worker_nice=3 do not go together: a thread has no niceness"
+    refuses(text, cls, [1], **with_threads)
+    refuses("TypeError: worker_nice must be an int, not 'x'", cls, [1], worker_nice="x")
+loader = torch.utils.data.DataLoader([1])
+refuses(text, ringloader.convert, loader, **with_threads)
+refuses(text, ringloader.install, **with_threads)
+refuses(text, by_name.from_text, "worker_nice=3,worker_method=thread")
+refuses("restart_workers, worker_nice, on_error", ringloader.install, nice=3)
+assert by_name.to_text(by_name.from_text("worker_nice=3")[0]) == "worker_nice=3"
+assert ringloader.convert(loader, worker_nice=3).worker_nice == 3
+refuses("AttributeError: worker_nice of a loader cannot be set", setattr, loader, "worker_nice", 4)
+assert conflicts.in_worker(Options(worker_nice=3)) == Options(worker_nice=3)
+assert conflicts.in_worker(Options(worker_nice=3), is_installed=True) == Options()
+os.environ["RINGLOADER"] = "off"
+refuses("RuntimeError: worker_nice cannot take effect where torch's own loader runs", iter, loader)
+print("all there")
+"""
 
 pytestmark = pytest.mark.rings_only
 
 
-def section(name):
-    about = TABLE[name]
-    return f"### `{name}`\n\n{about.line}\n\n- **Values:** {about.values}\n- **Default:** {about.without}\n\n"
+def generate(root, *arguments):
+    return subprocess.run(
+        [sys.executable, ROOT / "ci/generate.py", "--root", root, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """A copy of what `make generate` reads and writes."""
+    ignored = shutil.ignore_patterns("__pycache__", "*.so")
+    shutil.copytree(ROOT / "python", tmp_path / "python", ignore=ignored)
+    (tmp_path / "docs").mkdir()
+    shutil.copy(ROOT / "docs/options.md", tmp_path / "docs")
+    return tmp_path
 
 
 def test_the_constructor_has_the_options_of_the_table():
@@ -28,17 +119,9 @@ def test_the_constructor_has_the_options_of_the_table():
     assert list(inspect.signature(ringloader.DataLoader.__init__).parameters.values()) == stateless
     assert all(one.kind is inspect.Parameter.KEYWORD_ONLY for one in ours)
     assert [one.default for one in ours] == [getattr(Options, name) for name in TABLE]
-    written = {one.name: str(one.annotation).replace("rollover.", "") for one in ours}
-    for name, annotation in Options.__annotations__.items():
-        # A pool's module, and the words of `last_batch`, need torch.
-        if name not in ("worker_pool", "last_batch"):
-            assert written[name] == annotation.replace("bad_samples.", ""), name
-
-
-def test_the_page_of_options_has_the_sections_of_the_table():
-    page = (ROOT / "docs" / "options.md").read_text()
-    options = page.split("## Options\n\n")[1].split("## Environment variables")[0]
-    assert re.findall(r"^### .*\n(?:(?!###).*\n)*", options, re.M) == [section(name) for name in TABLE]
+    for one in ours:
+        annotation = TABLE[one.name].annotation or Options.__annotations__[one.name]
+        assert one.annotation == annotation.replace("bad_samples.", "")
 
 
 def test_each_option_is_described_in_the_docstring():
@@ -48,3 +131,67 @@ def test_each_option_is_described_in_the_docstring():
     assert [name for name in documented if name in TABLE] == [name for name in TABLE if name not in of_states]
     documented = re.findall(r"^    (\w+): ", inspect.getdoc(ringloader.StatefulDataLoader) or "", re.M)
     assert [name for name in documented if name in TABLE] == of_states
+
+
+def test_what_is_generated_is_up_to_date():
+    found = generate(ROOT, "--check")
+    assert (found.returncode, found.stdout + found.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_what_is_stale_is_found_and_written_again(tree, name):
+    file = tree / name
+    before = file.read_text()
+    word, another = GENERATED[name]
+    assert word in before
+    file.write_text(before.replace(word, another))
+    found = generate(tree, "--check")
+    assert found.returncode != 0
+    assert found.stderr == f"stale, run `make generate`: {name}\n"
+    assert generate(tree).returncode == 0
+    assert file.read_text() == before
+
+
+def test_a_row_of_the_table_makes_an_option(tree):
+    """It is in signatures, docstrings and the page, in every error, and wherever options come from."""
+    table = tree / "python/ringloader/_options/table.py"
+    row, before = "    on_error: ", table.read_text()
+    assert before.count(row) == 1
+    table.write_text(before.replace(row, NICE + row))
+    names = {line.split(": ")[1] for line in [generate(tree, "--check").stderr.strip()]}
+    assert names == {
+        "python/ringloader/dataloader.py, python/ringloader/stateful_dataloader.py, "
+        "python/ringloader/_patch/install.py, docs/options.md"
+    }
+    assert generate(tree).returncode == 0
+    texts = {name: " ".join((tree / name).read_text().split()) for name in GENERATED}
+    docstring = (
+        "worker_nice: How much nicer than the main process the workers are (an int, 0 or more; "
+        "default: 0, the niceness stays). Others go first. on_error:"
+    )
+    assert docstring in texts["python/ringloader/dataloader.py"]
+    listed = "``main_prefetch``, ``restart_workers``, ``worker_nice``, ``multiprocessing_context``"
+    assert listed in texts["python/ringloader/dataloader.py"]
+    assert "``seeding``, ``seed`` and ``worker_nice`` too" in texts["python/ringloader/_patch/install.py"]
+    page = (
+        "### `worker_nice` How much nicer than the main process the workers are. Others go first. "
+        "[More](tuning.md). - **Values:** an int, 0 or more - **Default:** 0, the niceness stays "
+        '- **An error:** with `worker_method="thread"`'
+    )
+    assert page in texts["docs/options.md"]
+    assert "| `worker_nice` | is an error: a thread has no niceness of its own |" in texts["docs/options.md"]
+    for file in (Path(ringloader.__file__).parent).glob("*.so"):
+        (tree / "python/ringloader" / file.name).symlink_to(file)
+    environment = {"PYTHONPATH": str(tree / "python"), "PATH": ""}
+    ran = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert (ran.stdout, ran.returncode) == ("all there\n", 0), ran.stderr
+    command = [sys.executable, "-m", "ringloader", "run", "--help"]
+    offered = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    assert "--worker-nice VALUE" in offered.stdout

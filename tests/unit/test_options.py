@@ -10,8 +10,9 @@ import pytest
 import torch
 
 import ringloader
-from ringloader._options import kept, table
+from ringloader._options import kept
 from ringloader._options.table import Options
+from ringloader._patch import by_name
 from ringloader._torch import devices
 
 pytestmark = pytest.mark.rings_only
@@ -163,20 +164,20 @@ def test_checking_initialises_no_device():
     ],
 )
 def test_options_as_text(text, options):
-    made = table.from_text(text)
+    made = by_name.from_text(text)
     assert made == (Options(**options), False)
-    assert table.from_text(table.to_text(*made)) == made
-    assert table.from_text(f"{text},stateful=True") == (made[0], True)
-    assert table.from_text(table.to_text(made[0], True)) == (made[0], True)
+    assert by_name.from_text(by_name.to_text(*made)) == made
+    assert by_name.from_text(f"{text},stateful=True") == (made[0], True)
+    assert by_name.from_text(by_name.to_text(made[0], True)) == (made[0], True)
 
 
 def test_no_text_names_a_function():
     with pytest.raises(TypeError, match="device_transform must be a callable, which no text can name"):
-        table.from_text("device=cuda,device_transform=scaled")
+        by_name.from_text("device=cuda,device_transform=scaled")
 
 
 def test_a_torch_device_as_text():
-    assert table.to_text(Options(device=torch.device("cuda", 1))) == "device=cuda:1"
+    assert by_name.to_text(Options(device=torch.device("cuda", 1))) == "device=cuda:1"
 
 
 def test_copies_and_pickles_have_the_options():

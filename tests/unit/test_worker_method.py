@@ -132,11 +132,11 @@ def test_torchs_words_for_it():
 
 
 def test_as_text():
-    from ringloader._options import table
+    from ringloader._patch import by_name
 
-    options, _ = table.from_text("worker_method=thread")
+    options, _ = by_name.from_text("worker_method=thread")
     assert options.worker_method == "thread"
-    assert table.from_text(table.to_text(options)) == (options, False)
+    assert by_name.from_text(by_name.to_text(options)) == (options, False)
 
 
 PROGRAM = """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -43,9 +42,9 @@ def make_iterator(loader: Any, options: Options, without_ours: Any, fall_back: C
         ValueError: If options do not go with the loader, or ``RINGLOADER`` has a value without a meaning.
         RuntimeError: If an option cannot take effect, because torch's loader must run whole.
     """
-    if options.device is not None and internals.is_in_worker():
+    if internals.is_in_worker():
         # A loader that a dataset has. Workers have no device, and what they send is moved in the end.
-        options = dataclasses.replace(options, device=None, device_transform=None)
+        options = conflicts.in_worker(options)
     conflicts.check(loader, options)
     epochs.say_if_forgotten(loader)
     _refuse_other_generators(loader)
@@ -134,10 +133,8 @@ def _torchs(
 
 def _check_for_torchs(loader: Any, options: Options, reason: str) -> None:
     """Raises for options without which torch's own loader would give other batches."""
-    names = [name for name in options.changed() if TABLE[name].on_torchs == "is an error"]
-    if loader.num_workers == 0:
-        # `reseed_workers` means nothing without workers.
-        names = [name for name in names if name != "reseed_workers"]
+    errors = {"is an error"} if loader.num_workers == 0 else {"is an error", "is an error with workers"}
+    names = [name for name in options.changed() if TABLE[name].on_torchs in errors]
     if issubclass(type(loader.dataset), Dispatch) and loader.num_workers > 0:
         names.append("a Dispatch as dataset")
     if names:

@@ -2,15 +2,13 @@
 
 Raises:
     TypeError: If a value has the wrong type.
-    ValueError: If a value is out of range, or options exclude each other.
+    ValueError: If a value is out of range.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
-
-import ringloader.bad_samples as bad_samples
 
 # The value of `worker_method` for threads, in torch's word.
 THREAD = "thread"
@@ -117,42 +115,3 @@ def seconds_or_none(name: str, value: Any) -> None:
         raise TypeError(f"{name} must be a number of seconds or None, not {value!r}")
     if not value > 0:
         raise ValueError(f"{name} must be positive, not {value}: leave it out to have none")
-
-
-def together(options: Any) -> None:
-    """Checks options that exclude each other, or need another one."""
-    if options.device_transform is not None and options.device is None:
-        raise ValueError("device_transform needs device: pass the device that its batches are to be on")
-    if options.main_prefetch and options.device is not None:
-        raise ValueError(
-            f"main_prefetch={options.main_prefetch} and device={options.device!r} do not go together: "
-            "batches for a device are prepared before their turn anyway; say with device_prefetch how many"
-        )
-    if options.worker_method == THREAD:
-        for name, why in _NOT_WITH_THREADS.items():
-            value = getattr(options, name)
-            if value:
-                raise ValueError(
-                    f"worker_method={THREAD!r} and {name}={value!r} do not go together: {why}; leave one of "
-                    "them out"
-                )
-    if options.seeding != "torch" and options.reseed_workers:
-        raise ValueError(
-            f"seeding={options.seeding!r} and reseed_workers=True do not go together: the generators are set "
-            "before each sample or batch anyway; leave reseed_workers out"
-        )
-    needs_seed = options.worker_reset_fn is not None or options.reseed_workers or options.seeding != "torch"
-    if options.seed is not None and not needs_seed:
-        raise ValueError(
-            f"seed={options.seed} has no effect without worker_reset_fn, reseed_workers=True or "
-            "seeding='sample': for the order of the samples, pass torch's generator"
-        )
-    bad_samples.check_together(options)
-
-
-_NOT_WITH_THREADS = {
-    "max_shared_bytes": "threads need no shared memory",
-    "main_prefetch": "what threads make needs no decoding",
-    "worker_pool": "a pool has processes",
-    "restart_workers": "a thread is lost only with the process",
-}

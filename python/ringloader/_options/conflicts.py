@@ -1,24 +1,94 @@
-"""Options that do not go with a loader: each rule once, for the constructor, ``convert`` and ``install``."""
+"""Checks of the options for a loader, against the rules, and which options ``install`` leaves aside."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator
+import types
+from collections.abc import Collection, Iterable
 from typing import Any
 
-import ringloader.bad_samples as bad_samples
+from torch.utils.data import BatchSampler
+
 from ringloader._common import states
 from ringloader._dispatch.dataset import Dispatch
+from ringloader._options import rules
 from ringloader._options.checks import THREAD
-from ringloader._options.table import Options
+from ringloader._options.table import DEFAULTS, RULES, TABLE, Options
 from ringloader._torch import internals, select_path
 from ringloader._worker.telling import epoch_listeners
 
+_GIVEN = rules.checked_when("given", RULES)
+_MADE = rules.checked_when("made", RULES)
+_BEGUN = rules.checked_when("begun", RULES)
+_LEFT_ASIDE = tuple(rule for rule in RULES if rule.is_left_aside)
+
+
+class _Facts:
+    """The facts of a loader. Each is looked up when a rule asks for it.
+
+    Args:
+        loader: The loader.
+        prefetch_factor: The one that was given; None: not known.
+    """
+
+    def __init__(self, loader: Any, prefetch_factor: int | None = None) -> None:
+        self.loader = loader
+        self.prefetch_factor = prefetch_factor
+
+    @property
+    def start_method(self) -> Any:
+        context = self.loader.multiprocessing_context
+        return getattr(context, "_name", context)
+
+    @property
+    def is_iterable(self) -> bool:
+        return bool(self.loader._dataset_kind == internals.ITERABLE)
+
+    @property
+    def is_data_pipe(self) -> bool:
+        return issubclass(type(self.loader.dataset), internals.DATA_PIPES)
+
+    @property
+    def is_dispatch(self) -> bool:
+        return issubclass(type(self.loader.dataset), Dispatch)
+
+    @property
+    def is_asked_for_states(self) -> bool:
+        kept = states.of(self.loader)
+        return kept is not None and kept.ask_dataset(self.loader)
+
+    @property
+    def has_set_epoch(self) -> bool:
+        return bool(epoch_listeners(self.loader.dataset))
+
+    @property
+    def last_batch(self) -> str | None:
+        sampler = self.loader.batch_sampler
+        does: str | None = getattr(sampler, "last_batch", None)
+        if does is None and isinstance(sampler, BatchSampler):
+            return "discard" if sampler.drop_last else "keep"
+        return does
+
 
 def check(loader: Any, options: Options) -> None:
-    """Raises a ``ValueError`` for options that do not go with ``loader``."""
-    for _, text in _conflicts(loader, options):
-        raise ValueError(text)
+    """Raises a ``ValueError`` for options that do not go with ``loader``, which an epoch begins of."""
+    if changed := options.changed():
+        rules.check(_BEGUN, options, changed, _Facts(loader))
+
+
+def check_made(
+    loader: Any, options: Options, names: Collection[str] = TABLE, prefetch_factor: int | None = None
+) -> None:
+    """Raises a ``ValueError`` for options that do not go with ``loader``, which is made or converted.
+
+    Args:
+        loader: The loader, with the attributes that torch's constructor has set.
+        options: Its options.
+        names: Those that are new. Others are checked only as when an epoch begins.
+        prefetch_factor: The one that was given to the constructor.
+    """
+    check(loader, options)
+    changed = [name for name in options.changed() if name in names]
+    rules.check(_MADE, options, changed, _Facts(loader, prefetch_factor))
 
 
 def fitting(loader: Any, options: Options) -> tuple[Options, list[str]]:
@@ -28,112 +98,34 @@ def fitting(loader: Any, options: Options) -> tuple[Options, list[str]]:
         The other options, and the texts of the conflicts.
     """
     texts = []
-    while (conflict := next(_conflicts(loader, options), None)) is not None:
-        names, text = conflict
-        options = dataclasses.replace(options, **{name: getattr(Options, name) for name in names})
+    facts = _Facts(loader)
+    while (rule := next(rules.broken(_LEFT_ASIDE, options, options.changed(), facts), None)) is not None:
+        text = rule.text.format(options=options, facts=facts)
         texts.append(text)
-        if "worker_method" in names:
+        options = without(options, [rule.option])
+        if rule.option == "worker_method":
             select_path.say_once(f"install(worker_method={THREAD!r}) leaves a loader its processes: {text}")
     return options, texts
 
 
-# Options that `install` leaves aside; what the first of them does not go with; and why, with what to change.
-_Rule = tuple[tuple[str, ...], str, str]
+def in_worker(options: Options, is_installed: bool = False) -> Options:
+    """Returns the options of a loader in a worker process.
+
+    Args:
+        options: The options that it was given.
+        is_installed: True if ``install`` has given them, for loaders of the main process.
+    """
+    aside = {"is left out", "is left out by install"} if is_installed else {"is left out"}
+    names = [name for name in options.changed() if TABLE[name].in_worker in aside]
+    return without(options, names) if names else options
 
 
-def _conflicts(loader: Any, options: Options) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yields, for each rule that a loader breaks, the options to leave aside, and the error."""
-    for names, what, why in _rules(loader, options):
-        given = f"{names[0]}={getattr(options, names[0])!r}"
-        yield names, f"{given} and {what} do not go together: {why}"
-
-
-def _rules(loader: Any, options: Options) -> Iterator[_Rule]:
-    """Yields the rules that a loader breaks."""
-    is_dispatch = issubclass(type(loader.dataset), Dispatch)
-    yield from _of_workers(loader, options)
-    if options.worker_method == THREAD and loader.num_workers > 0:
-        yield from _of_threads(loader)
-    if is_dispatch:
-        yield from _of_dispatch(options)
-    if options.prefetch_epochs:
-        yield from _of_next_epoch(loader, options)
-    is_iterable = loader._dataset_kind == internals.ITERABLE
-    yield from bad_samples.conflicts(options, is_iterable, is_dispatch)
-
-
-def _of_workers(loader: Any, options: Options) -> Iterator[_Rule]:
-    # With a pool, a loader that says no number has as many workers as the pool.
-    if loader.num_workers == 0 and options.worker_pool is None:
-        if options.worker_prefetch is not None:
-            yield ("worker_prefetch",), "num_workers=0", "there is no worker to have batches ready"
-        if options.main_prefetch:
-            why = "without workers nothing is there to be decoded; use num_workers=1"
-            yield ("main_prefetch",), "num_workers=0", why
-    elif options.main_prefetch and loader.pin_memory:
-        why = "batches are pinned before their turn in any case; leave main_prefetch out"
-        yield ("main_prefetch",), "pin_memory=True", why
-
-
-def _of_threads(loader: Any) -> Iterator[_Rule]:
-    names = ("worker_method",)
-    context = loader.multiprocessing_context
-    if context is not None:
-        why = "threads are not started by a context; leave one of them out"
-        yield names, f"multiprocessing_context={context!r}", why
-    if issubclass(type(loader.dataset), internals.DATA_PIPES):
-        why = "each worker needs a copy of its graph; leave worker_method out, or use a Dataset"
-        yield names, "a DataPipe as dataset", why
-    if issubclass(type(loader.dataset), Dispatch):
-        yield (
-            names,
-            "a Dispatch as dataset",
-            "its items go to worker processes; leave worker_method out, or pass the source itself with "
-            "num_workers=1",
-        )
-
-
-def _of_next_epoch(loader: Any, options: Options) -> Iterator[_Rule]:
-    names = ("prefetch_epochs",)
-    kept = states.of(loader)
-    if not (loader.persistent_workers and loader.num_workers > 0):
-        yield (
-            names,
-            f"persistent_workers={loader.persistent_workers} with num_workers={loader.num_workers}",
-            "workers that end with their epoch can begin no other; pass persistent_workers=True, a "
-            "worker_pool to ringloader.DataLoader, or leave prefetch_epochs out",
-        )
-    elif loader._dataset_kind == internals.ITERABLE:
-        yield (
-            names,
-            "an IterableDataset",
-            "its iterator would begin again before iter() asks for it, and what it gave to an epoch that "
-            "is dropped would be lost; leave prefetch_epochs out",
-        )
-    elif kept is not None and kept.ask_dataset(loader):
-        yield (
-            names,
-            "a dataset with a state_dict",
-            "its state between two epochs would be one of the next; leave prefetch_epochs out, or pass "
-            "snapshot_every_n_steps=None",
-        )
-    elif options.worker_method == THREAD and epoch_listeners(loader.dataset):
-        yield (
-            names,
-            f"worker_method={THREAD!r} over a dataset with set_epoch",
-            "threads share the dataset, which is in one epoch at a time; leave one of them out",
-        )
-
-
-_NOT_WITH_DISPATCH = {
-    "worker_pool": "its items come from a process of each iterator; leave worker_pool out, and say "
-    "num_workers",
-    "restart_workers": "items that a worker had taken are lost with it; leave restart_workers out",
-    "worker_reset_fn": "workers have no dataset that an epoch could begin with; leave one of them out",
-}
-
-
-def _of_dispatch(options: Options) -> Iterator[_Rule]:
-    for name in options.changed():
-        if name in _NOT_WITH_DISPATCH:
-            yield (name,), "a Dispatch as dataset", _NOT_WITH_DISPATCH[name]
+def without(options: Options, names: Iterable[str]) -> Options:
+    """Returns ``options`` with the defaults of some, and of those that are nothing without them."""
+    values = {**vars(options), **{name: DEFAULTS[name] for name in names}}
+    while True:
+        changed = [name for name, value in values.items() if value != DEFAULTS[name]]
+        rule = next(rules.broken(_GIVEN, types.SimpleNamespace(**values), changed), None)
+        if rule is None:
+            return Options(**values)
+        values[rule.option] = DEFAULTS[rule.option]

@@ -22,7 +22,7 @@ def attribute(name: str) -> str:
 
     Private where a subclass is likely to have one of that name: ``device`` is the name of many.
     """
-    return name if name == "max_shared_bytes" else f"_ringloader_{name}"
+    return name if TABLE[name].is_read_again else f"_ringloader_{name}"
 
 
 def kept_on(loader: object) -> dict[str, Any]:

@@ -75,6 +75,6 @@ def protect(cls: type, names: Iterable[str]) -> None:
         names: The options. One that each iterator reads again is left out.
     """
     for name in names:
-        if attribute(name) != name:
+        if not TABLE[name].is_read_again:
             setattr(cls, name, _Shown(name))
     setattr(cls, _PROTECTED, True)

@@ -278,6 +278,10 @@ class Watched(WorkerOption):
         # ORDERING: last. Nothing is asked before.
         self._records.set(worker, _SIGNAL, _Answering.signal)
 
+    def leave_process(self) -> None:
+        """Gives back the memory file of the iterator, to which the handler writes."""
+        _Answering.write_to_nothing()
+
     def wrap(self, fetcher: Fetcher) -> Fetcher:
         # Behind `worker_init_fn`, which may have set a handler of its own.
         _Answering.check(self._records, self._worker)
@@ -346,11 +350,6 @@ class _Answering:
             nothing = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
             os.dup2(nothing, cls._fd, inheritable=False)
             os.close(nothing)
-
-
-def forget() -> None:
-    """Gives back the memory file of the iterator that this process has worked for."""
-    _Answering.write_to_nothing()
 
 
 def _free_signal() -> int:

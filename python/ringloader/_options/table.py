@@ -1,49 +1,22 @@
-"""The table of options: name, type, check and description of each, and options as text. Imports no torch."""
+"""The table of options: all there is to know about each, but for the rules that exclude each other.
+
+Imports no torch. `make generate` writes signatures, docstrings and pages from it.
+"""
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 import ringloader.bad_samples as bad_samples
-from ringloader._options import checks
+from ringloader._options import checks, rules
+from ringloader._options.about import About, Never
 
 if TYPE_CHECKING:
     import torch
 
     from ringloader.seeds import Seeds
-
-# The fate of an option where torch's own loader runs whole, with workers.
-OnTorchs = Literal["works", "is an error", "is left out"]
-
-
-@dataclasses.dataclass(frozen=True)
-class About:
-    """The row of an option.
-
-    Attributes:
-        values: The values that it takes, for people.
-        without: The default, for people.
-        line: What it does, for people.
-        check: Raises for a value of the wrong type or out of range; is called with the name and the value.
-        on_torchs: The fate of the option where torch's own loader runs whole.
-        instead: For an option of the constructor only, what to do where there is no constructor.
-        is_text: False for an option that no text can give.
-        is_called_in_workers: True for a function that workers call: the processes of a pool hold it.
-        is_of_states: True for an option that only ``StatefulDataLoader`` has.
-    """
-
-    values: str
-    without: str
-    line: str
-    check: checks.Check
-    on_torchs: OnTorchs
-    instead: str | None = None
-    is_text: bool = True
-    is_called_in_workers: bool = False
-    is_of_states: bool = False
 
 
 def _option(default: Any, **about: Any) -> Any:
@@ -62,38 +35,65 @@ class Options:
     max_shared_bytes: int | None = _option(
         None,
         values="a positive int, or `None`",
-        without="`None`: a quarter of the memory that is left, divided by `LOCAL_WORLD_SIZE`",
-        line="The bytes of shared memory that batches on their way may take, over all workers; "
-        "[tuning](tuning.md#max_shared_bytes).",
+        without="`None`, a quarter of what the machine and the control group have left, divided by "
+        "`LOCAL_WORLD_SIZE`",
+        line="Bytes of shared memory that batches on their way may take, over all workers.",
+        details="Each worker has an equal share. A batch larger than half a share travels more slowly, in "
+        "memory of its own, which also counts until the main process has taken the batch. A worker with a "
+        "batch larger than its share has no other batch on its way. Batches that you hold count up to half "
+        "of each share; copies in private memory do not count.",
+        page="tuning.md#max_shared_bytes",
         check=checks.integer(1, or_none=True),
+        in_threads=Never("threads need no shared memory"),
+        in_pool="leaves nothing",
+        in_worker="works",
         on_torchs="is left out",
+        is_read_again=True,
     )
     device: torch.device | str | int | None = _option(
         None,
         values='a `torch.device` of the current accelerator, its name, an index, `"auto"`, or `None`',
-        without="`None`",
-        line='The device on which batches arrive, copied on a stream of their own. `"auto"` is the CPU if '
-        "there is no accelerator. No effect in worker processes.",
+        without="`None`, batches stay on the CPU",
+        line="Device on which batches arrive, copied on a stream of their own.",
+        details='`"auto"` is the current accelerator, or the CPU if there is none, or if a fork has made '
+        "it unusable. The stream that is current when a batch is returned waits for its copies. "
+        "`pin_memory` then adds nothing. A loader in a worker process leaves its batches on the CPU, and "
+        "calls no `device_transform`.",
+        page="accelerators.md",
         check=checks.device,
+        in_threads="works",
+        in_pool="leaves nothing",
+        in_worker="is left out",
         on_torchs="works",
     )
     device_prefetch: int = _option(
         2,
         values="an int, 0 or more",
         without="2",
-        line="How many batches to copy before their turn. They wait on the device, which has up to 2 more. "
-        "With 0, the copies of a batch begin when it is asked for.",
+        line="How many batches to copy before their turn, in addition to the one that is returned and the "
+        "one that the caller still has.",
+        details="With 0, the copies of a batch begin when it is asked for. Without workers, and where "
+        "torch's own loader runs, no batch is copied early.",
         check=checks.integer(0),
+        in_threads="works",
+        in_pool="leaves nothing",
+        in_worker="works",
         on_torchs="is left out",
     )
     device_transform: Callable[[Any], Any] | None = _option(
         None,
         values="a callable, or `None`",
         without="`None`",
-        line="A function that gets each batch on the device, on the stream of the copies, and returns the "
-        "batch for the caller. Needs `device`. After out of memory or an interrupt it may be called again "
-        "for the same batch. Not as text.",
+        line="Function that gets each batch on the device, on the stream of the copies, and returns the "
+        "batch for the caller.",
+        details="It may run before the batch's turn, and has the gradient mode, autocast and default "
+        "device that `iter()` was called in. It runs once for each batch, and again if memory was short or "
+        'the program was interrupted. With `device="auto"` and no accelerator it runs on the CPU, in the '
+        "batch's turn and the modes of `next()`.",
         check=checks.callable_or_none,
+        in_threads="works",
+        in_pool="leaves nothing",
+        in_worker="is left out",
         on_torchs="works",
         is_text=False,
     )
@@ -101,49 +101,78 @@ class Options:
     worker_pool: Any = _option(
         None,
         values="a `ringloader.WorkerPool`, or `None`",
-        without="`None`: each iterator starts its own workers",
-        line="A pool of workers that several loaders share; [details](pools.md). Not as text.",
+        without="`None`, each iterator starts its own workers",
+        line="Pool whose processes are the workers, which several loaders share.",
+        details="`num_workers=0` then means as many as the pool has. The loader keeps the pool, and the "
+        "pool does not keep the loader.",
+        page="pools.md",
         check=checks.worker_pool,
+        in_threads=Never("a pool has processes"),
+        in_pool="leaves nothing",
+        in_worker="works",
         on_torchs="works",
         is_text=False,
+        annotation="WorkerPool | None",
     )
     worker_prefetch: int | None = _option(
         None,
         values="a positive int, or `None`",
-        without="`None`: torch's `prefetch_factor`",
+        without="`None`, torch's `prefetch_factor`",
         line="How many batches each worker has ready or under way: torch's `prefetch_factor` by its name "
-        "in torchdata; [details](iterators.md#worker_prefetch-and-main_prefetch). `ringloader.DataLoader` "
-        "only.",
+        "in torchdata.",
+        details="Both may be given if they are equal.",
+        page="iterators.md#worker_prefetch-and-main_prefetch",
         check=checks.integer(1, or_none=True),
+        in_threads="works",
+        in_pool="leaves nothing",
+        in_worker="works",
         on_torchs="works",
         instead="set torch's prefetch_factor there",
     )
     main_prefetch: int = _option(
         0,
         values="an int, 0 or more",
-        without="0",
-        line="How many batches a thread of the main process decodes before their turn. Not with `device` "
-        "or `pin_memory`.",
+        without="0, `next` decodes them",
+        line="How many of the batches that workers have ready a thread of the main process decodes before "
+        "their turn.",
+        details="For batches that are slow to unpickle. No effect where torch's own loader runs.",
+        page="iterators.md#worker_prefetch-and-main_prefetch",
         check=checks.integer(0),
+        in_threads=Never("what threads make needs no decoding"),
+        in_pool="leaves nothing",
+        in_worker="works",
         on_torchs="is left out",
     )
     worker_method: str = _option(
         "multiprocessing",
         values='`"multiprocessing"`, `"thread"`',
         without='`"multiprocessing"`',
-        line="The kind of workers: processes, or threads of this process; [details](threads.md). No effect "
-        "without workers.",
+        line="Kind of workers: processes, or threads of this process.",
+        details="All threads use the same dataset object, and a batch is the worker's own object, not a "
+        "copy. In a thread, `get_worker_info().rng` has generators with torch's seeds for the worker; the "
+        "global ones are the process's and are not seeded. No effect without workers.",
+        page="threads.md",
         check=checks.one_of("multiprocessing", checks.THREAD),
         # By `RINGLOADER=off` only. Where a part of torch was replaced, threads are refused before.
+        in_threads="works",
+        in_pool="leaves nothing",
+        in_worker="works",
         on_torchs="is left out",
     )
-    last_batch: str | None = _option(
+    last_batch: Literal["keep", "discard", "rollover"] | None = _option(
         None,
         values='`"keep"`, `"discard"`, `"rollover"`, or `None`',
-        without="`None`: as torch's `drop_last` says",
-        line="Samples that fill no whole batch at the end of an epoch: kept, discarded, or carried over to "
-        "the next epoch; [details](epochs.md#the-last-batch). `ringloader.DataLoader` only.",
+        without="`None`, as torch's `drop_last` says",
+        line="Use of samples that fill no whole batch at the end of an epoch: kept, discarded, or carried "
+        "over to the next epoch.",
+        details='`"keep"` and `"discard"` are torch\'s `drop_last=False` and `True`; with `"rollover"` the '
+        "samples open the next epoch, and `len` counts the epoch that begins next. See "
+        "`ringloader.RolloverBatchSampler`.",
+        page="epochs.md#the-last-batch",
         check=checks.last_batch,
+        in_threads="works",
+        in_pool="leaves nothing",
+        in_worker="works",
         on_torchs="works",
         instead="give the loader a ringloader.RolloverBatchSampler",
     )
@@ -151,9 +180,15 @@ class Options:
         None,
         values="a callable, or `None`",
         without="`None`",
-        line="A function that each worker calls when an epoch begins. It may return another dataset for "
-        "that epoch; [details](epochs.md#when-an-epoch-begins). Not as text.",
+        line="Function that each worker calls when an epoch begins, before its first batch, as "
+        "`worker_reset_fn(dataset, worker_info, seeds)`, with torch's `WorkerInfo` and `ringloader.Seeds`.",
+        details="It returns the dataset of that epoch, or None for the same one. Its error is the error of "
+        "the epoch's batches. Without workers the main process calls it, as a single worker 0.",
+        page="epochs.md#when-an-epoch-begins",
         check=checks.callable_or_none,
+        in_threads="works",
+        in_pool="leaves nothing",
+        in_worker="is left out by install",
         on_torchs="is an error",
         is_text=False,
         is_called_in_workers=True,
@@ -162,64 +197,104 @@ class Options:
         False,
         values="`True`, `False`",
         without="`False`",
-        line="`True`: seed the generators of python, numpy and torch again in each worker when an epoch "
+        line="`True` to seed the generators of python, numpy and torch again in each worker when an epoch "
         "begins.",
+        details="In a thread, those of `get_worker_info().rng` are seeded. No effect without workers.",
         check=checks.boolean,
-        on_torchs="is an error",
+        in_threads="works",
+        in_pool="leaves nothing",
+        in_worker="is left out by install",
+        on_torchs="is an error with workers",
     )
     seeding: Literal["torch", "sample", "batch"] = _option(
         "torch",
         values='`"torch"`, `"sample"`, `"batch"`',
-        without='`"torch"`: when a worker starts',
-        line="When the generators of python, numpy and torch are seeded. Before each sample, or each batch, "
-        "they are set from its place in the epoch: then random augmentation is the same for any number of "
-        "workers; [details](epochs.md#the-same-augmentation-for-any-workers).",
+        without='`"torch"`, when a worker starts',
+        line="When the generators of `random`, `numpy.random` and torch's CPU are seeded.",
+        details='With `"sample"` they are set before each sample, from `seed`, the epoch and the sample\'s '
+        'place in it; with `"batch"` before each batch, from the place of its first sample. So random '
+        "augmentation is the same for any number and kind of workers, restarted ones too, and for "
+        '`"sample"` for any `batch_size`. With a `DistributedSampler` a place is that among the samples of '
+        "all ranks; else each rank has keys of its own. `collate_fn` goes on after the last sample. A "
+        "dataset with `__getitems__` draws for its batch from the key of the first sample. Each worker of "
+        "an `IterableDataset` counts its own samples. In a thread, those of `get_worker_info().rng` are "
+        "set. Without workers the program's generators are put back before `next` returns. Each task goes "
+        "to the worker with the fewest unanswered ones, unless the dataset is iterable or has a "
+        "`state_dict`; batches come in their order.",
+        page="epochs.md#the-same-augmentation-for-any-workers",
         check=checks.one_of("torch", "sample", "batch"),
+        in_threads="works",
+        in_pool="leaves nothing",
+        in_worker="is left out by install",
         on_torchs="is an error",
     )
     seed: int | None = _option(
         None,
         values="an int, 0 or more, or `None`",
-        without="`None`: torch's base seed",
-        line="The number that `ringloader.Seeds`, and the seeds of `seeding`, come from, the same in all "
-        "ranks. Needs `worker_reset_fn`, `reseed_workers` or `seeding`.",
+        without="`None`, torch's base seed, which each process draws",
+        line="Number that `ringloader.Seeds` and `seeding` come from, the same in all ranks.",
+        details="The order of the samples does not depend on it.",
         check=checks.seed,
+        in_threads="works",
+        in_pool="leaves nothing",
+        in_worker="is left out by install",
         on_torchs="works",
     )
     restart_workers: int = _option(
         0,
         values="an int, 0 or more",
-        without="0",
-        line="How many crashed workers to restart per epoch; [details](restarts.md).",
+        without="0, the error is torch's",
+        line="How many crashed workers to restart per epoch.",
+        details="The successor does the tasks that the worker had not delivered, so no batch is lost, and "
+        "none comes twice. It has the worker's number and seed, and the dataset as it then is in the main "
+        "process, and calls `worker_init_fn`; its generators begin anew, so random augmentation may "
+        "differ. Workers of an `IterableDataset` are not restarted.",
+        page="restarts.md",
         check=checks.integer(0),
+        in_threads=Never("a thread is lost only with the process"),
+        in_pool="leaves nothing",
+        in_worker="works",
         on_torchs="is left out",
     )
     on_error: bad_samples.OnError = _option(
         bad_samples.RAISE,
-        values='`"raise"`, `"skip"`, `"retry"`, a `ringloader.Retry`, or a callable',
-        without='`"raise"`',
-        line="Samples that raise: raise their error, skip them, try again, or call a function; "
-        "[details](bad_samples.md). A function cannot be given as text.",
+        values='`"raise"`, `"skip"`, `"retry"`, a `ringloader.Retry`, or a callable, which no text can name',
+        without='`"raise"`, as torch does',
+        line="Handling of samples that raise: raise their error, skip them, try again, or call a function.",
+        details='`"skip"` leaves the sample out of its batch, and leaves out a batch without samples. The '
+        "worker calls a function as `on_error(index, error)`; it returns another sample, or raises.",
+        page="bad_samples.md",
         check=bad_samples.check_on_error,
+        in_threads="works",
+        in_pool="leaves nothing",
+        in_worker="works",
         on_torchs="is an error",
         is_called_in_workers=True,
     )
     max_errors: int | None = _option(
         None,
         values="an int, 0 or more, or `None`",
-        without="`None`: any number",
-        line="How many samples per epoch `on_error` may skip or replace. Needs `on_error`. A batch that "
-        "`collate_fn` cannot make counts as one.",
+        without="`None`, any number",
+        line="How many samples per epoch `on_error` may skip or replace; one more raises its error.",
+        details="A batch that `collate_fn` cannot make counts as one.",
         check=checks.integer(0, or_none=True),
+        in_threads="works",
+        in_pool="leaves nothing",
+        in_worker="works",
         on_torchs="works",
     )
     watchdog: float | None = _option(
         None,
         values="a number of seconds, more than 0, or `None`",
-        without="`None`: never",
-        line="Seconds without a batch after which the log names each late worker, its batch, for how long "
-        "it has been in it, and its Python stack; [details](watchdog.md).",
+        without="`None`, never",
+        line="Seconds without a batch after which the logger `ringloader` names each late worker, its "
+        "batch, for how long it has been in it, and its Python stack.",
+        details="It does so again each time the wait has doubled. No effect without workers.",
+        page="watchdog.md",
         check=checks.seconds_or_none,
+        in_threads="works",
+        in_pool="is undone",
+        in_worker="works",
         on_torchs="is left out",
     )
 
@@ -227,19 +302,27 @@ class Options:
         False,
         values="`True`, `False`",
         without="`False`",
-        line="`True`: note where the time of each epoch goes, for `epoch_stats()`; "
-        "[details](guides/is_it_the_loader.md).",
+        line="`True` to note where the time of each epoch goes, for `epoch_stats()`.",
+        page="guides/is_it_the_loader.md",
         check=checks.boolean,
+        in_threads="works",
+        in_pool="leaves nothing",
+        in_worker="works",
         on_torchs="works",
     )
     snapshot_every_n_steps: int | None = _option(
         1,
         values="a positive int, or `None`",
         without="1",
-        line="After how many batches workers take the state of a dataset that has a `state_dict`; "
-        "[details](guides/resuming.md#datasets-with-a-state). `None`: never. "
-        "`ringloader.StatefulDataLoader` only.",
+        line="After how many batches workers take the state of a dataset, or its iterator, that has "
+        "`state_dict` and `load_state_dict`.",
+        details="An epoch that goes on reads batches again that came since. With `None` never, and the "
+        "dataset counts as one without a state.",
+        page="guides/resuming.md#datasets-with-a-state",
         check=checks.integer(1, or_none=True),
+        in_threads="works",
+        in_pool="leaves nothing",
+        in_worker="works",
         on_torchs="is left out",
         instead="use ringloader.StatefulDataLoader, whose loaders have a state",
         is_of_states=True,
@@ -248,85 +331,31 @@ class Options:
     prefetch_epochs: bool = _option(
         False,
         values="`True`, `False`",
-        without="`False`",
-        line="`True`: begin the next epoch when the last indices of this one have been sent, so that `iter` "
-        "finds its first batches ready. Needs `persistent_workers` or `worker_pool`; "
-        "[details](epochs.md#no-stall-between-epochs).",
+        without="`False`, `iter` begins it",
+        line="`True` to begin the next epoch of persistent workers when the last indices of this one have "
+        "been sent, so that `iter` finds its first batches ready.",
+        details="Its sampler then draws earlier than torch's, also after the last epoch of the program. "
+        "With a `worker_pool` the loader keeps its processes, as with `persistent_workers`.",
+        page="epochs.md#no-stall-between-epochs",
         check=checks.boolean,
+        in_threads="works",
+        in_pool="leaves nothing",
+        in_worker="works",
         on_torchs="is left out",
     )
 
     def __post_init__(self) -> None:
         for name, about in TABLE.items():
             about.check(name, getattr(self, name))
-        checks.together(self)
+        rules.check(_GIVEN, self, self.changed())
 
     def changed(self) -> tuple[str, ...]:
         """Returns the names of the options that have another value than their default."""
-        return tuple(name for name in TABLE if getattr(self, name) != getattr(Options, name))
+        return tuple(name for name, default in DEFAULTS.items() if getattr(self, name) != default)
 
 
 # The rows by name, in the order of the constructor's arguments.
 TABLE: dict[str, About] = {field.name: field.metadata["about"] for field in dataclasses.fields(Options)}
-
-# The argument of `install` that is no option of a loader.
-STATEFUL = "stateful"
-
-
-def checked(function: str, given: Mapping[str, Any]) -> Options:
-    """Returns the options that were given to ``function``.
-
-    Raises:
-        TypeError: For a name that is none, or a value of the wrong type.
-        ValueError: For a value that is out of range.
-    """
-    check_names(function, given)
-    return Options(**given)
-
-
-def check_names(function: str, given: Iterable[str]) -> None:
-    """Raises a ``TypeError`` for a name of ``given`` to ``function`` that is no option's."""
-    for name in given:
-        if name not in TABLE:
-            raise TypeError(f"{function} got an unknown option {name!r}; there are: {', '.join(TABLE)}")
-        instead = TABLE[name].instead
-        if instead is not None:
-            raise TypeError(f"{function} cannot take {name}: pass it to DataLoader, or {instead}")
-
-
-def from_text(text: str) -> tuple[Options, bool]:
-    """Returns options as an environment variable or a command line names them.
-
-    Args:
-        text: ``1`` for the defaults, or ``name=value`` with commas between.
-
-    Returns:
-        The options of loaders, and the argument ``stateful`` of ``install``.
-
-    Raises:
-        TypeError: For a name that is none, or a value of the wrong type.
-        ValueError: For a value that is out of range, or a text that says nothing.
-    """
-    given: dict[str, Any] = {}
-    for part in [] if text == "1" else text.split(","):
-        name, equals, value = part.partition("=")
-        if not equals:
-            raise ValueError(f"expected 1, or name=value with commas between, not {text!r}")
-        given[name.strip()] = value_of(value)
-    stateful = given.pop(STATEFUL, False)
-    checks.boolean(STATEFUL, stateful)
-    return checked(repr(text), given), stateful
-
-
-def to_text(options: Options, stateful: bool = False) -> str:
-    """Returns a text of which :func:`from_text` makes the same."""
-    parts = [f"{name}={getattr(options, name)}" for name in options.changed()]
-    return ",".join([*parts, *([f"{STATEFUL}=True"] if stateful else [])]) or "1"
-
-
-def value_of(text: str) -> object:
-    """Returns a number, None or a truth value if ``text`` spells one, else ``text``."""
-    try:
-        return ast.literal_eval(text.strip())
-    except (SyntaxError, ValueError):
-        return text
+DEFAULTS: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Options)}
+RULES = rules.all_of(TABLE, DEFAULTS)
+_GIVEN = rules.checked_when("given", RULES)

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import ringloader.bad_samples as bad_samples
-from ringloader._options import conflicts, kept, table
+from ringloader._options import conflicts, kept
 from ringloader._options.table import TABLE, Options
-from ringloader._pool import pool
+from ringloader._patch import by_name
 from ringloader._torch import devices, internals, own_iterators
 from ringloader.dataloader import DataLoader, join_pool
 
@@ -37,7 +37,7 @@ def convert(loader: _Loader, **options: Any) -> _Loader:
         RuntimeError: If the loader's persistent workers run already. They belong to an iterator of torch's,
             and to end them here would change its random numbers.
     """
-    table.check_names("convert()", options)
+    by_name.check_names("convert()", options)
     # Not isinstance: accelerate's loaders name another class as theirs.
     cls = type(loader)
     if not issubclass(cls, internals.Loader):
@@ -66,16 +66,9 @@ def convert(loader: _Loader, **options: Any) -> _Loader:
     # All of them together, before the first is set.
     now = Options(**{**before, **options})
     devices.resolve(now.device)
-    conflicts.check(loader, now)
+    conflicts.check_made(loader, now, options)
     at: Any = loader
     if now.worker_pool is not None and "worker_pool" in options:
-        pool.check(
-            now.worker_pool,
-            at.num_workers,
-            at.persistent_workers,
-            at.multiprocessing_context,
-            now.prefetch_epochs,
-        )
         if not at.num_workers:
             at.num_workers, at.prefetch_factor = now.worker_pool.num_workers, at.prefetch_factor or 2
         join_pool(at, now.worker_pool)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from ringloader._options import checks, kept, table
+from ringloader._options import checks, kept
 from ringloader._options.table import Options
+from ringloader._patch import by_name
 from ringloader._patch import stateful as stateful_class
 from ringloader._torch import hook
 
@@ -22,11 +22,22 @@ def install(*, stateful: bool = False, **options: Any) -> None:
     alone, unless ``stateful`` replaces it. Iterators that exist go on as they are. ``ringloader.report`` says
     which path a loader took, and why.
 
-    With ``device``, loaders in worker processes, which datasets may have, leave their batches on the CPU and
-    call no ``device_transform``: the main process moves what the worker sends.
+    An option is left aside for a loader that it does not go with, and ``ringloader.report`` says so:
 
-    ``worker_method="thread"`` does not reach loaders with a ``multiprocessing_context``, DataPipes or a
-    ``Dispatch``, and ``main_prefetch`` does not reach loaders that pin: ``ringloader.report`` says so.
+    - ``worker_pool`` with ``multiprocessing_context`` or a ``Dispatch``, or with ``persistent_workers``,
+      unless with ``prefetch_epochs``;
+    - ``main_prefetch`` with ``pin_memory``, or without workers;
+    - ``worker_method="thread"`` with ``multiprocessing_context``, a DataPipe or a ``Dispatch``;
+    - ``worker_reset_fn`` with a ``Dispatch``;
+    - ``restart_workers`` with a ``Dispatch``;
+    - ``on_error`` with a ``Dispatch``;
+    - ``on_error="retry"`` with an ``IterableDataset``;
+    - ``prefetch_epochs`` with an ``IterableDataset``, a dataset that has a ``state_dict`` or threads over a
+      dataset that has ``set_epoch``, or without ``persistent_workers`` or ``worker_pool``.
+
+    Loaders in worker processes, which datasets may have, are without ``device`` and ``device_transform``: the
+    main process moves what the worker sends. They are without ``worker_reset_fn``, ``reseed_workers``,
+    ``seeding`` and ``seed`` too, which are for loaders of the main process.
 
     Forked children inherit it. Children that start a Python of their own do not, unless their environment
     says so (see ``docs/without-changing-code.md``). A second call replaces the options of the first.
@@ -110,8 +121,8 @@ def _put(wanted: _Wanted) -> None:
 def _wanted(function: str, stateful: bool, given: dict[str, Any]) -> _Wanted:
     from ringloader._torch import devices
 
-    checks.boolean(table.STATEFUL, stateful)
-    options = table.checked(function, given)
+    checks.boolean(by_name.STATEFUL, stateful)
+    options = by_name.checked(function, given)
     devices.resolve(options.device)
     if stateful:
         stateful_class.check(function)
@@ -122,6 +133,7 @@ def make_iterator(options: Options, loader: Any, previous: Callable[[Any], Any])
     """Returns the iterator of any torch loader; ``previous`` makes it without ringloader."""
     import ringloader.dataloader as dataloader
     from ringloader._iterator import make as making
+    from ringloader._options import conflicts
     from ringloader._torch import internals
 
     if isinstance(loader, dataloader.DataLoader):
@@ -133,7 +145,5 @@ def make_iterator(options: Options, loader: Any, previous: Callable[[Any], Any])
         if internals.is_in_worker():
             # A loader inside a dataset: the options that work when epochs begin are meant for loaders of the
             # main process.
-            options = dataclasses.replace(
-                options, worker_reset_fn=None, reseed_workers=False, seeding="torch", seed=None
-            )
+            options = conflicts.in_worker(options, is_installed=True)
     return make(loader, options, previous, lambda: previous(loader))

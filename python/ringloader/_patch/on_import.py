@@ -32,11 +32,10 @@ def install_with_torch(text: str) -> None:
 
 def _install(text: str) -> None:
     # torch is half imported: nothing may be imported here that needs it.
-    from ringloader._options import table
-    from ringloader._patch import stateful
+    from ringloader._patch import by_name, stateful
     from ringloader._torch import hook
 
-    options, is_stateful = table.from_text(text)
+    options, is_stateful = by_name.from_text(text)
     loader_class = sys.modules[_MODULE].DataLoader
 
     def make(loader: Any, previous: Callable[[Any], Any]) -> Any:

@@ -27,9 +27,9 @@ from typing import IO, Any, TypeVar
 import torch
 import torch.utils.data
 
-from ringloader._options import stacks
 from ringloader._torch import stand_ins
 from ringloader._worker import entry
+from ringloader._worker.options import WorkerOption
 
 # An assignment follows, or lies in the last of the descriptors; descriptors of the next message.
 ASSIGN, ASSIGN_LARGE, MORE_FDS = b"a", b"l", b"m"
@@ -277,7 +277,6 @@ class ProcessState:
         torch.set_default_dtype(self._dtype)
         torch.set_grad_enabled(self._grad)
         self._parts.restore()
-        stacks.forget()
         signal.pthread_sigmask(signal.SIG_SETMASK, self._blocked)
         os.umask(self._umask)
         if self._cores is not None and _unless_refused(lambda: os.sched_getaffinity(0)) != self._cores:
@@ -358,6 +357,7 @@ def _work(assignments: Assignments, held: Held) -> None:
         if port.parent_ended:
             # Also in a child of the dataset's that has come back to the loop.
             return
+        _leave(worker_end.options)
         is_as_before = state.restore()
         held.restore()
         is_free, unmapped = port.leave(), weakref.ref(port)
@@ -369,6 +369,13 @@ def _work(assignments: Assignments, held: Held) -> None:
         # A dataset that keeps what was collated keeps the memory: the process ends instead.
         if not is_as_before or not is_free or unmapped() is not None or not assignments.say_left():
             return
+
+
+def _leave(options: Sequence[WorkerOption]) -> None:
+    """Has options undo what they have changed in this process."""
+    # In a function of its own, so that no variable keeps an option, and the memory that it may refer to.
+    for option in options:
+        option.leave_process()
 
 
 def _nothing() -> None:

@@ -127,24 +127,3 @@ def takes(pool: WorkerPool | None, loader: Any, may_keep: bool = False) -> bool:
     """
     persists = loader.persistent_workers and not may_keep
     return pool is not None and not persists and loader.multiprocessing_context is None
-
-
-def check(
-    pool: WorkerPool, num_workers: int, persistent_workers: object, context: object, may_keep: bool = False
-) -> None:
-    """Raises a ``ValueError`` for arguments of a loader that do not go with a pool."""
-    if persistent_workers and not may_keep:
-        raise ValueError(
-            f"persistent_workers={persistent_workers!r} does not go with worker_pool: an iterator that "
-            "persists would keep the pool's processes; leave persistent_workers out, the pool keeps them"
-        )
-    if context is not None:
-        raise ValueError(
-            f"multiprocessing_context={context!r} does not go with worker_pool: the pool starts the "
-            "processes; pass start_method to WorkerPool instead"
-        )
-    if num_workers > pool.num_workers:
-        raise ValueError(
-            f"num_workers={num_workers} is more than the {pool.num_workers} processes of worker_pool; pass "
-            "num_workers=0 for as many as the pool has, or make a larger WorkerPool"
-        )

@@ -64,7 +64,11 @@ class EpochStart:
 
 
 class WorkerOption:
-    """One option, in each worker. Made in the main process; pickled for workers that do not fork."""
+    """One option, in each worker. Made in the main process; pickled for workers that do not fork.
+
+    A process of a ``WorkerPool`` outlives the loader, and works for others next. What an option changes in
+    the process, beyond what ``_pool/main.py::ProcessState`` restores, it undoes in :meth:`leave_process`.
+    """
 
     def join(self, worker: int, port: _native.Port | None) -> None:
         """Prepares the worker, before ``worker_init_fn``.
@@ -93,6 +97,9 @@ class WorkerOption:
 
     def miss(self) -> None:
         """Passes over an epoch that failed before every option had begun it."""
+
+    def leave_process(self) -> None:
+        """Undoes in a process of a pool what it has changed there. An error ends the process."""
 
 
 class Failing:

@@ -1,0 +1,263 @@
+#!/usr/bin/env python3
+"""Writes what the table of options and the rules say into signatures, docstrings and pages.
+
+``ci/generate.py`` writes; ``ci/generate.py --check`` fails if something would change, and says what.
+``--root DIR`` works in another tree. Needs no torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+WIDTH = 110
+PACKAGE = "python/ringloader"
+# torch's last argument, behind which the options stand in signatures.
+_TORCHS_LAST = "        in_order: bool = True,\n"
+_FLAG = "`True`, `False`"
+_TYPE_ERROR = "        TypeError: If a value"
+
+
+class Options:
+    """The table of options and the rules of a tree, without torch.
+
+    Args:
+        root: The tree.
+    """
+
+    def __init__(self, root: Path) -> None:
+        sys.path.insert(0, str(root / "python"))
+        from ringloader._options import table
+
+        self.table = table.TABLE
+        self.rules = table.RULES
+        source = (root / PACKAGE / "_options/table.py").read_text()
+        (cls,) = (
+            node
+            for node in ast.parse(source).body
+            if isinstance(node, ast.ClassDef) and node.name == "Options"
+        )
+        # By option: the type and the default, as the table spells them.
+        self.spelled = {
+            node.target.id: (
+                ast.get_source_segment(source, node.annotation) or "",
+                ast.get_source_segment(source, node.value.args[0]) or "",
+            )
+            for node in cls.body
+            if isinstance(node, ast.AnnAssign)
+            and isinstance(node.target, ast.Name)
+            and isinstance(node.value, ast.Call)
+        }
+
+    def of_class(self, has_states: bool) -> list[str]:
+        """Returns the options of ``StatefulDataLoader``, or of ``DataLoader``."""
+        return [name for name, about in self.table.items() if has_states or not about.is_of_states]
+
+    def excluded(self, name: str, is_of: Callable[[Any], bool] = lambda _: True) -> dict[str | None, str]:
+        """Returns what an option does not go with, in words, by the value that it must have for it.
+
+        Args:
+            name: The option.
+            is_of: True for the rules to look at.
+        """
+        found: dict[str | None, list[str]] = {}
+        for rule in self.rules:
+            if rule.option == name and is_of(rule):
+                found.setdefault(rule.value, []).append(rule.what)
+        return {value: excluded(whats) for value, whats in found.items()}
+
+
+def listed(words: Sequence[str], word: str) -> str:
+    """Returns ``a``, ``a or b``, ``a, b or c``, for the word ``or``."""
+    return f" {word} ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def excluded(whats: Sequence[str]) -> str:
+    """Returns phrases of rules as one, those with "with" together."""
+    alone = [what for what in whats if not what.startswith("with ") or ", " in what]
+    together = [what.removeprefix("with ") for what in whats if what not in alone]
+    parts = ([f"with {listed(together, 'or')}"] if together else []) + alone
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])}, or {parts[-1]}"
+
+
+def rst(text: str) -> str:
+    """Returns Markdown as it stands in a docstring, with code in double backquotes."""
+    return re.sub(r"`([^`]*)`", r"``\1``", text)
+
+
+def wrapped(text: str, indent: int, hang: int = 4) -> str:
+    """Returns the lines of a paragraph of a docstring. Code is not broken."""
+    kept = re.sub(r"``[^`]*``", lambda found: found[0].replace(" ", "\0"), text)
+    lines = textwrap.wrap(
+        kept,
+        WIDTH,
+        initial_indent=" " * indent,
+        subsequent_indent=" " * (indent + hang),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return "\n".join(lines).replace("\0", " ") + "\n"
+
+
+def argument(name: str, about: Any) -> str:
+    """Returns the entry of an option in ``Args``."""
+    # The values of a flag are in its line.
+    values = "" if about.values == _FLAG else f"{about.values}; "
+    line = f"{name}: {about.line.removesuffix('.')} ({values}default: {about.without}). {about.details}"
+    return wrapped(rst(line), 8)
+
+
+def parameters(options: Options, names: Iterable[str]) -> str:
+    """Returns the options' part of a signature."""
+    lines = []
+    for name in names:
+        annotation, default = options.spelled[name]
+        annotation = options.table[name].annotation or annotation
+        lines.append(f"        {name}: {annotation} = {default},\n".replace("bad_samples.", ""))
+    return "".join(lines)
+
+
+def all_excluded(
+    options: Options, indent: int, names: Iterable[str], is_of: Callable[[Any], bool] = lambda _: True
+) -> str:
+    """Returns the list of what options do not go with, for a docstring."""
+    lines = [
+        f"- `{name}` {what}" if value is None else f"- `{name}={value}` {what}"
+        for name in names
+        for value, what in options.excluded(name, is_of).items()
+    ]
+    return "".join(
+        wrapped(rst(f"{line}{'.' if at == len(lines) else ';'}"), indent, 2)
+        for at, line in enumerate(lines, start=1)
+    )
+
+
+def in_worker(options: Options, *fates: str) -> str:
+    """Returns the options that are left out in workers, in words."""
+    names = [f"`{name}`" for name, about in options.table.items() if about.in_worker in fates]
+    return listed(names, "and")
+
+
+def section(options: Options, name: str) -> str:
+    """Returns the section of an option on the page of options."""
+    about = options.table[name]
+    text = " ".join(part for part in (about.line, about.details) if part)
+    if about.is_of_states:
+        text += " `ringloader.StatefulDataLoader` only."
+    elif about.instead is not None:
+        text += " `install` and `convert` do not take it."
+    if not about.is_text:
+        text += " Not as text."
+    if about.page is not None:
+        text += f" [More]({about.page})."
+    errors = [
+        what if value is None else f"`{value}` {what}" for value, what in options.excluded(name).items()
+    ]
+    if not isinstance(about.in_threads, str):
+        errors.append('with `worker_method="thread"`')
+    bullets = [f"**Values:** {about.values}", f"**Default:** {about.without}"]
+    if errors:
+        bullets.append(f"**An error:** {'; '.join(errors)}")
+    entries = "".join(f"- {bullet}\n" for bullet in bullets)
+    return f"### `{name}`\n\n{text}\n\n{entries}\n"
+
+
+def where(options: Options) -> str:
+    """Returns the table of where options work."""
+    rows = ["| option | in threads | where torch's own loader runs | of a dataset's loader, in a worker |"]
+    rows.append("|---|---|---|---|")
+    for name, about in options.table.items():
+        threads = (
+            about.in_threads if isinstance(about.in_threads, str) else f"is an error: {about.in_threads.why}"
+        )
+        worker = about.in_worker.replace("install", "`install`")
+        rows.append(f"| `{name}` | {threads} | {about.on_torchs} | {worker} |")
+    return "\n".join(rows) + "\n"
+
+
+def between(text: str, begin: str, end: str, new: str) -> str:
+    """Returns ``text`` with ``new`` between two parts, each the first one of its kind."""
+    head, found, rest = text.partition(begin)
+    _, found_end, tail = rest.partition(end)
+    if not found or not found_end:
+        raise SystemExit(f"generate: {begin!r} and then {end!r} are not there")
+    return head + begin + new + end + tail
+
+
+def dataloader(text: str, options: Options) -> str:
+    """``DataLoader``: its arguments, what excludes what, its signature."""
+    names = options.of_class(has_states=False)
+    arguments = "".join(argument(name, options.table[name]) for name in names)
+    text = between(text, "\n    Args:\n", "\n    Raises:\n", arguments)
+    text = between(text, "exclude each other:\n\n", _TYPE_ERROR, all_excluded(options, 12, options.table))
+    return between(text, _TORCHS_LAST, "    ) -> None:\n", parameters(options, names))
+
+
+def stateful_dataloader(text: str, options: Options) -> str:
+    """``StatefulDataLoader``: the arguments that it has in addition, its signature."""
+    added = [name for name, about in options.table.items() if about.is_of_states]
+    arguments = "".join(argument(name, options.table[name]) for name in added)
+    text = between(text, "\n    Args:\n", "\n    Raises:\n", arguments)
+    signature = parameters(options, options.of_class(has_states=True))
+    return between(text, _TORCHS_LAST, "    ) -> None:\n", signature)
+
+
+def install(text: str, options: Options) -> str:
+    """``install``: which options do not reach which loaders."""
+    begin = "that it does not go with, and ``ringloader.report`` says so:\n\n"
+    end = "\n    Forked children inherit it."
+    device, others = in_worker(options, "is left out"), in_worker(options, "is left out by install")
+    loaders = (
+        f"Loaders in worker processes, which datasets may have, are without {device}: the main process "
+        f"moves what the worker sends. They are without {others} too, which are for loaders of the main "
+        "process."
+    )
+    names = [name for name, about in options.table.items() if about.instead is None]
+    aside = all_excluded(options, 4, names, lambda rule: bool(rule.is_left_aside))
+    return between(text, begin, end, f"{aside}\n{wrapped(rst(loaders), 4, 0)}")
+
+
+def page_of_options(text: str, options: Options) -> str:
+    """``docs/options.md``: a section for each option, and where options work."""
+    sections = "".join(section(options, name) for name in options.table)
+    text = between(text, "\n## Options\n\n", "## Where options work\n", sections)
+    return between(text, "has no effect there.\n\n", "\n## Environment variables\n", where(options))
+
+
+GENERATED: dict[str, Callable[[str, Options], str]] = {
+    f"{PACKAGE}/dataloader.py": dataloader,
+    f"{PACKAGE}/stateful_dataloader.py": stateful_dataloader,
+    f"{PACKAGE}/_patch/install.py": install,
+    "docs/options.md": page_of_options,
+}
+
+
+def main() -> None:
+    """Writes, or checks, all files."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="writes nothing, and fails if a file is stale")
+    parser.add_argument("--root", type=Path, default=ROOT)
+    given = parser.parse_args()
+    options = Options(given.root)
+    stale = []
+    for name, write in GENERATED.items():
+        file = given.root / name
+        before = file.read_text()
+        now = write(before, options)
+        if now != before:
+            stale.append(name)
+            if not given.check:
+                file.write_text(now)
+    if stale and given.check:
+        raise SystemExit(f"stale, run `make generate`: {', '.join(stale)}")
+
+
+if __name__ == "__main__":
+    main()

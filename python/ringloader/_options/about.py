@@ -1,0 +1,62 @@
+"""The columns of the table of options. Imports no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from ringloader._options.checks import Check
+
+
+@dataclasses.dataclass(frozen=True)
+class Never:
+    """Says that an option is an error there.
+
+    Attributes:
+        why: The reason, for the error.
+    """
+
+    why: str
+
+
+@dataclasses.dataclass(frozen=True)
+class About:
+    """The row of an option.
+
+    Attributes:
+        values: The values that it takes, for people, as all texts here in Markdown.
+        without: The default, and what it means.
+        line: What it does, in one sentence.
+        check: Raises for a value of the wrong type or out of range; is called with the name and the value.
+        in_threads: What happens to the option where workers are threads.
+        in_pool: What it leaves in a process of a ``WorkerPool``, which outlives the loader and then works for
+            others: nothing; or what its ``WorkerOption`` undoes in ``leave_process``.
+        in_worker: What happens to the option of a loader that a dataset has, in a worker process.
+        on_torchs: What happens to it where torch's own loader runs whole.
+        details: More sentences of what it does.
+        page: The page, and its section, that has the rest.
+        annotation: Its type in signatures, where the table cannot name it without torch.
+        instead: For an option of the constructor only, what to do where there is no constructor.
+        is_text: False for an option that no text can give.
+        is_called_in_workers: True for a function that workers call: the processes of a pool hold it.
+        is_of_states: True for an option that only ``StatefulDataLoader`` has.
+        is_read_again: True for an option that each new iterator reads from the loader's attribute of its
+            name, which may be set.
+    """
+
+    values: str
+    without: str
+    line: str
+    check: Check
+    in_threads: Literal["works"] | Never
+    in_pool: Literal["leaves nothing", "is undone"]
+    in_worker: Literal["works", "is left out", "is left out by install"]
+    on_torchs: Literal["works", "is an error", "is an error with workers", "is left out"]
+    details: str = ""
+    page: str | None = None
+    annotation: str | None = None
+    instead: str | None = None
+    is_text: bool = True
+    is_called_in_workers: bool = False
+    is_of_states: bool = False
+    is_read_again: bool = False

@@ -1,0 +1,401 @@
+"""The rules which options exclude each other, or do not go with a loader: one list, with the errors.
+
+The constructor, ``convert``, ``install`` and the environment know no other. Imports no torch: a rule asks for
+``Facts`` of a loader.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any, Literal, Protocol
+
+from ringloader._options.about import About, Never
+from ringloader._options.checks import THREAD
+from ringloader.bad_samples import raises_first, retries
+
+# When a rule is checked: where options are given, whatever the loader; when a loader is made or converted;
+# then, and again when an epoch begins.
+When = Literal["given", "made", "begun"]
+
+_AS_THREADS = f'"{THREAD}"'
+
+
+class Facts(Protocol):
+    """The properties of a loader that rules ask for, in addition to its attributes."""
+
+    # The loader itself, for the attributes that torch documents.
+    loader: Any
+
+    @property
+    def prefetch_factor(self) -> int | None:
+        """The ``prefetch_factor`` that was given."""
+
+    @property
+    def start_method(self) -> Any:
+        """The name of its ``multiprocessing_context``, or the context if it has none; None without."""
+
+    @property
+    def is_iterable(self) -> bool:
+        """True for an ``IterableDataset``."""
+
+    @property
+    def is_data_pipe(self) -> bool:
+        """True for a DataPipe."""
+
+    @property
+    def is_dispatch(self) -> bool:
+        """True for a ``Dispatch``."""
+
+    @property
+    def is_asked_for_states(self) -> bool:
+        """True if its dataset has, or may have, a part in the loader's state."""
+
+    @property
+    def has_set_epoch(self) -> bool:
+        """True if its dataset, or one inside, has a ``set_epoch``."""
+
+    @property
+    def last_batch(self) -> str | None:
+        """What its batch sampler does with the last batch, by the words of ``last_batch``; None: unknown."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """One thing that an option does not go with.
+
+    Attributes:
+        option: The option. Its default goes with everything.
+        what: What it does not go with, for the pages, from "with", "without" or "other than" on.
+        when: When the rule is checked.
+        is_broken: Called with the options and the facts of a loader. The facts are None for a rule that is
+            checked where options are given.
+        text: The error, as a format of ``options`` and ``facts``.
+        is_left_aside: True if ``install``, whose options are for loaders of all kinds, leaves the option
+            aside for such a loader.
+        value: The value that the option must have for it, for the pages; None: any but the default.
+    """
+
+    option: str
+    what: str
+    when: When
+    is_broken: Callable[[Any, Any], object]
+    text: str
+    is_left_aside: bool = False
+    value: str | None = None
+
+
+def _of_options(
+    option: str, what: str, is_broken: Callable[[Any], object], text: str, value: str | None = None
+) -> Rule:
+    return Rule(option, what, "given", lambda options, _: is_broken(options), text, value=value)
+
+
+def _of_loader(
+    option: str,
+    what: str,
+    is_broken: Callable[[Any, Facts], object],
+    with_: str,
+    why: str,
+    value: str | None = None,
+) -> Rule:
+    """Returns a rule that is checked when epochs begin too, and for which ``install`` leaves options aside.
+
+    Args:
+        option: The option.
+        what: What it does not go with, for the pages.
+        is_broken: Called with the options and the facts of a loader.
+        with_: The same for the error, with its value.
+        why: The reason, and what to change.
+        value: The value that the option must have for it, for the pages.
+    """
+    text = f"{option}={{options.{option}!r}} and {with_} do not go together: {why}"
+    return Rule(option, what, "begun", is_broken, text, is_left_aside=True, value=value)
+
+
+def _with_dispatch(option: str, why: str) -> Rule:
+    return _of_loader(
+        option, "with a `Dispatch`", lambda _, facts: facts.is_dispatch, "a Dispatch as dataset", why
+    )
+
+
+def _with_threads(option: str, default: Any, why: str) -> Rule:
+    """Returns the rule for an option that is an error where workers are threads."""
+    return _of_options(
+        "worker_method",
+        f"with `{option}`",
+        lambda options: options.worker_method == THREAD and getattr(options, option) != default,
+        f"worker_method={THREAD!r} and {option}={{options.{option}!r}} do not go together: {why}; leave one "
+        "of them out",
+        _AS_THREADS,
+    )
+
+
+def _needs_seed(options: Any) -> object:
+    return options.worker_reset_fn is not None or options.reseed_workers or options.seeding != "torch"
+
+
+def _has_threads(options: Any, facts: Facts) -> object:
+    return options.worker_method == THREAD and facts.loader.num_workers > 0
+
+
+def _is_without_workers(options: Any, facts: Facts) -> object:
+    # With a pool, a loader that says no number has as many workers as the pool.
+    return facts.loader.num_workers == 0 and options.worker_pool is None
+
+
+def _differs_from_batch_sampler(options: Any, facts: Facts) -> object:
+    loader = facts.loader
+    return (
+        loader.batch_sampler is not None
+        and loader.batch_size is None
+        and facts.last_batch != options.last_batch
+    )
+
+
+_OF_OPTIONS = (
+    _of_options(
+        "device_transform",
+        "without `device`",
+        lambda options: options.device is None,
+        "device_transform needs device: pass the device that its batches are to be on",
+    ),
+    _of_options(
+        "main_prefetch",
+        "with `device`",
+        lambda options: options.device is not None,
+        "main_prefetch={options.main_prefetch} and device={options.device!r} do not go together: batches for "
+        "a device are prepared before their turn anyway; say with device_prefetch how many",
+    ),
+    _of_options(
+        "seeding",
+        "with `reseed_workers`",
+        lambda options: options.reseed_workers,
+        "seeding={options.seeding!r} and reseed_workers=True do not go together: the generators are set "
+        "before each sample or batch anyway; leave reseed_workers out",
+    ),
+    _of_options(
+        "seed",
+        "without `worker_reset_fn`, `reseed_workers` or `seeding`",
+        lambda options: not _needs_seed(options),
+        "seed={options.seed} has no effect without worker_reset_fn, reseed_workers=True or seeding='sample': "
+        "for the order of the samples, pass torch's generator",
+    ),
+    _of_options(
+        "max_errors",
+        "without `on_error`",
+        lambda options: raises_first(options.on_error),
+        "max_errors={options.max_errors} has no effect with on_error={options.on_error!r}: the first error "
+        "is raised; say with on_error, or with Retry(then=...), what becomes of the others",
+    ),
+)
+
+_OF_LOADERS = (
+    Rule(
+        "worker_pool",
+        "with `persistent_workers`, unless with `prefetch_epochs`",
+        "made",
+        lambda options, facts: facts.loader.persistent_workers and not options.prefetch_epochs,
+        "persistent_workers={facts.loader.persistent_workers!r} does not go with worker_pool: an iterator "
+        "that persists would keep the pool's processes; leave persistent_workers out, the pool keeps them",
+        is_left_aside=True,
+    ),
+    Rule(
+        "worker_pool",
+        "with `multiprocessing_context`",
+        "made",
+        lambda _, facts: facts.start_method is not None,
+        "multiprocessing_context={facts.start_method!r} does not go with worker_pool: the pool starts the "
+        "processes; pass start_method to WorkerPool instead",
+        is_left_aside=True,
+    ),
+    Rule(
+        "worker_pool",
+        "with more workers than it has",
+        "made",
+        lambda options, facts: facts.loader.num_workers > options.worker_pool.num_workers,
+        "num_workers={facts.loader.num_workers} is more than the {options.worker_pool.num_workers} processes "
+        "of worker_pool; pass num_workers=0 for as many as the pool has, or make a larger WorkerPool",
+    ),
+    _with_dispatch(
+        "worker_pool",
+        "its items come from a process of each iterator; leave worker_pool out, and say num_workers",
+    ),
+    Rule(
+        "worker_prefetch",
+        "other than `prefetch_factor`",
+        "made",
+        lambda options, facts: facts.prefetch_factor not in (None, options.worker_prefetch),
+        "worker_prefetch={options.worker_prefetch} and prefetch_factor={facts.prefetch_factor!r} differ, and "
+        "both are the number of batches that a worker has ready or under way: pass one of them",
+    ),
+    _of_loader(
+        "worker_prefetch",
+        "without workers",
+        _is_without_workers,
+        "num_workers=0",
+        "there is no worker to have batches ready",
+    ),
+    _of_loader(
+        "main_prefetch",
+        "without workers",
+        _is_without_workers,
+        "num_workers=0",
+        "without workers nothing is there to be decoded; use num_workers=1",
+    ),
+    _of_loader(
+        "main_prefetch",
+        "with `pin_memory`",
+        lambda _, facts: facts.loader.pin_memory,
+        "pin_memory=True",
+        "batches are pinned before their turn in any case; leave main_prefetch out",
+    ),
+    _of_loader(
+        "worker_method",
+        "with `multiprocessing_context`",
+        lambda options, facts: _has_threads(options, facts) and facts.start_method is not None,
+        "multiprocessing_context={facts.start_method!r}",
+        "threads are not started by a context; leave one of them out",
+        _AS_THREADS,
+    ),
+    _of_loader(
+        "worker_method",
+        "with a DataPipe",
+        lambda options, facts: _has_threads(options, facts) and facts.is_data_pipe,
+        "a DataPipe as dataset",
+        "each worker needs a copy of its graph; leave worker_method out, or use a Dataset",
+        _AS_THREADS,
+    ),
+    _of_loader(
+        "worker_method",
+        "with a `Dispatch`",
+        lambda options, facts: _has_threads(options, facts) and facts.is_dispatch,
+        "a Dispatch as dataset",
+        "its items go to worker processes; leave worker_method out, or pass the source itself with "
+        "num_workers=1",
+        _AS_THREADS,
+    ),
+    Rule(
+        "last_batch",
+        "with `batch_size=None`",
+        "made",
+        lambda _, facts: facts.loader.batch_sampler is None,
+        "last_batch={options.last_batch!r} and batch_size=None do not go together: without batches there is "
+        "no last one; pass a batch_size",
+    ),
+    Rule(
+        "last_batch",
+        "with a `batch_sampler` that does otherwise",
+        "made",
+        _differs_from_batch_sampler,
+        "last_batch={options.last_batch!r} and batch_sampler={facts.loader.batch_sampler!r:.200} do not go "
+        "together: a batch sampler says itself what becomes of its last batch; leave last_batch out, or pass "
+        "a ringloader.RolloverBatchSampler to roll over",
+    ),
+    Rule(
+        "last_batch",
+        'with `drop_last`, unless `"discard"`',
+        "made",
+        lambda options, facts: facts.loader.drop_last and options.last_batch != "discard",
+        "last_batch={options.last_batch!r} and drop_last={facts.loader.drop_last!r} do not go together: "
+        "leave drop_last out",
+    ),
+    Rule(
+        "last_batch",
+        "with an `IterableDataset`",
+        "made",
+        lambda options, facts: options.last_batch == "rollover" and facts.is_iterable,
+        "last_batch='rollover' and an IterableDataset do not go together: its samples have no indices that "
+        "could wait for the next epoch; use 'keep' or 'discard'",
+        value='"rollover"',
+    ),
+    _with_dispatch(
+        "worker_reset_fn",
+        "workers have no dataset that an epoch could begin with; leave one of them out",
+    ),
+    _with_dispatch(
+        "restart_workers",
+        "items that a worker had taken are lost with it; leave restart_workers out",
+    ),
+    _with_dispatch(
+        "on_error",
+        "its items are read in one process for all workers; catch errors in its functions, or leave on_error "
+        "out",
+    ),
+    _of_loader(
+        "on_error",
+        "with an `IterableDataset`",
+        lambda options, facts: facts.is_iterable and retries(options.on_error) is not None,
+        "an IterableDataset",
+        "its next sample would be another one; use 'skip', or a function of the index and the error",
+        '"retry"',
+    ),
+    _of_loader(
+        "prefetch_epochs",
+        "without `persistent_workers` or `worker_pool`",
+        lambda _, facts: not (facts.loader.persistent_workers and facts.loader.num_workers > 0),
+        "persistent_workers={facts.loader.persistent_workers} with num_workers={facts.loader.num_workers}",
+        "workers that end with their epoch can begin no other; pass persistent_workers=True, a worker_pool "
+        "to ringloader.DataLoader, or leave prefetch_epochs out",
+    ),
+    _of_loader(
+        "prefetch_epochs",
+        "with an `IterableDataset`",
+        lambda _, facts: facts.is_iterable,
+        "an IterableDataset",
+        "its iterator would begin again before iter() asks for it, and what it gave to an epoch that is "
+        "dropped would be lost; leave prefetch_epochs out",
+    ),
+    _of_loader(
+        "prefetch_epochs",
+        "with a dataset that has a `state_dict`",
+        lambda _, facts: facts.is_asked_for_states,
+        "a dataset with a state_dict",
+        "its state between two epochs would be one of the next; leave prefetch_epochs out, or pass "
+        "snapshot_every_n_steps=None",
+    ),
+    _of_loader(
+        "prefetch_epochs",
+        "with threads over a dataset that has `set_epoch`",
+        lambda options, facts: options.worker_method == THREAD and facts.has_set_epoch,
+        f"worker_method={THREAD!r} over a dataset with set_epoch",
+        "threads share the dataset, which is in one epoch at a time; leave one of them out",
+    ),
+)
+
+
+def all_of(table: Mapping[str, About], defaults: Mapping[str, Any]) -> tuple[Rule, ...]:
+    """Returns all rules: of the lists above, and of the columns of ``table``."""
+    threads = [
+        _with_threads(name, defaults[name], about.in_threads.why)
+        for name, about in table.items()
+        if isinstance(about.in_threads, Never)
+    ]
+    return (*threads, *_OF_OPTIONS, *_OF_LOADERS)
+
+
+def checked_when(when: When, rules: Iterable[Rule]) -> tuple[Rule, ...]:
+    """Returns the rules that are checked first at that time."""
+    return tuple(rule for rule in rules if rule.when == when)
+
+
+def broken(
+    rules: Iterable[Rule], options: Any, changed: Collection[str], facts: Facts | None = None
+) -> Iterator[Rule]:
+    """Yields the rules that are broken.
+
+    Args:
+        rules: The rules.
+        options: The options, as attributes.
+        changed: Options that have another value than their default.
+        facts: The facts of the loader; None if no rule asks for one.
+    """
+    for rule in rules:
+        if rule.option in changed and rule.is_broken(options, facts):
+            yield rule
+
+
+def check(rules: Iterable[Rule], options: Any, changed: Collection[str], facts: Facts | None = None) -> None:
+    """Raises a ``ValueError`` for the first rule that is broken. Takes the arguments of :func:`broken`."""
+    for rule in broken(rules, options, changed, facts):
+        raise ValueError(rule.text.format(options=options, facts=facts))
