@@ -29,12 +29,12 @@ class StatefulDataLoader(DataLoader[_T_co]):
     after each batch, and a dataset, or its iterator, after ``snapshot_every_n_steps`` batches. An
     ``nn.Module`` is not asked: its weights are no position. The first ``iter`` logs whose states it takes, at
     level INFO of the logger ``ringloader``. The page *Resume from a checkpoint* says what a state keeps.
+    All other arguments are those of ``ringloader.DataLoader``.
 
     Args:
         snapshot_every_n_steps: After how many batches workers take the state of a dataset, or its iterator,
             that has ``state_dict`` and ``load_state_dict`` (default: 1). An epoch that goes on reads batches
             again that came since. None: never, and the dataset counts as one without a state.
-        **others: The arguments of ``ringloader.DataLoader``.
 
     Raises:
         ValueError: As ``ringloader.DataLoader``.
