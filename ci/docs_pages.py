@@ -37,8 +37,11 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Has links between files of the repository lead to pages of the site."""
+    """Turns links between files of the repository into links between pages of the site."""
     src_uri = page.file.src_uri
+    if src_uri.startswith("dev/"):
+        # Users search for other things.
+        page.meta["search"] = {"exclude": True}
     parts = _FENCE.split(markdown)
     return "".join(part if part.startswith("```") else in_site(part, src_uri) for part in parts)
 

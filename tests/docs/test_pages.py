@@ -112,7 +112,8 @@ def test_figures_of_fault_injection_are_those_of_its_page() -> None:
 
 
 def test_links_between_files_lead_to_something() -> None:
-    pages = [*ROOT.glob("*.md"), *DOCS.rglob("*.md"), ROOT / "benches/README.md"]
+    pages = [*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *(ROOT / "python").rglob("*.md")]
+    pages += [ROOT / "benches/README.md", ROOT / "tests/README.md"]
     broken = []
     for page in pages:
         text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)

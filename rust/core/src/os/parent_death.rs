@@ -1,11 +1,16 @@
 //! The end of this process soon after that of its parent, whatever it does then: sleeping, computing, holding a lock,
 //! stopped by a signal.
 //!
-//! The system sends SIGCONT when the thread that forked this process ends, which a stopped process gets too. Its
-//! handler looks at the parent's pidfd, because that thread may end alone, and then the next thread of the parent takes
-//! its place. Where the parent has ended, the handler starts a timer that kills this process: by then it may have ended
-//! in its own way. The signal comes while the parent ends, and with much memory or many files the rest of that takes
-//! seconds: another timer has the handler look again.
+//! An idle worker sees the parent's pidfd and ends by itself. This file is for a busy one, which gets half a second to
+//! end, and is killed then. It takes no thread: Python warns a program that forks while it has threads, and a dataset
+//! may fork.
+//!
+//! The system sends SIGCONT when the thread that forked this process ends (`PR_SET_PDEATHSIG`). A stopped process gets
+//! it too, and goes on; where other code has replaced the handler, SIGCONT does nothing. The handler looks at the
+//! parent's pidfd, because that thread may end alone, and then the next thread of the parent takes its place. If the
+//! parent has ended, the handler starts a timer that kills this process. The signal comes while the parent ends, which
+//! takes seconds for a parent with much memory or many files: until the pidfd shows the end, another timer makes the
+//! handler look again.
 //!
 //! A process that was forked by a server gets SIGCONT from a pipe, whose writing end only the parent has.
 

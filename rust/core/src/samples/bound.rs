@@ -1,4 +1,8 @@
 //! The number of bytes that samples may take.
+//!
+//! The bound is looked up every 16 MiB, or sooner where little is left. Tables count as records do. Without a bound of
+//! the user's, a cache takes no more than it leaves free, so two that grow side by side take a third each. Memory above
+//! the limit of the control group is not taken with a bound either.
 
 use crate::os::memory::MemoryProbe;
 use crate::os::word_file::WordFile;

@@ -8,6 +8,33 @@
 //! Words are `u64` in the machine's order, so a file of another machine is none. Header and tables are mapped; records
 //! are written by system calls. In a file with a name they are believed once their checksum is right. The words of the
 //! header that change show a flipped bit by themselves; hits and misses do not, and nothing depends on them.
+//!
+//! ```text
+//! | header | table | record | record | larger table | record | ...      each after all others
+//!   mapped   mapped   written by pwrite; read from a mapping (memory) or by pread (a file with a name)
+//! ```
+//!
+//! - **Publishing.** The word of an index says that nothing is kept, where the record begins, or that the sample cannot
+//!   be kept. One store of it publishes the record, after `pwrite` has returned. Places are never used again: `clear`
+//!   raises the floor, below which words and tables count for nothing, and punches the bytes below it. A reader finds
+//!   the record that it began to read, or finds that it was cleared, and never another sample.
+//! - **Claims.** The right to make a sample is a lock of the process on the byte of the file whose number is the index,
+//!   and an entry in a set of the process for its threads. A claim is tried and never awaited: a thread that does not
+//!   get it makes the sample for itself and keeps none, so a dataset may read its own cache. A fork does not inherit
+//!   the locks, and they need no open file of their own. Closing any descriptor of the file drops them; then a sample
+//!   is made twice, and the second to publish gives its bytes back.
+//! - **No SIGBUS.** Header and tables have their blocks before they are mapped. A memfd is sealed against shrinking, so
+//!   its records may be mapped too: reading a large one by `pread` takes three times as long. A file with a name is
+//!   read by `pread`, so that a damaged disk is an error, and the sample is made again.
+//! - **A name.** A file is opened under a lock of the open file, which excludes threads too. `tail` is at least the
+//!   file's length: after a crash of the machine, the disk may have an older header than its records.
+//!
+//! # When a process dies
+//!
+//! | killed | left behind | repaired by |
+//! |---|---|---|
+//! | while it makes, writes or has written a sample, which no index names | its claim is gone, the bytes are lost | the next that wants the sample makes it; `clear` gives the bytes back |
+//! | while it makes a file of samples | a header that says so | the next that opens the file makes it |
 
 #![forbid(unsafe_code)]
 

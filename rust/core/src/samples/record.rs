@@ -12,6 +12,10 @@
 //!
 //! In memory there is no sum, which would take a third of a read: what is published there was written whole, and goes
 //! with the machine.
+//!
+//! A sample is encoded once, into private memory. That memory is written to the file, and the object that its maker
+//! gets lies over it, so no thread changes an object while another encodes it. A reader copies the record into memory
+//! of its own, and makes the object over that: one copy.
 
 use twox_hash::XxHash3_64;
 

@@ -3,11 +3,27 @@
 //! Composition of [`plan`](crate::plan) and any [`Transport`]. `T` is what a caller makes of a delivery before its
 //! turn.
 //!
-//! A worker that ends while it owes a result is [lost](Poll::Lost). That is said as soon as nothing of what it
-//! had committed is left in its ring: in order when the wait for any result begins, and out of order whatever
-//! the others have to offer. In order, what it had committed may lie behind the result of another, slow worker.
-//! The caller waits no longer than [`PATIENCE`] for that: then it is taken before its turn and kept, the loss is said,
-//! and it comes in its turn to a caller that goes on.
+//! The parent pays the same for a batch whether there are one or many workers: in order it looks at one ring, out of
+//! order at the rings whose [bit](crate::sync::ready) is set (`benches/rust/engine.rs` counts it).
+//!
+//! A task's number has its epoch in the upper bits. Results of an abandoned epoch are recognised by it and dropped, and
+//! nobody waits for them.
+//!
+//! A result may arrive and still be unusable: its memory cannot be received, or its table is corrupt. [`Poll::Failed`]
+//! names the task, whose descriptor has left the ring, so the error comes in its turn and the other batches come too. A
+//! descriptor that cannot be read stays in its ring, and every later call raises again.
+//!
+//! # A worker that dies
+//!
+//! A worker that ends while it owes a result is [lost](Poll::Lost). The scheduler reports the loss once nothing that
+//! the worker committed is left in its ring.
+//!
+//! - Out of order, it reports the loss at once, whatever the other workers have ready.
+//! - In order, a committed result may have to wait for another, slow worker. The caller waits for [`PATIENCE`] at most.
+//!   Then the scheduler takes the result before its turn and keeps it, reports the loss, and hands the result out in
+//!   its turn to a caller that goes on.
+//!
+//! A worker that has answered all its tasks is missed only when it is asked again.
 
 use std::time::{Duration, Instant};
 
@@ -124,9 +140,13 @@ impl<T> Scheduler<T> {
         }
     }
 
-    /// Sends each task from now on to the worker with the fewest tasks that it has not answered, and not by torch's
-    /// rule. Of several such workers, the next in turn gets it. The order of the results stays. For workers that need
-    /// not be asked in turn: no worker's part ends by itself.
+    /// Sends each task from now on to the worker with the fewest unanswered tasks, and not by torch's rule. Of several
+    /// such workers, the next in turn gets it. The order of the results stays. Only for map-style datasets, where any
+    /// worker may do any task.
+    ///
+    /// A result in a worker's ring counts as answered: in order, it may wait there for a slow worker's batch. Results of
+    /// an abandoned epoch are dropped before the ring is counted. One worker may get all tasks, so its ring has room for
+    /// all of them.
     pub fn balance(&mut self) {
         self.loads.get_or_insert_with(|| vec![0; self.dispatch.workers()].into());
     }

@@ -13,6 +13,40 @@
 //! | [`queues`] | the same between threads of one process, without memory of its own |
 //! | [`copier`] | copies a batch's bytes elsewhere, on a thread |
 //! | [`slot_memory`] | the slots as plain memory, for a driver to register |
+//!
+//! # Room, and why every wait ends
+//!
+//! A worker's share of `max_shared_bytes` is its own. It has two slots for each task that it may have, or fewer if
+//! windows would become too small for ordinary batches (`Geometry::new`): a worker without a free slot waits as one
+//! without memory does.
+//!
+//! - The user's leases on a worker's slots stay within half the bytes and half the slots. Beyond that, the parent
+//!   copies a batch out, and its slot is free at once.
+//! - A batch larger than half a share travels in a segment of its own. Until the parent has taken it, the segment
+//!   counts against the share like a slot: the worker knows its size, and sees by the ring's `head` that it was taken.
+//! - A worker without room waits only while results of its own are in the ring, and those come before the one that it
+//!   is filling. With none left, it sends its batch in a segment of its own, however large.
+//!
+//! # When a worker dies
+//!
+//! [`pool`](crate::pool) has the table for its slots, and [`samples`](crate::samples) for its samples. The rest:
+//!
+//! | killed | left behind | repaired by |
+//! |---|---|---|
+//! | words of a descriptor stored, no `tail` | nothing visible | the task is done again |
+//! | `tail` stored, no ready bit or no wake-up | a whole batch | the pidfd wakes the parent, which looks at that ring and drains it first |
+//! | task taken, `head` not stored | the task is still in the ring | undelivered tasks are done again |
+//! | task handed back, no result | nothing: no process has the task | undelivered tasks are done again |
+//! | memory of an oversize batch sent, no `tail` | a descriptor in the socket | it goes with the socket pair: a successor gets another |
+//!
+//! Each row, and some moments between other stores, has a name in the code ([`failpoint`](crate::testing::failpoint));
+//! `ci/storm.sh` kills a worker at each of them.
+//!
+//! A dead worker is reported, and the iteration ends, as with torch. With `restart_workers` it gets a successor:
+//! [`Engine::succeed`](engine::Engine::succeed) drops the tasks that are still in its ring, a new process attaches to
+//! its slots, and the scheduler sends all unanswered tasks again, in order. Positions in the rings go on and are never
+//! reset. The error for a lost worker names the samples of its task, which it reads out of the arena as long as the
+//! bytes are there.
 
 #[allow(unsafe_code, reason = "copies between addresses that its callers vouch for")]
 pub mod copier;

@@ -1,9 +1,25 @@
 //! An engine between two epochs: its workers have ended, their slots stay warm for other workers.
 //!
-//! INVARIANT: no process but this one writes to what a [`CachedSegment`] lends again. Every worker has ended, or has
-//! left the memory (see [`Engine::note_left`]). No process that a worker forked is left: such a process would have the
-//! worker's end of the socket pair. A process that this one forked has the segment too, but its objects lie over slots
-//! that were leased at the fork, and these stay leased until that process has ended (see [`forks`](crate::forks)).
+//! Workers that end with their epoch would leave cold memory to the next. Instead the engine is
+//! [stored](Engine::store): slots keep their pages, up to a bound, and the user's batches keep their slots. The next
+//! iterator of the loader [takes](CachedSegment::take) it, with new ends of rings, new socket pairs and counters at
+//! zero. A worker attaches to it as a successor does to the slots of a dead worker. Leases go on, with their handles,
+//! ledgers and eventfds. It pays for large batches, where a fresh page costs more than the copy into it; small batches
+//! gain nothing.
+//!
+//! INVARIANT: no process but this one writes to what a [`CachedSegment`] lends again.
+//!
+//! - Every worker has ended, as its pidfd says, or has left the memory (see [`Engine::note_left`]).
+//! - No process that a worker forked is left: it would have the worker's end of the socket pair, and the parent's end
+//!   shows that nobody has it.
+//! - A process that this one forked has the segment too. Its objects lie over slots that were leased at the fork, and
+//!   these stay leased until that process has ended (see [`forks`](crate::forks)).
+//! - The engine has no other owner, so a thread that still waits in an old iterator gets no result of the new epoch.
+//!
+//! New memory is made after a reported death, an exit code that is not 0, or a corrupt ring; in a forked child; for
+//! another number of workers or tasks, another `max_shared_bytes`, or a default that has halved or doubled; when the
+//! user holds more than half of what one memory allows, because batches of the next epoch would be copied out; and
+//! where address space or descriptors are short.
 
 use std::os::fd::AsFd;
 use std::sync::PoisonError;
