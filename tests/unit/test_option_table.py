@@ -166,8 +166,8 @@ def test_a_row_of_the_table_makes_an_option(tree):
     assert generate(tree).returncode == 0
     texts = {name: " ".join((tree / name).read_text().split()) for name in GENERATED}
     docstring = (
-        "worker_nice: How much nicer than the main process the workers are (an int, 0 or more; default: 0, the "
-        "niceness stays). Others go first. on_error:"
+        "worker_nice: How much nicer than the main process the workers are (an int, 0 or more; default: 0, "
+        "the niceness stays). Others go first. on_error:"
     )
     assert docstring in texts["python/ringloader/dataloader.py"]
     listed = "``main_prefetch``, ``restart_workers``, ``worker_nice``, ``multiprocessing_context``"
