@@ -113,16 +113,10 @@ class States(Protocol):
         """Begins an epoch that torch's own loader runs whole. None: it has no state."""
 
     def has_begun(self, loader: Any, epoch: Any, collecting: Any) -> None:
-        """Notes that an epoch has begun: the next one begins without the state that was loaded."""
+        """Notes that an epoch has begun: the loader's state is its own from now on."""
 
     def is_loaded(self, loader: Any) -> bool:
         """True if a state was loaded, with which the next epoch begins."""
-
-    def noted(self, loader: Any) -> Any:
-        """Returns the epoch of a loader that began last."""
-
-    def note(self, loader: Any, epoch: Any) -> None:
-        """Sets the epoch of a loader that began last."""
 
     def ask_dataset(self, loader: Any) -> bool:
         """True if the dataset of a loader has, or may have, a part in the loader's state."""

@@ -142,10 +142,10 @@ class LoaderIterator(Pausing):
             are_same: True if the workers are those of the epoch before.
         """
         number = epochs.take_next(loader) if self._counts_epochs else None
-        # Before the sampler is iterated, which may count epochs itself.
-        named = inside.epoch_of(loader._index_sampler) if self._counts_epochs else None
         kept = states.of(loader)
         epoch = None if kept is None else kept.begin(loader, self, number, are_same)
+        # After a loaded state has set it, and before the sampler is iterated, which may count epochs itself.
+        named = inside.epoch_of(loader._index_sampler) if self._counts_epochs else None
         return EpochPlan(number, number if named is None else named, told, epoch)
 
     def _init_base(self, loader: Any) -> None:

@@ -147,16 +147,11 @@ class _Shown:
     def __init__(self, iterator: Any, loader: Any) -> None:
         self.number = epochs.next_of(loader)
         self.rest = _rest_of(loader)
-        kept = states.of(loader)
-        self._noted = None if kept is None else kept.noted(loader)
         self._of_iterator = {name: getattr(iterator, name) for name in _OF_EPOCH}
 
     def put(self, iterator: Any, loader: Any) -> None:
         """Has both show this epoch."""
         epochs.count_from(loader, self.number)
-        kept = states.of(loader)
-        if kept is not None:
-            kept.note(loader, self._noted)
         if self.rest is not None:
             loader._index_sampler.set_rest(self.rest)
         for name, value in self._of_iterator.items():

@@ -8,7 +8,7 @@ from ringloader._state.datasets import is_asked as ask_dataset
 from ringloader._state.datasets import option_for as worker_option
 from ringloader._state.objects import through
 from ringloader._state.torchs import begin as begin_torchs
-from ringloader._state.tracked import begin, has_begun, loaded_of, note, noted
+from ringloader._state.tracked import begin, has_begun, loaded_of
 
 __all__ = [
     "ask_dataset",
@@ -16,8 +16,6 @@ __all__ = [
     "begin_torchs",
     "has_begun",
     "is_loaded",
-    "note",
-    "noted",
     "through",
     "worker_option",
 ]

@@ -99,7 +99,9 @@ def begin(
     else:
         epoch = resumed(loader, iterator, number, order, loaded, are_same, is_torchs)
     _log_states(loader, order, epoch.dataset)
-    note(loader, epoch)
+    if previous is None:
+        # Without an epoch, a state is the beginning, for which the sampler's own is asked.
+        note(loader, epoch)
     return epoch
 
 
@@ -114,20 +116,21 @@ def noted(loader: Any) -> Epoch | None:
     return found
 
 
-def note(loader: Any, epoch: Epoch | None) -> None:
+def note(loader: Any, epoch: Epoch) -> None:
     """Sets the epoch of a loader that began last."""
-    if epoch is not None:
-        keep_own(loader, _EPOCH, epoch)
+    keep_own(loader, _EPOCH, epoch)
 
 
 def has_begun(loader: Any, epoch: Epoch, collecting: Collecting | None) -> None:
-    """Notes that an epoch has begun: the next one begins without the state that was loaded.
+    """Notes that an epoch has begun: the loader's state is its own, and no loaded one any more.
 
     Args:
         loader: The loader.
         epoch: The epoch.
         collecting: The part that lists the epoch's bad samples.
     """
+    # In this order: another thread that asks for the state finds the loaded one, or that of this epoch.
+    note(loader, epoch)
     vars(loader).pop(_LOADED, None)
     if collecting is not None:
         epoch.count_errors(collecting)
