@@ -239,10 +239,19 @@ OTHERS = {"GoingOn": GoingOn, "GoingOnUncopyable": GoingOnUncopyable}
 
 
 class ReadingAhead(Keeping):
-    """Its state depends on what threads have read ahead: no two are the same."""
+    """Its state depends on what threads have read ahead: no two are the same. It keeps the loaded one itself."""
+
+    loaded = None
+
+    def __iter__(self):
+        self.start = 0 if self.loaded is None else self.loaded["at"]
+        return super().__iter__()
 
     def state_dict(self):
         return {**super().state_dict(), "ahead": torch.rand(()).item()}
+
+    def load_state_dict(self, state):
+        self.loaded = state
 
 
 KEEPING["ReadingAhead"] = ReadingAhead

@@ -23,11 +23,14 @@ class Rebound:
     def __init__(self) -> None:
         # Of each attribute: its object, its name, its value before, and the value that it got.
         self._found: list[tuple[weakref.ref[Any], str, Any, Any]] = []
+        # The state that was loaded last, and the containers in it: what an attribute may keep of it.
+        self._kept: list[Any] = []
 
     def load(self, dataset: Any, state: Any) -> None:
         """Loads a state into a dataset, and notes which attributes it sets."""
         before = [(holder, dict(vars(holder))) for holder in _holders(dataset, set())]
         dataset.load_state_dict(state)
+        self._kept = list(_containers(state))
         for holder, had in before:
             has = vars(holder)
             for name in {*had, *has}:
@@ -49,6 +52,11 @@ class Rebound:
         """True if an attribute still has the value that it got."""
         return any(_is_bound(reference(), name, new) for reference, name, _, new in self._found)
 
+    def holds_state(self) -> bool:
+        """True if an attribute still has the state itself, or a container in it."""
+        bound = (new for reference, name, _, new in self._found if _is_bound(reference(), name, new))
+        return any(new is kept for new in bound for kept in self._kept)
+
     def set_back(self) -> bool:
         """Sets back the attributes that nothing else has set since. False: there is none."""
         has_set = False
@@ -61,12 +69,20 @@ class Rebound:
                 del vars(holder)[name]
             else:
                 vars(holder)[name] = old
-        self._found = []
+        self._found, self._kept = [], []
         return has_set
 
 
 def _is_bound(holder: Any, name: str, value: Any) -> bool:
     return holder is not None and vars(holder).get(name, _NONE) is value
+
+
+def _containers(state: Any) -> Iterator[Any]:
+    """Yields a state if it is a container, and the containers in it."""
+    if type(state) in (dict, list, tuple):
+        yield state
+        for part in state.values() if type(state) is dict else state:
+            yield from _containers(part)
 
 
 def _holders(thing: Any, seen: set[int]) -> Iterator[Any]:
