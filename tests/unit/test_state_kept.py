@@ -239,7 +239,7 @@ OTHERS = {"GoingOn": GoingOn, "GoingOnUncopyable": GoingOnUncopyable}
 
 
 class ReadingAhead(Keeping):
-    """Its state depends on what threads have read ahead: no two are the same. It keeps the loaded one itself."""
+    """Its state depends on what threads have read ahead, and it keeps the loaded one itself."""
 
     loaded = None
 
@@ -278,7 +278,10 @@ def states(make, way, size=2):
                 assert list(loader) == whole
             iterator = iter(loader)
             assert list(itertools.islice(iterator, stop)) == whole[:stop]
-            yield pickle.loads(pickle.dumps(loader.state_dict())), loader, whole[stop:], whole
+            state = pickle.loads(pickle.dumps(loader.state_dict()))
+            # Its thread would read on in the same dataset.
+            del iterator
+            yield state, loader, whole[stop:], whole
     loader = built(make(), way, size)
     assert list(loader) == whole
     yield pickle.loads(pickle.dumps(loader.state_dict())), loader, whole, whole
@@ -340,6 +343,44 @@ def test_a_dataset_that_cannot_be_brought_to_its_beginning_is_an_error(way):
         list(resumed)
 
 
+class OfAnEpoch(Keeping):
+    """Takes a loaded state only for an epoch of that number."""
+
+    def __init__(self):
+        super().__init__()
+        self.epoch = self.loaded_epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        start, self.start = self.start, self.start if self.epoch == self.loaded_epoch else 0
+        yield from super().__iter__()
+        self.start = start
+
+    def state_dict(self):
+        return {"at": self.at, "epoch": self.epoch}
+
+    def load_state_dict(self, state):
+        self.start, self.loaded_epoch = state["at"], state["epoch"]
+
+
+@pytest.mark.parametrize("way", ["none", "two"])
+@pytest.mark.parametrize("stop", [1, 4])
+def test_a_state_of_another_epoch(way, stop):
+    """A worker that has given no batch of this epoch has the state of the one before."""
+
+    loader = built(OfAnEpoch(), way)
+    whole = list(loader)
+    loader.set_epoch(1)
+    assert list(itertools.islice(loader, stop)) == whole[:stop]
+    resumed = built(OfAnEpoch(), way)
+    resumed.load_state_dict(loader.state_dict())
+    for epoch in range(1, 4):
+        resumed.set_epoch(epoch)
+        assert list(resumed) == whole[stop if epoch == 1 else 0 :]
+
+
 @pytest.mark.parametrize("way", ["none", "two"])
 def test_a_batch_that_raises_first(way):
     """The epoch that began from the state raised its first batch, and the next one does too."""
@@ -363,20 +404,13 @@ def test_a_batch_that_raises_first(way):
                 found.append("bad")
 
     whole = read(built(Raising(), way))
-    stop = whole.index("bad")
-    for state, loader, rest, _ in itertools.islice(_stops(Raising, way, stop), 1):
-        resumed = built(Raising(), way)
-        resumed.load_state_dict(state)
-        assert read(resumed)[:1] == ["bad"]
-        assert read(resumed) == whole
-        assert read(resumed) == whole
-        del loader, rest
-
-
-def _stops(make, way, stop):
-    loader = built(make(), way)
-    list(itertools.islice(loader, stop))
-    yield loader.state_dict(), loader, None, None
+    loader = built(Raising(), way)
+    list(itertools.islice(loader, whole.index("bad")))
+    resumed = built(Raising(), way)
+    resumed.load_state_dict(loader.state_dict())
+    assert read(resumed)[:1] == ["bad"]
+    assert read(resumed) == whole
+    assert read(resumed) == whole
 
 
 def test_a_dataset_is_not_copied_without_need():

@@ -170,47 +170,49 @@ class Beginning:
         if self._after_load is None:
             self._after_load = first
             return _fetched(fetcher, index, first)
-        data, is_empty = self._fetch(fetcher, index, objects, first, self._is_kept)
-        means: tuple[Callable[[Objects], bool], ...] = (self._set_back, self._load_first, self._replace)
-        was_begun = False
-        for begin in means:
-            if data is not _KEPT:
-                break
-            if begin(objects):
-                was_begun = begin != self._set_back
-                objects.begin_anew()
-                objects.begin_batch()
-                first = _First(objects)
-                data, is_empty = self._fetch(fetcher, index, objects, first, self._has_same_state)
-                self._loaded = None if data is not _KEPT else self._loaded
+        data = self._fetch_unless(self._is_kept, fetcher, index, objects, first)
+        if data is _KEPT and self._rebound.set_back():
+            first = self._begin_again(objects)
+            data = self._fetch_unless(self._has_same_state, fetcher, index, objects, first)
+            self._loaded = self._loaded if data is _KEPT else None
         if data is not _KEPT:
             if not self._rebound.holds():
                 self._loaded = self._after_load = None
             return data
-        dataset = objects.torchs.dataset
-        self._loaded = None
-        if was_begun and is_empty:
-            raise StopIteration
-        raise RuntimeError(
-            f"the {type(dataset).__name__} keeps the state that was loaded and begins this epoch "
-            "from it: samples would be lost. It has no state before its first epoch, and cannot be "
-            "copied: give it a state_dict() that works before iter(), or begin __iter__ anew once "
-            "its end was reached"
-        )
+        self._loaded = self._after_load = None
+        if not self._load_first(objects) and not self._replace(objects):
+            kind = type(objects.torchs.dataset).__name__
+            raise RuntimeError(
+                f"the {kind} keeps the state that was loaded and begins this epoch from it: samples would be "
+                "lost. It has no state before its first epoch, and cannot be copied: give it a state_dict() "
+                "that works before iter(), or begin __iter__ anew once its end was reached"
+            )
+        # If this is the same batch, it was the beginning all the same.
+        return _fetched(fetcher, index, self._begin_again(objects))
 
-    def _fetch(
-        self, fetcher: Fetcher, index: Any, objects: Objects, first: _First, is_kept: Callable[..., bool]
-    ) -> tuple[Any, bool]:
-        """Returns the batch, or _KEPT, and if there was none."""
+    def _begin_again(self, objects: Objects) -> _First:
+        objects.begin_anew()
+        objects.begin_batch()
+        objects.is_at_beginning = False
+        return _First(objects)
+
+    def _fetch_unless(
+        self,
+        is_kept: Callable[[_First, bool], bool],
+        fetcher: Fetcher,
+        index: Any,
+        objects: Objects,
+        first: _First,
+    ) -> Any:
+        """Returns the batch, or _KEPT."""
         objects.is_at_beginning = False
         try:
             data = _fetched(fetcher, index, first)
         except Exception as error:
-            is_empty = isinstance(error, StopIteration)
-            if not is_kept(first, is_empty):
+            if not is_kept(first, isinstance(error, StopIteration)):
                 raise
-            return _KEPT, is_empty
-        return _KEPT if is_kept(first, False) else data, False
+            return _KEPT
+        return _KEPT if is_kept(first, False) else data
 
     def _fetch_from_beginning(self, fetcher: Fetcher, index: Any, objects: Objects) -> Any:
         """Returns the first batch. Loads the first state only if the epoch begins elsewhere by itself.
@@ -229,10 +231,7 @@ class Beginning:
         ):
             return data
         self._load_first(objects)
-        objects.begin_anew()
-        objects.begin_batch()
-        objects.is_at_beginning = False
-        return fetcher.fetch(index)
+        return _fetched(fetcher, index, self._begin_again(objects))
 
     def _is_kept(self, first: _First, is_empty: bool) -> bool:
         """True if an epoch has begun from the loaded state: with its first sample, or at its end."""
@@ -253,9 +252,6 @@ class Beginning:
         if not are_equal(first.state, self._after_load.state) or are_equal(first.state, self._first):
             return False
         return is_empty or not are_equal(self._before, self._loaded)
-
-    def _set_back(self, objects: Objects) -> bool:  # noqa: ARG002
-        return self._rebound.set_back()
 
     def _load_first(self, objects: Objects) -> bool:
         if self._first is None:
