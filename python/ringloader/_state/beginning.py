@@ -248,8 +248,12 @@ class Beginning:
 
         A dataset that was there by itself when the epoch began is not meant.
         """
-        assert self._after_load is not None
-        if not are_equal(first.state, self._after_load.state) or are_equal(first.state, self._first):
+        known = self._after_load
+        assert known is not None
+        if known.is_there != first.is_there:
+            # From the same state there is a first sample both times, or none.
+            return False
+        if not are_equal(first.state, known.state) or are_equal(first.state, self._first):
             return False
         return is_empty or not are_equal(self._before, self._loaded)
 
