@@ -173,3 +173,10 @@ def test_tests_that_a_page_names_are_there() -> None:
             if not path.is_file() or (name and f"def {name}(" not in path.read_text()):
                 missing.append(f"{page.name}: {file}::{name}")
     assert missing == []
+
+
+def test_the_glossary_stays_short() -> None:
+    words = re.findall(r"^\| ([^|]+) \| [^|]+ \|$", (DOCS / "dev/glossary.md").read_text(), re.M)[1:]
+    assert 20 < len(words) <= 30
+    assert len(set(words)) == len(words)
+    assert words == sorted(words)
