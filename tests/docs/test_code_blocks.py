@@ -21,7 +21,8 @@ PROGRAMS = [page for page in PAGES if page.is_program]
 SHELL = [block for page in PAGES for block in page.of("bash")]
 # Programs that were run: their output.
 PRINTED: dict[tuple[object, ...], str] = {}
-DIFFS = [block for page in PAGES for block in page.of("diff")]
+# Those of the developers' pages are of the code.
+DIFFS = [block for page in PAGES if not page.name.startswith("docs/dev/") for block in page.of("diff")]
 
 
 def run(

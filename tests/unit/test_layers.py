@@ -415,6 +415,15 @@ def test_the_map_has_every_folder_of_the_package() -> None:
     assert set(re.findall(r"^\| `(_\w+)/` \|", PAGE, re.M)) == folders
 
 
+def test_every_folder_of_the_package_has_its_page() -> None:
+    folders = [folder for folder in PACKAGE.iterdir() if (folder / "__init__.py").exists()]
+    assert [folder.name for folder in folders if not (folder / "README.md").is_file()] == []
+
+
+def test_the_architecture_page_stays_short() -> None:
+    assert len(PAGE.encode()) <= 12 << 10, "move what documents one module to it, or to its folder's page"
+
+
 def test_folders_are_small() -> None:
     for folder in PACKAGE.iterdir():
         assert len(list(folder.glob("[!_]*.py"))) <= 14, folder

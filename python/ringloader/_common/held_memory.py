@@ -2,7 +2,8 @@
 
 torch moves a storage to shared memory when it is shared with another process. Arrays and DLPack capsules that
 were made of it before still read the old memory. All of them hold the storage, so the old memory stays for as
-long as the storage, and until the next look.
+long as the storage. A weak reference tells when the storage is gone. It is looked at when the next storage is
+moved, and when an iterator is made.
 """
 
 from __future__ import annotations

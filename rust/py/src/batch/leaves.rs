@@ -4,6 +4,10 @@
 //! handlers, other threads once the interpreter is let go. Walking over plain tensors and exact containers runs none,
 //! and its addresses hold. Whatever else is done after the first address was taken sets [`Drafts::disturbed`], and
 //! then [`Drafts::look`] looks at every leaf again before a byte is copied.
+//!
+//! Before the pickler calls any code, the encoder holds the storages that it has met so far. So a batch has what torch
+//! would have sent, which moves storages to shared memory at that moment. Nothing holds an array's memory: its bytes are
+//! copied without releasing the interpreter lock.
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::intern;
