@@ -165,6 +165,10 @@ def excluded(program: Program) -> str | None:
             ),
             "a sampler whose draws or state the one around it hides: it is read from its beginning",
         ),
+        (
+            program.index == "tensor" and any(leg.how == "fork" for leg in legs),
+            "the thread that hands out the memory of tensors is not there in a forked child, as with torch",
+        ),
         (program.order == "random, both" and program.around != "", "two generators inside"),
         (
             program.bad and (program.is_stream or program.index == "none"),
