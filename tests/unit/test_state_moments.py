@@ -293,3 +293,67 @@ def test_a_real_signal():
     assert len(saved) == N // SIZE
     for many, state in saved:
         assert whole[:many] + rest_of("map", state) == whole
+
+
+class Armed(StatefulStream):
+    """Sends a signal while it gives its state, and counts its epochs."""
+
+    epoch = 0
+    is_armed = False
+
+    def __iter__(self):
+        yield from (100 * self.epoch + index for index in super().__iter__())
+        self.epoch += 1
+
+    def state_dict(self):
+        if self.is_armed:
+            self.is_armed = False
+            signal.raise_signal(signal.SIGALRM)
+        return {"at": self.at, "epoch": self.epoch}
+
+    def load_state_dict(self, state):
+        self.at, self.epoch = state["at"], state["epoch"]
+
+
+def test_a_signal_while_the_dataset_gives_its_last_state():
+    """In the call of ``next`` that finds the end."""
+    loader = StatefulDataLoader(Armed(), batch_size=SIZE, collate_fn=list)
+    saved = []
+    before = signal.signal(signal.SIGALRM, lambda *_: saved.append(loader.state_dict()))
+    try:
+        iterator = iter(loader)
+        assert flat(next(iterator) for _ in range(N // SIZE)) == list(range(N))
+        loader.dataset.is_armed = True
+        assert next(iterator, None) is None
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    again = StatefulDataLoader(Armed(), batch_size=SIZE, collate_fn=list)
+    again.load_state_dict(saved[0])
+    epochs = [flat(again) for _ in range(2)]
+    assert list(range(N)) not in epochs and [100 + index for index in range(N)] in epochs
+
+
+def test_while_the_next_epoch_is_begun_early():
+    loader = StatefulDataLoader(
+        list(range(N)),
+        batch_size=SIZE,
+        collate_fn=list,
+        num_workers=1,
+        persistent_workers=True,
+        prefetch_epochs=True,
+    )
+    returned, asked = [], []
+
+    def ask():
+        asked.append((len(returned), loader.state_dict()))
+
+    iterator = iter(loader)
+    for _ in range(N // SIZE):
+        with at_each_moment(ask, is_of_loaders):
+            batch = next(iterator)
+        returned += batch
+    assert iterator._next_epoch._begun is not None, "no epoch was begun early"
+    assert {(many, state["_num_yielded"]) for many, state in asked} == {
+        (SIZE * batches, batches) for batches in range(N // SIZE)
+    }
+    loader.shutdown()

@@ -83,6 +83,7 @@ class NextEpoch:
             return
         self._begun = begun = _Begun(iterator, loader, self._names)
         outer = sys.exception()
+        iterator._returned_meanwhile = iterator._num_yielded
         try:
             begun.name(iterator, loader)
             iterator._draw(loader)
@@ -99,6 +100,7 @@ class NextEpoch:
             begun.error = error
         finally:
             begun.put_aside(iterator, loader)
+            iterator._returned_meanwhile = None
 
     def take_over(self, iterator: Any, loader: Any) -> bool:
         """Has ``iterator`` be in the epoch that was begun. False: ``iter`` is to begin one.

@@ -178,9 +178,10 @@ class Epoch:
         if self.dataset is not None:
             self.dataset.note_raised(iterator)
         if isinstance(error, StopIteration) and not iterator.is_paused():
-            self._is_finished = True
+            # First: its state_dict may run a signal handler that asks for the loader's state.
             if self.dataset is not None:
                 self.dataset.finish()
+            self._is_finished = True
 
     def saved(self) -> Saved:
         """Returns the state of what ``next`` has returned."""
