@@ -211,7 +211,7 @@ impl Engine {
 
     /// Sums of this epoch over the workers: batches committed, storages in place and copied, batches pickled and
     /// oversize, and batches that were copied out because the user held too much.
-    fn counters(&self) -> PyResult<Vec<(&'static str, u64)>> {
+    fn counters<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let core = self.core()?;
         let control = core.control();
         let epoch = self.epoch.load(Ordering::Relaxed);
@@ -222,7 +222,8 @@ impl Engine {
             }
         }
         sums.push(("copied_out", self.copied_out.load(Ordering::Relaxed)));
-        Ok(sums)
+        // The end of an epoch asks for them, where memory may be missing too.
+        caught(py, || sums.into_pyobject(py))
     }
 }
 
