@@ -15,8 +15,8 @@ import ringloader._native as _native
 import ringloader.rollover as rollover
 from ringloader._dispatch import datapipes
 from ringloader._iterator import pausing
-from ringloader._iterator.base import Delivery
 from ringloader._iterator.make import make_iterator
+from ringloader._iterator.stages import Stages
 from ringloader._iterator.torchs import TorchsIterator
 from ringloader._options import conflicts, epochs, kept, read_only
 from ringloader._options.checks import THREAD
@@ -274,7 +274,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         without_ours = hook.beneath(internals.Loader._get_iterator)
         iterator = make_iterator(self, kept.options_of(self), without_ours, super()._get_iterator)
         if not isinstance(iterator, pausing.Pausing):
-            torchs, iterator = iterator, TorchsIterator(iterator, Delivery())
+            torchs, iterator = iterator, TorchsIterator(iterator, Stages())
             report.pass_on(torchs, iterator)
         pausing.note(self, iterator)
         return iterator

@@ -32,6 +32,9 @@ class Rest(NamedTuple):
 class DatasetStates(Protocol):
     """The states of a dataset in one epoch."""
 
+    # True once it is known that no batch of this epoch comes with a state.
+    sends_none: bool
+
     def around(self, take: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Returns ``take`` for batches that may come with states."""
 
@@ -123,9 +126,6 @@ class States(Protocol):
 
     def worker_option(self, loader: Any) -> Any:
         """Returns the option that takes the states of a loader's dataset, if it may have one."""
-
-    def through(self, transform: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Returns ``transform`` for batches that may come with states."""
 
 
 def of(loader: Any) -> States | None:

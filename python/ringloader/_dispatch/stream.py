@@ -17,7 +17,7 @@ import torch.utils.data
 
 import ringloader._native as _native
 from ringloader._torch import internals
-from ringloader._worker.options import Fetcher, WorkerOption
+from ringloader._worker.options import Fetcher, Position, WorkerOption
 
 # Seconds after which a worker that waits for an item looks again whether one is still wanted.
 _LOOK_SECONDS = 0.1
@@ -72,6 +72,8 @@ class DispatchEnd(WorkerOption):
         share: Bytes of shared memory for them.
         tells_hunger: Whether it is told that a batch waits for an item.
     """
+
+    position = Position.DISPATCH
 
     def __init__(
         self, key: str, requests: socket.socket, pid: int, prefetch: int, share: int, tells_hunger: bool

@@ -1,11 +1,9 @@
-"""``next`` of ringloader's iterators, and what options do to a batch on its way to the caller."""
+"""``next`` of ringloader's iterators, and the beginning of their epochs."""
 
 from __future__ import annotations
 
-import functools
 import warnings
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,68 +17,7 @@ from ringloader._worker.options import InFront
 
 if TYPE_CHECKING:
     import ringloader._native as _native
-    from ringloader._options.collecting import Collecting
     from ringloader._options.seeding import Keys
-    from ringloader._placement.device import Moving
-    from ringloader._stats.recording import Recording
-
-
-class Delivery(NamedTuple):
-    """Options that take part when a batch is handed out.
-
-    Attributes:
-        moving: Moves batches to a device.
-        collecting: Takes batches apart, and lists their bad samples.
-        transform: The ``device_transform`` of batches that stay on the CPU.
-        recording: Notes how long ``next`` takes.
-    """
-
-    moving: Moving | None = None
-    collecting: Collecting | None = None
-    transform: Callable[[Any], Any] | None = None
-    recording: Recording | None = None
-
-    def around(self, take: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Returns ``take`` with the options around it, but for ``moving``."""
-        if self.collecting is not None:
-            take = functools.partial(self.collecting.next, take)
-        if self.transform is not None:
-            take = functools.partial(_transformed, self.transform, take)
-        return take if self.recording is None else self.recording.around(take)
-
-    def moved(self, take: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Returns ``take`` with all options around it: a batch is moved when it is asked for."""
-        return self.around(take if self.moving is None else functools.partial(_moved, self.moving, take))
-
-    def begin_recording(self) -> None:
-        """Begins the times of another epoch of the same iterator: the first step of ``iter``."""
-        if self.recording is not None:
-            self.recording.recorder.begin()
-
-    def begin_epoch(self, loader: Any) -> None:
-        """Begins another epoch of the same iterator."""
-        if self.moving is not None:
-            self.moving.begin_epoch()
-        if self.collecting is not None:
-            self.collecting.begin_epoch(loader)
-
-    @property
-    def counters(self) -> Callable[[], dict[str, int]]:
-        """Returns what a report counts of the options. A report keeps it: it does not lead to the loader."""
-        return dict if self.moving is None else self.moving.counts
-
-
-def _moved(moving: Moving, take: Callable[[Any], Any], iterator: Any) -> Any:
-    return moving.place_next(functools.partial(take, iterator))
-
-
-def _transformed(transform: Callable[[Any], Any], take: Callable[[Any], Any], iterator: Any) -> Any:
-    batch = take(iterator)
-    try:
-        return transform(batch)
-    except StopIteration as error:
-        # To the caller that would be the end of the epoch.
-        raise RuntimeError("device_transform raised StopIteration") from error
 
 
 class WithoutDrawing(InFront):

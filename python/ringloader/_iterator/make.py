@@ -11,7 +11,7 @@ import torch
 import ringloader._native as _native
 from ringloader._common import states
 from ringloader._dispatch.dataset import Dispatch
-from ringloader._iterator.base import Delivery
+from ringloader._iterator.stages import Stages, Transform
 from ringloader._options import conflicts, epochs
 from ringloader._options.checks import THREAD
 from ringloader._options.table import TABLE, Options
@@ -22,9 +22,11 @@ from ringloader._stats import timing
 from ringloader._stats.recording import Recording
 from ringloader._torch import devices, internals, select_path
 from ringloader._torch.select_path import Reason
-from ringloader._worker.options import WorkerOption
+from ringloader._worker import result
+from ringloader._worker.options import WorkerOption, in_order
 
 if TYPE_CHECKING:
+    from ringloader._placement.registration import Registrations
     from ringloader._transport.protocol import Transport
 
 
@@ -111,7 +113,7 @@ def _torchs(
 
     before = report.noted(loader)
     _check_for_torchs(loader, options, reason.text)
-    delivery = _delivery(loader, options)
+    stages = _stages(loader, options, _recorder(loader, options))
     kept = states.of(loader)
     epoch = None if kept is None else kept.begin_torchs(loader, reason.text, without_ours)
     iterator = fall_back() if epoch is None else epoch.make(loader, without_ours)
@@ -125,9 +127,9 @@ def _torchs(
             select_path.say_once(f"{name} has no effect where torch's own loader runs")
     if kept is not None and epoch is not None:
         kept.has_begun(loader, epoch.epoch, None)
-    if epoch is not None or delivery != Delivery():
-        iterator = TorchsIterator(iterator, delivery, epoch)
-    report.record(loader, iterator, "torch", reason.text, delivery.counters, delivery.recording)
+    if epoch is not None or stages != Stages():
+        iterator = TorchsIterator(iterator, stages, epoch)
+    report.record(loader, iterator, "torch", reason.text, stages.counters, stages.recording)
     return iterator
 
 
@@ -143,31 +145,49 @@ def _check_for_torchs(loader: Any, options: Options, reason: str) -> None:
         )
 
 
-def _delivery(loader: Any, options: Options) -> Delivery:
-    """Returns the options that take part when a batch is handed out.
+def _recorder(loader: Any, options: Options) -> _native.Recorder | None:
+    """Returns the clock of ``stats``, and begins the first epoch: imports after it take the caller's time."""
+    return _native.Recorder(max(loader.num_workers, 1)) if options.stats else None
 
-    The first epoch begins by it: so it comes before imports, which take the caller's time too.
+
+def _stages(
+    loader: Any,
+    options: Options,
+    recorder: _native.Recorder | None,
+    shared_bytes: int = 0,
+    registrations: Callable[[str], Registrations | None] | None = None,
+) -> Stages:
+    """Returns the stages of the options in the main process.
+
+    Args:
+        loader: The loader.
+        options: Its options.
+        recorder: The clock of ``stats``.
+        shared_bytes: The shared memory of all workers, in bytes.
+        registrations: Returns what is registered of the workers' memory, for a device type.
     """
     if not options.changed():
-        return Delivery()
-    device = devices.resolve(options.device)
-    recorded = Recording(loader, options, device is not None) if options.stats else None
+        return Stages()
     from ringloader._options import collecting
+
+    device, transform = devices.resolve(options.device), options.device_transform
+    recording = None
+    if recorder is not None:
+        recording = Recording(loader, options, device is not None, recorder, shared_bytes)
+    bad_samples = collecting.collecting_for(loader, options)
+    if device is None:
+        if recording is not None and transform is not None:
+            transform = recording.placing(transform)
+        return Stages(
+            collecting=bad_samples,
+            transform=None if transform is None else Transform(transform),
+            recording=recording,
+        )
     from ringloader._placement.device import Moving
 
-    bad_samples = collecting.collecting_for(loader, options)
-    transform = options.device_transform
-    if device is None:
-        if recorded is not None and transform is not None:
-            transform = recorded.placing(transform)
-        return Delivery(collecting=bad_samples, transform=transform, recording=recorded)
-    if bad_samples is not None:
-        transform = collecting.through(transform)
-    kept = states.of(loader)
-    if transform is not None and loader.num_workers > 0 and kept is not None and kept.ask_dataset(loader):
-        transform = kept.through(transform)
-    moving = Moving(device, options.device_prefetch, transform)
-    return Delivery(moving, bad_samples, recording=recorded)
+    transform = None if transform is None else result.through(transform)
+    moving = Moving(device, options.device_prefetch, transform, registrations)
+    return Stages(moving, bad_samples, recording=recording)
 
 
 def _worker_options(loader: Any, options: Options, timed: Any) -> Sequence[WorkerOption]:
@@ -182,37 +202,34 @@ def _worker_options(loader: Any, options: Options, timed: Any) -> Sequence[Worke
     from ringloader._worker import gather
 
     kept = states.of(loader)
-    found = (
+    return in_order(
         gather.option_for(loader),
         handling.option_for(options),
         epochs.option_for(loader, options),
-        # Behind that, so that states are of the epoch's dataset, and go beside what the others make.
         None if kept is None else kept.worker_option(loader),
         timed if options.stats else None,
-        # It takes the places off indices.
         seeding.option_for(loader, options),
     )
-    return [one for one in found if one is not None]
 
 
 def _without_workers(loader: Any, options: Options) -> Any:
-    delivery = _delivery(loader, options)
+    recorder = _recorder(loader, options)
+    stages = _stages(loader, options, recorder)
     from ringloader._iterator.without_workers import SingleProcessIterator
     from ringloader._options import seeding
 
     timed = None
-    if delivery.recording is not None:
-        is_iterable = loader._dataset_kind == internals.ITERABLE
-        timed = timing.TimingHere(delivery.recording.recorder, is_iterable)
+    if recorder is not None:
+        timed = timing.TimingHere(recorder, loader._dataset_kind == internals.ITERABLE)
     worker_options = _worker_options(loader, options, timed)
     keys = seeding.keys_for(loader, options)
-    made = SingleProcessIterator(loader, worker_options, delivery, keys, epochs.are_counted(loader, options))
-    report.record(loader, made, "single-process", "num_workers is 0", delivery.counters, delivery.recording)
+    made = SingleProcessIterator(loader, worker_options, stages, keys, epochs.are_counted(loader, options))
+    report.record(loader, made, "single-process", "num_workers is 0", stages.counters, stages.recording)
     return made
 
 
 def _with_threads(loader: Any, options: Options) -> Any:
-    delivery = _delivery(loader, options)
+    stages = _stages(loader, options, _recorder(loader, options))
     from ringloader._iterator.with_workers import WorkersIterator
     from ringloader._options import seeding
     from ringloader._transport import threads
@@ -224,17 +241,17 @@ def _with_threads(loader: Any, options: Options) -> Any:
     made = WorkersIterator(
         loader,
         transport,
-        delivery,
+        stages,
         keys=keys,
         next_epoch=_next_epoch(loader, options),
         counts_epochs=epochs.are_counted(loader, options),
     )
-    return _noted(loader, made, transport, delivery)
+    return _noted(loader, made, transport, stages)
 
 
 def _with_processes(loader: Any, options: Options) -> Any:
     """Returns an iterator with worker processes, or the reason why torch's loader must run whole."""
-    delivery = _delivery(loader, options)
+    recorder = _recorder(loader, options)
     from ringloader._iterator.restarting import Restarting
     from ringloader._iterator.with_workers import WorkersIterator
     from ringloader._options import seeding
@@ -242,6 +259,7 @@ def _with_processes(loader: Any, options: Options) -> Any:
 
     worker_options = _worker_options(loader, options, timing.Timing())
     keys = seeding.keys_for(loader, options)
+    device = devices.resolve(options.device)
     lease = told = None
     try:
         if options.worker_pool is not None and pool.takes(
@@ -255,7 +273,7 @@ def _with_processes(loader: Any, options: Options) -> Any:
             loader,
             options,
             worker_options,
-            None if delivery.moving is None else delivery.moving.device_type,
+            None if device is None else device.type,
             lease,
             in_turn=keys is None or not keys.balances,
         )
@@ -266,10 +284,8 @@ def _with_processes(loader: Any, options: Options) -> Any:
             return Reason(str(error), f"{error}; batches travel by torch's own transport")
         _note_descriptors(error)
         raise
-    if delivery.recording is not None:
-        delivery.recording.shared_bytes = transport.engine.share * loader.num_workers
-    if delivery.moving is not None:
-        delivery.moving.find_registrations = transport.registrations
+    shared_bytes = transport.engine.share * loader.num_workers
+    stages = _stages(loader, options, recorder, shared_bytes, transport.registrations)
     restarting = None
     if options.restart_workers:
         is_iterable = loader._dataset_kind == internals.ITERABLE
@@ -279,7 +295,7 @@ def _with_processes(loader: Any, options: Options) -> Any:
         made = WorkersIterator(
             loader,
             transport,
-            delivery,
+            stages,
             options.main_prefetch,
             restarting,
             keys,
@@ -290,7 +306,7 @@ def _with_processes(loader: Any, options: Options) -> Any:
     except OSError as error:
         _note_descriptors(error)
         raise
-    return _noted(loader, made, transport, delivery)
+    return _noted(loader, made, transport, stages)
 
 
 def _next_epoch(loader: Any, options: Options) -> Any:
@@ -302,10 +318,10 @@ def _next_epoch(loader: Any, options: Options) -> Any:
     return NextEpoch(loader)
 
 
-def _noted(loader: Any, made: Any, transport: Transport, delivery: Delivery) -> Any:
+def _noted(loader: Any, made: Any, transport: Transport, stages: Stages) -> Any:
     """Returns an iterator with workers, which is noted for a report."""
-    counters = functools.partial(_counters, transport, delivery.counters)
-    report.record(loader, made, transport.path, transport.about, counters, delivery.recording)
+    counters = functools.partial(_counters, transport, stages.counters)
+    report.record(loader, made, transport.path, transport.about, counters, stages.recording)
     return made
 
 

@@ -5,6 +5,7 @@ It begins as ``iter`` would begin it. Until ``iter`` is called, the loader shows
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 import traceback
@@ -60,8 +61,11 @@ class NextEpoch:
         self._names = _Names(loader)
         self._begun: _Begun | None = None
 
-    def next(self, take: Callable[[Any], Any], iterator: Any) -> Any:
-        """Returns the next batch that ``take`` gives. May begin the next epoch before."""
+    def around(self, take: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Returns ``take``, before which the next epoch may begin."""
+        return functools.partial(self._next, take)
+
+    def _next(self, take: Callable[[Any], Any], iterator: Any) -> Any:
         if self._begun is None and iterator._scheduler.is_at_end() and self._lock.acquire(blocking=False):
             try:
                 self._begin(iterator)

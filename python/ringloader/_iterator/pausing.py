@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import itertools
 import operator
 import weakref
@@ -23,12 +24,16 @@ _ENDED = (
 class Pausing:
     """Methods of ringloader's iterators that torch's do not have.
 
-    An iterator without a limit has no gate: the gate stands before ``_take_next`` while it is needed.
+    The gate is the last stage that a batch passes. An iterator without a limit has none.
     """
 
-    # Gives the next batch to the iterator that it is called with.
+    # Gives the next batch to the iterator that it is called with, through all stages.
     _take_next: Callable[[Any], Any]
     _gate: _Gate | None = None
+
+    def _put_stages(self) -> None:
+        """Puts the stages of this epoch, and the gate, into ``_take_next``."""
+        raise NotImplementedError
 
     def limit(self, num_batches: int | None) -> None:
         """Has ``next`` raise ``StopIteration`` after ``num_batches`` more batches, until :meth:`resume`.
@@ -84,8 +89,8 @@ class Pausing:
     def _put_gate(self) -> _Gate:
         """Returns the iterator's gate, which is put there if there is none."""
         if self._gate is None:
-            self._gate = _Gate(self._take_next)
-            self._take_next = self._gate.next
+            self._gate = _Gate()
+            self._put_stages()
         elif self._gate.has_ended:
             raise RuntimeError(_ENDED)
         return self._gate
@@ -103,7 +108,8 @@ class Pausing:
         """
         if self._gate is not None:
             raise_if_ended(self)
-            self._take_next, self._gate = self._gate.take, None
+            self._gate = None
+            self._put_stages()
 
     def _stop(self, message: str) -> None:
         """Wakes a thread that waits for a batch, which raises this message."""
@@ -115,8 +121,7 @@ class _Gate:
     INVARIANT: each step is one for the interpreter, because threads may share an iterator.
     """
 
-    def __init__(self, take: Callable[[Any], Any]) -> None:
-        self.take = take
+    def __init__(self) -> None:
         self.limit: int | None = None
         self.has_ended = False
         # Taken by calls that got no batch.
@@ -135,8 +140,11 @@ class _Gate:
     def is_closed(self) -> bool:
         return not self._returned and operator.length_hint(self._permits, 1) == 0
 
-    def next(self, iterator: Any) -> Any:
-        """Returns the iterator's next batch."""
+    def around(self, take: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Returns ``take`` with this gate around it."""
+        return functools.partial(self._next, take)
+
+    def _next(self, take: Callable[[Any], Any], iterator: Any) -> Any:
         if self.has_ended:
             raise RuntimeError(_ENDED)
         returned, permits = self._returned, self._permits
@@ -145,7 +153,7 @@ class _Gate:
         except IndexError:
             permit = next(permits)
         try:
-            return self.take(iterator)
+            return take(iterator)
         except BaseException:
             returned.append(permit)
             raise

@@ -7,8 +7,8 @@ from typing import Any, NoReturn
 
 from ringloader._common import states
 from ringloader._iterator import pausing
-from ringloader._iterator.base import Delivery
 from ringloader._iterator.pausing import Pausing
+from ringloader._iterator.stages import Stages
 from ringloader._torch import hook, internals
 
 
@@ -17,23 +17,27 @@ class TorchsIterator(Pausing):
 
     Args:
         iterator: The iterator. ``isinstance`` takes this object for one of its class.
-        delivery: Options that take part when a batch is handed out.
+        stages: The stages of options between the source and the caller.
         epoch: The epoch, if the loader has a state.
     """
 
-    def __init__(self, iterator: Any, delivery: Delivery, epoch: states.TorchsEpoch | None = None) -> None:
+    def __init__(self, iterator: Any, stages: Stages, epoch: states.TorchsEpoch | None = None) -> None:
         self._iterator = iterator
-        self._delivery = delivery
+        self._stages = stages
         self._epoch = epoch
         # Batches that `next` has returned: torch's iterator counts one before it is moved to a device.
         self._batches_returned = 0
         if epoch is not None:
             epoch.attach(self)
-        recording, moving = delivery.recording, delivery.moving
+        self._put_stages()
+
+    def _put_stages(self) -> None:
+        recording, moving = self._stages.recording, self._stages.moving
         if recording is None or moving is None:
-            self._take_next = delivery.moved(_next_of)
+            take = self._stages.moved(_next_of)
         else:
-            self._take_next = delivery.around(recording.moving(moving.place_next, _next_of))
+            take = recording.moving(moving.place_next, _next_of)
+        self._take_next = self._stages.chain(take, gate=self._gate)
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
@@ -65,14 +69,14 @@ class TorchsIterator(Pausing):
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         """Begins another epoch of persistent workers."""
         self._remove_gate()
-        self._delivery.begin_recording()
+        self._stages.begin_recording()
         get_iterator = hook.beneath(internals.Loader._get_iterator)
         kept = states.of(loader)
         if kept is not None:
             self._epoch = kept.begin_torchs(loader, "it began the epoch before", get_iterator, True)
-        if self._delivery.moving is not None:
-            self._delivery.moving.abandon()
-        self._delivery.begin_epoch(loader)
+        if self._stages.moving is not None:
+            self._stages.moving.abandon()
+        self._stages.begin_epoch(loader)
         if self._epoch is None:
             self._iterator._reset(loader, first_iter)
         else:

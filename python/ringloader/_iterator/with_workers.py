@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import ringloader._native as _native
 from ringloader._common import states
-from ringloader._iterator.base import Delivery, LoaderIterator
+from ringloader._iterator.base import LoaderIterator
 from ringloader._iterator.next_epoch import NextEpoch
 from ringloader._iterator.restarting import Restarting
+from ringloader._iterator.stages import Stages
 from ringloader._options import epochs, overdue
 from ringloader._placement import decoding, lookahead, pinning
 from ringloader._placement.lookahead import Placement
@@ -39,7 +40,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
     Args:
         loader: The loader.
         transport: Starts the workers, and carries tasks and batches.
-        delivery: Options that take part when a batch is handed out.
+        stages: The stages of options between the source and the caller.
         main_prefetch: Batches that a thread decodes before their turn, at most.
         restarting: Starts successors of workers that were lost.
         keys: Makes the keys and places of each epoch's samples, for workers that seed generators by them.
@@ -66,7 +67,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         self,
         loader: Any,
         transport: Transport,
-        delivery: Delivery,
+        stages: Stages,
         main_prefetch: int = 0,
         restarting: Restarting | None = None,
         keys: Keys | None = None,
@@ -75,7 +76,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         told: int | None = None,
     ) -> None:
         self._transport = transport
-        self._delivery = delivery
+        self._stages = stages
         self._main_prefetch = main_prefetch
         self._restarting = restarting
         self._keys = keys
@@ -88,7 +89,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
             loader.check_worker_number_rationality()
             self._plan = self._decide(loader, told)
             self._init_base(loader)
-            if delivery.moving is not None:
+            if stages.moving is not None:
                 self._pin_memory = False
             self._prefetch_factor = loader.prefetch_factor
             if self._prefetch_factor <= 0:
@@ -127,19 +128,19 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         self._remove_gate()
         if not first_iter:
-            self._delivery.begin_recording()
+            self._stages.begin_recording()
         source: _native.IndexSource | None = None
         if first_iter:
             internals.BaseIterator._reset(self, self._drawing(loader), True)
             self._scheduler = self._make_scheduler(self._index_source())
-            self._take = self._taking()
+            self._source = self._make_source()
         else:
             if self._next_epoch is None or not self._next_epoch.take_over(self, loader):
                 self._draw(loader)
                 self._transport.begin_epoch()
                 source = self._tell()
             epochs.say_if_forgotten(loader)
-            self._delivery.begin_epoch(loader)
+            self._stages.begin_epoch(loader)
             if self._restarting is not None:
                 self._restarting.begin_epoch()
             if self._placement is not None:
@@ -147,16 +148,13 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
             if source is not None:
                 self._scheduler.reset(source)
         self._workers_status = [True] * self._num_workers
-        dataset = self._dataset_states()
-        if first_iter or dataset is not None:
-            take = self._take if dataset is None else dataset.around(self._take)
-            self._take_next = self._delivery.around(take)
+        self._put_stages()
         if first_iter or source is not None:
             for _ in range(self._prefetch_factor * self._num_workers):
                 self._scheduler.put_index(self)
         kept = states.of(loader)
         if kept is not None:
-            kept.has_begun(loader, self._plan.epoch, self._delivery.collecting)
+            kept.has_begun(loader, self._plan.epoch, self._stages.collecting)
 
     def _draw(self, loader: Any) -> None:
         """Begins another epoch in this process."""
@@ -203,14 +201,14 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
             made.keep_sent()
         if self._keys is not None and self._keys.balances:
             made.balance()
-        if self._delivery.recording is not None:
-            made.record(self._delivery.recording.recorder, self._main_prefetch > 0)
+        if self._stages.recording is not None:
+            made.record(self._stages.recording.recorder, self._main_prefetch > 0)
         watchdog = self._transport.watchdog
         if watchdog is not None and watchdog.seconds is not None:
             made.watch(watchdog.seconds)
         return made
 
-    def _taking(self) -> Callable[[Any], Any]:
+    def _make_source(self) -> Callable[[Any], Any]:
         """Returns the function that gives the next batch, from where it is needed."""
         self._placement = self._make_placement()
         take: Callable[[Any], Any] = self._scheduler.next
@@ -218,19 +216,17 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
             prepare = functools.partial(lookahead.prepare, self._placement)
             self._close_placed = functools.partial(self._scheduler.close_placed, self._placement)
             take = functools.partial(self._scheduler.next_placed, self._placement, prepare)
-        return take if self._next_epoch is None else functools.partial(self._next_epoch.next, take)
+        return take
 
-    def _take_plainly(self) -> None:
-        """Gives batches as they come: no state comes with them in this epoch."""
-        take = self._delivery.around(self._take)
-        if self._gate is None:
-            self._take_next = take
-        else:
-            self._gate.take = take
+    def _put_stages(self) -> None:
+        dataset = self._dataset_states()
+        if dataset is not None and dataset.sends_none:
+            dataset = None
+        self._take_next = self._stages.chain(self._source, self._next_epoch, dataset, self._gate)
 
     def _make_placement(self) -> Placement | None:
-        if self._delivery.moving is not None:
-            return self._delivery.moving
+        if self._stages.moving is not None:
+            return self._stages.moving
         if self._pin_memory:
             return pinning.Pinning(self._pin_memory_device, devices.current_device_index())
         return decoding.Decoding(self._main_prefetch) if self._main_prefetch else None

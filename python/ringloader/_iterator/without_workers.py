@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ringloader._common import states
-from ringloader._iterator.base import Delivery, LoaderIterator
+from ringloader._iterator.base import LoaderIterator
+from ringloader._iterator.stages import Stages
 from ringloader._options.seeding import Keys, Placing
 from ringloader._torch import data_pipes, internals
 from ringloader._worker import collate
@@ -22,7 +23,7 @@ class SingleProcessIterator(LoaderIterator, internals.SingleIterator):  # type: 
     Args:
         loader: The loader.
         options: The options that workers would ask.
-        delivery: Options that take part when a batch is handed out.
+        stages: The stages of options between the source and the caller.
         keys: Makes the key and the places of the epoch's samples, by which an option seeds generators.
         counts_epochs: True if an option needs the numbers of epochs.
     """
@@ -31,7 +32,7 @@ class SingleProcessIterator(LoaderIterator, internals.SingleIterator):  # type: 
         self,
         loader: Any,
         options: Sequence[WorkerOption],
-        delivery: Delivery,
+        stages: Stages,
         keys: Keys | None = None,
         counts_epochs: bool = False,
     ) -> None:
@@ -42,7 +43,7 @@ class SingleProcessIterator(LoaderIterator, internals.SingleIterator):  # type: 
         self._profile_name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
         if self._timeout != 0:
             raise AssertionError("_SingleProcessDataLoaderIter requires timeout == 0")
-        if delivery.moving is not None:
+        if stages.moving is not None:
             self._pin_memory = False
         data_pipes.shard(self)
         self._dataset_fetcher = worker_options.begin_epoch(
@@ -54,7 +55,8 @@ class SingleProcessIterator(LoaderIterator, internals.SingleIterator):  # type: 
             # A worker of torch's sends the batch, and has its memory for it.
             None if internals.is_in_worker() else collate.put_native,
         )
-        self._take_next = delivery.moved(internals.SingleIterator._next_data)
+        self._stages = stages
+        self._put_stages()
         epoch = self._plan.epoch
         if epoch is not None:
             epoch.read(self, options)
@@ -62,7 +64,11 @@ class SingleProcessIterator(LoaderIterator, internals.SingleIterator):  # type: 
             self._dataset_fetcher = Placing(self._dataset_fetcher, self._places(keys))
         kept = states.of(loader)
         if kept is not None:
-            kept.has_begun(loader, epoch, delivery.collecting)
+            kept.has_begun(loader, epoch, stages.collecting)
+
+    def _put_stages(self) -> None:
+        take = self._stages.moved(internals.SingleIterator._next_data)
+        self._take_next = self._stages.chain(take, gate=self._gate)
 
     def _start(self) -> EpochStart:
         """Returns the beginning of the epoch, in which this process is the only worker."""

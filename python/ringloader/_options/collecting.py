@@ -1,7 +1,4 @@
-"""Bad samples on their way to the main process, and there: taken out of batches, listed, counted, said.
-
-Batches are as ``handling.Handling`` makes them.
-"""
+"""Bad samples in the main process: taken off batches, listed, counted, logged; and how they travel there."""
 
 from __future__ import annotations
 
@@ -20,6 +17,7 @@ from ringloader._log import logger
 from ringloader._options.checks import THREAD
 from ringloader._options.table import Options
 from ringloader._torch import internals
+from ringloader._worker.result import is_result
 from ringloader.bad_samples import RAISE, BadSample
 
 # A bad sample in parts that always arrive: index and error pickled, or None where that cannot be; text of the
@@ -30,7 +28,7 @@ _bad_samples_of: WeakRegistry[list[BadSample]] = WeakRegistry()
 
 
 def collecting_for(loader: Any, options: Options) -> Collecting | None:
-    """Returns what takes the batches of an iterator apart, or None. Begins its first epoch."""
+    """Returns the stage of ``on_error``, or None. Begins its first epoch."""
     if options.on_error == RAISE:
         return None
     made = Collecting(options.max_errors, "thread" if options.worker_method == THREAD else "process")
@@ -43,17 +41,8 @@ def listed(loader: object | None) -> list[BadSample]:
     return list(_bad_samples_of.get(loader) or ())
 
 
-def through(transform: Callable[[Any], Any] | None) -> Callable[[Any], Any] | None:
-    """Returns ``transform`` for batches as ``handling.Handling`` makes them."""
-    return None if transform is None else functools.partial(_transformed, transform)
-
-
-def _transformed(transform: Callable[[Any], Any], found: list[Any]) -> list[Any]:
-    return found if len(found) == 3 else [transform(found[0]), *found[1:]]
-
-
 class Collecting:
-    """Takes the batches of an iterator apart.
+    """Takes the bad samples off an iterator's batches.
 
     Args:
         most: Bad samples of an epoch that are skipped or replaced; None for any number.
@@ -64,7 +53,7 @@ class Collecting:
         self._most = most
         self._worker = worker
         self._bad: list[BadSample] = []
-        # The number of those that are not good after all.
+        # Bad samples other than successful retries.
         self.number = 0
         # True once the epoch has given a batch.
         self.has_given = False
@@ -81,24 +70,31 @@ class Collecting:
         self.has_given = False
         _bad_samples_of.put(loader, self._bad)
 
-    def next(self, take: Callable[..., Any], *args: Any) -> Any:
-        """Returns the next batch that ``take(*args)`` gives.
+    def around(self, take: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Returns ``take`` for batches without their bad samples."""
+        return functools.partial(self._next, take)
+
+    def _next(self, take: Callable[[Any], Any], iterator: Any) -> Any:
+        """Returns the next batch.
 
         Raises:
-            Exception: What the bad sample raised that is one too many; the first, if the epoch ends and all
-                of its samples were skipped.
+            Exception: The error of the sample that exceeded ``max_errors``; the first one, if the epoch ends
+                and all of its samples were skipped.
         """
         while True:
             try:
-                found = take(*args)
+                found = take(iterator)
             except StopIteration:
                 if not self.number or self.has_given:
                     raise
                 break
-            too_many = self._note(found[1]) if len(found) > 1 else None
-            if too_many is None and len(found) != 3:
+            if not is_result(found):
                 self.has_given = True
-                return found[0]
+                return found
+            too_many = self._note(found.errors)
+            if too_many is None and not found.is_empty:
+                self.has_given = True
+                return found.data
             # An error in a local variable, once it is raised, would keep this frame and the iterator.
             del found
             if too_many is not None:

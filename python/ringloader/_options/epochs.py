@@ -17,7 +17,7 @@ from ringloader._common.looking import has_method, stored
 from ringloader._common.weak_registry import WeakRegistry
 from ringloader._options.table import Options
 from ringloader._torch import internals, select_path
-from ringloader._worker.options import EpochStart, WorkerOption
+from ringloader._worker.options import EpochStart, Position, WorkerOption
 from ringloader._worker.telling import epoch_listeners
 from ringloader.seeds import Seeds
 
@@ -35,6 +35,8 @@ class EpochOption(WorkerOption):
         rank: This process's, or that of the main process.
         world_size: How many ranks there are.
     """
+
+    position = Position.EPOCH
 
     def __init__(
         self,

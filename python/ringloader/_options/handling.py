@@ -1,8 +1,7 @@
 """Samples that raise, where batches are made: they are asked for again, left out or replaced.
 
-With :class:`Handling` each batch is a list: ``[batch]``; ``[batch, errors]`` where samples were bad; and
-``[None, errors, None]`` for one of which nothing is left. :class:`~ringloader._options.collecting.Collecting`
-takes it apart again.
+A batch with bad samples becomes a :class:`~ringloader._worker.result.Result`, from which
+:class:`~ringloader._options.collecting.Collecting` takes them in the main process.
 """
 
 from __future__ import annotations
@@ -26,11 +25,10 @@ from torch.utils.data import get_worker_info
 from ringloader._common import errors as kept_errors
 from ringloader._common.text import shown
 from ringloader._options import collecting
-from ringloader._options.seeding import Samples
 from ringloader._options.table import Options
 from ringloader._torch import internals
-from ringloader._worker.gather import Gathering
-from ringloader._worker.options import CountsSamples, Failing, Fetcher, WorkerOption
+from ringloader._worker.options import CountsSamples, Fetcher, Position, SeedsInTurn, WorkerOption
+from ringloader._worker.result import Result
 from ringloader.bad_samples import RAISE, SKIP, BadSample, OnError, retries
 
 _LONGEST_PAUSE_SECONDS = 30.0
@@ -41,17 +39,23 @@ _MOST_IN_A_ROW = 1000
 class Handling(WorkerOption):
     """Handles samples that raise as ``on_error`` says."""
 
+    position = Position.ERRORS
+
     def __init__(self, on_error: OnError) -> None:
         again = retries(on_error)
         self._pauses = (0, 0.0) if again is None else (again.times, again.backoff)
         self._then = on_error if again is None else again.then
         self._made_in = os.getpid()
+        # torch's fetcher, while an epoch begins.
+        self._torchs: Any = None
+
+    def meet(self, fetcher: Any) -> None:
+        self._torchs = fetcher
 
     def wrap(self, fetcher: Fetcher) -> Fetcher:
-        if isinstance(fetcher, Failing):
-            return fetcher
-        first = fetcher.fetch if isinstance(fetcher, Gathering) else None
-        torchs = fetcher.torchs if isinstance(fetcher, Gathering) else fetcher
+        torchs, self._torchs = self._torchs, None
+        # The option inside makes batches without asking for samples.
+        first = None if fetcher is torchs else fetcher.fetch
         rule = _Rule(self._pauses, self._then, is_sent=os.getpid() != self._made_in)
         if internals.fetches_by_index(torchs):
             return _ByIndex(torchs, rule, first)
@@ -109,19 +113,19 @@ class _Rule:
         kept_errors.drop_frames(error)
         return bad
 
-    def batch(self, batch: Any, errors: list[Any]) -> list[Any]:
-        """Returns a batch, with the errors in it."""
-        return [batch, self._sent(errors)] if errors else [batch]
+    def batch(self, batch: Any, errors: list[Any]) -> Any:
+        """Returns a batch, with its bad samples if it has any."""
+        return Result(batch, self._sent(errors)) if errors else batch
 
-    def nothing(self, errors: list[Any]) -> list[Any]:
+    def nothing(self, errors: list[Any]) -> Result:
         """Returns a batch of which nothing is left."""
-        return [None, self._sent(errors), None]
+        return Result(None, self._sent(errors), is_empty=True)
 
     def _sent(self, errors: list[Any]) -> Any:
         return collecting.to_bytes(errors) if self._is_sent else errors
 
     def tried(self, make: Callable[[Any], Any], given: Any, index: Any, errors: list[Any]) -> list[Any]:
-        """Returns ``[make(given)]``. If that raises: a list of what takes its place, or an empty list.
+        """Returns ``[make(given)]``. If that raises: ``[replacement]``, or ``[]`` to skip.
 
         Raises:
             Exception: What ``make``, or the user's function, raises in the end.
@@ -145,7 +149,7 @@ class _Rule:
     def handled(
         self, error: Exception, index: Any, errors: list[Any], outer: BaseException | None
     ) -> list[Any]:
-        """Returns what takes the place of one that raised, in a list, or an empty list. For ``except``."""
+        """Returns ``[replacement]``, or ``[]`` to skip. Call it inside an ``except`` block."""
         if self._then == RAISE:
             # A local variable would keep this frame, and what the error's own frames have.
             del error
@@ -163,7 +167,7 @@ class _Rule:
         errors.append(self.note(error, index, "replaced", outer))
         return [instead]
 
-    def collated(self, fetcher: Any, data: Any, index: Any, errors: list[Any]) -> list[Any]:
+    def collated(self, fetcher: Any, data: Any, index: Any, errors: list[Any]) -> Any:
         """Returns a batch of samples, or nothing if collation raises: which sample is bad is not known."""
         made = self.of_batches().tried(fetcher.collate_fn, data, index, errors)
         return self.batch(made[0], errors) if made else self.nothing(errors)
@@ -186,10 +190,10 @@ class _ByIndex:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._fetcher, name)
 
-    def fetch(self, index: Any, /) -> list[Any]:
+    def fetch(self, index: Any, /) -> Any:
         if self._first is not None:
             try:
-                return [self._first(index)]
+                return self._first(index)
             except Exception:
                 # Sample by sample then. What makes such batches calls no code of the user's.
                 pass
@@ -207,7 +211,7 @@ class _ByIndex:
             one = _one_of(fetcher.dataset)
             # An index that is no list may allow only one iteration.
             index = index if isinstance(index, (list, tuple)) else list(index)
-            in_turn = fetcher.dataset.in_turn(index) if isinstance(fetcher.dataset, Samples) else index
+            in_turn = fetcher.dataset.in_turn(index) if isinstance(fetcher.dataset, SeedsInTurn) else index
             found = [[sample for at in in_turn for sample in rule.tried(one, at, at, errors)]]
             if errors and not found[0]:
                 return rule.nothing(errors)
@@ -239,7 +243,7 @@ class _ByIndex:
 
 def _one_of(dataset: Any) -> Callable[[Any], Any]:
     """Returns the function that asks a dataset for a sample, the first time and again."""
-    if isinstance(dataset, Samples):
+    if isinstance(dataset, SeedsInTurn):
         return dataset.current
     return functools.partial(operator.getitem, dataset)
 
@@ -287,7 +291,7 @@ class _InTurn(CountsSamples):
     def __getattr__(self, name: str) -> Any:
         return getattr(self._fetcher, name)
 
-    def fetch(self, index: Any, /) -> list[Any]:
+    def fetch(self, index: Any, /) -> Any:
         fetcher, rule = self._fetcher, self._rule
         if fetcher.ended:
             raise StopIteration

@@ -28,7 +28,16 @@ from ringloader._options.table import Options
 from ringloader._sources import inside, samplers
 from ringloader._torch import internals
 from ringloader._worker import gather
-from ringloader._worker.options import CountsSamples, EpochStart, Failing, Fetcher, InFront, WorkerOption
+from ringloader._worker.options import (
+    CountsSamples,
+    EpochStart,
+    Failing,
+    Fetcher,
+    InFront,
+    Position,
+    SeedsInTurn,
+    WorkerOption,
+)
 
 _MASK = (1 << 64) - 1
 
@@ -158,7 +167,7 @@ def _generators() -> Global | _Own:
 
 
 class Seeding(WorkerOption):
-    """Sets generators by the places of samples. The last option of all that wrap: the others get the index.
+    """Sets generators by the places of samples.
 
     Args:
         before: The part of an epoch before which they are set.
@@ -166,6 +175,8 @@ class Seeding(WorkerOption):
         batches: True if a task is a batch.
         puts_back: True if the generators are put back behind each batch.
     """
+
+    position = Position.SEED
 
     def __init__(
         self, before: Literal["sample", "batch"], is_iterable: bool, batches: bool, puts_back: bool
@@ -250,7 +261,7 @@ class Turn:
         self.generators.set(keyed(self.stream, place))
 
 
-class Samples(InFront):
+class Samples(InFront, SeedsInTurn):
     """A dataset with indices that sets the generators before each sample of a batch, in the batch's order.
 
     Args:

@@ -21,7 +21,7 @@ from typing import Any
 import ringloader._native as _native
 from ringloader._common import memory_file, proc
 from ringloader._worker import entry
-from ringloader._worker.options import Fetcher, WorkerOption
+from ringloader._worker.options import Fetcher, Position, WorkerOption
 
 # Numbers of a worker's record: its process, when that began, the signal that asks it, and the nanoseconds of
 # the monotonic clock at which it began what it is in. 0: not yet, or in nothing.
@@ -250,6 +250,8 @@ class Watched(WorkerOption):
         workers: How many workers share it.
         notes: Whether each batch is noted.
     """
+
+    position = Position.WATCH
 
     def __init__(self, fd: Any, workers: int, notes: bool) -> None:
         self._fd = fd

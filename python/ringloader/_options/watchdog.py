@@ -15,7 +15,7 @@ from ringloader._log import logger
 from ringloader._options import overdue, stacks
 from ringloader._options.overdue import Late
 from ringloader._worker import loop
-from ringloader._worker.options import Fetcher, WorkerOption
+from ringloader._worker.options import Fetcher, Position, WorkerOption
 
 # Workers that a message describes at most.
 _MOST_WORKERS = 8
@@ -134,6 +134,8 @@ _Notes = dict[int, tuple[float, Any] | None]
 
 class ThreadNotes(WorkerOption):
     """Notes since when each thread is in which batch. Its copies share the notes."""
+
+    position = Position.WATCH
 
     def __init__(self, notes: _Notes) -> None:
         self._notes = notes

@@ -98,18 +98,22 @@ class Moving:
         device: The device. Without an index, the one that is current when the first batch is moved.
         prefetch: How many batches are moved before their turn, at most.
         transform: What is called with each batch there, and makes the batch of it.
+        find_registrations: Returns what is registered of the memory that arrivals lie in, for a device type.
 
     Attributes:
         depth: ``prefetch``.
         ahead: Batches that were not handed out.
         counts: Counts of what was moved in this epoch.
-        is_short: Whether there was an error before a batch's turn, which may be for want of memory.
-        find_registrations: Gives what is registered of the memory that arrivals lie in, for a device type.
+        is_short: True between an error before a batch's turn, perhaps out of memory, and that turn.
     """
 
-    find_registrations: Callable[[str], Registrations | None] | None = None
-
-    def __init__(self, device: torch.device, prefetch: int, transform: _Transform | None) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        prefetch: int,
+        transform: _Transform | None,
+        find_registrations: Callable[[str], Registrations | None] | None = None,
+    ) -> None:
         self._device = device
         self._transform = transform
         self.counts = Counts()
@@ -120,6 +124,7 @@ class Moving:
         self._lock = threading.RLock()
         self.depth = prefetch
         self.ahead: set[Moved] = set()
+        self._find_registrations = find_registrations
         self.is_short = False
         self._registrations: Registrations | None = None
         # Batches that torch's iterator has handed out and that could not be moved.
@@ -130,8 +135,8 @@ class Moving:
         """The stream of the copies, made with the first batch: workers have forked by then."""
         if self._copies is None:
             self._copies = CopyStream(self._device)
-            if self.find_registrations is not None:
-                self._registrations = self.find_registrations(self._device.type)
+            if self._find_registrations is not None:
+                self._registrations = self._find_registrations(self._device.type)
                 self.counts.registrations = self._registrations
         return self._copies
 
@@ -188,11 +193,6 @@ class Moving:
         """Waits until nothing reads the batches that were moved."""
         if self._copies is not None:
             self._copies.close()
-
-    @property
-    def device_type(self) -> str:
-        """The type of the device."""
-        return self._device.type
 
     def explain(self, error: BaseException) -> None:
         """Says what was done when an error was raised."""

@@ -8,11 +8,11 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 import ringloader._native as _native
-from ringloader._state import objects
-from ringloader._state.objects import Sent
+from ringloader._state.objects import Sent, read_sent
 from ringloader._state.parts import Part, Workers
 from ringloader._state.saved import Saved
 from ringloader._state.snapshots import Asked, Snapshots, Start
+from ringloader._worker.result import is_result
 
 # More batches than any epoch has.
 _MOST = (1 << 64) - 1
@@ -50,6 +50,8 @@ class DatasetState:
         self._last: list[Sent | None] = [None] * many
         # By worker: true if the next epoch finds an object that has the state.
         self._outlive = [False] * many
+        # True once each worker has sent a batch without a state: then none sends one in this epoch.
+        self.sends_none = False
         # The worker whose state came last, and the one that it had before.
         self._replaced: tuple[int, Sent | None] = (0, None)
         # The samples of a batch that is read again.
@@ -96,11 +98,12 @@ class DatasetState:
             if self.to_drop:
                 self._drop(take, iterator)
             found = take(iterator)
-            if objects.is_sent(found):
-                self._note(objects.read_sent(found[1]))
-                return found[0]
+            if is_result(found) and found.snapshot is not None:
+                self._note(read_sent(found.snapshot))
+                return found if found.errors is not None else found.data
             if self._has_none(iterator):
-                iterator._take_plainly()
+                self.sends_none = True
+                iterator._put_stages()
             return found
 
         return take_next
@@ -110,8 +113,8 @@ class DatasetState:
         while self.to_drop:
             try:
                 found = take(iterator)
-                if objects.is_sent(found):
-                    self._note(objects.read_sent(found[1]))
+                if is_result(found) and found.snapshot is not None:
+                    self._note(read_sent(found.snapshot))
                 del found
             except StopIteration:
                 raise

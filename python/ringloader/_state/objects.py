@@ -1,24 +1,20 @@
 """The dataset of a worker's epoch, its iterator and fetcher: their state, and batches that are dropped.
 
-With the option ``Snapshots`` the result of a batch is a list: ``[batch, sent]``. The bytes say which worker
-it is, how many batches it was asked for in this epoch, and its state, if one was due.
+With the option ``Snapshots`` a batch comes with a snapshot (``_worker/result.py``): which worker made it, how
+many batches that was asked for in this epoch, and its state, if one was due.
 """
 
 from __future__ import annotations
 
 import pickle
-import secrets
 import struct
 import traceback
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ringloader._state.parts import Part, Snapshot, has_state
 from ringloader._worker.options import CountsSamples, Fetcher, InFront
 
-# Before the bytes of the results of this process's workers: no batch of a program's own begins so.
-_MARK = secrets.token_bytes(16)
-_HEADER = struct.Struct("<16sIQQB")
+_HEADER = struct.Struct("<IQQB")
 _HAS_STATE, _IS_ENDED, _OUTLIVES, _HAS_FAILED = 1, 2, 4, 8
 
 
@@ -32,7 +28,6 @@ class Rule(NamedTuple):
         of_dataset: False if workers share the dataset, whose state is then no worker's.
         batches: True if an iterator is asked for batches, and not for samples.
         is_here: True if the dataset is the one of the main process.
-        mark: Begins the bytes behind a batch.
     """
 
     every: int | None
@@ -41,7 +36,6 @@ class Rule(NamedTuple):
     of_dataset: bool
     batches: bool
     is_here: bool
-    mark: bytes = _MARK
 
 
 class Sent(NamedTuple):
@@ -60,29 +54,15 @@ class Sent(NamedTuple):
     snapshot: Snapshot | None
 
 
-def is_sent(found: Any) -> bool:
-    """True for the result of a batch behind which there are bytes."""
-    return type(found) is list and len(found) == 2 and type(found[1]) is bytes and found[1].startswith(_MARK)
-
-
 def read_sent(sent: bytes) -> Sent:
     """Reads the bytes behind a batch."""
-    _, worker, asked, samples, flags = _HEADER.unpack_from(sent)
+    worker, asked, samples, flags = _HEADER.unpack_from(sent)
     outlives = bool(flags & _OUTLIVES)
     if not flags & _HAS_STATE:
         return Sent(worker, asked, outlives, None)
     rest = sent[_HEADER.size :]
     failure = rest.decode() if flags & _HAS_FAILED else None
     return Sent(worker, asked, outlives, Snapshot(rest, bool(flags & _IS_ENDED), samples, failure))
-
-
-def through(transform: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Returns ``transform`` for the results of workers that send states, or none."""
-
-    def transformed(found: Any) -> Any:
-        return [transform(found[0]), found[1]] if is_sent(found) else transform(found)
-
-    return transformed
 
 
 class Objects:
@@ -142,7 +122,7 @@ class Objects:
                 # Of the program that asks for the state, and not of one that only reads batches.
                 text = f"the state of the dataset cannot be had: {error}\nOriginal {traceback.format_exc()}"
                 flags, state = flags | _HAS_FAILED, text.encode(errors="backslashreplace")
-        return _HEADER.pack(self._rule.mark, worker, asked, samples, flags) + state
+        return _HEADER.pack(worker, asked, samples, flags) + state
 
     def _pickled(self) -> bytes:
         found = {}

@@ -12,7 +12,8 @@ from ringloader._options import seeding
 from ringloader._state.beginning import Beginning, Watching
 from ringloader._state.objects import Objects, Rule, Sent, read_sent
 from ringloader._state.parts import Part, has_state
-from ringloader._worker.options import EpochStart, Failing, Fetcher, WorkerOption
+from ringloader._worker.options import EpochStart, Failing, Fetcher, Position, WorkerOption
+from ringloader._worker.result import with_snapshot
 
 
 class Start(NamedTuple):
@@ -39,6 +40,8 @@ class Snapshots(WorkerOption):
         beginning: The dataset's first state, of a dataset in this process that lives on; None: of one that a
             worker process has.
     """
+
+    position = Position.SNAPSHOT
 
     def __init__(self, rule: Rule, beginning: Beginning | None = None) -> None:
         self._rule = rule
@@ -202,7 +205,7 @@ class _Sending:
         self._asked += 1
         self._since += 1
         data = self._fetcher.fetch(index)
-        return [data, self._objects.sent(self._worker, self._asked, self._is_due())]
+        return with_snapshot(data, self._objects.sent(self._worker, self._asked, self._is_due()))
 
     def _is_due(self) -> bool:
         if self._since < self._every:

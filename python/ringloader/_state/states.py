@@ -6,7 +6,6 @@ from typing import Any
 
 from ringloader._state.datasets import is_asked as ask_dataset
 from ringloader._state.datasets import option_for as worker_option
-from ringloader._state.objects import through
 from ringloader._state.torchs import begin as begin_torchs
 from ringloader._state.tracked import begin, has_begun, loaded_of
 
@@ -16,7 +15,6 @@ __all__ = [
     "begin_torchs",
     "has_begun",
     "is_loaded",
-    "through",
     "worker_option",
 ]
 

@@ -30,15 +30,23 @@ class Recording:
         loader: The loader.
         options: Its options.
         has_device: True if its batches are moved to a device.
+        recorder: The clock, which has begun the first epoch.
+        shared_bytes: Bytes of shared memory of all workers; 0 without such memory.
 
     Attributes:
-        recorder: The times.
-        shared_bytes: Bytes of shared memory of all workers; 0 without such memory.
+        recorder: The clock.
     """
 
-    def __init__(self, loader: Any, options: Options, has_device: bool) -> None:
-        self.recorder = _native.Recorder(max(loader.num_workers, 1))
-        self.shared_bytes = 0
+    def __init__(
+        self,
+        loader: Any,
+        options: Options,
+        has_device: bool,
+        recorder: _native.Recorder,
+        shared_bytes: int,
+    ) -> None:
+        self.recorder = recorder
+        self._shared_bytes = shared_bytes
         self._setting = verdict.Setting(
             num_workers=loader.num_workers,
             # torch 2.6 goes round the workers in any order.
@@ -131,7 +139,7 @@ class Recording:
             verdict=Verdict("unknown", ""),
             _trace=self.recorder.trace(),
         )
-        judged = verdict.judge(found, self._setting, read["first_made"] * _SECOND, self.shared_bytes)
+        judged = verdict.judge(found, self._setting, read["first_made"] * _SECOND, self._shared_bytes)
         return dataclasses.replace(found, verdict=judged)
 
 

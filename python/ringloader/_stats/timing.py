@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import ringloader._native as _native
-from ringloader._worker.options import Fetcher, WorkerOption
+from ringloader._worker.options import Fetcher, Position, WorkerOption
 
 
 class Timing(WorkerOption):
@@ -15,6 +15,8 @@ class Timing(WorkerOption):
     Args:
         clocks: The clocks of threads, by their workers; None for processes, which make their own.
     """
+
+    position = Position.CLOCK
 
     def __init__(self, clocks: Sequence[_native.WorkerClock] | None = None) -> None:
         self._clocks = clocks
@@ -40,6 +42,8 @@ class TimingHere(WorkerOption):
         recorder: Where they are noted.
         is_iterable: True for a dataset without indices.
     """
+
+    position = Position.CLOCK
 
     def __init__(self, recorder: _native.Recorder, is_iterable: bool) -> None:
         self._recorder = recorder

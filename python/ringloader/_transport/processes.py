@@ -28,7 +28,7 @@ from ringloader._transport.protocol import Transport
 from ringloader._transport.segment_cache import SegmentCache
 from ringloader._worker import channel, entry
 from ringloader._worker.loop import Work
-from ringloader._worker.options import EpochStart, WorkerOption
+from ringloader._worker.options import EpochStart, WorkerOption, in_order
 
 # torch's, in dataloader.py::_MultiProcessingDataLoaderIter.__init__.
 _PICKLE_WARNING = (
@@ -304,13 +304,11 @@ def make_transport(
             registrations.close()
         raise
     if dispatching is not None:
-        # First: the others must find it there when they raise.
-        worker_options = (dispatching.option, *worker_options)
+        worker_options = in_order(dispatching.option, *worker_options)
     watching = None
     if loader.timeout or options.watchdog is not None:
         watching, answering = watchdog.of_processes(workers, options.watchdog, loader.in_order)
-        # Last: the time in the other options is time in the batch.
-        worker_options = (*worker_options, *answering)
+        worker_options = in_order(*worker_options, *answering)
     return ProcessTransport(
         engine, registrations, context, workers, cache, worker_options, dispatching, lease, watching
     )

@@ -28,7 +28,7 @@ from ringloader._torch import internals, modes, stand_ins
 from ringloader._transport.protocol import Transport
 from ringloader._worker import collate, loop
 from ringloader._worker.loop import Work
-from ringloader._worker.options import EpochStart, WorkerOption
+from ringloader._worker.options import EpochStart, WorkerOption, in_order
 
 # The worker that a thread is, as `noted`.
 _local = threading.local()
@@ -322,7 +322,7 @@ def make_transport(
     watching = None
     if loader.timeout or options.watchdog is not None:
         watching = ThreadWatchdog(options.watchdog, loader.in_order)
-        worker_options = (*worker_options, *watching.options)
+        worker_options = in_order(*worker_options, *watching.options)
     made = ThreadTransport(loader.num_workers, worker_options, watching)
     if clocks:
         made.engine.time(clocks)

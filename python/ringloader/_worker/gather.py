@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 import ringloader._native as _native
 from ringloader._data.array_dataset import ArrayDataset
 from ringloader._torch import collating, internals, modes, stand_ins
-from ringloader._worker.options import Fetcher, WorkerOption
+from ringloader._worker.options import Fetcher, Position, WorkerOption
 
 # Makes the batch of gathered columns, of which those that torch must collate are None. Returns None where
 # torch must make all of it; no code of the user's has run by then.
@@ -105,6 +105,8 @@ def draws_nothing(dataset: Any) -> bool:
 
 class Gather(WorkerOption):
     """Gathers the batches of arrays, where torch's own fetcher would index and collate."""
+
+    position = Position.GATHER
 
     def wrap(self, fetcher: Fetcher) -> Fetcher:
         if not _native.SUPPORTED or not collating.collates_rows(fetcher, _native.Collate):

@@ -1,14 +1,15 @@
 """Options with work to do in a worker, and the fetcher of an epoch.
 
-The worker loop asks the options of its iterator in their order. Without options, torch's own fetcher is all
-there is.
+The worker loop asks the options of its iterator in the order of their positions. Without options, torch's own
+fetcher is all there is.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+import enum
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, ClassVar, Protocol
 
 import ringloader._native as _native
 from ringloader._worker.telling import epoch_listeners
@@ -32,6 +33,18 @@ class InFront:
             # A copy that has nothing yet.
             raise AttributeError(name)
         return getattr(self._behind, name)
+
+
+class SeedsInTurn:
+    """A dataset with indices that sets generators for each sample of a batch, by the sample's turn."""
+
+    def in_turn(self, index: Iterable[Any]) -> Iterator[Any]:
+        """Yields the indices of a batch, each in its turn, for :meth:`current`."""
+        raise NotImplementedError
+
+    def current(self, index: Any) -> Any:
+        """Returns the sample whose turn it is. May be called again in the same turn."""
+        raise NotImplementedError
 
 
 class CountsSamples:
@@ -63,12 +76,42 @@ class EpochStart:
     position: Any = None
 
 
+class Position(enum.IntEnum):
+    """The places of options around torch's fetcher, from the inside out.
+
+    An option's :meth:`WorkerOption.begin` gets the dataset that the options before it have made, and its
+    :meth:`WorkerOption.wrap` their fetcher.
+    """
+
+    # Reads the items of another process. The options after it find it there when they raise.
+    DISPATCH = enum.auto()
+    # In the place of torch's fetcher.
+    GATHER = enum.auto()
+    # Asks again for what raised in it.
+    ERRORS = enum.auto()
+    # Sets the dataset's epoch.
+    EPOCH = enum.auto()
+    # Takes the states of the epoch's dataset, and sends them along with what the options before have made.
+    SNAPSHOT = enum.auto()
+    # Measures all that the options before do.
+    CLOCK = enum.auto()
+    # Takes the places of samples off the index, which the others do not see.
+    SEED = enum.auto()
+    # Notes which batch is being made: the time in the other options is time in the batch.
+    WATCH = enum.auto()
+
+
 class WorkerOption:
     """One option, in each worker. Made in the main process; pickled for workers that do not fork.
 
     A process of a ``WorkerPool`` outlives the loader, and works for others next. What an option changes in
     the process, beyond what ``_pool/main.py::ProcessState`` restores, it undoes in :meth:`leave_process`.
+
+    Attributes:
+        position: Its place among the options of an iterator.
     """
+
+    position: ClassVar[Position]
 
     def join(self, worker: int, port: _native.Port | None) -> None:
         """Prepares the worker, before ``worker_init_fn``.
@@ -100,6 +143,11 @@ class WorkerOption:
 
     def leave_process(self) -> None:
         """Undoes in a process of a pool what it has changed there. An error ends the process."""
+
+
+def in_order(*options: WorkerOption | None) -> tuple[WorkerOption, ...]:
+    """Returns the options that are not None, in the order of their positions."""
+    return tuple(sorted(filter(None, options), key=lambda option: option.position))
 
 
 class Failing:

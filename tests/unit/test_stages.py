@@ -1,5 +1,6 @@
 """Steps of a batch between the scheduler, or the dataset, and the caller."""
 
+import importlib
 import warnings
 
 import pytest
@@ -10,7 +11,9 @@ import ringloader
 from parity import harness
 from ringloader import DataLoader
 from ringloader._iterator import torchs
+from ringloader._iterator.stages import Stages
 from ringloader._torch import select_path
+from ringloader._worker.options import Position, WorkerOption
 
 pytestmark = pytest.mark.rings_only
 
@@ -136,3 +139,70 @@ def test_a_profiled_epoch_has_torchs_record(path, name):
         next(iterator)
     assert name in {event.key for event in profile.key_averages()}
     assert list(iterator) == [2, 3, 4, 5]
+
+
+class Named:
+    """A stage that notes when a batch passes it."""
+
+    def __init__(self, name, passed):
+        self.name, self.passed = name, passed
+
+    def around(self, take):
+        def next_of(iterator):
+            batch = take(iterator)
+            self.passed.append(self.name)
+            return batch
+
+        return next_of
+
+
+def test_a_batch_passes_the_stages_in_their_order():
+    passed = []
+    options = {name: Named(name, passed) for name in ("recording", "transform", "collecting")}
+    others = {name: Named(name, passed) for name in ("gate", "dataset", "next_epoch")}
+    take = Stages(**options).chain(lambda iterator: iterator, **others)
+    assert take("batch") == "batch"
+    assert passed == ["next_epoch", "dataset", "collecting", "transform", "recording", "gate"]
+
+
+def test_each_option_of_a_worker_has_a_place_of_its_own():
+    positions = {}
+    for option in subclasses(WorkerOption):
+        positions.setdefault(option.position, set()).add(option.__name__)
+    # One of each pair is for processes or workers, the other for threads or none.
+    pairs = {Position.CLOCK: {"Timing", "TimingHere"}, Position.WATCH: {"ThreadNotes", "Watched"}}
+    assert {position for position, names in positions.items() if len(names) > 1} == set(pairs)
+    assert all(positions[position] == names for position, names in pairs.items())
+    assert set(positions) == set(Position)
+
+
+def subclasses(option):
+    for module in ("_dispatch.stream", "_options.handling", "_options.seeding", "_options.stacks"):
+        importlib.import_module(f"ringloader.{module}")
+    for module in (
+        "_options.epochs",
+        "_options.watchdog",
+        "_state.snapshots",
+        "_stats.timing",
+        "_worker.gather",
+    ):
+        importlib.import_module(f"ringloader.{module}")
+    return [found for found in option.__subclasses__() if found.__module__.startswith("ringloader.")]
+
+
+@pytest.mark.parametrize("option", ["on_error", "snapshots"])
+def test_a_batch_with_nothing_to_say_travels_as_it_is(option):
+    if option == "on_error":
+        loader = DataLoader([torch.tensor(number) for number in range(4)], 2, on_error="skip")
+    else:
+        loader = ringloader.StatefulDataLoader(DATASETS["iterable"], 2)
+    fetched = iter(loader)._dataset_fetcher.fetch([0, 1])
+    assert type(fetched) is torch.Tensor
+
+
+def test_a_batch_that_looks_as_if_options_had_sent_something_along_is_the_callers():
+    batches = [[1], [torch.ones(2), b"\x80\x04]\x94."], [None, b"", None]]
+    loader = DataLoader(batches, None, num_workers=1, on_error="skip", collate_fn=lambda batch: batch)
+    for found, expected in zip(loader, batches, strict=True):
+        assert str(found) == str(expected)
+    assert loader.errors == []
