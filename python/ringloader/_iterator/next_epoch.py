@@ -58,7 +58,7 @@ class NextEpoch:
         self._loader = weakref.ref(loader)
         # Threads may share an iterator.
         self._lock = threading.Lock()
-        self._names = _Names(loader)
+        self._numbers = _Numbers(loader)
         self._begun: _Begun | None = None
 
     def around(self, take: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -85,7 +85,7 @@ class NextEpoch:
                 "torch's own classes is known before iter()"
             )
             return
-        self._begun = begun = _Begun(iterator, loader, self._names)
+        self._begun = begun = _Begun(iterator, loader, self._numbers)
         outer = sys.exception()
         iterator._returned_meanwhile = iterator._num_yielded
         try:
@@ -114,7 +114,7 @@ class NextEpoch:
         """
         begun, self._begun = self._begun, None
         fits = begun is not None and begun.fits(iterator, loader)
-        self._names.begin(iterator, loader)
+        self._numbers.begin(iterator, loader)
         if begun is None:
             return False
         if begun.is_told:
@@ -170,11 +170,11 @@ class _Begun:
     Args:
         iterator: The iterator, as it is before.
         loader: Its loader.
-        names: Names the epoch.
+        numbers: Tell the epoch's number.
     """
 
-    def __init__(self, iterator: Any, loader: Any, names: _Names) -> None:
-        self._names = names
+    def __init__(self, iterator: Any, loader: Any, numbers: _Numbers) -> None:
+        self._numbers = numbers
         self._before = _Shown(iterator, loader)
         self._drawn = _Drawn(loader)
         self._after: _Shown | None = None
@@ -190,7 +190,7 @@ class _Begun:
 
     def name(self, iterator: Any, loader: Any) -> None:
         """Gives the epoch the numbers that the program is expected to give it."""
-        self._names.name_next(iterator, loader)
+        self._numbers.tell_next(iterator, loader)
         self._number, self._named = epochs.next_of(loader), iterator._epoch_to_tell
 
     def put_aside(self, iterator: Any, loader: Any) -> None:
@@ -199,7 +199,7 @@ class _Begun:
         self._before.put(iterator, loader)
         self._drawn.note()
         self._seen = _seen(loader)
-        self._names.put_back()
+        self._numbers.put_back()
 
     def fits(self, iterator: Any, loader: Any) -> bool:
         """True if ``iter`` would begin the same epoch now."""
@@ -262,11 +262,10 @@ class _Drawn:
                 generator.set_state(before)
 
 
-class _Names:
-    """Guesses the numbers that ``set_epoch`` will give the next epoch, of a loader and of its samplers.
+class _Numbers:
+    """Tells the next epoch's number: this one's plus 1, to each that was told this one's.
 
-    The next number is as far from this one as this one from the last, or 1 further if that went back. A
-    sampler that has another number by the end of its epoch has counted itself, or was told before.
+    A number that the program has left as it was for an epoch is expected to stay.
 
     Args:
         loader: The loader, whose first epoch begins.
@@ -274,46 +273,46 @@ class _Names:
 
     def __init__(self, loader: Any) -> None:
         self._samplers = _with_epochs(loader)
-        self._steps = [1] * len(self._samplers)
-        self._at = self.now()
-        self._is_named = epochs.told(loader) is not None
-        self._number_step, self._number = int(epochs.was_named(loader)), epochs.next_of(loader)
-        # Samplers that were told a guess, with the epochs that they had before.
-        self._told: list[tuple[Any, int]] = []
+        self._at, self._number = self._now(), epochs.next_of(loader)
+        # Samplers whose number stands still, by `id`; True if the loader's does.
+        self._still: set[int] = set()
+        self._is_still = not epochs.was_named(loader)
+        self._is_told = epochs.told(loader) is not None
+        # Samplers that were told the next epoch, with the one that they had before.
+        self._before: list[tuple[Any, int]] = []
 
-    def now(self) -> list[int]:
-        """Returns the epochs of the samplers."""
+    def _now(self) -> list[int]:
         return [int(sampler.epoch) for sampler in self._samplers]
 
     def begin(self, iterator: Any, loader: Any) -> None:
         """Notes the numbers with which ``iter`` begins an epoch."""
-        found = _with_epochs(loader)
-        if list(map(id, found)) != list(map(id, self._samplers)):
-            # The program has put another sampler in place.
-            self._samplers, self._steps, self._at = found, [1] * len(found), [int(one.epoch) for one in found]
-        now, number = self.now(), epochs.next_of(loader)
-        self._steps = [_step(new, old) for new, old in zip(now, self._at, strict=True)]
-        self._number_step = _step(number, self._number)
-        self._at, self._number = now, number
-        self._is_named = iterator._epoch_to_tell is not None
-
-    def name_next(self, iterator: Any, loader: Any) -> None:
-        """Names the next epoch as the program is expected to name it."""
+        last = {id(sampler): at for sampler, at in zip(self._samplers, self._at, strict=True)}
+        self._samplers = _with_epochs(loader)
+        self._at = self._now()
+        now = {id(sampler): at for sampler, at in zip(self._samplers, self._at, strict=True)}
+        self._still = {one for one, at in now.items() if last.get(one) == at}
         number = epochs.next_of(loader)
-        if not iterator._counts_epochs and number == self._number:
-            number += self._number_step
+        self._is_still, self._number = number == self._number, number
+        self._is_told = iterator._epoch_to_tell is not None
+
+    def tell_next(self, iterator: Any, loader: Any) -> None:
+        """Tells the loader and its samplers the next epoch."""
+        number = epochs.next_of(loader)
+        if not iterator._counts_epochs and number == self._number and not self._is_still:
+            number += 1
             epochs.count_from(loader, number)
-        if iterator._epoch_to_tell is None and self._is_named:
+        if iterator._epoch_to_tell is None and self._is_told:
             iterator._epoch_to_tell = number
-        for sampler, step, at in zip(self._samplers, self._steps, self._at, strict=True):
-            if sampler.epoch == at and step:
-                self._told.append((sampler, at))
-                sampler.set_epoch(at + step)
+        for sampler, at in zip(self._samplers, self._at, strict=True):
+            # One that has another number by now was told before, or counts itself.
+            if sampler.epoch == at and id(sampler) not in self._still:
+                self._before.append((sampler, at))
+                sampler.set_epoch(at + 1)
 
     def put_back(self) -> None:
         """Gives samplers the epochs that they had."""
-        told, self._told = self._told, []
-        for sampler, epoch in told:
+        before, self._before = self._before, []
+        for sampler, epoch in before:
             sampler.set_epoch(epoch)
 
 
@@ -344,10 +343,6 @@ def _rest_of(loader: Any) -> list[Any] | None:
     """Returns the indices that the loader keeps for its next epoch; None: it keeps none."""
     batch_sampler = loader._index_sampler
     return batch_sampler.rest() if isinstance(batch_sampler, RolloverBatchSampler) else None
-
-
-def _step(new: int, old: int) -> int:
-    return new - old if new >= old else 1
 
 
 def _seen(loader: Any) -> list[object]:
