@@ -312,7 +312,7 @@ class SharedItems:
 
 @final
 class SampleCache:
-    """Samples that all processes share; ``terms`` is what ``attach`` needs beside the descriptor."""
+    """Samples that all processes share. ``attach`` needs ``terms`` and the descriptor."""
 
     @staticmethod
     def in_memory(length: int, max_bytes: int | None, ranks: int) -> SampleCache: ...
@@ -473,7 +473,7 @@ class Position:
 
 @final
 class Passing:
-    """Compares the indices that an epoch passes over with those that a state has seen."""
+    """Compares the indices that an epoch passes over with the indices that a state has seen."""
 
     def __new__(
         cls,

@@ -99,7 +99,7 @@ def check_on_error(name: str, on_error: object) -> None:
 
 
 def forget_limit(before: dict[str, Any], given: Mapping[str, Any]) -> None:
-    """Drops from the options ``before`` a ``max_errors`` that means nothing beside those that are given."""
+    """Drops a ``max_errors`` from the options ``before`` if it means nothing with the given ones."""
     if given.get("on_error") == RAISE:
         before.pop("max_errors", None)
 

@@ -22,7 +22,7 @@ Pad.__module__ = __name__
 
 
 class Stack:
-    """Stacks samples of equal shape: torch's ``default_collate``, as a class beside :class:`Pad`.
+    """Stacks samples of equal shape: torch's ``default_collate``, as a class like :class:`Pad`.
 
     So tensors are stacked as by ``torch.stack``, arrays and numbers become tensors, texts a list, and samples
     that are dicts, tuples or lists are stacked by their fields: a list of lists comes out by columns.

@@ -228,7 +228,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             arguments["num_workers"] = num_workers or worker_pool.num_workers
             # The next epoch begins in the processes of the one before, which the loader therefore keeps.
             arguments["persistent_workers"] = persistent_workers or prefetch_epochs
-        # Only what is not the default: another class behind this one may have its own.
+        # Only values that are not the default: the next class of the MRO may have its own.
         given = {name: arguments[name] for name in _TORCHS if arguments[name] is not _TORCHS[name]}
         super().__init__(datapipes.translated(dataset), **given)
         conflicts.check_made(self, options, prefetch_factor=prefetch_factor)
@@ -244,7 +244,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def __repr__(self) -> str:
         if "max_shared_bytes" not in vars(self):
-            # The constructor has not come to the end, so any attribute may be missing.
+            # The constructor may have raised, so any attribute may be missing.
             return super().__repr__()
         noted = report.noted(self)
         path = "not iterated yet" if noted is None else f"path {noted.path}"
@@ -383,6 +383,6 @@ def _size(dataset: Any) -> str:
 
 
 def join_pool(loader: Any, worker_pool: WorkerPool) -> None:
-    """Has a pool know a loader, whose epoch is its own from now on."""
+    """Registers a loader with its pool. From now on the loader's epoch is its own."""
     worker_pool._register(loader)
     epochs.take_over(loader)

@@ -66,7 +66,7 @@ class RolloverBatchSampler(BatchSampler):
         return list(self._rest)
 
     def set_rest(self, rest: list[Any]) -> None:
-        """Has the next epoch begin with these."""
+        """Sets the indices with which the next epoch begins."""
         self._rest = list(rest)
 
 
@@ -75,9 +75,9 @@ OWN_ITER = RolloverBatchSampler.__iter__
 
 
 def apply(loader: Any, last_batch: LastBatch | None) -> None:
-    """Has a loader of torch's, which was just made and checked, treat its last batches so."""
+    """Sets the treatment of last batches in a loader of torch's that was just made and checked."""
     if loader.batch_size is None:
-        # Its batch sampler does so itself.
+        # The program's own batch sampler decides that.
         return
     if last_batch == "discard":
         # Past torch's `__setattr__`, which refuses it from now on. The batch sampler is the loader's own.

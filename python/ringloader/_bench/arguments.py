@@ -106,7 +106,7 @@ class Arguments:
 
 
 def parse(given: list[str]) -> Arguments:
-    """Reads the words behind ``bench``. Ends the program with a line if one of them is wrong."""
+    """Reads the words after ``bench``. Ends the program with a line if one of them is wrong."""
     parser = Parser("python -m ringloader bench", description=DESCRIPTION)
     add = parser.add_argument
     add("target", type=_target, metavar="FILE.py:NAME", help="or module:NAME, the function")

@@ -47,7 +47,7 @@ def call(function: Callable[..., Any], *arguments: Any) -> Any:
         theirs.close()
         try:
             connection.wait([ours, process.sentinel])
-            # Behind a process that has died there is an end of file.
+            # A process that has died leaves an end of file.
             failure, result = None, None
             with contextlib.suppress(EOFError):
                 failure, result = ours.recv() if ours.poll() else (None, None)

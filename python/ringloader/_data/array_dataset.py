@@ -175,7 +175,7 @@ def _opened(
     shape: tuple[int, ...],
     strides: tuple[int, ...],
 ) -> _Map:
-    """A part of a file, mapped: so many bytes from an offset, and the first element in them."""
+    """A part of a file, mapped: an offset, a length in bytes, and the first element in them."""
     offset, length, first = place
     whole = numpy.memmap(filename, numpy.uint8, mode, offset, (length,))
     element = whole[first : first + dtype.itemsize].view(dtype)

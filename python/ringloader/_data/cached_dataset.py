@@ -221,7 +221,7 @@ class CachedDataset(Dataset[_T], Generic[_T]):
         _say_once(text, (kind, *kinds))
 
     def __copy__(self) -> Self:
-        """Returns a dataset with the same samples, of which the attributes can be set apart."""
+        """Returns a dataset with the same samples, and attributes of its own."""
         return self._like(self.__dict__)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:

@@ -1,4 +1,4 @@
-"""``doctor()``: all that a bug report needs, with the rate of a test loader beside torch's."""
+"""``doctor()``: all that a bug report needs, with the rates of a test loader, torch's and ours."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Diagnosis:
 
     @property
     def problems(self) -> tuple[Finding, ...]:
-        """The findings by which loaders fail, or leave the native path."""
+        """The findings with which loaders fail, or leave the native path."""
         return tuple(one for one in self.findings if one.verdict == "problem")
 
     def __str__(self) -> str:
@@ -103,7 +103,7 @@ def _rate() -> Finding:
 
 
 class _Tried(NamedTuple):
-    """What became of one loader: its rate, or its error."""
+    """The trial of one loader: its rate, or its error."""
 
     ran: bool
     text: str

@@ -74,7 +74,7 @@ def make_iterator(loader: Any, options: Options, without_ours: Any, fall_back: C
 
 
 def _refuse_other_generators(loader: Any) -> None:
-    """Has torch's iterator refuse what is no generator, in its words, when it would draw from it.
+    """Lets torch's iterator raise its error for a ``generator`` that is none, as at its first draw.
 
     Not by torch's class for workers, whose finaliser then prints an error of its own.
     """
@@ -326,7 +326,7 @@ def _noted(loader: Any, made: Any, transport: Transport, stages: Stages) -> Any:
 
 
 def _note_descriptors(error: BaseException) -> None:
-    """Has the error say to the user what to change if too many files are open."""
+    """Adds a note with the remedy to an error that means that too many files are open."""
     from ringloader._transport import budget
 
     if budget.is_for_descriptors(error):

@@ -107,7 +107,7 @@ class NextEpoch:
             iterator._returned_meanwhile = None
 
     def take_over(self, iterator: Any, loader: Any) -> bool:
-        """Has ``iterator`` be in the epoch that was begun. False: ``iter`` is to begin one.
+        """Moves ``iterator`` to the epoch that was begun. False: ``iter`` must begin one.
 
         Raises:
             Exception: An error where the epoch was begun, such as the sampler's.
@@ -137,7 +137,7 @@ class NextEpoch:
             begun.put_draws_back()
 
     def give_up(self) -> None:
-        """Has ``iter`` begin the next epoch, also if it was begun."""
+        """Makes ``iter`` begin the next epoch itself, even if it was begun."""
         if self._begun is not None:
             self._begun.is_whole = False
 
@@ -156,7 +156,7 @@ class _Shown:
         self._of_iterator = {name: getattr(iterator, name) for name in _OF_EPOCH}
 
     def put(self, iterator: Any, loader: Any) -> None:
-        """Has both show this epoch."""
+        """Makes both show this epoch."""
         epochs.count_from(loader, self.number)
         if self.rest is not None:
             loader._index_sampler.set_rest(self.rest)
@@ -178,7 +178,7 @@ class _Begun:
         self._before = _Shown(iterator, loader)
         self._drawn = _Drawn(loader)
         self._after: _Shown | None = None
-        # The numbers by which the epoch is begun, once it has them, and what else its order follows from.
+        # The numbers with which the epoch begins, once they are known, and all else that decides its order.
         self._number: int | None = None
         self._named: int | None = None
         self._seen: list[object] = []
@@ -194,7 +194,7 @@ class _Begun:
         self._number, self._named = epochs.next_of(loader), iterator._epoch_to_tell
 
     def put_aside(self, iterator: Any, loader: Any) -> None:
-        """Has the loader and its iterator show the epoch that is under way."""
+        """Makes the loader and its iterator show the epoch that is under way."""
         self._after = _Shown(iterator, loader)
         self._before.put(iterator, loader)
         self._drawn.note()
@@ -213,7 +213,7 @@ class _Begun:
         )
 
     def put_in_place(self, iterator: Any, loader: Any) -> None:
-        """Has the loader and its iterator show the epoch that was begun."""
+        """Makes the loader and its iterator show the epoch that was begun."""
         assert self._after is not None
         self._after.put(iterator, loader)
 
@@ -230,7 +230,7 @@ class _Begun:
 
 
 class _Drawn:
-    """The generators that an epoch may draw from, and their states before and behind its beginning."""
+    """The generators that an epoch may draw from, and their states before and after its beginning."""
 
     def __init__(self, loader: Any) -> None:
         samplers = inside.samplers_in(loader._index_sampler)
@@ -244,7 +244,7 @@ class _Drawn:
         return [generator.get_state() for generator in self._generators]
 
     def note(self) -> None:
-        """Notes the states behind the beginning."""
+        """Records the states after the beginning."""
         self._behind = self._states()
 
     def is_set_meanwhile(self) -> bool:
@@ -346,12 +346,12 @@ def _rest_of(loader: Any) -> list[Any] | None:
 
 
 def _seen(loader: Any) -> list[object]:
-    """Returns what the order of a loader's next epoch follows from, beside its number and generators."""
+    """Returns all that decides the order of a loader's next epoch, except its number and generators."""
     found: list[object] = [_length(loader.dataset), *(_rest_of(loader) or ())]
     for sampler in inside.samplers_in(loader._index_sampler):
         found += (sampler, _length(sampler))
         for name, value in getattr(sampler, "__dict__", {}).items():
-            # What a rollover keeps is copied each time.
+            # A rollover copies its remainder each time.
             if name != "_rest":
                 found += (name, value, _version(value))
     return found

@@ -36,7 +36,7 @@ class Pausing:
         raise NotImplementedError
 
     def limit(self, num_batches: int | None) -> None:
-        """Has ``next`` raise ``StopIteration`` after ``num_batches`` more batches, until :meth:`resume`.
+        """Makes ``next`` raise ``StopIteration`` after ``num_batches`` more batches, until :meth:`resume`.
 
         The limit holds after each :meth:`resume` again, for as many batches, until the end of the epoch. What
         workers have ready stays ready, and the sampler is read as without a limit.
@@ -63,7 +63,7 @@ class Pausing:
             self._open(gate)
 
     def pause(self) -> None:
-        """Has ``next`` raise ``StopIteration`` until :meth:`resume`. Workers get no new tasks meanwhile.
+        """Makes ``next`` raise ``StopIteration`` until :meth:`resume`. Workers get no new tasks meanwhile.
 
         What they were asked for before they still make, and it stays ready. A call of ``next`` that waits in
         another thread gets its batch.
@@ -74,7 +74,7 @@ class Pausing:
         self._put_gate().close()
 
     def resume(self) -> None:
-        """Goes on where the iterator was paused, or stopped at its limit, which begins anew.
+        """Goes on where the iterator was paused, or stopped at its limit. The limit starts again from here.
 
         Raises:
             RuntimeError: If the iterator was ended.
@@ -160,7 +160,7 @@ class _Gate:
 
 
 def end(iterator: Pausing) -> None:
-    """Has ``next`` raise from now on, also in a thread that waits for a batch."""
+    """Makes ``next`` raise from now on, also in a thread that waits for a batch."""
     if not has_ended(iterator):
         iterator._put_gate().has_ended = True
     iterator._stop(_ENDED)
@@ -172,7 +172,7 @@ def has_ended(iterator: Pausing) -> bool:
 
 
 def raise_if_ended(iterator: Pausing) -> None:
-    """Raises, for an iterator that was ended, in place of what its end has led to.
+    """Raises if the iterator was ended, and not the error that its end has caused.
 
     Raises:
         RuntimeError: Says so.
@@ -214,7 +214,7 @@ def shut_down(loader: Any) -> None:
     made = _made.pop(loader) or []
     ours = [iterator for process, found in made if process == here and (iterator := found()) is not None]
     if not any(process != here for process, _ in made):
-        # Else, in a forked child, it is the parent's.
+        # In a forked child the iterator is the parent's.
         loader._iterator = None
     errors = []
     # The newest first: what others were zipped with waits for nothing.

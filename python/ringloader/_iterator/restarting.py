@@ -85,7 +85,7 @@ class Restarting:
         return True
 
     def list_all(self, workers: list[Any]) -> None:
-        """Has the list of an iterator's processes name each successor, so that none is left at its end."""
+        """Adds each successor to the list of an iterator's processes, to be ended with it."""
         for worker in range(len(workers)):
             running = self._transport.process_of(worker)
             if running is not None:

@@ -75,7 +75,7 @@ class Stages(NamedTuple):
 
     @property
     def counters(self) -> Callable[[], dict[str, int]]:
-        """Returns the function by which a report counts moved batches. It does not lead to the loader."""
+        """Returns a function that counts moved batches for a report, and holds no reference to the loader."""
         return dict if self.moving is None else self.moving.counts
 
 

@@ -49,7 +49,7 @@ class TorchsIterator(Pausing):
     def __next__(self) -> Any:
         try:
             batch = self._take_next(self)
-            # Its state may be asked for at any time, by a signal handler too: this is the last step.
+            # The last step: a signal handler may ask for the state at any time.
             self._batches_returned += 1
             return batch
         except BaseException as error:
@@ -87,7 +87,7 @@ class TorchsIterator(Pausing):
             kept.has_begun(loader, self._epoch.epoch, None)
 
     def _stop(self, message: str) -> None:
-        """Has torch's iterator raise this message, also in a thread that waits in it.
+        """Makes torch's iterator raise an error with this message, also in a thread that waits in it.
 
         Such a thread asks again every few seconds. It would find no worker lost, since all were told to end,
         and wait for ever.

@@ -166,7 +166,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
 
     def _tell(self) -> _native.IndexSource:
         """Tells the workers of another epoch, and returns the source of its tasks."""
-        # Behind the tasks of an abandoned epoch, which still run, as torch's do. They are not waited for:
+        # After the tasks of an abandoned epoch, which still run, as torch's do. Nothing waits for them:
         # their results are told by their epoch.
         for worker in range(self._num_workers):
             self._transport.send(worker, self._start_of(worker))
@@ -265,7 +265,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
                 self._transport.end(self._workers, self._is_to_be_told)
         finally:
             try:
-                # Before the memory goes that batches are copied from. Behind the end of the workers: by then
+                # Before the memory goes that batches are copied from. After the end of the workers: by then
                 # no other thread waits for one of their batches.
                 if self._close_placed is not None:
                     self._close_placed()

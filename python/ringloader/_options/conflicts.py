@@ -121,7 +121,7 @@ def in_worker(options: Options, is_installed: bool = False) -> Options:
 
 
 def without(options: Options, names: Iterable[str]) -> Options:
-    """Returns ``options`` with the defaults of some, and of those that are nothing without them."""
+    """Returns ``options`` with some set to their defaults, and with them the options that need them."""
     values = {**vars(options), **{name: DEFAULTS[name] for name in names}}
     while True:
         changed = [name for name, value in values.items() if value != DEFAULTS[name]]

@@ -26,7 +26,7 @@ ResetFn = Callable[[Any, Any, Seeds], Any]
 
 
 class EpochOption(WorkerOption):
-    """Sets generators anew and calls ``worker_reset_fn`` when an epoch begins, where it was asked for.
+    """Seeds generators and calls ``worker_reset_fn`` when an epoch begins, as the options say.
 
     Args:
         reset_fn: The user's function.
@@ -99,7 +99,7 @@ _NEXT = "_ringloader_next_epoch"
 _TOLD = "_ringloader_told_epoch"
 # By dataset: the epoch that it was told last, by any loader.
 _told_last: WeakRegistry[int] = WeakRegistry()
-# By loader: the epoch by which its sampler last shuffled.
+# By loader: the epoch with which its sampler last shuffled.
 _shuffled_last: WeakRegistry[int] = WeakRegistry()
 
 
@@ -126,7 +126,7 @@ def _reseeds(loader: Any, options: Options) -> bool:
 
 
 def take_over(loader: Any) -> None:
-    """A new loader has the epoch that its dataset was told before: frameworks make loaders anew."""
+    """Gives a new loader the epoch that its dataset was told last: frameworks make new loaders."""
     if not hasattr(loader, _TOLD):
         setattr(loader, _TOLD, _last_of(loader))
 

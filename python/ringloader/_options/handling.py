@@ -160,7 +160,7 @@ class _Rule:
         try:
             instead = self._then(index, error)
         except StopIteration as stop:
-            # Else it would be taken for the end of the epoch.
+            # Without this, it would be taken for the end of the epoch.
             raise RuntimeError(
                 f"on_error={shown(self._then)} raised StopIteration for sample {shown(index)}"
             ) from stop
@@ -223,7 +223,7 @@ class _ByIndex:
         try:
             return [make(index)]
         except Exception as error:
-            # The error need not say which of the samples is bad.
+            # The error does not always say which of the samples is bad.
             whole = rule.note(error, _listed(index), "retried", outer)
         apart: list[Any] = []
         try:
@@ -356,7 +356,7 @@ class _InTurn(CountsSamples):
 
 
 def _has_ended_a_generator(error: Exception, outer: BaseException | None) -> bool:
-    """True if a generator that has ended by an error is kept: asked again, it seems to be at its end.
+    """True if the program holds a generator that has ended with an error: its next call looks like its end.
 
     A generator of a single call is gone. If one is kept, it cannot be known whether it had more to give.
     """

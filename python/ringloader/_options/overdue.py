@@ -17,7 +17,7 @@ Late = tuple[int, int, Any]
 
 
 def add_notes(error: BaseException, workers: Sequence[Any], late: Iterable[tuple[int, int, Any]]) -> None:
-    """Has an error name what is late.
+    """Adds a note to an error for each late worker.
 
     Args:
         error: Its text stays torch's.

@@ -21,7 +21,7 @@ class _Shown:
 
     def __get__(self, loader: Any, owner: object) -> Any:
         if loader is None or self._name not in vars(loader):
-            # As without this: the class has no such attribute, nor has a loader that is not made yet.
+            # The error of a missing attribute: of the class, or of a loader that is not made yet.
             kind = owner if loader is None else type(loader)
             raise AttributeError(f"{kind!r} has no attribute {self._name!r}", name=self._name, obj=loader)
         return vars(loader)[self._name]

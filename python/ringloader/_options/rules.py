@@ -57,7 +57,7 @@ class Facts(Protocol):
 
     @property
     def last_batch(self) -> str | None:
-        """What its batch sampler does with the last batch, by the words of ``last_batch``; None: unknown."""
+        """Returns the value of ``last_batch`` that describes its batch sampler; None: unknown."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -194,7 +194,7 @@ def _may_answer(pid: int, start: int, number: int) -> bool:
 
 
 def _of_loop(text: str) -> str:
-    """Returns a stack without the calls beneath the worker loop, which come from the start of the process."""
+    """Returns a stack without the calls below the worker loop, which come from the start of the process."""
     return text.partition(_BENEATH)[0].rpartition("\n")[0] if _BENEATH in text else text.rstrip()
 
 
@@ -238,7 +238,7 @@ class _Records:
 
 
 def _records_len(workers: int) -> int:
-    """Bytes of the records. The stack stands behind them."""
+    """Returns the length of the records in bytes. The stack comes after them."""
     return workers * _NUMBERS * 8
 
 
@@ -264,7 +264,7 @@ class Watched(WorkerOption):
         return Watched, (reduction.DupFd(self._fd), self._workers, self._notes)
 
     def join(self, worker: int, port: _native.Port | None) -> None:  # noqa: ARG002
-        """Has this process answer."""
+        """Puts the handler with which this process answers."""
         self._worker = worker
         fd = self._fd if isinstance(self._fd, int) else self._fd.detach()
         try:
@@ -285,7 +285,7 @@ class Watched(WorkerOption):
         _Answering.write_to_nothing()
 
     def wrap(self, fetcher: Fetcher) -> Fetcher:
-        # Behind `worker_init_fn`, which may have set a handler of its own.
+        # After `worker_init_fn`, which may have set a handler of its own.
         _Answering.check(self._records, self._worker)
         return _Noting(fetcher, self._records, self._worker) if self._notes else fetcher
 
@@ -341,7 +341,7 @@ class _Answering:
 
     @classmethod
     def check(cls, records: _Records, worker: int) -> None:
-        """Has a worker not be asked any more where the program has set a handler in place of this one."""
+        """Marks a worker as silent if the program has set a handler in place of this one."""
         # Python knows nothing of that of ``faulthandler``.
         if cls.signal and signal.getsignal(cls.signal) != signal.SIG_DFL:
             records.set(worker, _SIGNAL, 0)

@@ -1,4 +1,4 @@
-"""``watchdog=``: says after so many seconds without a batch what workers are doing, as timeouts do too."""
+"""``watchdog=``: logs what workers do after some seconds without a batch; timeouts say the same."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Watchdog:
             if is_turn or self._is_in_batch(late[0], workers[late[0]])
         ]
         texts = []
-        # Else they are in none: in `worker_init_fn`, say, or in the dataset's `__iter__`.
+        # A worker in no batch may be in `worker_init_fn`, or in the dataset's `__iter__`.
         for late, is_turn in named or all_owing:
             worker, handle = late[0], workers[late[0]]
             texts.append(self._owed(late, handle, is_turn))
@@ -161,7 +161,7 @@ class _NotingFetcher:
 
 
 class ThreadWatchdog(Watchdog):
-    """The watchdog of workers that are threads, which note their batches if waits are said."""
+    """The watchdog of workers that are threads. They record their batches if waits are logged."""
 
     def __init__(self, seconds: float | None, turn_is_known: bool) -> None:
         super().__init__(seconds, turn_is_known)
@@ -189,7 +189,7 @@ class ThreadWatchdog(Watchdog):
         if frame is None:
             return " and ".join([*parts, "has no stack"])
         calls = list(reversed(traceback.extract_stack(frame)))
-        # Beneath the loop are the calls of the thread's start.
+        # Below the loop are the calls of the thread's start.
         in_loop = [at for at, call in enumerate(calls) if call.filename == loop.__file__]
         text = "".join(traceback.format_list(calls[: max(in_loop) + 1] if in_loop else calls))
         what = " and ".join(parts) or "runs"

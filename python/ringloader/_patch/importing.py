@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def after(name: str, action: Callable[[], None], say: Callable[[Exception], None] | None = None) -> None:
-    """Has ``action`` called once a module is imported, now if it is already.
+    """Calls ``action`` once a module is imported; now if it is already.
 
     Args:
         name: The module's full name.
@@ -67,7 +67,7 @@ class _Finder:
         return None
 
     def _then(self, loader: Any) -> None:
-        """Has the action done once ``loader`` has executed the module; the loader is as before after that."""
+        """Calls the action once ``loader`` has executed the module. After that the loader is as before."""
         execute = loader.exec_module
 
         def exec_module(module: Any) -> None:

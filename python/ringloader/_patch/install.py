@@ -75,7 +75,7 @@ def uninstall() -> None:
 
 
 def installed(*, stateful: bool = False, **options: Any) -> contextlib.AbstractContextManager[None]:
-    """Calls ``ringloader.install`` for a ``with`` block, and restores the former state and options behind it.
+    """Calls ``ringloader.install`` for a ``with`` block, and restores the former state and options after it.
 
     The change is for the process, not only for the thread.
 

@@ -19,7 +19,7 @@ _NAME = "StatefulDataLoader"
 
 # torchdata's class while ours is in its place.
 _theirs: Any = None
-# Namespaces of modules, with the names by which they had torchdata's class.
+# Namespaces of modules, with their names for torchdata's class.
 _replaced: list[tuple[dict[str, Any], str]] = []
 # Namespaces that had our class by torchdata's name before.
 _left: list[dict[str, Any]] = []

@@ -103,7 +103,7 @@ class Decoding:
         self._process = _native.process_identity()
 
     def prepare(self, arrival: _native.Arrival) -> Prepared:
-        """Has the thread decode a batch."""
+        """Gives the thread a batch to decode."""
         decoded = _Decoded(arrival, self)
         if self._thread is None and not self._started():
             decoded.decode()
@@ -128,7 +128,7 @@ class Decoding:
         return True
 
     def stop(self) -> None:
-        """Has callers that wait for a batch raise."""
+        """Makes callers that wait for a batch raise."""
         self.is_stopped = True
 
     def abandon(self) -> None:
@@ -142,7 +142,7 @@ class Decoding:
                 left.leave()
 
     def close(self) -> None:
-        """Ends the thread, behind the batch that it decodes. A forked child has none."""
+        """Ends the thread, after the batch that it decodes. A forked child has none."""
         if not self._begun or self._process != self._process_identity():
             return
         self.abandon()

@@ -36,7 +36,7 @@ class Counts:
         self.registrations: Registrations | None = None
 
     def begin_epoch(self) -> None:
-        """Begins to count anew."""
+        """Resets the counts."""
         self.batches = self.copies = self.staged = 0
 
     def __call__(self) -> dict[str, int]:
@@ -304,7 +304,7 @@ class Moving:
         memory: list[torch.Tensor],
         is_partial: bool = False,
     ) -> Prepared:
-        """Issues the copies of a batch, to ``memory``, and what the user wants done behind them."""
+        """Issues the copies of a batch to ``memory``, and then the user's transform."""
         copies, transform = self.copies, self._transform
         stream = current if transform is None else copies.stream
         issuing = copies.begin(current, sources, nbytes, memory)

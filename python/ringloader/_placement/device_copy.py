@@ -86,7 +86,7 @@ class CopyStream:
     def begin(
         self, after: torch.Stream, sources: list[Any], nbytes: int, memory: list[torch.Tensor]
     ) -> Copies:
-        """Copies that are issued from now on begin behind what is queued on a stream.
+        """Makes copies that are issued from now on wait for the work that is queued on a stream.
 
         That may still use memory which is written to. So may streams on which there are batches in memory of
         the copy stream, made by a transform: not all of a batch need be found by ``memory_of``.
@@ -145,7 +145,7 @@ class CopyStream:
         """Waits for all copies that were issued. While the interpreter goes, what they read stays."""
         if self._is_finalizing() or not self._under_way:
             return
-        # Not for the event of the last ones: a call below or beside this one may have issued copies since.
+        # Not for the event of the last ones: another call, in any thread, may have issued copies since.
         issued = torch.Event(device=self.device)
         issued.record(self.stream)
         issued.synchronize()

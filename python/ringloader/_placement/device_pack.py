@@ -67,7 +67,7 @@ class Block:
             devices.copy_many(parts.flat(tensors), parts.of(block))
 
     def _new_block(self) -> torch.Tensor:
-        """Returns memory of the current stream, which alone uses it: what is next in it comes behind that."""
+        """Returns memory of the current stream, which alone uses it: its next use waits for this one."""
         return torch.empty(self.nbytes, dtype=_BYTES, device=self._device)
 
 
@@ -88,7 +88,7 @@ class _Parts:
     ) -> None:
         self._unit = unit
         self._empty = torch.empty(0, dtype=unit, device=device)
-        # The tensors' numbers, and the arguments of `set_` behind the storage.
+        # The tensors' numbers, and the arguments of `set_` that follow the storage.
         self._numbers = [(number, (0, (size // unit.itemsize,), (1,))) for number, _, size in places]
         # The pieces in which `split` gives the whole block, and which of them are tensors: None if all are.
         self._sizes: list[int] = []

@@ -115,7 +115,7 @@ class EpochStats:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the figures as JSON has them. An index that JSON does not know becomes text."""
-        # Which would copy indices of any kind.
+        # `asdict` would copy indices of any kind.
         found = dataclasses.asdict(dataclasses.replace(self, slowest=(), _trace=None))
         del found["_trace"]
         found["slowest"] = [{**vars(one), "indices": _as_json(one.indices)} for one in self.slowest]

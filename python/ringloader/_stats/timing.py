@@ -10,7 +10,7 @@ from ringloader._worker.options import Fetcher, Position, WorkerOption
 
 
 class Timing(WorkerOption):
-    """Has a worker's clock note the moments of each batch, which travel with it.
+    """Lets a worker's clock record the moments of each batch, which travel with it.
 
     Args:
         clocks: The clocks of threads, by their workers; None for processes, which make their own.

@@ -15,24 +15,24 @@ from ringloader._stats.epoch import TIMES, EpochStats, Kind, Verdict, in_words
 
 # A nanosecond, in seconds.
 _NANO = 1e-9
-# Batches without which nothing is said of a step.
+# Fewer batches say nothing of a step.
 _FEWEST = 10
-# The part of the time behind the start in which the caller may wait for a loader that keeps up.
+# The part of the time after the start in which the caller may wait for a loader that keeps up.
 _KEEPS_UP = 0.1
 # The part of a time that stands out.
 _MOST = 0.5
 # The parts of the workers' time for which they wait for memory, and for tasks, that stand out.
 _ROOM, _IDLE = 0.15, 0.3
-# A fetch holds others up if it is so many times as long as is usual in the fastest worker.
+# A fetch holds others up if it takes this many times as long as usual in the fastest worker.
 _UNEVEN = 2.0
 # The part of the workers' time in which they compute that keeps the cores busy.
 _BUSY = 0.8
 # An epoch that is so much longer than the shortest is as good, if it needs fewer workers.
 _AS_GOOD = 1.05
 _MOST_WORKERS = 64
-# The batches of an epoch whose start and end are a small part. To look at so many events would take long.
+# From this many batches on, start and end are a small part of the epoch, and all events too many to look at.
 _LONG = 1000
-# So many times the memory is suggested: nobody knows how much is needed.
+# The suggested memory, as a multiple of the present one: how much is needed is not known.
 _MORE_MEMORY = 4
 # The seconds that the start of one worker takes, where none was measured.
 _START = 0.02
@@ -43,7 +43,7 @@ _NEXT = 1e-6
 # The seconds of a batch's work above which its way from a worker is not the limit.
 _QUICK = 200e-6
 
-# Parts of the workers' work: the subject of a sentence, and what helps beside workers.
+# Parts of the workers' work: the subject of a sentence, and a remedy other than more workers.
 _WORK: dict[Kind, tuple[str, str]] = {
     "dataset": ("The dataset", "a cheaper dataset"),
     "collate": ("The `collate_fn`", "a cheaper collate_fn"),
@@ -113,7 +113,7 @@ class Model:
     handing: float = _HANDING
 
     def seconds(self, workers: int, aside: float = 0.0) -> float:
-        """Returns the length of the epoch with so many workers. ``aside``: work of another thread."""
+        """Returns the length of the epoch with a number of workers. ``aside``: work of another thread."""
         here = self.caller + self.main
         if workers == 0:
             step = here + self.work
@@ -217,7 +217,7 @@ class _Judge:
         )
 
     def _waited_for_others(self) -> float:
-        """Returns the time in next behind the first batch, until all workers had a task."""
+        """Returns the time in ``next`` after the first batch, until all workers had a task."""
         trace = self._stats._trace
         if trace.first is None:
             return 0.0
@@ -286,7 +286,7 @@ class _Judge:
         if sum(long) < _MOST * self._waiting:
             return self._of_handing(idle)
         if setting.num_workers == 1:
-            # The worker waits for tasks while the caller has its batches: none idles behind another.
+            # The worker waits for tasks while the caller has its batches: no worker waits for another.
             return self._of_work(self._work)
         longest = stats.slowest[0]
         limit = (

@@ -130,7 +130,7 @@ def stream_context(stream: torch.Stream) -> Generator[None]:
     device = torch.accelerator.current_device_index()
     before = torch.accelerator.current_stream(stream.device)
     try:
-        # Inside: an interrupt behind it must not leave it set.
+        # Inside the `try`: an interrupt after this call must not leave it set.
         torch.accelerator.set_stream(stream)
         yield
     finally:

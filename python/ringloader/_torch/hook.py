@@ -1,4 +1,4 @@
-"""The hook at ``DataLoader._get_iterator``: where it is put, and what lies beneath. Imports no torch.
+"""The hook at ``DataLoader._get_iterator``: where it is put, and what it replaces. Imports no torch.
 
 INVARIANT: a hook calls what :func:`put` was given last, or else what it replaced. So one that other
 code wrapped, or kept and put back later, is as good as one that was never moved.
@@ -33,7 +33,7 @@ def ended() -> int:
 
 
 def put(loader_class: Any, make: Make | None) -> None:
-    """Has ``make`` called for the iterators of ``loader_class`` and its subclasses; None: no longer.
+    """Sets the function that makes the iterators of ``loader_class`` and its subclasses; None removes it.
 
     A hook that lies beneath another wrapper stays there, and lets through.
     """

@@ -12,7 +12,7 @@ from ringloader._log import logger
 
 _NAME = "_get_iterator"
 _NEW_CLASS = "__init_subclass__"
-# What a class has by that name, where our function stands in its place until its first iterator.
+# The method of a class that our function replaces until the class makes its first iterator.
 _watched: weakref.WeakKeyDictionary[type, tuple[Any, FunctionType]] = weakref.WeakKeyDictionary()
 _told: weakref.WeakSet[type] = weakref.WeakSet()
 
@@ -40,11 +40,11 @@ def reason(owner: str) -> str:
 
 
 def watch(loader_class: Any, is_wanted: bool) -> None:
-    """Has the log say which subclasses are not reached, when each makes its first iterator; False: no longer.
+    """Logs, or no longer logs, which subclasses are not reached, when they make their first iterator.
 
     Args:
         loader_class: torch's class, whose subclasses of today and later ones are meant.
-        is_wanted: False takes all out again.
+        is_wanted: False to stop.
     """
     for cls, (ours, theirs) in list(_watched.items()):
         _put_back(cls, ours, theirs)
@@ -79,7 +79,7 @@ def _is_own(cls: Any) -> bool:
         return True
     if found is None:
         return False
-    # Beneath decorators, too.
+    # Inside decorators, too.
     while isinstance(found, FunctionType):
         if _NAME in found.__code__.co_names:
             return False

@@ -187,7 +187,7 @@ def _replaced_without_workers(get_iterator: Any) -> Replaced | None:
 
 
 def reason_against_reading(loader: Any, get_iterator: Any) -> str | None:
-    """Returns why torch's own loader need not read the sampler as ours would, or None."""
+    """Returns the reason why torch's own loader may read the sampler in another way than ours, or None."""
     name = "_MultiProcessingDataLoaderIter" if loader.num_workers else "_SingleProcessDataLoaderIter"
     cls = getattr(torch_dataloader, name)
     if not (isinstance(cls, type) and issubclass(cls, internals.BaseIterator)):

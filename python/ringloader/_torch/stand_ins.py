@@ -17,13 +17,13 @@ from ringloader._torch import collating, internals
 # is no worker of ours. One that a worker forks gets no memory of it.
 port: _native.Port | None = None
 
-# The methods by which torch moves a storage to shared memory, for any caller. They may be missing: a torch
+# torch's methods that move a storage to shared memory, for any caller. They may be missing: a torch
 # without one of them moves no storage by it.
 _SHARING = ("_share_fd_cpu_", "_share_filename_cpu_")
 
 
 def replace_worker_info(of_thread: Callable[[Any], Any]) -> None:
-    """Has torch's ``get_worker_info`` return ``of_thread(that of the process)``, for every holder of it.
+    """Makes torch's ``get_worker_info`` return ``of_thread(info of the process)``, for all who hold it.
 
     Its code is replaced, since code that imported the function holds the function itself.
     """
@@ -47,7 +47,7 @@ def is_in_worker_process() -> bool:
 
 
 def new_shared(size: int) -> torch.UntypedStorage | None:
-    """Shared memory of so many bytes, as ``default_collate`` has it in a worker; None if torch has no way."""
+    """Returns shared memory as ``default_collate`` has it in a worker; None if torch has no way."""
     allocate = getattr(torch.UntypedStorage, "_new_shared", None)
     return None if allocate is None else cast("torch.UntypedStorage", allocate(size))
 

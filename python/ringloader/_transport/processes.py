@@ -109,7 +109,7 @@ class ProcessTransport(Transport):
         return spawn.by_server(self._context.Process(target=entry.run_worker, args=args))
 
     def call(self, worker: int, fd: int, make: Callable[[int], object]) -> bool:
-        """Sends a worker a call, behind its tasks, with a descriptor, which stays the caller's.
+        """Sends a worker a call, after its tasks, with a descriptor, which stays the caller's.
 
         Args:
             worker: The worker.
@@ -190,7 +190,7 @@ class ProcessTransport(Transport):
         return overdue.error_of_lost(handle, in_hand, *notes)
 
     def end(self, workers: Sequence[Any], told: Callable[[int], bool]) -> None:
-        """Ends the processes, also those that are stopped. Kills those that are left after torch's time."""
+        """Ends the processes, suspended ones too. Kills the ones that still live after torch's timeout."""
         group = self._group(workers)
         try:
             self.engine.set_done()

@@ -44,7 +44,7 @@ class Transport(abc.ABC):
         self.sound = True
         self._owner = self._process_identity()
         self._ended: set[int] = set()
-        # What was counted until the end.
+        # The counters at the end.
         self._final: dict[str, int] | None = None
 
     @abc.abstractmethod
@@ -56,7 +56,7 @@ class Transport(abc.ABC):
         """
 
     def send(self, worker: int, message: EpochStart | None) -> None:
-        """Sends a message behind the tasks of a worker: None to end it. Never waits."""
+        """Sends a message after the tasks of a worker: None to end it. Never waits."""
         self.engine.put(worker, message)
         if message is None:
             self._ended.add(worker)

@@ -102,7 +102,7 @@ class RNG:
 
 
 def put_worker_info_in_place() -> None:
-    """Has torch's ``get_worker_info``, from now on, ask for the thread too. Nothing else is changed by it.
+    """Makes torch's ``get_worker_info`` look at the thread too, from now on. Changes nothing else.
 
     In such a thread torch's collation, and others', would allocate shared memory: there it is private.
     """
@@ -248,13 +248,13 @@ class ThreadTransport(Transport):
         return thread
 
     def call(self, worker: int, function: Callable[[], object]) -> None:
-        """Has a worker call a function behind its tasks."""
+        """Sends a worker a call, after its tasks."""
         self.engine.put(worker, function)
 
     def end(self, workers: Sequence[WorkerThread], told: Callable[[int], bool]) -> None:
         """Tells the threads to end, and waits as long as torch waits for one worker."""
         if self._final is not None:
-            # They were ended because the interpreter exits, before torch ends iterators for that.
+            # The exit of the interpreter has ended the threads, before torch ends iterators for it.
             return
         self.engine.set_done()
         for number in range(len(workers)):
@@ -264,7 +264,7 @@ class ThreadTransport(Transport):
         self._join(workers)
 
     def _join(self, threads: Iterable[WorkerThread]) -> list[WorkerThread]:
-        """Waits for threads, all together as long as torch for one worker. Returns those that still run."""
+        """Waits for all threads as long as torch waits for one worker. Returns the ones that still run."""
         if self._until is None:
             self._until = self._monotonic() + self._join_seconds
         # The last reference to an iterator may go in one of its own workers.
@@ -296,7 +296,7 @@ class ThreadTransport(Transport):
         self._threads.clear()
 
     def end_at_exit(self, until: float) -> None:
-        """Has the workers end, and waits for them, before the interpreter goes."""
+        """Ends the workers, and waits for them, before the interpreter goes."""
         if self._begin_close():
             self.engine.close()
             self._until = until

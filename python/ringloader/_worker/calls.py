@@ -149,7 +149,7 @@ class _AskedProcesses:
         self._pipes: dict[Any, int] = {}
 
     def answers(self, seconds: float) -> dict[int, Any]:
-        """Waits for answers no longer than so many seconds, and returns them by their workers' places."""
+        """Waits for answers for a number of seconds at most, and returns them by their workers' places."""
         for number, worker in list(self._unsent.items()):
             if self._is_sent(number, worker):
                 del self._unsent[number]
@@ -286,7 +286,7 @@ class _AskedThreads:
         self._queue.put((place, answer))
 
     def answers(self, seconds: float) -> dict[int, Any]:
-        """Waits for an answer no longer than so many seconds, and returns it by its worker's place."""
+        """Waits for an answer for a number of seconds at most, and returns it by its worker's place."""
         try:
             return dict((self._queue.get(timeout=seconds),))
         except queue.Empty:

@@ -87,7 +87,7 @@ class SentEndpoint:
 
 
 class Results:
-    """Sends results, also those that cannot be sent as they are.
+    """Sends results. One that cannot be sent becomes an error.
 
     Args:
         port: The process's end.

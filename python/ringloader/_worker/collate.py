@@ -60,7 +60,7 @@ def _private_storage(size: int) -> Any:
 
 
 def put_native(fetcher: Any) -> None:
-    """Has a fetcher of torch's collate natively, where it would call torch's own ``default_collate``.
+    """Puts native collation into a fetcher of torch's that would call torch's own ``default_collate``.
 
     Nothing else in the process is changed: ``default_collate`` itself is torch's for every caller.
 

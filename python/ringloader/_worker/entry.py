@@ -47,7 +47,7 @@ def attach(worker_end: WorkerEndpoint | SentEndpoint) -> _native.Port:
     drop_what_it_began_with()
     held_memory.tell_of_forks()
     port = worker_end.attach()
-    # Else it ends once it comes back to the loop.
+    # A worker that is busy ends once it comes back to the loop.
     with contextlib.suppress(OSError):
         port.end_with_parent(_pipe_of_parent())
     return port

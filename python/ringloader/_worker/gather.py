@@ -19,7 +19,7 @@ from ringloader._data.array_dataset import ArrayDataset
 from ringloader._torch import collating, internals, modes, stand_ins
 from ringloader._worker.options import Fetcher, Position, WorkerOption
 
-# Makes the batch of gathered columns, of which those that torch must collate are None. Returns None where
+# Makes the batch of gathered columns. A column that torch must collate is None. Returns None where
 # torch must make all of it; no code of the user's has run by then.
 _Assemble = Callable[["Rows", Any, list[Any], Sequence[int]], Any]
 

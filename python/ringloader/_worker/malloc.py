@@ -16,7 +16,7 @@ _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 
 _MOST = 256 << 20
-# Between two times that an idle worker gives memory back: what is faulted in again costs little beside it.
+# Between two times that an idle worker gives memory back: then the faults that follow cost little.
 _IDLE_TRIM_SECONDS = 1.0
 # glibc raises its threshold by itself up to here.
 _GLIBCS_OWN = 32 << 20
