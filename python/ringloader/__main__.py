@@ -69,7 +69,7 @@ def main() -> None:
     command.add_argument("arguments", nargs=argparse.REMAINDER, help="the program's own arguments")
     given = vars(parser.parse_args())
     if given.pop("version"):
-        output.say(f"ringloader {getattr(ringloader, '__version__', '(not installed as a package)')}\n")
+        output.write(f"ringloader {getattr(ringloader, '__version__', '(not installed as a package)')}\n")
         return
     if not given:
         parser.print_help()
@@ -117,7 +117,7 @@ def _print_diagnosis(as_json: bool) -> None:
 
     found = doctor()
     text = json.dumps(dataclasses.asdict(found), indent=2) if as_json else str(found)
-    output.say(f"{text}\n")
+    output.write(f"{text}\n")
     sys.exit(bool(found.problems))
 
 

@@ -276,7 +276,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if not isinstance(iterator, pausing.Pausing):
             torchs, iterator = iterator, TorchsIterator(iterator, Stages())
             report.pass_on(torchs, iterator)
-        pausing.note(self, iterator)
+        pausing.register(self, iterator)
         return iterator
 
     def set_epoch(self, epoch: int) -> None:
@@ -385,4 +385,4 @@ def _size(dataset: Any) -> str:
 def join_pool(loader: Any, worker_pool: WorkerPool) -> None:
     """Registers a loader with its pool. From now on the loader's epoch is its own."""
     worker_pool._register(loader)
-    epochs.take_over(loader)
+    epochs.inherit_told(loader)

@@ -15,8 +15,8 @@ pytestmark = pytest.mark.rings_only
 
 # The main process's ends of one worker: its eventfd, socket and pidfd, and two pipes of multiprocessing's.
 FDS_PER_WORKER = 5
-# By start method: the process object of a worker from the spawn server has a pidfd of its own, since the server,
-# which tells its end, may be killed.
+# By start method: the process object of a worker from the spawn server has a pidfd of its own, since the
+# server, which tells its end, may be killed.
 MORE_FDS = {"fork": 0, "forkserver": 0, "spawn": 1}
 # Of each loader: memory, watch, bell and its own pidfd; and what a start has open for a moment.
 FDS_PER_LOADER = 4

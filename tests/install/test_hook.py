@@ -333,7 +333,7 @@ def test_ringloaders_own_class_with_and_without_the_hook(
 def test_a_wrapper_around_the_hook_gets_our_iterator(
     monkeypatch: pytest.MonkeyPatch, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(select_path, "_said", set())
+    monkeypatch.setattr(select_path, "_logged", set())
     loader = squares(ringloader.DataLoader)
     with ringloader.installed():
         theirs = Wrapper(monkeypatch, how)

@@ -208,10 +208,10 @@ def test_shared_memory_that_cannot_be_written_is_said(
 def test_what_the_terminal_cannot_show_is_escaped(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), "ascii"))
-        output.say("\u00e9 \udcff\n")
+        output.write("\u00e9 \udcff\n")
         sys.stdout.seek(0)
         assert sys.stdout.read() == "\\xe9 \\udcff\n"
-    output.say("\u00e9")
+    output.write("\u00e9")
     assert capsys.readouterr().out == "\u00e9"
 
 

@@ -282,7 +282,7 @@ def test_workers_are_told_the_epoch_before_it_begins(path, persistent):
 def test_that_torchs_persistent_workers_cannot_be_told_is_said(path, caplog, monkeypatch):
     if path != "torch":
         pytest.skip("the others can")
-    monkeypatch.setattr(select_path, "_said", set())
+    monkeypatch.setattr(select_path, "_logged", set())
     loader = made(path, Epochs(), persistent=True)
     list(loader)
     loader.set_epoch(1)

@@ -558,7 +558,7 @@ PROGRAMS_SAMPLERS = {
 
 @pytest.mark.parametrize("kind", PROGRAMS_SAMPLERS)
 def test_iter_begins_each_epoch_of_a_sampler_of_the_programs(kind, caplog, monkeypatch):
-    monkeypatch.setattr(select_path, "_said", set())
+    monkeypatch.setattr(select_path, "_logged", set())
     make, name = PROGRAMS_SAMPLERS[kind]
 
     def orders(kind_of_loader, **options):

@@ -213,7 +213,7 @@ def test_a_replaced_iterator_class_takes_effect(monkeypatch, caplog):
         pass
 
     monkeypatch.setattr(torch_dataloader, "_MultiProcessingDataLoaderIter", Theirs)
-    monkeypatch.setattr(select_path, "_said", set())
+    monkeypatch.setattr(select_path, "_logged", set())
     loader = DataLoader(Squares(), num_workers=1)
     with caplog.at_level(logging.WARNING, "ringloader"):
         assert isinstance(iter(loader), Theirs)
@@ -245,7 +245,7 @@ def test_without_shared_memory_the_loader_is_torchs(monkeypatch, caplog):
         raise OSError(errno.ENOSYS, "memfd_create: not implemented")
 
     monkeypatch.setattr("ringloader._native.Engine", refuse)
-    monkeypatch.setattr(select_path, "_said", set())
+    monkeypatch.setattr(select_path, "_logged", set())
     torch.manual_seed(3)
     loader = DataLoader(Squares(), num_workers=1, shuffle=True)
     with caplog.at_level(logging.WARNING, "ringloader"):
@@ -279,7 +279,7 @@ def test_a_replaced_fetcher_is_asked_on_our_path(monkeypatch, caplog, part, work
         monkeypatch.setattr(fetch, part, Theirs)
     else:
         monkeypatch.setattr(fetch._MapDatasetFetcher, "fetch", theirs)
-    monkeypatch.setattr(select_path, "_said", set())
+    monkeypatch.setattr(select_path, "_logged", set())
     how = {"num_workers": 1, "worker_method": "thread"} if workers == "thread" else {"num_workers": workers}
     loader = DataLoader(list(range(8)), batch_size=4, **how)
     with caplog.at_level(logging.WARNING, "ringloader"):
@@ -318,7 +318,7 @@ def replaced(monkeypatch, cls, name):
 )
 def test_a_replaced_method_of_the_iterator_means_torch(monkeypatch, caplog, name):
     called = replaced(monkeypatch, torch_dataloader._MultiProcessingDataLoaderIter, name)
-    monkeypatch.setattr(select_path, "_said", set())
+    monkeypatch.setattr(select_path, "_logged", set())
     loader = DataLoader(Squares(), batch_size=4, num_workers=1)
     with caplog.at_level(logging.WARNING, "ringloader"):
         assert len(list(loader)) == len(list(loader)) == 3

@@ -363,7 +363,7 @@ def test_without_threads_the_rules_of_threads_ask_nothing():
 
 
 def test_options_that_are_nothing_without_one_that_is_left_aside_go_with_it(monkeypatch):
-    monkeypatch.setattr(select_path, "say_once", lambda _: None)
+    monkeypatch.setattr(select_path, "log_once", lambda _: None)
     options = Options(device="cpu", device_transform=told, reseed_workers=True, seed=3, stats=True)
     assert conflicts.without(options, ["device"]) == Options(reseed_workers=True, seed=3, stats=True)
     assert conflicts.without(options, ["device", "reseed_workers"]) == Options(stats=True)

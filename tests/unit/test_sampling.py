@@ -102,7 +102,7 @@ def test_impossible_weights_are_refused(monkeypatch, weights, replacement, messa
 
 @pytest.fixture
 def said(monkeypatch, caplog):
-    monkeypatch.setattr(select_path, "_said", set())
+    monkeypatch.setattr(select_path, "_logged", set())
     caplog.set_level(logging.WARNING, "ringloader")
     return lambda: sum("set_epoch" in record.getMessage() for record in caplog.records)
 

@@ -111,7 +111,7 @@ def test_an_epoch_that_it_goes_on_within_is_torchs(monkeypatch, workers):
 
 def test_an_epoch_that_it_goes_on_within_has_no_state_of_ours(monkeypatch, caplog):
     replace(monkeypatch)
-    monkeypatch.setattr(select_path, "_said", set())
+    monkeypatch.setattr(select_path, "_logged", set())
     loader = StatefulDataLoader(Squares(), batch_size=2)
     loader._speechbrain_recovery_skip_to = 4
     with caplog.at_level(logging.WARNING, "ringloader"):

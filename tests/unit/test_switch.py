@@ -24,7 +24,7 @@ ITERATORS = {
 @pytest.fixture(autouse=True)
 def _off(monkeypatch):
     monkeypatch.setenv("RINGLOADER", "off")
-    monkeypatch.setattr(select_path, "_said", set())
+    monkeypatch.setattr(select_path, "_logged", set())
 
 
 class Random(Dataset):

@@ -18,7 +18,7 @@ REASON = "the test wants it"
 @pytest.fixture(autouse=True)
 def _torchs_path(monkeypatch):
     monkeypatch.setattr(select_path, "reason_for_torch", lambda *_: select_path.Reason(REASON))
-    monkeypatch.setattr(select_path, "_said", set())
+    monkeypatch.setattr(select_path, "_logged", set())
     # The time that torch waits for a worker whose results nobody took.
     monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.5)
 

@@ -71,7 +71,7 @@ class _Bench:
         if verdict is not None:
             lines.append(f"Verdict with {best.configuration.in_words}: {verdict['text']}")
         lines.append(f"Recommended: {row.configuration.in_words}: {reason}.")
-        output.say("\n".join([*lines, ""]))
+        output.write("\n".join([*lines, ""]))
         if given.json is not None:
             data = results.to_dict(rows, same, row.configuration, verdict)
             Path(given.json).write_text(f"{json.dumps(data, indent=2)}\n")

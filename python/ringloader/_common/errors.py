@@ -9,7 +9,7 @@ class _Note(str):
     __slots__ = ()
 
 
-def note(error: BaseException, *texts: str) -> None:
+def add_notes(error: BaseException, *texts: str) -> None:
     """Puts these at an error that is raised, in place of those of the last time."""
     _drop_notes(error)
     for text in texts:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 # Python has None for a descriptor that was closed when the process started.
-def say(text: str) -> None:
+def write(text: str) -> None:
     """Writes to the standard output, which a process may lack."""
     _write(sys.stdout, text)
 

@@ -23,7 +23,7 @@ _T = TypeVar("_T")
 _MISSING = object()
 # Methods of a dataset that has epochs, or a state: what is kept belongs to none.
 _OF_EPOCHS = frozenset({"set_epoch", "state_dict", "load_state_dict"})
-_said: set[object] = set()
+_logged: set[object] = set()
 # The room for it in a file's header.
 _LONGEST_VERSION = 2048
 _MOST_BYTES = (1 << 63) - 1
@@ -93,7 +93,7 @@ class CachedDataset(Dataset[_T], Generic[_T]):
         for name in sorted(_OF_EPOCHS):
             if has_method(dataset, name):
                 kind = type(dataset).__name__
-                _say_once(
+                _log_once(
                     f"CachedDataset does not pass {name} on to {kind}: the samples that it keeps belong to "
                     "no epoch; put what changes from epoch to epoch into then"
                 )
@@ -158,7 +158,7 @@ class CachedDataset(Dataset[_T], Generic[_T]):
             self._refused.add(index)
             path = self._opened[2]
             where = "" if path is None else f" in {path}"
-            _say_once(
+            _log_once(
                 f"a CachedDataset cannot unpickle samples that it keeps{where}, and makes them again "
                 f"each time: sample {index} ({type(error).__name__}: {error}). Remove the file, or call "
                 "clear, if they are of an earlier version",
@@ -218,7 +218,7 @@ class CachedDataset(Dataset[_T], Generic[_T]):
         """Says once for each of ``kinds`` that a sample is not kept. There may be many such samples."""
         kind = type(self.dataset)
         text = f"a CachedDataset passes samples of {kind.__name__} on without keeping them: sample {why}"
-        _say_once(text, (kind, *kinds))
+        _log_once(text, (kind, *kinds))
 
     def __copy__(self) -> Self:
         """Returns a dataset with the same samples, and attributes of its own."""
@@ -338,10 +338,10 @@ def _path(path: object) -> str:
     return str(Path(name).absolute())
 
 
-def _say_once(text: str, key: object = None) -> None:
+def _log_once(text: str, key: object = None) -> None:
     """Logs ``text`` unless it has been logged; or a text with the same ``key``."""
-    if (key or text) not in _said:
-        _said.add(key or text)
+    if (key or text) not in _logged:
+        _logged.add(key or text)
         logger.warning("%s", text)
 
 

@@ -81,7 +81,7 @@ class LoaderIterator(Pausing):
             told: The epoch that ``set_epoch`` of the loader has named.
             are_same: True if the workers are those of the epoch before.
         """
-        number = epochs.take_next(loader) if self._counts_epochs else None
+        number = epochs.count_next(loader) if self._counts_epochs else None
         kept = states.of(loader)
         epoch = None if kept is None else kept.begin(loader, self, number, are_same)
         # After a loaded state has set it, and before the sampler is iterated, which may count epochs itself.

@@ -48,7 +48,7 @@ def make_iterator(loader: Any, options: Options, without_ours: Any, fall_back: C
         # A loader that a dataset has. Workers have no device, and what they send is moved in the end.
         options = conflicts.in_worker(options)
     conflicts.check(loader, options)
-    epochs.say_if_forgotten(loader)
+    epochs.log_if_forgotten(loader)
     _refuse_other_generators(loader)
     reason = select_path.reason_of_user()
     if reason is not None:
@@ -121,10 +121,10 @@ def _torchs(
         # A hook further down has seen to it.
         return iterator
     if reason.warning is not None:
-        select_path.say_once(reason.warning)
+        select_path.log_once(reason.warning)
     for name in options.changed():
         if TABLE[name].on_torchs == "is left out" and loader.num_workers > 0:
-            select_path.say_once(f"{name} has no effect where torch's own loader runs")
+            select_path.log_once(f"{name} has no effect where torch's own loader runs")
     if kept is not None and epoch is not None:
         kept.has_begun(loader, epoch.epoch, None)
     if epoch is not None or stages != Stages():
@@ -282,7 +282,7 @@ def _with_processes(loader: Any, options: Options) -> Any:
             lease.close()
         if isinstance(error, budget.RefusedError):
             return Reason(str(error), f"{error}; batches travel by torch's own transport")
-        _note_descriptors(error)
+        _explain_descriptors(error)
         raise
     shared_bytes = transport.engine.share * loader.num_workers
     stages = _stages(loader, options, recorder, shared_bytes, transport.registrations)
@@ -304,7 +304,7 @@ def _with_processes(loader: Any, options: Options) -> Any:
             told,
         )
     except OSError as error:
-        _note_descriptors(error)
+        _explain_descriptors(error)
         raise
     return _noted(loader, made, transport, stages)
 
@@ -325,7 +325,7 @@ def _noted(loader: Any, made: Any, transport: Transport, stages: Stages) -> Any:
     return made
 
 
-def _note_descriptors(error: BaseException) -> None:
+def _explain_descriptors(error: BaseException) -> None:
     """Adds a note with the remedy to an error that means that too many files are open."""
     from ringloader._transport import budget
 

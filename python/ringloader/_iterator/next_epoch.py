@@ -80,7 +80,7 @@ class NextEpoch:
             return
         unknown = _unknown(inside.samplers_in(loader._index_sampler))
         if unknown is not None:
-            select_path.say_once(
+            select_path.log_once(
                 f"prefetch_epochs has no effect with a {unknown.__name__}: only the order of samplers of "
                 "torch's own classes is known before iter()"
             )
@@ -92,21 +92,21 @@ class NextEpoch:
             begun.name(iterator, loader)
             iterator._draw(loader)
             begun.is_told = True
-            iterator._scheduler.follow(iterator._tell())
+            iterator._scheduler.follow(iterator._send_start())
             for _ in range(iterator._prefetch_factor * iterator._num_workers):
                 iterator._scheduler.put_following(iterator)
             begun.is_whole = True
         except Exception as error:
             # `iter` raises it. Its frames would keep the iterator, and so the workers.
             errors.cut(error, outer)
-            errors.note(error, f"Original {traceback.format_exc()}")
+            errors.add_notes(error, f"Original {traceback.format_exc()}")
             errors.drop_frames(error)
             begun.error = error
         finally:
             begun.put_aside(iterator, loader)
             iterator._returned_meanwhile = None
 
-    def take_over(self, iterator: Any, loader: Any) -> bool:
+    def commit(self, iterator: Any, loader: Any) -> bool:
         """Moves ``iterator`` to the epoch that was begun. False: ``iter`` must begin one.
 
         Raises:
@@ -197,7 +197,7 @@ class _Begun:
         """Makes the loader and its iterator show the epoch that is under way."""
         self._after = _Shown(iterator, loader)
         self._before.put(iterator, loader)
-        self._drawn.note()
+        self._drawn.record()
         self._seen = _seen(loader)
         self._numbers.put_back()
 
@@ -222,7 +222,7 @@ class _Begun:
         self.put_draws_back()
         if self.is_told and self._named is not None and iterator._epoch_to_tell is None:
             # The workers' dataset was told an epoch that did not come.
-            iterator._epoch_to_tell = epochs.told(loader)
+            iterator._epoch_to_tell = epochs.last_told(loader)
 
     def put_draws_back(self) -> None:
         """Puts generators that nobody has used since to where they were before."""
@@ -243,7 +243,7 @@ class _Drawn:
     def _states(self) -> list[torch.Tensor]:
         return [generator.get_state() for generator in self._generators]
 
-    def note(self) -> None:
+    def record(self) -> None:
         """Records the states after the beginning."""
         self._behind = self._states()
 
@@ -277,7 +277,7 @@ class _Numbers:
         # Samplers whose number stands still, by `id`; True if the loader's does.
         self._still: set[int] = set()
         self._is_still = not epochs.was_named(loader)
-        self._is_told = epochs.told(loader) is not None
+        self._is_told = epochs.last_told(loader) is not None
         # Samplers that were told the next epoch, with the one that they had before.
         self._before: list[tuple[Any, int]] = []
 

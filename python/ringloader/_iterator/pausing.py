@@ -186,7 +186,7 @@ _Made = list[tuple[object, "weakref.ref[Any]"]]
 _made: weak_registry.WeakRegistry[_Made] = weak_registry.WeakRegistry()
 
 
-def note(loader: Any, iterator: Any) -> None:
+def register(loader: Any, iterator: Any) -> None:
     """Notes an iterator of a loader, and keeps neither alive."""
     try:
         reference = weakref.ref(iterator)

@@ -38,7 +38,7 @@ class Restarting:
         """All restarts are there again."""
         self._left = self._most
 
-    def note_state(self, worker: int, is_known: bool) -> None:
+    def record_state(self, worker: int, is_known: bool) -> None:
         """Notes if a successor of a worker can have the state of its dataset."""
         if is_known:
             self._unknown.discard(worker)
@@ -64,7 +64,7 @@ class Restarting:
         if worker in self._unknown or self._left == 0 or self._is_iterable or not self._is_deserted(worker):
             return None
         self._left -= 1
-        self._say(lost, worker, in_hand)
+        self._log(lost, worker, in_hand)
         try:
             return self._transport.restart(worker, start)
         except BaseException:
@@ -109,7 +109,7 @@ class Restarting:
             "successor would fill; have such processes end with the worker"
         )
 
-    def _say(self, lost: Any, worker: int, in_hand: overdue.Late | None) -> None:
+    def _log(self, lost: Any, worker: int, in_hand: overdue.Late | None) -> None:
         code = lost.exitcode
         how = f"was killed by signal {-code}" if code is not None and code < 0 else f"exited with code {code}"
         where = "outside of a batch" if in_hand is None else f"in {overdue.batch(*in_hand[1:])}"

@@ -135,11 +135,11 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
             self._scheduler = self._make_scheduler(self._index_source())
             self._source = self._make_source()
         else:
-            if self._next_epoch is None or not self._next_epoch.take_over(self, loader):
+            if self._next_epoch is None or not self._next_epoch.commit(self, loader):
                 self._draw(loader)
                 self._transport.begin_epoch()
-                source = self._tell()
-            epochs.say_if_forgotten(loader)
+                source = self._send_start()
+            epochs.log_if_forgotten(loader)
             self._stages.begin_epoch(loader)
             if self._restarting is not None:
                 self._restarting.begin_epoch()
@@ -164,7 +164,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         if self._plan.epoch is not None:
             self._plan.epoch.begin(self, False)
 
-    def _tell(self) -> _native.IndexSource:
+    def _send_start(self) -> _native.IndexSource:
         """Tells the workers of another epoch, and returns the source of its tasks."""
         # After the tasks of an abandoned epoch, which still run, as torch's do. Nothing waits for them:
         # their results are told by their epoch.
@@ -296,7 +296,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
 
     def _note_wait(self, seconds: float, owing: list[overdue.Late]) -> None:
         if self._transport.watchdog is not None:
-            self._transport.watchdog.say(seconds, self._workers, owing)
+            self._transport.watchdog.log_wait(seconds, self._workers, owing)
 
     def _replace_lost(self, worker_id: int, in_hand: overdue.Late | None) -> bool:
         """Starts a successor of a worker that has ended, if there may be one."""
@@ -306,7 +306,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
             if dataset is not None:
                 is_known, position = dataset.succeed(worker_id)
                 start = dataclasses.replace(start, position=position)
-            self._restarting.note_state(worker_id, is_known)
+            self._restarting.record_state(worker_id, is_known)
             successor = self._restarting.successor(self._workers[worker_id], worker_id, start, in_hand)
         if successor is None:
             return False

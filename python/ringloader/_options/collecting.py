@@ -91,7 +91,7 @@ class Collecting:
             if not is_result(found):
                 self.has_given = True
                 return found
-            too_many = self._note(found.errors)
+            too_many = self._record(found.errors)
             if too_many is None and not found.is_empty:
                 self.has_given = True
                 return found.data
@@ -105,7 +105,7 @@ class Collecting:
         first = next(at for at, bad in enumerate(self._bad) if bad.handling != "retried")
         raise self._error_of(first, "on_error: nothing is left of the epoch, whose samples were all bad")
 
-    def _note(self, errors: Any) -> tuple[int, str] | None:
+    def _record(self, errors: Any) -> tuple[int, str] | None:
         """Lists the bad samples of a batch. Returns the place of one too many, and a note for its error."""
         many = from_bytes(errors) if isinstance(errors, bytes) else errors
         too_many: tuple[int, str] | None = None
@@ -118,11 +118,11 @@ class Collecting:
                     note = f"max_errors={self._most} is exceeded: bad sample {self.number} of this epoch"
                     too_many = too_many or (len(self._bad), note)
                 elif _is_power_of_ten(self.number):
-                    self._say(bad)
+                    self._log(bad)
             self._bad.append(bad)
         return too_many
 
-    def _say(self, bad: BadSample) -> None:
+    def _log(self, bad: BadSample) -> None:
         logger.warning(
             "on_error: the %s %s was %s: %s: %.500s (bad samples of this epoch so far: %d%s)",
             "batch of indices" if isinstance(bad.index, list) else "sample at index",
@@ -140,7 +140,7 @@ class Collecting:
         if bad.worker_id is None:
             # An error that is raised gets frames, which the list must not keep.
             self._bad[at] = _copied(bad)
-            kept_errors.note(bad.error, f"Original {bad.traceback}", note)
+            kept_errors.add_notes(bad.error, f"Original {bad.traceback}", note)
             return bad.error
         where = f"in DataLoader worker {self._worker} {bad.worker_id}"
         wrapper = internals.ExceptionWrapper(exc_info=(type(bad.error), bad.error, None), where=where)

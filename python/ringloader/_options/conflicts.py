@@ -104,7 +104,7 @@ def fitting(loader: Any, options: Options) -> tuple[Options, list[str]]:
         texts.append(text)
         options = without(options, [rule.option])
         if rule.option == "worker_method":
-            select_path.say_once(f"install(worker_method={THREAD!r}) leaves a loader its processes: {text}")
+            select_path.log_once(f"install(worker_method={THREAD!r}) leaves a loader its processes: {text}")
     return options, texts
 
 

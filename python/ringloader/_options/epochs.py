@@ -125,7 +125,7 @@ def _reseeds(loader: Any, options: Options) -> bool:
     return options.reseed_workers and loader.num_workers > 0
 
 
-def take_over(loader: Any) -> None:
+def inherit_told(loader: Any) -> None:
     """Gives a new loader the epoch that its dataset was told last: frameworks make new loaders."""
     if not hasattr(loader, _TOLD):
         setattr(loader, _TOLD, _last_of(loader))
@@ -133,7 +133,7 @@ def take_over(loader: Any) -> None:
 
 def told_in_pool(loader: Any) -> int | None:
     """Returns the epoch that a pool's workers tell their dataset, whatever it was told before; None: none."""
-    take_over(loader)
+    inherit_told(loader)
     told: int | None = getattr(loader, _TOLD)
     if told is None and _last_of(loader) is not None:
         # Another loader's epoch, which the dataset may have, is not this one's.
@@ -169,7 +169,7 @@ def count_from(loader: Any, epoch: int) -> None:
     setattr(loader, _NEXT, epoch)
 
 
-def take_next(loader: Any) -> int:
+def count_next(loader: Any) -> int:
     """Returns that number, and counts it."""
     epoch = next_of(loader)
     setattr(loader, _NEXT, epoch + 1)
@@ -204,10 +204,10 @@ def set_next(loader: Any, epoch: int) -> None:
     if hasattr(iterator, "_transport"):
         iterator._epoch_to_tell = epoch
     elif iterator is not None and datasets:
-        select_path.say_once("set_epoch() does not reach persistent workers on torch's own path")
+        select_path.log_once("set_epoch() does not reach persistent workers on torch's own path")
 
 
-def told(loader: Any) -> int | None:
+def last_told(loader: Any) -> int | None:
     """Returns the epoch that ``set_epoch`` of the loader has told the dataset last; None: none."""
     found: int | None = getattr(loader, _TOLD, None)
     return found
@@ -218,7 +218,7 @@ def was_named(loader: Any) -> bool:
     return hasattr(loader, _NEXT)
 
 
-def say_if_forgotten(loader: Any) -> None:
+def log_if_forgotten(loader: Any) -> None:
     """Logs once if a sampler shuffles as in the epoch before. Call it when a loader begins an epoch."""
     sampler = stored(loader, "sampler")
     if not issubclass(type(sampler), DistributedSampler):
@@ -230,7 +230,7 @@ def say_if_forgotten(loader: Any) -> None:
     if type(sampler).__iter__ is not DistributedSampler.__iter__ or not sampler.shuffle:
         return
     if _shuffled_last.get(loader) == sampler.epoch:
-        select_path.say_once(
+        select_path.log_once(
             "a DistributedSampler begins another epoch with the same number, and gives the same order again: "
             "call its set_epoch(epoch) before each epoch"
         )

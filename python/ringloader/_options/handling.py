@@ -95,7 +95,7 @@ class _Rule:
             pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
         yield None
 
-    def note(self, error: Exception, index: Any, handling: str, outer: BaseException | None) -> Any:
+    def record(self, error: Exception, index: Any, handling: str, outer: BaseException | None) -> Any:
         """Returns an error that was handled, as the batch carries it.
 
         Args:
@@ -139,7 +139,7 @@ class _Rule:
             except Exception as error:
                 if pause is None:
                     return self.handled(error, index, errors, outer)
-                retried = [self.note(error, index, "retried", outer)]
+                retried = [self.record(error, index, "retried", outer)]
                 time.sleep(pause)
                 continue
             errors += retried
@@ -155,7 +155,7 @@ class _Rule:
             del error
             raise
         if self._then == SKIP:
-            errors.append(self.note(error, index, "skipped", outer))
+            errors.append(self.record(error, index, "skipped", outer))
             return []
         try:
             instead = self._then(index, error)
@@ -164,7 +164,7 @@ class _Rule:
             raise RuntimeError(
                 f"on_error={shown(self._then)} raised StopIteration for sample {shown(index)}"
             ) from stop
-        errors.append(self.note(error, index, "replaced", outer))
+        errors.append(self.record(error, index, "replaced", outer))
         return [instead]
 
     def collated(self, fetcher: Any, data: Any, index: Any, errors: list[Any]) -> Any:
@@ -224,7 +224,7 @@ class _ByIndex:
             return [make(index)]
         except Exception as error:
             # The error does not always say which of the samples is bad.
-            whole = rule.note(error, _listed(index), "retried", outer)
+            whole = rule.record(error, _listed(index), "retried", outer)
         apart: list[Any] = []
         try:
             samples = [

@@ -33,7 +33,7 @@ class Watchdog:
         self.seconds = seconds
         self._turn_is_known = turn_is_known
 
-    def say(self, seconds: float, workers: Sequence[Any], owing: Iterable[Late]) -> None:
+    def log_wait(self, seconds: float, workers: Sequence[Any], owing: Iterable[Late]) -> None:
         """Logs what the workers do that owe a batch, for which the iterator has waited so long."""
         until = time.monotonic() + stacks.ANSWER_SECONDS
         all_owing = [(late, at == 0 and self._turn_is_known) for at, late in enumerate(owing)]

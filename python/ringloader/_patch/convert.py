@@ -75,7 +75,7 @@ def convert(loader: _Loader, **options: Any) -> _Loader:
     replaced = kept.options_of(loader) if was_ours else None
     if not was_ours:
         _set_class(loader, _converted(cls))
-        _note_theirs(loader, theirs)
+        _record_theirs(loader, theirs)
     kept.put(loader, now, replaced)
     return loader
 
@@ -85,7 +85,7 @@ def _theirs(loader: Any) -> tuple[str, ...]:
     return tuple(name for name in TABLE if hasattr(loader, kept.attribute(name)))
 
 
-def _note_theirs(loader: Any, names: tuple[str, ...]) -> None:
+def _record_theirs(loader: Any, names: tuple[str, ...]) -> None:
     if names:
         object.__setattr__(loader, kept.THEIRS, names)
 
@@ -156,6 +156,6 @@ def _reduce(self: Any, protocol: Any) -> Any:
 def _rebuild(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     loader = function(*arguments)
     # So far it has only what its own class gives it.
-    _note_theirs(loader, _theirs(loader))
+    _record_theirs(loader, _theirs(loader))
     _set_class(loader, _converted(type(loader)))
     return loader

@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-def after(name: str, action: Callable[[], None], say: Callable[[Exception], None] | None = None) -> None:
+def after(name: str, action: Callable[[], None], log: Callable[[Exception], None] | None = None) -> None:
     """Calls ``action`` once a module is imported; now if it is already.
 
     Args:
         name: The module's full name.
         action: Is called once. It replaces an action that waits for the same module.
-        say: Is called with an error, which then stops nothing; None: errors are raised.
+        log: Is called with an error, which then stops nothing; None: errors are raised.
     """
     forget(name)
-    finder = _Finder(name, action, say)
+    finder = _Finder(name, action, log)
     if name in sys.modules:
         finder.act()
     else:
@@ -44,11 +44,11 @@ class _Finder:
     """Finds nothing itself. The loader that is found for one module does one thing more."""
 
     def __init__(
-        self, name: str, action: Callable[[], None], say: Callable[[Exception], None] | None
+        self, name: str, action: Callable[[], None], log: Callable[[Exception], None] | None
     ) -> None:
         self.name = name
         self._action = action
-        self._say = say
+        self._log = log
 
     def act(self) -> None:
         """Does the action."""
@@ -89,6 +89,6 @@ class _Finder:
         try:
             action(*arguments)
         except Exception as error:
-            if self._say is None:
+            if self._log is None:
                 raise
-            self._say(error)
+            self._log(error)

@@ -27,7 +27,7 @@ def install_with_torch(text: str) -> None:
     Args:
         text: The options, as in the environment: ``1``, or ``name=value`` with commas between.
     """
-    importing.after(_MODULE, lambda: _install(text), _say)
+    importing.after(_MODULE, lambda: _install(text), _log)
 
 
 def _install(text: str) -> None:
@@ -49,15 +49,15 @@ def _install(text: str) -> None:
         except Exception as error:
             hook.put(loader_class, None)
             stateful.put(False)
-            _say(error)
+            _log(error)
             return previous(loader)
         return install.make_iterator(options, loader, previous)
 
     hook.put(loader_class, make)
-    stateful.put(is_stateful, _say)
+    stateful.put(is_stateful, _log)
 
 
-def _say(error: Exception) -> None:
+def _log(error: Exception) -> None:
     if sys.stderr is not None:
         text = f"ringloader: {VARIABLE} has no effect: {type(error).__name__}: {error}"
         print(text.replace("\n", " "), file=sys.stderr)  # noqa: T201

@@ -44,13 +44,13 @@ class _Decoded:
             # An error that interrupts a program is raised in the caller's thread.
             self._error = error.with_traceback(None)
         finally:
-            self.leave()
+            self.release()
 
     def abandon(self) -> None:
-        """Gives the batch up where :meth:`leave` may have run already. The caller looks soon."""
+        """Gives the batch up where :meth:`release` may have run already. The caller looks soon."""
         self._is_done = True
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """Says that the thread does no more with it."""
         self._is_done = True
         self._pending.release()
@@ -139,7 +139,7 @@ class Decoding:
             except self._none_left:
                 return
             if left is not None:
-                left.leave()
+                left.release()
 
     def close(self) -> None:
         """Ends the thread, after the batch that it decodes. A forked child has none."""

@@ -130,7 +130,7 @@ class Registrations:
                 raise
         except RuntimeError as error:
             self._is_over = True
-            _say_refused(self.device_type, nbytes, self.nbytes, error)
+            _log_refused(self.device_type, nbytes, self.nbytes, error)
             return False
         window.times += 1
         window.missed = 0
@@ -202,7 +202,7 @@ def registrations_for(memory: _native.SlotMemory, device_type: str) -> Registrat
     return None if registrar is None else Registrations(memory, device_type, registrar)
 
 
-def _say_refused(device_type: str, nbytes: int, before: int, error: RuntimeError) -> None:
+def _log_refused(device_type: str, nbytes: int, before: int, error: RuntimeError) -> None:
     # Not on every system; only some have shared memory to register.
     import resource
 

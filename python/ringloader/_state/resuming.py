@@ -60,7 +60,7 @@ def _rest_of_order(
 ) -> Saved:
     """Returns the state from which an epoch goes on whose samples come in an order."""
     if named != loaded.epoch:
-        select_path.say_once(
+        select_path.log_once(
             f"the rest of an epoch is that of epoch {loaded.epoch}, which the loaded state names; "
             f"set_epoch({named}) counts from the next one on"
         )

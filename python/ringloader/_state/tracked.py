@@ -37,7 +37,7 @@ def state_of(loader: Any) -> dict[str, Any]:
     # Asked again: another thread may have begun the first epoch meanwhile, and have read its sampler.
     epoch = noted(loader)
     if epoch is not None and epoch.why_not is not None:
-        select_path.say_once(
+        select_path.log_once(
             f"state_dict() returns {{}}, by which a run begins its epoch anew: {epoch.why_not}"
         )
         return {}

@@ -177,7 +177,7 @@ class _Judge:
     def verdict(self) -> Verdict:
         stats = self._stats
         if stats.path == "torch":
-            return self._said(
+            return self._verdict(
                 "unknown",
                 f"next took {in_words(stats.waiting)} of {in_words(stats.seconds)}. torch's own loader ran, "
                 "whose workers are not seen.",
@@ -188,7 +188,7 @@ class _Judge:
             return self._unknown(f"{stats.batches} batches are too few to tell: {_FEWEST} are enough.")
         share = self._waiting / (self._waiting + stats.caller)
         if share < _KEEPS_UP:
-            return self._said(
+            return self._verdict(
                 "caller",
                 f"The training step is the limit: the loader keeps up, and next took {share:.0%} of the time "
                 "behind the start.",
@@ -209,7 +209,7 @@ class _Judge:
         stats = self._stats
         limit = f"The start took {in_words(self._start)} of {in_words(stats.seconds)}"
         if self._setting.persistent_workers:
-            return self._said("startup", f"{limit}. Later epochs have their workers, and start at once.")
+            return self._verdict("startup", f"{limit}. Later epochs have their workers, and start at once.")
         started = dataclasses.replace(self._model, start=0.0)
         rest = max(stats.seconds - self._start - self._end, started.seconds(self._setting.num_workers))
         return self._changed(
@@ -258,7 +258,7 @@ class _Judge:
                 model.seconds(setting.num_workers, aside=each),
                 main_prefetch=2,
             )
-        return self._said("main", f"{limit}. What helps is {remedy}.")
+        return self._verdict("main", f"{limit}. What helps is {remedy}.")
 
     def _of_memory(self, time: float) -> Verdict:
         limit = (
@@ -266,7 +266,7 @@ class _Judge:
             "their time, and the caller for them"
         )
         if not self._shared_bytes:
-            return self._said("memory", f"{limit}.")
+            return self._verdict("memory", f"{limit}.")
         return self._changed(
             "memory",
             f"{limit}. Give them more",
@@ -294,7 +294,7 @@ class _Judge:
             f"{in_words(longest.seconds)} in worker {longest.worker} (on average {in_words(mean)})"
         )
         if not setting.may_be_unordered:
-            return self._said("order", f"{limit}. `slowest` names them.")
+            return self._verdict("order", f"{limit}. `slowest` names them.")
         return self._changed(
             "order",
             f"{limit}. Where the order of the batches does not matter, take them as they come",
@@ -367,7 +367,7 @@ class _Judge:
                 worker_method=THREAD,
             )
         if kind == "dataset" and setting.is_dispatch:
-            return self._said(
+            return self._verdict(
                 kind, f"{limit}. One process reads the source for any number of workers: a faster one helps."
             )
         number = model.fewest_workers(setting.most_workers)
@@ -377,7 +377,7 @@ class _Judge:
             return self._changed(
                 kind, f"{limit}. Use more workers{shares}{instead}", model.seconds(number), num_workers=number
             )
-        return self._said(
+        return self._verdict(
             kind, f"{limit}. More workers would not help{self._why_no_more()}: what helps is {cheaper}."
         )
 
@@ -404,16 +404,16 @@ class _Judge:
             figures |= {name: self._sums[name] for name in (*_WORK, "room")}
         near = sorted(figures, key=figures.__getitem__, reverse=True)[:3]
         largest = ", ".join(f"{name} ({in_words(figures[name])})" for name in near)
-        return self._said("unknown", f"{text} Largest are {largest}.")
+        return self._verdict("unknown", f"{text} Largest are {largest}.")
 
     def _changed(self, kind: Kind, text: str, after: float, **change: Any) -> Verdict:
         gain = max(self._stats.seconds / after, 1.0) if after > 0 else 1.0
         named = ", ".join(f"{name}={value!r}" for name, value in change.items())
-        return self._said(
+        return self._verdict(
             kind, f"{text}: {named} makes such an epoch about {gain:.1f} times as fast.", gain, change
         )
 
-    def _said(
+    def _verdict(
         self, kind: Kind, text: str, gain: float = 1.0, change: dict[str, Any] | None = None
     ) -> Verdict:
         if self._setting.moves:

@@ -49,7 +49,7 @@ def watch(loader_class: Any, is_wanted: bool) -> None:
     for cls, (ours, theirs) in list(_watched.items()):
         _put_back(cls, ours, theirs)
     found = vars(loader_class).get(_NEW_CLASS)
-    if getattr(found, "__func__", None) is _note_new_class:
+    if getattr(found, "__func__", None) is _watch_new_class:
         delattr(loader_class, _NEW_CLASS)
         found = None
     if not is_wanted:
@@ -57,12 +57,12 @@ def watch(loader_class: Any, is_wanted: bool) -> None:
     for cls in _subclasses(loader_class):
         _watch(cls)
     if found is None:
-        _note_new_class.of = loader_class  # type: ignore[attr-defined]
-        setattr(loader_class, _NEW_CLASS, classmethod(_note_new_class))
+        _watch_new_class.of = loader_class  # type: ignore[attr-defined]
+        setattr(loader_class, _NEW_CLASS, classmethod(_watch_new_class))
 
 
-def _note_new_class(cls: Any, /, *args: Any, **kwargs: Any) -> None:
-    super(_note_new_class.of, cls).__init_subclass__(*args, **kwargs)  # type: ignore[attr-defined]
+def _watch_new_class(cls: Any, /, *args: Any, **kwargs: Any) -> None:
+    super(_watch_new_class.of, cls).__init_subclass__(*args, **kwargs)  # type: ignore[attr-defined]
     _watch(cls)
 
 
@@ -99,7 +99,7 @@ def _watch(cls: Any) -> None:
     @functools.wraps(theirs)
     def ours(self: Any, *args: Any, **kwargs: Any) -> Any:
         _put_back(cls, ours, theirs)
-        _tell(cls)
+        _log(cls)
         return theirs(self, *args, **kwargs)
 
     _watched[cls] = ours, theirs
@@ -112,7 +112,7 @@ def _put_back(cls: Any, ours: Any, theirs: FunctionType) -> None:
         type.__setattr__(cls, _NAME, theirs)
 
 
-def _tell(cls: Any) -> None:
+def _log(cls: Any) -> None:
     if cls not in _told:
         _told.add(cls)
         logger.warning(

@@ -20,7 +20,7 @@ from ringloader._log import logger
 from ringloader._torch import internals
 from ringloader._torch.replaced import Replaced, is_speechbrains, recovers, replaced
 
-_said: set[str] = set()
+_logged: set[str] = set()
 
 # The variable that sends every loader to torch's own.
 SWITCH = "RINGLOADER"
@@ -45,10 +45,10 @@ _GET_ITERATOR = "torch.utils.data.DataLoader._get_iterator"
 _RECOVERS = "speechbrain goes on within this epoch, by torch's own iterator"
 
 
-def say_once(text: str) -> None:
+def log_once(text: str) -> None:
     """Logs ``text`` as a warning, once in a process."""
-    if text not in _said:
-        _said.add(text)
+    if text not in _logged:
+        _logged.add(text)
         logger.warning(text)
 
 
