@@ -30,6 +30,9 @@ from ringloader._torch import devices, hook, internals, select_path
 from ringloader.bad_samples import RAISE, BadSample, OnError
 from ringloader.seeds import Seeds
 
+if TYPE_CHECKING:
+    from ringloader._torch.protocols import TorchLoader
+
 _T = TypeVar("_T")
 _T_co = TypeVar("_T_co", covariant=True)
 
@@ -382,7 +385,7 @@ def _size(dataset: Any) -> str:
         return name
 
 
-def join_pool(loader: Any, worker_pool: WorkerPool) -> None:
+def join_pool(loader: TorchLoader, worker_pool: WorkerPool) -> None:
     """Registers a loader with its pool. From now on the loader's epoch is its own."""
     worker_pool._register(loader)
     epochs.inherit_told(loader)

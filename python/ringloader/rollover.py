@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch.utils.data import BatchSampler, Sampler
+
+if TYPE_CHECKING:
+    from ringloader._torch.protocols import TorchLoader
 
 LastBatch = Literal["keep", "discard", "rollover"]
 
@@ -74,7 +77,7 @@ class RolloverBatchSampler(BatchSampler):
 OWN_ITER = RolloverBatchSampler.__iter__
 
 
-def apply(loader: Any, last_batch: LastBatch | None) -> None:
+def apply(loader: TorchLoader, last_batch: LastBatch | None) -> None:
     """Sets the treatment of last batches in a loader of torch's that was just made and checked."""
     if loader.batch_size is None:
         # The program's own batch sampler decides that.

@@ -32,6 +32,7 @@ from accelerator.moved import (
     two_devices,
 )
 from ringloader import DataLoader
+from small_datasets import Made
 
 pytestmark = pytest.mark.rings_only
 
@@ -75,19 +76,6 @@ class Plainly:
 @dataclasses.dataclass
 class Record:
     tensor: torch.Tensor
-
-
-class Items(torch.utils.data.Dataset):
-    """Batches of one kind, made by a function of their number."""
-
-    def __init__(self, make, count=5):
-        self._make, self._count = make, count
-
-    def __len__(self):
-        return self._count
-
-    def __getitem__(self, number):
-        return self._make(number)
 
 
 def tagged(number):
@@ -218,7 +206,7 @@ NOT_MOVED = {"sparse"}
 def assert_torchs_moved(path, kind):
     makes = kind if isinstance(kind, list) else [TREES[kind]]
     count = 4 * len(makes)
-    dataset = Items(lambda number: makes[number // 4](number % 4), count)
+    dataset = Made(lambda number: makes[number // 4](number % 4), count)
     # A worker of torch's would send the batches as they are.
     theirs = torch.utils.data.DataLoader(dataset, batch_size=None)
     expected = [moved(batch) for batch in theirs]
@@ -248,12 +236,12 @@ def test_batches_out_of_registered_slots_are_torchs_moved(name):
 
 
 def test_what_moves_itself_is_told_how(path):
-    one, _ = next(iter(loader_on(path, Items(TREES["movable"]))))
+    one, _ = next(iter(loader_on(path, Made(TREES["movable"], 5))))
     assert one.asked == (str(DEVICE), True)
 
 
 def test_what_a_mapping_has_beside_its_items_stays(path):
-    assert [batch.tag for batch in loader_on(path, Items(TREES["mapping"]))] == list(range(5))
+    assert [batch.tag for batch in loader_on(path, Made(TREES["mapping"], 5))] == list(range(5))
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from accelerator.moved import DEVICE, LARGE, Numbered, assert_numbered, bytes_of
 from accelerator.pinned import PIN
 from ringloader import DataLoader
 from ringloader._placement import device, device_copy, device_tree
+from small_datasets import Made
 
 pytestmark = pytest.mark.rings_only
 
@@ -67,17 +68,6 @@ class SharingList(collections.abc.MutableSequence):
         self._items.insert(at, value)
 
 
-class Items(torch.utils.data.Dataset):
-    def __init__(self, make, count=4):
-        self._make, self._count = make, count
-
-    def __len__(self):
-        return self._count
-
-    def __getitem__(self, number):
-        return self._make(number)
-
-
 class Moves:
     """Moves itself, but for one."""
 
@@ -121,7 +111,7 @@ def test_what_could_not_be_copied_is_copied_again(path, fault):
         return Sharing(names | {"3": SharingList([bytes_of(number, 10)])})
 
     for nth in (1, 2):
-        iterator = iter(loader_on(path, Items(make), device_prefetch=0))
+        iterator = iter(loader_on(path, Made(make, 4), device_prefetch=0))
         pretend.fail(fault, nth=nth)
         found = drained(iterator)
         pretend.fail(fault, times=0)
@@ -202,7 +192,7 @@ def test_an_error_of_what_moves_itself_is_raised_once(path, error, transform):
     def make(number):
         return [Moves(number, error), bytes_of(number, 50)]
 
-    found = drained(iter(loader_on(path, Items(make), device_transform=transform)))
+    found = drained(iter(loader_on(path, Made(make, 4), device_transform=transform)))
     assert len(found) == 4
     raised = found.pop(1)
     assert type(raised) is (RuntimeError if isinstance(error, StopIteration) else type(error))
@@ -213,7 +203,7 @@ def test_an_error_of_what_moves_itself_is_raised_once(path, error, transform):
 
 def test_out_of_memory_of_what_moves_itself_is_raised_until_there_is_some(path, monkeypatch):
     monkeypatch.setattr(Waits, "is_full", True)
-    iterator = iter(loader_on(path, Items(lambda number: [Waits(2 * number, None), bytes_of(number, 9)])))
+    iterator = iter(loader_on(path, Made(lambda number: [Waits(2 * number, None), bytes_of(number, 9)], 4)))
     for _ in range(2):
         with pytest.raises(torch.OutOfMemoryError):
             next(iterator)
@@ -280,7 +270,7 @@ def test_a_loader_in_a_worker_moves_nothing(path):
         return batch
 
     with ringloader.installed(device=DEVICE, device_transform=transform):
-        for batch in loader_on(path, Items(nested, 2), device_transform=transform):
+        for batch in loader_on(path, Made(nested, 2), device_transform=transform):
             assert_numbered(batch, 0)
 
 
@@ -356,14 +346,9 @@ def test_a_subclass_has_a_device_of_its_own(cls, before):
     assert loader.device == "its own"
 
 
-class Nested(torch.utils.data.Dataset):
+def make_nested(number):
     """Tensors of rows of several lengths, in torch's strided layout."""
-
-    def __len__(self):
-        return 3
-
-    def __getitem__(self, number):
-        return torch.nested.nested_tensor([torch.full((2,), float(number)), torch.ones(3)])
+    return torch.nested.nested_tensor([torch.full((2,), float(number)), torch.ones(3)])
 
 
 def outcomes(batches, number=3):
@@ -387,7 +372,7 @@ def test_strided_nested_tensors_are_what_torch_makes_of_them(path):
         """torch's batches, each moved in the loop."""
 
         def __init__(self):
-            self._batches = iter(torch.utils.data.DataLoader(Nested(), batch_size=None))
+            self._batches = iter(torch.utils.data.DataLoader(Made(make_nested, 3), batch_size=None))
 
         def __iter__(self):
             return self
@@ -397,8 +382,8 @@ def test_strided_nested_tensors_are_what_torch_makes_of_them(path):
 
     theirs = outcomes(Moved())
     assert len(theirs) == 3
-    assert outcomes(loader_on(path, Nested())) == theirs
-    assert outcomes(loader_on(path, Nested(), device_transform=lambda batch: batch)) == theirs
+    assert outcomes(loader_on(path, Made(make_nested, 3))) == theirs
+    assert outcomes(loader_on(path, Made(make_nested, 3), device_transform=lambda batch: batch)) == theirs
 
 
 class OfSubclass(torch.Tensor):
@@ -411,7 +396,7 @@ def test_an_error_of_a_subclass_of_tensors_is_raised_once(path):
         made = bytes_of(number, 50)
         return made.as_subclass(OfSubclass) if number == 1 else made
 
-    found = drained(iter(loader_on(path, Items(make))))
+    found = drained(iter(loader_on(path, Made(make, 4))))
     assert [type(one) for one in found] == [torch.Tensor, ValueError, torch.Tensor, torch.Tensor]
 
 
@@ -459,8 +444,8 @@ def test_what_pins_itself_and_does_not_move_itself_is_pinned(path, transform):
     def make(number):
         return Pinning(number), bytes_of(number, 50)
 
-    theirs = [one for one, _ in torch.utils.data.DataLoader(Items(make), batch_size=None, **PIN)]
-    for number, (one, other) in enumerate(loader_on(path, Items(make), device_transform=transform)):
+    theirs = [one for one, _ in torch.utils.data.DataLoader(Made(make, 4), batch_size=None, **PIN)]
+    for number, (one, other) in enumerate(loader_on(path, Made(make, 4), device_transform=transform)):
         assert (one.by, one.tensor.is_pinned()) == (theirs[number].by, theirs[number].tensor.is_pinned())
         assert one.by == "itself" and torch.equal(one.tensor, bytes_of(number, 100))
         assert_numbered({"0": other}, number)
@@ -473,7 +458,7 @@ def test_an_error_of_what_pins_itself_is_raised_once(path):
         made.by = "fails" if number == 1 else None
         return [made]
 
-    found = drained(iter(loader_on(path, Items(make))))
+    found = drained(iter(loader_on(path, Made(make, 4))))
     assert [type(one) for one in found] == [list, ValueError, list, list]
 
 
@@ -482,7 +467,7 @@ def test_a_container_that_pins_itself_is_moved():
         def pin_memory(self):
             raise AssertionError
 
-    for number, batch in enumerate(loader_on("no workers", Items(lambda n: Batch({"0": bytes_of(n, 9)})))):
+    for number, batch in enumerate(loader_on("no workers", Made(lambda n: Batch({"0": bytes_of(n, 9)}), 4))):
         assert type(batch) is Batch and batch["0"].device == DEVICE
         assert_numbered(batch, number)
 
@@ -606,16 +591,12 @@ def test_casts_of_weights_are_not_kept_for_the_next_batch(path):
         assert (product.dtype, product[0, 0].item()) == (torch.bfloat16, 2 * number)
 
 
-class MovesWithGrad(torch.utils.data.Dataset):
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, number):
-        return torch.full((3,), float(number), requires_grad=True)
+def moves_with_grad(number):
+    return torch.full((3,), float(number), requires_grad=True)
 
 
 def test_what_is_moved_for_a_transform_has_gradients_as_of_iter():
-    loader = loader_on("no workers", MovesWithGrad(), device_transform=lambda batch: batch)
+    loader = loader_on("no workers", Made(moves_with_grad, 4), device_transform=lambda batch: batch)
     iterator, found = iter(loader), []
     for number in range(4):
         with MODES["no_grad" if number % 2 else "none"]():

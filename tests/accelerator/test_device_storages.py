@@ -22,6 +22,7 @@ from accelerator.moved import (
 )
 from ringloader._placement import device_copy, device_pack
 from ringloader._torch import devices
+from small_datasets import Made
 
 pytestmark = pytest.mark.rings_only
 
@@ -34,19 +35,6 @@ NUMBER = 2
 MORE = 6000
 # Bytes of the block in which they cross.
 BLOCK = sum(-(-size // 32) * 32 for size in SIZES)
-
-
-class Rows(torch.utils.data.Dataset):
-    """Batches whose tensors have several types and forms."""
-
-    def __init__(self, make, count=2):
-        self._make, self._count = make, count
-
-    def __len__(self):
-        return self._count
-
-    def __getitem__(self, number):
-        return self._make(number)
 
 
 def new(size=MORE):
@@ -206,7 +194,7 @@ def test_tensors_are_torchs(path, kind):
         pytest.skip("torch cannot send them, or forgets of them what they are")
     theirs = [[tensor.to(DEVICE, non_blocking=True) for tensor in FORMS[kind](number)] for number in range(2)]
     with pretend.delayed(2000):
-        found = list(loader_on(path, Rows(FORMS[kind])))
+        found = list(loader_on(path, Made(FORMS[kind], 2)))
     for ours, expected in zip(found, theirs, strict=True):
         assert [form_of(tensor) for tensor in ours] == [form_of(tensor) for tensor in expected]
         assert [bits_of(tensor) for tensor in ours] == [bits_of(tensor) for tensor in expected]

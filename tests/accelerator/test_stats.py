@@ -9,20 +9,17 @@ import pytest
 import torch
 
 from ringloader import DataLoader
+from small_datasets import Made
 
 
-class Samples(torch.utils.data.Dataset[torch.Tensor]):
-    def __len__(self) -> int:
-        return 24
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.full((1000,), float(index))
+def samples(index: int) -> torch.Tensor:
+    return torch.full((1000,), float(index))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("options", [{"pin_memory": True}, {"device": "auto"}])
 def test_batches_that_are_placed(workers: int, options: dict[str, Any]) -> None:
-    loader = DataLoader(Samples(), batch_size=2, num_workers=workers, stats=True, **options)
+    loader = DataLoader(Made(samples, 24), batch_size=2, num_workers=workers, stats=True, **options)
     batches = []
     for batch in loader:
         batches.append(batch[:, 0].cpu())
@@ -46,7 +43,12 @@ def test_a_transform_on_a_device_counts_once(
 ) -> None:
     monkeypatch.setenv("RINGLOADER", switch)
     loader = DataLoader(
-        Samples(), batch_size=2, num_workers=workers, device="auto", device_transform=slowly, stats=True
+        Made(samples, 24),
+        batch_size=2,
+        num_workers=workers,
+        device="auto",
+        device_transform=slowly,
+        stats=True,
     )
     list(loader)
     assert 12 * 0.005 <= loader.epoch_stats().main["place"] < 2 * 12 * 0.005 + 0.05

@@ -23,6 +23,7 @@ from accelerator.moved import DEVICE
 from accelerator.pinned import IS_NAMED, PIN
 from ringloader import ArrayDataset, DataLoader, Dispatch, SharedArray, WorkerPool
 from ringloader.batchify import Pad
+from small_datasets import Made
 
 pytestmark = [
     pytest.mark.rings_only,
@@ -204,21 +205,15 @@ def raises_sometimes(index: int) -> torch.Tensor:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_bad_samples(workers, options):
     loader = DataLoader(
-        Mapped(raises_sometimes), batch_size=4, num_workers=workers, on_error="skip", max_errors=9, **options
+        Made(raises_sometimes, 40),
+        batch_size=4,
+        num_workers=workers,
+        on_error="skip",
+        max_errors=9,
+        **options,
     )
     assert numbers(loader, options) == [index for index in range(40) if index % 7 != 3]
     assert [error.index for error in loader.errors] == [3, 10, 17, 24, 31, 38]
-
-
-class Mapped(Dataset[Any]):
-    def __init__(self, made: Any) -> None:
-        self.made = made
-
-    def __len__(self) -> int:
-        return 40
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return self.made(index)  # type: ignore[no-any-return]
 
 
 class DiesOnce(Dataset[Any]):
@@ -268,20 +263,16 @@ def test_a_call_in_mid_epoch(options):
     assert ringloader.report(loader).path == "native"
 
 
-class Refuses(Dataset[Any]):
-    def __len__(self) -> int:
-        return 30
-
-    def __getitem__(self, index: int) -> int:
-        if index == 3:
-            raise KeyError(index)
-        return index
+def refuses(index: int) -> int:
+    if index == 3:
+        raise KeyError(index)
+    return index
 
 
 def test_an_error_that_is_dropped_takes_its_iterator_along(options):
     gc.disable()
     try:
-        iterator = iter(DataLoader(Refuses(), num_workers=2, **options))
+        iterator = iter(DataLoader(Made(refuses, 30), num_workers=2, **options))
         gone = weakref.ref(iterator)
         with contextlib.suppress(KeyError):
             for _ in range(30):

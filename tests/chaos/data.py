@@ -10,23 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset, get_worker_info
 
 from chaos.case import must
-
-
-class Numbers(Dataset[Any]):
-    """Sample `i` is full of `i`."""
-
-    def __init__(self, length: int, elements: int = 3000) -> None:
-        self.length = length
-        self.elements = elements
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.full((self.elements,), index)
+from small_datasets import Numbers
 
 
 def check(batch: torch.Tensor, first: int, size: int = 1) -> None:

@@ -12,17 +12,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-
-class Numbers(Dataset[Any]):
-    def __init__(self, length: int, elements: int = 3000) -> None:
-        self.length = length
-        self.elements = elements
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.full((self.elements,), index)
+from small_datasets import Numbers
 
 
 class Dies(Numbers):
@@ -153,16 +143,17 @@ class Waits(Dataset[Any]):
         return index
 
 
-class SticksAsStream(IterableDataset[Any]):
-    """The samples as a stream: sample `n` of worker `w` is what it is map-style, in order."""
+class WaitsInOne(IterableDataset[Any]):
+    """Each worker yields its number. Worker 1 then waits for a file."""
 
-    def __init__(self, samples: Sticks) -> None:
-        self.samples = samples
+    def __init__(self, released: Path) -> None:
+        self.waits = Waits((), released)
 
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        info = get_worker_info()
-        for index in range(info.id, self.samples.length, info.num_workers):
-            yield self.samples[index]
+    def __iter__(self) -> Iterator[int]:
+        worker = get_worker_info().id
+        yield worker
+        if worker == 1:
+            self.waits.wait()
 
 
 class Raises(Numbers):

@@ -11,11 +11,12 @@ import struct
 import pytest
 import torch
 import torch.utils.data
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data import Dataset
 
 from faults.proc import wait_until
 from parity import harness
 from parity.datasets import identity
+from small_datasets import Made, SharedStream
 
 pytestmark = [pytest.mark.rings_only, pytest.mark.limit(60)]
 
@@ -45,15 +46,6 @@ class Large(Dataset):
         if index == self.raises:
             raise OSError(index)
         return torch.full((ELEMENTS,), index)
-
-
-class LargeStream(IterableDataset):
-    def __init__(self, raises=None):
-        self.samples = Large(raises)
-
-    def __iter__(self):
-        info = get_worker_info()
-        return (self.samples[index] for index in range(info.id, LENGTH, info.num_workers))
 
 
 def no_descriptors():
@@ -93,12 +85,12 @@ def made(loader_class, dataset, **arguments):
 
 
 @pytest.mark.parametrize("in_order", [True, False])
-@pytest.mark.parametrize("kind", [Large, LargeStream])
+@pytest.mark.parametrize("is_stream", [False, True], ids=["map", "iterable"])
 @pytest.mark.parametrize("persistent", [True, False])
-def test_no_descriptor_is_left(loader_class, in_order, kind, persistent):
+def test_no_descriptor_is_left(loader_class, in_order, is_stream, persistent):
     """The error is raised at that place, as an error of the dataset is with torch."""
     arguments = {"in_order": in_order, "persistent_workers": persistent, "num_workers": WORKERS}
-    loader = made(loader_class, kind(), **arguments)
+    loader = made(loader_class, SharedStream(Large()) if is_stream else Large(), **arguments)
     iterator = iter(loader)
     harness.assert_path(iterator, WORKERS)
     wait_for_batches(iterator, WORKERS)
@@ -109,8 +101,8 @@ def test_no_descriptor_is_left(loader_class, in_order, kind, persistent):
     if in_order:
         assert isinstance(found[0], OSError)
         assert all(isinstance(step, OSError) or step == number for number, step in enumerate(found))
-    if kind is Large and in_order and len(errors) == 1:
-        theirs = steps(iter(made(torch.utils.data.DataLoader, kind(0), **arguments)))
+    if not is_stream and in_order and len(errors) == 1:
+        theirs = steps(iter(made(torch.utils.data.DataLoader, Large(0), **arguments)))
         assert [str(type(step)) for step in found] == [str(type(step)) for step in theirs]
         assert found[1:] == theirs[1:]
     del iterator
@@ -132,12 +124,8 @@ def test_no_descriptor_is_left_for_the_whole_epoch(loader_class):
     assert steps(iter(loader)) == list(range(LENGTH))
 
 
-class Named(Dataset):
-    def __len__(self):
-        return LENGTH
-
-    def __getitem__(self, index):
-        return {f"sample-{index}-of-many": torch.full((3000,), index)}
+def named(index):
+    return {f"sample-{index}-of-many": torch.full((3000,), index)}
 
 
 class Segment:
@@ -205,7 +193,7 @@ def names(iterator):
 @pytest.mark.parametrize("in_order", [True, False])
 def test_a_table_that_is_corrupt(loader_class, in_order):
     loader = loader_class(
-        Named(),
+        Made(named, LENGTH),
         batch_size=None,
         collate_fn=identity,
         num_workers=1,
@@ -226,7 +214,9 @@ def test_a_table_that_is_corrupt(loader_class, in_order):
 @pytest.mark.parametrize("in_order", [True, False])
 def test_a_descriptor_that_is_corrupt(loader_class, in_order):
     """Nobody can tell whose it is, nor what comes after: all calls say so, and none waits."""
-    loader = loader_class(Named(), batch_size=None, collate_fn=identity, num_workers=1, in_order=in_order)
+    loader = loader_class(
+        Made(named, LENGTH), batch_size=None, collate_fn=identity, num_workers=1, in_order=in_order
+    )
     iterator = iter(loader)
     segment = Segment(iterator)
     wait_for_batches(iterator, 2)
@@ -252,19 +242,15 @@ def interrupt():
     raise KeyboardInterrupt
 
 
-class ArrivesInterrupted(Dataset):
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, index):
-        return Interrupts() if index == 1 else index
+def arrives_interrupted(index):
+    return Interrupts() if index == 1 else index
 
 
 @pytest.mark.parametrize("in_order", [True, False])
 def test_an_interrupt_while_a_batch_arrives(loader_class, in_order):
     """The interrupt is raised at once; a caller that goes on is told what was lost, and gets the rest."""
     loader = loader_class(
-        ArrivesInterrupted(),
+        Made(arrives_interrupted, 4),
         batch_size=None,
         collate_fn=identity,
         num_workers=1,

@@ -21,6 +21,7 @@ import ringloader
 from faults.script import run_script
 from faults.test_limits import NAMESPACE
 from ringloader import CachedDataset
+from small_datasets import Made
 
 pytestmark = pytest.mark.rings_only
 
@@ -253,21 +254,16 @@ def test_a_full_disk_is_a_full_cache(tmp_path):
     assert ended.out == f"True True True\n1000 False\n{tmp_path / 'header'} 0\n", ended.err
 
 
-class Endless(Dataset):
+def endless(index):
     """As many samples as any index says."""
-
-    def __len__(self):
-        return 2**40
-
-    def __getitem__(self, index):
-        return torch.tensor([index])
+    return torch.tensor([index])
 
 
 @pytest.mark.parametrize("has_path", [False, True])
 def test_the_table_of_samples_grows_with_those_that_are_kept(tmp_path, has_path):
     chance = random.Random(3)
     indices = [0, 2**40 - 1, *(chance.randrange(2**40) for _ in range(3000))]
-    cached = CachedDataset(Endless(), path=tmp_path / "cache" if has_path else None)
+    cached = CachedDataset(Made(endless, 2**40), path=tmp_path / "cache" if has_path else None)
     assert os.fstat(cached._samples.fileno()).st_blocks * 512 <= 8192
     for _ in range(2):
         assert all(cached[index].item() == index for index in indices)
@@ -278,11 +274,11 @@ def test_the_table_of_samples_grows_with_those_that_are_kept(tmp_path, has_path)
     cached.clear()
     assert os.fstat(cached._samples.fileno()).st_blocks * 512 <= 16384
     # The table counts.
-    bound = CachedDataset(Endless(), 100_000)
+    bound = CachedDataset(Made(endless, 2**40), 100_000)
     assert all(bound[index].item() == index for index in indices)
     stats = bound.stats()
     assert stats["full"] and stats["bytes"] <= 100_000 and stats["items"] > 300
-    assert CachedDataset(Endless(), 4000)[5].item() == 5
+    assert CachedDataset(Made(endless, 2**40), 4000)[5].item() == 5
 
 
 def _keep(cached, seed):
@@ -295,7 +291,7 @@ def _keep(cached, seed):
 
 
 def test_processes_that_add_tables_at_once_keep_each_sample_once():
-    cached = CachedDataset(Endless())
+    cached = CachedDataset(Made(endless, 2**40))
     processes = [fork.Process(target=_keep, args=(cached, seed)) for seed in range(4)]
     for process in processes:
         process.start()

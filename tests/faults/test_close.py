@@ -11,9 +11,10 @@ import time
 import pytest
 from torch.utils.data import _utils
 
-from faults.failing_datasets import Numbers, Sticks, SticksAsStream
+from faults.failing_datasets import Numbers, Sticks
 from faults.proc import Snapshot, wait_until
 from parity.harness import assert_path
+from small_datasets import SharedStream
 
 # Torch's words for `next` after a shutdown.
 CLOSED = "Invalid iterator state"
@@ -36,7 +37,7 @@ def stuck_iterator(loader_class, folder, **options):
     """After two batches its next one does not come before the test releases the worker."""
     stream = options.pop("stream", False)
     samples = Sticks(100, (1, 1), folder)
-    iterator = iter(loader_class(SticksAsStream(samples) if stream else samples, num_workers=2, **options))
+    iterator = iter(loader_class(SharedStream(samples) if stream else samples, num_workers=2, **options))
     assert_path(iterator, 2)
     assert sorted(int(next(iterator).view(-1)[0]) for _ in range(2)) == [0, 1]
     assert wait_until(samples.stuck(0).exists, 20)

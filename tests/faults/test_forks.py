@@ -22,6 +22,7 @@ import ringloader
 from faults import proc
 from faults.script import run_script
 from parity.datasets import Filled, identity, value_of
+from small_datasets import Made
 
 KIBI, MEBI = 1 << 10, 1 << 20
 # Copied to memory of the main process's own; over the slot; in a segment of its own, with `BUDGET`.
@@ -509,20 +510,15 @@ def test_children_that_have_gone_leave_no_descriptor(make):
     assert is_sample(batch, 0)
 
 
-class RunsPrograms(Dataset):
-    """A dataset that runs a program for each sample, and tells how many descriptors its worker has."""
-
-    def __len__(self):
-        return 30
-
-    def __getitem__(self, index):
-        # A function to call in the child makes Python fork.
-        subprocess.run(["true"], preexec_fn=lambda: None, check=True)
-        return torch.tensor(len(descriptors()))
+def runs_programs(_index):
+    """Runs a program, and returns how many descriptors the worker has."""
+    # A function to call in the child makes Python fork.
+    subprocess.run(["true"], preexec_fn=lambda: None, check=True)
+    return torch.tensor(len(descriptors()))
 
 
 def test_workers_that_fork_have_no_more_descriptors(make):
-    numbers = [int(number) for number in make(RunsPrograms(), num_workers=1, batch_size=None)]
+    numbers = [int(number) for number in make(Made(runs_programs, 30), num_workers=1, batch_size=None)]
     # Not one for each program.
     assert max(numbers) <= numbers[0] + 10
 

@@ -20,24 +20,20 @@ from multiprocessing.reduction import ForkingPickler
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 import ringloader
 from parity.datasets import identity
+from small_datasets import Made
 
 KIBI = 1 << 10
 SIZES = (3 * KIBI, 40 * KIBI, 200 * KIBI, 900 * KIBI)
 SECONDS = float(os.environ.get("STORM_SECONDS", "4"))
 
 
-class Sized(Dataset):
+def sized(index):
     """Sample `i` has a size and a byte by its number, never zero: that is memory that was given back."""
-
-    def __len__(self):
-        return 60
-
-    def __getitem__(self, index):
-        return torch.full((SIZES[index % len(SIZES)],), index + 1, dtype=torch.uint8)
+    return torch.full((SIZES[index % len(SIZES)],), index + 1, dtype=torch.uint8)
 
 
 class Held:
@@ -137,7 +133,7 @@ class Storm:
 
     def _loader(self):
         return self.make(
-            Sized(),
+            Made(sized, 60),
             num_workers=self.random.choice((1, 2)),
             batch_size=None,
             collate_fn=identity,

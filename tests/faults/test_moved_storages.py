@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from ringloader import DataLoader
+from small_datasets import Made
 
 pytestmark = pytest.mark.rings_only
 
@@ -124,23 +125,18 @@ class Replacing:
             tensor.set_(torch.full_like(tensor, 2))
 
 
-class Replaced(torch.utils.data.Dataset):
+def replaced(index):
     """The collector replaces storages of a batch after another number of allocations each time."""
-
-    def __len__(self):
-        return 120
-
-    def __getitem__(self, index):
-        gc.disable()
-        gc.collect()
-        sample = [torch.ones(64) for _ in range(40)]
-        Replacing(sample)
-        gc.set_threshold(1 + index // 2)
-        gc.enable()
-        return sample
+    gc.disable()
+    gc.collect()
+    sample = [torch.ones(64) for _ in range(40)]
+    Replacing(sample)
+    gc.set_threshold(1 + index // 2)
+    gc.enable()
+    return sample
 
 
 def test_storages_that_a_finaliser_replaces_while_a_worker_sends_them():
     """On freed memory the worker dies under a tool, or values are neither those before nor those after."""
-    for batch in DataLoader(Replaced(), batch_size=None, num_workers=1, collate_fn=as_it_is):
+    for batch in DataLoader(Made(replaced, 120), batch_size=None, num_workers=1, collate_fn=as_it_is):
         assert {float(value) for tensor in batch for value in (tensor.min(), tensor.max())} <= {1.0, 2.0}

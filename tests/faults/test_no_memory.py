@@ -7,10 +7,10 @@ import textwrap
 
 import pytest
 import torch
-from torch.utils.data import Dataset
 
 from parity import harness
 from ringloader import DataLoader
+from small_datasets import Made
 
 pytestmark = [pytest.mark.rings_only, pytest.mark.limit(300)]
 
@@ -276,12 +276,8 @@ def panic():
     raise kinds[0]("planted")
 
 
-class SomePanic(Dataset):
-    def __len__(self):
-        return 6
-
-    def __getitem__(self, index):
-        return Panics() if index in (1, 2) else torch.full((9000,), index)
+def some_panic(index):
+    return Panics() if index in (1, 2) else torch.full((9000,), index)
 
 
 def as_it_is(sample):
@@ -290,7 +286,7 @@ def as_it_is(sample):
 
 @pytest.mark.parametrize("options", [{}, {"in_order": False}, {"main_prefetch": 2}], ids=str)
 def test_a_panic_is_an_error_of_its_batch(options, capfd):
-    loader = DataLoader(SomePanic(), None, collate_fn=as_it_is, num_workers=1, timeout=20, **options)
+    loader = DataLoader(Made(some_panic, 6), None, collate_fn=as_it_is, num_workers=1, timeout=20, **options)
     iterator = iter(loader)
     harness.assert_path(iterator, 1)
     found = []

@@ -13,9 +13,10 @@ import time
 import pytest
 from torch.utils.data import _utils
 
-from faults.failing_datasets import Numbers, Sticks, SticksAsStream
+from faults.failing_datasets import Numbers, Sticks
 from faults.proc import Snapshot, is_running, wait_until
 from parity.harness import assert_path
+from small_datasets import SharedStream
 
 NEVER = 10**9
 # The time that the design promises, from the moment at which the caller waits.
@@ -42,7 +43,7 @@ class Scene:
     def __init__(self, loader_class, folder, counts, *, stream=False, length=200, **options):
         folder.mkdir()
         self.samples = Sticks(length, counts, folder)
-        dataset = SticksAsStream(self.samples) if stream else self.samples
+        dataset = SharedStream(self.samples) if stream else self.samples
         self.iterator = iter(loader_class(dataset, num_workers=len(counts), **options))
         assert_path(self.iterator, len(counts))
         self.killed_at = 0.0

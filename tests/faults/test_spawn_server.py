@@ -16,7 +16,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from torch.utils.data import Dataset
 
 from faults.failing_datasets import Numbers
 from faults.proc import Snapshot, command_line, descendants, is_running, wait_until
@@ -24,6 +23,7 @@ from faults.script import finish, run_script, start
 from parity.datasets import identity
 from ringloader._start import spawn
 from ringloader._transport.processes import ProcessTransport
+from small_datasets import Made
 
 pytestmark = pytest.mark.limit(120)
 
@@ -220,12 +220,8 @@ class Spent(Numbers):
         return time.process_time()
 
 
-class Place(Dataset):
-    def __len__(self):
-        return 2
-
-    def __getitem__(self, index):
-        return os.environ.get("RINGLOADER_TEST"), os.umask(0o22), resource.getrlimit(resource.RLIMIT_CORE)
+def place(_index):
+    return os.environ.get("RINGLOADER_TEST"), os.umask(0o22), resource.getrlimit(resource.RLIMIT_CORE)
 
 
 class Cores(Numbers):
@@ -251,7 +247,7 @@ def test_a_worker_runs_where_its_parent_may(loader_class):
 @pytest.mark.rings_only
 def test_what_a_spawned_worker_inherits(loader_class, monkeypatch):
     """A change of what children begin with makes another server."""
-    loader = spawned(loader_class, Place())
+    loader = spawned(loader_class, Made(place, 2))
     limit = resource.getrlimit(resource.RLIMIT_CORE)
     assert next(iter(loader)) == (None, 0o22, limit)
     first = servers()

@@ -13,16 +13,16 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data import Dataset
 
 from faults.proc import Snapshot
 from parity.harness import assert_path
+from small_datasets import SharedStream
 
 KILLED = r"DataLoader worker \(pid (\d+)\) is killed by signal: Killed\. "
 
@@ -49,17 +49,6 @@ class Checked(Dataset[Any]):
         return sample(index, self.elements)
 
 
-class CheckedStream(IterableDataset[Any]):
-    def __init__(self, length: int, elements: int) -> None:
-        self.length = length
-        self.elements = elements
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        info = get_worker_info()
-        for index in range(info.id, self.length, info.num_workers):
-            yield sample(index, self.elements)
-
-
 def as_it_is(samples: list[Any]) -> list[Any]:
     return samples
 
@@ -79,7 +68,8 @@ class Round:
         self.length = rng.choice([0, 7, 200, 10**6, 10**6])
         self.keep = rng.choice([0.0, 0.2, 1.0])
         self.kept: list[tuple[list[int], Any]] = []
-        dataset = (CheckedStream if self.stream else Checked)(self.length, self.elements)
+        samples = Checked(self.length, self.elements)
+        dataset = SharedStream(samples) if self.stream else samples
         self.loader = loader_class(
             dataset,
             batch_size=self.batch_size,

@@ -16,25 +16,15 @@ from typing import Any
 import pytest
 import torch
 import torch.utils.data
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import IterableDataset
 
 import ringloader
 from faults.script import run_script
 from ringloader import DataLoader
 from ringloader._transport.threads import ThreadTransport, WorkerThread
+from small_datasets import Numbers
 
 pytestmark = pytest.mark.rings_only
-
-
-class Numbers(Dataset[Any]):
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: Any) -> Any:
-        return torch.full((4,), index)
 
 
 def identity(value: Any) -> Any:
@@ -61,7 +51,7 @@ def _no_thread_left():
 
 @pytest.mark.parametrize("persistent", [False, True])
 def test_no_thread_is_left(persistent):
-    loader = threads(Numbers(20), persistent_workers=persistent)
+    loader = threads(Numbers(20, 4), persistent_workers=persistent)
     for epoch in range(3):
         iterator = iter(loader)
         next(iterator)
@@ -76,7 +66,7 @@ class Held(Numbers):
     """Sample 1 waits until it is released."""
 
     def __init__(self) -> None:
-        super().__init__(6)
+        super().__init__(6, 4)
         self.inside = threading.Event()
         self.released = threading.Event()
 
@@ -118,7 +108,7 @@ def test_a_hanging_dataset_times_out():
 
 class Ends(Numbers):
     def __init__(self, error: BaseException) -> None:
-        super().__init__(8)
+        super().__init__(8, 4)
         self.error = error
 
     def __getitem__(self, index: Any) -> Any:
@@ -157,7 +147,7 @@ def test_an_interrupt_ends_a_wait():
 
 
 def test_next_in_a_forked_child_raises_at_once():
-    iterator = iter(threads(Numbers(50)))
+    iterator = iter(threads(Numbers(50, 4)))
     next(iterator)
     read, write = os.pipe()
     child = os.fork()
@@ -183,7 +173,7 @@ def test_next_in_a_forked_child_raises_at_once():
 
 def test_many_forks_while_threads_work():
     """A child must never wait for a lock that a thread of its parent had."""
-    iterator = iter(threads(Numbers(3000), num_workers=4, prefetch_factor=8))
+    iterator = iter(threads(Numbers(3000, 4), num_workers=4, prefetch_factor=8))
     for count, _ in enumerate(iterator):
         if count % 150 == 0:
             child = os.fork()
@@ -201,7 +191,7 @@ class Drops(Numbers):
     """A dataset whose worker drops the last reference to the iterator."""
 
     def __init__(self) -> None:
-        super().__init__(100)
+        super().__init__(100, 4)
         self.holder: list[Any] = []
         self.dropped = threading.Event()
 
@@ -250,7 +240,7 @@ def test_a_batch_goes_when_its_last_user_does():
 
 
 def test_two_threads_take_batches_of_one_iterator():
-    iterator = iter(threads(Numbers(400), num_workers=3))
+    iterator = iter(threads(Numbers(400, 4), num_workers=3))
     taken: list[list[int]] = [[], []]
 
     def take(into: list[int]) -> None:
@@ -266,7 +256,7 @@ def test_two_threads_take_batches_of_one_iterator():
 
 def test_persistent_workers_over_given_up_epochs():
     """Batches that a given up epoch left in the queues are nobody's."""
-    loader = threads(Numbers(40), persistent_workers=True, prefetch_factor=4)
+    loader = threads(Numbers(40, 4), persistent_workers=True, prefetch_factor=4)
     for taken in (0, 1, 5, 39):
         iterator = iter(loader)
         for _ in range(taken):
@@ -277,7 +267,7 @@ def test_persistent_workers_over_given_up_epochs():
 
 
 def test_loaders_are_copied_and_pickled():
-    loader = threads(Numbers(4))
+    loader = threads(Numbers(4, 4))
     for other in (copy.copy(loader), pickle.loads(pickle.dumps(loader)), copy.deepcopy(loader)):
         assert len(list(other)) == 4
         assert ringloader.report(other).path == "threads"
@@ -287,11 +277,11 @@ def test_install_and_convert_and_subclasses():
     class Mine(torch.utils.data.DataLoader):
         pass
 
-    mine = Mine(Numbers(4), num_workers=1)
+    mine = Mine(Numbers(4, 4), num_workers=1)
     with ringloader.installed(worker_method="thread"):
         assert len(list(mine)) == 4
         assert ringloader.report(mine).path == "threads"
-    converted = ringloader.convert(Mine(Numbers(4), num_workers=1), worker_method="thread")
+    converted = ringloader.convert(Mine(Numbers(4, 4), num_workers=1), worker_method="thread")
     assert len(list(converted)) == 4
     assert (ringloader.report(converted).path, isinstance(converted, Mine)) == ("threads", True)
 
@@ -325,7 +315,7 @@ def test_shutdown_while_another_thread_waits(persistent):
 
 
 def test_limit_and_resume():
-    iterator = iter(threads(Numbers(6), persistent_workers=True))
+    iterator = iter(threads(Numbers(6, 4), persistent_workers=True))
     iterator.limit(2)
     taken = []
     for _ in range(3):
@@ -335,7 +325,7 @@ def test_limit_and_resume():
 
 
 def test_without_workers_it_means_nothing():
-    loader = threads(Numbers(4), num_workers=0)
+    loader = threads(Numbers(4, 4), num_workers=0)
     assert len(list(loader)) == 4
     assert ringloader.report(loader).path == "single-process"
 
@@ -528,7 +518,7 @@ def test_threads_that_make_loaders_at_once_keep_the_number_of_threads(monkeypatc
     def other() -> None:
         # Asks for the first time while a worker's number is that of all.
         has_set.wait(30)
-        list(threads(Numbers(4)))
+        list(threads(Numbers(4, 4)))
         found.append(torch.get_num_threads())
 
     real(3)
@@ -536,7 +526,7 @@ def test_threads_that_make_loaders_at_once_keep_the_number_of_threads(monkeypatc
     beside = threading.Thread(target=other)
     try:
         beside.start()
-        list(threads(Numbers(4)))
+        list(threads(Numbers(4, 4)))
         beside.join(30)
         assert found == [3]
         assert torch.get_num_threads() == 3

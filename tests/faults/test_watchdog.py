@@ -13,10 +13,10 @@ import time
 
 import pytest
 import torch
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset
 
 import ringloader
-from faults.failing_datasets import Dies, Numbers, Waits
+from faults.failing_datasets import Dies, Numbers, Waits, WaitsInOne
 from faults.proc import Snapshot, is_running
 from ringloader import DataLoader, WorkerPool
 from ringloader._common import proc
@@ -302,18 +302,8 @@ def test_only_workers_that_are_in_batches_are_named_beside_the_one_whose_turn_it
     ]
 
 
-class Part(IterableDataset):
-    def __init__(self, released):
-        self.waits = Waits((), released)
-
-    def __iter__(self):
-        yield get_worker_info().id
-        if get_worker_info().id == 1:
-            self.waits.wait()
-
-
 def test_an_iterable_dataset(released):
-    loader = DataLoader(Part(released), batch_size=None, num_workers=2, watchdog=SECONDS)
+    loader = DataLoader(WaitsInOne(released), batch_size=None, num_workers=2, watchdog=SECONDS)
     with collected(released.touch, 2, "^worker 1", "in __iter__") as texts:
         assert list(loader) == [0, 1]
     assert "owes its next batch" in texts[0]

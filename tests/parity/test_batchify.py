@@ -16,6 +16,7 @@ import ringloader
 from parity.describe import describe
 from parity.harness import Case, compare, run
 from ringloader.batchify import Append, AsList, Dict, Group, Pad, Stack
+from small_datasets import Made
 
 LENGTHS = [1 + 37 * number % 90 for number in range(48)]
 CONTEXTS = ["fork", "spawn", "forkserver"]
@@ -248,42 +249,33 @@ def test_what_a_dataset_pads_and_keeps_stays_as_it_is(loader_class, workers):
             assert torch.equal(batch, Pad()([row(index) for index in range(4 * number, 4 * number + 4)]))
 
 
-class Forking(Dataset):
+def forking(index):
     """A child of the worker pads too, while the worker has a batch half done."""
-
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, index):
-        mine = Pad(5)([row(index), row(index + 1)])
-        before = mine.clone()
-        child = os.fork()
-        if child == 0:
-            theirs = [Pad(9)([row(3), row(4)]).fill_(-1) for _ in range(3)]
-            os._exit(0 if all((one == -1).all() for one in theirs) else 1)
-        _, status = os.waitpid(child, 0)
-        return row(index), status == 0 and torch.equal(mine, before)
+    mine = Pad(5)([row(index), row(index + 1)])
+    before = mine.clone()
+    child = os.fork()
+    if child == 0:
+        theirs = [Pad(9)([row(3), row(4)]).fill_(-1) for _ in range(3)]
+        os._exit(0 if all((one == -1).all() for one in theirs) else 1)
+    _, status = os.waitpid(child, 0)
+    return row(index), status == 0 and torch.equal(mine, before)
 
 
 def test_a_child_of_a_worker_pads_in_memory_of_its_own(loader_class):
-    loader = loader_class(Forking(), batch_size=2, num_workers=1, collate_fn=Group(Pad(), Stack()))
+    loader = loader_class(Made(forking, 8), batch_size=2, num_workers=1, collate_fn=Group(Pad(), Stack()))
     for number, (batch, right) in enumerate(loader):
         assert right.all()
         assert torch.equal(batch, Pad()([row(2 * number), row(2 * number + 1)]))
 
 
-class Large(Dataset):
-    def __len__(self):
-        return 12
-
-    def __getitem__(self, index):
-        return torch.full((1 << 18, index % 3 + 1), index, dtype=torch.int64)
+def large(index):
+    return torch.full((1 << 18, index % 3 + 1), index, dtype=torch.int64)
 
 
 @pytest.mark.rings_only
 def test_batches_larger_than_a_workers_share(loader_class):
     loader = loader_class(
-        Large(), batch_size=3, num_workers=2, collate_fn=Pad(-1, axis=1), max_shared_bytes=8 << 20
+        Made(large, 12), batch_size=3, num_workers=2, collate_fn=Pad(-1, axis=1), max_shared_bytes=8 << 20
     )
     for number, batch in enumerate(loader):
         assert batch.shape == (3, 1 << 18, 3)
@@ -293,14 +285,9 @@ def test_batches_larger_than_a_workers_share(loader_class):
     assert ringloader.report(loader).counters["oversize"] == 4
 
 
-class Pairs(Dataset):
+def pairs(index):
     """Rows of 64 KB to 256 KB that hold their number, and that number."""
-
-    def __len__(self):
-        return 160
-
-    def __getitem__(self, index):
-        return torch.full(((index % 4 + 1) << 13,), index, dtype=torch.int64), index
+    return torch.full(((index % 4 + 1) << 13,), index, dtype=torch.int64), index
 
 
 def failing_at_every_third(numbers):
@@ -313,7 +300,7 @@ def failing_at_every_third(numbers):
 def test_an_error_in_the_middle_of_a_batch_gives_its_memory_back(loader_class):
     """The first field lies in the slot when the second fails. 10 MB of such go through 2 MB."""
     loader = loader_class(
-        Pairs(),
+        Made(pairs, 160),
         batch_size=2,
         num_workers=1,
         collate_fn=Group(Pad(-1), failing_at_every_third),

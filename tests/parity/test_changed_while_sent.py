@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 import ringloader
 from parity import harness
 from parity.datasets import identity
+from small_datasets import Made
 
 ACTIONS = {
     "resize_ to less": lambda tensor: tensor.resize_(min(1, tensor.numel())),
@@ -134,22 +135,17 @@ def test_reductions_that_resize_an_array(loader_class, size):
         assert f"an array of {4 * size} bytes was resized, or got other memory" in error
 
 
-class RandomlyActed(Dataset):
+def randomly_acted(index):
     """Tensors, views of them and reductions that act on any of them, in any order."""
-
-    def __len__(self):
-        return 60
-
-    def __getitem__(self, index):
-        choice = random.Random(index)
-        tensors = [torch.arange(choice.choice((2, 6, 3000)), dtype=torch.int32) + 10 * n for n in range(4)]
-        tensors += [choice.choice(tensors)[1:], choice.choice(tensors)[::2]]
-        # An action that moves a storage while a view of it is not sent yet leaves stock torch's views behind.
-        names = ["set_", "data", "share", "fill", "resize_ to none", "resize_ to less", "transpose"]
-        actings = [Acting(choice.choice(tensors), choice.choice(names)) for _ in range(5)]
-        parts = tensors + actings + [tensors[0].untyped_storage()]
-        choice.shuffle(parts)
-        return [{"nested": parts[:5], 3: (parts[5:9],)}, *parts[9:]]
+    choice = random.Random(index)
+    tensors = [torch.arange(choice.choice((2, 6, 3000)), dtype=torch.int32) + 10 * n for n in range(4)]
+    tensors += [choice.choice(tensors)[1:], choice.choice(tensors)[::2]]
+    # An action that moves a storage while a view of it is not sent yet leaves stock torch's views behind.
+    names = ["set_", "data", "share", "fill", "resize_ to none", "resize_ to less", "transpose"]
+    actings = [Acting(choice.choice(tensors), choice.choice(names)) for _ in range(5)]
+    parts = tensors + actings + [tensors[0].untyped_storage()]
+    choice.shuffle(parts)
+    return [{"nested": parts[:5], 3: (parts[5:9],)}, *parts[9:]]
 
 
 def flat(value):
@@ -164,7 +160,9 @@ def flat(value):
 
 def test_random_reductions(loader_class):
     def batches(which):
-        loader = which(RandomlyActed(), num_workers=1, batch_size=None, collate_fn=identity, timeout=20)
+        loader = which(
+            Made(randomly_acted, 60), num_workers=1, batch_size=None, collate_fn=identity, timeout=20
+        )
         return [flat(batch) for batch in loader]
 
     ours, torchs = batches(loader_class), batches(DataLoader)

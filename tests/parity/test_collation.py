@@ -14,6 +14,7 @@ from torch.utils.data._utils import collate as torch_collate
 from parity.batch_values import ALL
 from parity.harness import Case, compare
 from ringloader import DataLoader
+from small_datasets import Made
 
 FORMS = {
     "alone": lambda value, _: value,
@@ -169,12 +170,8 @@ class Batches(Dataset):
 SENT = [batch for name, batch in BATCHES.items() if "negated" not in name and "conjugated" not in name]
 
 
-class OneByOne(Dataset):
-    def __len__(self):
-        return len(SENT)
-
-    def __getitem__(self, index):
-        return SENT[index]
+def one_by_one(index):
+    return SENT[index]
 
 
 def test_batches_are_collated_as_torch_does(loader_class):
@@ -186,7 +183,7 @@ def test_batches_are_collated_as_torch_does(loader_class):
 
 def test_batches_are_converted_as_torch_does(loader_class):
     def build():
-        return {"dataset": OneByOne(), "batch_size": None, "num_workers": 1}
+        return {"dataset": Made(one_by_one, len(SENT)), "batch_size": None, "num_workers": 1}
 
     expected, _ = compare(loader_class, Case(build))
     assert len(expected.delivered()) > 60
@@ -317,12 +314,8 @@ class Box:
         self.number = number
 
 
-class Boxes(Dataset):
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, index):
-        return {"box": Box(index), "plain": (torch.full((3,), index), True, {"deep": [index, 0.5]})}
+def boxes(index):
+    return {"box": Box(index), "plain": (torch.full((3,), index), True, {"deep": [index, 0.5]})}
 
 
 def collate_boxes(batch, *, collate_fn_map):  # noqa: ARG001
@@ -335,17 +328,15 @@ def test_types_that_torch_was_taught_before_the_workers_start(loader_class, monk
     monkeypatch.setitem(fn_map, Box, collate_boxes)
     if taught is not Box:
         monkeypatch.setitem(fn_map, taught, collate_theirs)
-    expected, _ = compare(loader_class, Case(lambda: {"dataset": Boxes(), "batch_size": 2, "num_workers": 1}))
+    expected, _ = compare(
+        loader_class, Case(lambda: {"dataset": Made(boxes, 8), "batch_size": 2, "num_workers": 1})
+    )
     assert "by theirs" in repr(expected.outcomes)
 
 
-class Gaps(Dataset):
-    def __len__(self):
-        return 12
-
-    def __getitem__(self, index):
-        image = torch.full((2, 3), index)
-        return None if index % 5 == 1 else collections.OrderedDict(image=image, label=Point(index, "name"))
+def gaps(index):
+    image = torch.full((2, 3), index)
+    return None if index % 5 == 1 else collections.OrderedDict(image=image, label=Point(index, "name"))
 
 
 def without_gaps(samples):
@@ -371,7 +362,7 @@ def extended_on_the_way(samples):
 )
 def test_functions_that_call_torchs(loader_class, collate_fn):
     def build():
-        return {"dataset": Gaps(), "batch_size": 3, "num_workers": 2, "collate_fn": collate_fn}
+        return {"dataset": Made(gaps, 12), "batch_size": 3, "num_workers": 2, "collate_fn": collate_fn}
 
     compare(loader_class, Case(build))
 

@@ -19,6 +19,7 @@ from parity.datasets import Blocks, Samples, identity
 from ringloader import DataLoader, StatefulDataLoader
 from ringloader._options import kept
 from ringloader._options.table import TABLE
+from small_datasets import Made
 
 ROOT = Path(__file__).resolve().parents[2]
 ROW = re.compile(r"^\| (?!what \||---).*\|$", re.M)
@@ -188,18 +189,14 @@ def test_a_method_replaced_in_mid_epoch(loader_class, monkeypatch, name):
     assert len(called) >= 8
 
 
-class Arrays(torch.utils.data.Dataset):
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, index):
-        return np.full(3, index)
+def arrays(index):
+    return np.full(3, index)
 
 
 @pytest.mark.rings_only
 def test_arrays_do_not_own_their_data(loader_class):
     def array(kind):
-        return next(iter(kind(Arrays(), batch_size=None, num_workers=1, collate_fn=identity)))
+        return next(iter(kind(Made(arrays, 4), batch_size=None, num_workers=1, collate_fn=identity)))
 
     theirs, ours = array(torch.utils.data.DataLoader), array(loader_class)
     assert theirs.flags.owndata and not ours.flags.owndata

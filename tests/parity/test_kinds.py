@@ -17,6 +17,7 @@ from parity.batch_values import ALL, quiet
 from parity.datasets import identity
 from parity.describe import describe, tensor_bytes
 from parity.harness import Case, compare, run
+from small_datasets import Made
 
 
 class Kinds(Dataset):
@@ -173,12 +174,8 @@ class FailsToUnpickle:
         return (int, ("not a number",))
 
 
-class ArrivesBroken(Dataset):
-    def __len__(self):
-        return 3
-
-    def __getitem__(self, index):
-        return FailsToUnpickle() if index == 1 else index
+def arrives_broken(index):
+    return FailsToUnpickle() if index == 1 else index
 
 
 def test_batch_that_fails_to_unpickle(loader_class):
@@ -187,7 +184,7 @@ def test_batch_that_fails_to_unpickle(loader_class):
         loader_class,
         Case(
             lambda: {
-                "dataset": ArrivesBroken(),
+                "dataset": Made(arrives_broken, 3),
                 "batch_size": None,
                 "num_workers": 1,
                 "collate_fn": identity,
@@ -206,7 +203,12 @@ def test_batch_that_fails_to_unpickle(loader_class):
 @pytest.mark.parametrize("path", harness.PATHS)
 def test_iteration_goes_on_after_a_batch_that_fails_to_unpickle(loader_class, path):
     def build():
-        return {"dataset": ArrivesBroken(), "batch_size": None, "num_workers": 1, "collate_fn": identity}
+        return {
+            "dataset": Made(arrives_broken, 3),
+            "batch_size": None,
+            "num_workers": 1,
+            "collate_fn": identity,
+        }
 
     with harness.taking(path):
         record = run(loader_class, Case(build))

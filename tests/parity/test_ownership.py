@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 
 from parity.datasets import Blocks, identity, right, value_of
 from parity.harness import assert_path
+from small_datasets import Made
 
 MEBI = 1 << 20
 
@@ -159,24 +160,20 @@ def test_collate_that_caches(loader_class, loader_name, size, again):
         )
 
 
-class Mixed(Dataset):
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, index):
-        return {
-            "image": torch.zeros(500_000, dtype=torch.uint8),
-            "label": torch.full((8,), index),
-            "array": np.full(8, index),
-            "middle": torch.full((3000,), index),
-        }
+def mixed(index):
+    return {
+        "image": torch.zeros(500_000, dtype=torch.uint8),
+        "label": torch.full((8,), index),
+        "array": np.full(8, index),
+        "middle": torch.full((3000,), index),
+    }
 
 
 @pytest.mark.rings_only
 def test_one_leaf_is_saved_alone(loader_class):
     """`torch.save`, `pickle` and `deepcopy` write a leaf's own bytes, not those of its batch."""
     for number, batch in enumerate(
-        loader_class(Mixed(), num_workers=1, batch_size=None, collate_fn=identity)
+        loader_class(Made(mixed, 4), num_workers=1, batch_size=None, collate_fn=identity)
     ):
         for name, limit in (("label", 4096), ("middle", 30_000)):
             leaf = batch[name]

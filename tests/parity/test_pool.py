@@ -19,6 +19,7 @@ import ringloader
 from faults.proc import mappings
 from parity.harness import assert_path
 from ringloader import DataLoader, WorkerPool
+from small_datasets import Made
 
 pytestmark = [pytest.mark.rings_only, pytest.mark.limit(120)]
 
@@ -439,12 +440,8 @@ def state_of_process():
     return os.sched_getaffinity(0), umask, os.getpriority(os.PRIO_PROCESS, 0), blocked
 
 
-class StateOfProcess(Dataset):
-    def __len__(self):
-        return 2
-
-    def __getitem__(self, index):
-        return state_of_process()
+def make_state_of_process(_index):
+    return state_of_process()
 
 
 def set_state_of_process(_worker):
@@ -465,7 +462,7 @@ def test_what_worker_init_fn_sets_for_the_process(method):
 
         def loader(init_fn=None):
             options = {"batch_size": None, "collate_fn": list, "worker_init_fn": init_fn}
-            return DataLoader(StateOfProcess(), worker_pool=pool, **options)
+            return DataLoader(Made(make_state_of_process, 2), worker_pool=pool, **options)
 
         plain, sets, raises = loader(), loader(set_state_of_process), loader(raise_niceness)
         assert list(plain) == [list(ours)] * 2

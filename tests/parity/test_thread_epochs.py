@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from ringloader import DataLoader
+from small_datasets import Made
 
 pytestmark = pytest.mark.rings_only
 
@@ -85,33 +86,34 @@ def test_a_dataset_that_one_worker_got_is_not_the_others():
     assert loader.dataset.told is None
 
 
-class Drawing(Dataset[Any]):
-    def __len__(self) -> int:
-        return 6
+def drawing(_index: int) -> Any:
+    import random
 
-    def __getitem__(self, index: int) -> Any:
-        import random
-
-        info: Any = get_worker_info()
-        if getattr(info, "worker_method", "") == "thread":
-            rng = info.rng
-            return (
-                rng.random_generator.random(),
-                float(torch.rand(1, generator=rng.torch_generator)),
-                float(rng.numpy_generator.random()),
-            )
-        return random.random(), float(torch.rand(1)), None
+    info: Any = get_worker_info()
+    if getattr(info, "worker_method", "") == "thread":
+        rng = info.rng
+        return (
+            rng.random_generator.random(),
+            float(torch.rand(1, generator=rng.torch_generator)),
+            float(rng.numpy_generator.random()),
+        )
+    return random.random(), float(torch.rand(1)), None
 
 
 def test_reseeding_sets_a_threads_own_generators_as_a_processs():
     found = [
-        epochs(made(method, Drawing(), worker_reset_fn=None, reseed_workers=True, persistent_workers=True), 2)
+        epochs(
+            made(
+                method, Made(drawing, 6), worker_reset_fn=None, reseed_workers=True, persistent_workers=True
+            ),
+            2,
+        )
         for method in METHODS
     ]
     processes, threads = ([[draws[:2] for draws in epoch] for epoch in one] for one in found)
     assert processes == threads
     # Each epoch anew, numpy's too.
-    assert epochs(made("thread", Drawing(), worker_reset_fn=None, reseed_workers=True), 2) == found[1]
+    assert epochs(made("thread", Made(drawing, 6), worker_reset_fn=None, reseed_workers=True), 2) == found[1]
     assert found[1][0] != found[1][1]
     assert len({draws[2] for epoch in found[1] for draws in epoch}) == 12
 
@@ -126,7 +128,7 @@ def test_reseeding_leaves_the_process_alone():
 
     generator = torch.Generator().manual_seed(0)
     loader = made(
-        "thread", Drawing(), worker_reset_fn=None, reseed_workers=True, generator=generator, seed=None
+        "thread", Made(drawing, 6), worker_reset_fn=None, reseed_workers=True, generator=generator, seed=None
     )
     before = states()
     list(loader)

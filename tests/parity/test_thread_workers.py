@@ -21,6 +21,7 @@ from parity.datasets import ERRORS, identity
 from parity.describe import describe, difference, normalise
 from ringloader import DataLoader
 from ringloader._transport import threads
+from small_datasets import Made
 
 pytestmark = pytest.mark.rings_only
 
@@ -331,12 +332,8 @@ def test_a_batch_is_what_the_worker_made():
     assert dataset.tensor.tolist() == [2] * 4, "one tensor, and one dataset"
 
 
-class Tensors(Dataset[Any]):
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, index):
-        return torch.full((5,), index), np.full(2, index), index
+def make_tensors(index):
+    return torch.full((5,), index), np.full(2, index), index
 
 
 @pytest.mark.parametrize(
@@ -352,7 +349,9 @@ def test_collation_in_a_thread_takes_no_shared_memory(collate, allocations, monk
         "_new_shared",
         classmethod(lambda cls, size, **options: (asked.append(size), new_shared(cls, size, **options))[1]),
     )
-    loader = DataLoader(Tensors(), num_workers=2, batch_size=4, collate_fn=collate, worker_method="thread")
+    loader = DataLoader(
+        Made(make_tensors, 8), num_workers=2, batch_size=4, collate_fn=collate, worker_method="thread"
+    )
     for batch in loader:
         tensors = batch[0] if isinstance(batch[0], list) else batch
         assert len(tensors) == 3 and not any(tensor.is_shared() for tensor in tensors)

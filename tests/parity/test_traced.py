@@ -8,29 +8,25 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from ringloader import ArrayDataset
+from small_datasets import Made
 
 
-class Mixed(Dataset):
+def make_mixed(index):
     """Leaves that are collated in several ways."""
-
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, index):
-        return (
-            torch.full((2,), float(index)),
-            index,
-            index / 2,
-            np.float32(index),
-            {"array": np.arange(3) + index},
-        )
+    return (
+        torch.full((2,), float(index)),
+        index,
+        index / 2,
+        np.float32(index),
+        {"array": np.arange(3) + index},
+    )
 
 
 DATASETS = {
-    "mixed": Mixed(),
+    "mixed": Made(make_mixed, 4),
     "tensors": TensorDataset(torch.arange(4.0), torch.arange(8).view(4, 2)),
     "arrays": ArrayDataset(torch.arange(4.0), np.arange(4)),
     "numpy": np.arange(4.0),

@@ -15,23 +15,19 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 from parity.datasets import identity
 from parity.side_by_side import assert_same
+from small_datasets import Made
 
 
-class Sample(Dataset):
+def make_sample(index):
     """A few leaves of several sizes and sorts."""
-
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, index):
-        return {
-            "small": torch.full((3,), float(index)),
-            "large": torch.full((64, 256), index, dtype=torch.int32),
-            "bool": torch.tensor([True, False]),
-            "half": torch.full((5,), index, dtype=torch.bfloat16),
-            "empty": torch.empty(0, 3),
-            "array": np.full((4,), index, dtype=np.float32),
-        }
+    return {
+        "small": torch.full((3,), float(index)),
+        "large": torch.full((64, 256), index, dtype=torch.int32),
+        "bool": torch.tensor([True, False]),
+        "half": torch.full((5,), index, dtype=torch.bfloat16),
+        "empty": torch.empty(0, 3),
+        "array": np.full((4,), index, dtype=np.float32),
+    }
 
 
 def _grow(tensor):
@@ -84,7 +80,7 @@ def test_a_tensor_is_used(loader_class, name, collated):
 
     def scenario(kind, told):
         arguments = {"batch_size": 2} if collated else {"batch_size": None, "collate_fn": identity}
-        for batch in kind(Sample(), num_workers=1, **arguments):
+        for batch in kind(Made(make_sample, 4), num_workers=1, **arguments):
             for key in ("small", "large", "bool", "half"):
                 told.step(key, lambda batch=batch, key=key: USES[name](batch[key]))
             if name != "resize_ to more":
@@ -98,7 +94,7 @@ def test_a_tensor_is_used(loader_class, name, collated):
 def test_a_tensor_without_elements_is_used(loader_class, collated):
     def scenario(kind, told):
         arguments = {"batch_size": 2} if collated else {"batch_size": None, "collate_fn": identity}
-        for batch in kind(Sample(), num_workers=1, **arguments):
+        for batch in kind(Made(make_sample, 4), num_workers=1, **arguments):
             empty = batch["empty"]
             told.step("shape and strides", lambda empty=empty: [empty.shape, empty.stride(), empty.dtype])
             if not collated:
@@ -113,7 +109,7 @@ def test_a_tensor_without_elements_is_used(loader_class, collated):
 def test_a_tensor_is_used_in_a_mode(loader_class, name, mode):
     def scenario(kind, told):
         with mode():
-            for batch in kind(Sample(), num_workers=1, batch_size=2):
+            for batch in kind(Made(make_sample, 4), num_workers=1, batch_size=2):
                 told.step(name, lambda batch=batch: USES[name](batch["small"]))
 
     assert_same(scenario, loader_class)
@@ -124,12 +120,8 @@ class Own:
         self.number = number
 
 
-class OwnDataset(Dataset):
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, index):
-        return Own(index)
+def own_dataset(index):
+    return Own(index)
 
 
 def _collate_own(samples, *, collate_fn_map=None):  # noqa: ARG001
@@ -140,7 +132,7 @@ def test_a_type_that_the_user_taught_collate(loader_class, monkeypatch):
     monkeypatch.setitem(default_collate_fn_map, Own, _collate_own)
 
     def scenario(kind, told):
-        told.iterate(kind(OwnDataset(), num_workers=1, batch_size=2))
+        told.iterate(kind(Made(own_dataset, 4), num_workers=1, batch_size=2))
 
     assert_same(scenario, loader_class)
 
@@ -155,7 +147,7 @@ def test_a_type_that_the_user_taught_to_travel(loader_class, monkeypatch, nested
 
     def scenario(kind, told):
         collate = (lambda value: {"own": value, "t": torch.ones(3)}) if nested else identity
-        told.iterate(kind(OwnDataset(), num_workers=1, batch_size=None, collate_fn=collate))
+        told.iterate(kind(Made(own_dataset, 4), num_workers=1, batch_size=None, collate_fn=collate))
 
     steps = assert_same(scenario, loader_class)
     assert "rebuilt" in str(steps)
@@ -257,7 +249,7 @@ def test_warnings_as_errors(loader_class):
     def scenario(kind, told):
         import warnings
 
-        loader = kind(Sample(), num_workers=1)
+        loader = kind(Made(make_sample, 4), num_workers=1)
         loader.num_workers = 40
 
         def strict():

@@ -17,10 +17,11 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader as TorchLoader
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data import Dataset, get_worker_info
 
 import ringloader
 from ringloader import CachedDataset
+from small_datasets import Stream
 
 pytestmark = pytest.mark.rings_only
 
@@ -271,12 +272,8 @@ def test_a_sample_larger_than_the_bound_is_said_and_the_others_are_kept(caplog):
 
 
 def test_datasets_that_have_no_indices_are_refused():
-    class Stream(IterableDataset):
-        def __iter__(self):
-            return iter([])
-
     with pytest.raises(TypeError, match="keeps samples by their index, and those of a stream have none"):
-        CachedDataset(Stream())
+        CachedDataset(Stream([]))
     with pytest.raises(TypeError, match="lacks one"):
         CachedDataset(iter([]))
     for arguments, error, text in [

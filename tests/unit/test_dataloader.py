@@ -4,17 +4,12 @@ import importlib.metadata
 
 import pytest
 import torch
-from torch.utils.data import IterableDataset
 
 import ringloader
 from ringloader import DataLoader
+from small_datasets import Stream
 
 pytestmark = pytest.mark.rings_only
-
-
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter(range(4))
 
 
 class Unmeasured(Stream):
@@ -33,10 +28,10 @@ def test_the_text_of_a_loader():
     assert repr(loader) == "<DataLoader of range (8 samples): batch_size=4, num_workers=1, path native>"
 
 
-@pytest.mark.parametrize("kind", [Stream, Unmeasured])
-def test_of_a_dataset_without_a_length(kind):
-    expected = f"<DataLoader of {kind.__name__}: batch_size=1, num_workers=0, not iterated yet>"
-    assert repr(DataLoader(kind())) == expected
+@pytest.mark.parametrize("dataset", [Stream(range(4)), Unmeasured(range(4))])
+def test_of_a_dataset_without_a_length(dataset):
+    expected = f"<DataLoader of {type(dataset).__name__}: batch_size=1, num_workers=0, not iterated yet>"
+    assert repr(DataLoader(dataset)) == expected
 
 
 def test_of_a_loader_that_torch_refuses():

@@ -12,12 +12,12 @@ import weakref
 
 import pytest
 import torch
-from torch.utils.data import IterableDataset
 
 import ringloader
 from faults.proc import wait_until
 from ringloader import DataLoader
 from ringloader._placement import decoding
+from small_datasets import Stream
 
 pytestmark = pytest.mark.rings_only
 
@@ -40,14 +40,6 @@ class Told:
         SEEN.append((self.number, threading.current_thread().name))
         if self.failing is not None:
             raise self.failing
-
-
-class Stream(IterableDataset):
-    def __init__(self, samples):
-        self.samples = samples
-
-    def __iter__(self):
-        return iter(self.samples)
 
 
 def identity(batch):

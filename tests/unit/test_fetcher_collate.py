@@ -21,6 +21,7 @@ from ringloader import DataLoader
 from ringloader._torch import collating, internals
 from ringloader._transport import threads
 from ringloader._worker import collate
+from small_datasets import Made
 
 IMAGE = torch.arange(3 * 8 * 8, dtype=torch.uint8).reshape(3, 8, 8)
 Point = collections.namedtuple("Point", "x y")
@@ -191,14 +192,10 @@ def test_a_type_that_others_taught_is_theirs(monkeypatch):
     assert in_worker(lambda: collation([{"a": 1}])) == "theirs"
 
 
-class Rows(torch.utils.data.Dataset[Any]):
-    def __len__(self) -> int:
-        return 8
-
-    def __getitem__(self, index: int) -> Any:
-        if index == 5:
-            return torch.ones(3), index
-        return torch.full((4,), float(index)), index
+def rows(index: int) -> Any:
+    if index == 5:
+        return torch.ones(3), index
+    return torch.full((4,), float(index)), index
 
 
 def test_a_loader_uses_it_and_torchs_errors_come(monkeypatch):
@@ -210,7 +207,7 @@ def test_a_loader_uses_it_and_torchs_errors_come(monkeypatch):
         return real(self, batch)
 
     monkeypatch.setattr(collate.Collation, "__call__", call)
-    iterator = iter(DataLoader(Rows(), batch_size=2, num_workers=1, worker_method="thread"))
+    iterator = iter(DataLoader(Made(rows, 8), batch_size=2, num_workers=1, worker_method="thread"))
     assert [next(iterator)[1].tolist() for _ in range(2)] == [[0, 1], [2, 3]]
     with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size"):
         next(iterator)
@@ -220,7 +217,7 @@ def test_a_loader_uses_it_and_torchs_errors_come(monkeypatch):
 
 
 def test_a_collate_fn_of_the_users_stays():
-    fetcher = internals.create_fetcher(torch_dataloader._DatasetKind.Map, Rows(), True, refuse, False)
+    fetcher = internals.create_fetcher(torch_dataloader._DatasetKind.Map, Made(rows, 8), True, refuse, False)
     collate.put_native(fetcher)
     assert fetcher.collate_fn is refuse
     assert not isinstance(collating.collate_of_columns(), _native.Collate)

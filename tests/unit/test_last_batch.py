@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch.utils.data import (
     BatchSampler,
-    IterableDataset,
     RandomSampler,
     Sampler,
     SequentialSampler,
@@ -22,6 +21,7 @@ import ringloader
 from ringloader import DataLoader, RolloverBatchSampler
 from ringloader._sources import samplers
 from ringloader._torch import select_path
+from small_datasets import Stream
 
 pytestmark = pytest.mark.rings_only
 
@@ -52,11 +52,6 @@ class Counting(Sampler):
 class Names(Counting):
     def __iter__(self):
         return (f"name {number}" for number in range(self.count))
-
-
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter(range(5))
 
 
 class ByName:
@@ -94,7 +89,7 @@ def test_the_remainder_opens_the_next_epoch(workers, sampler, persistent):
 
 
 @pytest.mark.parametrize("last_batch", ["keep", "discard"])
-@pytest.mark.parametrize("dataset", [range(10), Stream()], ids=["map", "iterable"])
+@pytest.mark.parametrize("dataset", [range(10), Stream(range(5))], ids=["map", "iterable"])
 def test_keep_and_discard_are_torchs_drop_last(workers, last_batch, dataset):
     drop_last = last_batch == "discard"
     ours = DataLoader(dataset, batch_size=3, num_workers=workers, last_batch=last_batch)
@@ -317,7 +312,7 @@ def test_what_agrees_is_taken():
     assert DataLoader(range(4), last_batch="discard", drop_last=True).drop_last
     assert len(DataLoader(range(4), last_batch="discard", batch_sampler=WHOLE)) == 1
     with pytest.raises(ValueError, match="last_batch='rollover' and an IterableDataset do not go together"):
-        DataLoader(Stream(), last_batch="rollover")
+        DataLoader(Stream(range(5)), last_batch="rollover")
     with pytest.raises(ValueError, match="drop_last=True and last_batch='rollover'"):
         RolloverBatchSampler(range(4), 2, True)
 

@@ -136,7 +136,7 @@ PYTHON_MAY_USE = {
     "_pool": {"_common", "_native", "_options", "_start", "_torch", "_worker"},
     "_report": {"_common", "_torch"},
     "_sources": {"_common", "_native", "_torch", "rollover"},
-    "_start": {"_common", "_log", "_worker"},
+    "_start": {"_common", "_log", "_torch", "_worker"},
     "_state": {
         "_common",
         "_log",
@@ -180,7 +180,7 @@ PYTHON_MAY_USE = {
         "rollover",
         "seeds",
     },
-    "rollover": set(),
+    "rollover": {"_torch"},
     "seeds": set(),
     "stateful_dataloader": {
         "_common",

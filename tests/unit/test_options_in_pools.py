@@ -4,12 +4,12 @@ import os
 from pathlib import Path
 
 import pytest
-import torch
 
 import ringloader
 from faults.proc import wait_until
 from parity.option_cases import CASES
 from ringloader._options.table import TABLE
+from small_datasets import Made
 
 pytestmark = pytest.mark.rings_only
 
@@ -24,14 +24,9 @@ STAYS = {"watchdog"}
 _FIELDS = ("Umask", "Threads", "SigBlk", "SigIgn", "SigCgt", "Cpus_allowed_list", "NoNewPrivs", "Seccomp")
 
 
-class Where(torch.utils.data.Dataset):
+def where(_index):
     """The process that makes a sample."""
-
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, index):
-        return os.getpid()
+    return os.getpid()
 
 
 def state_of(pid):
@@ -59,7 +54,7 @@ def test_every_option_has_a_case():
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_process_of_a_pool_is_as_before(name):
     with ringloader.WorkerPool(1) as pool:
-        dataset = Where()
+        dataset = Made(where, 4)
         plain = ringloader.DataLoader(dataset, worker_pool=pool)
         loader = ringloader.DataLoader(dataset, worker_pool=pool, **OPTIONS[name])
         pids = pids_of(plain)

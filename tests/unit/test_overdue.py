@@ -4,10 +4,10 @@ import contextlib
 import re
 
 import pytest
-from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler, get_worker_info
+from torch.utils.data import BatchSampler, SequentialSampler
 
 import ringloader
-from faults.failing_datasets import Waits
+from faults.failing_datasets import Waits, WaitsInOne
 from ringloader import DataLoader
 
 pytestmark = pytest.mark.rings_only
@@ -93,18 +93,8 @@ def test_out_of_order_all_that_are_late_are_named(path, released):
     assert first == "4" < second
 
 
-class Part(IterableDataset):
-    def __init__(self, released):
-        self.waits = Waits((), released)
-
-    def __iter__(self):
-        yield get_worker_info().id
-        if get_worker_info().id == 1:
-            self.waits.wait()
-
-
 def test_an_iterable_dataset_has_no_indices(path, released):
-    iterator = iter(made(path, Part(released), batch_size=None))
+    iterator = iter(made(path, WaitsInOne(released), batch_size=None))
     got, notes = late(iterator, 2, released)
     assert got == [0, 1]
     assert notes == [f"worker 1 (pid {iterator._workers[1].pid}) is late with its next batch"]

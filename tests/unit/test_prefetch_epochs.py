@@ -16,7 +16,6 @@ import torch
 from torch.utils.data import (
     BatchSampler,
     Dataset,
-    IterableDataset,
     RandomSampler,
     Sampler,
     SubsetRandomSampler,
@@ -27,6 +26,7 @@ import ringloader
 from faults import script
 from ringloader import DataLoader, StatefulDataLoader
 from ringloader._torch import select_path
+from small_datasets import Made, Stream
 
 pytestmark = pytest.mark.rings_only
 
@@ -383,16 +383,12 @@ def test_an_epoch_that_is_given_up_at_any_batch_is_followed_by_a_whole_one(taken
         assert len(held) == 3 * taken
 
 
-class Large(Dataset):
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, index):
-        return torch.full((1 << 16,), index)
+def large(index):
+    return torch.full((1 << 16,), index)
 
 
 def test_batches_that_are_held_keep_their_bytes_under_the_next_epoch():
-    with made(dataset=Large(), batch_size=1, max_shared_bytes=8 << 20) as loader:
+    with made(dataset=Made(large, 8), batch_size=1, max_shared_bytes=8 << 20) as loader:
         held = []
         for _ in range(4):
             held.append(list(loader))
@@ -690,21 +686,17 @@ def test_a_death_without_restarts_is_an_error_and_ends():
 
 
 def test_bad_samples_are_listed_and_counted_for_their_epoch():
-    with made(dataset=Bad(), on_error="skip", max_errors=2) as loader:
+    with made(dataset=Made(make_bad, LENGTH), on_error="skip", max_errors=2) as loader:
         for _ in range(3):
             assert len(list(loader)) == 10
             # Those of the next epoch were met by now.
             assert sorted(bad.index for bad in loader.errors) == [1, 18]
 
 
-class Bad(Dataset):
-    def __len__(self):
-        return LENGTH
-
-    def __getitem__(self, index):
-        if index in (1, 18):
-            raise ValueError(index)
-        return (index,)
+def make_bad(index):
+    if index in (1, 18):
+        raise ValueError(index)
+    return (index,)
 
 
 def test_a_limit_and_a_pause_hold():
@@ -758,11 +750,6 @@ def test_a_program_ends_with_an_epoch_that_nobody_asks_for(tmp_path):
     assert (ended.code, ended.err) == (0, "")
 
 
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter(range(4))
-
-
 class Stateful(Asked):
     def state_dict(self):
         return {}
@@ -776,7 +763,7 @@ class Stateful(Asked):
     [
         ({"persistent_workers": False}, "persistent_workers=False with num_workers=2"),
         ({"persistent_workers": False, "num_workers": 0}, "num_workers=0"),
-        ({"dataset": Stream()}, "an IterableDataset"),
+        ({"dataset": Stream(range(4))}, "an IterableDataset"),
         ({"dataset": Stateful(), "cls": StatefulDataLoader}, "state_dict"),
         ({"dataset": ToldAsked(), "worker_method": "thread"}, "threads share the dataset"),
     ],

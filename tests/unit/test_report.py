@@ -21,6 +21,7 @@ from parity import harness
 from ringloader import DataLoader
 from ringloader._torch import select_path
 from ringloader._transport import budget
+from small_datasets import Stream
 
 
 class Squares(torch.utils.data.Dataset):
@@ -41,11 +42,6 @@ def test_workers_mean_native_scheduling():
     assert report.counters["pickled"] == report.counters["oversize"] == 0
 
 
-class Squaring(torch.utils.data.IterableDataset):
-    def __iter__(self):
-        return iter([torch.full((64, 64), 1.0), torch.full((64, 64), 4.0)])
-
-
 class Failing(Squares):
     def __getitem__(self, index):
         if index == 5:
@@ -63,7 +59,7 @@ HOW = [
 
 @pytest.mark.parametrize("how", HOW)
 def test_counters_are_of_the_epoch_and_count_no_ends(how):
-    loader = DataLoader(Squaring(), batch_size=1, **how)
+    loader = DataLoader(Stream([torch.full((64, 64), 1.0), torch.full((64, 64), 4.0)]), batch_size=1, **how)
     for _ in range(3):
         assert len(list(loader)) == 4
         counters = ringloader.report(loader).counters

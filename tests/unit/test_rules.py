@@ -16,13 +16,9 @@ from ringloader._options import conflicts, kept, rules
 from ringloader._options.table import DEFAULTS, RULES, TABLE, Options
 from ringloader._patch import by_name
 from ringloader._torch import select_path
+from small_datasets import Stream
 
 pytestmark = pytest.mark.rings_only
-
-
-class Stream(torch.utils.data.IterableDataset):
-    def __iter__(self):
-        return iter(range(4))
 
 
 class Saved(torch.utils.data.Dataset):
@@ -210,7 +206,7 @@ CASES = {
     ),
     ("last_batch", "with an `IterableDataset`"): Case(
         {"last_batch": "rollover"},
-        {"dataset": Stream()},
+        {"dataset": Stream(range(4))},
         "last_batch='rollover' and an IterableDataset do not go together",
         "use 'keep' or 'discard'",
     ),
@@ -235,7 +231,7 @@ CASES = {
     ),
     ("on_error", "with an `IterableDataset`"): Case(
         {"on_error": "retry"},
-        {"dataset": Stream(), "num_workers": 1},
+        {"dataset": Stream(range(4)), "num_workers": 1},
         "on_error='retry' and an IterableDataset do not go together",
         "use 'skip', or a function of the index and the error",
     ),
@@ -247,7 +243,7 @@ CASES = {
     ),
     ("prefetch_epochs", "with an `IterableDataset`"): Case(
         {"prefetch_epochs": True},
-        {"dataset": Stream(), **PERSISTENT},
+        {"dataset": Stream(range(4)), **PERSISTENT},
         "prefetch_epochs=True and an IterableDataset do not go together",
         "leave prefetch_epochs out",
     ),

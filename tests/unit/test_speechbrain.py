@@ -6,12 +6,12 @@ import types
 
 import pytest
 import torch
-from torch.utils.data import Dataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 import ringloader
 from ringloader import DataLoader, StatefulDataLoader
 from ringloader._torch import select_path
+from small_datasets import Made
 
 pytestmark = pytest.mark.rings_only
 
@@ -40,12 +40,8 @@ def __new_reset(self, loader, first_iter=False, *args, **kwargs):
 """
 
 
-class Squares(Dataset):
-    def __len__(self):
-        return 12
-
-    def __getitem__(self, index):
-        return index**2
+def squares(index):
+    return index**2
 
 
 class Saveable(torch.utils.data.DataLoader):
@@ -77,7 +73,7 @@ def test_loaders_without_its_mark_are_ours(monkeypatch, options, path):
 
     def epochs(kind, **others):
         torch.manual_seed(1)
-        loader = kind(Squares(), batch_size=4, shuffle=True, **options, **others)
+        loader = kind(Made(squares, 12), batch_size=4, shuffle=True, **options, **others)
         return loader, [[batch.tolist() for batch in loader] for _ in range(3)]
 
     loader, ours = epochs(DataLoader)
@@ -92,7 +88,7 @@ def test_an_epoch_that_it_goes_on_within_is_torchs(monkeypatch, workers):
 
     def epochs(paths=None):
         torch.manual_seed(1)
-        loader = Saveable(Squares(), batch_size=2, shuffle=True, num_workers=workers)
+        loader = Saveable(Made(squares, 12), batch_size=2, shuffle=True, num_workers=workers)
         loader._speechbrain_recovery_skip_to = 4
         found = []
         for _ in range(2):
@@ -112,7 +108,7 @@ def test_an_epoch_that_it_goes_on_within_is_torchs(monkeypatch, workers):
 def test_an_epoch_that_it_goes_on_within_has_no_state_of_ours(monkeypatch, caplog):
     replace(monkeypatch)
     monkeypatch.setattr(select_path, "_logged", set())
-    loader = StatefulDataLoader(Squares(), batch_size=2)
+    loader = StatefulDataLoader(Made(squares, 12), batch_size=2)
     loader._speechbrain_recovery_skip_to = 4
     with caplog.at_level(logging.WARNING, "ringloader"):
         assert len(list(loader)) == 2
@@ -133,7 +129,7 @@ def test_an_epoch_that_it_goes_on_within_has_no_state_of_ours(monkeypatch, caplo
 )
 def test_any_other_replacement_is_named_with_its_module(monkeypatch, source, module):
     replace(monkeypatch, source, module)
-    loader = DataLoader(Squares(), num_workers=1)
+    loader = DataLoader(Made(squares, 12), num_workers=1)
     reason = select_path.reason_for_torch(loader, torch.utils.data.DataLoader._get_iterator)
     method = "_reset" if "other()" in source else "__init__"
     assert reason.text == f"_BaseDataLoaderIter.{method} was replaced by {module}"

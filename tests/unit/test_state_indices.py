@@ -6,24 +6,20 @@ import json
 import numpy
 import pytest
 import torch
-from torch.utils.data import BatchSampler, Dataset, SubsetRandomSampler
+from torch.utils.data import BatchSampler, SubsetRandomSampler
 
 import ringloader
 from ringloader import StatefulDataLoader
+from small_datasets import Made
 
 pytestmark = pytest.mark.rings_only
 
 N = 22
 
 
-class Anything(Dataset):
+def anything(index):
     """Gives the index itself, as text: tensors have no value to compare."""
-
-    def __len__(self):
-        return N
-
-    def __getitem__(self, index):
-        return f"{type(index).__name__} {index}"
+    return f"{type(index).__name__} {index}"
 
 
 class Other:
@@ -62,7 +58,7 @@ SAMPLERS = {
 
 def made(kind, indices, workers=0, **options):
     return StatefulDataLoader(
-        Anything(), collate_fn=list, num_workers=workers, **SAMPLERS[kind](indices), **options
+        Made(anything, N), collate_fn=list, num_workers=workers, **SAMPLERS[kind](indices), **options
     )
 
 
@@ -196,12 +192,19 @@ class Counted(torch.utils.data.Sampler):
 def test_a_rollover_over_a_sampler_with_a_state(batches, workers):
     def loader():
         return StatefulDataLoader(
-            Anything(), 5, sampler=Counted(), last_batch="rollover", collate_fn=list, num_workers=workers
+            Made(anything, N),
+            5,
+            sampler=Counted(),
+            last_batch="rollover",
+            collate_fn=list,
+            num_workers=workers,
         )
 
     whole = loader()
     epochs = [list(whole) for _ in range(5)]
-    alone = ringloader.DataLoader(Anything(), 5, sampler=Counted(), last_batch="rollover", collate_fn=list)
+    alone = ringloader.DataLoader(
+        Made(anything, N), 5, sampler=Counted(), last_batch="rollover", collate_fn=list
+    )
     assert epochs == [list(alone) for _ in range(5)]
     for epoch in range(4):
         first = loader()

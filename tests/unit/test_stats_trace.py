@@ -12,19 +12,16 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from ringloader import DataLoader
+from small_datasets import Made
 
 pytestmark = pytest.mark.rings_only
 
 BATCHES = 12
 
 
-class Sleeping(torch.utils.data.Dataset):
-    def __len__(self):
-        return 2 * BATCHES
-
-    def __getitem__(self, index):
-        time.sleep(0.002)
-        return torch.full((4,), float(index))
+def sleeping(index):
+    time.sleep(0.002)
+    return torch.full((4,), float(index))
 
 
 def saved(stats, tmp_path):
@@ -50,7 +47,7 @@ def saved(stats, tmp_path):
     ],
 )
 def test_each_batch_has_one_event_of_a_name(options, tmp_path):
-    loader = DataLoader(Sleeping(), batch_size=2, stats=True, **options)
+    loader = DataLoader(Made(sleeping, 2 * BATCHES), batch_size=2, stats=True, **options)
     for _ in loader:
         time.sleep(0.001)
     stats = loader.epoch_stats()
@@ -79,7 +76,7 @@ def test_each_batch_has_one_event_of_a_name(options, tmp_path):
 
 
 def test_a_workers_events_follow_each_other(tmp_path):
-    loader = DataLoader(Sleeping(), batch_size=2, num_workers=2, stats=True)
+    loader = DataLoader(Made(sleeping, 2 * BATCHES), batch_size=2, num_workers=2, stats=True)
     list(loader)
     _, events = saved(loader.epoch_stats(), tmp_path)
     for worker in ("worker 0", "worker 1"):
@@ -95,7 +92,7 @@ def test_a_workers_events_follow_each_other(tmp_path):
 
 
 def test_times_have_the_base_of_torchs_profiler(tmp_path):
-    loader = DataLoader(Sleeping(), batch_size=2, stats=True)
+    loader = DataLoader(Made(sleeping, 2 * BATCHES), batch_size=2, stats=True)
     with profile(activities=[ProfilerActivity.CPU]) as profiled:
         for _ in loader:
             with record_function("the step"):
@@ -114,7 +111,7 @@ def test_times_have_the_base_of_torchs_profiler(tmp_path):
 
 
 def test_nothing_but_a_start(tmp_path):
-    loader = DataLoader(Sleeping(), batch_size=2, stats=True)
+    loader = DataLoader(Made(sleeping, 2 * BATCHES), batch_size=2, stats=True)
     iter(loader)
     content, events = saved(loader.epoch_stats(), tmp_path)
     assert not events

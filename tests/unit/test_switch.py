@@ -4,13 +4,13 @@ import logging
 
 import pytest
 import torch
-from torch.utils.data import Dataset
 from torch.utils.data import dataloader as torch_dataloader
 
 import ringloader
 from ringloader import DataLoader, Dispatch, WorkerPool
 from ringloader._start import spawn
 from ringloader._torch import select_path
+from small_datasets import Made
 
 pytestmark = pytest.mark.rings_only
 
@@ -27,12 +27,8 @@ def _off(monkeypatch):
     monkeypatch.setattr(select_path, "_logged", set())
 
 
-class Random(Dataset):
-    def __len__(self):
-        return 6
-
-    def __getitem__(self, index):
-        return index, torch.rand(2)
+def drawn(index):
+    return index, torch.rand(2)
 
 
 def reset(_dataset, _info, _seeds):
@@ -48,8 +44,8 @@ def epochs(loader):
 @pytest.mark.parametrize("way", ["class", "install", "convert"])
 def test_torchs_loader_runs_whole(way, workers):
     options = {"batch_size": 2, "shuffle": True, "num_workers": workers}
-    theirs = torch.utils.data.DataLoader(Random(), **options)
-    ours = DataLoader(Random(), **options) if way == "class" else theirs
+    theirs = torch.utils.data.DataLoader(Made(drawn, 6), **options)
+    ours = DataLoader(Made(drawn, 6), **options) if way == "class" else theirs
     if way == "convert":
         ours = ringloader.convert(theirs)
     if way == "install":
@@ -69,10 +65,10 @@ def test_no_server_starts_for_workers_that_torch_spawns(monkeypatch):
     made = []
     monkeypatch.setattr(spawn, "_Server", lambda: made.append(None))
     monkeypatch.setattr(spawn, "_running", lambda: None)
-    DataLoader(Random(), num_workers=1, multiprocessing_context="spawn")
+    DataLoader(Made(drawn, 6), num_workers=1, multiprocessing_context="spawn")
     assert made == []
     monkeypatch.delenv("RINGLOADER")
-    DataLoader(Random(), num_workers=1, multiprocessing_context="spawn")
+    DataLoader(Made(drawn, 6), num_workers=1, multiprocessing_context="spawn")
     assert len(made) == 1
 
 
@@ -90,7 +86,7 @@ def test_no_server_starts_for_workers_that_torch_spawns(monkeypatch):
     ],
 )
 def test_options_that_decide_which_batches_come_are_an_error_that_names_the_variable(options, names):
-    loader = DataLoader(**{"dataset": Random(), "num_workers": 1, **options})
+    loader = DataLoader(**{"dataset": Made(drawn, 6), "num_workers": 1, **options})
     with pytest.raises(RuntimeError) as caught:
         iter(loader)
     assert str(caught.value) == f"{names} cannot take effect where torch's own loader runs: {REASON}"
@@ -99,7 +95,7 @@ def test_options_that_decide_which_batches_come_are_an_error_that_names_the_vari
 def test_threads_become_processes_and_speed_is_left_out_each_said_once(caplog):
     caplog.set_level(logging.WARNING, "ringloader")
     for _ in range(2):
-        loader = DataLoader(Random(), num_workers=1, worker_method="thread", watchdog=5.0)
+        loader = DataLoader(Made(drawn, 6), num_workers=1, worker_method="thread", watchdog=5.0)
         iterator = iter(loader)
         assert iterator._workers[0].pid > 0
         assert len(list(iterator)) == 6
@@ -132,13 +128,13 @@ def test_options_that_decide_where_batches_arrive_keep_their_meaning():
 def test_a_value_without_a_meaning_is_an_error(monkeypatch, value):
     monkeypatch.setenv("RINGLOADER", value)
     with pytest.raises(ValueError, match=f"RINGLOADER='{value}': set it to off"):
-        iter(DataLoader(Random()))
+        iter(DataLoader(Made(drawn, 6)))
 
 
 @pytest.mark.parametrize("value", ["", "on"])
 def test_on_is_the_default(monkeypatch, value):
     monkeypatch.setenv("RINGLOADER", value)
-    loader = DataLoader(Random())
+    loader = DataLoader(Made(drawn, 6))
     iter(loader)
     assert ringloader.report(loader).path == "single-process"
 

@@ -4,11 +4,12 @@ import logging
 
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, TensorDataset, get_worker_info
+from torch.utils.data import Dataset, TensorDataset
 
 import ringloader
 from ringloader import DataLoader, Dispatch, WorkerPool
 from ringloader._torch import select_path
+from small_datasets import SharedStream
 
 pytestmark = pytest.mark.rings_only
 
@@ -217,14 +218,8 @@ def test_arrays_are_collated_by_torch():
     assert [batch[0].tolist() for batch in begun(loader)] == [[0, 1, 2], [3, 4, 5]]
 
 
-class Stream(IterableDataset):
-    def __iter__(self):
-        info = get_worker_info()
-        return iter(range(info.id, 6, info.num_workers))
-
-
 def test_an_iterable_dataset():
-    loader = made(Stream(), device="cpu", device_transform=lambda batch: batch * 2)
+    loader = made(SharedStream(range(6)), device="cpu", device_transform=lambda batch: batch * 2)
     assert taken(loader) == [0, 2, 4, 6, 8, 10]
 
 

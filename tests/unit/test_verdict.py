@@ -20,6 +20,7 @@ from ringloader import DataLoader, Dispatch, EpochStats, WorkerPool, WorkerStats
 from ringloader._stats import recording
 from ringloader._stats.verdict import Model, Setting, judge
 from ringloader._torch import internals
+from small_datasets import Made
 
 pytestmark = pytest.mark.rings_only
 
@@ -56,15 +57,10 @@ class Streaming(IterableDataset):
             yield torch.zeros(1)
 
 
-class SlowInOneWorker(Dataset):
+def slow_in_one_worker(index):
     """Batches that take one worker of several much longer than the others."""
-
-    def __len__(self):
-        return 160
-
-    def __getitem__(self, index):
-        time.sleep(0.04 if get_worker_info().id == 1 else 0.006)
-        return torch.full((1,), float(index))
+    time.sleep(0.04 if get_worker_info().id == 1 else 0.006)
+    return torch.full((1,), float(index))
 
 
 class SlowToSend:
@@ -158,7 +154,7 @@ CASES = {
     ),
     "order": ("order", Sleeping(UNEVEN), 0.002, {"num_workers": 4, **KEPT}, "in_order"),
     "order, a slow worker": (
-        "order", SlowInOneWorker(), 0.001, {"num_workers": 3, **KEPT}, "in_order",
+        "order", Made(slow_in_one_worker, 160), 0.001, {"num_workers": 3, **KEPT}, "in_order",
     ),
     "memory": (
         "memory", Sleeping(BURSTS, size=1 << 18), 0.001,

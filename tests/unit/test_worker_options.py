@@ -4,12 +4,13 @@ import os
 
 import pytest
 from torch.utils.data import DataLoader as TorchsLoader
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset
 
 from ringloader import DataLoader
 from ringloader._iterator import make
 from ringloader._worker import options as worker_options
 from ringloader._worker.options import EpochStart, WorkerOption
+from small_datasets import Stream
 
 pytestmark = pytest.mark.rings_only
 
@@ -20,11 +21,6 @@ class Numbers(Dataset):
 
     def __getitem__(self, index):
         return index
-
-
-class Stream(IterableDataset):
-    def __iter__(self):
-        return iter(range(4))
 
 
 class Nested(Numbers):
@@ -89,13 +85,13 @@ def use(monkeypatch, *options):
     monkeypatch.setattr(make, "_worker_options", lambda *_: options)
 
 
-@pytest.mark.parametrize("kind", [Numbers, Stream])
+@pytest.mark.parametrize("dataset", [range(4), Stream(range(4))], ids=["map", "iterable"])
 @pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.slow), "thread"])
 @pytest.mark.parametrize("persistent", [False, True])
-def test_an_option_is_asked_at_the_start_of_each_epoch(monkeypatch, kind, start, persistent):
+def test_an_option_is_asked_at_the_start_of_each_epoch(monkeypatch, dataset, start, persistent):
     use(monkeypatch, Counted())
     how = {"worker_method": start} if start == "thread" else {"multiprocessing_context": start}
-    loader = DataLoader(kind(), batch_size=None, num_workers=1, persistent_workers=persistent, **how)
+    loader = DataLoader(dataset, batch_size=None, num_workers=1, persistent_workers=persistent, **how)
     for epoch in (1, 2):
         batches = list(loader)
         assert [value for _, _, value in batches] == [0, 1, 2, 3]

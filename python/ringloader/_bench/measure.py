@@ -8,7 +8,7 @@ import math
 import random
 import time
 from collections.abc import Generator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,6 +22,9 @@ from ringloader._report import report
 from ringloader._stats.recording import epoch_stats
 from ringloader._torch import hook, internals
 from ringloader.dataloader import DataLoader
+
+if TYPE_CHECKING:
+    from ringloader._torch.protocols import TorchLoader
 
 _END = object()
 
@@ -87,7 +90,7 @@ def make(target: Target, configuration: Configuration, **options: Any) -> Any:
     return convert(loader, **options)
 
 
-def _set_workers(loader: Any, number: int) -> None:
+def _set_workers(loader: TorchLoader, number: int) -> None:
     """Sets what torch's constructor makes of ``num_workers``."""
     loader.num_workers = number
     if number:
@@ -186,7 +189,7 @@ def verdict(target: Target, configuration: Configuration, seconds: float, step: 
     return dataclasses.asdict(found)
 
 
-def _epochs(loader: Any) -> Generator[Any]:
+def _epochs(loader: TorchLoader) -> Generator[Any]:
     """Yields the batches of one epoch after the other, until one has none: its source is read only once."""
     is_empty = False
     while not is_empty:

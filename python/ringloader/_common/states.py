@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     import ringloader._native as _native
+    from ringloader._common.protocols import OurIterator
+    from ringloader._torch.protocols import TorchIterator, TorchLoader
 
 # The attribute of a class of loaders that has its states.
 ATTRIBUTE = "_ringloader_states"
@@ -61,19 +63,19 @@ class Epoch(Protocol):
     def start_of(self, worker: int) -> Any:
         """Returns where a worker begins; None: at the beginning of the epoch."""
 
-    def begin(self, iterator: Any, drawn: bool) -> None:
+    def begin(self, iterator: TorchIterator, drawn: bool) -> None:
         """Notes the seeds of an iterator, and whether this epoch has drawn them."""
 
-    def index_source(self, iterator: Any, places: _native.Places | None) -> _native.IndexSource:
+    def index_source(self, iterator: TorchIterator, places: _native.Places | None) -> _native.IndexSource:
         """Returns the source of the tasks of an iterator with workers."""
 
-    def read(self, iterator: Any, options: Sequence[Any]) -> None:
+    def read(self, iterator: TorchIterator, options: Sequence[Any]) -> None:
         """Makes an iterator without workers, which has these options, read the epoch from where it is."""
 
     def next_index(self, read: Callable[[], Any]) -> Any:
         """Returns the index that ``read`` gives an iterator without workers."""
 
-    def note_raised(self, iterator: Any, error: BaseException) -> None:
+    def note_raised(self, iterator: OurIterator, error: BaseException) -> None:
         """Notes that ``next`` has raised."""
 
 
@@ -84,23 +86,25 @@ class TorchsEpoch(Protocol):
     def epoch(self) -> Epoch:
         """The epoch."""
 
-    def attach(self, iterator: Any) -> None:
+    def attach(self, iterator: OurIterator) -> None:
         """Makes this the epoch of an iterator, whose ``_batches_returned`` says what the caller has."""
 
-    def make(self, loader: Any, get_iterator: Callable[[Any], Any]) -> Any:
+    def make(self, loader: TorchLoader, get_iterator: Callable[[Any], Any]) -> Any:
         """Returns torch's iterator, which reads the sampler through this epoch."""
 
-    def reset(self, iterator: Any, loader: Any) -> None:
+    def reset(self, iterator: TorchIterator, loader: TorchLoader) -> None:
         """Begins this epoch with the workers of an iterator of torch's that has had one."""
 
-    def next(self, iterator: Any) -> Any:
+    def next(self, iterator: TorchIterator) -> Any:
         """Returns the next batch of an iterator of torch's."""
 
 
 class States(Protocol):
     """The states of a class of loaders."""
 
-    def begin(self, loader: Any, iterator: Any, number: int | None, are_same: bool = False) -> Epoch:
+    def begin(
+        self, loader: TorchLoader, iterator: OurIterator, number: int | None, are_same: bool = False
+    ) -> Epoch:
         """Begins an epoch, before anything is drawn for it.
 
         Args:
@@ -111,24 +115,24 @@ class States(Protocol):
         """
 
     def begin_torchs(
-        self, loader: Any, reason: str, get_iterator: Any, are_same: bool = False
+        self, loader: TorchLoader, reason: str, get_iterator: Any, are_same: bool = False
     ) -> TorchsEpoch | None:
         """Begins an epoch that torch's own loader runs whole. None: it has no state."""
 
-    def has_begun(self, loader: Any, epoch: Any, collecting: Any) -> None:
+    def has_begun(self, loader: TorchLoader, epoch: Any, collecting: Any) -> None:
         """Notes that an epoch has begun: the loader's state is its own from now on."""
 
-    def is_loaded(self, loader: Any) -> bool:
+    def is_loaded(self, loader: TorchLoader) -> bool:
         """True if a state was loaded, with which the next epoch begins."""
 
-    def ask_dataset(self, loader: Any) -> bool:
+    def ask_dataset(self, loader: TorchLoader) -> bool:
         """True if the dataset of a loader has, or may have, a part in the loader's state."""
 
-    def worker_option(self, loader: Any) -> Any:
+    def worker_option(self, loader: TorchLoader) -> Any:
         """Returns the option that takes the states of a loader's dataset, if it may have one."""
 
 
-def of(loader: Any) -> States | None:
+def of(loader: object) -> States | None:
     """Returns the states of a loader's class; None for a class that has none."""
     found: States | None = getattr(type(loader), ATTRIBUTE, None)
     return found

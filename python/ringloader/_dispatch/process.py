@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -24,6 +24,9 @@ from ringloader._dispatch.consumers import WHERE, Consumer, Holding
 from ringloader._start import main_module, processes, spawn
 from ringloader._torch import internals
 from ringloader._worker import entry
+
+if TYPE_CHECKING:
+    from ringloader._torch.protocols import TorchLoader
 
 # Bytes that items may take in the dispatching process, where a share is less.
 _LEAST_HELD = 64 << 20
@@ -81,7 +84,7 @@ class Dispatching:
         processes.end(self._process, _GRACE_SECONDS)
 
 
-def dispatching_for(loader: Any, context: Any, share: int) -> Dispatching | None:
+def dispatching_for(loader: TorchLoader, context: Any, share: int) -> Dispatching | None:
     """Starts dispatching for an iterator of a loader with workers. None if its dataset needs none."""
     if not issubclass(type(loader.dataset), dataset.Dispatch):
         return None

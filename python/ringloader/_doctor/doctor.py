@@ -8,7 +8,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.utils.data
@@ -18,6 +18,9 @@ from ringloader._doctor.checks import Finding
 from ringloader._report import report
 from ringloader._torch import hook, internals, modes
 from ringloader.dataloader import DataLoader
+
+if TYPE_CHECKING:
+    from ringloader._torch.protocols import TorchLoader
 
 # The test loader's.
 _BATCHES = 400
@@ -158,7 +161,7 @@ def _make(cls: type[torch.utils.data.DataLoader[torch.Tensor]]) -> Any:
     return cls(_Rows(), batch_size=4, num_workers=_WORKERS, timeout=_TIMEOUT, generator=generator)
 
 
-def _batches_per_second(loader: Any) -> float:
+def _batches_per_second(loader: TorchLoader) -> float:
     batches = iter(loader)
     # The workers' start is not counted.
     next(batches)

@@ -17,26 +17,29 @@ from ringloader._worker.options import InFront
 
 if TYPE_CHECKING:
     import ringloader._native as _native
+    from ringloader._common.protocols import OurIterator
     from ringloader._options.seeding import Keys
+    from ringloader._torch.protocols import TorchLoader
+
+    # torch's iterators are untyped, so only a base shows mypy their attributes.
+    _Declared = OurIterator
+else:
+    _Declared = object
 
 
 class WithoutDrawing(InFront):
     """A loader for torch's iterator, which then draws its base seed from a new generator."""
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: TorchLoader) -> None:
         super().__init__(loader)
         self.generator = torch.Generator()
 
 
-class LoaderIterator(Pausing):
+class LoaderIterator(Pausing, _Declared):
     """The part that iterators with and without workers share. Stands before a class of torch's."""
 
-    _dataset: Any
-    _num_workers: int
     # Until torch's constructor sets it: another thread may ask for the state meanwhile.
     _num_yielded: int = 0
-    _base_seed: Any
-    _index_sampler: Any
     _profile_name: str
     _IterableDataset_len_called: int | None
     _plan = EpochPlan()
@@ -50,7 +53,7 @@ class LoaderIterator(Pausing):
         try:
             if internals.BaseIterator.__next__ is not internals.next_of_iterator:
                 # Tools put their own there, which call `_next_data`.
-                return super().__next__()  # type: ignore[misc]
+                return super().__next__()  # type: ignore[safe-super]
             # The profiler's record takes longer than a small batch.
             if internals.profiler_enabled():
                 with torch.autograd.profiler.record_function(self._profile_name):
@@ -73,7 +76,7 @@ class LoaderIterator(Pausing):
         returned = self._returned_meanwhile
         return self._num_yielded if returned is None else returned
 
-    def _decide(self, loader: Any, told: int | None = None, are_same: bool = False) -> EpochPlan:
+    def _decide(self, loader: TorchLoader, told: int | None = None, are_same: bool = False) -> EpochPlan:
         """Decides the epoch that begins, before anything is drawn for it.
 
         Args:
@@ -88,7 +91,7 @@ class LoaderIterator(Pausing):
         named = inside.epoch_of(loader._index_sampler) if self._counts_epochs else None
         return EpochPlan(number, number if named is None else named, told, epoch)
 
-    def _init_base(self, loader: Any) -> None:
+    def _init_base(self, loader: TorchLoader) -> None:
         """Calls the constructor of torch's base, which draws the base seed unless it is known."""
         epoch = self._plan.epoch
         if epoch is None or epoch.given_seed is None:
@@ -105,7 +108,7 @@ class LoaderIterator(Pausing):
         assert self._plan.key_number is not None
         return keys.places(self._index_sampler, self._base_seed, self._plan.key_number, rest)
 
-    def _drawing(self, loader: Any) -> Any:
+    def _drawing(self, loader: TorchLoader) -> Any:
         """Returns the loader for torch's ``_reset``; in front of it for an epoch that has drawn before."""
         has_drawn = self._plan.epoch is not None and self._plan.epoch.is_drawn
         return WithoutDrawing(loader) if has_drawn else loader

@@ -27,10 +27,13 @@ from ringloader._worker.options import WorkerOption, in_order
 
 if TYPE_CHECKING:
     from ringloader._placement.registration import Registrations
+    from ringloader._torch.protocols import TorchLoader
     from ringloader._transport.protocol import Transport
 
 
-def make_iterator(loader: Any, options: Options, without_ours: Any, fall_back: Callable[[], Any]) -> Any:
+def make_iterator(
+    loader: TorchLoader, options: Options, without_ours: Any, fall_back: Callable[[], Any]
+) -> Any:
     """Returns an iterator of any torch loader, and notes the path that it takes.
 
     Args:
@@ -73,7 +76,7 @@ def make_iterator(loader: Any, options: Options, without_ours: Any, fall_back: C
     return _torchs(loader, options, reason, without_ours, fall_back)
 
 
-def _refuse_other_generators(loader: Any) -> None:
+def _refuse_other_generators(loader: TorchLoader) -> None:
     """Lets torch's iterator raise its error for a ``generator`` that is none, as at its first draw.
 
     Not by torch's class for workers, whose finaliser then prints an error of its own.
@@ -91,7 +94,7 @@ def _refuse_other_generators(loader: Any) -> None:
 
 
 def make_as_far_as_it_fits(
-    loader: Any, options: Options, without_ours: Any, fall_back: Callable[[], Any]
+    loader: TorchLoader, options: Options, without_ours: Any, fall_back: Callable[[], Any]
 ) -> Any:
     """Returns an iterator as :func:`make_iterator` does, for options that were meant for all loaders.
 
@@ -106,7 +109,7 @@ def make_as_far_as_it_fits(
 
 
 def _torchs(
-    loader: Any, options: Options, reason: Reason, without_ours: Any, fall_back: Callable[[], Any]
+    loader: TorchLoader, options: Options, reason: Reason, without_ours: Any, fall_back: Callable[[], Any]
 ) -> Any:
     """Returns torch's own iterator, with the options that work there."""
     from ringloader._iterator.torchs import TorchsIterator
@@ -133,7 +136,7 @@ def _torchs(
     return iterator
 
 
-def _check_for_torchs(loader: Any, options: Options, reason: str) -> None:
+def _check_for_torchs(loader: TorchLoader, options: Options, reason: str) -> None:
     """Raises for options without which torch's own loader would give other batches."""
     errors = {"is an error"} if loader.num_workers == 0 else {"is an error", "is an error with workers"}
     names = [name for name in options.changed() if TABLE[name].on_torchs in errors]
@@ -145,13 +148,13 @@ def _check_for_torchs(loader: Any, options: Options, reason: str) -> None:
         )
 
 
-def _recorder(loader: Any, options: Options) -> _native.Recorder | None:
+def _recorder(loader: TorchLoader, options: Options) -> _native.Recorder | None:
     """Returns the clock of ``stats``, and begins the first epoch: imports after it take the caller's time."""
     return _native.Recorder(max(loader.num_workers, 1)) if options.stats else None
 
 
 def _stages(
-    loader: Any,
+    loader: TorchLoader,
     options: Options,
     recorder: _native.Recorder | None,
     shared_bytes: int = 0,
@@ -190,7 +193,7 @@ def _stages(
     return Stages(moving, bad_samples, recording=recording)
 
 
-def _worker_options(loader: Any, options: Options, timed: Any) -> Sequence[WorkerOption]:
+def _worker_options(loader: TorchLoader, options: Options, timed: Any) -> Sequence[WorkerOption]:
     """Returns the options that take part where batches are made: in workers, or without them here.
 
     Args:
@@ -212,7 +215,7 @@ def _worker_options(loader: Any, options: Options, timed: Any) -> Sequence[Worke
     )
 
 
-def _without_workers(loader: Any, options: Options) -> Any:
+def _without_workers(loader: TorchLoader, options: Options) -> Any:
     recorder = _recorder(loader, options)
     stages = _stages(loader, options, recorder)
     from ringloader._iterator.without_workers import SingleProcessIterator
@@ -228,7 +231,7 @@ def _without_workers(loader: Any, options: Options) -> Any:
     return made
 
 
-def _with_threads(loader: Any, options: Options) -> Any:
+def _with_threads(loader: TorchLoader, options: Options) -> Any:
     stages = _stages(loader, options, _recorder(loader, options))
     from ringloader._iterator.with_workers import WorkersIterator
     from ringloader._options import seeding
@@ -249,7 +252,7 @@ def _with_threads(loader: Any, options: Options) -> Any:
     return _noted(loader, made, transport, stages)
 
 
-def _with_processes(loader: Any, options: Options) -> Any:
+def _with_processes(loader: TorchLoader, options: Options) -> Any:
     """Returns an iterator with worker processes, or the reason why torch's loader must run whole."""
     recorder = _recorder(loader, options)
     from ringloader._iterator.restarting import Restarting
@@ -309,7 +312,7 @@ def _with_processes(loader: Any, options: Options) -> Any:
     return _noted(loader, made, transport, stages)
 
 
-def _next_epoch(loader: Any, options: Options) -> Any:
+def _next_epoch(loader: TorchLoader, options: Options) -> Any:
     """Returns what begins epochs before ``iter``, or None."""
     if not options.prefetch_epochs:
         return None
@@ -318,7 +321,7 @@ def _next_epoch(loader: Any, options: Options) -> Any:
     return NextEpoch(loader)
 
 
-def _noted(loader: Any, made: Any, transport: Transport, stages: Stages) -> Any:
+def _noted(loader: TorchLoader, made: Any, transport: Transport, stages: Stages) -> Any:
     """Returns an iterator with workers, which is noted for a report."""
     counters = functools.partial(_counters, transport, stages.counters)
     report.record(loader, made, transport.path, transport.about, counters, stages.recording)

@@ -11,7 +11,7 @@ import threading
 import traceback
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import (
@@ -30,6 +30,10 @@ from ringloader._sources import inside
 from ringloader._torch import internals, select_path
 from ringloader._worker.telling import epoch_listeners
 from ringloader.rollover import RolloverBatchSampler
+
+if TYPE_CHECKING:
+    from ringloader._common.protocols import OurWorkersIterator
+    from ringloader._torch.protocols import TorchLoader
 
 # Samplers whose order follows from what is compared and put back here. One of the program's may count its
 # epochs, or draw from anything.
@@ -54,7 +58,7 @@ class NextEpoch:
         loader: The loader, which this does not keep alive.
     """
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: TorchLoader) -> None:
         self._loader = weakref.ref(loader)
         # Threads may share an iterator.
         self._lock = threading.Lock()
@@ -65,7 +69,7 @@ class NextEpoch:
         """Returns ``take``, before which the next epoch may begin."""
         return functools.partial(self._next, take)
 
-    def _next(self, take: Callable[[Any], Any], iterator: Any) -> Any:
+    def _next(self, take: Callable[[Any], Any], iterator: OurWorkersIterator) -> Any:
         if self._begun is None and iterator._scheduler.is_at_end() and self._lock.acquire(blocking=False):
             try:
                 self._begin(iterator)
@@ -73,7 +77,7 @@ class NextEpoch:
                 self._lock.release()
         return take(iterator)
 
-    def _begin(self, iterator: Any) -> None:
+    def _begin(self, iterator: OurWorkersIterator) -> None:
         loader = self._loader()
         # Another thread may have begun it; a loaded state says where the next epoch begins.
         if loader is None or self._begun is not None or _is_loaded(loader):
@@ -106,7 +110,7 @@ class NextEpoch:
             begun.put_aside(iterator, loader)
             iterator._returned_meanwhile = None
 
-    def commit(self, iterator: Any, loader: Any) -> bool:
+    def commit(self, iterator: OurWorkersIterator, loader: TorchLoader) -> bool:
         """Moves ``iterator`` to the epoch that was begun. False: ``iter`` must begin one.
 
         Raises:
@@ -150,12 +154,12 @@ class _Shown:
         loader: The loader.
     """
 
-    def __init__(self, iterator: Any, loader: Any) -> None:
+    def __init__(self, iterator: OurWorkersIterator, loader: TorchLoader) -> None:
         self.number = epochs.next_of(loader)
         self.rest = _rest_of(loader)
         self._of_iterator = {name: getattr(iterator, name) for name in _OF_EPOCH}
 
-    def put(self, iterator: Any, loader: Any) -> None:
+    def put(self, iterator: OurWorkersIterator, loader: TorchLoader) -> None:
         """Makes both show this epoch."""
         epochs.count_from(loader, self.number)
         if self.rest is not None:
@@ -173,7 +177,7 @@ class _Begun:
         numbers: Tell the epoch's number.
     """
 
-    def __init__(self, iterator: Any, loader: Any, numbers: _Numbers) -> None:
+    def __init__(self, iterator: OurWorkersIterator, loader: TorchLoader, numbers: _Numbers) -> None:
         self._numbers = numbers
         self._before = _Shown(iterator, loader)
         self._drawn = _Drawn(loader)
@@ -188,12 +192,12 @@ class _Begun:
         self.is_whole = False
         self.error: Exception | None = None
 
-    def name(self, iterator: Any, loader: Any) -> None:
+    def name(self, iterator: OurWorkersIterator, loader: TorchLoader) -> None:
         """Gives the epoch the numbers that the program is expected to give it."""
         self._numbers.tell_next(iterator, loader)
         self._number, self._named = epochs.next_of(loader), iterator._epoch_to_tell
 
-    def put_aside(self, iterator: Any, loader: Any) -> None:
+    def put_aside(self, iterator: OurWorkersIterator, loader: TorchLoader) -> None:
         """Makes the loader and its iterator show the epoch that is under way."""
         self._after = _Shown(iterator, loader)
         self._before.put(iterator, loader)
@@ -201,7 +205,7 @@ class _Begun:
         self._seen = _seen(loader)
         self._numbers.put_back()
 
-    def fits(self, iterator: Any, loader: Any) -> bool:
+    def fits(self, iterator: OurWorkersIterator, loader: TorchLoader) -> bool:
         """True if ``iter`` would begin the same epoch now."""
         is_named = iterator._epoch_to_tell == self._named or not epoch_listeners(loader.dataset)
         return (
@@ -212,12 +216,12 @@ class _Begun:
             and _are_same(_seen(loader), self._seen)
         )
 
-    def put_in_place(self, iterator: Any, loader: Any) -> None:
+    def put_in_place(self, iterator: OurWorkersIterator, loader: TorchLoader) -> None:
         """Makes the loader and its iterator show the epoch that was begun."""
         assert self._after is not None
         self._after.put(iterator, loader)
 
-    def drop(self, iterator: Any, loader: Any) -> None:
+    def drop(self, iterator: OurWorkersIterator, loader: TorchLoader) -> None:
         """Gives the epoch up."""
         self.put_draws_back()
         if self.is_told and self._named is not None and iterator._epoch_to_tell is None:
@@ -232,7 +236,7 @@ class _Begun:
 class _Drawn:
     """The generators that an epoch may draw from, and their states before and after its beginning."""
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: TorchLoader) -> None:
         samplers = inside.samplers_in(loader._index_sampler)
         found = [stored(one, "generator") for one in (loader, *samplers)]
         distinct = {id(one): one for one in (torch.default_generator, *found) if one is not None}
@@ -271,7 +275,7 @@ class _Numbers:
         loader: The loader, whose first epoch begins.
     """
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: TorchLoader) -> None:
         self._samplers = _with_epochs(loader)
         self._at, self._number = self._now(), epochs.next_of(loader)
         # Samplers whose number stands still, by `id`; True if the loader's does.
@@ -284,7 +288,7 @@ class _Numbers:
     def _now(self) -> list[int]:
         return [int(sampler.epoch) for sampler in self._samplers]
 
-    def begin(self, iterator: Any, loader: Any) -> None:
+    def begin(self, iterator: OurWorkersIterator, loader: TorchLoader) -> None:
         """Notes the numbers with which ``iter`` begins an epoch."""
         last = {id(sampler): at for sampler, at in zip(self._samplers, self._at, strict=True)}
         self._samplers = _with_epochs(loader)
@@ -295,7 +299,7 @@ class _Numbers:
         self._is_still, self._number = number == self._number, number
         self._is_told = iterator._epoch_to_tell is not None
 
-    def tell_next(self, iterator: Any, loader: Any) -> None:
+    def tell_next(self, iterator: OurWorkersIterator, loader: TorchLoader) -> None:
         """Tells the loader and its samplers the next epoch."""
         number = epochs.next_of(loader)
         if not iterator._counts_epochs and number == self._number and not self._is_still:
@@ -316,11 +320,11 @@ class _Numbers:
             sampler.set_epoch(epoch)
 
 
-def _with_epochs(loader: Any) -> list[Any]:
+def _with_epochs(loader: TorchLoader) -> list[Any]:
     return [one for one in inside.samplers_in(loader._index_sampler) if inside.has_epoch(one)]
 
 
-def _is_loaded(loader: Any) -> bool:
+def _is_loaded(loader: TorchLoader) -> bool:
     """True if a loaded state says where the next epoch begins."""
     kept = states.of(loader)
     return kept is not None and kept.is_loaded(loader)
@@ -339,13 +343,13 @@ def _length(sized: Any) -> int | None:
         return None
 
 
-def _rest_of(loader: Any) -> list[Any] | None:
+def _rest_of(loader: TorchLoader) -> list[Any] | None:
     """Returns the indices that the loader keeps for its next epoch; None: it keeps none."""
     batch_sampler = loader._index_sampler
     return batch_sampler.rest() if isinstance(batch_sampler, RolloverBatchSampler) else None
 
 
-def _seen(loader: Any) -> list[object]:
+def _seen(loader: TorchLoader) -> list[object]:
     """Returns all that decides the order of a loader's next epoch, except its number and generators."""
     found: list[object] = [_length(loader.dataset), *(_rest_of(loader) or ())]
     for sampler in inside.samplers_in(loader._index_sampler):

@@ -8,12 +8,16 @@ import itertools
 import operator
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ringloader._native as _native
 from ringloader._common import weak_registry
 from ringloader._start import spawn
 from ringloader._transport import segment_cache
+
+if TYPE_CHECKING:
+    from ringloader._common.protocols import OurIterator
+    from ringloader._torch.protocols import TorchLoader
 
 _ENDED = (
     "this iterator was ended by DataLoader.shutdown(), or by the end of the loader's with block: "
@@ -144,7 +148,7 @@ class _Gate:
         """Returns ``take`` with this gate around it."""
         return functools.partial(self._next, take)
 
-    def _next(self, take: Callable[[Any], Any], iterator: Any) -> Any:
+    def _next(self, take: Callable[[Any], Any], iterator: OurIterator) -> Any:
         if self.has_ended:
             raise RuntimeError(_ENDED)
         returned, permits = self._returned, self._permits
@@ -186,7 +190,7 @@ _Made = list[tuple[object, "weakref.ref[Any]"]]
 _made: weak_registry.WeakRegistry[_Made] = weak_registry.WeakRegistry()
 
 
-def register(loader: Any, iterator: Any) -> None:
+def note(loader: TorchLoader, iterator: object) -> None:
     """Notes an iterator of a loader, and keeps neither alive."""
     try:
         reference = weakref.ref(iterator)
@@ -197,14 +201,14 @@ def register(loader: Any, iterator: Any) -> None:
     _made.put(loader, [*alive, (_native.process_identity(), reference)])
 
 
-def alive(loader: Any) -> list[Any]:
+def alive(loader: TorchLoader) -> list[Any]:
     """The iterators that a loader has made in this process and that are still there, the oldest first."""
     here = _native.process_identity()
     found = [reference() for process, reference in _made.get(loader) or () if process == here]
     return [iterator for iterator in found if iterator is not None]
 
 
-def shut_down(loader: Any) -> None:
+def shut_down(loader: TorchLoader) -> None:
     """Ends the iterators that a loader has made in this process, and gives back what it keeps for others.
 
     Raises:
@@ -229,7 +233,7 @@ def shut_down(loader: Any) -> None:
         raise errors[0]
 
 
-def _shut_down(iterator: Any) -> None:
+def _shut_down(iterator: object) -> None:
     if isinstance(iterator, Pausing):
         end(iterator)
     for name in ("_shutdown_workers", "close"):

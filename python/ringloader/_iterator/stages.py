@@ -7,9 +7,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
+    from ringloader._common.protocols import OurIterator
     from ringloader._options.collecting import Collecting
     from ringloader._placement.device import Moving
     from ringloader._stats.recording import Recording
+    from ringloader._torch.protocols import TorchLoader
 
 # Gives the next batch to the iterator that it is called with.
 Take = Callable[[Any], Any]
@@ -66,7 +68,7 @@ class Stages(NamedTuple):
         if self.recording is not None:
             self.recording.recorder.begin()
 
-    def begin_epoch(self, loader: Any) -> None:
+    def begin_epoch(self, loader: TorchLoader) -> None:
         """Begins another epoch of the same iterator."""
         if self.moving is not None:
             self.moving.begin_epoch()
@@ -79,7 +81,7 @@ class Stages(NamedTuple):
         return dict if self.moving is None else self.moving.counts
 
 
-def _moved(moving: Moving, take: Take, iterator: Any) -> Any:
+def _moved(moving: Moving, take: Take, iterator: OurIterator) -> Any:
     return moving.place_next(functools.partial(take, iterator))
 
 
@@ -97,7 +99,7 @@ class Transform:
         """Returns ``take`` for transformed batches."""
         return functools.partial(self._next, take)
 
-    def _next(self, take: Take, iterator: Any) -> Any:
+    def _next(self, take: Take, iterator: OurIterator) -> Any:
         batch = take(iterator)
         try:
             return self._function(batch)

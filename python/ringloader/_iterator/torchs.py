@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ringloader._common import states
 from ringloader._iterator import pausing
 from ringloader._iterator.pausing import Pausing
 from ringloader._iterator.stages import Stages
 from ringloader._torch import hook, internals
+
+if TYPE_CHECKING:
+    from ringloader._torch.protocols import TorchLoader
 
 
 class TorchsIterator(Pausing):
@@ -66,7 +69,7 @@ class TorchsIterator(Pausing):
     def __getattr__(self, name: str) -> Any:
         return getattr(self._iterator, name)
 
-    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+    def _reset(self, loader: TorchLoader, first_iter: bool = False) -> None:
         """Begins another epoch of persistent workers."""
         self._remove_gate()
         self._stages.begin_recording()

@@ -24,6 +24,7 @@ from ringloader._worker.options import EpochStart
 
 if TYPE_CHECKING:
     from ringloader._options.seeding import Keys
+    from ringloader._torch.protocols import TorchLoader
 
     # torch's iterator is untyped, so only a base shows mypy what the scheduler calls.
     _SchedulerCallbacks = _native.SchedulerCallbacks
@@ -52,6 +53,8 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
     # The module itself: an iterator that lives on while modules are torn down finds their names None.
     _torch_utils = internals.utils_module
     _scheduler: _native.Scheduler | _native.ThreadScheduler
+    # No type: torch declares None too, which a loader with workers does not have.
+    _prefetch_factor: Any
     # Brings batches to where they are needed.
     _placement: Placement | None = None
     # Ends the placement. A native function: its call is not interrupted.
@@ -65,7 +68,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
 
     def __init__(
         self,
-        loader: Any,
+        loader: TorchLoader,
         transport: Transport,
         stages: Stages,
         main_prefetch: int = 0,
@@ -125,7 +128,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         if self._persistent_workers and hasattr(self, "_register_persistent_workers_atexit"):
             self._register_persistent_workers_atexit()
 
-    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+    def _reset(self, loader: TorchLoader, first_iter: bool = False) -> None:
         self._remove_gate()
         if not first_iter:
             self._stages.begin_recording()
@@ -156,7 +159,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         if kept is not None:
             kept.has_begun(loader, self._plan.epoch, self._stages.collecting)
 
-    def _draw(self, loader: Any) -> None:
+    def _draw(self, loader: TorchLoader) -> None:
         """Begins another epoch in this process."""
         told, self._epoch_to_tell = self._epoch_to_tell, None
         self._plan = self._decide(loader, told, are_same=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ringloader._common import states
 from ringloader._iterator.base import LoaderIterator
@@ -13,6 +13,9 @@ from ringloader._torch import data_pipes, internals
 from ringloader._worker import collate
 from ringloader._worker import options as worker_options
 from ringloader._worker.options import EpochStart, WorkerOption
+
+if TYPE_CHECKING:
+    from ringloader._torch.protocols import TorchLoader
 
 
 class SingleProcessIterator(LoaderIterator, internals.SingleIterator):  # type: ignore[misc]
@@ -30,7 +33,7 @@ class SingleProcessIterator(LoaderIterator, internals.SingleIterator):  # type: 
 
     def __init__(
         self,
-        loader: Any,
+        loader: TorchLoader,
         options: Sequence[WorkerOption],
         stages: Stages,
         keys: Keys | None = None,

@@ -7,7 +7,7 @@ import functools
 import pickle
 import reprlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ringloader._common import errors as kept_errors
 from ringloader._common import pickling
@@ -20,6 +20,10 @@ from ringloader._torch import internals
 from ringloader._worker.result import is_result
 from ringloader.bad_samples import RAISE, BadSample
 
+if TYPE_CHECKING:
+    from ringloader._common.protocols import OurIterator
+    from ringloader._torch.protocols import TorchLoader
+
 # A bad sample in parts that always arrive: index and error pickled, or None where that cannot be; text of the
 # index and name of the error's type; the worker's number, traceback and handling.
 Packed = tuple[bytes | None, bytes | None, str, str, int | None, str, str]
@@ -27,7 +31,7 @@ Packed = tuple[bytes | None, bytes | None, str, str, int | None, str, str]
 _bad_samples_of: WeakRegistry[list[BadSample]] = WeakRegistry()
 
 
-def collecting_for(loader: Any, options: Options) -> Collecting | None:
+def collecting_for(loader: TorchLoader, options: Options) -> Collecting | None:
     """Returns the stage of ``on_error``, or None. Begins its first epoch."""
     if options.on_error == RAISE:
         return None
@@ -62,7 +66,7 @@ class Collecting:
         # Called when a batch is left out, because all of its samples were skipped.
         self.leave_out: Callable[[], object] | None = None
 
-    def begin_epoch(self, loader: Any) -> None:
+    def begin_epoch(self, loader: TorchLoader) -> None:
         """Begins the loader's list of this epoch."""
         self._hint = "; loader.errors lists them" if hasattr(type(loader), "errors") else ""
         self._bad = []
@@ -74,7 +78,7 @@ class Collecting:
         """Returns ``take`` for batches without their bad samples."""
         return functools.partial(self._next, take)
 
-    def _next(self, take: Callable[[Any], Any], iterator: Any) -> Any:
+    def _next(self, take: Callable[[Any], Any], iterator: OurIterator) -> Any:
         """Returns the next batch.
 
         Raises:

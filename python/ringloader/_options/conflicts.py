@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Collection, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import BatchSampler
 
@@ -15,6 +15,9 @@ from ringloader._options.checks import THREAD
 from ringloader._options.table import DEFAULTS, RULES, TABLE, Options
 from ringloader._torch import internals, select_path
 from ringloader._worker.telling import epoch_listeners
+
+if TYPE_CHECKING:
+    from ringloader._torch.protocols import TorchLoader
 
 _GIVEN = rules.checked_when("given", RULES)
 _MADE = rules.checked_when("made", RULES)
@@ -30,7 +33,7 @@ class _Facts:
         prefetch_factor: The one that was given; None: not known.
     """
 
-    def __init__(self, loader: Any, prefetch_factor: int | None = None) -> None:
+    def __init__(self, loader: TorchLoader, prefetch_factor: int | None = None) -> None:
         self.loader = loader
         self.prefetch_factor = prefetch_factor
 
@@ -69,14 +72,14 @@ class _Facts:
         return does
 
 
-def check(loader: Any, options: Options) -> None:
+def check(loader: TorchLoader, options: Options) -> None:
     """Raises a ``ValueError`` for options that do not go with ``loader``, which an epoch begins of."""
     if changed := options.changed():
         rules.check(_BEGUN, options, changed, _Facts(loader))
 
 
 def check_made(
-    loader: Any, options: Options, names: Collection[str] = TABLE, prefetch_factor: int | None = None
+    loader: TorchLoader, options: Options, names: Collection[str] = TABLE, prefetch_factor: int | None = None
 ) -> None:
     """Raises a ``ValueError`` for options that do not go with ``loader``, which is made or converted.
 
@@ -91,7 +94,7 @@ def check_made(
     rules.check(_MADE, options, changed, _Facts(loader, prefetch_factor))
 
 
-def fitting(loader: Any, options: Options) -> tuple[Options, list[str]]:
+def fitting(loader: TorchLoader, options: Options) -> tuple[Options, list[str]]:
     """Leaves aside options that do not go with ``loader``.
 
     Returns:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 import torch
@@ -20,6 +20,9 @@ from ringloader._torch import internals, select_path
 from ringloader._worker.options import EpochStart, Position, WorkerOption
 from ringloader._worker.telling import epoch_listeners
 from ringloader.seeds import Seeds
+
+if TYPE_CHECKING:
+    from ringloader._torch.protocols import TorchLoader
 
 # Called with the dataset, torch's worker info and the seeds; returns the dataset for the epoch, or None.
 ResetFn = Callable[[Any, Any, Seeds], Any]
@@ -103,12 +106,12 @@ _told_last: WeakRegistry[int] = WeakRegistry()
 _shuffled_last: WeakRegistry[int] = WeakRegistry()
 
 
-def are_counted(loader: Any, options: Options) -> bool:
+def are_counted(loader: TorchLoader, options: Options) -> bool:
     """True if an option needs the numbers of epochs."""
     return _begins(loader, options) or options.seeding != "torch"
 
 
-def option_for(loader: Any, options: Options) -> EpochOption | None:
+def option_for(loader: TorchLoader, options: Options) -> EpochOption | None:
     """Returns the option that begins epochs, if there is work to do then."""
     if not _begins(loader, options):
         return None
@@ -116,22 +119,22 @@ def option_for(loader: Any, options: Options) -> EpochOption | None:
     return EpochOption(options.worker_reset_fn, _reseeds(loader, options), options.seed, rank, world_size)
 
 
-def _begins(loader: Any, options: Options) -> bool:
+def _begins(loader: TorchLoader, options: Options) -> bool:
     return options.worker_reset_fn is not None or _reseeds(loader, options)
 
 
-def _reseeds(loader: Any, options: Options) -> bool:
+def _reseeds(loader: TorchLoader, options: Options) -> bool:
     # Without workers the generators are the program's own.
     return options.reseed_workers and loader.num_workers > 0
 
 
-def inherit_told(loader: Any) -> None:
+def inherit_told(loader: TorchLoader) -> None:
     """Gives a new loader the epoch that its dataset was told last: frameworks make new loaders."""
     if not hasattr(loader, _TOLD):
         setattr(loader, _TOLD, _last_of(loader))
 
 
-def told_in_pool(loader: Any) -> int | None:
+def told_in_pool(loader: TorchLoader) -> int | None:
     """Returns the epoch that a pool's workers tell their dataset, whatever it was told before; None: none."""
     inherit_told(loader)
     told: int | None = getattr(loader, _TOLD)
@@ -141,7 +144,7 @@ def told_in_pool(loader: Any) -> int | None:
     return told
 
 
-def _last_of(loader: Any) -> int | None:
+def _last_of(loader: TorchLoader) -> int | None:
     if not _told_last:
         return None
     found = (_told_last.get(one) for one in epoch_listeners(loader.dataset))
@@ -159,24 +162,24 @@ def ranks() -> tuple[int, int]:
     return (rank, world_size) if 0 <= rank < world_size else (0, 1)
 
 
-def next_of(loader: Any) -> int:
+def next_of(loader: TorchLoader) -> int:
     """Returns the number of the epoch that begins next, as ``Seeds`` count."""
     return int(getattr(loader, _NEXT, 0))
 
 
-def count_from(loader: Any, epoch: int) -> None:
+def count_from(loader: TorchLoader, epoch: int) -> None:
     """Sets that number, and tells nobody."""
     setattr(loader, _NEXT, epoch)
 
 
-def count_next(loader: Any) -> int:
+def count_next(loader: TorchLoader) -> int:
     """Returns that number, and counts it."""
     epoch = next_of(loader)
     setattr(loader, _NEXT, epoch + 1)
     return epoch
 
 
-def set_next(loader: Any, epoch: int) -> None:
+def set_next(loader: TorchLoader, epoch: int) -> None:
     """The next epoch of a loader is this one: samplers and the dataset are told, workers when it begins.
 
     Raises:
@@ -207,18 +210,18 @@ def set_next(loader: Any, epoch: int) -> None:
         select_path.log_once("set_epoch() does not reach persistent workers on torch's own path")
 
 
-def last_told(loader: Any) -> int | None:
+def last_told(loader: TorchLoader) -> int | None:
     """Returns the epoch that ``set_epoch`` of the loader has told the dataset last; None: none."""
     found: int | None = getattr(loader, _TOLD, None)
     return found
 
 
-def was_named(loader: Any) -> bool:
+def was_named(loader: TorchLoader) -> bool:
     """True if ``set_epoch`` of the loader was called, or a state loaded, or an epoch counted."""
     return hasattr(loader, _NEXT)
 
 
-def log_if_forgotten(loader: Any) -> None:
+def log_if_forgotten(loader: TorchLoader) -> None:
     """Logs once if a sampler shuffles as in the epoch before. Call it when a loader begins an epoch."""
     sampler = stored(loader, "sampler")
     if not issubclass(type(sampler), DistributedSampler):

@@ -19,26 +19,26 @@ class _Shown:
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def __get__(self, loader: Any, owner: object) -> Any:
+    def __get__(self, loader: object, owner: object) -> Any:
         if loader is None or self._name not in vars(loader):
             # The error of a missing attribute: of the class, or of a loader that is not made yet.
             kind = owner if loader is None else type(loader)
             raise AttributeError(f"{kind!r} has no attribute {self._name!r}", name=self._name, obj=loader)
         return vars(loader)[self._name]
 
-    def __set__(self, loader: Any, value: Any) -> None:
+    def __set__(self, loader: object, value: Any) -> None:
         own = vars(loader)
         if own.get(self._name, _MISSING) is value:
             return
         self._check(loader)
         own[self._name] = value
 
-    def __delete__(self, loader: Any) -> None:
+    def __delete__(self, loader: object) -> None:
         self.__get__(loader, type(loader))
         self._check(loader)
         del vars(loader)[self._name]
 
-    def _check(self, loader: Any) -> None:
+    def _check(self, loader: object) -> None:
         """Raises where the attribute shows the option, and no subclass has one of its own by that name."""
         own = vars(loader)
         option = own.get(attribute(self._name), _MISSING)

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ringloader._options.about import About, Never
 from ringloader._options.checks import THREAD
 from ringloader.bad_samples import raises_first, retries
+
+if TYPE_CHECKING:
+    from ringloader._torch.protocols import TorchLoader
 
 # When a rule is checked: where options are given, whatever the loader; when a loader is made or converted;
 # then, and again when an epoch begins.
@@ -25,7 +28,7 @@ class Facts(Protocol):
     """The properties of a loader that rules ask for, in addition to its attributes."""
 
     # The loader itself, for the attributes that torch documents.
-    loader: Any
+    loader: TorchLoader
 
     @property
     def prefetch_factor(self) -> int | None:

@@ -13,7 +13,7 @@ import functools
 import itertools
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy
 import torch
@@ -39,6 +39,9 @@ from ringloader._worker.options import (
     WorkerOption,
 )
 
+if TYPE_CHECKING:
+    from ringloader._torch.protocols import TorchLoader
+
 _MASK = (1 << 64) - 1
 
 
@@ -58,7 +61,7 @@ class Keys:
         seed: The number that keys come from; None for torch's base seed.
     """
 
-    def __init__(self, loader: Any, seed: int | None) -> None:
+    def __init__(self, loader: TorchLoader, seed: int | None) -> None:
         self._seed = seed
         self._rank, _ = epochs.ranks()
         # True if an index is a batch's.
@@ -223,12 +226,12 @@ class Seeding(WorkerOption):
             turn.set(placed.places[-1])
 
 
-def keys_for(loader: Any, options: Options) -> Keys | None:
+def keys_for(loader: TorchLoader, options: Options) -> Keys | None:
     """Returns the object that makes the places of an iterator's epochs, if an option needs them."""
     return None if options.seeding == "torch" else Keys(loader, options.seed)
 
 
-def option_for(loader: Any, options: Options) -> Seeding | None:
+def option_for(loader: TorchLoader, options: Options) -> Seeding | None:
     """Returns the option that sets generators where samples are made."""
     if options.seeding == "torch":
         return None

@@ -66,8 +66,8 @@ def convert(loader: _Loader, **options: Any) -> _Loader:
     # All of them together, before the first is set.
     now = Options(**{**before, **options})
     devices.resolve(now.device)
-    conflicts.check_made(loader, now, options)
     at: Any = loader
+    conflicts.check_made(at, now, options)
     if now.worker_pool is not None and "worker_pool" in options:
         if not at.num_workers:
             at.num_workers, at.prefetch_factor = now.worker_pool.num_workers, at.prefetch_factor or 2
@@ -80,12 +80,12 @@ def convert(loader: _Loader, **options: Any) -> _Loader:
     return loader
 
 
-def _theirs(loader: Any) -> tuple[str, ...]:
+def _theirs(loader: object) -> tuple[str, ...]:
     """Options whose attribute a loader that is not ours has already, as something else."""
     return tuple(name for name in TABLE if hasattr(loader, kept.attribute(name)))
 
 
-def _record_theirs(loader: Any, names: tuple[str, ...]) -> None:
+def _record_theirs(loader: object, names: tuple[str, ...]) -> None:
     if names:
         object.__setattr__(loader, kept.THEIRS, names)
 
@@ -136,7 +136,7 @@ def _init_of(cls: Any) -> Callable[..., None]:
     return init
 
 
-def _set_class(loader: Any, cls: Any) -> None:
+def _set_class(loader: object, cls: Any) -> None:
     # Not through the loader's own __setattr__.
     object.__setattr__(loader, "__class__", cls)
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ringloader._options import checks, kept
 from ringloader._options.table import Options
 from ringloader._patch import by_name
 from ringloader._patch import stateful as stateful_class
 from ringloader._torch import hook
+
+if TYPE_CHECKING:
+    from ringloader._torch.protocols import TorchLoader
 
 
 def install(*, stateful: bool = False, **options: Any) -> None:
@@ -129,7 +132,7 @@ def _wanted(function: str, stateful: bool, given: dict[str, Any]) -> _Wanted:
     return _Wanted(functools.partial(make_iterator, options), stateful)
 
 
-def make_iterator(options: Options, loader: Any, previous: Callable[[Any], Any]) -> Any:
+def make_iterator(options: Options, loader: TorchLoader, previous: Callable[[Any], Any]) -> Any:
     """Returns the iterator of any torch loader; ``previous`` makes it without ringloader."""
     import ringloader.dataloader as dataloader
     from ringloader._iterator import make as making

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from ringloader._torch.protocols import TorchLoader
+
 # The variable names options, so that children of any kind have them; "0" and nothing mean no.
 VARIABLE = "RINGLOADER_INSTALL"
 
@@ -38,7 +40,7 @@ def _install(text: str) -> None:
     options, is_stateful = by_name.from_text(text)
     loader_class = sys.modules[_MODULE].DataLoader
 
-    def make(loader: Any, previous: Callable[[Any], Any]) -> Any:
+    def make(loader: TorchLoader, previous: Callable[[Any], Any]) -> Any:
         try:
             # Imported here, so that a module or a device that is not there is reported here.
             import ringloader.dataloader  # noqa: F401

@@ -9,7 +9,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.multiprocessing
 
@@ -21,6 +21,9 @@ from ringloader._start.main_module import Look, look_for
 from ringloader._start.pickled import NotForAllError
 from ringloader._start.processes import Group, preload_fork_server
 
+if TYPE_CHECKING:
+    from ringloader._torch.protocols import TorchLoader
+
 # Seconds in which a process of a pool that is shut down must end by itself.
 _ENDS_WITHIN = 5.0
 
@@ -31,7 +34,7 @@ class Lease:
     def __init__(
         self,
         crew: Crew,
-        loader: Any,
+        loader: TorchLoader,
         processes: list[PoolProcess],
         entries: list[Entry],
         look: Look | None = None,
@@ -205,11 +208,11 @@ class Crew:
         if not self.is_inherited():
             self._tidy_if_free()
 
-    def register(self, loader: Any) -> None:
+    def register(self, loader: TorchLoader) -> None:
         with self._held():
             self.objects.keep(loader, self._note_gone)
 
-    def lend(self, loader: Any) -> Lease:
+    def lend(self, loader: TorchLoader) -> Lease:
         """Processes for an iterator of ``loader``: those that are idle, and new ones for the rest."""
         context = self.context
         look = look_for(context, "start_method='fork' to the WorkerPool")
@@ -220,7 +223,7 @@ class Crew:
             entries = self._check_in(loader)
             return Lease(self, loader, self._find(loader.num_workers, entries), entries, look)
 
-    def lend_successor(self, lease: Lease, loader: Any, moment: int) -> None:
+    def lend_successor(self, lease: Lease, loader: TorchLoader, moment: int) -> None:
         """Lends another process, in place of one that was lost: of that moment, where there is one.
 
         Args:
@@ -238,7 +241,7 @@ class Crew:
         with self._held():
             self.objects.add(parcel)
 
-    def _check_in(self, loader: Any) -> list[Entry]:
+    def _check_in(self, loader: TorchLoader) -> list[Entry]:
         if self.is_shut_down:
             raise RuntimeError(
                 "the worker_pool of this loader was shut down: make its iterators inside `with pool:` and "

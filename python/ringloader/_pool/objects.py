@@ -8,10 +8,13 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import BuiltinFunctionType, FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ringloader._options.kept import callables_of
 from ringloader._start.pickled import Pickled
+
+if TYPE_CHECKING:
+    from ringloader._torch.protocols import TorchLoader
 
 
 class Entry:
@@ -93,7 +96,7 @@ class PoolObjects:
         self._gone: collections.deque[int] = collections.deque()
         self.dropped: list[int] = []
 
-    def keep(self, loader: Any, when_gone: Callable[[int], None]) -> list[Entry]:
+    def keep(self, loader: TorchLoader, when_gone: Callable[[int], None]) -> list[Entry]:
         """Returns what the workers of ``loader`` must hold: as it is now, which may differ from before."""
         self.tidy()
         things = list(_held_of(loader))
@@ -183,7 +186,7 @@ def _are_same(entries: list[Entry], things: list[Any]) -> bool:
     return len(entries) == len(things) and all(entry.find() is thing for entry, thing in pairs)
 
 
-def _held_of(loader: Any) -> Iterable[Any]:
+def _held_of(loader: TorchLoader) -> Iterable[Any]:
     yield loader.dataset
     for thing in (loader.collate_fn, loader.worker_init_fn, *callables_of(loader)):
         if thing is not None and not _has_a_name(thing):

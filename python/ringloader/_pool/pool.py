@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.multiprocessing
 
 from ringloader._pool.crew import Crew, Lease
+
+if TYPE_CHECKING:
+    from ringloader._torch.protocols import TorchLoader
 
 
 class WorkerPool:
@@ -108,16 +111,16 @@ class WorkerPool:
             self._crew.is_shut_down = was_ended
         return self._crew
 
-    def _register(self, loader: Any) -> None:
+    def _register(self, loader: TorchLoader) -> None:
         """Has processes that are forked later hold what the loader has."""
         self._own().register(loader)
 
-    def _lend(self, loader: Any) -> Lease:
+    def _lend(self, loader: TorchLoader) -> Lease:
         """Lends processes to an iterator of the loader."""
         return self._own().lend(loader)
 
 
-def takes(pool: WorkerPool | None, loader: Any, may_keep: bool = False) -> bool:
+def takes(pool: WorkerPool | None, loader: TorchLoader, may_keep: bool = False) -> bool:
     """True if a loader's workers come from the pool: not if they have a context of their own.
 
     Args:

@@ -30,13 +30,16 @@ from multiprocessing import (
 )
 from multiprocessing.process import current_process
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 import torch
 
 from ringloader._common.weak_registry import WeakRegistry
 from ringloader._log import logger
+
+if TYPE_CHECKING:
+    from ringloader._torch.protocols import TorchLoader
 
 SWITCH = "RINGLOADER_SPAWN_SERVER"
 
@@ -270,7 +273,7 @@ def _running() -> _Server | None:
     return None
 
 
-def prepare(loader: Any) -> None:
+def prepare(loader: TorchLoader) -> None:
     """Has the server ready when the loader's workers start, if they are to be spawned."""
     if loader.num_workers > 0:
         keep_server(loader, loader.multiprocessing_context or context)
@@ -283,7 +286,7 @@ def keep_server(owner: Any, of: Any) -> None:
             _kept.put(owner, _running() or _Server())
 
 
-def forget(loader: Any) -> None:
+def forget(loader: TorchLoader) -> None:
     """Lets the server go for this loader, until its next workers start."""
     _kept.pop(loader)
 

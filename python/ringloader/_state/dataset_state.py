@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import weakref
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ringloader._native as _native
 from ringloader._state.objects import Sent, read_sent
@@ -13,6 +13,10 @@ from ringloader._state.parts import Part, Workers
 from ringloader._state.saved import Saved
 from ringloader._state.snapshots import Asked, Snapshots, Start
 from ringloader._worker.result import is_result
+
+if TYPE_CHECKING:
+    from ringloader._common.protocols import OurIterator, OurWorkersIterator
+    from ringloader._torch.protocols import TorchLoader
 
 # More batches than any epoch has.
 _MOST = (1 << 64) - 1
@@ -33,7 +37,7 @@ class DatasetState:
         is_shared: True if several threads share the dataset, and it has a state.
     """
 
-    def __init__(self, loader: Any, begun: Workers, told: Collection[int], is_shared: bool) -> None:
+    def __init__(self, loader: TorchLoader, begun: Workers, told: Collection[int], is_shared: bool) -> None:
         # Returns the number of batches that the iterator has returned.
         self.returned: Callable[[], int] = _all
         self._resumed = begun
@@ -94,7 +98,7 @@ class DatasetState:
     def around(self, take: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Returns ``take`` for batches that may come with states."""
 
-        def take_next(iterator: Any) -> Any:
+        def take_next(iterator: OurWorkersIterator) -> Any:
             if self.to_drop:
                 self._drop(take, iterator)
             found = take(iterator)
@@ -108,7 +112,7 @@ class DatasetState:
 
         return take_next
 
-    def _drop(self, take: Callable[[Any], Any], iterator: Any) -> None:
+    def _drop(self, take: Callable[[Any], Any], iterator: OurIterator) -> None:
         """Reads batches again that came since the states were taken."""
         while self.to_drop:
             try:
@@ -125,7 +129,7 @@ class DatasetState:
         # The dropped batches are passed, and were not returned.
         self.turns.raised(iterator._num_yielded)
 
-    def _has_none(self, iterator: Any) -> bool:
+    def _has_none(self, iterator: OurWorkersIterator) -> bool:
         """True if each worker has sent a batch without a state: then none sends one in this epoch."""
         if self._is_stateful:
             return False
@@ -139,7 +143,7 @@ class DatasetState:
             self._replaced = found.worker, self._last[found.worker]
             self._last[found.worker] = found
 
-    def note_raised(self, iterator: Any) -> None:
+    def note_raised(self, iterator: OurIterator) -> None:
         """Notes that ``next`` has raised."""
         self.turns.raised(iterator._num_yielded)
 
@@ -233,7 +237,7 @@ class MapDatasetState(DatasetState):
     need the batches as they were.
     """
 
-    def __init__(self, loader: Any, begun: Workers, told: Collection[int], is_shared: bool) -> None:
+    def __init__(self, loader: TorchLoader, begun: Workers, told: Collection[int], is_shared: bool) -> None:
         super().__init__(loader, begun, told, is_shared)
         self._is_stateful = not self._is_shared
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from typing import TYPE_CHECKING
 
 from torch.utils.data import IterableDataset
 
@@ -16,36 +16,39 @@ from ringloader._state.parts import Part, Workers, has_state
 from ringloader._state.saved import Saved
 from ringloader._state.snapshots import Snapshots
 
+if TYPE_CHECKING:
+    from ringloader._torch.protocols import TorchLoader
+
 # In place of a sampler's name, in the state of an iterable dataset.
 _KIND = "IterableDataset"
 
 
-def decides(loader: Any) -> bool:
+def decides(loader: TorchLoader) -> bool:
     """True if the dataset of a loader decides where an epoch is, and no sampler."""
     return isinstance(loader.dataset, IterableDataset)
 
 
-def is_asked(loader: Any) -> bool:
+def is_asked(loader: TorchLoader) -> bool:
     """True if the dataset of a loader may have a part in the loader's state."""
     return decides(loader) or (every(loader) is not None and has_state(loader.dataset))
 
 
-def every(loader: Any) -> int | None:
+def every(loader: TorchLoader) -> int | None:
     """Returns after how many batches states are taken; None: never."""
     found: int | None = kept.kept_on(loader).get("snapshot_every_n_steps", 1)
     return found
 
 
-def _are_threads(loader: Any) -> bool:
+def _are_threads(loader: TorchLoader) -> bool:
     return loader.num_workers > 0 and kept.kept_on(loader).get("worker_method") == THREAD
 
 
-def share_dataset(loader: Any) -> bool:
+def share_dataset(loader: TorchLoader) -> bool:
     """True if several threads have one dataset, whose state is then no worker's."""
     return _are_threads(loader) and loader.num_workers > 1
 
 
-def option_for(loader: Any) -> Snapshots | None:
+def option_for(loader: TorchLoader) -> Snapshots | None:
     """Returns the option that takes the states of a loader's dataset, if it may have one."""
     if not is_asked(loader):
         return None
@@ -61,13 +64,13 @@ def option_for(loader: Any) -> Snapshots | None:
     return Snapshots(rule, beginning_here(loader.dataset) if rule.is_here and rule.of_dataset else None)
 
 
-def lives_on(loader: Any) -> bool:
+def lives_on(loader: TorchLoader) -> bool:
     """True if an epoch finds the dataset as the one before has left it, once there are workers."""
     return loader.num_workers == 0 or bool(loader.persistent_workers) or _are_threads(loader)
 
 
 def state_for(
-    loader: Any, begun: Workers | None = None, told: Collection[int] | None = None
+    loader: TorchLoader, begun: Workers | None = None, told: Collection[int] | None = None
 ) -> DatasetState | None:
     """Returns the states of a loader's dataset in an epoch, if it may have any. See :class:`DatasetState`.
 
@@ -86,7 +89,7 @@ def state_for(
     return made(loader, begun, told, is_shared)
 
 
-def state_behind(loader: Any, before: DatasetState | None, are_same: bool) -> DatasetState | None:
+def state_behind(loader: TorchLoader, before: DatasetState | None, are_same: bool) -> DatasetState | None:
     """Returns the states of a loader's dataset in an epoch that follows another one.
 
     Args:
@@ -100,13 +103,13 @@ def state_behind(loader: Any, before: DatasetState | None, are_same: bool) -> Da
     return state_for(loader, *before.next_epoch())
 
 
-def _fresh(loader: Any) -> Workers:
+def _fresh(loader: TorchLoader) -> Workers:
     """Returns the positions of workers that begin."""
     many = loader.num_workers
     return Workers(many, (Part(),) * max(1, many), is_in_order=loader.in_order or many <= 1)
 
 
-def beginning(loader: Any) -> Saved:
+def beginning(loader: TorchLoader) -> Saved:
     """Returns the state of an iterable dataset before the next epoch."""
     return Saved(
         sampler=_KIND,
@@ -117,7 +120,7 @@ def beginning(loader: Any) -> Saved:
     )
 
 
-def check(loader: Any, workers: Workers | None) -> None:
+def check(loader: TorchLoader, workers: Workers | None) -> None:
     """Checks that the positions of a state can be those of a loader's workers.
 
     Raises:

@@ -21,7 +21,9 @@ from ringloader._torch import data_pipes
 from ringloader._worker.options import WorkerOption
 
 if TYPE_CHECKING:
+    from ringloader._common.protocols import OurIterator
     from ringloader._options.collecting import Collecting
+    from ringloader._torch.protocols import TorchIterator
 
 # More batches than any epoch has.
 _ALL = (1 << 64) - 1
@@ -44,7 +46,7 @@ class Epoch:
     def __init__(
         self,
         begun: Saved,
-        iterator: Any,
+        iterator: OurIterator | None,
         order: NativeOrder | ReadOrder | None = None,
         dataset: DatasetState | None = None,
         why_not: str | None = None,
@@ -91,7 +93,7 @@ class Epoch:
         """True if the epoch goes on, and has drawn before all that ``iter`` draws."""
         return self.is_iterable and self._resumes
 
-    def attach(self, iterator: Any) -> None:
+    def attach(self, iterator: OurIterator) -> None:
         """Makes this the epoch of an iterator, whose ``_batches_returned`` says what the caller has."""
         self._iterator = weakref.ref(iterator)
 
@@ -106,7 +108,7 @@ class Epoch:
         if self._order is not None:
             self._order.leave()
 
-    def begin(self, iterator: Any, drawn: bool) -> None:
+    def begin(self, iterator: TorchIterator, drawn: bool) -> None:
         """Notes the seeds of an iterator; workers' seed it drew in this epoch, or had before."""
         if not self._resumes:
             base_seed: int = iterator._base_seed
@@ -122,7 +124,7 @@ class Epoch:
         """Returns where a worker begins; None: at the beginning of the epoch."""
         return None if self.dataset is None else self.dataset.start_of(worker)
 
-    def read(self, iterator: Any, options: Sequence[WorkerOption]) -> None:
+    def read(self, iterator: TorchIterator, options: Sequence[WorkerOption]) -> None:
         """Makes an iterator without workers, which has these options, read the epoch from where it is."""
         iterator._sampler_iter = self.indices(iterator._sampler_iter, at_once=True)
         option = next((one for one in options if isinstance(one, Snapshots)), None)
@@ -138,7 +140,7 @@ class Epoch:
         """
         return made if self._order is None else self._order.read(made, at_once)
 
-    def index_source(self, iterator: Any, places: _native.Places | None) -> _native.IndexSource:
+    def index_source(self, iterator: TorchIterator, places: _native.Places | None) -> _native.IndexSource:
         """Returns the source of the tasks of an iterator with workers."""
         if self._order is None:
             source = samplers.index_source(iterator._index_sampler, places)
@@ -169,7 +171,7 @@ class Epoch:
         collecting.leave_out = None if self.ledger is None else self.ledger.left_out
         self._collecting = collecting
 
-    def note_raised(self, iterator: Any, error: BaseException) -> None:
+    def note_raised(self, iterator: OurIterator, error: BaseException) -> None:
         """Notes that ``next`` has raised."""
         if self._is_finished:
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data.distributed import DistributedSampler
@@ -15,6 +15,9 @@ from ringloader._common.looking import stored
 from ringloader._sources import inside, samplers
 from ringloader._state.saved import Saved
 from ringloader.rollover import RolloverBatchSampler
+
+if TYPE_CHECKING:
+    from ringloader._torch.protocols import TorchLoader
 
 # One past the last sample of any epoch.
 _ALL = (1 << 63) - 1
@@ -30,7 +33,7 @@ class Order:
         own_generator: The key of a state with the generator of the sampler.
     """
 
-    def __init__(self, loader: Any, sampler: Any, batches: Any, own_generator: str) -> None:
+    def __init__(self, loader: TorchLoader, sampler: Any, batches: Any, own_generator: str) -> None:
         # Not the loader: an epoch is kept for as long as its loader lives.
         generator = loader.generator
         # None where it draws from the program's.
@@ -116,7 +119,7 @@ class NativeOrder(Order):
         draws: The sampler's draws.
     """
 
-    def __init__(self, loader: Any, draws: samplers.TorchDraws) -> None:
+    def __init__(self, loader: TorchLoader, draws: samplers.TorchDraws) -> None:
         batches = None if draws.batch is None else loader._index_sampler
         super().__init__(loader, draws.sampler, batches, "sampler_generator")
         self._draws = draws

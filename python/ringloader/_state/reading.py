@@ -7,7 +7,7 @@ import copy
 import dataclasses
 import itertools
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import BatchSampler
 
@@ -17,6 +17,9 @@ from ringloader._state.order import Order, other_indices
 from ringloader._state.parts import has_state
 from ringloader._state.saved import Failed, Saved
 from ringloader.rollover import RolloverBatchSampler
+
+if TYPE_CHECKING:
+    from ringloader._torch.protocols import TorchLoader
 
 # Indices that are passed over at once.
 _BLOCK = 4096
@@ -33,7 +36,7 @@ class ReadOrder(Order):
         loader: The loader.
     """
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: TorchLoader) -> None:
         found = loader._index_sampler
         has_batches = type(found) in (BatchSampler, RolloverBatchSampler) and not samplers.reads_whole(found)
         self.batches = found if has_batches else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.utils.data import IterDataPipe
@@ -19,10 +19,14 @@ from ringloader._state.reading import ReadOrder
 from ringloader._state.saved import Saved
 from ringloader._torch import select_path
 
+if TYPE_CHECKING:
+    from ringloader._common.protocols import OurIterator
+    from ringloader._torch.protocols import TorchLoader
+
 
 def resumed(
-    loader: Any,
-    iterator: Any,
+    loader: TorchLoader,
+    iterator: OurIterator | None,
     number: int | None,
     order: NativeOrder | ReadOrder | None,
     loaded: Saved,
@@ -76,7 +80,7 @@ def _rest_of_order(
     return rest
 
 
-def _rest_of_dataset(loader: Any, loaded: Saved, is_torchs: bool) -> Saved:
+def _rest_of_dataset(loader: TorchLoader, loaded: Saved, is_torchs: bool) -> Saved:
     """Returns the state from which the epoch of an iterable dataset goes on. Logs what is read again."""
     before = loaded.workers
     assert before is not None
@@ -105,7 +109,7 @@ _TORCHS = "torch's own loader runs, where no state of a worker can be had"
 _MOVED = "the position was moved back before the last state"
 
 
-def _restore_generator(loader: Any, loaded: Saved, are_same: bool) -> None:
+def _restore_generator(loader: TorchLoader, loaded: Saved, are_same: bool) -> None:
     """Puts the loader's generator to where the epoch's draws of seeds had left it."""
     if loaded.loader_generator is not None:
         loader.generator.set_state(loaded.loader_generator)
@@ -124,7 +128,7 @@ def _restore_generator(loader: Any, loaded: Saved, are_same: bool) -> None:
         draw_base_seed(loader.generator)
 
 
-def order_of(loader: Any) -> NativeOrder | ReadOrder | None:
+def order_of(loader: TorchLoader) -> NativeOrder | ReadOrder | None:
     """Returns the order of a loader's samples; None if its dataset decides."""
     if datasets.decides(loader):
         return None
@@ -132,7 +136,7 @@ def order_of(loader: Any) -> NativeOrder | ReadOrder | None:
     return ReadOrder(loader) if draws is None else NativeOrder(loader, draws)
 
 
-def beginning(loader: Any, order: NativeOrder | ReadOrder | None, number: int | None = None) -> Saved:
+def beginning(loader: TorchLoader, order: NativeOrder | ReadOrder | None, number: int | None = None) -> Saved:
     """Returns the state before an epoch: the one with this number, or the next one. Draws nothing."""
     generator = loader.generator
     # torch refuses what is no generator when it draws.

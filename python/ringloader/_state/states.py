@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ringloader._state.datasets import is_asked as ask_dataset
 from ringloader._state.datasets import option_for as worker_option
 from ringloader._state.torchs import begin as begin_torchs
 from ringloader._state.tracked import begin, has_begun, loaded_of
+
+if TYPE_CHECKING:
+    from ringloader._torch.protocols import TorchLoader
 
 __all__ = [
     "ask_dataset",
@@ -19,6 +22,6 @@ __all__ = [
 ]
 
 
-def is_loaded(loader: Any) -> bool:
+def is_loaded(loader: TorchLoader) -> bool:
     """True if a state was loaded, with which the next epoch begins."""
     return loaded_of(loader) is not None

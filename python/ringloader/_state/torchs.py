@@ -6,7 +6,7 @@ import contextlib
 import functools
 import random
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import IterDataPipe, get_worker_info
@@ -19,8 +19,12 @@ from ringloader._state.saved import Saved
 from ringloader._torch import internals, select_path
 from ringloader._worker.options import InFront
 
+if TYPE_CHECKING:
+    from ringloader._common.protocols import OurIterator
+    from ringloader._torch.protocols import TorchIterator, TorchLoader
 
-def begin(loader: Any, reason: str, get_iterator: Any, are_same: bool = False) -> TorchsEpoch | None:
+
+def begin(loader: TorchLoader, reason: str, get_iterator: Any, are_same: bool = False) -> TorchsEpoch | None:
     """Begins an epoch that torch's own loader runs whole. None: it has no state.
 
     Args:
@@ -46,7 +50,7 @@ def begin(loader: Any, reason: str, get_iterator: Any, are_same: bool = False) -
     return None
 
 
-def _why_not(loader: Any, get_iterator: Any, loaded: Saved | None) -> str | None:
+def _why_not(loader: TorchLoader, get_iterator: Any, loaded: Saved | None) -> str | None:
     """Returns the reason why a loader has no state where torch's own loader runs, or None.
 
     Args:
@@ -78,7 +82,7 @@ class TorchsEpoch:
         epoch: The epoch.
     """
 
-    def __init__(self, loader: Any, epoch: Epoch) -> None:
+    def __init__(self, loader: TorchLoader, epoch: Epoch) -> None:
         self.epoch = epoch
         assert epoch.ledger is not None
         self.ledger: _native.Ledger = epoch.ledger
@@ -89,11 +93,11 @@ class TorchsEpoch:
         self._read = 0
         self._got = 0
 
-    def attach(self, iterator: Any) -> None:
+    def attach(self, iterator: OurIterator) -> None:
         """Makes this the epoch of an iterator, whose ``_batches_returned`` says what the caller has."""
         self.epoch.attach(iterator)
 
-    def make(self, loader: Any, get_iterator: Callable[[Any], Any]) -> Any:
+    def make(self, loader: TorchLoader, get_iterator: Callable[[Any], Any]) -> Any:
         """Returns torch's iterator, which reads the sampler through this epoch."""
         twin = object.__new__(type(loader))
         name = "batch_sampler" if loader._auto_collation else "sampler"
@@ -113,13 +117,13 @@ class TorchsEpoch:
         self.epoch.begin(iterator, seed is None)
         return iterator
 
-    def reset(self, iterator: Any, loader: Any) -> None:
+    def reset(self, iterator: TorchIterator, loader: TorchLoader) -> None:
         """Begins this epoch with the workers of an iterator of torch's that has had one."""
         iterator._index_sampler = _Sampler(loader._index_sampler, self)
         iterator._reset(loader)
         self.epoch.begin(iterator, False)
 
-    def next(self, iterator: Any) -> Any:
+    def next(self, iterator: TorchIterator) -> Any:
         """Returns the next batch of an iterator of torch's."""
         if self._to_drop:
             # Without workers, what was drawn for these batches was drawn before.
@@ -139,7 +143,7 @@ class TorchsEpoch:
         self._note()
         return found
 
-    def _consumed(self, iterator: Any) -> int:
+    def _consumed(self, iterator: TorchIterator) -> int:
         """Returns a number that grows with each batch that torch's iterator takes."""
         return int(iterator._rcvd_idx) if self._num_workers else self._read
 
@@ -150,7 +154,7 @@ class TorchsEpoch:
             self.ledger.got(self._got)
             self._got += 1
 
-    def _drop(self, iterator: Any) -> None:
+    def _drop(self, iterator: TorchIterator) -> None:
         """Reads the batches again that the state has passed.
 
         Raises:

@@ -17,7 +17,9 @@ from ringloader._state.saved import Saved
 from ringloader._torch import select_path
 
 if TYPE_CHECKING:
+    from ringloader._common.protocols import OurIterator
     from ringloader._options.collecting import Collecting
+    from ringloader._torch.protocols import TorchLoader
 
 # The attribute of a loader with the epoch that began last.
 _EPOCH = "_ringloader_epoch"
@@ -27,7 +29,7 @@ _LOADED = "_ringloader_loaded_state"
 _HAS_LOGGED = "_ringloader_has_logged_states"
 
 
-def state_of(loader: Any) -> dict[str, Any]:
+def state_of(loader: TorchLoader) -> dict[str, Any]:
     """Implements ``StatefulDataLoader.state_dict``."""
     found = loaded_of(loader)
     if found is not None:
@@ -47,13 +49,13 @@ def state_of(loader: Any) -> dict[str, Any]:
     return saved.to_dict(found)
 
 
-def fingerprint_of(loader: Any) -> int | None:
+def fingerprint_of(loader: TorchLoader) -> int | None:
     """Implements ``StatefulDataLoader.fingerprint``."""
     epoch = noted(loader)
     return 0 if epoch is None else epoch.fingerprint()
 
 
-def load(loader: Any, state: object) -> None:
+def load(loader: TorchLoader, state: object) -> None:
     """Implements ``StatefulDataLoader.load_state_dict``."""
     if not isinstance(state, dict):
         raise TypeError(f"load_state_dict() needs the dict that state_dict() returned, not {state!r:.80}")
@@ -70,14 +72,18 @@ def load(loader: Any, state: object) -> None:
     setattr(loader, _LOADED, found)
 
 
-def loaded_of(loader: Any) -> Saved | None:
+def loaded_of(loader: TorchLoader) -> Saved | None:
     """Returns the state with which the next epoch begins, if one was loaded."""
     found: Saved | None = vars(loader).get(_LOADED)
     return found
 
 
 def begin(
-    loader: Any, iterator: Any, number: int | None, are_same: bool = False, is_torchs: bool = False
+    loader: TorchLoader,
+    iterator: OurIterator | None,
+    number: int | None,
+    are_same: bool = False,
+    is_torchs: bool = False,
 ) -> Epoch:
     """Begins an epoch of a loader, before anything is drawn for it.
 
@@ -105,23 +111,23 @@ def begin(
     return epoch
 
 
-def begin_without(loader: Any, why_not: str) -> None:
+def begin_without(loader: TorchLoader, why_not: str) -> None:
     """Begins an epoch that has no state, for a reason."""
     note(loader, Epoch(Saved(""), None, why_not=why_not))
 
 
-def noted(loader: Any) -> Epoch | None:
+def noted(loader: TorchLoader) -> Epoch | None:
     """Returns the epoch of a loader that began last."""
     found: Epoch | None = own(loader, _EPOCH)
     return found
 
 
-def note(loader: Any, epoch: Epoch) -> None:
+def note(loader: TorchLoader, epoch: Epoch) -> None:
     """Sets the epoch of a loader that began last."""
     keep_own(loader, _EPOCH, epoch)
 
 
-def has_begun(loader: Any, epoch: Epoch, collecting: Collecting | None) -> None:
+def has_begun(loader: TorchLoader, epoch: Epoch, collecting: Collecting | None) -> None:
     """Notes that an epoch has begun: the loader's state is its own, and no loaded one any more.
 
     Args:
@@ -136,7 +142,9 @@ def has_begun(loader: Any, epoch: Epoch, collecting: Collecting | None) -> None:
         epoch.count_errors(collecting)
 
 
-def _log_states(loader: Any, order: NativeOrder | ReadOrder | None, dataset: DatasetState | None) -> None:
+def _log_states(
+    loader: TorchLoader, order: NativeOrder | ReadOrder | None, dataset: DatasetState | None
+) -> None:
     """Logs once whose own states a loader takes, and how often."""
     if vars(loader).get(_HAS_LOGGED):
         return

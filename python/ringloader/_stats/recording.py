@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,6 +19,10 @@ from ringloader._report import report
 from ringloader._stats import verdict
 from ringloader._stats.epoch import EpochStats, SlowFetch, Verdict, WorkerStats
 from ringloader._torch import hook, internals
+
+if TYPE_CHECKING:
+    from ringloader._common.protocols import OurIterator
+    from ringloader._torch.protocols import TorchLoader
 
 _SECOND = 1e-9
 
@@ -39,7 +43,7 @@ class Recording:
 
     def __init__(
         self,
-        loader: Any,
+        loader: TorchLoader,
         options: Options,
         has_device: bool,
         recorder: _native.Recorder,
@@ -88,7 +92,7 @@ class Recording:
     ) -> Callable[[Any], Any]:
         """Returns ``take``, which gives an iterator its next batch, with the time of moving it noted."""
 
-        def placed(iterator: Any) -> Any:
+        def placed(iterator: OurIterator) -> Any:
             taken = 0
 
             def timed() -> Any:
@@ -143,7 +147,7 @@ class Recording:
         return dataclasses.replace(found, verdict=judged)
 
 
-def _goes(loader: Any, options: Options, **change: Any) -> bool:
+def _goes(loader: TorchLoader, options: Options, **change: Any) -> bool:
     """True if the loader takes the change of an option."""
     try:
         conflicts.check(loader, dataclasses.replace(options, **change))
@@ -152,7 +156,7 @@ def _goes(loader: Any, options: Options, **change: Any) -> bool:
     return True
 
 
-def _pins(loader: Any) -> bool:
+def _pins(loader: TorchLoader) -> bool:
     return bool(loader.pin_memory) and torch.accelerator.is_available()
 
 

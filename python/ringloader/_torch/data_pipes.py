@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ringloader._torch import internals
+
+if TYPE_CHECKING:
+    from ringloader._torch.protocols import TorchIterator
 
 
 def seeded(dataset: Any, seed: int | None) -> Any:
@@ -22,7 +25,9 @@ def seeded(dataset: Any, seed: int | None) -> Any:
     return torch.utils.data.graph_settings.apply_random_seed(pipe, torch.Generator().manual_seed(seed))
 
 
-def init_fn_for(iterator: Any, init_fn: Callable[[int], object] | None) -> Callable[[int], object] | None:
+def init_fn_for(
+    iterator: TorchIterator, init_fn: Callable[[int], object] | None
+) -> Callable[[int], object] | None:
     """Returns a ``worker_init_fn`` that shards the DataPipes of an iterator before it calls ``init_fn``.
 
     MIRRORS torch dataloader.py::_MultiProcessingDataLoaderIter.__init__.
@@ -32,7 +37,7 @@ def init_fn_for(iterator: Any, init_fn: Callable[[int], object] | None) -> Calla
     return functools.partial(internals.sharding_worker_init_fn, init_fn, iterator._world_size, iterator._rank)
 
 
-def shard(iterator: Any) -> None:
+def shard(iterator: TorchIterator) -> None:
     """Shards the DataPipes of an iterator without workers.
 
     MIRRORS torch dataloader.py::_SingleProcessDataLoaderIter.__init__.

@@ -6,9 +6,12 @@ import functools
 import weakref
 from collections.abc import Iterator
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ringloader._log import logger
+
+if TYPE_CHECKING:
+    pass
 
 _NAME = "_get_iterator"
 _NEW_CLASS = "__init_subclass__"
@@ -17,7 +20,7 @@ _watched: weakref.WeakKeyDictionary[type, tuple[Any, FunctionType]] = weakref.We
 _told: weakref.WeakSet[type] = weakref.WeakSet()
 
 
-def owner_of(loader: Any, loader_class: Any) -> str | None:
+def owner_of(loader: object, loader_class: Any) -> str | None:
     """Returns the class or object that makes a loader's iterator without torch's method, or None.
 
     Args:

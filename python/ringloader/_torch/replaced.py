@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ringloader._torch import internals
+
+if TYPE_CHECKING:
+    from ringloader._torch.protocols import TorchLoader
 
 # The module that puts its own functions in the place of two methods of torch's `_BaseDataLoaderIter`. Both do
 # what torch's do. For a loader with this attribute, the constructor then passes over first indices.
@@ -59,7 +62,7 @@ def is_speechbrains(owner: Any, method: str, found: Any) -> bool:
     return method == "_reset" and set(found.__code__.co_names) <= _RESETS
 
 
-def recovers(loader: Any) -> bool:
+def recovers(loader: TorchLoader) -> bool:
     """True if speechbrain has the next epoch of a loader go on within it."""
     constructor = vars(internals.BaseIterator)["__init__"]
     return (

@@ -9,7 +9,7 @@ import operator
 import os
 from collections.abc import Sequence
 from multiprocessing import process
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.multiprocessing
@@ -19,6 +19,9 @@ import ringloader._native as _native
 from ringloader._log import logger
 from ringloader._torch import internals
 from ringloader._torch.replaced import Replaced, is_speechbrains, recovers, replaced
+
+if TYPE_CHECKING:
+    from ringloader._torch.protocols import TorchLoader
 
 _logged: set[str] = set()
 
@@ -79,7 +82,7 @@ def reason_of_user() -> Reason | None:
     return None
 
 
-def reason_for_torch(loader: Any, get_iterator: Any) -> Reason | None:
+def reason_for_torch(loader: TorchLoader, get_iterator: Any) -> Reason | None:
     """Returns why a loader with workers must be torch's own, or None.
 
     Args:
@@ -102,7 +105,7 @@ def reason_for_torch(loader: Any, get_iterator: Any) -> Reason | None:
     return None
 
 
-def reason_against_own_iterator(loader: Any, get_iterator: Any) -> Reason | None:
+def reason_against_own_iterator(loader: TorchLoader, get_iterator: Any) -> Reason | None:
     """Returns why a loader without workers must be torch's own, or None."""
     missing = internals.missing_name()
     if missing is not None:
@@ -113,7 +116,7 @@ def reason_against_own_iterator(loader: Any, get_iterator: Any) -> Reason | None
     return Reason(_RECOVERS) if recovers(loader) else None
 
 
-def _obstacle(loader: Any, get_iterator: Any, is_for_threads: bool = False) -> Reason | None:
+def _obstacle(loader: TorchLoader, get_iterator: Any, is_for_threads: bool = False) -> Reason | None:
     """Returns why a loader can have no workers of ours, be they processes or threads, or None.
 
     Args:
@@ -145,7 +148,7 @@ def _surprising(reason: str, what_to_do: str = "") -> Reason:
     return Reason(reason, f"{reason}, so torch's own loader runs{what_to_do}")
 
 
-def reason_against_threads(loader: Any, get_iterator: Any) -> str | None:
+def reason_against_threads(loader: TorchLoader, get_iterator: Any) -> str | None:
     """Returns why a loader cannot have threads for workers here, or None."""
     found = _obstacle(loader, get_iterator, is_for_threads=True)
     return None if found is None else found.text
@@ -160,7 +163,7 @@ def _replaced_for_threads() -> Replaced | None:
     return replaced(f"{internals.worker_module.__name__}.get_worker_info", function)
 
 
-def _replaced_part(loader: Any, get_iterator: Any) -> Replaced | None:
+def _replaced_part(loader: TorchLoader, get_iterator: Any) -> Replaced | None:
     """Returns a replaced part of torch that ringloader mirrors for loaders with workers, or None.
 
     Args:
@@ -186,7 +189,7 @@ def _replaced_without_workers(get_iterator: Any) -> Replaced | None:
     return _replaced_class(name, cls, _WITHOUT_WORKERS, get_iterator)
 
 
-def reason_against_reading(loader: Any, get_iterator: Any) -> str | None:
+def reason_against_reading(loader: TorchLoader, get_iterator: Any) -> str | None:
     """Returns the reason why torch's own loader may read the sampler in another way than ours, or None."""
     name = "_MultiProcessingDataLoaderIter" if loader.num_workers else "_SingleProcessDataLoaderIter"
     cls = getattr(torch_dataloader, name)

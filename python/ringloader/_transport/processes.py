@@ -6,7 +6,7 @@ import pickle
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 # torch seeds it in each worker, where numpy would import it otherwise: it does so at the first use.
 import numpy.random  # noqa: F401
@@ -29,6 +29,9 @@ from ringloader._transport.segment_cache import SegmentCache
 from ringloader._worker import channel, entry
 from ringloader._worker.loop import Work
 from ringloader._worker.options import EpochStart, WorkerOption, in_order
+
+if TYPE_CHECKING:
+    from ringloader._torch.protocols import TorchLoader
 
 # torch's, in dataloader.py::_MultiProcessingDataLoaderIter.__init__.
 _PICKLE_WARNING = (
@@ -259,7 +262,7 @@ class ProcessTransport(Transport):
 
 
 def make_transport(
-    loader: Any,
+    loader: TorchLoader,
     options: Options,
     worker_options: Sequence[WorkerOption] = (),
     device_type: str | None = None,
@@ -314,7 +317,7 @@ def make_transport(
     )
 
 
-def _most_tasks(loader: Any, in_turn: bool) -> int:
+def _most_tasks(loader: TorchLoader, in_turn: bool) -> int:
     """Returns how many batches of one worker can be on their way at once."""
     factor = loader.prefetch_factor
     # torch's constructor refuses anything else that stands there, and has drawn by then.

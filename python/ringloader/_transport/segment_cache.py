@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import resource
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING
 
 import ringloader._native as _native
 from ringloader._common import weak_registry
 from ringloader._placement.registration import Registrations
+
+if TYPE_CHECKING:
+    from ringloader._torch.protocols import TorchLoader
 
 SWITCH = "RINGLOADER_WARM"
 
@@ -29,7 +32,7 @@ class SegmentCache:
         plan: All else that the memory was made for. Another plan gets new memory.
     """
 
-    def __init__(self, loader: Any, workers: int, plan: tuple[object, ...]) -> None:
+    def __init__(self, loader: TorchLoader, workers: int, plan: tuple[object, ...]) -> None:
         self._workers = workers
         self._plan = (_native.process_identity(), workers, *plan)
         self._found = _kept.pop(loader)
@@ -80,7 +83,7 @@ class SegmentCache:
         return True
 
 
-def forget(loader: Any) -> None:
+def forget(loader: TorchLoader) -> None:
     """Gives back what is kept for the next epoch of a loader, if anything is. In a forked child nothing."""
     found = _kept.get(loader)
     if found is None or found[0][0] != _native.process_identity():

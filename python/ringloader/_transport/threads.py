@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 import torch
@@ -29,6 +29,9 @@ from ringloader._transport.protocol import Transport
 from ringloader._worker import collate, loop
 from ringloader._worker.loop import Work
 from ringloader._worker.options import EpochStart, WorkerOption, in_order
+
+if TYPE_CHECKING:
+    from ringloader._torch.protocols import TorchLoader
 
 # The worker that a thread is, as `noted`.
 _local = threading.local()
@@ -304,7 +307,7 @@ class ThreadTransport(Transport):
 
 
 def make_transport(
-    loader: Any,
+    loader: TorchLoader,
     options: Options,
     worker_options: Sequence[WorkerOption],
     clocks: Sequence[_native.WorkerClock],

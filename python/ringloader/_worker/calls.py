@@ -14,19 +14,23 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from multiprocessing import Pipe, connection
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.utils.data import get_worker_info
 
 from ringloader._placement.failed_arrival import reraise
 from ringloader._torch import internals, stand_ins
 
+if TYPE_CHECKING:
+    from ringloader._common.protocols import OurWorkersIterator
+    from ringloader._torch.protocols import TorchLoader
+
 # Seconds after which it looks again if a worker that has not answered still lives.
 _LOOK_SECONDS = 0.1
 
 
 def call_workers(
-    loader: Any,
+    loader: TorchLoader,
     iterators: Sequence[Any],
     function: Callable[..., Any],
     args: tuple[Any, ...],
@@ -81,7 +85,7 @@ def _pickled(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
 class _Living(NamedTuple):
     """A living worker."""
 
-    iterator: Any
+    iterator: OurWorkersIterator
     number: int
     handle: Any
 

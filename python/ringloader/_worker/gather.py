@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
 import torch
@@ -18,6 +18,9 @@ import ringloader._native as _native
 from ringloader._data.array_dataset import ArrayDataset
 from ringloader._torch import collating, internals, modes, stand_ins
 from ringloader._worker.options import Fetcher, Position, WorkerOption
+
+if TYPE_CHECKING:
+    from ringloader._torch.protocols import TorchLoader
 
 # Makes the batch of gathered columns. A column that torch must collate is None. Returns None where
 # torch must make all of it; no code of the user's has run by then.
@@ -82,7 +85,7 @@ _KINDS = {
 }
 
 
-def option_for(loader: Any) -> Gather | None:
+def option_for(loader: TorchLoader) -> Gather | None:
     """Returns the option that gathers batches, if it may do something for a loader."""
     may_gather = (
         type(loader.dataset) in _KINDS

@@ -1,0 +1,53 @@
+"""The attributes of ringloader's iterators that other modules read, as types: mypy refuses any other.
+
+They are for annotations only. The modules that read them stand below the iterators' classes, which
+they therefore cannot name.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ringloader._torch.protocols import TorchIterator
+
+if TYPE_CHECKING:
+    import ringloader._native as _native
+    from ringloader._torch.protocols import TorchLoader
+
+    _SchedulerCallbacks = _native.SchedulerCallbacks
+else:
+
+    class _SchedulerCallbacks(Protocol):
+        """Stands for the protocol of the stub, which the binary does not have."""
+
+
+class OurIterator(TorchIterator, Protocol):
+    """An iterator of ringloader's, on any path."""
+
+    @property
+    def _batches_returned(self) -> int: ...
+
+    def is_paused(self) -> bool: ...
+
+
+class OurWorkersIterator(OurIterator, _SchedulerCallbacks, Protocol):
+    """An iterator of ringloader's that has workers."""
+
+    _prefetch_factor: int
+    _workers: list[Any]
+    _workers_status: list[bool]
+    _shutdown: bool
+    _scheduler: _native.Scheduler | _native.ThreadScheduler
+    # Of any class of `_transport`, which is above.
+    _transport: Any
+    _counts_epochs: bool
+    _epoch_to_tell: int | None
+    _returned_meanwhile: int | None
+
+    def _draw(self, loader: TorchLoader) -> None: ...
+
+    def _tell(self) -> _native.IndexSource: ...
+
+    def _put_stages(self) -> None: ...
+
+    def _take_committed(self) -> None: ...
