@@ -190,8 +190,8 @@ _Made = list[tuple[object, "weakref.ref[Any]"]]
 _made: weak_registry.WeakRegistry[_Made] = weak_registry.WeakRegistry()
 
 
-def note(loader: TorchLoader, iterator: object) -> None:
-    """Notes an iterator of a loader, and keeps neither alive."""
+def register(loader: TorchLoader, iterator: object) -> None:
+    """Registers an iterator of a loader, and keeps neither alive."""
     try:
         reference = weakref.ref(iterator)
     except TypeError:
